@@ -25,7 +25,7 @@ done
 # shellcheck disable=SC2086  # lists of names
 install_packages $plait_build_packages $plait_mpi_packages
 cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DPLAIT_BUILD_BENCHMARKS=ON >/dev/null
-programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_deterministic bench_data_parallel bench_step_limit bench_checkpoint_save bench_checkpoint_plan train_llama plan_llama"
+programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_deterministic bench_data_parallel bench_value_checks bench_step_limit bench_checkpoint_save bench_checkpoint_plan train_llama plan_llama"
 # shellcheck disable=SC2086  # a list of names
 cmake --build build -j "$(plait_jobs)" --target $programs
 
@@ -97,6 +97,12 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   build/bin/bench_data_parallel || echo 'a target was missed'
+  echo '```'
+  echo
+  echo '## Comparing values over ranks (target: a checked step below 1.10 of one that is not)'
+  echo
+  echo '```'
+  build/bin/bench_value_checks || echo 'the target was missed'
   echo '```'
   echo
   echo '## Two hosts (target: 0.9 of what the longer of computing and sending allows)'

@@ -144,16 +144,16 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
     }
     if (others.empty()) continue;
     if (other_call)
-      return cat({"checked values: ranks along ", mesh.axes[i].text(), " came to different layers: where ",
+      return cat({"checked values: ranks along ", mesh.axes[i].text(), " made different calls: where ",
                   place(static_cast<std::size_t>(rank)), " has ", mine.name, ", ", ranks_text(others),
-                  " came to another value than ", ranks_text(usuals),
-                  "; all ranks along an axis that shards nothing make the same calls in the same order"});
+                  others.size() == 1 ? " has" : " have", " another value than ", ranks_text(usuals),
+                  "; ranks along an axis make the same calls in the same order"});
     char number[32];
     std::snprintf(number, sizeof number, "%.1e", largest);
-    return cat({"checked values: ", mine.name, " must be equal along ", mesh.axes[i].text(),
-                ", as its type says, and is not: ", others.size() == 1 ? place(others[0]) : ranks_text(others),
-                others.size() == 1 ? " differs from " : " differ from ", ranks_text(usuals), ", by ", number,
-                " of its norm",
+    return cat({"checked values: ranks along ", mesh.axes[i].text(), " differ in ", mine.name,
+                ", which the type calls equal: ", others.size() == 1 ? place(others[0]) : ranks_text(others),
+                others.size() == 1 ? " differs from " : " differ from ", ranks_text(usuals), " by ", number,
+                " of the norm",
                 largest < 1e-4 ? "; value_check::within(x) tolerates what unlike processors round" : ""});
   }
   return {};

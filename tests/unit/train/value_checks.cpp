@@ -127,21 +127,22 @@ TEST_CASE("what contexts and steps are made from is the same on all ranks") {
 }
 
 TEST_CASE("tokens are the same along axes that do not shard them") {
-  CHECK(has(told(nothing,
-                 [](run& r, bool odd) {
-                   r.change_tokens = [odd](std::int64_t m, auto& ids, auto&) {
-                     if (odd && m == 1) ids.data()[3] = 5;
-                   };
-                 }),
-            "checked values: the ids of microbatch 1 must be equal along tp, as its type says, and is not: rank 3 "
-            "(dp=1, tp=1) differs from rank 2, by "));
+  CHECK(
+      has(told(nothing,
+               [](run& r, bool odd) {
+                 r.change_tokens = [odd](std::int64_t m, auto& ids, auto&) {
+                   if (odd && m == 1) ids.data()[3] = 5;
+                 };
+               }),
+          "checked values: ranks along tp differ in the ids of microbatch 1, which the type calls equal: rank 3 (dp=1, "
+          "tp=1) differs from rank 2 by "));
   CHECK(has(told(nothing,
                  [](run& r, bool odd) {
                    r.change_tokens = [odd](std::int64_t, auto&, auto& labels) {
                      if (odd) labels.data()[3] = -100;
                    };
                  }),
-            "the labels of microbatch 0 must be equal along tp"));
+            "ranks along tp differ in the labels of microbatch 0, which"));
 }
 
 TEST_CASE("one element of a parameter or a gradient of one rank, at each level of ZeRO") {
@@ -153,12 +154,12 @@ TEST_CASE("one element of a parameter or a gradient of one rank, at each level o
         if (odd) r.named(name).value()[element] += 1e-3f;
       });
     };
-    CHECK(has(parameter_of("norm", 1), "norm.weight must be equal along "));
+    CHECK(has(parameter_of("norm", 1), "norm.weight, which the type calls equal"));
     if (level == zero_level::replicated) {  // elsewhere each element lives on one data rank
       CHECK(has(parameter_of("q_proj", 2),
-                "the values of model.layers.0.self_attn.q_proj.weight must be equal along dp"));
-      CHECK(has(parameter_of("embed", 0), "the values of model.embed_tokens.weight must be equal along dp"));
-      CHECK(has(parameter_of("down_proj", 5), "down_proj.weight must be equal along dp"));
+                "ranks along dp differ in the values of model.layers.0.self_attn.q_proj.weight, which"));
+      CHECK(has(parameter_of("embed", 0), "ranks along dp differ in the values of model.embed_tokens.weight, which"));
+      CHECK(has(parameter_of("down_proj", 5), "down_proj.weight, which the type calls equal: rank "));
     }
   }
   // After the first step, and where a load or every n-th step asks for it.
@@ -266,15 +267,18 @@ std::string told_by_loop_at(const std::string& where) {
 
 TEST_CASE("one element at each boundary of a loop of one's own") {
   CHECK(told_by_loop<down>(nothing) == "");
-  const std::string says =
-      " must be equal along tp, as its type says, and is not: rank 3 (dp=1, tp=1) differs from rank 2";
-  CHECK(has(told_by_loop_at("x"), "the input of norm" + says));
-  CHECK(has(told_by_loop_at("n"), "the input of up" + says));
-  CHECK(has(told_by_loop_at("dy"), "the gradient of the output of down" + says));
-  CHECK(has(told_by_loop_at("dn"), "the gradient of the output of norm" + says));
-  CHECK(has(told_by_loop_at("gradient of up.weight"), "the reduced gradient of up.weight must be equal along dp"));
-  CHECK(has(told_by_loop_at("gradient of down.bias"), "the reduced gradient of down.bias must be equal along "));
-  CHECK(has(told_by_loop_at("gradient of norm.weight"), "the reduced gradient of norm.weight must be equal along "));
+  const auto says = [](const std::string& what) {
+    return "ranks along tp differ in " + what +
+           ", which the type calls equal: rank 3 (dp=1, tp=1) differs from rank 2 by";
+  };
+  CHECK(has(told_by_loop_at("x"), says("the input of norm")));
+  CHECK(has(told_by_loop_at("n"), says("the input of up")));
+  CHECK(has(told_by_loop_at("dy"), says("the gradient of the output of down")));
+  CHECK(has(told_by_loop_at("dn"), says("the gradient of the output of norm")));
+  CHECK(has(told_by_loop_at("gradient of up.weight"),
+            "ranks along dp differ in the reduced gradient of up.weight, which"));
+  CHECK(has(told_by_loop_at("gradient of down.bias"), "differ in the reduced gradient of down.bias, which"));
+  CHECK(has(told_by_loop_at("gradient of norm.weight"), "differ in the reduced gradient of norm.weight, which"));
   CHECK(
       has(told_by_loop<replicated_down>(nothing),
           "the gradient of the output of down is partial over tp, so that its 2 ranks hold terms of a sum, and all of "
@@ -309,7 +313,9 @@ TEST_CASE("a tensor is compared by hand, and by how much it differs") {
     return {};
   };
   CHECK(told_by_hand(0, 0) == "");
-  CHECK(has(told_by_hand(0.5f, 0), "checked values: the state must be equal along tp, as its type says, and is not: "));
+  CHECK(has(told_by_hand(0.5f, 0),
+            "checked values: ranks along tp differ in the state, which the type calls equal: rank 1 (dp=0, tp=1) "
+            "differs from rank 0 by "));
   const std::string rounding = told_by_hand(1e-6f, 0);
   CHECK(has(rounding, "e-0"));
   CHECK(has(rounding, "value_check::within(x) tolerates what unlike processors round"));
