@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/resume.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/data/token_source.hpp"
@@ -43,11 +43,8 @@ TEST_CASE("a training loop of one's own reads each sample once, and goes on from
       pl::adamw<float> optimizer;
 
       pl::checkpoint_saver saver(device, ranks, {.directory = "steps", .keep = {.last = 3}});
-      std::uint64_t done = 0;
-      if (pl::newest_step(pl::machine_files(), "steps"))
-        done = pl::load_state(context, ranks, model, optimizer, "steps").step;  // on any layout
-      else
-        model.visit([&](auto& p) { p.initialize(context); });
+      const auto found = pl::resume_or_initialize(context, ranks, model, optimizer, "steps");  // of any layout
+      std::uint64_t done = found ? found->step : 0;
       pl::training_step step(context, model, optimizer, microbatches, clip);
       while (done < steps) {
         const auto first = static_cast<std::int64_t>(done) * microbatches * sequences;  // of this step's samples

@@ -1,0 +1,62 @@
+// program: saver
+// A loop resumes or begins on all ranks alike, also where one of them does not see the newest step yet.
+#include "plait/checkpoint/resume.hpp"
+
+#include <doctest/doctest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plait/nn/linear.hpp"
+#include "plait/train/optim/adamw.hpp"
+#include "support/saved_tensors.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct square {
+  using input = spec<shard<batch, dp>, hidden, invariant<tp>>;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = spec<shard<batch, dp>, shard<ffn, tp>>;
+};
+/// One rank's file system, which shows no steps.
+class blind_files final : public other_files {
+ public:
+  using other_files::other_files;
+  std::vector<directory_entry> list(const std::string&) override { return {}; }
+};
+
+/// Which step each of four ranks resumes from, 0 where training begins; rank 3 does not see what is there.
+std::vector<std::uint64_t> resumed(memory_file_system& disk) {
+  std::vector<std::uint64_t> steps(4);
+  blind_files blind(static_cast<file_system&>(disk));
+  threads::run(4, [&](threads::communicator c) {
+    world w(plait::mesh<axis<dp>, axis<tp>>(2, 2).shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, sizes_of<batch, hidden, ffn>(4, 8, 16), 1};
+    linear<float, square> layer(ctx, "up");
+    adamw<float> optimizer;
+    file_system& files = c.rank() == 3 ? static_cast<file_system&>(blind) : disk;
+    const auto found = resume_or_initialize(ctx, any_communicator(c), layer, optimizer, "steps", {}, files);
+    gather_parameters(ctx, layer);
+    steps[static_cast<std::size_t>(c.rank())] = found ? found->step : 0;
+    if (found) return;
+    checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
+    saver.save(ctx, layer, optimizer, 5);
+    CHECK(saver.wait(device).at(0).failure == "");
+  });
+  return steps;
+}
+
+}  // namespace
+
+TEST_CASE("all ranks resume or begin, as one of them decides") {
+  memory_file_system disk;
+  CHECK(resumed(disk) == std::vector<std::uint64_t>{0, 0, 0, 0});
+  CHECK(resumed(disk) == std::vector<std::uint64_t>{5, 5, 5, 5});
+  disk.remove_file("steps/step-00000005/" + std::string(detail::commit_file));
+  CHECK_THROWS_WITH(resumed(disk), doctest::Contains("'steps' has steps, and none is whole: 'steps/step-00000005': "));
+}
