@@ -127,7 +127,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     sent_.reset();
     for (const member& m : members_) m.who->zero_gradient(ctx);
   }
-  /// What passes have added is lost, since an exception has ended the step.
+  /// Gives up what passes have added, since an exception has ended the step.
   void abandon() {
     for (const member& m : members_) m.who->abandon_gradient();
   }

@@ -239,7 +239,7 @@ class parameter {
     array_->clear_terms();
     if (array_->callers_gradients()) clear_gradient(ctx.device);
   }
-  /// What passes have added may be lost: an exception has ended the step. Waits for nothing.
+  /// Gives up what passes have added, since an exception has ended the step. Waits for nothing.
   void abandon_gradient() { added_ = false; }
   /// Begins a gradient that the caller, whose memory it is, has zeroed.
   void begin_gradient() {

@@ -1,6 +1,6 @@
 // Compares over ranks, by digests, what types call equal on them: values that layers and steps note, contexts, numbers
 // of an optimizer, and, by `require_equal`, any tensor. Which values a type calls equal: layout/layout.hpp. Next:
-// comm/value_checks.hpp for the steps that do so, tests/unit/tensor/check_values.cpp.
+// comm/value_checks.hpp for the steps that do so, tests/unit/train/value_checks.cpp.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ namespace detail {
 template <spec_like Spec>
 inline constexpr layout dual_v = layout_v<dual_t<Spec>>;
 
-/// What a rank sends of a noted value for a comparison, as numbers of 64 bits.
+/// A noted value as a rank sends it for a comparison, in numbers of 64 bits.
 struct sent_value {
   std::uint64_t name = 0;
   kernels::value_digest digest{};
@@ -62,7 +62,7 @@ std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank, const
 std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
                                const std::vector<sent_value>& of_ranks, double tolerance);
 
-/// What all ranks of a world must be given alike, by name.
+/// The values, by name, that all ranks of a world must be given alike.
 std::vector<knob> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
                                     const numerics& how);
 std::uint64_t hash_of_values(std::span<const knob> values);

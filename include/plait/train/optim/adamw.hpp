@@ -199,7 +199,7 @@ class adamw {
   const kernels::adamw_scalars* scalars() const { return scalars_.template data<kernels::adamw_scalars>(); }
 
  private:
-  /// What all ranks must be given alike.
+  /// The numbers that all ranks must be given alike.
   std::vector<knob> numbers_of(double learning_rate, double gradient_scale) const {
     return {{"learning_rate", exact_text(learning_rate)}, {"gradient_scale", exact_text(gradient_scale)},
             {"beta1", exact_text(options_.beta1)},        {"beta2", exact_text(options_.beta2)},
