@@ -1,5 +1,6 @@
 // program: training_step
 // Forward passes between steps: without dropout, under every policy; and values that somebody changes between steps.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -179,6 +180,20 @@ TEST_CASE("a stage without units, a limit that is no number, a run without token
                   "; legal is 0 (none) or more");
     training_step step(ctx, model, optimizer, 1, 1.0);
     CHECK_ERROR(step.run(ctx), "training step: run(ctx) without tokens; load(ctx, first_sample, fill) comes before it");
+    CHECK_ERROR(step.result(ctx), "training step: result(ctx) before the first run(ctx)");
+    CHECK_ERROR(step.load_again(), "training step: load_again() before the first run(ctx)");
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    step.load(ctx, 0, [](std::int64_t, host_tokens& ids, host_tokens& labels) {
+      std::fill_n(ids.data(), ids.size(), 1);
+      std::fill_n(labels.data(), labels.size(), 2);
+    });
+    optimizer.begin_step(ctx, 1e-3);
+    step.run(ctx);
+    CHECK_ERROR(step.run(ctx),
+                "training step: run(ctx) on the tokens of the step before; load(ctx, first_sample, fill) ",
+                "comes before each run, and load_again() where the same tokens are meant");
+    step.load_again();
+    step.run(ctx);
     pipeline<small>::batch batch;
     for (int i = 0; i < 2; ++i) batch.emplace_back(small::tokens(ctx), small::tokens(ctx));
     small::mean mean(ctx);
