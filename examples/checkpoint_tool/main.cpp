@@ -7,6 +7,7 @@
 
 #include "commands.hpp"
 #include "plait/core/error.hpp"
+#include "plait/io/standard_descriptors.hpp"
 #include "table.hpp"
 
 namespace {
@@ -120,6 +121,7 @@ void complain(const char* why) {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write
   try {
+    plait::open_standard_descriptors();
     const int code = run(argc, argv);
     if (std::fflush(stdout) == 0) return code;
     complain("what is printed cannot be written");

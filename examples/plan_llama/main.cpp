@@ -15,6 +15,7 @@
 #include "measure.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
+#include "plait/io/standard_descriptors.hpp"
 #include "plait/plan/hardware_json.hpp"
 #include "plait/plan/parse_layout.hpp"
 #include "plait/plan/software_table.hpp"
@@ -282,6 +283,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    plait::open_standard_descriptors();
     const int code = run(argc, argv);
     if (std::fflush(stdout) == 0) return code;
     fmt::print(stderr, "plan_llama: what is printed cannot be written\n");

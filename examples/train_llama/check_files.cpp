@@ -16,17 +16,28 @@
 
 std::filesystem::path plain(const std::string& path) {
   std::error_code ignored;
-  return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+  std::filesystem::path at = std::filesystem::absolute(path, ignored);
+  // A link to what is not there yet leads there all the same.
+  for (int links = 0; links < 40 && std::filesystem::is_symlink(at, ignored); ++links) {
+    const std::filesystem::path to = std::filesystem::read_symlink(at, ignored);
+    if (ignored || std::filesystem::exists(at, ignored)) break;
+    at = at.parent_path() / to;
+  }
+  return std::filesystem::weakly_canonical(at, ignored);
 }
 
 namespace {
 
-/// A file that is written at the end must be writable at the beginning. Leaves no trace.
-void writable(const char* knob, const std::string& path) {
+/// Whether what is written there is kept nowhere, as of a pipe or a terminal.
+bool is_stream(const std::string& path) {
   std::error_code ignored;
   const auto kind = std::filesystem::status(path, ignored).type();
-  const bool in_place = kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
-  if (!path.empty() && !in_place) plait::atomic_file(path, knob);
+  return kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
+}
+
+/// A file that is written at the end must be writable at the beginning. Leaves no trace.
+void writable(const char* knob, const std::string& path) {
+  if (!path.empty() && !is_stream(path)) plait::atomic_file(path, knob);
 }
 
 /// Whether two paths lead to one file, which need not be there.
@@ -90,8 +101,13 @@ void check_files(const options& opt, bool begins_from_step) {
     inputs.emplace_back("--products", opt.products);
   else
     outputs.emplace_back("--products", &opt.products);
-  for (const std::string& path : opt.data)
+  for (const std::string& path : opt.data) {
     for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
+    if (path.ends_with(".bin") || path.ends_with(".idx"))  // which are read in pairs
+      for (const char* ending : {".bin", ".idx"})
+        inputs.emplace_back("--data", path.substr(0, path.size() - 4) + ending);
+  }
+  if (!opt.cluster.empty()) inputs.emplace_back("--cluster", opt.cluster.substr(0, opt.cluster.rfind(':')));
   inputs.emplace_back("--model", opt.model);
   std::error_code ignored;
   if (!opt.init_from.empty() && !begins_from_step)
@@ -117,7 +133,7 @@ void check_files(const options& opt, bool begins_from_step) {
   for (const auto& [knob, path] : outputs) writable(knob, *path);
   for (const auto& [knob, path] : outputs)
     for (const auto& [other, same] : outputs)
-      if (knob != other && !path->empty() && same_file(*path, *same) && !std::filesystem::is_character_file(*path))
+      if (knob != other && !path->empty() && !same->empty() && same_file(*path, *same) && !is_stream(*path))
         plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", knob, other, *path));
   if (opt.export_hf.empty()) return;
   plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again

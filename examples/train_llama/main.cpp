@@ -17,6 +17,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
+#include "plait/io/standard_descriptors.hpp"
 #include "planned.hpp"
 #include "print_plan.hpp"
 #include "recompute.hpp"
@@ -88,13 +89,14 @@ void on_interrupt(int signal) {
   interrupted = signal;
 }
 
-/// mpirun asks its processes to end by SIGTERM, when it is interrupted itself. A closed pipe and a limit of files'
-/// sizes are errors of the calls that meet them, and end no run by a signal.
+/// mpirun asks its processes to end by SIGTERM, when it is interrupted itself, and a terminal that closes by SIGHUP. A
+/// closed pipe and a limit of files' sizes are errors of the calls that meet them, and end no run by a signal.
 void watch_signals(const options& opt) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
+  if (std::signal(SIGHUP, on_interrupt) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // under nohup
   if (!opt.checkpoint_dir.empty()) std::signal(SIGUSR1, [](int) { save_asked = 1; });
 }
 
@@ -153,6 +155,9 @@ void refuse_lonely_processes(const options& opt) {
           processes, launcher, advice, launcher));
   };
   refuse(processes_of_mpirun(), "mpirun", opt.device == "cuda" ? "--backend nccl" : "--backend mpi");
+  if (processes_of_mpirun() == 0)
+    refuse(processes_by({"SLURM_STEP_NUM_TASKS"}), "srun",
+           opt.device == "cuda" ? "--backend nccl" : "--backend mpi, and srun --mpi=pmix");
   if (std::getenv("RANK")) refuse(processes_by({"WORLD_SIZE"}), "torchrun", "--device cuda --backend nccl");
 }
 
@@ -282,6 +287,7 @@ int start(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    plait::open_standard_descriptors();
     return start(argc, argv);
   } catch (const std::exception& e) {
     complain(e.what());

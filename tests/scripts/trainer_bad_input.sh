@@ -256,6 +256,12 @@ refused "--plot: 'out' is a folder" --plot out
 refused "--log and --plot both name 'out/same'" --log out/same --plot out/same
 refused "--log and --plot both name 'out/same'" --log out/same --plot ./out/same
 
+# Processes that would each train alone, and values that are no --check.
+SLURM_STEP_NUM_TASKS=4 refused '--backend threads: this is one of 4 processes that srun started, and each would train alone; give --backend mpi, and srun --mpi=pmix, or' --mesh dp=1
+refused '--check now: legal are first, off, always and every:N' --check now
+refused '--check every:0: legal are' --check every:0
+refused '--check always:2: legal are' --check always:2
+
 # An output that is an input: it stays.
 unharmed() { # unharmed FILE TEXT ARGUMENTS...
   kept=$1
@@ -269,6 +275,14 @@ ln -s small.txt link.txt
 unharmed small.txt "--log would overwrite './small.txt', which --data reads" --data small.txt --log ./small.txt
 unharmed small.txt "--plot would overwrite 'link.txt', which --data reads" --data small.txt --plot link.txt
 unharmed config.json "--trace would overwrite 'config.json', which --model reads" --trace config.json
+unharmed paired.idx "--plot would overwrite 'paired.idx', which --data reads" --data paired.bin --plot paired.idx
+unharmed paired.bin "--plot would overwrite 'paired.bin', which --data reads" --data paired.idx --plot paired.bin
+cp "$ROOT/examples/plan_llama/hardware/h100.json" machine.json
+unharmed machine.json "--plot would overwrite 'machine.json', which --cluster reads" --cluster machine.json:1 \
+  --plot machine.json
+ln -s there.svg dangling
+refused "--log and --plot both name 'dangling'" --log dangling --plot there.svg
+rm dangling
 printf '0F0,0B0\n' >alone.csv
 unharmed alone.csv "--timeline would overwrite 'alone.csv', which --schedule reads" --schedule alone.csv \
   --timeline alone.csv

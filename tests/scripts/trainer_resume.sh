@@ -241,8 +241,8 @@ timeout 60 $as "$trainer" --model config.json --data "$text" --seq 32 --global-b
 grep -q "^hash of the weights: $(hash_of whole1)\$" stdout || fail "it is read otherwise: $(cat stdout)"
 chmod -R u+w read_only
 
-# Signals: SIGUSR1 saves and goes on, SIGTERM saves and ends.
-timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2,tp=2 --steps 1000000 \
+# Signals: SIGUSR1 saves and goes on; SIGHUP, as SIGTERM does, saves and ends.
+timeout 60 env --default-signal=HUP "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2,tp=2 --steps 1000000 \
   --warmup 0 --checkpoint-dir signals --log signals.jsonl >signals.out 2>signals.err &
 watcher=$!
 for _ in $(seq 200); do
@@ -256,15 +256,21 @@ for _ in $(seq 200); do
   sleep 0.1
 done
 grep -q '^saved step' signals.out || fail "SIGUSR1 saves nothing: $(cat signals.out signals.err)"
-kill -s TERM "$program"
+kill -s HUP "$program"
 code=0
 wait "$watcher" || code=$?
-[ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat signals.err)"
+[ "$code" = 129 ] || fail "exit code $code after SIGHUP: $(cat signals.err)"
 last=$(logs get signals.jsonl steps)
-grep -q "^saved step $last: " signals.out || fail "SIGTERM does not save step $last: $(cat signals.out)"
+grep -q "^saved step $last: " signals.out || fail "SIGHUP does not save step $last: $(cat signals.out)"
 train onwards --steps $((last + 1)) --warmup 0 --sample 0 --checkpoint-dir signals --resume auto \
   --on-new-schedule follow
 grep -q "^goes on from step $last\$" onwards.out || fail "it does not go on from $last: $(cat onwards.out)"
+
+# Without standard input, output and errors, nothing is printed into what is saved.
+"$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --data-parallel zero1 --steps 4 \
+  --save-every 1 --sample 0 --check always --checkpoint-dir closed <&- >&- 2>&- || fail "exit code $? without standard output"
+"$BIN/checkpoint_tool" verify closed >verified 2>&1 || fail "what was saved is damaged: $(cat verified)"
+! grep -rl 'tok/s' closed || fail "progress was printed into a saved step"
 
 # A folder in which nothing is yet.
 train fresh --steps 2 --sample 0 --checkpoint-dir fresh --resume auto

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -29,11 +30,15 @@ auto uninterrupted(Call&& call) {
   }
 }
 
-/// A descriptor that is closed when destroyed.
+/// A descriptor that is closed when destroyed. It is none of the first three, where a program prints.
 class posix_descriptor {
  public:
   posix_descriptor(const std::string& path, int flags, const char* operation)
       : value_(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
+    if (value_ >= 0 && value_ <= 2) {
+      const int higher = ::fcntl(value_, F_DUPFD_CLOEXEC, 3);
+      ::close(std::exchange(value_, higher));
+    }
     if (value_ < 0) fail_file(operation, path, errno);
   }
   ~posix_descriptor() { ::close(value_); }
