@@ -257,7 +257,9 @@ refused "--log and --plot both name 'out/same'" --log out/same --plot out/same
 refused "--log and --plot both name 'out/same'" --log out/same --plot ./out/same
 
 # Processes that would each train alone, and values that are no --check.
-SLURM_STEP_NUM_TASKS=4 refused '--backend threads: this is one of 4 processes that srun started, and each would train alone; give --backend mpi, and srun --mpi=pmix, or' --mesh dp=1
+export SLURM_STEP_NUM_TASKS=4
+refused '--backend threads: this is one of 4 processes that srun started, and each would train alone; give --backend mpi, and srun --mpi=pmix, or' --mesh dp=1
+unset SLURM_STEP_NUM_TASKS
 refused '--check now: legal are first, off, always and every:N' --check now
 refused '--check every:0: legal are' --check every:0
 refused '--check always:2: legal are' --check always:2
@@ -277,7 +279,7 @@ unharmed small.txt "--plot would overwrite 'link.txt', which --data reads" --dat
 unharmed config.json "--trace would overwrite 'config.json', which --model reads" --trace config.json
 unharmed paired.idx "--plot would overwrite 'paired.idx', which --data reads" --data paired.bin --plot paired.idx
 unharmed paired.bin "--plot would overwrite 'paired.bin', which --data reads" --data paired.idx --plot paired.bin
-cp "$ROOT/examples/plan_llama/hardware/h100.json" machine.json
+cp "$SOURCE/examples/plan_llama/hardware/h100.json" machine.json
 unharmed machine.json "--plot would overwrite 'machine.json', which --cluster reads" --cluster machine.json:1 \
   --plot machine.json
 ln -s there.svg dangling
