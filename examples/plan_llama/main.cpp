@@ -127,11 +127,13 @@ double token_count(const std::string& text) {
   if (text.empty()) return 0;
   const bool tera = text.back() == 'T', giga = text.back() == 'B';
   const std::string digits = tera || giga ? text.substr(0, text.size() - 1) : text;
-  try {
-    return static_cast<double>(pp::parse_count(digits, "--train-tokens")) * (tera ? 1e12 : giga ? 1e9 : 1);
-  } catch (const plait::error&) {
-    plait::fail({"--train-tokens: '", text, "' is not a whole number from 1 on, which B or T may follow, as in 1500B"});
-  }
+  char* rest = nullptr;
+  const double tokens = std::strtod(digits.c_str(), &rest) * (tera ? 1e12 : giga ? 1e9 : 1);
+  const bool plain = !digits.empty() && digits.find_first_not_of("0123456789.") == std::string::npos && *rest == '\0';
+  if (!plain || !(tokens >= 1 && tokens < 1e18))
+    plait::fail(
+        {"--train-tokens: '", text, "' is not a number of tokens from 1 on, which B or T may follow, as in 1.5T"});
+  return tokens;
 }
 
 pp::search_options search_of(const options& opt) {
@@ -274,7 +276,7 @@ int run(int argc, char** argv) {
   const pp::training_layout& best = f.found.best.front().layout;
   if (!opt.timeline.empty()) plait::write_file_atomically(opt.timeline, timeline_svg(common, best), "--timeline");
   if (!opt.scaling.empty()) plait::write_file_atomically(opt.scaling, scaling_svg(common, search_of(opt)), "--scaling");
-  if (!opt.html.empty()) plait::write_file_atomically(opt.html, html_report(f), "--html");
+  if (!opt.html.empty()) plait::write_file_atomically(opt.html, html_report(f, search_of(opt)), "--html");
   fmt::print("{}", opt.json ? json_report(f) : text_report(f));
   return 0;
 }

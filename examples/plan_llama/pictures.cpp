@@ -63,7 +63,7 @@ std::string scaling_svg(const request& asked, const pp::search_options& options)
   return plait::curve_svg(chart);
 }
 
-std::string html_report(const findings& f) {
+std::string html_report(const findings& f, const pp::search_options& options) {
   const pp::training_layout& best = f.found.best.front().layout;
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>plan_llama</title>\n"
@@ -72,6 +72,6 @@ std::string html_report(const findings& f) {
   out += fmt::format("<pre>{}</pre>\n", escaped(text_report(f)));
   if (best.pp > 1 && best.pp <= 128)
     out += fmt::format("<h2>The pipeline of the first layout, simulated</h2>\n{}", timeline_svg(f.asked, best));
-  if (f.searched) out += fmt::format("<h2>Scaling</h2>\n{}", scaling_svg(f.asked, {}));
+  if (f.searched) out += fmt::format("<h2>Scaling</h2>\n{}", scaling_svg(f.asked, options));
   return out + "</body></html>\n";
 }

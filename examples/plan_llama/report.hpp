@@ -38,8 +38,9 @@ struct findings {
 std::string text_report(const findings& f);
 /// The same as one JSON object.
 std::string json_report(const findings& f);
-/// The same as a page that needs no other file, with a timeline of the pipeline and curves of scaling.
-std::string html_report(const findings& f);
+/// The same as a page that needs no other file, with a timeline of the pipeline and curves of scaling, for the same
+/// `options` of the search.
+std::string html_report(const findings& f, const plait::planner::search_options& options);
 
 /// The simulated timeline of a layout's pipeline as SVG; throws without a pipeline, or with more than can be drawn.
 std::string timeline_svg(const request& asked, const plait::planner::training_layout& layout);

@@ -203,7 +203,7 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--precision: A100 has no products in fp8" $job --cluster a100:64 --precision fp8
   refuses "--hour-price is -3; legal is 0 or more" $job --cluster h100:64 --hour-price -3 --train-tokens 2T
   refuses "--hour-price needs --train-tokens, as in 15T" $job --cluster h100:64 --hour-price 3
-  refuses "--train-tokens: '2X' is not a whole number from 1 on, which B or T may follow, as in 1500B" $job --cluster h100:64 --train-tokens 2X
+  refuses "--train-tokens: '2X' is not a number of tokens from 1 on, which B or T may follow, as in 1.5T" $job --cluster h100:64 --train-tokens 2X
   refuses "--batch: '16M' is not a whole number of sequences; a number of tokens, as in 16M, is for --batch-tokens" \
     --model llama-3-70b --seq 8192 --batch 16M --cluster h100:64
   refuses "--layout is empty; give it a value, or leave it out" $job --cluster h100:64 --layout ''

@@ -84,6 +84,10 @@ inline void validate(const hardware& h, const std::string& source) {
   const auto natural = [&](const std::string& key, double value) {
     if (!(value >= 0 && std::isfinite(value))) fail({source, ": ", key, " is ", value, "; legal is 0 or more"});
   };
+  const auto speed = [&](const std::string& key, double value) {
+    if (!(value >= 1e6 && std::isfinite(value)))
+      fail({source, ": ", key, " is ", value, " bytes per second; legal is 1e6 or more, and 50 GB/s is 50e9"});
+  };
   const auto share = [&](const std::string& key, double value) {
     if (!(value > 0 && value <= 1)) fail({source, ": ", key, " is ", value, "; legal is a share above 0, at most 1"});
   };
@@ -100,7 +104,7 @@ inline void validate(const hardware& h, const std::string& source) {
   }
   if (most == 0) fail({source, ": peak names no number type; legal are f32, bf16 and fp8"});
   positive("memory", h.memory);
-  positive("memory_bandwidth", h.memory_bandwidth);
+  speed("memory_bandwidth", h.memory_bandwidth);
   natural("reserved", h.reserved);
   if (h.reserved >= h.memory)
     fail({source, ": reserved is ", h.reserved, " and memory ", h.memory, "; nothing is left to allocate"});
@@ -133,14 +137,14 @@ inline void validate(const hardware& h, const std::string& source) {
     if (!last && i > 0 && (l.ranks <= h.levels[i - 1].ranks || l.ranks % h.levels[i - 1].ranks != 0))
       fail({source, ": ", key, "ranks is ", l.ranks, "; legal is a multiple of the level inside it, ",
             h.levels[i - 1].ranks});
-    positive(key + "bandwidth", l.bandwidth);
+    speed(key + "bandwidth", l.bandwidth);
     positive(key + "all_reduce_share", l.all_reduce_share);
     natural(key + "latency", l.latency);
     natural(key + "launch", l.launch);
     natural(key + "fill", l.fill);
     if (l.shared_by < 1) fail({source, ": ", key, "shared_by is ", l.shared_by, "; legal is 1 or more"});
     natural(key + "message_latency", l.message_latency);
-    natural(key + "message_bandwidth", l.message_bandwidth);
+    if (l.message_bandwidth != 0) speed(key + "message_bandwidth", l.message_bandwidth);
   }
 }
 

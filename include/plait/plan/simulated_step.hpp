@@ -46,7 +46,9 @@ inline step_costing cost_schedule(const hardware& h, const training_job& job, co
     const double input = part.input.sum() + part.again.sum();
     out.costs.stages.push_back({part.forward.sum(), input + weight, input, weight});
   }
-  out.costs.link = link_seconds(h, job, l);
+  double forward = 0;
+  for (const action_times& stage : out.costs.stages) forward += stage.forward / static_cast<double>(l.stages());
+  out.costs.link = link_seconds(h, job, l, forward);
   automatic_options search;  // what a searched schedule may keep, and that its ranks may end one after the other
   search.max_activations = static_cast<double>(2 * l.pp), search.by_span = job.program.delayed_norm;
   out.schedule =
@@ -59,7 +61,7 @@ inline double simulated_seconds(const hardware& h, const training_job& job, cons
   if (priced.layout.pp == 1) return priced.step();
   const step_costing step = cost_schedule(h, job, priced.layout);
   const step_split& s = priced.seconds;
-  const double pipeline = simulate(step.schedule, step.costs).makespan;
+  const double pipeline = std::max(simulate(step.schedule, step.costs).makespan, wire_seconds(h, job, priced.layout));
   const double beside = pipeline + s.data + s.optimizer;
   const double apart = s.total() - s.turns, formula = apart - s.straggling;
   const double alone = beside * (formula > 0 ? apart / formula : 1);  // stragglers in proportion

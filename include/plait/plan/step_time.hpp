@@ -171,12 +171,22 @@ inline double optimizer_seconds(const hardware& h, const training_job& job, cons
 
 }  // namespace detail
 
-/// Seconds for which a message between stages holds up a rank: nothing but its launch where messages of one chunk pass
-/// beside the computation of another. The activations are cut over tp as well, whether or not the sequence is.
-inline double link_seconds(const hardware& h, const training_job& job, const training_layout& l) {
-  if (job.program.overlaps_pipeline && l.chunks > 1) return h.launch;
+/// Seconds of a message between stages. The activations are cut over tp as well, whether or not the sequence is.
+inline double stage_message_seconds(const hardware& h, const training_job& job, const training_layout& l) {
   const double values = rank_sizes(job, l).tokens * static_cast<double>(job.model.hidden) / static_cast<double>(l.tp);
   return message_seconds(h, l.pp_axis(), job.program.activation_bytes() * values);
+}
+/// Seconds for which a message between stages holds up a rank. Where messages of one chunk pass beside the computation
+/// of another, whose pass takes `beside` seconds, that is their launch, or what the pass leaves of them.
+inline double link_seconds(const hardware& h, const training_job& job, const training_layout& l, double beside) {
+  const double message = stage_message_seconds(h, job, l);
+  return job.program.overlaps_pipeline && l.chunks > 1 ? std::max(h.launch, message - beside) : message;
+}
+/// Seconds that the messages of one direction between two stages take on their wire, one after the other: no step is
+/// shorter.
+inline double wire_seconds(const hardware& h, const training_job& job, const training_layout& l) {
+  if (l.pp == 1) return 0;
+  return static_cast<double>(l.microbatches(job) * l.chunks) * stage_message_seconds(h, job, l);
 }
 
 /// The passes of a step, whatever is cut of the state over the data ranks, and over which of them.
@@ -217,7 +227,7 @@ inline passes_price price_passes(const hardware& h, const training_job& job, con
     if (parameters + experts > out.parameters + out.experts)
       out.parameters = parameters, out.experts = experts, out.layers = static_cast<double>(layers);
   }
-  costs.link = link_seconds(h, job, l);
+  costs.link = link_seconds(h, job, l, costs.forward / static_cast<double>(l.chunks));
   costs.delayed_norm = job.program.delayed_norm;
   const auto rounds = static_cast<double>(m);
   step_split& s = out.seconds;
@@ -232,7 +242,7 @@ inline passes_price price_passes(const hardware& h, const training_job& job, con
   s.tensor = rounds * once.tensor;
   s.context = rounds * once.context;
   s.experts = rounds * once.experts;
-  s.bubble = pipeline_seconds(l, m, costs) - rounds * costs.busiest;
+  s.bubble = std::max(pipeline_seconds(l, m, costs), wire_seconds(h, job, l)) - rounds * costs.busiest;
   out.forward = busiest.forward.sum(), out.backward = busiest.backward();
   return out;
 }

@@ -136,7 +136,8 @@ class training_step {
     loaded_ = true;
   }
 
-  /// Forward, backward, reduction, clipping and update, in the order of the step's program. The optimizer's
+  /// Forward, backward, reduction, clipping and update, in the order of the step's program, and in a step that is
+  /// checked (`value_check`) the comparison of what ranks have noted. The optimizer's
   /// `begin_step` comes before. What is updated may still be on its way to where layers read it when this returns:
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
@@ -147,6 +148,7 @@ class training_step {
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
+    detail::compare_values(ctx);
     ctx.ranks.checks().note_reduction();  // where nothing is trained, too
     first_unasked_ = delays_norm() && clips() && !by_last_norm_;
     clipped_before_norm_ = clipped_before_norm_ || by_last_norm_;
@@ -157,7 +159,6 @@ class training_step {
   step_result result(const context<device>& ctx) {
     if (!ran_ && !only_counts<device>) fail("training step: result(ctx) before the first run(ctx)");
     settle(ctx);
-    detail::compare_values(ctx);
     double sum = 0, counted = 0;
     ctx.device.synchronize();
     ctx.device.download(&sum, mean_.loss_sum(), sizeof sum, ctx.device.main_stream());

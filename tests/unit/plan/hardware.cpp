@@ -86,14 +86,16 @@ TEST_CASE("what a description cannot mean is refused by its key") {
   CHECK(refusal_of(with(R"("peak": {"int4": 1})")) == "my.json: unknown key 'peak.int4'; legal are f32, bf16, fp8");
   CHECK(refusal_of(with(R"("levels": [])")) ==
         "my.json: levels is empty; legal is one level or more, from the inside to the outside");
-  CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 8, "bandwidth": 1, "latency": 0}])")) ==
+  CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 8, "bandwidth": 1e9, "latency": 0}])")) ==
         "my.json: levels[0].ranks is 8; legal is 0 for the outermost level, which joins all");
   CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 0, "latency": 0}])")) ==
         "my.json: levels[0].bandwidth is missing");
-  CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 8, "bandwidth": 1, "latency": 0},
-    {"name": "b", "ranks": 12, "bandwidth": 1, "latency": 0}, {"name": "c", "ranks": 0, "bandwidth": 1, "latency": 0}])")) ==
+  CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 8, "bandwidth": 1e9, "latency": 0},
+    {"name": "b", "ranks": 12, "bandwidth": 1e9, "latency": 0}, {"name": "c", "ranks": 0, "bandwidth": 1e9, "latency": 0}])")) ==
         "my.json: levels[1].ranks is 12; legal is a multiple of the level inside it, 8");
-  CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 2.5, "bandwidth": 1, "latency": 0}])")) ==
+  CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 0, "bandwidth": 900, "latency": 0}])")) ==
+        "my.json: levels[0].bandwidth is 900 bytes per second; legal is 1e6 or more, and 50 GB/s is 50e9");
+  CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 2.5, "bandwidth": 1e9, "latency": 0}])")) ==
         "my.json: levels[0].ranks is 2.5; legal is an integer");
   CHECK(refusal_of(R"({"name": "m"})") == "my.json: peak is missing");
   CHECK(refusal_of("[]") == "my.json: the file is of type array; legal is an object");

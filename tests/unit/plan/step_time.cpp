@@ -280,6 +280,30 @@ TEST_CASE("no better part makes a step slower") {
   }
 }
 
+TEST_CASE("no step is shorter than its messages take on their wire, and none gets faster on a slower network") {
+  const pp::training_job job = large_job(512, "megatron");
+  for (const char* text : {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=8,pp=16,dp=8,schedule=interleaved:2",
+                           "tp=8,pp=16,dp=8,schedule=1f1b", "tp=8,pp=16,dp=8,schedule=zb_v"}) {
+    CAPTURE(text);
+    const pp::training_layout l = pp::parse_layout(text, "x");
+    double before = 0, simulated_before = 0;
+    for (const double bandwidth : {400e9, 50e9, 5e9, 1e9, 1e8, 1e6}) {
+      CAPTURE(bandwidth);
+      pp::hardware h = pp::hardware_called("h100", "x");
+      h.levels[1].bandwidth = bandwidth, h.levels[1].message_bandwidth = 0;
+      const pp::layout_price priced = pp::price(h, job, l);
+      const double bytes = 2.0 * 8192 * static_cast<double>(job.model.hidden) / static_cast<double>(l.tp * l.cp);
+      const double wire = static_cast<double>(l.microbatches(job) * l.chunks) * bytes / bandwidth;
+      CHECK(priced.step() >= wire);
+      CHECK(priced.step() >= before);
+      const double simulated = pp::simulated_seconds(h, job, priced);
+      CHECK(simulated >= wire);
+      CHECK(simulated >= simulated_before * (1 - 1e-9));
+      before = priced.step(), simulated_before = simulated;
+    }
+  }
+}
+
 TEST_CASE("what tensor parallelism gathers and scatters of several sequences is copied, four times in a block") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = large_job(64, "plait");
