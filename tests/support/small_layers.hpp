@@ -93,7 +93,7 @@ std::vector<double> pass(const context<cpu>& ctx, Layer& layer) {
   tensor<T, dual_t<typename Layer::output>> dy(ctx);
   for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<T>(0.1 * static_cast<double>(i % 7) - 0.2);
   for (std::int64_t i = 0; i < dy.size(); ++i) dy.data()[i] = static_cast<T>(0.05 * static_cast<double>(i % 5) - 0.1);
-  zero_gradients(ctx, layer);
+  each_parameter([&](auto& p) { p.discard_gradient(ctx); }, layer);
   typename Layer::saved kept;
   const auto y = layer.forward(ctx, x, &kept);
   const auto dx = layer.backward(ctx, x, kept, dy);

@@ -129,11 +129,10 @@ class parameter {
     ctx.device.copy(changed_piece(), whole.template data<master_type>() + own.begin,
                     static_cast<std::size_t>(own.size()) * sizeof(master_type), ctx.device.main_stream());
   }
-  /// The gradient of this rank's piece. Throws from `zero_gradient` until `reduce` has completed it, unless there is
-  /// nothing to complete.
+  /// The gradient of this rank's piece. Throws where passes have added to it and `reduce` has not completed it, unless
+  /// there is nothing to complete.
   const gradient_type* gradient() const {
-    if ((phase_ == phase::accumulating || phase_ == phase::reducing) && needs_reduction())
-      detail::refuse_incomplete(info_.name);
+    if ((added_ || phase_ == phase::reducing) && needs_reduction()) detail::refuse_incomplete(info_.name);
     return const_cast<parameter*>(this)->stored_gradient();
   }
 

@@ -178,8 +178,8 @@ TEST_CASE("the first pass writes a gradient, later ones add, and none leaves zer
             zero_gradients(ctx, layer);
             layer.visit([&](auto& p) {  // whatever was there is forgotten
               std::fill_n(p.used_gradient(ctx.device), p.used_size(), std::numeric_limits<double>::quiet_NaN());
+              p.discard_gradient(ctx);
             });
-            zero_gradients(ctx, layer);
             for (int i = 0; i < passes; ++i) {
               up::saved kept;
               layer.backward(ctx, x, kept, dy);

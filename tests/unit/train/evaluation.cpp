@@ -193,6 +193,7 @@ TEST_CASE("a stage without units, a limit that is no number, a run without token
                 "training step: run(ctx) on the tokens of the step before; load(ctx, first_sample, fill) ",
                 "comes before each run, and load_again() where the same tokens are meant");
     step.load_again();
+    optimizer.begin_step(ctx, 1e-3);
     step.run(ctx);
     pipeline<small>::batch batch;
     for (int i = 0; i < 2; ++i) batch.emplace_back(small::tokens(ctx), small::tokens(ctx));
