@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -214,6 +215,13 @@ template <compute_device Device>
 void require_agreement_on(Device& device, any_communicator& ranks, std::span<const knob> knobs, std::string_view who,
                           const agreement_words& words) {
   if (ranks.size() == 1) return;
+  if constexpr (std::is_same_v<Device, cpu>) {  // whose ranks use the host's memory: nothing is allocated for them
+    static_cast<void>(device);
+    return require_agreement(
+        ranks.size(), knobs,
+        [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
+        [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); }, who, words);
+  }
   const auto stream = device.main_stream();
   require_agreement(
       ranks.size(), knobs,

@@ -63,7 +63,7 @@ TEST_CASE("links are shared by neighbours, each way apart, and by what is on the
   CHECK(outside.slowing(0, 0, 1, 1) == 2);  // others' links
   CHECK(pp::hardware_text(pp::parse_hardware(pp::hardware_text(h), "x")) == pp::hardware_text(h));
   CHECK_THROWS_WITH(pp::parse_hardware(R"({"like": "cpu", "name": "x", "levels": [{"name": "l", "ranks": 0,
-      "bandwidth": 1, "latency": 0, "shared_by": 0}]})",
+      "bandwidth": 1e9, "latency": 0, "shared_by": 0}]})",
                                        "x"),
                     "x: levels[0].shared_by is 0; legal is 1 or more");
 }

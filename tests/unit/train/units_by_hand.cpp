@@ -125,7 +125,7 @@ TEST_CASE("what such a loop forgets or does twice is refused by name") {
   refused(mistake::no_gather, zero_level::parameters, "parameter first.up.weight is used while it is stale");
   for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
     refused(mistake::reduce_twice, level, "reduce of unit 1, second, whose reduction is under way already");
-    refused(mistake::add_after_reduce, level, "parameter second.down.weight");
+    refused(mistake::add_after_reduce, level, "second.down.weight: this `saved` was used by a backward pass before");
     refused(mistake::no_finish, level,
             "begin_step of unit 1, second, whose reduction is under way: call finish_reduction before");
     refused(mistake::finish_twice, level, "finish_reduction of unit 0, first, without reduce before it");
