@@ -111,7 +111,7 @@ void compare_noted(const context<Device>& ctx, const std::vector<noted_value>& v
       for (std::size_t i = 0; i < count && problem.empty(); ++i) {
         std::vector<sent_value> of_ranks(ranks);
         for (std::size_t r = 0; r < ranks; ++r)
-          std::memcpy(&of_ranks[r], all.data() + (r * count + i) * words, sizeof(sent_value));
+          std::memcpy(static_cast<void*>(&of_ranks[r]), all.data() + (r * count + i) * words, sizeof(sent_value));
         static const noted_value none{};
         const noted_value& mine = begin + i < values.size() ? values[begin + i] : none;
         problem = text_of_difference(mesh, root.rank(), mine, of_ranks, tolerance);
