@@ -29,7 +29,7 @@ step_times measure(const llama_config& config, std::int64_t rounds) {
   threads::run(4, [&](threads::communicator c) {
     world w(mesh.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, w, llama_sizes<S>(config, mesh.shape(), 4, 256), 1};
+    const context<cpu> ctx{device, w, llama_sizes<S>(config, mesh.shape(), 16, 256), 1};
     llama<float, S> model(ctx, config);
     model.visit([&](auto& p) { p.initialize(ctx); });
     adamw<float> optimizer;
@@ -38,7 +38,7 @@ step_times measure(const llama_config& config, std::int64_t rounds) {
       const bool checks = i % 2 != 0;
       w.checks().set(checks ? value_check::always : value_check::off);
       double used = bench::processor_seconds([&] {
-        step.load(ctx, 4 * i, [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
+        step.load(ctx, 16 * i, [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
           for (std::int64_t k = 0; k < ids.size(); ++k)
             labels.data()[k] = ((ids.data()[k] = (k * 31 + i) % config.vocab) + 1) % config.vocab;
         });
@@ -66,10 +66,10 @@ int main(int argc, char** argv) try {
                             .kv_heads = hidden / 64,
                             .head_dim = 64,
                             .ffn = hidden * 11 / 4};
-  const step_times t = measure(config, given.of("--rounds", 5));
+  const step_times t = measure(config, given.of("--rounds", 3));
   const double without = bench::median(t.of[0]), with = bench::median(t.of[1]);
   std::printf(
-      "hidden %lld, %lld layers, dp 2 x tp 2, 1024 tokens: %.3f s of processors a step, %.3f s where it is checked, "
+      "hidden %lld, %lld layers, dp 2 x tp 2, 4096 tokens: %.3f s of processors a step, %.3f s where it is checked, "
       "%.3f times as much\n",
       static_cast<long long>(hidden), static_cast<long long>(config.layers), without, with, with / without);
   return with / without < 1.10 ? 0 : 1;

@@ -215,7 +215,7 @@ template <compute_device Device>
 void require_agreement_on(Device& device, any_communicator& ranks, std::span<const knob> knobs, std::string_view who,
                           const agreement_words& words) {
   if (ranks.size() == 1) return;
-  if constexpr (std::is_same_v<Device, cpu>) {  // whose ranks use the host's memory: nothing is allocated for them
+  if constexpr (std::is_base_of_v<cpu, Device>) {  // whose ranks use the host's memory: nothing is allocated for them
     static_cast<void>(device);
     return require_agreement(
         ranks.size(), knobs,
