@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -104,6 +105,21 @@ inline values plus(values a, const values& b) {
   return a;
 }
 
+/// Lets another backward pass use what a forward pass has kept: work is counted by running it twice.
+template <class Saved>
+void reuse(Saved& kept) {
+  if constexpr (requires { kept.stamp; })
+    kept.stamp = {};
+  else if constexpr (requires { kept.in, kept.out; })
+    reuse(kept.in), reuse(kept.out);
+  else if constexpr (requires { kept.norm, kept.inner; })
+    reuse(kept.norm), reuse(kept.inner);
+  else if constexpr (requires { kept.layers; })
+    std::apply([](auto&... each) { (reuse(each), ...); }, kept.layers);
+  else if constexpr (requires { kept.blocks; })
+    for (auto& each : kept.blocks) reuse(each);
+}
+
 /// The branch's sum with the stream, and the sum of their gradients, against the parts on their own.
 template <class Norm>
 void check_residual(context<cuda>& ctx, double dropout_p) {
@@ -122,11 +138,11 @@ void check_residual(context<cuda>& ctx, double dropout_p) {
   const std::size_t norm_forward = nodes(ctx.device, [&] { normalized = block.norm().forward(ctx, x, &norm_kept); });
   const std::size_t inner_forward =
       nodes(ctx.device, [&] { inner = block.inner().forward(ctx, normalized, &mlp_kept); });
-  const std::size_t backward = nodes(ctx.device, [&] { dx = block.backward(ctx, x, kept, dy); });
+  const std::size_t backward = nodes(ctx.device, [&] { reuse(kept), dx = block.backward(ctx, x, kept, dy); });
   const std::size_t inner_backward =
-      nodes(ctx.device, [&] { dinner = block.inner().backward(ctx, normalized, mlp_kept, dy); });
+      nodes(ctx.device, [&] { reuse(mlp_kept), dinner = block.inner().backward(ctx, normalized, mlp_kept, dy); });
   const std::size_t norm_backward =
-      nodes(ctx.device, [&] { dnorm = block.norm().backward(ctx, x, norm_kept, dinner); });
+      nodes(ctx.device, [&] { reuse(norm_kept), dnorm = block.norm().backward(ctx, x, norm_kept, dinner); });
   if (dropout_p == 0) {
     CHECK(forward == norm_forward + inner_forward);
     CHECK(backward == norm_backward + inner_backward);
@@ -187,6 +203,7 @@ void check_chain_values(context<cuda>& ctx, double dropout_p) {
     mb.policy = policy;
     typename stack<typename all::block>::saved saved;
     CHECK(read(ctx, layers.together.forward(mb, x, &saved)) == read(ctx, between.back()));
+    reuse(saved);
     CHECK(read(ctx, layers.together.backward(mb, x, saved, dy)) == read(ctx, dx));
   }
 }
@@ -237,12 +254,14 @@ void check_linear(context<cuda>& ctx) {
   const bool fused = !std::is_same_v<T, double>;
   CHECK(nodes(ctx.device, [&] { biased.forward(ctx, x); }) == forward + (fused ? 0 : 1));
   CHECK(nodes(ctx.device, [&] { bare.forward(ctx, x, nullptr, &first); }) == forward);
-  const auto backward = nodes(ctx.device, [&] { bare.backward(ctx, x, kept, dy); });
-  CHECK(nodes(ctx.device, [&] { bare.backward(ctx, x, kept, dy, &other); }) == backward);
+  const auto backward = nodes(ctx.device, [&] { reuse(kept), bare.backward(ctx, x, kept, dy); });
+  CHECK(nodes(ctx.device, [&] { reuse(kept), bare.backward(ctx, x, kept, dy, &other); }) == backward);
 
   const auto sum = biased.forward(ctx, x, nullptr, &first);
   CHECK(difference(read(ctx, sum), plus(read(ctx, biased.forward(ctx, x)), read(ctx, first))) < tolerance<T>);
+  reuse(kept);
   const auto dsum = biased.backward(ctx, x, kept, dy, &other);
+  reuse(kept);
   CHECK(difference(read(ctx, dsum), plus(read(ctx, biased.backward(ctx, x, kept, dy)), read(ctx, other))) <
         tolerance<T>);
 
@@ -269,6 +288,7 @@ void check_bias_of_caller(context<cuda>& ctx) {
   const auto backward = [&](layer& l) {
     linear_saved<cuda> kept;
     l.visit([&](auto& p) { p.zero_gradient(ctx); });
+    reuse(kept);
     l.backward(ctx, two.x, kept, two.dy);
     std::vector<G> host(64);
     ctx.device.download(host.data(), l.bias()->gradient(), 64 * sizeof(G), ctx.device.main_stream());
@@ -306,6 +326,7 @@ void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
   const auto pass = [&](auto& layer, bool first) {
     linear_saved<cuda> kept;
     if (first) zero_gradients(ctx, layer);
+    reuse(kept);
     layer.backward(mb, x, kept, dy);
     later.run();
   };

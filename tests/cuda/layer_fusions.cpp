@@ -49,8 +49,8 @@ TEST_CASE("fusions: biases of linears that share an input are one sum, and froze
     auto dy = make_buffer<float>(ctx.device, host.size());
     ctx.device.upload(dy.data(), host.data(), dy.bytes(), ctx.device.main_stream());
     tensor<float, dual_t<gathered>, cuda> dx(ctx);
-    linear_saved<cuda> kept;
     const auto pass = [&] {
+      linear_saved<cuda> kept;
       zero_gradients(ctx, core);
       core.backward(ctx, x.data(), kept, dy.data<float>(), dx.data());
     };
@@ -106,8 +106,8 @@ TEST_CASE("fusions: layers one after the other pass on what is to be added") {
     tensor<float, dual_t<rows>, cuda> dx, dsum;
     const std::size_t forward = nodes(ctx.device, [&] { y = both.forward(ctx, x, &kept); });
     CHECK(nodes(ctx.device, [&] { sum = both.forward(ctx, x, &kept, &x); }) == forward);
-    const std::size_t backward = nodes(ctx.device, [&] { dx = both.backward(ctx, x, kept, dy); });
-    CHECK(nodes(ctx.device, [&] { dsum = both.backward(ctx, x, kept, dy, &dy); }) == backward);
+    const std::size_t backward = nodes(ctx.device, [&] { reuse(kept), dx = both.backward(ctx, x, kept, dy); });
+    CHECK(nodes(ctx.device, [&] { reuse(kept), dsum = both.backward(ctx, x, kept, dy, &dy); }) == backward);
     CHECK(difference(read(ctx, sum), plus(read(ctx, y), read(ctx, x))) < 1e-5);
     CHECK(difference(read(ctx, dsum), plus(read(ctx, dx), read(ctx, dy))) < 1e-5);
   });
@@ -146,7 +146,7 @@ TEST_CASE("fusions: branches that share their input are added by the products, a
     tensor<float, dual_t<rows>, cuda> dx;
     const std::size_t forward = nodes(ctx.device, [&] { y = both.forward(ctx, x, &kept); });
     CHECK(forward == 2 * nodes(ctx.device, [&] { a.forward(ctx, shared); }));
-    const std::size_t backward = nodes(ctx.device, [&] { dx = both.backward(ctx, x, kept, dy); });
+    const std::size_t backward = nodes(ctx.device, [&] { reuse(kept), dx = both.backward(ctx, x, kept, dy); });
     CHECK(backward == 2 * nodes(ctx.device, [&] { a.backward(ctx, shared, none, dy); }) + 1);
     // ... the move of the gradient back to the boundary, on one rank a copy
     CHECK(difference(read(ctx, y), plus(read(ctx, a.forward(ctx, shared)), read(ctx, b.forward(ctx, shared)))) < 1e-5);
@@ -198,7 +198,7 @@ TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes 
       norm.weight()->zero_gradient(ctx);
       return values(host.begin(), host.end());
     };
-    const std::size_t at_once = nodes(ctx.device, [&] { norm.backward(ctx, x, kept, dy); });
+    const std::size_t at_once = nodes(ctx.device, [&] { reuse(kept), norm.backward(ctx, x, kept, dy); });
     norm.weight()->zero_gradient(ctx);
     norm.forward(ctx, x, &kept);
     norm.backward(ctx, x, kept, dy);
@@ -208,6 +208,7 @@ TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes 
     microbatch<cuda> mb = ctx;
     mb.deferred = &later;
     const std::size_t deferred = nodes(ctx.device, [&] {
+      reuse(kept);
       norm.backward(mb, x, kept, dy);
       later.run();
     });

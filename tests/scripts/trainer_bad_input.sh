@@ -277,8 +277,6 @@ ln -s small.txt link.txt
 unharmed small.txt "--log would overwrite './small.txt', which --data reads" --data small.txt --log ./small.txt
 unharmed small.txt "--plot would overwrite 'link.txt', which --data reads" --data small.txt --plot link.txt
 unharmed config.json "--trace would overwrite 'config.json', which --model reads" --trace config.json
-unharmed paired.idx "--plot would overwrite 'paired.idx', which --data reads" --data paired.bin --plot paired.idx
-unharmed paired.bin "--plot would overwrite 'paired.bin', which --data reads" --data paired.idx --plot paired.bin
 cp "$SOURCE/examples/plan_llama/hardware/h100.json" machine.json
 unharmed machine.json "--plot would overwrite 'machine.json', which --cluster reads" --cluster machine.json:1 \
   --plot machine.json

@@ -139,6 +139,7 @@ class cuda {
     cudaSetDevice(options_.device);
     allocator_.release(workspace_, key(main_));
     allocator_.release(faults_, key(main_));
+    for (void* const memory : own_) allocator_.release(memory, key(main_));
     cudaStreamSynchronize(side_.handle());
     allocator_.release_cache();
     cudaStreamSynchronize(main_.handle());
@@ -192,6 +193,7 @@ class cuda {
     const std::size_t before = allocator_.bytes_in_use();
     void* const memory = allocate(bytes);
     own_bytes_ += allocator_.bytes_in_use() - before;
+    own_.push_back(memory);
     return memory;
   }
   /// Gives the device memory that a communication library has registered. Throws where it has some.
@@ -385,6 +387,7 @@ class cuda {
   void* workspace_ = nullptr;
   device_fault* faults_ = nullptr;
   std::size_t own_bytes_ = 0;
+  std::vector<void*> own_;  ///< of `allocate_own`
 };
 
 inline void cuda::stream::wait(const event& e) const {
