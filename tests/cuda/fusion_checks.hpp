@@ -116,6 +116,8 @@ void reuse(Saved& kept) {
     reuse(kept.norm), reuse(kept.inner);
   else if constexpr (requires { kept.layers; })
     std::apply([](auto&... each) { (reuse(each), ...); }, kept.layers);
+  else if constexpr (requires { kept.branches; })
+    std::apply([](auto&... each) { (reuse(each), ...); }, kept.branches);
   else if constexpr (requires { kept.blocks; })
     for (auto& each : kept.blocks) reuse(each);
 }
