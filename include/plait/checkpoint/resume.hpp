@@ -43,7 +43,7 @@ template <compute_device Device, class Model, class Optimizer>
 std::optional<loaded_state> resume_or_initialize(const context<Device>& ctx, any_communicator ranks, Model& model,
                                                  Optimizer& optimizer, const std::string& directory,
                                                  load_rules rules = {}, file_system& files = machine_files()) {
-  std::string answer;  // a step, or, after a blank, why nobody can say
+  std::string answer;  // the path of a step; after a blank, an error
   if (ranks.rank() == 0) {
     try {
       answer = detail::newest_step_or_none(files, directory);

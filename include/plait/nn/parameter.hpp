@@ -223,7 +223,7 @@ class parameter {
   }
   /// Begins the sum of a gradient: the first pass forgets what was there, but in memory of the caller's, which is
   /// zeroed at once. Nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
-  /// complete and nobody has reduced: whoever means to lose it calls `discard_gradient`.
+  /// complete and that was not reduced; `discard_gradient` is for losing it on purpose.
   void zero_gradient(const context<Device>& ctx) {
     if (added_ && needs_reduction() && !only_counts<Device>) detail::refuse_lost_gradient(info_.name);
     discard_gradient(ctx);

@@ -44,7 +44,7 @@ static_assert(sizeof(sent_value) == 7 * sizeof(std::uint64_t));
 /// The axes of the mesh, as bits, along which `a` says that ranks hold equal values; those in `other_than` do not
 /// count.
 std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than = {});
-/// Likewise for terms of a sum.
+/// The same for axes along which ranks hold terms of a sum.
 std::uint32_t term_axes(const mesh_shape& mesh, const layout& a);
 
 /// Returns for each axis the hash of all noted values that are equal along it, then the number of values, then that of
@@ -255,7 +255,7 @@ void agree_in_checked_step(const context<Device>& ctx, std::string_view who, Val
     if (notes_values(ctx)) require_equal_values(ctx.device, ctx.ranks.root(), who, values());
   }
 }
-/// Likewise for what a context has, once for each that a rank makes something in.
+/// Throws `disagreement` unless ranks have equal contexts. Each context is compared once.
 template <compute_device Device>
 void agree_on_context(const context<Device>& ctx) {
   if constexpr (!only_counts<Device>) {

@@ -115,7 +115,7 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
     const auto same = [&](std::size_t a, std::size_t b) {
       return of_ranks[a].name == of_ranks[b].name && of_ranks[a].digest.hash == of_ranks[b].digest.hash;
     };
-    // What most of them have; among equals, what the first has.
+    // Finds the value that most ranks of the line hold; of several, the first.
     std::size_t usual = line[0], most = 0;
     for (const std::size_t candidate : line) {
       std::size_t alike = 0;
