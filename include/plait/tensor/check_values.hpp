@@ -44,7 +44,7 @@ static_assert(sizeof(sent_value) == 7 * sizeof(std::uint64_t));
 /// The axes of the mesh, as bits, along which `a` says that ranks hold equal values; those in `other_than` do not
 /// count.
 std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than = {});
-/// The same for axes along which ranks hold terms of a sum.
+/// Returns the axes along which ranks hold terms of a sum, as bits.
 std::uint32_t term_axes(const mesh_shape& mesh, const layout& a);
 
 /// Returns for each axis the hash of all noted values that are equal along it, then the number of values, then that of
