@@ -104,8 +104,7 @@ std::vector<std::vector<std::uint16_t>> outcomes(cuda& device, const context<cud
 }  // namespace
 
 TEST_CASE("layers take CUDA's bf16 as plait's") {
-  threads::run(2, [](threads::communicator ranks) {
-    cuda device({.workspace_bytes = 1 << 20});
+  threads::run(2, cuda::options{.workspace_bytes = 1 << 20}, [](threads::communicator ranks, cuda& device) {
     world mesh_ranks(mesh<axis<dp, 1>, axis<tp, 2>>{}.shape(), ranks);
     const context<cuda> ctx{device, mesh_ranks, sizes_of<batch, hidden, vocab>(samples, width, words)};
     const auto expected = outcomes<bf16>(device, ctx), got = outcomes<__nv_bfloat16>(device, ctx);
