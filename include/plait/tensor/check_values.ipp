@@ -38,7 +38,7 @@ PLAIT_INLINE std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh,
     const std::uint64_t one = fnv1a(v.name) ^ v.digest.hash;
     for (std::size_t i = 0; i < mesh.axes.size(); ++i)
       if (v.equal >> i & 1)
-        combined[i] = kernels::detail::hash_of_element(
+        combined[i] = kernels::detail::hash_of_word(
             one, kernels::detail::mixed_index(static_cast<std::int64_t>(combined[i] >> 1)));
     if (v.terms != 0) ++combined[mesh.axes.size() + 1];
   }
@@ -131,9 +131,9 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
         continue;
       }
       double squares = 0;
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < kernels::digest_sketches; ++k) {
         const double d = of_ranks[r].digest.sketch[k] - of_ranks[usual].digest.sketch[k];
-        squares += d * d / 4;
+        squares += d * d / kernels::digest_sketches;
       }
       const double norm = std::sqrt(std::fmax(of_ranks[r].digest.squares, of_ranks[usual].digest.squares));
       double relative = squares == 0 ? 0 : std::sqrt(squares) / norm;

@@ -79,12 +79,23 @@ __global__ static void digest_of_elements(const T* x, std::int64_t n, value_dige
   __syncthreads();
   value_digest own;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step)
-    add_to_digest(own, bits_of_element(x[i]), number<double>(x[i]), mixed_index(i));
+  constexpr int elements = elements_of_word<T>;
+  for (std::int64_t w = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; w * elements < n; w += step) {
+    const T* const from = x + w * elements;
+    const std::int64_t left = n - w * elements, count = left < elements ? left : elements;
+    const std::uint64_t index = mixed_index(w);
+    own.hash += hash_of_word(word_of(from, count), index);
+    for (int j = 0; j < count; ++j) {
+      const double value = number<double>(from[j]);
+      own.squares += value * value;
+      for (int k = 0; k < digest_sketches; ++k)
+        own.sketch[k] += index >> (digest_sketches * j + k) & 1 ? -value : value;
+    }
+  }
   atomicAdd(&hash, static_cast<word>(own.hash));
   const double squares = block_sum(own.squares, scratch);
   if (threadIdx.x == 0) atomicAdd(&out->squares, squares);
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < digest_sketches; ++k) {
     const double sketch = block_sum(own.sketch[k], scratch);
     if (threadIdx.x == 0) atomicAdd(&out->sketch[k], sketch);
   }
