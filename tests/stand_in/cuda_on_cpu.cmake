@@ -36,6 +36,7 @@ add_library(plait_compiled_stand_in STATIC EXCLUDE_FROM_ALL ${sources})
 set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX)
 target_link_libraries(plait_compiled_stand_in PRIVATE plait::own PUBLIC plait_cuda_stand_in plait)
 target_compile_definitions(plait_compiled_stand_in INTERFACE PLAIT_COMPILED_CUDA)
+set_target_properties(plait_compiled_stand_in PROPERTIES PLAIT_ALIGNMENT ON)
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   target_compile_options(plait_compiled_stand_in PRIVATE -O2 -UNDEBUG)  # a dozen tests wait for its kernels
 endif()

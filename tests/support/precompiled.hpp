@@ -7,8 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <charconv>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -18,6 +22,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -33,5 +38,7 @@
 #endif
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/describe.hpp"
+#include "plait/nn.hpp"
 #include "plait/tensor/redistribute.hpp"
 #include "plait/tensor/tensor.hpp"
+#include "plait/train.hpp"
