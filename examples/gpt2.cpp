@@ -49,13 +49,13 @@ std::vector<double> train(const mesh& shape, const pl::token_source& text) {
       // Sample n of all steps is the text from byte 97 n on, whichever rank asks for a part of it.
       const std::int64_t first_sample = i * microbatches * samples;
       step.load(ctx, first_sample, [&](std::int64_t k, pl::host_tokens& ids, pl::host_tokens& labels) {
-        const pl::box& part = ids.part();
-        for (std::int64_t row = 0; row < part.local[0]; ++row) {
-          const std::int64_t sample = first_sample + k * samples + part.offset[0] + row;
-          const std::int64_t from = sample * 97 % (text.size() - sequence) + part.offset[1];
-          text.read(from, part.local[1], ids.data() + row * part.local[1]);
-          text.read(from + 1, part.local[1], labels.data() + row * part.local[1]);
-        }
+        for (std::int64_t row = 0; row < ids.rows(); ++row)
+          for (const pl::token_run& run : ids.runs()) {
+            const std::int64_t sample = first_sample + k * samples + ids.sample(row);
+            const std::int64_t from = sample * 97 % (text.size() - sequence) + run.position;
+            text.read(from, run.length, ids.row(row) + run.at);
+            text.read(from + 1, run.length, labels.row(row) + run.at);
+          }
       });
       optimizer.begin_step(ctx, /*learning_rate=*/3e-3);
       step.run(ctx);

@@ -62,11 +62,10 @@ class model : public layers<P, S, D>::model {
   model(const pl::context<D>& ctx, const config& c, pl::stage_layers part, const model* first_stage = nullptr,
         pl::language_model_options how = {})
       : l::model(
-            ctx, c.vocab, part, how, first_stage,
+            ctx, c.vocab, part, in_order(ctx, how), first_stage,
             [&] {
-              return
-                  typename l::embedding({ctx, c.vocab, "wte", {.init = c.init, .tied_across_stages = !part.last}},
-                                        {ctx, "wpe", pl::sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes), c.init});
+              return typename l::embedding({ctx, c.vocab, "wte", {.init = c.init, .tied_across_stages = !part.last}},
+                                           {ctx, "wpe", in_order(ctx, how).order, c.init});
             },
             [&](std::int64_t i) {
               const std::string name = "h." + std::to_string(i);
@@ -85,6 +84,12 @@ class model : public layers<P, S, D>::model {
                   .shape = {c.vocab, c.hidden}, .init = c.init, .tied = table, .tied_across_stages = true};
               return typename l::head(typename l::norm(ctx, c.epsilon, "ln_f"), output(ctx, "wte", how_made));
             }) {}
+
+ private:
+  static pl::language_model_options in_order(const pl::context<D>& ctx, pl::language_model_options how) {
+    how.order = pl::sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes);
+    return how;
+  }
 };
 
 }  // namespace gpt2

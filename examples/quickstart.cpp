@@ -31,7 +31,7 @@ int main() {
     pl::training_step step(ctx, model, optimizer, microbatches, /*clip=*/1.0);
     for (int i = 0; i < 10; ++i) {
       step.load(ctx, i * microbatches * samples, [](std::int64_t, pl::host_tokens& ids, pl::host_tokens& labels) {
-        for (std::int64_t k = 0; k < ids.size(); ++k) labels.data()[k] = ((ids.data()[k] = k % 16) + 1) % 16;
+        ids.fill([](auto, auto at) { return at % 16; }), labels.fill([](auto, auto at) { return (at + 1) % 16; });
       });
       optimizer.begin_step(ctx, /*learning_rate=*/1e-2);
       step.run(ctx);

@@ -22,8 +22,8 @@ std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& mo
   std::vector<document_starts> starts;
   for (std::int64_t i = 0; i < batches.held_out(); ++i) {
     auto& [ids, labels] = batch.emplace_back(tokens(ctx), tokens(ctx));
-    plait::host_tokens host_ids(ids.part()), host_labels(ids.part());
-    plait::host_starts host_starts(ids.part());
+    plait::host_tokens host_ids(ids.part(), model.order()), host_labels(host_ids);
+    plait::host_starts host_starts(ids.part(), model.order());
     batches.fill_held_out(i, model.ignore_index(), host_ids, host_labels, host_starts);
     plait::upload(ctx, host_ids, ids);
     plait::upload(ctx, host_labels, labels);

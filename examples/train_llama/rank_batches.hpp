@@ -25,7 +25,7 @@ class rank_batches {
   /// Fills microbatch i of a step whose first sample is `first`, as --data counts them.
   void fill(std::int64_t first, std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels,
             plait::host_starts& starts) const {
-    const plait::box& part = ids.part();
+    const plait::box& part = ids.stored_part();
     const auto sample = [&](std::int64_t row) {
       return first + row - part.offset[0] +
              plait::first_sample_in_step(ctx_.numerics, i, s_.microbatches, part.global[0], part.offset[0],
@@ -45,8 +45,7 @@ class rank_batches {
     fill_with(
         ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(sample(row), rest...); },
         [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(sample(row), rest...); });
-    std::fill(labels.data() + held_out_rows(i, ids.part()) * ids.part().local[1], labels.data() + labels.size(),
-              ignored);
+    std::fill(labels.row(held_out_rows(i, ids.stored_part())), labels.data() + labels.size(), ignored);
   }
 
   /// Microbatches of what is held out.
@@ -59,8 +58,8 @@ class rank_batches {
     std::int64_t counted = 0;
     for (std::int64_t i = 0; !documents_ && i < held_out(); ++i) counted += held_out_rows(i, part) * part.local[1];
     if (!documents_) return counted;
-    plait::host_tokens ids(part), labels(part);
-    plait::host_starts starts(part);
+    plait::host_tokens ids(part, order_), labels(part, order_);
+    plait::host_starts starts(part, order_);
     for (std::int64_t i = 0; i < held_out(); ++i) {
       fill_held_out(i, ignored, ids, labels, starts);
       counted += labels.size() - std::count(labels.data(), labels.data() + labels.size(), ignored);
@@ -79,12 +78,10 @@ class rank_batches {
   template <class Read, class ReadStarts>
   void fill_with(plait::host_tokens& ids, plait::host_tokens& labels, plait::host_starts& starts, Read&& read,
                  ReadStarts&& read_starts) const {
-    const plait::box& part = ids.part();
-    for (std::int64_t row = 0; row < part.local[0]; ++row)
-      for (const plait::token_run& run : order_.runs(part.offset[1], part.local[1])) {
-        const std::int64_t at = row * part.local[1] + run.at;
-        read(part.offset[0] + row, run.position, run.length, ids.data() + at, labels.data() + at);
-        if (documents_) read_starts(part.offset[0] + row, run.position, run.length, starts.data() + at);
+    for (std::int64_t row = 0; row < ids.rows(); ++row)
+      for (const plait::token_run& run : ids.runs()) {
+        read(ids.sample(row), run.position, run.length, ids.row(row) + run.at, labels.row(row) + run.at);
+        if (documents_) read_starts(ids.sample(row), run.position, run.length, starts.row(row) + run.at);
       }
   }
 

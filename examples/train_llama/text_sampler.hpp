@@ -35,19 +35,16 @@ class text_sampler {
     document_starts starts;  // one document
     if (model_.documents()) {
       starts = document_starts(ctx_);
-      plait::upload(ctx_, plait::host_starts(starts.part()), starts);
+      plait::upload(ctx_, plait::host_starts(starts.part(), order_), starts);
     }
     const auto total = static_cast<std::int64_t>(text.size()) + s_.opt.sample;
     for (auto place = static_cast<std::int64_t>(text.size()); place < total; ++place) {
       const std::int64_t length = std::min(place, s_.opt.seq), from = place - length;
       tokens ids(ctx_);
-      plait::host_tokens host(ids.part());
-      const std::int64_t rows = ids.part().local[0], columns = ids.part().local[1];
-      for (std::int64_t row = 0; row < rows; ++row)
-        for (std::int64_t column = 0; column < columns; ++column) {
-          const std::int64_t at = order_.position(ids.part().offset[1] + column);
-          host.data()[row * columns + column] = at < length ? text[static_cast<std::size_t>(from + at)] : 0;
-        }
+      plait::host_tokens host(ids.part(), order_);
+      host.fill([&](std::int64_t, std::int64_t at) {
+        return at < length ? text[static_cast<std::size_t>(from + at)] : std::int64_t{0};
+      });
       plait::upload(ctx_, host, ids);
       text.push_back(draw(model_.score(ctx_, ids, starts ? starts.data() : nullptr), length, place));
       if (stop_asked()) break;

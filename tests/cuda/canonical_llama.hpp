@@ -65,7 +65,7 @@ outcome train_canonical(const Launch& launch, const canonical_layout& l, bool ca
     step_result last;
     for (std::int64_t i = 0; i < 3; ++i) {
       step.load(ctx, i * 4, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
-        const box& part = ids.part();
+        const box& part = ids.stored_part();
         const std::int64_t first =
             first_sample_in_step(order, m, l.microbatches, part.global[0], part.offset[0], part.local[0]);
         for (std::int64_t t = 0; t < ids.size(); ++t) {

@@ -121,7 +121,7 @@ std::uint64_t hash_of(
     const sequence_order places = sequence_order_of<S>(mesh.shape(), ctx.sizes);
     for (std::int64_t i = 0; i < 3; ++i) {
       step.load(ctx, i * 8, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
-        const box& part = ids.part();
+        const box& part = ids.stored_part();
         const std::int64_t first =
             first_sample_in_step(order, m, l.microbatches, part.global[0], part.offset[0], part.local[0]);
         for (std::int64_t row = 0; row < part.local[0]; ++row)

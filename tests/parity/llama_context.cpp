@@ -48,24 +48,22 @@ std::vector<rank_outcome> train(const context_scenario& c, const mesh_shape& sha
     llama<double, S> model(ctx, config, c.options);
     adamw<double> optimizer;
     model.visit([&](auto& p) { p.initialize(ctx); });
-    const std::vector<std::int64_t> positions = text_positions<S>(ctx);
     rank_outcome out;
     out.initial = gather_values(ctx, model);
     out.initial_hash = weights_hash(ctx, model);
     for (int step = 0; step < 2; ++step) {
       ranks.ledger().clear();
       const auto fill = [&](std::int64_t k, auto& ids, auto& labels, auto& starts) {
-        const box& part = ids.part();
-        for (std::int64_t i = 0; i < part.local[0]; ++i)
-          for (std::int64_t j = 0; j < part.local[1]; ++j) {
-            const std::int64_t sample = k * microbatch + part.offset[0] + i,
-                               position = positions[static_cast<std::size_t>(j)];
-            const bool masked = std::find(c.masked.begin(), c.masked.end(), position) != c.masked.end();
-            const std::int64_t at = i * part.local[1] + j;
-            ids.data()[at] = learnable_token(sample, position, config.vocab);
-            labels.data()[at] = masked ? -100 : learnable_token(sample, position + 1, config.vocab);
-            starts.data()[at] = document_start(sample, position);
-          }
+        const std::int64_t first = k * microbatch;
+        ids.fill([&](std::int64_t sample, std::int64_t position) {
+          return learnable_token(first + sample, position, config.vocab);
+        });
+        labels.fill([&](std::int64_t sample, std::int64_t position) {
+          const bool masked = std::find(c.masked.begin(), c.masked.end(), position) != c.masked.end();
+          return masked ? -100 : learnable_token(first + sample, position + 1, config.vocab);
+        });
+        starts.fill(
+            [&](std::int64_t sample, std::int64_t position) { return document_start(first + sample, position); });
       };
       out.steps.push_back(train_step(ctx, model, optimizer, c.microbatches, 1e-2, 1.0, 0, fill));
       out.measured = ranks.ledger();
@@ -130,23 +128,42 @@ TEST_CASE("windows and packed documents, computed again") {
   check(c, {four{1, 2, 2, 1}, four{1, 4, 1, 2}});
 }
 
-TEST_CASE("a step without the documents that its model asks for is refused") {
-  std::string text;
-  try {
-    threads::run(1, [](threads::communicator comm) {
-      using strategy_type = under<contiguous>;
-      const mesh_shape shape = megatron_sp::mesh{1, 1, 1, 1}.shape();
-      world ranks(shape, comm);
-      cpu device;
-      const llama_config config = small_config(4, 2);
-      context<cpu> ctx{device, ranks, llama_sizes<strategy_type>(config, shape, 1, length), 5};
-      llama<double, strategy_type> model(ctx, config, {.attention = {.documents = true}});
-      adamw<double> optimizer;
-      train_step(ctx, model, optimizer, 1, 1e-2, 1.0, 0, [](std::int64_t, auto&, auto&) {});
+TEST_CASE("documents that are missing, or begin where none can, are refused") {
+  const auto refused = [](auto&& fill) {
+    std::string text;
+    try {
+      threads::run(1, [&](threads::communicator comm) {
+        using strategy_type = under<zigzag>;
+        const mesh_shape shape = megatron_sp::mesh{1, 1, 1, 1}.shape();
+        world ranks(shape, comm);
+        cpu device;
+        const llama_config config = small_config(4, 2);
+        context<cpu> ctx{device, ranks, llama_sizes<strategy_type>(config, shape, 1, length), 5};
+        llama<double, strategy_type> model(ctx, config, {.attention = {.documents = true}});
+        adamw<double> optimizer;
+        training_step step(ctx, model, optimizer, 1, 1.0);
+        step.load(ctx, 0, fill);
+      });
+    } catch (const error& e) {
+      text = e.what();
+    }
+    return text;
+  };
+  CHECK(refused([](std::int64_t, host_tokens&, host_tokens&) {}) ==
+        "rank 0: training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)");
+  const auto with = [&](auto&& start) {
+    return refused([&](std::int64_t, host_tokens&, host_tokens&, host_starts& starts) {
+      starts.fill([&](std::int64_t, std::int64_t position) { return start(position); });
     });
-  } catch (const error& e) {
-    text = e.what();
-  }
-  CHECK(text.find("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)") !=
-        std::string::npos);
+  };
+  CHECK(with([](std::int64_t p) { return p / 4 * 4; }).empty());
+  CHECK(with([](std::int64_t p) { return p / 4 * 4 + 4; }) ==  // where documents end
+        "rank 0: training step: the token at position 0 of sample 0 has the document start 4; legal is its own "
+        "position, where a document begins, or one before it, from 0");
+  CHECK(with([](std::int64_t p) { return p / 4; }) ==  // their numbers
+        "rank 0: training step: the token at position 4 of sample 0 has the document start 1; legal is its own "
+        "position, where a document begins, or that of the token before, 0");
+  CHECK(with([](std::int64_t p) { return p - 100; }).find("position 0") != std::string::npos);
+  CHECK(with([](std::int64_t p) { return p < 8 ? 4 : 0; }).find("position 0") != std::string::npos);
+  CHECK(with([](std::int64_t p) { return p < 8 ? p : 0; }).find("position 8 of sample 0 has") != std::string::npos);
 }

@@ -35,7 +35,10 @@ std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool defe
       p.zero_gradient(ctx);
     });
     typename llama<double, S>::tokens ids(ctx), labels(ctx);
-    fill_tokens(s, 0, ids, labels);
+    host_tokens host_ids(ids.part(), model.order()), host_labels(host_ids);
+    fill_tokens(s, 0, host_ids, host_labels);
+    upload(ctx, host_ids, ids);
+    upload(ctx, host_labels, labels);
     typename llama<double, S>::saved kept;
     weight_work later;
     microbatch<cpu> mb(ctx);

@@ -23,7 +23,6 @@ model_setup gpt2_setup(const gpt2::config& c, std::int64_t microbatches = 2, std
   model_setup how;
   how.sizes = [=](const mesh_shape& mesh, std::int64_t samples) { return gpt2::sizes<S>(c, mesh, samples, sequence); };
   how.layers = c.layers, how.vocab = c.vocab, how.microbatches = microbatches;
-  how.order = [](const mesh_shape& mesh, const dim_sizes& sizes) { return sequence_order_of<S>(mesh, sizes); };
   how.vanishes = [](const std::string& name) { return name.find("k_proj.bias") != name.npos; };
   return how;
 }

@@ -66,37 +66,23 @@ inline llama_config small_config(std::int64_t heads = 16, std::int64_t kv_heads 
   return c;
 }
 
-/// `order` is that of the sequence's dim.
-template <class Tokens>
-void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Tokens& labels,
-                 const sequence_order& order) {
-  const box& part = ids.part();
-  std::int64_t at = 0;
-  for (std::int64_t i = 0; i < part.local[0]; ++i)
-    for (std::int64_t j = 0; j < part.local[1]; ++j, ++at) {
-      const std::int64_t sample = first_sample + part.offset[0] + i, position = order.position(part.offset[1] + j);
-      const std::int64_t in_batch = sample % s.batch;
-      const bool masked = (in_batch >= s.masked_from && in_batch < s.masked_to) || (sample % 3 == 0 && position < 4);
-      ids.data()[at] = learnable_token(sample, position, s.config.vocab);
-      labels.data()[at] = masked ? -100 : learnable_token(sample, position + 1, s.config.vocab);
-    }
-}
-
-template <class Tokens>
-void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Tokens& labels) {
-  fill_tokens(s, first_sample, ids, labels, sequence_order::original(s.seq));
+inline void fill_tokens(const scenario& s, std::int64_t first_sample, host_tokens& ids, host_tokens& labels) {
+  ids.fill([&](std::int64_t row, std::int64_t position) {
+    return learnable_token(first_sample + row, position, s.config.vocab);
+  });
+  labels.fill([&](std::int64_t row, std::int64_t position) {
+    const std::int64_t sample = first_sample + row, in_batch = sample % s.batch;
+    const bool masked = (in_batch >= s.masked_from && in_batch < s.masked_to) || (sample % 3 == 0 && position < 4);
+    return masked ? -100 : learnable_token(sample, position + 1, s.config.vocab);
+  });
 }
 
 /// Three documents in each sequence.
-inline void fill_starts(const scenario& s, std::int64_t first_sample, host_starts& starts,
-                        const sequence_order& order) {
-  const box& part = starts.part();
-  for (std::int64_t i = 0, at = 0; i < part.local[0]; ++i)
-    for (std::int64_t j = 0; j < part.local[1]; ++j, ++at) {
-      const std::int64_t sample = first_sample + part.offset[0] + i, position = order.position(part.offset[1] + j);
-      const std::int64_t first = 1 + sample % 3, second = s.seq * 2 / 3;
-      starts.data()[at] = static_cast<std::int32_t>(position < first ? 0 : position < second ? first : second);
-    }
+inline void fill_starts(const scenario& s, std::int64_t first_sample, host_starts& starts) {
+  starts.fill([&](std::int64_t sample, std::int64_t position) {
+    const std::int64_t first = 1 + (first_sample + sample) % 3, second = s.seq * 2 / 3;
+    return position < first ? 0 : position < second ? first : second;
+  });
 }
 
 /// Whether a test compares a step with its dry run. For floats and bf16 on the cpu it does not: all that differs from
@@ -141,15 +127,14 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   chosen_optimizer<T, Device> optimizer(s.optimizer);
   training_step one_step(ctx, model, optimizer, s.microbatches, s.clip, s.parallel);
   model.visit([&](auto& p) { p.initialize(ctx); });
-  const sequence_order order = sequence_order_of<S>(ranks.shape(), ctx.sizes);
   rank_outcome out;
   out.initial = gather_values(ctx, model);
   out.initial_hash = weights_hash(ctx, model);
   for (std::int64_t step = 0; step < s.steps; ++step) {
     ranks.ledger().clear();
     one_step.load(ctx, step * s.batch, [&](std::int64_t i, auto& ids, auto& labels, host_starts& starts) {
-      fill_tokens(s, step * s.batch + i * microbatch, ids, labels, order);
-      fill_starts(s, step * s.batch + i * microbatch, starts, order);
+      fill_tokens(s, step * s.batch + i * microbatch, ids, labels);
+      fill_starts(s, step * s.batch + i * microbatch, starts);
     });
     optimizer.begin_step(ctx, s.learning_rate);
     one_step.run(ctx);
@@ -172,8 +157,8 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
     return out;
   }
   typename llama<T, S, Device>::tokens ids(ctx), labels(ctx);
-  host_tokens host_ids(ids.part()), host_labels(ids.part());
-  fill_tokens(s, 0, host_ids, host_labels, order);
+  host_tokens host_ids(ids.part(), model.order()), host_labels(host_ids);
+  fill_tokens(s, 0, host_ids, host_labels);
   upload(ctx, host_ids, ids);
   upload(ctx, host_labels, labels);
   const std::size_t before = device.bytes_in_use();

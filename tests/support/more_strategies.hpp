@@ -77,7 +77,6 @@ findings check_llama(std::initializer_list<std::vector<std::int64_t>> meshes, co
   model_setup how;
   how.sizes = [=](const mesh_shape& mesh, std::int64_t samples) { return llama_sizes<S>(config, mesh, samples, 8); };
   how.layers = config.layers, how.vocab = config.vocab, how.batch = 48;
-  how.order = [](const mesh_shape& mesh, const dim_sizes& sizes) { return sequence_order_of<S>(mesh, sizes); };
   std::vector<mesh_shape> shapes;
   for (const std::vector<std::int64_t>& extents : meshes) {
     mesh_shape& shape = shapes.emplace_back();

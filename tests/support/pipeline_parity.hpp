@@ -60,7 +60,6 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   pipeline_outcome out;
   out.initial = gather_values(ctx, model);
   out.initial_hash = weights_hash(ctx, model);
-  const sequence_order order = sequence_order_of<S>(stage.shape(), ctx.sizes);
   training_step step(ctx, model, optimizer, s.clip);
   std::vector<pipeline_event> events;
   for (std::int64_t i = 0; i < s.steps; ++i) {
@@ -68,8 +67,8 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
     events.clear();
     model.executor().events = &events;
     step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
-      fill_tokens(s, i * s.batch + k * microbatch, ids, labels, order);
-      fill_starts(s, i * s.batch + k * microbatch, starts, order);
+      fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
+      fill_starts(s, i * s.batch + k * microbatch, starts);
     });
     optimizer.begin_step(ctx, s.learning_rate);
     step.run(ctx);

@@ -59,12 +59,11 @@ struct saved_run {
   std::vector<double>& losses;
 
   void train(std::int64_t from, std::int64_t to) {
-    const sequence_order order = sequence_order_of<saved_strategy<Precision>>(ctx.ranks.shape(), ctx.sizes);
     const std::int64_t microbatch = s.batch / s.microbatches;
     for (std::int64_t i = from; i < to; ++i) {
       step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
-        fill_tokens(s, i * s.batch + k * microbatch, ids, labels, order);
-        fill_starts(s, i * s.batch + k * microbatch, starts, order);
+        fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
+        fill_starts(s, i * s.batch + k * microbatch, starts);
       });
       optimizer.begin_step(ctx, s.learning_rate);
       step.run(ctx);

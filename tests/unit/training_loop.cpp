@@ -49,13 +49,12 @@ TEST_CASE("a training loop of one's own reads each sample once, and goes on from
       while (done < steps) {
         const auto first = static_cast<std::int64_t>(done) * microbatches * sequences;  // of this step's samples
         step.load(context, first, [&](std::int64_t k, pl::host_tokens& ids, pl::host_tokens& labels) {
-          const pl::box& part = ids.part();  // the samples and the positions of microbatch k that this rank has
-          for (std::int64_t row = 0; row < part.local[0]; ++row) {
-            const std::int64_t sample = first + k * sequences + part.offset[0] + row;
-            const std::int64_t from = sample * length + part.offset[1];
-            text.read(from, part.local[1], ids.data() + row * part.local[1]);
-            text.read(from + 1, part.local[1], labels.data() + row * part.local[1]);
-          }
+          for (std::int64_t row = 0; row < ids.rows(); ++row)  // the samples of microbatch k that this rank has
+            for (const pl::token_run& run : ids.runs()) {      // and the positions: one run, or two in zigzag order
+              const std::int64_t from = (first + k * sequences + ids.sample(row)) * length + run.position;
+              text.read(from, run.length, ids.row(row) + run.at);
+              text.read(from + 1, run.length, labels.row(row) + run.at);
+            }
         });
         optimizer.begin_step(context, /*learning_rate=*/1e-3);
         step.run(context);

@@ -23,6 +23,7 @@ struct language_model_options {
   bool documents = false;  ///< whether sequences are packed from documents (`attention_options::documents`)
   double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
   cross_entropy_settings loss{};
+  sequence_order order{};  ///< of the tokens; none: that of the text
 };
 
 /// A language model, or one stage of a pipeline of it: `Embedding` takes token ids, a `stack` of `Block`s follows,
@@ -68,6 +69,10 @@ class language_model {
                  MakeHead&& make_head)
       : part_(part), how_(std::move(how)) {
     if (part.begin < 0 || part.begin > part.end) fail({"a stage of layers ", part.begin, " to ", part.end});
+    if (how_.order.length() == 0 && layout_v<typename Embedding::input>.has(dim_of<zseq>))
+      fail(
+          "language model: its tokens lie in zigzag order (zseq), and language_model_options::order does not say "
+          "which");
     set_recompute(how_.keep);
     if (part.first) embedding_.emplace(make_embedding());
     std::vector<Block> blocks;
@@ -87,6 +92,7 @@ class language_model {
   std::int64_t ignore_index() const { return how_.loss.ignore_index; }
   bool documents() const { return how_.documents; }
   double dropout() const { return how_.dropout; }
+  const sequence_order& order() const { return how_.order; }
   /// Changes how much layers keep, from the next forward pass on. Throws where a list has not all layers of this stage.
   void set_recompute(const layer_recompute& keep) {
     std::vector<recompute> policies;

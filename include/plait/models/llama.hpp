@@ -100,7 +100,9 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
         const llama* first_stage = nullptr)
       : base(
             ctx, config.vocab, checked(ctx, config, options, part),
-            {options.keep, options.attention.documents, options.dropout, options.loss}, first_stage,
+            {options.keep, options.attention.documents, options.dropout, options.loss,
+             sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)},
+            first_stage,
             [&] {
               return typename layers::embedding(ctx, config.vocab, table_name,
                                                 {.init = {0, config.initializer_range},

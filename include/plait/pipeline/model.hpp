@@ -25,6 +25,7 @@ namespace plait {
 ///     forward_scores(mb, x) -> logits
 ///     visit(f)    f(parameter) for each, each once
 ///     ignore_index(), documents(), dropout()
+///     order()     the `sequence_order` of its tokens; not needed where they are never in zigzag order
 ///
 /// A parameter that the first and the last stage both have says so (`parameter_info::tied_across_stages`).
 ///

@@ -97,6 +97,16 @@ class pipeline {
   bool has_last_stage() const { return stages_.back()->part().last; }
   std::int64_t ignore_index() const { return stages_[0]->ignore_index(); }
   bool documents() const { return stages_[0]->documents(); }
+  /// The order in which tokens lie along their sequence's dim; without a length, that of the text.
+  sequence_order order() const {
+    if constexpr (requires { stages_[0]->order(); }) {
+      return stages_[0]->order();
+    } else {
+      static_assert(!layout_v<typename tokens::spec>.has(dim_of<zseq>),
+                    "a model whose tokens lie in zigzag order (zseq) needs a member order(), their sequence_order");
+      return {};
+    }
+  }
   double dropout() const { return stages_[0]->dropout(); }
 
   /// A whole step: forward and backward passes of all microbatches, the first sample of the first one being

@@ -18,7 +18,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/layout/describe.hpp"
-#include "plait/nn/sequence_order.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/verify.hpp"
@@ -44,8 +43,6 @@ struct model_setup {
   pipeline_options parallel{};
   std::uint64_t seed = 2026;
   double tolerance = 1e-10;  ///< relative, in the Euclidean norm of each parameter
-  /// The order of the tokens along the sequence's dim; none: that of the text.
-  std::function<sequence_order(const mesh_shape& mesh, const dim_sizes& sizes)> order{};
   /// The token of a sample at a position; none: `learnable_token`.
   std::function<std::int64_t(std::int64_t sample, std::int64_t position)> token{};
   /// Whether the gradient of a parameter is zero by its mathematics, so that what is computed is rounding: that of a
@@ -153,17 +150,15 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   std::vector<pipeline_event> events;
   for (std::int64_t i = 0; i < how.steps; ++i) {
     step.load(ctx, i * how.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
-      const box& part = ids.part();
-      const std::int64_t length = part.global[1], first_sample = i * how.batch + k * samples + part.offset[0];
-      const sequence_order order = how.order ? how.order(stage.shape(), ctx.sizes) : sequence_order::original(length);
-      for (std::int64_t a = 0, at = 0; a < part.local[0]; ++a)
-        for (std::int64_t b = 0; b < part.local[1]; ++b, ++at) {
-          const std::int64_t sample = first_sample + a, position = order.position(part.offset[1] + b);
-          const std::int64_t first = 1 + sample % 3, second = length * 2 / 3;  // three documents
-          ids.data()[at] = token(sample, position);
-          labels.data()[at] = sample % 3 == 0 && position < 4 ? model.ignore_index() : token(sample, position + 1);
-          starts.data()[at] = static_cast<std::int32_t>(position < first ? 0 : position < second ? first : second);
-        }
+      const std::int64_t before = i * how.batch + k * samples, second = ids.stored_part().global[1] * 2 / 3;
+      ids.fill([&](std::int64_t sample, std::int64_t position) { return token(before + sample, position); });
+      labels.fill([&](std::int64_t sample, std::int64_t position) {
+        return (before + sample) % 3 == 0 && position < 4 ? model.ignore_index() : token(before + sample, position + 1);
+      });
+      starts.fill([&](std::int64_t sample, std::int64_t position) {  // of three documents
+        const std::int64_t first = 1 + (before + sample) % 3;
+        return position < first ? 0 : position < second ? first : second;
+      });
     });
     stage.ledger().clear();
     events.clear();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
+#include "plait/nn/sequence_order.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/train/optim/adamw.hpp"
@@ -23,25 +24,76 @@
 
 namespace plait {
 
-/// This rank's part of the numbers of a microbatch's tokens, in host memory, where data comes from.
+/// This rank's part of the numbers of a microbatch's tokens, in host memory, where data comes from: some of the
+/// samples, and of each some of the positions, in the order of the sequence's dim.
+///
+///     for (std::int64_t row = 0; row < ids.rows(); ++row)
+///       for (const token_run& run : ids.runs())
+///         read(ids.sample(row), run.position, run.length, ids.row(row) + run.at);
 template <class T>
 class host_numbers {
  public:
-  explicit host_numbers(const box& part) : part_(part), values_(static_cast<std::size_t>(part.local_size())) {}
+  /// `part` is that of tokens [samples, positions], `order` that of their sequence's dim, which a model knows; without
+  /// a length, that of the text.
+  host_numbers(const box& part, const sequence_order& order)
+      : part_(part),
+        runs_((order.length() == 0 ? sequence_order::original(part.global[1]) : order)
+                  .runs(part.offset[1], part.local[1])),
+        values_(static_cast<std::size_t>(part.local_size())) {}
+
   T* data() { return values_.data(); }
   const T* data() const { return values_.data(); }
   std::int64_t size() const { return part_.local_size(); }
-  /// Where this part lies in the microbatch over the whole mesh.
-  const box& part() const { return part_; }
+  /// The samples that this rank has.
+  std::int64_t rows() const { return part_.local[0]; }
+  /// The number of a row's sample in the microbatch over the whole mesh.
+  std::int64_t sample(std::int64_t row) const { return part_.offset[0] + row; }
+  /// The positions in the text of a row's tokens: one run, or two where a sequence lies in zigzag order.
+  std::span<const token_run> runs() const { return runs_; }
+  T* row(std::int64_t row) { return values_.data() + row * part_.local[1]; }
+  const T* row(std::int64_t row) const { return values_.data() + row * part_.local[1]; }
+  /// Sets each token's number to f(sample, position), where `sample` is as that function's.
+  template <class F>
+  void fill(F&& f) {
+    for (std::int64_t r = 0; r < rows(); ++r)
+      for (const token_run& run : runs_)
+        for (std::int64_t i = 0; i < run.length; ++i)
+          row(r)[run.at + i] = static_cast<T>(f(sample(r), run.position + i));
+  }
+  /// Where this part lies in the microbatch over the whole mesh, by places along the dims, which in zigzag order are no
+  /// positions.
+  const box& stored_part() const { return part_; }
 
  private:
   box part_;
+  std::vector<token_run> runs_;
   std::vector<T> values_;
 };
 /// Token ids or labels.
 using host_tokens = host_numbers<std::int64_t>;
 /// Where the document of each token begins (see `microbatch::document_starts`).
 using host_starts = host_numbers<std::int32_t>;
+
+namespace detail {
+
+/// Throws unless each token's document begins at that token or is the document of the token before.
+inline void check_starts(const host_starts& starts) {
+  for (std::int64_t row = 0; row < starts.rows(); ++row) {
+    std::int64_t before = 0;
+    for (const token_run& run : starts.runs())
+      for (std::int64_t i = 0; i < run.length; ++i) {
+        const std::int64_t position = run.position + i, start = starts.row(row)[run.at + i];
+        const bool follows = i == 0 ? start >= before && start <= position : start == before || start == position;
+        if (!follows)
+          fail({"training step: the token at position ", position, " of sample ", starts.sample(row),
+                " has the document start ", start, "; legal is its own position, where a document begins, ",
+                i == 0 ? "or one before it, from " : "or that of the token before, ", before});
+        before = start;
+      }
+  }
+}
+
+}  // namespace detail
 
 /// Puts `from` where the model can read it.
 template <class T, class To, compute_device Device>
@@ -88,7 +140,8 @@ class training_step {
 
   /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to the loss's `ignore_index` do not count.
   /// It is called for every microbatch before the first pass, because the number of counted tokens scales the
-  /// gradients. Where sequences are packed from documents, it is `fill(i, ids, labels, starts)`. `first_sample` is the
+  /// gradients. Where sequences are packed from documents, it is `fill(i, ids, labels, starts)`; throws where a token's
+  /// document begins neither at it nor where that of the token before does. `first_sample` is the
   /// global index of the step's first sample, over all steps.
   template <class Fill>
   void load(const context<device>& ctx, std::int64_t first_sample, Fill&& fill) {
@@ -100,12 +153,15 @@ class training_step {
     first_sample_ = first_sample;
     std::int64_t counted = 0;
     for (std::size_t i = 0; i < batch_.size(); ++i) {
-      host_tokens ids(batch_[i].first.part()), labels(batch_[i].second.part());
+      host_tokens ids(batch_[i].first.part(), model_.order()), labels(batch_[i].second.part(), model_.order());
       if constexpr (std::invocable<Fill&, std::int64_t, host_tokens&, host_tokens&, host_starts&>) {
-        host_starts starts(ids.part());
+        host_starts starts(batch_[i].first.part(), model_.order());
         fill(static_cast<std::int64_t>(i), ids, labels, starts);
         note_loaded(ctx, "document starts", i, starts);
-        if (model_.documents()) upload(ctx, starts, starts_[i]);
+        if (model_.documents()) {
+          detail::check_starts(starts);
+          upload(ctx, starts, starts_[i]);
+        }
       } else {
         if (model_.documents())
           fail("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)");

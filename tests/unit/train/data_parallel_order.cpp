@@ -58,8 +58,7 @@ TEST_CASE("no delay of any operation changes a bit") {
         step.model().visit([&](auto& p) { p.initialize(ctx); });
         for (int i = 0; i < 2; ++i) {
           step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-            fill_tokens(s, i * s.batch + k * s.batch / s.microbatches, ids, labels,
-                        sequence_order_of<in_zigzag>(w.shape(), ctx.sizes));
+            fill_tokens(s, i * s.batch + k * s.batch / s.microbatches, ids, labels);
           });
           optimizer.begin_step(ctx, 1e-3);
           step.run(ctx);
@@ -100,8 +99,7 @@ std::pair<std::uint64_t, double> train_with_delays(const scenario& s, const sche
     auto& [hash, norm] = all[static_cast<std::size_t>(c.rank())];
     for (std::int64_t i = 0; i < s.steps; ++i) {
       step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-        fill_tokens(s, i * s.batch + k * microbatch, ids, labels,
-                    sequence_order_of<in_zigzag>(stage.shape(), ctx.sizes));
+        fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
       });
       optimizer.begin_step(ctx, 1e-3);
       step.run(ctx);

@@ -51,7 +51,7 @@ reference train_by_hand(const scenario& s, bool exact) {
     one_llama::tokens ids(ctx), labels(ctx);
     one_llama::mean mean(ctx);
     for (std::int64_t i = 0; i < s.steps; ++i) {
-      host_tokens host_ids(ids.part()), host_labels(ids.part());
+      host_tokens host_ids(ids.part(), model.order()), host_labels(host_ids);
       fill_tokens(s, i * s.batch, host_ids, host_labels);
       upload(ctx, host_ids, ids);
       upload(ctx, host_labels, labels);

@@ -37,7 +37,7 @@ void on_ranks(int ranks, const scenario& s, const llama_options& how, const F& f
 
 /// The loss of `microbatches` that are alike, by a pipeline that trains in steps of one.
 double loss_of(const context<cpu>& ctx, pipeline<small>& model, const scenario& s, std::size_t microbatches) {
-  host_tokens ids(small::tokens(ctx).part()), labels(ids.part());
+  host_tokens ids(small::tokens(ctx).part(), model.order()), labels(ids);
   fill_tokens(s, 0, ids, labels);
   pipeline<small>::batch batch;
   for (std::size_t i = 0; i < microbatches; ++i) {
@@ -69,7 +69,7 @@ TEST_CASE("a model is evaluated and scored without dropout, and trained with it"
       adamw<double> optimizer;
       training_step step(ctx, model, optimizer, 1, 1.0);
       losses[drops][r] = loss_of(ctx, step.model(), s, 2);
-      host_tokens ids(small::tokens(ctx).part()), labels(ids.part());
+      host_tokens ids(small::tokens(ctx).part(), model.order()), labels(ids);
       fill_tokens(s, 0, ids, labels);
       small::tokens on_device(ctx);
       upload(ctx, ids, on_device);

@@ -133,7 +133,7 @@ TEST_CASE("the first one is refused, and harms nothing") {
         return false;
       };
       if (!is_refused([&] { run(one); })) fail("a step of the first one");
-      const host_tokens none(typename model_of<bf16>::tokens(ctx).part());
+      const host_tokens none(typename model_of<bf16>::tokens(ctx).part(), one.model().order());
       typename model_of<bf16>::tokens ids(ctx);
       upload(ctx, none, ids);
       if (!is_refused([&] { one.model().score(ctx, ids); })) fail("a forward pass of the first one");

@@ -61,9 +61,10 @@ TEST_CASE("the gradient of the loss matches differences of the loss, through the
         if (p.name() == name) p.value()[index] += by;
       });
       adamw<double> optimizer;
-      loss = train_step(ctx, model, optimizer, 1, 0.0, 0.0, 0, [&](std::int64_t, auto& ids, auto& labels) {
-               fill_tokens(base, 0, ids, labels);
-             }).loss;
+      loss =
+          train_step(ctx, model, optimizer, 1, 0.0, 0.0, 0, [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
+            fill_tokens(base, 0, ids, labels);
+          }).loss;
       if (gradient)
         for (named_values& g : gather_gradients(ctx, model))
           if (g.name == name) *gradient = std::move(g);

@@ -59,7 +59,7 @@ struct run {
     for (int i = 0; i < steps; ++i) {
       step.load(ctx, first_sample + i * 8, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
         for (std::int64_t k = 0; k < ids.size(); ++k)
-          labels.data()[k] = ((ids.data()[k] = (k + m + 3 * ids.part().offset[0]) % 13) + 1) % 13;
+          labels.data()[k] = ((ids.data()[k] = (k + m + 3 * ids.sample(0)) % 13) + 1) % 13;
         change_tokens(m, ids, labels);
       });
       before_run(i);
