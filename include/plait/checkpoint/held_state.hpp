@@ -235,6 +235,11 @@ std::vector<held_tensor> held_weights(const context<Device>& ctx, Model& model) 
   return all;
 }
 
+namespace detail {
+/// Before the name of a parameter: the scalar of a saved step that counts the steps it was left out of.
+inline constexpr const char* missed_prefix = "optimizer.missed.";
+}  // namespace detail
+
 /// Lists what `optimizer` keeps of every trainable parameter, as "optim.PARAMETER.exp_avg" and the like. An optimizer
 /// of the caller's takes part with `visit_state`, as `adamw` has it. Moments in 8 bits are listed as the numbers that
 /// they stand for, in bf16.

@@ -78,6 +78,15 @@ class state_loader {
                             "on; load_weights_of_step, the trainer's --init-from, begins with them"}));
   }
 
+  /// Returns the steps that the optimizer's parameters had missed (`adamw::missed_steps`).
+  std::map<std::string, std::int64_t> missed_steps() const {
+    std::map<std::string, std::int64_t> all;
+    for (const auto& [key, value] : saved_.scalars)
+      if (const auto* const n = std::get_if<std::int64_t>(&value); n && key.starts_with(missed_prefix))
+        all.emplace(key.substr(std::string_view(missed_prefix).size()), *n);
+    return all;
+  }
+
   /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own, or
   /// `load_rules::in_place`: then ranks send each other tensors while they read others, and one that has failed goes on
   /// to send what it has, so that nobody waits for it.
@@ -347,7 +356,10 @@ loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Mode
   loader.load(std::move(held));
   detail::arm_checks(ctx);
   if constexpr (requires { model.gather_changed(ctx); }) model.gather_changed(ctx);
-  optimizer.resume(steps);
+  if constexpr (requires { optimizer.missed_steps(); })
+    optimizer.resume(steps, loader.missed_steps());
+  else
+    optimizer.resume(steps);
   return loader.state();
 }
 

@@ -11,9 +11,11 @@
 #include <deque>
 #include <exception>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -103,6 +105,9 @@ class checkpoint_saver {
     for (held_tensor& h : held_weights(ctx, model)) extras.tensors.push_back(std::move(h));
     for (held_tensor& h : held_optimizer(ctx, model, optimizer)) extras.tensors.push_back(std::move(h));
     extras.scalars.emplace_back("optimizer.step", std::int64_t{optimizer.step()});
+    if constexpr (requires { optimizer.missed_steps(); })
+      for (auto& [name, missed] : of_all_ranks(ctx.device, optimizer.missed_steps()))
+        extras.scalars.emplace_back(detail::missed_prefix + name, missed);
     return save(ctx, step, std::move(extras));
   }
   /// Copies what a program holds, without a model.
@@ -202,6 +207,19 @@ class checkpoint_saver {
     return text;
   }
 
+  /// What some rank has: each has the parameters of its own stages. Collective.
+  template <class Device>
+  std::map<std::string, std::int64_t> of_all_ranks(Device& device, std::map<std::string, std::int64_t> own) {
+    if (all_reduce_scalar(device, ranks_, own.empty() ? 0.0 : 1.0, reduce_op::max) == 0) return own;
+    std::string text;
+    for (const auto& [name, number] : own) append(text, {name, "\n", number, "\n"});
+    for (int r = 0; r < ranks_.size(); ++r) {
+      std::istringstream lines(broadcast_text(device, ranks_, text, r));
+      for (std::string name, number; std::getline(lines, name) && std::getline(lines, number);)
+        own.emplace(name, std::stoll(number));
+    }
+    return own;
+  }
   /// Throws where ranks would save other scalars: those of rank 0 would be restored on all.
   template <compute_device Device>
   void agree_on_scalars(Device& device, std::uint64_t step, const saved_scalars& scalars) {

@@ -4,8 +4,11 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/nn/linear.hpp"
@@ -21,6 +24,9 @@ struct square {
   using input = spec<shard<batch, dp>, hidden, invariant<tp>>;
   using weight = spec<shard<ffn, tp>, hidden>;
   using output = spec<shard<batch, dp>, shard<ffn, tp>>;
+};
+struct with_bias : square {
+  static constexpr bool bias = true;
 };
 /// One rank's file system, which shows no steps.
 class blind_files final : public other_files {
@@ -59,4 +65,40 @@ TEST_CASE("all ranks resume or begin, as one of them decides") {
   CHECK(resumed(disk) == std::vector<std::uint64_t>{5, 5, 5, 5});
   disk.remove_file("steps/step-00000005/" + std::string(detail::commit_file));
   CHECK_THROWS_WITH(resumed(disk), doctest::Contains("'steps' has steps, and none is whole: 'steps/step-00000005': "));
+}
+
+TEST_CASE("the steps that a parameter was left out of are saved, and loaded on another mesh") {
+  memory_file_system disk;
+  const auto on = [&](std::int64_t dp_ranks, std::int64_t tp_ranks, auto&& body) {
+    threads::run(static_cast<int>(dp_ranks * tp_ranks), [&](threads::communicator c) {
+      world w(plait::mesh<axis<dp>, axis<tp>>(dp_ranks, tp_ranks).shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, sizes_of<batch, hidden, ffn>(4, 8, 16), 1};
+      linear<float, with_bias> layer(ctx, "up");
+      adamw<float> optimizer;
+      body(ctx, any_communicator(c), layer, optimizer);
+    });
+  };
+  using missed = std::map<std::string, std::int64_t>;
+  on(2, 2, [&](auto& ctx, any_communicator ranks, auto& layer, auto& optimizer) {
+    layer.visit([&](auto& p) { p.initialize(ctx); });
+    for (int step = 0; step < 3; ++step) {
+      gather_parameters(ctx, layer);
+      zero_gradients(ctx, layer);
+      optimizer.begin_step(ctx, 1e-2);
+      layer.visit([&](auto& p) {
+        auto gradient = p.reduce(ctx);
+        if (step == 1 || p.name() == "up.weight") optimizer.update(ctx, std::move(gradient));
+      });
+    }
+    CHECK(optimizer.missed_steps() == missed{{"up.bias", 2}});
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, disk);
+    saver.save(ctx, layer, optimizer, 3);
+    CHECK(saver.wait(ctx.device).at(0).failure == "");
+  });
+  on(1, 1, [&](auto& ctx, any_communicator ranks, auto& layer, auto& optimizer) {
+    load_state(ctx, ranks, layer, optimizer, "steps", {}, disk);
+    CHECK(optimizer.step() == 3);
+    CHECK(optimizer.missed_steps() == missed{{"up.bias", 2}});
+  });
 }

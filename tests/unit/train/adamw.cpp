@@ -5,9 +5,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
@@ -77,6 +80,68 @@ TEST_CASE("five steps of PyTorch's AdamW, with and without clipping") {
     run_golden(golden, golden.at("unclipped"), 0.0, ranks);
     run_golden(golden, golden.at("clipped"), golden.at("max_norm"), ranks);
   }
+}
+
+TEST_CASE("the corrections of bias count the updates of each parameter") {
+  struct one : dim_tag<"one"> {};
+  using whole = spec<one, invariant<dp, tp>>;
+  threads::run(1, [](threads::communicator c) {
+    world w(two{1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, sizes_of<one>(1), 1};
+    constexpr double rate = 0.01, beta1 = 0.9, beta2 = 0.999;
+    // A scalar under Adam as its authors have it, by the number of its own updates.
+    struct plain {
+      double value = 1, m = 0, v = 0;
+      int updates = 0;
+      void update(double g) {
+        ++updates;
+        m = beta1 * m + (1 - beta1) * g, v = beta2 * v + (1 - beta2) * g * g;
+        value -= rate * (m / (1 - std::pow(beta1, updates))) / (std::sqrt(v / (1 - std::pow(beta2, updates))) + 1e-8);
+      }
+    };
+    const adamw_options options{.beta1 = beta1, .beta2 = beta2, .weight_decay = 0};
+    adamw<double> optimizer(options);
+    std::map<std::string, plain> expected;
+    std::map<std::string, tensor<double, whole, cpu>> values;
+    tensor<double, whole, cpu> gradient(ctx);
+    const auto update = [&](const std::string& name, double g) {
+      if (!values.contains(name)) values.emplace(name, ctx).first->second.data()[0] = 1;
+      gradient.data()[0] = g;
+      optimizer.update(ctx, name, values.at(name), gradient, false);
+      expected[name].update(g);
+      CHECK(values.at(name).data()[0] == doctest::Approx(expected[name].value).epsilon(1e-12));
+    };
+    const auto steps = [&](int first, int last) {
+      for (int step = first; step <= last; ++step) {
+        optimizer.begin_step(ctx, rate);
+        update("every step", 0.5 + 0.1 * step);
+        if (step % 3 == 0) update("every third", 0.3 * step);
+        if (step >= 7) update("from the seventh on", 1.0 / step);
+      }
+    };
+    steps(1, 12);
+    CHECK(optimizer.missed_steps() ==
+          std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
+    // A graph that is replayed calls begin_step alone; its steps count for whatever it updates.
+    for (int i = 0; i < 4; ++i) optimizer.begin_step(ctx, rate);
+    CHECK(optimizer.missed_steps() ==
+          std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
+    // A step that was skipped is missed by none.
+    const kernels::clip_numbers skip{.norm = 0, .factor = 0, .update = 0, .skips = 1};
+    optimizer.begin_step(ctx, rate);
+    optimizer.clip_by(ctx, &skip);
+    gradient.data()[0] = 1;
+    optimizer.update(ctx, "every step", values.at("every step"), gradient, false);
+    optimizer.forget_step();
+    CHECK(optimizer.missed_steps() ==
+          std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
+    // Another optimizer goes on as this one does.
+    adamw<double> other(options);
+    other.resume(optimizer.step(), optimizer.missed_steps());
+    other.begin_step(ctx, rate);
+    CHECK(other.missed_steps().empty());  // of parameters that it has met
+  });
 }
 
 TEST_CASE("the norm counts every element once, however it is stored") {

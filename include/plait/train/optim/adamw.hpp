@@ -2,9 +2,11 @@
 // does not compile. Next: nn/parameter.hpp for `reduce`, train/optim/gradient_norm.hpp for clipping.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -57,9 +59,10 @@ struct adamw_options {
 
 /// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state lies as the parameters are stored, as
 /// `adamw_options::moments` says, and belongs to a parameter by its name, so that any of them may be left out of any
-/// step. What is rounded stochastically depends on the context's seed, the step, the parameter's name and the global
-/// index alone, and is the same on every layout; blocks of moments are counted in what a rank would store of the array
-/// in which a parameter lies, and data parallelism must not cut them (`bucket_cut::blocks`).
+/// step: the corrections of bias count a parameter's own updates. What is rounded stochastically depends on the
+/// context's seed, the step, the parameter's name and the global index alone, and is the same on every layout; blocks
+/// of moments are counted in what a rank would store of the array in which a parameter lies, and data parallelism must
+/// not cut them (`bucket_cut::blocks`).
 ///
 /// Values that change from step to step lie in the device's memory, so a step waits for nothing and can be replayed as
 /// a graph.
@@ -96,21 +99,28 @@ class adamw {
     detail::agree_in_checked_step(ctx, "adamw::begin_step", [&] { return numbers_of(learning_rate, gradient_scale); });
     ++step_;
     moments_.begin_step();
-    if (scalars_.empty()) scalars_ = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
-    const auto numbers = kernels::adamw_scalars_of(settings(), learning_rate, step_, gradient_scale, ctx.seed);
-    ctx.device.upload(scalars_.data(), &numbers, sizeof numbers, ctx.device.main_stream());
+    learning_rate_ = learning_rate, gradient_scale_ = gradient_scale;
+    put_numbers(ctx, scalars_, 0);
+    std::map<std::int64_t, buffer<Device>> late;
+    for (const auto& [name, missed] : moments_.missed_steps()) {
+      if (late.contains(missed)) continue;
+      buffer<Device>& numbers = late[missed] = std::move(late_[missed]);  // where a graph reads them
+      put_numbers(ctx, numbers, missed);
+    }
+    late_ = std::move(late);
   }
   /// Replaces the step's gradient scale by the factor of `clip` in the device's memory; where its `update` is 0, the
   /// step changes nothing.
   void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped) {
     if (scalars_.empty()) fail("adamw: begin_step comes before the first step is run");
-    auto* const numbers = scalars_.template data<kernels::adamw_scalars>();
-    const auto stream = ctx.device.main_stream();
-    ctx.device.copy(&numbers->gradient_scale, &clipped->factor, sizeof(double), stream);
-    ctx.device.copy(&numbers->update, &clipped->update, sizeof(double), stream);
+    take_clip(ctx, scalars_, &clipped->factor, &clipped->update);
+    for (auto& [missed, numbers] : late_) take_clip(ctx, numbers, &clipped->factor, &clipped->update);
   }
   /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
-  void forget_step() { --step_; }
+  void forget_step() {
+    --step_;
+    moments_.forget_step();
+  }
 
   /// Throws where data parallelism cuts a parameter within a block of 8-bit moments, and under canonical numerics, as
   /// blocks are counted in what a rank stores.
@@ -178,7 +188,12 @@ class adamw {
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return step_; }
   /// Goes on as after so many steps: for whoever loads what `visit_state` shows.
-  void resume(std::int64_t step) { step_ = step; }
+  void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {}) {
+    step_ = step;
+    moments_.resume(std::move(missed));
+  }
+  /// The steps that each parameter was left out of, where there are any: part of the state, as `step` is.
+  std::map<std::string, std::int64_t> missed_steps() const { return moments_.missed_steps(); }
   /// Calls f(optimizer_tensor) for both moments of this rank's piece of `p`; they are zero where there was no step yet.
   template <class F>
   void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
@@ -224,49 +239,81 @@ class adamw {
     std::string name;
     std::int64_t place;  ///< of its first element in a block of moments
     kernels::rounded_elements elements;
+    std::byte* state = nullptr;
   };
 
-  void run(const context<Device>& ctx, const std::vector<one>& tensors) {
-    if (tensors.empty()) return;  // there may be no numbers yet
-    if (options_.moments == moment_type::bf16) return run_rounded<bf16>(ctx, tensors);
-    if (options_.moments == moment_type::int8) return run_rounded<std::uint8_t>(ctx, tensors);
+  /// Puts the numbers of this step into the device's memory, for parameters that missed so many.
+  void put_numbers(const context<Device>& ctx, buffer<Device>& to, std::int64_t missed) {
+    if (to.empty()) to = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
+    auto numbers = kernels::adamw_scalars_of(settings(), learning_rate_, std::max<std::int64_t>(1, step_ - missed),
+                                             gradient_scale_, ctx.seed);
+    numbers.rounding = kernels::rounding_seed_of(ctx.seed, static_cast<std::uint64_t>(step_));
+    ctx.device.upload(to.data(), &numbers, sizeof numbers, ctx.device.main_stream());
+  }
+  static void take_clip(const context<Device>& ctx, buffer<Device>& to, const double* factor, const double* update) {
+    auto* const numbers = to.template data<kernels::adamw_scalars>();
+    ctx.device.copy(&numbers->gradient_scale, factor, sizeof(double), ctx.device.main_stream());
+    ctx.device.copy(&numbers->update, update, sizeof(double), ctx.device.main_stream());
+  }
+  const kernels::adamw_scalars* numbers_for(const context<Device>& ctx, std::int64_t missed) {
+    if (missed == 0) return scalars();
+    buffer<Device>& numbers = late_[missed];
+    if (numbers.empty()) {  // of a parameter's first update
+      put_numbers(ctx, numbers, missed);
+      take_clip(ctx, numbers, &scalars()->gradient_scale, &scalars()->update);
+    }
+    return numbers.template data<kernels::adamw_scalars>();
+  }
+
+  void run(const context<Device>& ctx, std::vector<one> tensors) {
+    std::map<std::int64_t, std::vector<one>> by_missed;
+    for (one& t : tensors) {
+      t.state = moments_.update(ctx, t.name, t.size, places_of(t).bytes);
+      by_missed[moments_.missed(t.name)].push_back(std::move(t));
+    }
+    for (const auto& [missed, some] : by_missed) run(ctx, some, numbers_for(ctx, missed));
+  }
+  void run(const context<Device>& ctx, const std::vector<one>& tensors, const kernels::adamw_scalars* numbers) {
+    if (options_.moments == moment_type::bf16) return run_rounded<bf16>(ctx, tensors, numbers);
+    if (options_.moments == moment_type::int8) return run_rounded<std::uint8_t>(ctx, tensors, numbers);
     if constexpr (!std::is_same_v<M, A>) {  // no masters, so that values are rounded
-      run_rounded<A>(ctx, tensors);
+      run_rounded<A>(ctx, tensors, numbers);
     } else {
       std::vector<kernels::adamw_tensor<M, G, W>> all;
       for (const one& t : tensors) {
-        auto* const m = reinterpret_cast<A*>(moments_of(ctx, t).first);
+        auto* const m = reinterpret_cast<A*>(t.state);
         all.push_back({t.master, t.gradient, m, m + t.size, t.rounded, t.size, t.weight_decay});
       }
-      launch(ctx, all);
+      launch(ctx, all, numbers);
     }
   }
   template <class S>
-  void run_rounded(const context<Device>& ctx, const std::vector<one>& tensors) {
+  void run_rounded(const context<Device>& ctx, const std::vector<one>& tensors, const kernels::adamw_scalars* numbers) {
     std::vector<kernels::adamw_rounded_tensor<M, G, W, S>> all;
     for (const one& t : tensors) {
-      const auto [at, places] = moments_of(ctx, t);
+      const kernels::moment_places places = places_of(t);
+      std::byte* const at = t.state;
       auto* const scales = reinterpret_cast<std::uint8_t*>(at);
       all.push_back({t.master, t.gradient, reinterpret_cast<S*>(at), reinterpret_cast<S*>(at + places.second),
                      scales + places.first_scales, scales + places.second_scales, t.rounded, t.size, t.place,
                      t.weight_decay, t.elements});
     }
-    launch(ctx, all);
+    launch(ctx, all, numbers);
   }
-  std::pair<std::byte*, kernels::moment_places> moments_of(const context<Device>& ctx, const one& t) {
-    const kernels::moment_places places = kernels::places_of(options_.moments, sizeof(A), t.size, t.place);
-    return {moments_.update(ctx, t.name, t.size, places.bytes), places};
+  kernels::moment_places places_of(const one& t) const {
+    return kernels::places_of(options_.moments, sizeof(A), t.size, t.place);
   }
   template <class Tensor>
-  void launch(const context<Device>& ctx, const std::vector<Tensor>& tensors) {
-    kernels::adamw_update(ctx.device, std::span<const Tensor>(tensors), settings(),
-                          scalars_.template data<kernels::adamw_scalars>());
+  void launch(const context<Device>& ctx, const std::vector<Tensor>& tensors, const kernels::adamw_scalars* numbers) {
+    kernels::adamw_update(ctx.device, std::span<const Tensor>(tensors), settings(), numbers);
   }
 
   adamw_options options_;
   optimizer_state<Device> moments_{"adamw"};
   buffer<Device> scalars_;
-  std::int64_t step_ = 0;  ///< for the corrections of bias
+  std::map<std::int64_t, buffer<Device>> late_;  ///< as `scalars_`, for parameters that missed so many steps
+  std::int64_t step_ = 0;                        ///< for the corrections of bias
+  double learning_rate_ = 0, gradient_scale_ = 1;
 };
 
 PLAIT_COMPILED_TEMPLATE(class adamw<float, cpu>)

@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -58,8 +60,11 @@ class chosen_optimizer {
   std::int64_t step() const {
     return std::visit([](const auto& one) { return one.step(); }, one_);
   }
-  void resume(std::int64_t step) {
-    std::visit([&](auto& one) { one.resume(step); }, one_);
+  void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {}) {
+    std::visit([&](auto& one) { one.resume(step, std::move(missed)); }, one_);
+  }
+  std::map<std::string, std::int64_t> missed_steps() const {
+    return std::visit([](const auto& one) { return one.missed_steps(); }, one_);
   }
   template <class F>
   void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {

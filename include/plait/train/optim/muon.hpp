@@ -58,7 +58,11 @@ class muon {
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return others_.step(); }
   /// See `adamw::resume`.
-  void resume(std::int64_t step) { others_.resume(step); }
+  void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {}) {
+    others_.resume(step, std::move(missed));
+  }
+  /// See `adamw::missed_steps`.
+  std::map<std::string, std::int64_t> missed_steps() const { return others_.missed_steps(); }
   /// Calls f(optimizer_tensor) for the momentum of a hidden matrix, and for others as `adamw::visit_state`.
   template <class F>
   void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {

@@ -3,10 +3,14 @@
 // it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
@@ -38,6 +42,10 @@ class optimizer_state {
 
   /// Begins a step, in which every parameter may be updated once.
   void begin_step() { ++begun_; }
+  /// The last step was skipped: no parameter that was left out of it has missed one.
+  void forget_step() {
+    if (updated_in_ == begun_) forgotten_.push_back(rounds_);
+  }
 
   /// Returns the `bytes` of a parameter of `n` elements for its update in this step. Throws before the first step, at a
   /// second update in one step, and where the parameter had another size.
@@ -48,7 +56,28 @@ class optimizer_state {
       fail({optimizer_, ": ", name,
             " is updated twice in one step: two parameters have this name, or begin_step was not called"});
     state.updated_in = begun_;
+    if (updated_in_ != begun_) updated_in_ = begun_, ++rounds_;
+    state.missed += missed_since(state.round);
+    state.round = rounds_;
     return state.memory.template data<std::byte>();
+  }
+  /// How many steps a parameter was left out of before its last update, from the first step on.
+  std::int64_t missed(const std::string& name) const {
+    const auto at = kept_.find(name);
+    return at == kept_.end() ? 0 : at->second.missed;
+  }
+  /// As `missed`, up to the next step, of each parameter that has a state and was left out of some.
+  std::map<std::string, std::int64_t> missed_steps() const {
+    std::map<std::string, std::int64_t> all;
+    for (const auto& [name, state] : kept_)
+      if (const std::int64_t n = state.missed + missed_since(state.round, rounds_ + 1); n != 0) all.emplace(name, n);
+    return all;
+  }
+  /// Goes on with what `missed_steps` gave. A parameter that is not in it has missed none.
+  void resume(std::map<std::string, std::int64_t> missed) {
+    begin_ = rounds_;
+    before_ = std::move(missed);
+    for (auto& [name, state] : kept_) start(name, state);
   }
   /// Returns them for whoever saves or loads them, at any time.
   std::byte* find(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
@@ -60,13 +89,26 @@ class optimizer_state {
     buffer<Device> memory;
     std::int64_t size = 0;
     std::int64_t updated_in = 0;  ///< the step that was begun then
+    std::int64_t round = 0, missed = 0;
   };
+
+  void start(const std::string& name, kept& state) const {
+    const auto at = before_.find(name);
+    state.round = begin_, state.missed = at == before_.end() ? 0 : at->second;
+  }
+  std::int64_t missed_since(std::int64_t round, std::int64_t until) const {
+    const auto first = std::upper_bound(forgotten_.begin(), forgotten_.end(), round);
+    const auto last = std::lower_bound(first, forgotten_.end(), until);
+    return until - round - 1 - (last - first);
+  }
+  std::int64_t missed_since(std::int64_t round) const { return missed_since(round, rounds_); }
 
   kept& of(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
     kept& state = kept_[name];
     if (state.memory.empty()) {
       state.memory = make_optimizer_buffer<std::byte>(ctx.device, bytes);
       state.size = n;
+      start(name, state);
       ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
     }
     if (state.size != n)
@@ -77,7 +119,14 @@ class optimizer_state {
 
   const char* optimizer_;
   std::unordered_map<std::string, kept> kept_;
-  std::int64_t begun_ = 0;  ///< begin_step was called so often
+  std::int64_t begun_ = 0;       ///< begin_step was called so often
+  std::int64_t updated_in_ = 0;  ///< the last of these in which a parameter was updated
+  /// How many there were of those. A step that is replayed as a graph calls no update, and is none of them: it updates
+  /// the same parameters as the step before, so that none misses it.
+  std::int64_t rounds_ = 0;
+  std::vector<std::int64_t> forgotten_;         ///< the rounds that were skipped
+  std::int64_t begin_ = 0;                      ///< the round in which this object was resumed, or 0
+  std::map<std::string, std::int64_t> before_;  ///< the steps that parameters had missed before that
 };
 
 }  // namespace plait
