@@ -240,6 +240,10 @@ refused "--data: 'empty.txt' is empty" --data empty.txt
 refused "--data.*'short.txt' holds 9 tokens, and one sample at --seq 32 takes 33" --data short.txt
 refused "--data: 'words.bin' has token 25185 at position 0, and the vocabulary of --model has 256" --data words.bin
 refused "--data: 'odd.bin' has 3 bytes, an odd number" --data odd.bin
+python3 -c 'import array; array.array("I", range(100)).tofile(open("wide.bin", "wb"))'
+refused "--data: 'wide.bin' seems to have tokens of 32 or 64 bits.*--data-format nanogpt" --data wide.bin
+gzip -c <short.txt >short.txt.gz
+refused "--data: 'short.txt.gz' is compressed by gzip; unpack it first" --data short.txt.gz
 refused "--data: 'paired.idx' is no Megatron index" --data paired.bin
 refused "--data: '.*kjv.txt' is read as bytes and 'words.bin' as nanogpt" --data "$text" words.bin
 refused "--data: .*out" --data out

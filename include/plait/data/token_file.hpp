@@ -3,6 +3,7 @@
 // examples/tokenize_text.py, which writes such files; tests/unit/data/tokens.cpp.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +14,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/foreign_file.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 
@@ -286,11 +289,43 @@ inline token_file open_nanogpt(const std::string& path, const std::string& knob)
   if (bytes % 2 != 0) {
     fail({knob, ": '", path, "' has ", bytes, " bytes, an odd number; it is truncated, or its tokens are not uint16"});
   }
-  constexpr std::int32_t llm_c_magic = 20240520;
-  if (bytes >= 4 && file->read_one<std::int32_t>(0, 0) == llm_c_magic) {
-    fail({knob, ": '", path, "' has the header of llm.c; nanoGPT's format is flat uint16 tokens without a header"});
+  // llm.c's files of 16-bit tokens begin with the first number, those of 32-bit tokens with the second.
+  const std::int32_t magic = bytes >= 4 ? file->read_one<std::int32_t>(0, 0) : 0;
+  if (magic == 20240520 || magic == 20240801) {
+    fail({knob, ": '", path, "' has the header of llm.c, for tokens of ", magic == 20240520 ? 16 : 32,
+          " bits; nanoGPT's format is flat uint16 tokens without a header"});
   }
   return {std::move(file), token_type::u16, bytes / 2};
+}
+
+/// Throws `error` where a file does not look like the format that was guessed from its name: one of another program's,
+/// zero bytes in what would be text, and tokens of 32 or 64 bits where 16 are read. For data that do look so and are
+/// meant, the format is given by `format_knob`.
+inline void check_guess(const token_file& tokens, const std::string& knob, const std::string& format_knob) {
+  const bool text = tokens.type == token_type::u8;
+  std::vector<std::uint8_t> start(static_cast<std::size_t>(std::min<std::int64_t>(tokens.file->size(), 1 << 14)));
+  tokens.file->read(0, 0, static_cast<std::int64_t>(start.size()), start.data());
+  const auto refuse = [&](std::string_view why) {
+    fail({knob, ": '", tokens.file->path(), "' ", why, "; it would be read as ", text ? "bytes of text" : "uint16",
+          ", and if that is meant, give ", format_knob, " ",
+          name_of(text ? token_format::bytes : token_format::nanogpt)});
+  };
+  const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
+  if (!other.empty()) refuse(cat({"is ", other}));
+  if (text) {
+    if (std::find(start.begin(), start.end(), 0) != start.end()) refuse("is no text, as it has zero bytes");
+    return;
+  }
+  // Upper halves of little-endian words: zero below 65536, and below 4 for the largest vocabularies in use.
+  constexpr std::size_t fewest_bytes = 256;  // in which chance makes nothing look so
+  int lower = 0, upper = 0;
+  for (std::size_t i = 0; i + 4 <= start.size(); i += 4) {
+    lower = std::max(lower, start[i] + 256 * start[i + 1]);
+    upper = std::max(upper, start[i + 2] + 256 * start[i + 3]);
+  }
+  if (start.size() >= fewest_bytes && upper < 16 && lower > 16 * upper)
+    refuse(cat({"seems to have tokens of 32 or 64 bits, as every second 16 bits are below ", upper + 1,
+                "; write them as uint16, or as megatron with an .idx that says how wide they are"}));
 }
 
 /// Opens any file as bytes.

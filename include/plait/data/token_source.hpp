@@ -21,8 +21,9 @@ struct token_source_config {
   std::int64_t vocab = 256;  ///< every token must be below
   /// The token that ends a document; -1: documents end where the files' index says. The end of a file ends one too.
   std::int64_t end_of_document = -1;
-  std::string knob = "--data";         ///< what error texts call `paths`
-  std::string vocab_knob = "--model";  ///< what error texts call `vocab`
+  std::string knob = "--data";                ///< what error texts call `paths`
+  std::string format_knob = "--data-format";  ///< what error texts call `format`
+  std::string vocab_knob = "--model";         ///< what error texts call `vocab`
   std::string end_of_document_knob = "--end-of-document";
 };
 
@@ -31,7 +32,8 @@ struct token_source_config {
 class token_source {
  public:
   /// Opens every file and checks headers and sizes; throws `error` for no path, an empty file, a malformed or truncated
-  /// one, and for files of different formats. Token values are checked where they are read (`read`, `check_tokens`).
+  /// one, for files of different formats, and for one that does not look like what `automatic` takes it for. Token
+  /// values are checked where they are read (`read`, `check_tokens`).
   explicit token_source(token_source_config config) : config_(std::move(config)) {
     const std::string& knob = config_.knob;
     if (config_.paths.empty()) fail({knob, ": no file given; name one or more text or token files"});
@@ -45,6 +47,8 @@ class token_source {
       }
       format_ = format;
       add(open(path));
+      if (config_.format == token_format::automatic && format != token_format::megatron)
+        check_guess(segments_.back().tokens, knob, config_.format_knob);
     }
     if (config_.end_of_document < -1 || config_.end_of_document >= config_.vocab)
       fail({config_.end_of_document_knob, " is ", config_.end_of_document, "; legal are the tokens, 0 to ",

@@ -91,7 +91,8 @@ TEST_CASE("nanogpt: flat uint16") {
   const auto small = open({path}, token_format::nanogpt, 50257);
   CHECK_ERROR(small.check_tokens(), "--data", "train.bin", "token 65535", "position 3", "--model", "50257");
   CHECK_ERROR(open({dir.write("odd.bin", "abc")}), "--data", "odd.bin", "3 bytes");
-  CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240520, 1, 2}))}), "llm.c");
+  CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240520, 1, 2}))}), "llm.c, for tokens of 16 bits");
+  CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240801, 7, 2}))}), "llm.c, for tokens of 32 bits");
 }
 
 TEST_CASE("megatron: every integer type, by index, by tokens, by common prefix") {
@@ -185,6 +186,34 @@ TEST_CASE("what is no data is refused by name") {
   CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
   CHECK(plait::token_format_from("auto") == token_format::automatic);
   CHECK_ERROR(plait::token_format_from("json"), "--data-format", "'json'", "auto, bytes, megatron, nanogpt");
+}
+
+TEST_CASE("what does not look like the format of its name is refused, unless that is given") {
+  temp_folder dir;
+  const auto refused = [&](const char* name, const std::string& text, auto... parts) {
+    const std::string path = dir.write(name, text);
+    CHECK_ERROR(open({path}), "--data", name, parts...);
+    const auto meant = std::string(name).ends_with(".bin") ? token_format::nanogpt : token_format::bytes;
+    CHECK(open({path}, meant).format() == meant);
+  };
+  const auto wide = [](auto first, std::int64_t vocab) {
+    std::vector<decltype(first)> out;
+    for (std::int64_t i = 0; i < 200; ++i) out.push_back(static_cast<decltype(first)>(i * 7919 % vocab));
+    return raw(out);
+  };
+  for (const std::int64_t vocab : {2, 65, 50257, 128256, 262144}) {
+    refused("flat.bin", wide(std::int32_t{}, vocab), "tokens of 32 or 64 bits", "write them as uint16");
+    refused("flat.bin", wide(std::int64_t{}, vocab), "tokens of 32 or 64 bits");
+    if (vocab <= 65536) CHECK(open({dir.write("flat.bin", wide(std::uint16_t{}, vocab))}).size() == 200);
+  }
+  refused("tokens.npy", "\x93NUMPY\x01", "an array of NumPy's", "bytes of text", "give --data-format bytes");
+  refused("tokens.bin", "\x93NUMPY\x01 ", "an array of NumPy's", "uint16", "give --data-format nanogpt");
+  refused("t.txt.gz", "\x1f\x8b\x08", "compressed by gzip; unpack it first");
+  refused("t.zst", "\x28\xb5\x2f\xfd", "compressed by zstd");
+  refused("t.npz", "PK\x03\x04", "a zip archive");
+  refused("t.parquet", "PAR1", "Parquet");
+  refused("t.txt", "version https://git-lfs.github.com/spec/v1\n", "Git LFS", "git lfs pull");
+  refused("tokens.ds", std::string("ab\0c", 4), "no text, as it has zero bytes");
 }
 
 namespace {
