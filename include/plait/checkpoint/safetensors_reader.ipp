@@ -20,6 +20,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/foreign_file.hpp"
 
 namespace plait {
 
@@ -168,6 +169,10 @@ PLAIT_INLINE std::uint64_t safetensors_header_end(std::span<const std::byte> sta
     fail({source, ": ", file_bytes, " bytes are no safetensors file; it starts with 8 bytes of header length"});
   std::uint64_t length = 0;
   std::memcpy(&length, start.data(), 8);
+  if (length > safetensors_max_header || length > file_bytes - 8) {  // a length may begin as another format does
+    const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
+    if (!other.empty()) fail({source, ": this is no safetensors file but ", other});
+  }
   if (length > safetensors_max_header) {
     if (std::to_integer<char>(start[0]) == '{')
       fail({source,

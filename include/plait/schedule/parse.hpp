@@ -3,10 +3,12 @@
 #pragma once
 
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -42,6 +44,12 @@ schedule made(std::string_view text, int ranks, int microbatches) {
 }
 
 inline schedule read_schedule(std::string_view text, int ranks, int microbatches) {
+  std::error_code ignored;
+  const auto kind = std::filesystem::status(text, ignored).type();
+  if (kind == std::filesystem::file_type::directory) bad_schedule(text, "it is a folder; name a file");
+  // Opened, a pipe would wait for a writer, and a device might never end.
+  if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found)
+    bad_schedule(text, "it is no regular file; pipes and devices are not read");
   std::ifstream file{std::string(text), std::ios::binary};
   if (!file) bad_schedule(text, "the file cannot be read");
   schedule s;

@@ -1,9 +1,11 @@
 // program: schedules
 // Schedules by name, as PyTorch's CSV, as a user's own policy, and made for given costs.
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -112,6 +114,13 @@ TEST_CASE("every mistake names the option, the value and what is legal") {
           "to 255 chunks on each and 1 to 65535 microbatches, of which the product is at most 4194304, and a schedule "
           "has one list of actions for each rank");
   refuses("none.csv", 4, 8, "--schedule none.csv: the file cannot be read");
+  const temp_folder dir;
+  REQUIRE(::mkfifo((dir / "pipe.csv").c_str(), 0600) == 0);
+  std::filesystem::create_directory(dir / "folder.csv");
+  std::filesystem::create_symlink("/dev/zero", dir / "device.csv");
+  refuses(dir / "folder.csv", 4, 8, "--schedule " + (dir / "folder.csv") + ": it is a folder; name a file");
+  for (const char* name : {"pipe.csv", "device.csv"})
+    refuses(dir / name, 4, 8, "--schedule " + (dir / name) + ": it is no regular file; pipes and devices are not read");
 }
 
 TEST_CASE("sizes beyond the largest are refused before anything is made of them") {
