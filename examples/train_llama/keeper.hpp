@@ -44,6 +44,8 @@ class keeper {
   }
   /// What the save of the newest step failed with.
   const std::string& failure() const { return failure_; }
+  /// What is wrong with the save of the newest step, which was committed; rank 0 knows.
+  const std::string& damage() const { return damage_; }
 
  private:
   void save(std::int64_t steps) {
@@ -69,6 +71,7 @@ class keeper {
     if (step >= newest_ended_) {  // a save that fails at once ends before older ones that are under way
       newest_ended_ = step;
       failure_ = save.failure;
+      damage_ = save.damage;
     }
     const std::optional<double> loss = judged_.extract(save.step).mapped();
     const bool is_best = save.failure.empty() && loss && *loss < kept_.loss;
@@ -83,5 +86,5 @@ class keeper {
   std::int64_t newest_ended_ = -1;                         ///< step of a save
   best_step kept_;                                         ///< the best that is on the disk
   std::map<std::uint64_t, std::optional<double>> judged_;  ///< held-out losses of saves that are under way
-  std::string failure_;                                    ///< of the save of `newest_ended_`
+  std::string failure_, damage_;                           ///< of the save of `newest_ended_`
 };

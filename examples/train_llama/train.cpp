@@ -113,6 +113,8 @@ std::string train(const setup& s, model_run& run) {
     say("nothing is written to --export-hf {}: {} of {} steps were done\n", s.opt.export_hf, end.steps, s.opt.steps);
   }
   if (problem.empty() && !saves.failure().empty()) problem = "the last state is not saved: " + saves.failure();
+  if (problem.empty() && !saves.damage().empty())
+    problem = "the last state that was saved is damaged: " + saves.damage();
   if (problem.empty() && report) problem = report->failure();
   return problem;
 }

@@ -375,19 +375,20 @@ expect 0 inspect bad/step-00000002
 says out "not whole: 'bad/step-00000002/data/w00001.safetensors' is missing"
 
 printf ' ' >>bad/step-00000004/manifest.json
-mkdir bad/step-00000006.tmp-0123
+left=bad/step-00000006.tmp-0123456789abcdef0123456789abcdef
+mkdir "$left" bad/step-00000006.tmp-mine
 refused "PATH: 'bad/step-00000004/COMMIT' is not that of its" inspect bad/step-00000004
 refused "B: 'bad/step-00000004/COMMIT' is not that of its" diff $four bad/step-00000004
 refused "STEP: 'bad/step-00000004/COMMIT' is not that of its" export-safetensors bad/step-00000004 x
 expect 0 inspect bad
 grep -Eq '^ +4 +- .* no: .*COMMIT. is not that of its directory and manifest' out || fail "a bad manifest: $(cat out)"
-says out "leftover of a writer: bad/step-00000006.tmp-0123"
+says out "leftover of a writer: $left"
 expect 0 inspect bad --json
 python3 -c '
 import json
 found = json.load(open("out"))
 assert [s["whole"] for s in found["steps"]] == [False, False], found
-assert found["leftovers"] == ["bad/step-00000006.tmp-0123"], found' || fail "inspect --json of a folder: $(cat out)"
+assert found["leftovers"] == ["'"$left"'"], found' || fail "inspect --json of a folder: $(cat out)"
 rm bad/step-00000004/COMMIT
 expect 1 verify bad/step-00000004
 says out "has no COMMIT: it was never finished"

@@ -48,7 +48,7 @@ struct save_job {
   std::vector<std::function<void()>> rest{};  ///< what makes elements of what was copied
   clock::time_point begin, staged;            ///< of `save`; when the arena was filled, as far as is known
   double stall = 0, background = 0;
-  std::string failure, warning;
+  std::string failure, warning, damage;
   std::vector<stored_bytes> written{};  ///< the parts of this rank's file
 
   // Under the writer's mutex.
@@ -359,6 +359,7 @@ class save_writer {
           [&](const committed_step& step) {
             const auto faults = verify_step(files_, step.path, [&] { goes_on(j, "verifying the steps that stay"); });
             goes_on(j, "removing older steps");
+            if (step.step == j.step && !faults.empty()) j.damage = faults.front();
             return faults.empty() ? std::string() : faults.front();
           },
           whole);

@@ -368,6 +368,7 @@ class checkpoint_saver {
     if (!ended) return out;
     out.background = j.background;
     out.warning = j.warning;
+    out.damage = j.damage;
     out.stall = std::max(j.stall, std::chrono::duration<double>(j.staged - j.begin).count());
     return out;
   }

@@ -292,10 +292,7 @@ class step_root {
     for (const directory_entry& entry : leftovers) {
       if (active_->has(entry.name)) continue;
       const bool in_trash = entry.name.starts_with(detail::path_in(root_, detail::trash_directory) + "/");
-      if (entry.kind != file_kind::directory)
-        files_->remove_file(entry.name);
-      else
-        in_trash ? detail::remove_step_tree(*files_, entry.name) : detail::remove_unfinished(*files_, entry.name);
+      in_trash ? detail::remove_step_tree(*files_, entry.name) : detail::remove_unfinished(*files_, entry.name);
       out.push_back(entry.name);
     }
     return out;

@@ -70,6 +70,18 @@ inline constexpr std::string_view latest_file = "LATEST";
 inline constexpr std::string_view trash_directory = ".trash";
 inline constexpr std::string_view temporary_mark = ".tmp-";
 
+/// Whether a name ends in 32 hexadecimal digits, as `unguessable_suffix` makes them, behind a step's name and `mark`.
+/// Others are no writer's, and whoever made them keeps them.
+inline bool is_made_by_writer(std::string_view name, std::string_view mark) {
+  constexpr std::size_t digits = 32;
+  if (name.size() < digits + mark.size()) return false;
+  const std::string_view suffix = name.substr(name.size() - digits);
+  name.remove_suffix(digits);
+  if (suffix.find_first_not_of("0123456789abcdef") != suffix.npos || !name.ends_with(mark)) return false;
+  name.remove_suffix(mark.size());
+  return step_called(name).has_value();
+}
+
 inline std::string path_in(const std::string& directory, std::string_view name) { return cat({directory, "/", name}); }
 
 /// All that a COMMIT says. It is never parsed: a step is whole if its COMMIT is exactly this.
@@ -157,12 +169,11 @@ inline step_list list_steps(file_system& files, const std::string& root) {
   }
   for (const directory_entry& entry : entries) {
     const std::string path = detail::path_in(root, entry.name);
-    const std::size_t mark = entry.name.find(detail::temporary_mark);
     if (entry.name == detail::trash_directory && entry.kind == file_kind::directory) {
       for (const directory_entry& gone : files.list(path))
-        out.leftovers.push_back({detail::path_in(path, gone.name), gone.kind});
-    } else if (mark != entry.name.npos && step_called(std::string_view(entry.name).substr(0, mark)) &&
-               entry.kind == file_kind::directory) {
+        if (gone.kind == file_kind::directory && detail::is_made_by_writer(gone.name, "-"))
+          out.leftovers.push_back({detail::path_in(path, gone.name), gone.kind});
+    } else if (entry.kind == file_kind::directory && detail::is_made_by_writer(entry.name, detail::temporary_mark)) {
       out.leftovers.push_back({path, entry.kind});
     }
   }

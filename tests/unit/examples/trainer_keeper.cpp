@@ -109,7 +109,7 @@ std::string failure_after(saves_alone& run, bool worth_saving = true, std::int64
   });
   for (std::int64_t step = 2; step <= last; step += 2) saves.after(step, {});
   saves.finish(last, worth_saving);
-  return saves.failure();
+  return saves.failure() + saves.damage();
 }
 
 using steps = std::vector<std::uint64_t>;
@@ -143,6 +143,15 @@ TEST_CASE("an older save that fails is no failure of the last") {
   last.will_end = {{.step = 6, .failure = "a full disk"}};
   CHECK(failure_after(last).empty());
   CHECK(last.begun == steps{2, 4, 6, 6});
+}
+
+TEST_CASE("a last save that was committed and is damaged is told, and an older one is not") {
+  saves_alone run;
+  run.will_end = {{.step = 4, .damage = "a wrong sum"}};
+  CHECK(failure_after(run).empty());
+  saves_alone last;
+  last.will_end = {{.step = 6, .damage = "a wrong sum"}};
+  CHECK(failure_after(last) == "a wrong sum");
 }
 
 TEST_CASE("a best whose save fails gives its place to the best of those that do not") {
