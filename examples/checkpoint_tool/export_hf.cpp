@@ -25,11 +25,9 @@ void export_hf(const export_hf_options& opt) {
     if (!how.dtype || !plait::weight_dtype_of(*how.dtype))
       plait::fail({"--dtype is ", opt.dtype, "; legal are F64, F32 and BF16"});
   }
+  how.like = opt.config;
   std::string config = opt.config;
-  if (std::filesystem::is_directory(config)) {
-    how.like = config;
-    config = (std::filesystem::path(config) / "config.json").string();
-  }
+  if (std::filesystem::is_directory(config)) config = (std::filesystem::path(config) / "config.json").string();
   if (lies_in(opt.out, from.path))
     plait::fail({"DIR: '", opt.out, "' lies in the step itself, which is not changed; name a folder elsewhere"});
   const plait::llama_config shape = plait::read_llama_config(config, "--config");

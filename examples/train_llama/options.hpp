@@ -162,6 +162,10 @@ struct setup {
   std::string passed_over{};  ///< newer ones there that are not whole, and why
   std::shared_ptr<const prediction> predicted{};  ///< what the planner says of --cluster; null: it was not asked
 
+  /// The model directory or config.json whose keys and tokenizer an exported model gets; empty: there is none.
+  std::string exported_like() const {
+    return weights ? opt.init_from : plait::find_llama_preset(opt.model) ? "" : opt.model;
+  }
   /// Whether the first weights are not random.
   bool begins_from_weights() const { return weights != nullptr || !first_step.empty(); }
 };

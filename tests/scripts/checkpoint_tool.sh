@@ -152,10 +152,13 @@ says err "OUT: cannot write 'limited.tmp-"
 [ -z "$(find . -name '*.tmp-*' -o -name limited)" ] || fail "what was not finished is left: $(ls)"
 
 # A model directory: the one that the trainer writes of the same step, in every byte; in several files, and in bf16.
+# What of config.json changes no number stays.
+sed 's/"vocab_size"/"eos_token_id": [2, 3], "vocab_size"/' config.json >ending.json
 for step in $four $cut; do
   rm -rf by_trainer by_tool
-  train exporting --steps 4 --sample 0 --resume "$step" --export-hf by_trainer
-  expect 0 export-hf "$step" by_tool --config config.json
+  train exporting --model ending.json --steps 4 --sample 0 --resume "$step" --export-hf by_trainer
+  grep -q '"eos_token_id": \[' by_trainer/config.json || fail "the token that ends a text is lost: $(cat by_trainer/config.json)"
+  expect 0 export-hf "$step" by_tool --config ending.json
   says out "by_tool: "
   diff -r by_trainer by_tool || fail "the tool exports another model than the trainer"
 done

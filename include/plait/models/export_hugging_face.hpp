@@ -19,7 +19,7 @@ struct export_options {
   std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file, as in transformers
   std::optional<safetensors_dtype> dtype{};   ///< F64, F32 or BF16; nothing: that of the master values
   /// A model directory whose tokenizer, and whose keys of config.json that change no number (the tokens that end a
-  /// text, for instance), go into the new one; empty: none.
+  /// text, for instance), go into the new one; or a config.json, of which the keys do; empty: none.
   std::string like{};
   /// In whose names and order the tensors are written, beside a config.json of Hugging Face: transformers opens its own
   /// alone, and `open_model_directory` each.

@@ -29,7 +29,8 @@ inline std::string_view torch_name(safetensors_dtype type) {
 inline std::string exported_config(const llama_config& config, safetensors_dtype dtype, const export_options& how) {
   const std::string text = llama_config_text(config, std::string(torch_name(dtype)));
   if (how.like.empty()) return text;
-  const std::string from = (std::filesystem::path(how.like) / "config.json").string();
+  const std::filesystem::path like(how.like);
+  const std::string from = (std::filesystem::is_regular_file(like) ? like : like / "config.json").string();
   nlohmann::json json = nlohmann::json::parse(text);
   const nlohmann::json old = parse_json(read_file(from, how.knob), from);
   for (const auto& [key, value] : old.items())
