@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -71,35 +75,70 @@ std::string step_text(const std::string& path) {
                      digest_of(std::as_bytes(std::span(text)), text.size()));
 }
 
+/// Calls f(key, value) for each key of a model's config.json.
+template <class Config, class F>
+void each_key(Config& c, F&& f) {
+  f("vocab_size", c.vocab);
+  f("hidden_size", c.hidden);
+  f("num_hidden_layers", c.layers);
+  f("num_attention_heads", c.heads);
+  f("num_key_value_heads", c.kv_heads);
+  f("head_dim", c.head_dim);
+  f("intermediate_size", c.ffn);
+  f("max_position_embeddings", c.max_position);
+  f("rms_norm_eps", c.rms_eps);
+  f("rope_theta", c.rope_theta);
+  f("rope_scaling.rope_type", c.rope.kind);
+  f("rope_scaling.factor", c.rope.factor);
+  f("rope_scaling.low_freq_factor", c.rope.low_freq_factor);
+  f("rope_scaling.high_freq_factor", c.rope.high_freq_factor);
+  f("rope_scaling.original_max_position_embeddings", c.rope.original_max_position);
+  f("tie_word_embeddings", c.tie_embeddings);
+  f("attention_bias", c.attention_bias);
+  f("mlp_bias", c.mlp_bias);
+  f("qkv_bias", c.qkv_bias);
+  f("qk_norm", c.qk_norm);
+  f("sliding_window", c.sliding_window);
+  f("pad_token_id", c.pad_token);
+  f("initializer_range", c.initializer_range);
+}
+
+/// Reads a value of `model_knobs`; returns whether it is one.
+template <class T>
+bool read(const std::string& text, T& value) {
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return problem == std::errc() && end == text.data() + text.size();
+}
+bool read(const std::string& text, bool& value) {
+  value = text == "true";
+  return value || text == "false";
+}
+bool read(const std::string& text, plait::rope_kind& value) {
+  value = text == "llama3" ? plait::rope_kind::llama3 : plait::rope_kind::none;
+  return text == "llama3" || text == "none";
+}
+
 }  // namespace
 
 std::vector<plait::knob> model_knobs(const plait::llama_config& c) {
   std::vector<plait::knob> knobs;
-  const auto add = [&](const char* key, auto value) { knobs.push_back({key, fmt::format("{}", value)}); };
-  add("vocab_size", c.vocab);
-  add("hidden_size", c.hidden);
-  add("num_hidden_layers", c.layers);
-  add("num_attention_heads", c.heads);
-  add("num_key_value_heads", c.kv_heads);
-  add("head_dim", c.head_dim);
-  add("intermediate_size", c.ffn);
-  add("max_position_embeddings", c.max_position);
-  add("rms_norm_eps", c.rms_eps);
-  add("rope_theta", c.rope_theta);
-  add("rope_scaling.rope_type", c.rope.kind == plait::rope_kind::llama3 ? "llama3" : "none");
-  add("rope_scaling.factor", c.rope.factor);
-  add("rope_scaling.low_freq_factor", c.rope.low_freq_factor);
-  add("rope_scaling.high_freq_factor", c.rope.high_freq_factor);
-  add("rope_scaling.original_max_position_embeddings", c.rope.original_max_position);
-  add("tie_word_embeddings", c.tie_embeddings);
-  add("attention_bias", c.attention_bias);
-  add("mlp_bias", c.mlp_bias);
-  add("qkv_bias", c.qkv_bias);
-  add("qk_norm", c.qk_norm);
-  add("sliding_window", c.sliding_window);
-  add("pad_token_id", c.pad_token);
-  add("initializer_range", c.initializer_range);
+  each_key(c, [&](const char* key, const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const plait::rope_kind&>)
+      knobs.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
+    else
+      knobs.push_back({key, fmt::format("{}", value)});
+  });
   return knobs;
+}
+
+std::optional<plait::llama_config> model_of(const std::vector<plait::knob>& knobs) {
+  plait::llama_config c;
+  bool whole = true;
+  each_key(c, [&](const std::string& key, auto& value) {
+    const auto knob = std::find_if(knobs.begin(), knobs.end(), [&](const plait::knob& k) { return k.name == key; });
+    whole = whole && knob != knobs.end() && read(knob->value, value);
+  });
+  return whole ? std::optional(c) : std::nullopt;
 }
 
 std::vector<plait::knob> agreed_knobs(const setup& s) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "options.hpp"
@@ -8,6 +9,8 @@
 
 /// The keys of a model's config.json with their values, which say what the model computes.
 std::vector<plait::knob> model_knobs(const plait::llama_config& c);
+/// The model that `model_knobs` tells so; nothing where a key is missing or has no such value.
+std::optional<plait::llama_config> model_of(const std::vector<plait::knob>& knobs);
 
 /// What the ranks of several processes must have been given alike: options, the model, the data, what follows from
 /// them. agreed.cpp lists what may differ.

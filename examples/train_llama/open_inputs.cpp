@@ -11,6 +11,7 @@
 
 #include "check_files.hpp"
 #include "data_text.hpp"
+#include "plait/checkpoint/loaded_state.hpp"
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/data/text.hpp"
 #include "plait/data/token_source.hpp"
@@ -18,62 +19,77 @@
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/weights_order.hpp"
+#include "resumed.hpp"
 
 namespace {
 
 /// Finds the saved step that --init-from names, or the newest in what it names; neither has the name of one: nothing.
-void find_first_step(setup& s) {
+void find_first_step(std::string path, opened_model& m) {
   plait::file_system& files = plait::machine_files();
-  std::string path = s.opt.init_from;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   if (files.kind_of(path) != plait::file_kind::directory) return;
   const auto is_step = [](const std::filesystem::path& name) {
     return plait::step_called(name.filename().string()).has_value();
   };
   if (is_step(path) || is_step(plain(path))) {  // "." and links have names of their own
-    s.first_step = is_step(path) ? path : plain(path).string();
+    m.first_step = is_step(path) ? path : plain(path).string();
     return;
   }
   std::vector<plait::invalid_step> passed_over;
-  if (const auto newest = plait::newest_step(files, path, &passed_over)) s.first_step = newest->path;
+  if (const auto newest = plait::newest_step(files, path, &passed_over)) m.first_step = newest->path;
   for (const plait::invalid_step& i : passed_over)
-    plait::append(s.passed_over, {s.passed_over.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
-  if (s.first_step.empty() && !passed_over.empty())
-    plait::fail({"'", path, "' has no saved step that is whole; ", s.passed_over});
+    plait::append(m.passed_over, {m.passed_over.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
+  if (m.first_step.empty() && !passed_over.empty())
+    plait::fail({"'", path, "' has no saved step that is whole; ", m.passed_over});
+}
+
+/// Returns the shape of the model that a saved step is of, by its manifest.
+plait::llama_config model_of_step(const std::string& step) {
+  plait::loaded_state saved{.path = step};
+  try {
+    saved.scalars = plait::read_step(plait::machine_files(), step).scalars;
+  } catch (const plait::error& e) {
+    plait::fail({"--init-from: ", e.what()});
+  }
+  if (const auto config = saved_model(saved)) {
+    plait::validate(*config, "--init-from: '" + step + "'");
+    return *config;
+  }
+  plait::fail({"--init-from: '", step,
+               "' is a saved step that does not tell its model's shape, as one of weights alone "
+               "or of an older program; give it by --model"});
 }
 
 }  // namespace
 
-void open_model(setup& s) {
-  const options& opt = s.opt;
+opened_model open_model(const options& opt) {
+  opened_model m;
   if (!opt.init_from.empty()) {
     try {
-      find_first_step(s);
+      find_first_step(opt.init_from, m);
     } catch (const plait::error& e) {
       plait::fail({"--init-from: ", e.what()});
     }
   }
   if (opt.init_from.empty()) {
-    s.config = plait::load_llama_config(opt.model);
-  } else if (s.first_step.empty()) {
+    m.config = plait::load_llama_config(opt.model);
+  } else if (m.first_step.empty()) {
     if (opt.model_given)
       plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
                   opt.model);
-    s.weights = std::make_shared<const plait::model_directory>(
+    m.weights = std::make_shared<const plait::model_directory>(
         plait::open_model_directory(opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order)));
-    s.config = s.weights->config;
+    m.config = m.weights->config;
   } else {
-    if (!opt.model_given)
-      plait::fail("--init-from " + opt.init_from +
-                  " is a saved step, which has no config.json; give the model's shape by --model");
     if (opt.weights_order_given)
       plait::fail("--weights-order " + opt.weights_order + " is for model directories, and --init-from " +
                   opt.init_from + " is a saved step, which has one order alone; leave it out");
     if (opt.resume != "none" && opt.resume != "auto")
       plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
                   opt.init_from + "; give one of them");
-    s.config = plait::load_llama_config(opt.model);
+    m.config = opt.model_given ? plait::load_llama_config(opt.model) : model_of_step(m.first_step);
   }
+  return m;
 }
 
 void open_data(setup& s) {

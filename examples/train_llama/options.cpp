@@ -72,8 +72,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
   app.add_option("--init-from", opt.init_from,
-                 "the weights to begin from: a model directory of Hugging Face, which has the model's shape too, or, "
-                 "with --model, a saved step or the newest in a folder of them, whatever layout saved it");
+                 "the weights to begin from: a model directory of Hugging Face, or a saved step or the "
+                 "newest in a folder of them, whatever layout saved it; all have the model's shape, too, but steps of "
+                 "import-hf, which need --model");
   app.add_option("--weights-order", opt.weights_order,
                  "whose names and order the tensors of --init-from have, beside a config.json of Hugging Face: "
                  "hugging-face, megatron (q, k, v and gate, up in one) or meta (rotary pairs)")

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "../size_text.hpp"
+#include "open_inputs.hpp"
 #include "plait/mesh/parse.hpp"
-#include "plait/models/hugging_face_directory.hpp"
-#include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_plan.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/plan/explain.hpp"
@@ -153,12 +152,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   if (const std::string why = why_unpriced(opt); !why.empty()) plait::fail("--plan auto: " + why);
   const pp::cluster on = pp::load_cluster(opt.cluster, "--cluster");
   const std::int64_t all = ranks_to_plan(opt, on, ranks);
-  const bool in_folder = !opt.init_from.empty() && !opt.model_given;
-  const plait::llama_config config =
-      in_folder
-          ? plait::open_model_directory(opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order))
-                .config
-          : plait::load_llama_config(opt.model);
+  const plait::llama_config config = open_model(opt).config;
   const pp::training_job job = job_of(opt, config, opt.global_batch);
   check_machine(on.machine, job, opt);
   pp::search_options search = search_of(opt);

@@ -26,7 +26,8 @@
 
 namespace {
 
-constexpr std::string_view between = ", --";  ///< options in the text that a step has of them
+constexpr std::string_view between = ", --";     ///< options in the text that a step has of them
+constexpr std::string_view of_model = "model:";  ///< begins the keys of a model there
 
 /// Calls f(); an error of it begins with the option.
 template <class F>
@@ -115,7 +116,8 @@ std::string training_text(const setup& s) {
       "--label-smoothing", "--z-loss",        "--precision",     "--gradients",      "--moments",
       "--reduce-in",       "--deterministic", "--on-nonfinite",  "--end-of-document"};
   std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
-  for (const auto& [key, value] : model_knobs(s.config)) text += fmt::format("{}model:{} {}", between, key, value);
+  for (const auto& [key, value] : model_knobs(s.config))
+    text += fmt::format("{}{}{} {}", between, of_model, key, value);
   for (const auto& [name, value] : s.opt.by_name)
     if (std::find(std::begin(names), std::end(names), name) != std::end(names))
       text += fmt::format("{}{} {}", between, name.substr(2), value);
@@ -129,6 +131,14 @@ std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
     text += fmt::format("{}--{} {}, which was {}", text.empty() ? "" : "; ", name, value, before);
   });
   return text;
+}
+
+std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded) {
+  const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
+  std::vector<plait::knob> knobs;
+  for (const auto& [name, value] : options_in(text))
+    if (name.starts_with(of_model)) knobs.push_back({std::string(name.substr(of_model.size())), std::string(value)});
+  return model_of(knobs);
 }
 
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {

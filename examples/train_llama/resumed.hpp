@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "options.hpp"
+#include "plait/models/llama_config.hpp"
 
 namespace plait {
 struct loaded_state;
@@ -20,6 +22,9 @@ std::string training_text(const setup& s);
 /// Which of them the saved text has otherwise, such as "--clip 0.5, which was 1": nothing where none is, or where the
 /// step was saved before steps had the text. A run may go on with others: it says which.
 std::string changed_options(const setup& s, const plait::loaded_state& loaded);
+
+/// The model that a saved state is of, as it says; nothing where it was saved before states did, or by no run.
+std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded);
 
 /// Whether the run takes held-out losses of other tokens than the step that it goes on from.
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded);

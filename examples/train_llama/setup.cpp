@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "check_files.hpp"
 #include "open_inputs.hpp"
@@ -98,7 +99,11 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .decay = plait::lr_decay_from(opt.lr_schedule)}),
           0};
   s.rate_text = rate_text(s.rate.config());
-  open_model(s);
+  opened_model m = open_model(opt);
+  s.config = m.config;
+  s.weights = std::move(m.weights);
+  s.first_step = std::move(m.first_step);
+  s.passed_over = std::move(m.passed_over);
   plait::require_order(plait::weights_order_from(opt.export_order), s.config, "--export-order");
   const plait::llama_config& c = s.config;
   const std::string by = "the extent of tp";

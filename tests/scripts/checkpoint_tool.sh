@@ -273,7 +273,7 @@ untrained() {
   timeout 30 "$trainer" --data "$text" --seq 32 --steps 2 --sample 0 "$@" >out 2>err && fail "$* was accepted"
   grep -q -e "^train_llama: .*$expected" err || fail "$*: '$expected' is not in: $(cat err)"
 }
-untrained "--init-from imported is a saved step, which has no config.json; give the model's shape by --model" --init-from imported
+untrained "--init-from: 'imported/step-00000000' is a saved step that does not tell its model's shape.* --model" --init-from imported
 untrained "--weights-order meta is for model directories, and --init-from imported is a saved step" \
   --init-from imported --model "$mha/config.json" --weights-order meta
 untrained "--resume zero takes the weights of a saved step, and so does --init-from imported" \

@@ -89,6 +89,9 @@ for mesh in dp=1 dp=2,pp=2,tp=2 tp=4; do
   plans "^--init-from: $step" --init-from saved/step-00000001 --mesh $mesh --optimizer muon
 done
 plans "^--resume: $step" --resume saved --mesh dp=2 --data-parallel zero3 --moments bf16
+# A step has the shape of its model.
+"$trainer" --init-from saved --seq 32 --dry-run >plan.out 2>plan.err || fail "a step's own shape: $(cat plan.err)"
+grep -q "^--init-from: $step" plan.out || fail "another model than the step's: $(cat plan.out)"
 # unplanned TEXT ARGUMENTS...: refused by the plan, and by a run too.
 unplanned() {
   expected=$1
