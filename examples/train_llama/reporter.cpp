@@ -13,9 +13,11 @@
 #include "../size_text.hpp"
 #include "checkpoint_files.hpp"
 #include "plait/core/median.hpp"
+#include "plait/io/mapped_file.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/observe/pipeline_svg.hpp"
+#include "plait/observe/run_log.hpp"
 #include "plait/observe/step_timeline.hpp"
 #include "planned.hpp"
 #include "run_texts.hpp"
@@ -108,6 +110,22 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
   say_now();
   display_.emplace(
       plait::progress_config{.steps = s.opt.steps, .first_step = resumed, .every = steps_between_lines(s)});
+  if (resumed > 0 && !s.opt.plot.empty()) begin_curve(resumed);
+}
+
+/// Takes the losses of the steps before, where the log that this run goes on with has them.
+void reporter::begin_curve(std::int64_t resumed) {
+  std::error_code ignored;
+  const std::string& log = s_.opt.log;
+  if (!std::filesystem::is_regular_file(log, ignored) || std::filesystem::file_size(log, ignored) == 0) return;
+  try {
+    const std::string text = plait::read_file(log, "--log");
+    for (const plait::logged_step& step : plait::read_run_log(text, fmt::format("--log: '{}'", log)).steps)
+      if (step.numbers && step.step <= resumed)
+        curve_.points.push_back({static_cast<double>(step.step), step.numbers->loss});
+  } catch (const plait::error& e) {  // training matters more
+    fmt::print(stderr, "train_llama: --plot begins after step {}: {}\n", resumed, e.what());
+  }
 }
 
 template <class F>

@@ -60,6 +60,7 @@ class reporter {
   /// Adds to the log, if there is one still.
   template <class F>
   void logged(F&& add);
+  void begin_curve(std::int64_t resumed);
   void draw();
 
   /// Seconds of the median step; 0 where there was none.

@@ -181,6 +181,12 @@ grep -q "^goes on from step $at\$" onwards.out || fail "it does not go on from $
 # Retention: the newest two, and every third.
 train kept --steps 8 --sample 0 --mesh dp=2 --checkpoint-dir kept --save-every 1 --keep 2 --keep-every 3
 [ "$(steps_in kept)" = "step-00000003 step-00000006 step-00000007 step-00000008 " ] || fail "there are $(steps_in kept)"
+# The plot has what the log has of the steps before.
+cp kept.jsonl plotted.jsonl
+train plotted --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot plotted.svg
+drawn=$(grep 'stroke-linejoin="round"' plotted.svg | grep -o '[ML][0-9]' | wc -l)
+[ "$drawn" = 8 ] || fail "the plot has $drawn steps of 8"
+train new_log --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot new_log.svg # which has none before
 
 # The best stays too, by the held-out loss at each save, in this run and those that go on from it. A rate that is far too
 # large after step 2 makes all that follow worse.
