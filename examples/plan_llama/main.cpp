@@ -18,6 +18,7 @@
 #include "plait/io/standard_descriptors.hpp"
 #include "plait/plan/hardware_json.hpp"
 #include "plait/plan/parse_layout.hpp"
+#include "plait/plan/ranking.hpp"
 #include "plait/plan/software_table.hpp"
 #include "plait/plan/step_on_links.hpp"
 #include "report.hpp"
@@ -34,7 +35,7 @@ struct options {
   std::vector<std::string> schedules, recompute, zero, replicate, context;
   std::string calibrate, backend = "threads";
   std::int64_t ranks = 0;
-  double hour_price = 0, jitter = 0, slow_rank = 1;
+  double hour_price = 0, jitter = 0, slow_rank = 1, memory_share = pp::usual_memory_share;
   std::size_t most = 10;
   bool json = false;
 };
@@ -48,9 +49,9 @@ void declare(CLI::App& app, options& opt) {
       {"cluster", "hardware and its number, as in h100:16384; a description is a path that ends in .json"},
       {"program", "whose facts are priced: plait, megatron, nemo, fsdp and others (default plait)"},
       {"precision", "of the products: f32, bf16 or fp8 (default bf16)"},
-      {"seq", "tokens of a sequence"},
+      {"seq", "tokens of a sequence, as in 8192 or 8k (k is 2^10)"},
       {"batch", "sequences of a step"},
-      {"batch_tokens", "tokens of a step, as in 16M, in place of --batch"}};
+      {"batch_tokens", "tokens of a step, as in 16M, in place of --batch (k, M and G are 2^10, 2^20 and 2^30)"}};
   for (const char* name : property_names) {
     std::string option = name;
     std::replace(option.begin(), option.end(), '_', '-');
@@ -73,7 +74,11 @@ void declare(CLI::App& app, options& opt) {
       ->delimiter(',');
   app.add_option("--context", opt.context, "of attention over cp: ring, all_gather_kv, ulysses")->delimiter(',');
   app.add_option("--top", opt.most, "how many layouts to show")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--train-tokens", opt.train_tokens, "tokens to train on, as in 15T, for days and cost");
+  app.add_option("--memory-share", opt.memory_share, "the share of a device's memory that layouts fill at most")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  app.add_option("--train-tokens", opt.train_tokens,
+                 "tokens to train on, as in 15T, for days and cost (B and T are 10^9 and 10^12)");
   app.add_option("--hour-price", opt.hour_price, "of one accelerator, in any currency");
   app.add_option("--jitter", opt.jitter, "simulates every pipeline with passes that vary by up to this share")
       ->check(CLI::Range(0.0, 0.5));
@@ -112,7 +117,7 @@ void check_given(const CLI::App& app, const options& opt) {
         {"--model", "--cluster", "--program", "--precision", "--seq", "--batch", "--batch-tokens"});
   if (app.count("--layout") > 0)
     for (const char* searched : {"--tp", "--cp", "--pp", "--microbatch", "--schedule", "--recompute", "--zero",
-                                 "--replicate", "--context", "--top"})
+                                 "--replicate", "--context", "--memory-share", "--top"})
       if (app.count(searched) > 0)
         plait::fail({"--layout prices one layout, and ", searched, " is for a search; leave one of them out"});
   if (app.count("--ranks") + app.count("--backend") > 0 && opt.calibrate.empty())
@@ -139,6 +144,7 @@ double token_count(const std::string& text) {
 pp::search_options search_of(const options& opt) {
   pp::search_options out;
   out.tp = opt.tp, out.cp = opt.cp, out.pp = opt.pp, out.microbatch = opt.microbatch, out.most = opt.most;
+  out.memory_share = opt.memory_share;
   const std::pair<const char*, const std::vector<std::int64_t>*> extents[] = {
       {"--tp", &opt.tp}, {"--cp", &opt.cp}, {"--pp", &opt.pp}, {"--microbatch", &opt.microbatch}};
   for (const auto& [knob, values] : extents)
@@ -187,8 +193,8 @@ std::vector<in_precision> in_other_precisions(const request& asked, pp::search_o
     pp::training_job job = asked.job;
     job.program = pp::software_called(job.program.name, "--program");
     pp::set_products(job.program, kind);
-    const pp::search_result found = pp::search_layouts(asked.machine, job, asked.accelerators, search);
-    if (!found.best.empty()) out.push_back({kind, found.best.front()});
+    const pp::ranked_search found = pp::search_ranked(asked.machine, job, asked.accelerators, search);
+    if (!found.ranked.empty()) out.push_back({kind, found.ranked.front()});
   }
   return out;
 }
@@ -204,22 +210,29 @@ findings find(const options& opt, const request& asked) {
     if (l.ranks() != asked.accelerators)
       plait::fail({"--layout has ", l.ranks(), " ranks and --cluster ", asked.accelerators,
                    " accelerators; they must be equal"});
-    f.found.best = {pp::price(asked.machine, asked.job, l)};
-    if (!f.found.best.front().fits) f.too_large = pp::why_too_large(asked.machine, asked.job, f.found.best.front());
+    const pp::layout_price given = pp::price(asked.machine, asked.job, l);
+    f.ranked = pp::rank_on_links(asked.machine, asked.job, {{given, given.step()}}, 1);
+    if (!given.fits) f.too_large = pp::why_too_large(asked.machine, asked.job, given);
   } else {
     f.searched = true;
     const pp::search_options search = search_of(opt);
-    f.found = pp::search_layouts(asked.machine, asked.job, asked.accelerators, search);
-    if (f.found.best.empty())
-      plait::fail(pp::why_nothing(asked.machine, asked.job, asked.accelerators, f.found, search));
+    if (const std::string why = pp::why_lacking(asked.job.program, search.schedules); !why.empty())
+      plait::fail("--schedule: " + why);
+    pp::ranked_search ranking = pp::search_ranked(asked.machine, asked.job, asked.accelerators, search);
+    f.found = std::move(ranking.found), f.ranked = std::move(ranking.ranked), f.fuller = std::move(ranking.fuller);
+    f.memory_share = search.memory_share;
+    if (f.ranked.empty()) plait::fail(pp::why_nothing(asked.machine, asked.job, asked.accelerators, f.found, search));
     f.precisions = in_other_precisions(asked, search);
-    f.thumb = pp::rule_of_thumb(asked.machine, asked.job, asked.accelerators);
-    f.neighbours = pp::alternatives(asked.machine, asked.job, f.found.best.front());
+    if (const auto thumb = pp::rule_of_thumb(asked.machine, asked.job, asked.accelerators); thumb)
+      f.thumb = pp::rank_on_links(asked.machine, asked.job, {{*thumb, thumb->step()}}, 1).front();
+    f.neighbours = pp::alternatives(asked.machine, asked.job, f.ranked.front().price, search.memory_share);
   }
-  const pp::layout_price& best = f.found.best.front();
-  if (best.layout.pp > 1) f.simulated = pp::simulated_seconds(asked.machine, asked.job, best);
-  const bool shares_links = best.layout.pp > 1 || best.layout.zero == plait::zero_level::parameters;
-  if (shares_links) f.on_links = pp::step_on_links(asked.machine, asked.job, best);
+  const pp::layout_price& best = f.ranked.front().price;
+  if (best.layout.pp > 1) {
+    f.simulated = pp::simulated_seconds(asked.machine, asked.job, best);
+    f.balance = pp::balance_of(asked.machine, asked.job, best.layout);
+  }
+  if (pp::shares_links(best.layout)) f.on_links = pp::step_on_links(asked.machine, asked.job, best);
   if (opt.jitter > 0 || opt.slow_rank > 1) {
     const pp::disturbance how{.jitter = opt.jitter, .slow_rank = opt.slow_rank, .slow_at = best.layout.pp / 2};
     const auto with = [&](const pp::disturbance& d) {
@@ -273,7 +286,7 @@ int run(int argc, char** argv) {
     plait::fail(
         {"--precision: ", common.machine.name, " has no products in ", pp::name_of(common.job.program.products)});
   const findings f = find(opt, common);
-  const pp::training_layout& best = f.found.best.front().layout;
+  const pp::training_layout& best = f.ranked.front().price.layout;
   if (!opt.timeline.empty()) plait::write_file_atomically(opt.timeline, timeline_svg(common, best), "--timeline");
   if (!opt.scaling.empty()) plait::write_file_atomically(opt.scaling, scaling_svg(common, search_of(opt)), "--scaling");
   if (!opt.html.empty()) plait::write_file_atomically(opt.html, html_report(f, search_of(opt)), "--html");

@@ -64,7 +64,7 @@ std::string scaling_svg(const request& asked, const pp::search_options& options)
 }
 
 std::string html_report(const findings& f, const pp::search_options& options) {
-  const pp::training_layout& best = f.found.best.front().layout;
+  const pp::training_layout& best = f.ranked.front().price.layout;
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>plan_llama</title>\n"
       "<style>body{font-family:Helvetica,Arial,sans-serif;margin:2em;color:#222}pre{overflow-x:auto;background:#f5f5f5;"

@@ -16,7 +16,7 @@ struct purpose {
 /// The fastest layout with products in another precision.
 struct in_precision {
   plait::planner::number_kind kind;
-  plait::planner::layout_price price;
+  plait::planner::ranked_layout best;
 };
 
 /// Everything that is said of a job: of a search, or of one layout that was given.
@@ -24,12 +24,16 @@ struct findings {
   request asked;
   purpose why;
   bool searched = false;
-  plait::planner::search_result found;                  ///< of a search; else `found.best` is the given layout alone
-  std::optional<plait::planner::layout_price> thumb;    ///< the rule of thumb
-  std::vector<in_precision> precisions{};               ///< all others that the machine has and in which one fits
-  std::vector<plait::planner::alternative> neighbours;  ///< of the best
-  std::string too_large{};                              ///< why the given layout does not fit; empty: it fits
-  std::optional<double> simulated;                      ///< seconds of the best with its schedule simulated
+  plait::planner::search_result found{};                    ///< of a search
+  std::vector<plait::planner::ranked_layout> ranked{};      ///< the best of a search, or the given layout alone
+  std::optional<plait::planner::ranked_layout> fuller;      ///< what would come first without a margin of memory
+  double memory_share = 1;                                  ///< of a device's memory, which the search fills at most
+  std::optional<plait::planner::ranked_layout> thumb;       ///< the rule of thumb
+  std::vector<in_precision> precisions{};                   ///< all others that the machine has and in which one fits
+  std::vector<plait::planner::alternative> neighbours;      ///< of the best
+  std::string too_large{};                                  ///< why the given layout does not fit; empty: it fits
+  std::optional<double> simulated;                          ///< seconds of the best with its schedule simulated
+  std::optional<plait::planner::pipeline_balance> balance;  ///< of the best's pipeline
   std::optional<double> on_links;   ///< seconds of the best with messages and collectives sharing links
   std::optional<double> disturbed;  ///< how much longer its pipelines take with jitter and slow ranks
 };

@@ -13,10 +13,10 @@ lacks() { grep -q -- "$1" "$2" || fail "$2 lacks '$1': $(cat "$2")"; }
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch-tokens 1M --train-tokens 2T --hour-price 2.5 --top 3 \
   --timeline pipeline.svg --scaling scaling.svg --html page.html --pp 2,4,8 >table.txt || fail "a search"
 for line in '^70.6 B parameters, 128 sequences of 8192 tokens in a step (1.05 M tokens), in bf16, 64 H100$' \
-  ' candidates, .* legal, .* fit in 85.5 GB' '^   3 .* GB ' '^rule .*tp=8' 'days *cost' \
-  '% of the step is computing; the largest loss is' 'with the schedule simulated: ' 'with shared links simulated, stragglers apart: ' 'one step away:' \
+  ' candidates, .* legal, .* fit in 85.5 GB' '^8 % of the memory is left free as a margin: layouts keep below 78.7 GB' '^   3 .* GB ' '^rule .*tp=8' 'days *cost' \
+  '% of the step is computing; the largest loss is' 'with the schedule simulated: ' "^the pipeline's ranks idle [0-9.]* % of its time; its stages are uneven: rank " '^step: simulated where ranks share links' 'with shared links simulated, stragglers apart: ' 'one step away:' \
   '^in another precision:$' '^  fp8 [0-9.]* % faster: .* s and .* GB, tp=' '^  f32 [0-9.]* % slower: ' \
-  'less memory, more time:' '^using mesh = pl::mesh<pl::axis<pl::pp, [248]>, pl::axis<pl::dp, ' \
+  'less memory, more time, by formulas:' '^using mesh = pl::mesh<.*pl::axis<pl::pp, [248]>, .*pl::axis<pl::tp, ' \
   '^train_llama --mesh pp=[248],dp='; do
   lacks "$line" table.txt
 done
@@ -109,12 +109,14 @@ assert 0.05 < disturbed < 0.14, disturbed  # of one rank a tenth slower, and the
 assert not one["searched"] and found["searched"] and "precisions" not in one
 assert [p["precision"] for p in found["precisions"]] == ["f32"], found["precisions"]  # A100 has no fp8
 assert found["precisions"][0]["step_seconds"] > found["layouts"][0]["step_seconds"]
-steps = [l["step_seconds"] for l in found["layouts"]]
+steps = [l["ranked_seconds"] for l in found["layouts"]]
 assert steps == sorted(steps) and len(steps) == 10
+assert found["memory_share"] == 0.92 and found["within_share"]
+assert all(l["memory_bytes"] <= 0.92 * 85.6e9 for l in found["layouts"])
 assert all(l["fits"] and l["tp"] * l["cp"] * l["pp"] * l["dp"] == 16 for l in found["layouts"])
 front = [(l["memory_bytes"], l["step_seconds"]) for l in found["front"]]
 assert front == sorted(front) and [s for _, s in front] == sorted((s for _, s in front), reverse=True)
-assert found["rule_of_thumb"]["step_seconds"] >= steps[0]
+assert found["rule_of_thumb"]["ranked_seconds"] >= steps[0]
 for picture in ("pipeline.svg", "scaling.svg"):
     assert tree.parse(picture).getroot().tag.endswith("svg")
 page = open("page.html").read()
@@ -150,12 +152,12 @@ for known in a100 h100 h200 gh200 b200 gb200 cpu; do
   plan --print-hardware "$known" | cmp - "$SOURCE/examples/plan_llama/hardware/$known.json" ||
     fail "hardware/$known.json is not what is known of $known; write it with --print-hardware"
 done
-plan --model llama-3-70b --cluster b200.json:64 --seq 8192 --batch 128 >own.txt || fail "a printed description"
-plan --model llama-3-70b --cluster b200:64 --seq 8192 --batch 128 >known.txt
+plan --model llama-3-70b --cluster b200.json:64 --seq 8192 --batch 128 --tp 8 --pp 4 >own.txt || fail "a printed description"
+plan --model llama-3-70b --cluster b200:64 --seq 8192 --batch 128 --tp 8 --pp 4 >known.txt
 cmp own.txt known.txt || fail "a printed description differs from what it describes"
-plan --model llama-3-70b --cluster "$SOURCE/examples/plan_llama/hardware/h100_ethernet.json:256" --seq 8192 --batch 256 --json >slow.json ||
+plan --model llama-3-70b --cluster "$SOURCE/examples/plan_llama/hardware/h100_ethernet.json:256" --seq 8192 --batch 256 --tp 8 --pp 4 --json >slow.json ||
   fail "the description in the repository"
-plan --model llama-3-70b --cluster h100:256 --seq 8192 --batch 256 --json >fast.json
+plan --model llama-3-70b --cluster h100:256 --seq 8192 --batch 256 --tp 8 --pp 4 --json >fast.json
 python3 -c 'import json; slow, fast = (json.load(open(n))["layouts"][0] for n in ("slow.json", "fast.json"))
 assert slow["step_seconds"] > fast["step_seconds"]' || fail "a slower network is no slower"
 
@@ -232,6 +234,8 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "line 2: p: unknown column; legal are note, " $job --cluster h100:8 --layouts part.csv
   refuses "'twice.csv' line 1: the column tp is there twice; leave one out" $job --cluster h100:8 --layouts twice.csv
   refuses "'word.csv' line 2: dp: 'x' is not a whole number from 1 on" $job --cluster h100:8 --layouts word.csv
+  refuses "--schedule: the program megatron lacks the schedule zb_h1; legal are 1f1b, interleaved" $job --cluster h100:64 --program megatron --schedule zb_h1
+  refuses "--memory-share: Value 1.5 not in range" $job --cluster h100:64 --memory-share 1.5
   refuses "--ranks is 1; legal are 2 to 1024" --calibrate alone.json --ranks 1
   refuses "--ranks is 0; legal are 2 to 1024" --calibrate alone.json
   refuses "--ranks and --backend are for --calibrate" $job --cluster h100:64 --ranks 4

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,7 +13,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/plan/parse_layout.hpp"
-#include "plait/plan/search.hpp"
+#include "plait/plan/ranking.hpp"
 
 namespace plait::planner {
 
@@ -36,7 +37,7 @@ inline std::string gigabytes(double bytes) { return rounded(bytes / 1e9, 1) + " 
 inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
   return {{"waiting for tensor parallelism", s.tensor},
           {"waiting for context parallelism", s.context},
-          {"the pipeline's bubble", s.bubble},
+          {"the pipeline's bubble on its busiest rank", s.bubble},
           {"waiting for data parallelism", s.data},
           {"the optimizer", s.optimizer},
           {"stragglers", s.straggling},
@@ -46,7 +47,17 @@ inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
 
 }  // namespace detail
 
-/// "93.1 % of the step is computing; the largest losses are the pipeline's bubble with 3.0 % and ..."
+/// The part of a pipeline's time in which its ranks idle, and whether that is because their stages are uneven.
+inline std::string text_of(const pipeline_balance& b) {
+  constexpr double even = 0.01;
+  std::string out = cat({"the pipeline's ranks idle ", detail::rounded(100 * b.idle, 1), " % of its time"});
+  if (b.uneven >= even)
+    out += cat({"; its stages are uneven: rank ", b.busiest, " computes ", detail::rounded(100 * b.uneven, 1),
+                " % longer than the mean"});
+  return out;
+}
+
+/// "93.1 % of the step is computing; the largest loss is waiting for tensor parallelism with 3.0 %, then ..."
 inline std::string what_binds(const layout_price& p) {
   auto parts = detail::losses(p.seconds);
   std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
@@ -65,18 +76,33 @@ struct alternative {
 };
 
 /// The alternatives one step away from a layout: each axis halved and doubled (dp, or pp, gives and takes), other
-/// schedules, microbatches, recomputation and data-parallel policies.
-inline std::vector<alternative> alternatives(const hardware& h, const training_job& job, const layout_price& winner) {
+/// schedules, microbatches, recomputation and data-parallel policies. They may fill `memory_share` of the memory. Steps
+/// are compared as they are ranked, with shared links simulated, unless that takes long.
+inline std::vector<alternative> alternatives(const hardware& h, const training_job& job, const layout_price& winner,
+                                             double memory_share = usual_memory_share) {
   std::vector<alternative> out;
+  const double limit = memory_share * h.memory;
+  const std::optional<double> winner_seconds = detail::compared_seconds(h, job, winner);
   const auto consider = [&](std::string change, const training_layout& l) {
     alternative a{std::move(change), {}};
     if (std::string why = why_illegal(l, job); !why.empty()) {
       a.effect = "is not legal: " + why;
     } else {
       const layout_price p = price(h, job, l);
-      const double slower = p.step() / winner.step() - 1;
+      const double by_formulas = p.step() / winner.step() - 1;
+      double slower = by_formulas;
+      if (p.fits && p.memory.total() <= limit && winner_seconds)
+        if (const std::optional<double> seconds = detail::compared_seconds(h, job, p); seconds)
+          slower = *seconds / *winner_seconds - 1;
+      const std::string percent =
+          cat({"is ", detail::rounded(100 * std::abs(slower), 1), " % ", slower >= 0 ? "slower" : "faster"});
       if (!p.fits) {
         a.effect = cat({"needs ", detail::gigabytes(p.memory.total()), " and there are ", detail::gigabytes(h.memory)});
+      } else if (p.memory.total() > limit) {
+        a.effect = cat({"needs ", detail::gigabytes(p.memory.total()), ", above the ", detail::gigabytes(limit),
+                        " that keep the margin"});
+      } else if ((slower >= 0) != (by_formulas >= 0)) {
+        a.effect = cat({percent, " where links are shared, with ", detail::gigabytes(p.memory.total())});
       } else {
         // The part that grew most, or where it is faster, fell most.
         auto before = detail::losses(winner.seconds), after = detail::losses(p.seconds);
@@ -88,10 +114,9 @@ inline std::vector<alternative> alternatives(const hardware& h, const training_j
           const double change_most = after[most].second - before[most].second;
           if (slower >= 0 ? change_here > change_most : change_here < change_most) most = i;
         }
-        a.effect =
-            cat({"is ", detail::rounded(100 * std::abs(slower), 1), " % ", slower >= 0 ? "slower" : "faster",
-                 ", most of it ", after[most].first, " (", detail::rounded(1e3 * before[most].second, 0), " to ",
-                 detail::rounded(1e3 * after[most].second, 0), " ms), with ", detail::gigabytes(p.memory.total())});
+        a.effect = cat(
+            {percent, ", most of it ", after[most].first, " (", detail::rounded(1e3 * before[most].second, 0), " to ",
+             detail::rounded(1e3 * after[most].second, 0), " ms), with ", detail::gigabytes(p.memory.total())});
       }
     }
     out.push_back(std::move(a));
@@ -120,7 +145,7 @@ inline std::vector<alternative> alternatives(const hardware& h, const training_j
     l.pp /= 2, l.dp *= 2;
     consider(cat({"pp=", l.pp, " and dp=", l.dp}), repaired(l));
   }
-  if (w.dp % 2 == 0) {
+  if (w.dp % 2 == 0 && !schedules_of(job.program).empty()) {
     training_layout l = w;
     l.pp *= 2, l.dp /= 2;
     consider(cat({"pp=", l.pp, " and dp=", l.dp}), l);
@@ -173,6 +198,29 @@ inline std::optional<layout_price> rule_of_thumb(const hardware& h, const traini
   return std::nullopt;
 }
 
+namespace detail {
+
+/// The sizes that have no divisor above 1 in common with the accelerators, so that their axis stays 1; empty: none.
+inline std::string undivided(const training_job& job, std::int64_t accelerators) {
+  std::string out;
+  if (accelerators < 2) return out;
+  const auto add = [&](const char* name, std::int64_t size, const char* effect, std::int64_t pieces) {
+    if (size < 2 || std::gcd(size, accelerators) > 1) return;
+    out += cat({"; ", name, " is ", size, ", which has no divisor in common with the ", accelerators,
+                " accelerators, so that ", effect});
+    if (pieces > 0)
+      out += cat({"; the nearest that can be cut are ", std::max<std::int64_t>(1, size / pieces) * pieces, " and ",
+                  (size / pieces + 1) * pieces});
+  };
+  add("seq", job.seq, "cp and tp cannot cut it", 2 * std::min<std::int64_t>(accelerators, 64));
+  add("batch", job.global_batch, "dp is 1", accelerators);
+  add("heads", job.model.heads, "tp is 1", 0);
+  if (job.model.experts == 0) add("ffn", job.model.ffn, "tp is 1", 0);
+  return out;
+}
+
+}  // namespace detail
+
 /// Why a search found nothing, and what would help: where layouts are legal, by how much the smallest is too large and
 /// the number of accelerators with which one fits; else the refusal of the candidate that came nearest.
 inline std::string why_nothing(const hardware& h, const training_job& job, std::int64_t accelerators,
@@ -192,6 +240,7 @@ inline std::string why_nothing(const hardware& h, const training_job& job, std::
       return out + cat({"; ", n, " accelerators would do, as in ", layout_text(more.best.front().layout)});
     if (more.legal == 0) break;
   }
+  if (const std::string sizes = detail::undivided(job, accelerators); !sizes.empty()) return out + sizes;
   return out + "; more accelerators of this kind do not help: use a shorter sequence, a smaller model or more memory";
 }
 

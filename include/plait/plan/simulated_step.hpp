@@ -68,6 +68,27 @@ inline double simulated_seconds(const hardware& h, const training_job& job, cons
   return s.turns > 0 ? std::max(alone, s.total()) : alone;
 }
 
+/// How the ranks of a simulated pipeline share its time.
+struct pipeline_balance {
+  double idle = 0;           ///< share of all ranks' time
+  double uneven = 0;         ///< by how much the busiest rank computes longer than the mean, as a share
+  std::int64_t busiest = 0;  ///< that rank
+};
+
+inline pipeline_balance balance_of(const hardware& h, const training_job& job, const training_layout& l) {
+  const step_costing step = cost_schedule(h, job, l);
+  const simulation run = simulate(step.schedule, step.costs);
+  pipeline_balance out{run.makespan_idle(), 0, 0};
+  double sum = 0;
+  for (std::int64_t r = 0; r < l.pp; ++r) {
+    const double busy = run.busy(static_cast<int>(r));
+    sum += busy;
+    if (busy > run.busy(static_cast<int>(out.busiest))) out.busiest = r;
+  }
+  if (sum > 0) out.uneven = run.busy(static_cast<int>(out.busiest)) * static_cast<double>(l.pp) / sum - 1;
+  return out;
+}
+
 /// The simulated timeline, in milliseconds, to draw with observe/pipeline_svg.hpp.
 inline pipeline_timeline simulated_timeline(const hardware& h, const training_job& job, const training_layout& l) {
   step_costing step = cost_schedule(h, job, l);

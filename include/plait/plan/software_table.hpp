@@ -2,11 +2,13 @@
 // is fitted. The fields are explained in plan/transformer_shape.hpp; a run's own facts replace these one by one.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
+#include "plait/plan/training_layout.hpp"
 #include "plait/plan/transformer_shape.hpp"
 
 namespace plait::planner {
@@ -128,6 +130,34 @@ inline software software_called(std::string_view name, const std::string& knob) 
     names += (names.empty() ? "" : ", ") + s.name;
   }
   fail({knob, ": unknown program '", name, "'; known are ", names});
+}
+
+/// The schedules that a program has, by its name; all of them where the name is not known, and none where the program
+/// has no pipeline.
+inline std::vector<schedule_kind> schedules_of(const software& program) {
+  using enum schedule_kind;
+  const std::string_view name = program.name;
+  // Megatron-Core's forward_backward_pipelining_with(out)_interleaving, which NeMo calls; InternEvo's schedulers of
+  // 2023.
+  if (name.starts_with("megatron") || name == "nemo" || name == "internevo") return {one_f_one_b, interleaved};
+  // torch.distributed.pipelining; its InterleavedZeroBubble is not ZB-H1.
+  if (name == "fsdp") return {gpipe, one_f_one_b, interleaved, zb_v};
+  // Nanotron's AllForwardAllBackwardPipelineEngine and OneForwardOneBackwardPipelineEngine.
+  if (name == "nanotron") return {gpipe, one_f_one_b};
+  if (name == "llm-foundry") return {};
+  return {gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v, automatic};
+}
+
+/// Why a program cannot run schedules that are asked for; empty where it has them all.
+inline std::string why_lacking(const software& program, const std::vector<schedule_kind>& asked) {
+  const std::vector<schedule_kind> own = schedules_of(program);
+  std::string names;
+  for (const schedule_kind kind : own) names += cat({names.empty() ? "" : ", ", name_of(kind)});
+  for (const schedule_kind kind : asked)
+    if (std::find(own.begin(), own.end(), kind) == own.end())
+      return cat({"the program ", program.name, " lacks the schedule ", name_of(kind), "; legal ",
+                  own.empty() ? "is pp = 1, it has no pipeline" : "are " + names});
+  return {};
 }
 
 }  // namespace plait::planner

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "plait/models/llama_plan.hpp"
+#include "plait/plan/explain.hpp"
 #include "plait/plan/hardware_table.hpp"
 #include "plait/plan/parse_layout.hpp"
 #include "plait/plan/simulated_step.hpp"
@@ -354,6 +355,22 @@ TEST_CASE("formulas of pipelines are near the simulated schedules") {
           pp::price(h, job, pp::parse_layout(std::string("tp=8,cp=2,pp=8,dp=8,schedule=") + schedule, "x"));
       CHECK(p.step() == doctest::Approx(pp::simulated_seconds(h, job, p)).epsilon(0.035));
     }
+}
+
+TEST_CASE("idle time and uneven stages are those of the simulated pipeline") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = large_job(512);
+  const pp::training_layout l = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "x");
+  const pp::pipeline_balance b = pp::balance_of(h, job, l);
+  CHECK(b.idle == doctest::Approx(pp::simulated_timeline(h, job, l).idle()));
+  // The bubble of the busiest rank hides what the others wait for.
+  const pp::layout_price p = pp::price(h, job, l);
+  CHECK(b.idle > p.seconds.bubble / p.step());
+  CHECK(b.uneven > 0);
+  CHECK(
+      pp::text_of({0.042, 0.038, 7}) ==
+      "the pipeline's ranks idle 4.2 % of its time; its stages are uneven: rank 7 computes 3.8 % longer than the mean");
+  CHECK(pp::text_of({0.03, 0.002, 7}) == "the pipeline's ranks idle 3.0 % of its time");
 }
 
 TEST_CASE("slow ranks and jitter lengthen a simulated step, more so with more replicas") {
