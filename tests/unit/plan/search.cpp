@@ -14,6 +14,7 @@
 #include "plait/models/llama_plan.hpp"
 #include "plait/plan/explain.hpp"
 #include "plait/plan/hardware_table.hpp"
+#include "plait/plan/parse_layout.hpp"
 #include "plait/plan/ranking.hpp"
 #include "plait/plan/software_table.hpp"
 
@@ -267,9 +268,19 @@ TEST_CASE("layouts are ranked with shared links simulated, and variants of one a
   CHECK(variants > 10);
   // The first place does not depend on how many are shown.
   CHECK(pp::search_ranked(h, job, 32, {.most = 1}).ranked.front().price.layout == first.price.layout);
-  // What a simulation has no room for keeps the order of formulas, behind what was simulated.
-  const std::vector<pp::ranked_layout> folded = pp::fold_variants(s.found.best);
-  for (const pp::ranked_layout& r : folded) CHECK(!r.simulated);
+  // What takes too long to simulate keeps the order of formulas.
+  const pp::training_job large = llama_job("llama-3-8b", 4096);
+  std::vector<pp::ranked_layout> long_ones;
+  for (const char* text : {"pp=32,schedule=zb_h1", "pp=32"}) {
+    const pp::layout_price p = pp::price(h, large, pp::parse_layout(text, "x"));
+    long_ones.push_back({p, p.step()});
+  }
+  const std::vector<pp::ranked_layout> kept = pp::rank_on_links(h, large, long_ones, 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(!kept[i].simulated);
+    CHECK(kept[i].seconds == long_ones[i].seconds);
+    CHECK(kept[i].price.layout == long_ones[i].price.layout);
+  }
 }
 
 TEST_CASE("a search for a program has the schedules of that program alone") {
