@@ -105,14 +105,17 @@ class onednn_matrix {
 
 }  // namespace detail
 
-/// The compiled primitives of one thread, and the stream that they run in.
+/// The compiled primitives of one thread, and the stream that they run in. Its engine is kept here too: two libraries
+/// with hidden symbols hold two of each static object, and a product's engine must be its stream's.
 class onednn_gemm::primitives {
  public:
   primitives() {
-    dnnl_stream_t made = nullptr;
-    detail::onednn_check(dnnl_stream_create(&made, process_engine(), dnnl_stream_default_flags), "oneDNN",
-                         "create a stream");
-    stream_.reset(made);
+    dnnl_engine_t engine = nullptr;
+    detail::onednn_check(dnnl_engine_create(&engine, dnnl_cpu, 0), "oneDNN", "create an engine of the processor");
+    engine_.reset(engine);
+    dnnl_stream_t stream = nullptr;
+    detail::onednn_check(dnnl_stream_create(&stream, engine, dnnl_stream_default_flags), "oneDNN", "create a stream");
+    stream_.reset(stream);
   }
 
   /// `in` is the type of a and b, `out` that of c.
@@ -171,18 +174,9 @@ class onednn_gemm::primitives {
     detail::onednn_memory a, b, c;
   };
 
-  static dnnl_engine_t process_engine() {
-    static const detail::onednn_engine engine = [] {
-      dnnl_engine_t made = nullptr;
-      detail::onednn_check(dnnl_engine_create(&made, dnnl_cpu, 0), "oneDNN", "create an engine of the processor");
-      return detail::onednn_engine(made);
-    }();
-    return engine.get();
-  }
-
   /// One thread at a time: oneDNN shares compiled primitives between threads, in a way that thread sanitizer cannot
   /// follow.
-  static entry make_entry(const entry_key& key) {
+  entry make_entry(const entry_key& key) const {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     const gemm_problem& p = key.problem;
@@ -203,7 +197,7 @@ class onednn_gemm::primitives {
     detail::onednn_primitive primitive(made);
     const auto memory = [&](const detail::onednn_matrix& shape) {
       dnnl_memory_t created = nullptr;
-      detail::onednn_check(dnnl_memory_create(&created, shape.get(), process_engine(), DNNL_MEMORY_NONE), refused,
+      detail::onednn_check(dnnl_memory_create(&created, shape.get(), engine_.get(), DNNL_MEMORY_NONE), refused,
                            "create a memory object");
       return detail::onednn_memory(created);
     };
@@ -245,24 +239,24 @@ class onednn_gemm::primitives {
     return with;
   }
 
-  static detail::onednn_primitive_desc describe(const std::string& refused, const detail::onednn_matrix& a,
-                                                const detail::onednn_matrix& b, const detail::onednn_matrix& c,
-                                                const detail::onednn_attributes& with) {
+  detail::onednn_primitive_desc describe(const std::string& refused, const detail::onednn_matrix& a,
+                                         const detail::onednn_matrix& b, const detail::onednn_matrix& c,
+                                         const detail::onednn_attributes& with) const {
     const char* const act = "create a descriptor for a matmul primitive";
     dnnl_primitive_desc_t made = nullptr;
 #if DNNL_VERSION_MAJOR >= 3
     detail::onednn_check(
-        dnnl_matmul_primitive_desc_create(&made, process_engine(), a.get(), b.get(), nullptr, c.get(), with.get()),
+        dnnl_matmul_primitive_desc_create(&made, engine_.get(), a.get(), b.get(), nullptr, c.get(), with.get()),
         refused, act);
 #else
     dnnl_matmul_desc_t matmul;
     detail::onednn_check(dnnl_matmul_desc_init(&matmul, a.get(), b.get(), nullptr, c.get()), refused, act);
-    detail::onednn_check(dnnl_primitive_desc_create(&made, &matmul, with.get(), process_engine(), nullptr), refused,
-                         act);
+    detail::onednn_check(dnnl_primitive_desc_create(&made, &matmul, with.get(), engine_.get(), nullptr), refused, act);
 #endif
     return detail::onednn_primitive_desc(made);
   }
 
+  detail::onednn_engine engine_;
   detail::onednn_stream stream_;
   std::unordered_map<entry_key, entry, entry_hash> entries_;
 };

@@ -15,6 +15,7 @@ int main() {
   on_the_grid([](const plait::context<plait::cpu>& ctx) {
     expect(norm_gradient(ctx) == 8, "the gradient of a norm's weight");
     expect(linear_gradient(ctx) == 8, "the gradient of a linear's weight");
+    expect(float_linear_gradient(ctx) == 8, "the gradient of a linear's weight in float");
     bool refused = false;
     try {
       on_other_axes(ctx);

@@ -26,5 +26,7 @@ PLAIT_TEST_EXPORT void on_the_grid(void (*work)(const plait::context<plait::cpu>
 /// and the product of the ranks' rows as the tensor's state says. Throws what plait throws.
 PLAIT_TEST_EXPORT double norm_gradient(const plait::context<plait::cpu>&);
 PLAIT_TEST_EXPORT double linear_gradient(const plait::context<plait::cpu>&);
+/// Floats have another library for their products than doubles have.
+PLAIT_TEST_EXPORT double float_linear_gradient(const plait::context<plait::cpu>&);
 /// In the second: a layer on axes that the grid has not. Throws `plait::error`.
 PLAIT_TEST_EXPORT void on_other_axes(const plait::context<plait::cpu>&);
