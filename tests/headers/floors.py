@@ -1,6 +1,7 @@
 """floors.py INCLUDE_ROOT: a header includes only from its own floor or below, is in no circle, and
 opens with a comment of one to four lines that says what it is; files that the comment names exist. Comments begin
-with a subject, not with "What" or "The same". Beside headers there is nothing but sources.
+with a subject, not with "What" or "The same". Beside headers there is nothing but sources. A header whose code has a
+word of core/macros_off.hpp includes that header itself: a program may include it first, after macros of these names.
 
 The lowest floors include only the standard library.
 
@@ -16,6 +17,8 @@ STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 MOST_OPENING_LINES = 4
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 NO_SUBJECT = re.compile(r"///? (What|The same)\b")  # where an opening comment or a docstring begins
+PROTECTED = re.compile(r'^#pragma push_macro\("(\w+)"\)$', re.MULTILINE)
+NO_CODE = re.compile(r"""//[^\n]*|/\*.*?\*/|^[ \t]*\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -46,6 +49,8 @@ def circles(includes: dict[str, list[str]]) -> list[str]:
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
     complaints, seen, includes = [], 0, {}
+    words = PROTECTED.findall((root / "plait/core/macros_off.hpp").read_text())
+    word = re.compile(rf"\b({'|'.join(words)})\b") if words else re.compile(r"(?!)")
     for file in sorted(root.glob("**/*")):  # all of it is installed
         if file.is_file() and file.suffix not in {".hpp", ".ipp", ".cpp", ".cu"}:
             complaints.append(f"{file.relative_to(root).as_posix()}: no source")
@@ -60,6 +65,9 @@ def main() -> int:
         macros = [text.count(f'#include "plait/core/macros_{which}.hpp"') for which in ("off", "on")]
         if macros[0] != macros[1]:
             complaints.append(f"{name}: includes core/macros_off.hpp and core/macros_on.hpp not as a pair")
+        used = sorted(set(word.findall(NO_CODE.sub(" ", text))))
+        if used and not macros[0]:
+            complaints.append(f"{name}: has the words {', '.join(used)}, and does not include core/macros_off.hpp")
         opening = next((i for i, line in enumerate(text.split("\n")) if not line.startswith("// ")), 0)
         if not 1 <= opening <= MOST_OPENING_LINES:
             complaints.append(f"{name}: opens with {opening} lines of comment; 1 to {MOST_OPENING_LINES} are legal")

@@ -19,6 +19,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 
 namespace plait {
@@ -257,3 +258,5 @@ void require_agreement(Device& device, any_communicator& ranks, std::span<const 
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
@@ -65,3 +66,5 @@ PLAIT_INLINE std::vector<recorder::event> recorder::events() const {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plait/version.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -84,3 +84,5 @@ constexpr std::uint64_t wire_bytes(collective kind, int ranks, std::uint64_t byt
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/data/token_source.hpp"
 #include "plait/io/utf8.hpp"
@@ -100,3 +101,5 @@ inline std::string decode_bytes(std::span<const std::int64_t> tokens) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -65,8 +65,8 @@ value_digest digest_of(const T* x, std::int64_t n) {
   }();
   constexpr int elements = detail::elements_of_word<T>;
   value_digest sum;
-  double squares[elements] = {};
-  doubles sketches[elements] = {};
+  double squares[8 / sizeof(T)] = {};
+  doubles sketches[8 / sizeof(T)] = {};
   const auto add = [&](const T* from, std::int64_t word, std::int64_t count) {
     const std::uint64_t index = detail::mixed_index(word);
     sum.hash += detail::hash_of_word(detail::word_of(from, count), index);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/json_writer.hpp"
@@ -152,3 +153,5 @@ inline trace trace_of(const pipeline_timeline& timeline, double ns_per_unit, int
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/data_parallel/units.hpp"
 #include "plait/pipeline/options.hpp"
 #include "plait/schedule/step/expand.hpp"
@@ -54,3 +55,5 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
 }
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

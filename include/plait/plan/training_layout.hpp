@@ -9,6 +9,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/recompute.hpp"
 #include "plait/plan/network_time.hpp"
 #include "plait/plan/transformer_shape.hpp"
@@ -247,3 +248,5 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
 inline std::string why_illegal(const training_layout& l, const training_job& job) { return refusal_of(l, job).why; }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

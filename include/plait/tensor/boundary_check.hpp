@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/layout/rules.hpp"
@@ -57,3 +58,5 @@ box part_of(const context<Device>& ctx) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

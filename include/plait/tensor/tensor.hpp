@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"
@@ -106,3 +107,5 @@ class tensor {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

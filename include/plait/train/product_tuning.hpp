@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "plait/comm/any_communicator.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/product_choices.hpp"
 
@@ -53,3 +54,5 @@ product_choices agree_on_products(Device& device, any_communicator& ranks) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/adamw_settings.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
@@ -88,3 +89,5 @@ void divide_by_norm(cpu&, const T* x, T* y, std::int64_t n, const double* square
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <span>
 #include <type_traits>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -149,3 +150,5 @@ inline void clip(cpu&, const double* squares, double limit, clip_numbers* out) {
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

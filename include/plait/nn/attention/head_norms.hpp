@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/norm.hpp"
 
 namespace plait::detail {
@@ -143,3 +144,5 @@ PLAIT_COMPILED_TEMPLATE(class head_norms<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class head_norms<double, cpu>)
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

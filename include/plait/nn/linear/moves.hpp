@@ -9,6 +9,7 @@
 
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"
@@ -56,3 +57,5 @@ class linear_moves {
 #ifndef PLAIT_COMPILED
 #include "plait/nn/linear/moves.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

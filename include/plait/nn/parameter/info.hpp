@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/version.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -70,3 +70,5 @@ constexpr const char* name_of(parameter_state s) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

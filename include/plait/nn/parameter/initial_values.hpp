@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plait/core/box.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/nn/parameter/info.hpp"
 #include "plait/tensor/context.hpp"
@@ -40,3 +41,5 @@ void zero_padding(Device& device, const std::vector<std::int64_t>& shape, const 
 }
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

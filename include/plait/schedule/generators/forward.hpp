@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
 
 namespace plait {
@@ -25,3 +26,5 @@ constexpr schedule forward_schedule(pipeline_shape shape, int microbatches) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -7,7 +7,7 @@
 #include <deque>
 #include <vector>
 
-#include "plait/version.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::detail {
 
@@ -101,3 +101,5 @@ class shared_link {
 };
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/exact_squares.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/canonical_exchange.hpp"
@@ -138,3 +139,5 @@ PLAIT_COMPILED_TEMPLATE(class gradient_norm<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class gradient_norm<double, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

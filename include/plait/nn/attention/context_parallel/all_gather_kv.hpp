@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/attention/whole.hpp"
 #include "plait/tensor/canonical_exchange.hpp"
 
@@ -213,3 +214,5 @@ class all_gather_kv_attention {
 #ifndef PLAIT_COMPILED
 #include "plait/nn/attention/context_parallel/all_gather_kv.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"
