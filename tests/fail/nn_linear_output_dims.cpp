@@ -1,4 +1,4 @@
-// expect: the dims are not the ones expected here, in this order
+// expect: the dims are not the ones expected here, in this order: 'given_dims' of this message came where 'expected_dims' of it belong
 // expect: of_operand<plait::operand::output>
 // expect: expected_dims<plait::batch, plait::seq, plait::ffn>
 // expect: given_dims<plait::seq, plait::batch, plait::ffn>

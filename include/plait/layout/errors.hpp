@@ -15,6 +15,7 @@ namespace plait {
 enum class layout_error : std::uint8_t {
   ok,
   layers_do_not_fit,
+  input_does_not_fit,
   branch_ends_elsewhere,
   move_not_named,
   does_not_divide,
@@ -24,6 +25,7 @@ enum class layout_error : std::uint8_t {
   contraction_sharded,
   seq_must_be_whole,
   context_axes_differ,
+  context_axis_shards_heads,
   head_dim_must_be_whole,
   kv_heads_must_lead,
   meets_invariant,
@@ -49,6 +51,17 @@ template <>
 inline constexpr const char* error_text<layout_error::layers_do_not_fit> = PLAIT_TEXT;
 template <class... Facts>
 struct refused<layout_error::layers_do_not_fit, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT                                                                                                  \
+  "the tensor given does not lie as the first layer takes its input: put the layers in their order, let the specs " \
+  "agree, or redistribute the tensor first"
+template <>
+inline constexpr const char* error_text<layout_error::input_does_not_fit> = PLAIT_TEXT;
+template <class... Facts>
+struct refused<layout_error::input_does_not_fit, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -144,6 +157,17 @@ template <>
 inline constexpr const char* error_text<layout_error::context_axes_differ> = PLAIT_TEXT;
 template <class... Facts>
 struct refused<layout_error::context_axes_differ, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT                                                                                                   \
+  "an axis of context-parallel attention shards the heads too: a policy such as ring<cp> needs an axis of its own, " \
+  "which shards the sequence and no heads"
+template <>
+inline constexpr const char* error_text<layout_error::context_axis_shards_heads> = PLAIT_TEXT;
+template <class... Facts>
+struct refused<layout_error::context_axis_shards_heads, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -248,7 +272,8 @@ template <>
 inline constexpr const char* error_text<layout_error::dims_differ> = PLAIT_TEXT;
 template <class... Facts>
 struct refused<layout_error::dims_differ, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
+  static_assert(always_false<Facts...>,
+                PLAIT_TEXT ": `given_dims` of this message came where `expected_dims` of it belong");
 };
 #undef PLAIT_TEXT
 

@@ -15,6 +15,9 @@ template <std::size_t Number, class Layer, class Spec>
 struct output_of_layer {};
 template <std::size_t Number, class Layer, class Spec>
 struct input_of_layer {};
+/// Such a fact: the spec of a tensor that a program gives to a layer.
+template <class Spec>
+struct given_tensor {};
 
 namespace detail {
 
@@ -46,6 +49,23 @@ inline constexpr bool fits =
     sizeof(consequence<fit_value<Error, A, B>,
                        among<output_of_layer<I, A, typename A::output>, input_of_layer<J, B, typename B::input>>,
                        typename A::output, typename B::input>) > 0;
+
+/// Specs that are equivalent and not equal are refused too: `view_as` is for them.
+template <class Given, class Layer>
+struct input_value {
+  static constexpr verdict value = [] {
+    verdict v = check_fit(layout_error::input_does_not_fit, layout_v<Given>, layout_v<typename Layer::input>);
+    v.code = layout_error::input_does_not_fit;
+    return v;
+  }();
+};
+
+/// Refuses a tensor of another spec than `Layer`, the first of a combinator, takes.
+template <class Given, class Layer>
+inline constexpr bool takes =
+    sizeof(consequence<input_value<Given, Layer>,
+                       among<given_tensor<Given>, input_of_layer<0, Layer, typename Layer::input>>, Given,
+                       typename Layer::input>) > 0;
 
 template <std::size_t First, class... Layers>
 inline constexpr bool fit_together = true;

@@ -74,6 +74,13 @@ class sequential<Layers...> {
   {
     return forward_from<0>(mb, x, kept_by_pass(mb, keep), addend);
   }
+  /// A tensor of another spec is refused in words.
+  template <spec_like Given, class... More>
+    requires(!std::is_same_v<Given, input>)
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<Given>&, const More&...) {
+    static_assert(detail::takes<Given, nth<0>>);
+    return tensor_of<output>(mb.ctx);
+  }
   bool adds_in_product() const
     requires adds_to_output<nth<count - 1>>
   {

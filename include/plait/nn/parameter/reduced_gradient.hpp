@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "plait/core/precision.hpp"
@@ -18,6 +19,8 @@ class parameter;
 template <class Precision, compute_device Device>
 class reduced_gradient {
  public:
+  using precision_type = Precision;
+
   reduced_gradient(reduced_gradient&&) noexcept = default;
   reduced_gradient& operator=(reduced_gradient&&) noexcept = default;
 
@@ -31,5 +34,15 @@ class reduced_gradient {
   explicit reduced_gradient(plait::parameter<Precision, Device>& p) : parameter_(&p) {}
   plait::parameter<Precision, Device>* parameter_;
 };
+
+namespace detail {
+/// Refuses to compile where an optimizer of another precision is to update parameters.
+template <class OfOptimizer, class OfParameters>
+constexpr void require_one_precision() {
+  static_assert(std::is_same_v<OfOptimizer, OfParameters>,
+                "the optimizer is of another precision than the parameters: write adamw<double> or muon<double> for "
+                "layers of double, and so for float and bf16");
+}
+}  // namespace detail
 
 }  // namespace plait

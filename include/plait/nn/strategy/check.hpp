@@ -169,7 +169,7 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
       return {layout_error::kv_heads_must_lead, kv_axes[i], dim_of<plait::kv_heads>, state::varying, state::varying};
   for (axis_id axis : context)
     if (head_axes.contains(axis))
-      return {layout_error::one_axis_two_dims, axis, dim_of<plait::heads>, state::varying, state::varying};
+      return {layout_error::context_axis_shards_heads, axis, dim_of<plait::heads>, state::varying, state::varying};
   const axis_list over = residual.axes_of(sequence);
   for (std::size_t i = 0; i < context.size(); ++i)
     if (i >= over.size() || !(over[i] == context[i]))

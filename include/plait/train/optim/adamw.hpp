@@ -161,6 +161,12 @@ class adamw {
     }
     run(ctx, all);
   }
+  /// A gradient of another precision is refused in words.
+  template <class Other>
+    requires(!std::is_same_v<Other, Precision>)
+  void update(const context<Device>&, const reduced_gradient<Other, Device>&) {
+    detail::require_one_precision<Precision, Other>();
+  }
   /// A parameter itself is no gradient.
   template <class Parameter>
     requires requires(Parameter& p) { p.gather_plan(); }

@@ -9,6 +9,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -85,6 +86,12 @@ class muon {
             " into pieces, and its update needs all of it: use bucket_cut::whole, or zero_level::replicated"});
   }
 
+  /// A gradient of another precision is refused in words.
+  template <class Other>
+    requires(!std::is_same_v<Other, Precision>)
+  void update(const context<Device>&, const reduced_gradient<Other, Device>&) {
+    detail::require_one_precision<Precision, Other>();
+  }
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together. Collective over the axes that shard hidden matrices.
   void update(const context<Device>& ctx, std::span<reduced> gradients) {

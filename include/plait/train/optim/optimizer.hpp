@@ -49,6 +49,13 @@ class optimizer_ref {
   optimizer_ref(O& o)  // NOLINT: conversion from any optimizer is the purpose
       : optimizer_(std::addressof(o)), calls_(&calls_of<O>) {}
 
+  /// An optimizer of another precision is refused in words.
+  template <class O>
+    requires(!std::same_as<typename O::reduced::precision_type, Precision>)
+  optimizer_ref(O&) : optimizer_(nullptr), calls_(nullptr) {  // NOLINT: as above
+    detail::require_one_precision<typename O::reduced::precision_type, Precision>();
+  }
+
   void begin_step(const context<Device>& ctx, double learning_rate) {
     calls_->begin_step(optimizer_, ctx, learning_rate);
   }

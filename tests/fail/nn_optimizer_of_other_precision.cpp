@@ -1,0 +1,21 @@
+// expect: the optimizer is of another precision than the parameters: write adamw<double> or muon<double> for layers of double
+// expect: is_same_v<float, double>
+// errors-at-most: 1
+#include "plait/nn/linear.hpp"
+#include "plait/train/optim/adamw.hpp"
+
+using namespace plait;
+
+struct up_policy {
+  using input = spec<shard<batch, dp>, hidden>;
+  using weight = spec<ffn, hidden>;
+  using output = spec<shard<batch, dp>, ffn>;
+};
+#ifdef PLAIT_FAIL_FIX
+using chosen = adamw<double>;
+#else
+using chosen = adamw<float>;
+#endif
+void step(const context<cpu>& ctx, chosen& optimizer, linear<double, up_policy>& up) {
+  optimizer.update(ctx, up.weight()->reduce(ctx));
+}
