@@ -124,9 +124,18 @@ TEST_CASE("ranks that never come are named on those that came") {
   auto ranks = places(5, free_port());
   ranks.erase(ranks.begin() + 3, ranks.end());
   for (const std::string& got : outcomes(ranks, 3)) {
-    CHECK(has(got, "not all 5 ranks came within 3"));
+    CHECK(has(got, "not all 5 ranks came to 127.0.0.1:" + std::to_string(ranks[0].port)));
+    CHECK(has(got, "(MASTER_ADDR, and MASTER_PORT or PLAIT_PORT) within 3 s"));
     CHECK(has(got, "missing rank 3, rank 4"));
+    CHECK(got.find("no address of this host") == std::string::npos);
   }
+  auto elsewhere = places(2, free_port());
+  elsewhere.pop_back();
+  elsewhere[0].address = "192.0.2.1";  // of no host (RFC 5737)
+  CHECK(
+      has(outcomes(elsewhere, 0.3)[0],
+          "missing rank 1; 192.0.2.1 is no address of this host, on which rank 0 runs: MASTER_ADDR must name rank 0's "
+          "host"));
 }
 
 TEST_CASE("rank 0 that never comes") {
@@ -135,6 +144,7 @@ TEST_CASE("rank 0 that never comes") {
   const std::string got = outcomes(ranks, 0.3)[0];
   CHECK(has(got, "rank 1 could not reach rank 0 at 127.0.0.1:" + std::to_string(ranks[0].port)));
   CHECK(has(got, "Connection refused"));
+  CHECK(has(got, "MASTER_ADDR must name the host on which rank 0 runs"));
   ranks[0].address = "no.such.host.invalid";
   CHECK(has(outcomes(ranks, 0.3)[0], "could not reach rank 0 at no.such.host.invalid"));
 }

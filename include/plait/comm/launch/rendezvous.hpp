@@ -79,11 +79,18 @@ inline tcp_socket listener(const launch_place& here) {
   return listener(here.port);
 }
 
+/// The meeting place, and the variables that say it.
+inline std::string where(const launch_place& here) {
+  return cat({here.address, ":", here.port, " (MASTER_ADDR, and MASTER_PORT or PLAIT_PORT)"});
+}
+
 /// The side of rank 0.
 class meeting {
  public:
   meeting(const launch_place& here, double deadline, newcomer_limits limits = {})
       : size_(here.size),
+        address_(here.address),
+        where_(where(here)),
         token_(here.token),
         limits_(limits),
         seconds_(deadline),
@@ -95,7 +102,11 @@ class meeting {
   void hold(std::string_view payload) {
     while (missing() != "") {
       if (comm_clock() >= until_) {
-        refuse(cat({"nccl: not all ", size_, " ranks came within ", seconds_, " s: missing ", missing(),
+        refuse(cat({"nccl: not all ", size_, " ranks came to ", where_, " within ", seconds_, " s: missing ", missing(),
+                    is_of_this_host(address_)
+                        ? std::string()
+                        : cat({"; ", address_, " is no address of this host, on which rank 0 runs: MASTER_ADDR must ",
+                               "name rank 0's host"}),
                     (turned_away_ == 0 ? std::string()
                                        : cat({"; ", turned_away_,
                                               " greetings with another job's token were turned away (PLAIT_TOKEN and "
@@ -218,7 +229,7 @@ class meeting {
   }
 
   int size_;
-  std::string token_;
+  std::string address_, where_, token_;
   newcomer_limits limits_;
   double seconds_, until_;
   tcp_socket listener_;
@@ -231,7 +242,7 @@ class meeting {
 
 /// The side of the other ranks.
 inline std::string ask(const launch_place& here, double deadline) {
-  const std::string where = cat({here.address, ":", here.port});
+  const std::string at = where(here);
   const std::string hello = hello_of(here);
   std::string problem = "no answer";
   const double until = comm_clock() + deadline;
@@ -244,7 +255,7 @@ inline std::string ask(const launch_place& here, double deadline) {
       if (s.receive_all(head.data(), head.size(), answer_until)) {
         const std::uint32_t yes = word_at(head.data()), length = word_at(head.data() + 4);
         if (yes > 1 || length > longest_answer)
-          fail({"nccl: what listens on ", where, " is not rank 0 of this program; ", free_port_hint});
+          fail({"nccl: what listens on ", at, " is not rank 0 of this program; ", free_port_hint});
         std::string text(length, '\0');
         if (s.receive_all(text.data(), length, answer_until)) {
           if (yes == 0) fail(text);
@@ -254,8 +265,8 @@ inline std::string ask(const launch_place& here, double deadline) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   } while (comm_clock() < until);
-  fail({"nccl: rank ", here.rank, " could not reach rank 0 at ", where, " within ", deadline, " s: ", problem,
-        "; if something else listens there, ", free_port_hint});
+  fail({"nccl: rank ", here.rank, " could not reach rank 0 at ", at, " within ", deadline, " s: ", problem,
+        "; MASTER_ADDR must name the host on which rank 0 runs; if something else listens there, ", free_port_hint});
 }
 
 }  // namespace detail

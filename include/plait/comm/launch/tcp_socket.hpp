@@ -145,6 +145,20 @@ inline tcp_socket listener(int port) {
   fail({"nccl: rank 0 cannot listen on port ", port, ": ", std::strerror(problem), "; ", free_port_hint});
 }
 
+/// Whether an address that the name stands for is one of this host's. Those of forwarding services are not.
+inline bool is_of_this_host(const std::string& address) {
+  addrinfo wanted{}, *found = nullptr;
+  wanted.ai_socktype = SOCK_STREAM;
+  if (::getaddrinfo(address.c_str(), nullptr, &wanted, &found) != 0) return false;
+  bool own = false;
+  for (const addrinfo* a = found; a != nullptr && !own; a = a->ai_next) {
+    const tcp_socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    own = s && ::bind(s.get(), a->ai_addr, a->ai_addrlen) == 0;
+  }
+  if (found != nullptr) ::freeaddrinfo(found);
+  return own;
+}
+
 /// A connection, or an empty socket and the reason in `problem`.
 inline tcp_socket connected(const std::string& address, int port_number, double until, std::string& problem) {
   addrinfo wanted{}, *found = nullptr;
