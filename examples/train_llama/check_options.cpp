@@ -37,6 +37,9 @@ void in_range(const char* knob, double value, double low, double below) {
 void check_inputs(const options& opt, const given_option& given) {
   one_of("--device", opt.device, {"cpu", "cuda"});
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
+  in_range("--deadline", opt.deadline, 0, 1e9);
+  if (given("--deadline") && opt.backend == "threads")
+    plait::fail("--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out");
   // Empty is what a shell makes of a variable that is not set.
   const auto not_empty = [&](const char* knob, const std::string& value, const char* what) {
     if (given(knob) && value.empty()) plait::fail(fmt::format("{} is empty; name {}, or leave it out", knob, what));

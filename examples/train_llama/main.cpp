@@ -222,6 +222,7 @@ int train_mpi(int argc, char** argv) {
   return plan_or_train(*s, world.rank() == 0, [&] {
     std::string problem;
     plait::mpi::run(argc, argv, [&](plait::mpi::communicator ranks) {
+      ranks.set_deadline(opt.deadline);
       if (opt.device == "cuda")
         start_by_mpi(*s, ranks, [&](model_run& run) { problem = train(*s, run); });
       else

@@ -70,6 +70,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "
                  "under torchrun, srun or mpirun, or all in this process")
       ->capture_default_str();
+  app.add_option(
+         "--deadline", opt.deadline,
+         "with mpi and nccl, the seconds after which a collective that is not over ends all ranks, since one is "
+         "lost; 0: they wait for ever")
+      ->capture_default_str();
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
   app.add_option("--init-from", opt.init_from,
                  "the weights to begin from: a model directory of Hugging Face, or a saved step or the "

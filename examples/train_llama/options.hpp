@@ -35,6 +35,7 @@ struct options {
   std::string mesh = "dp=1,pp=1,cp=1,tp=1";
   std::string device = "cpu";
   std::string backend = "threads";
+  double deadline = 600;  ///< seconds; 0: none
   std::string model = "tiny";
   std::string init_from;  ///< a model directory, a saved step or a folder of them; empty: random weights
   std::string export_hf;  ///< a model directory of Hugging Face; empty: none

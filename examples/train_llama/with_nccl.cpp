@@ -21,6 +21,8 @@ int gpu_of(int local_rank) {
   return index;
 }
 
+plait::nccl::options nccl_options(const setup& s) { return {.deadline = s.opt.deadline}; }
+
 }  // namespace
 
 bool has_nccl() { return true; }
@@ -36,14 +38,15 @@ void start_on_all_gpus(const setup& s, const rank_body& body) {
                 "ranks share a GPU by --backend threads");
   check_gpu(0);
   for (int i = 0; i < s.mesh.size(); ++i) devices.push_back(i);
-  plait::nccl::run(devices, device_options(s, 0), {}, [&](plait::nccl::communicator ranks, plait::cuda& device) {
-    run_on_gpu(s, device, plait::any_communicator(std::move(ranks)), body);
-  });
+  plait::nccl::run(devices, device_options(s, 0), nccl_options(s),
+                   [&](plait::nccl::communicator ranks, plait::cuda& device) {
+                     run_on_gpu(s, device, plait::any_communicator(std::move(ranks)), body);
+                   });
 }
 
 void start_launched(const setup& s, const rank_body& body) {
   plait::cuda device(device_options(s, gpu_of(plait::nccl::place_from_environment().local_rank)));
-  plait::any_communicator ranks(plait::nccl::from_environment(device));
+  plait::any_communicator ranks(plait::nccl::from_environment(device, nccl_options(s)));
   plait::require_agreement(device, ranks, agreed_knobs(s));
   run_on_gpu(s, device, std::move(ranks), body);
 }
@@ -51,7 +54,7 @@ void start_launched(const setup& s, const rank_body& body) {
 #ifdef PLAIT_WITH_MPI
 void start_by_mpi(const setup& s, plait::mpi::communicator& ranks, const rank_body& body) {
   plait::cuda device(device_options(s, gpu_of(plait::nccl::local_rank(ranks))));
-  run_on_gpu(s, device, plait::nccl::from_mpi(ranks, device), body);
+  run_on_gpu(s, device, plait::nccl::from_mpi(ranks, device, nccl_options(s)), body);
 }
 #endif
 #else

@@ -64,6 +64,8 @@ refused '--global-batch is 6, .* the least that is: 8' --global-batch 6 --mesh d
 
 # Words.
 refused "--backend 'x' is unknown; legal are threads, mpi, nccl" --backend x
+refused '--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out' --deadline 60
+refused '--deadline is -1; legal is at least 0' --deadline -1 --backend mpi
 refused "--strategy 'x' is unknown; legal are sp, tp" --strategy x
 refused "--data-parallel 'x' is unknown; legal are replicated, zero1, zero2, zero3" --data-parallel x
 refused '--data-parallel zero2 cuts over the ranks of dp and cp, and with dp=1 and cp=1 there is one rank to cut over' \

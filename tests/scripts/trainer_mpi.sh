@@ -111,6 +111,22 @@ grep -q "^train_llama: ranks 2, 3 were started with --init-from '21 tensors, dig
 grep -q '^train_llama: --backend threads: this is one of 4 processes' bad.err || fail "$(cat bad.err)"
 ! ls bad.jsonl* 2>/dev/null || fail "lonely processes left files"
 
+# A process that stops, which no launcher sees: the others end after the deadline.
+# shellcheck disable=SC2086
+$launch --data "$text" --mesh dp=2,tp=2 --steps 1000000 --sample 0 --deadline 2 --log stopped.jsonl \
+  >stopped.out 2>stopped.err &
+launcher=$!
+until [ -s stopped.jsonl ]; do
+  kill -s 0 "$launcher" 2>/dev/null || fail "--deadline 2: $(cat stopped.err)"
+  sleep 0.1
+done
+stopped=$(ps -o pid= --ppid "$(ps -o pid= --ppid "$launcher" | tr -d ' ')" | tail -n 1 | tr -d ' ')
+kill -s STOP "$stopped"
+code=0
+wait "$launcher" || code=$?
+case $code in 0 | 124 | 137) fail "a process that stops: exit code $code" ;; esac
+grep -q 'did not finish within its deadline of 2 s' stopped.err || fail "a process that stops: $(cat stopped.err)"
+
 # A dry run is one plan, however many processes.
 # shellcheck disable=SC2086
 [ "$($launch --mesh dp=2,tp=2 --dry-run | grep -c '^memory of a rank')" = 1 ] || fail "the plan is not printed once"
