@@ -207,7 +207,7 @@ class checkpoint_saver {
     return text;
   }
 
-  /// What some rank has: each has the parameters of its own stages. Collective.
+  /// Returns what some rank has: each has the parameters of its own stages. Collective.
   template <class Device>
   std::map<std::string, std::int64_t> of_all_ranks(Device& device, std::map<std::string, std::int64_t> own) {
     if (all_reduce_scalar(device, ranks_, own.empty() ? 0.0 : 1.0, reduce_op::max) == 0) return own;
