@@ -101,7 +101,7 @@ class cross_entropy_loss
                                          saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy forward");
-    made_for_.require("cross_entropy", ctx.sizes);
+    made_for_.require("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     const std::int64_t n = rows_;
     detail::require_array("cross_entropy", "logits", logits, n * range_.columns);
     detail::require_array("cross_entropy", "labels", labels, n);
@@ -160,7 +160,7 @@ class cross_entropy_loss
     kept.stamp.use("cross_entropy", nullptr, mb.index);
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy backward");
-    made_for_.require("cross_entropy", ctx.sizes);
+    made_for_.require("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
     const S* const statistics = kept.statistics.template data<S>();
@@ -202,7 +202,7 @@ class cross_entropy_loss
     const auto last = static_cast<std::size_t>(part.dims - 1);
     range_ = {part.local[last], part.offset[last], range_.vocab};
     rows_ = part.local_size() / part.local[last];
-    made_for_ = detail::made_for(ctx.sizes, {&layout_v<Logits>});
+    made_for_.take("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Logits>});
   }
   void make_canonical(const context<Device>& ctx) {
     const layout& placed = layout_v<Logits>;

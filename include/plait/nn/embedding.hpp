@@ -132,7 +132,7 @@ class embedding {
   void forward(const microbatch<Device>& mb, const Id* ids, T* y) {
     Device& on = mb.ctx.device;
     const range profiled(on, names_.forward());
-    made_for_.require(table_->name(), mb.ctx.sizes);
+    made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     detail::require_array(table_->name(), "ids", ids, tokens_);
     detail::require_array(table_->name(), "y", y, resolve_.target().local_size());
     buffer<Device> product;
@@ -173,7 +173,7 @@ class embedding {
     if (!table_->trainable()) return;
     Device& on = mb.ctx.device;
     const range profiled(on, names_.backward());
-    made_for_.require(table_->name(), mb.ctx.sizes);
+    made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     detail::require_array(table_->name(), "ids", ids, tokens_);
     detail::require_array(table_->name(), "dy", dy, unresolve_.source().local_size());
     detail::note_backward(mb, detail::dual_v<output>, table_->name(), dy, unresolve_.source().local_size());
@@ -270,7 +270,8 @@ class embedding {
     unresolve_ = executor(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
     resolve_ = std::move(resolve);
     tokens_ = resolve_.source().local_size() / width_;
-    made_for_ = detail::made_for(ctx.sizes, {&layout_v<input>, &layout_v<output>, &layout_v<weight_spec>});
+    made_for_.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes,
+                   {&layout_v<input>, &layout_v<output>, &layout_v<weight_spec>});
   }
 
   /// Calls add(), after which the padding's row of the gradient, if this rank has it, is what it was: a tied head may

@@ -31,7 +31,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   learned_positions(const context<Device>& ctx, const std::string& name, sequence_order order = {},
                     initializer init = {}) {
     const layout& lies = layout_v<Spec>;
-    made_for_ = detail::made_for(ctx.sizes, {&lies});
+    made_for_ = detail::made_for(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&lies});
     layout placed;
     placed.dims.push_back({dim_of<position>, {}});
     placed.dims.push_back(lies.dims.back());
@@ -55,7 +55,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   }
 
   tensor<T, Spec, Device> forward(const microbatch<Device>& mb, const tensor<T, Spec, Device>& x, saved* = nullptr) {
-    made_for_.require(table_->name(), mb.ctx.sizes);
+    made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     tensor<T, Spec, Device> y(mb.ctx);
     kernels::embedding_forward(mb.ctx.device, ids(), table_->used_value(), y.data(), tokens_, width_, std::int64_t{0},
                                rows_, rows_);
@@ -66,7 +66,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   tensor<T, dual_t<Spec>, Device> backward(const microbatch<Device>& mb, const tensor<T, Spec, Device>&, saved&,
                                            const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
-    made_for_.require(table_->name(), mb.ctx.sizes);
+    made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     Device& on = mb.ctx.device;
     tensor<T, dual_t<Spec>, Device> dx(mb.ctx);
     on.copy(dx.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(T), on.main_stream());

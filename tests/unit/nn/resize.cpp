@@ -165,6 +165,36 @@ TEST_CASE("a call on pointers in a context of other sizes is refused") {
         }) == "");
 }
 
+TEST_CASE("a call, or a resize, in a context of another place in a mesh is refused") {
+  // The sizes are equal: as in a program with two worlds, whose ranks are numbered in other orders.
+  const auto refused = [](auto work) {
+    return on_two_ranks([&](const context<cpu>& ctx) {
+      world turned(ctx.ranks.shape(), ctx.ranks.root().split(0, 1 - ctx.ranks.rank()));
+      linear<double, up_with_bias> layer(ctx, "up");
+      rms_norm<double, rows> norm(ctx);
+      embedding<double, split_table> table(ctx, words, "table");
+      begin(ctx, layer), begin(ctx, norm), begin(ctx, table);
+      const context<cpu> there{ctx.device, turned, ctx.sizes, ctx.seed};
+      work(there, layer, norm, table);
+    });
+  };
+  const std::string other = ": the context of this call has rank ",
+                    made = ", and the layer was made for rank ";
+  std::vector<double> x(64), y(64);
+  std::vector<std::int64_t> ids(64);
+  for (const std::string& text : {
+           refused([&](auto& there, auto& layer, auto&, auto&) { layer.forward(there, x.data(), y.data()); }),
+           refused([&](auto& there, auto& layer, auto&, auto&) { layer.resize(there); }),
+           refused([&](auto& there, auto&, auto& norm, auto&) { norm.forward(there, x.data(), y.data()); }),
+           refused([&](auto& there, auto&, auto& norm, auto&) { norm.resize(there); }),
+           refused([&](auto& there, auto&, auto&, auto& table) { table.forward(there, ids.data(), y.data()); }),
+           refused([&](auto& there, auto&, auto&, auto& table) { table.resize(there); }),
+       }) {
+    CHECK(has(text, other));
+    CHECK(has(text, made));
+  }
+}
+
 TEST_CASE("a resize that would change a weight is refused, and changes nothing") {
   const auto refused = [](auto make) {
     return on_two_ranks([&](const context<cpu>& ctx) {

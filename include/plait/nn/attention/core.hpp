@@ -81,7 +81,7 @@ class attention_core {
     if (ctx.numerics.canonical())
       fail({name, ": canonical numerics (deterministic) have no order for attention over another sequence's keys"});
     name_ = name;
-    made_for_ = detail::made_for(ctx.sizes, {&layout_v<Q>, &layout_v<K>});
+    made_for_ = detail::made_for(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Q>, &layout_v<K>});
     const std::int64_t rank = ctx.ranks.rank();
     const box q = local_box(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, rank);
     const box k = local_box(layout_v<K>, ctx.ranks.shape(), ctx.sizes, rank);
@@ -117,7 +117,7 @@ class attention_core {
   tensor_of<output> forward(const microbatch<Device>& mb, tensor_of<Q> q, tensor_of<K> k, tensor_of<K> v,
                             saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    made_for_.require(name_, ctx.sizes);
+    made_for_.require(name_, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     const std::int64_t tokens = shape_.batch * shape_.k_len;
     detail::require_size(name_, "q", q.size(), output_size());
     for (const tensor_of<K>* one : {&k, &v})
@@ -138,7 +138,7 @@ class attention_core {
                      const tensor_of<Gradient>& d_o) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Q>, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
-    made_for_.require(name_, ctx.sizes);
+    made_for_.require(name_, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     detail::require_size(name_, "o", o.size(), output_size());
     detail::require_size(name_, "d_o", d_o.size(), output_size());
     gradients d{tensor_of<dual_t<Q>>(ctx), tensor_of<dual_t<K>>(ctx), tensor_of<dual_t<K>>(ctx)};

@@ -104,7 +104,7 @@ class linear_core : detail::linear_moves {
     const range profiled(ctx.device, names_.forward());
     require_gathered();
     const std::string& name = weights_[0]->name();
-    require_sizes(name, ctx.sizes);
+    require_sizes(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     detail::require_array(name, "x", x, input_size());
     detail::require_array(name, "y", y, output_size());
     detail::require_apart(name, "forward", {y, output_size(), "y"},
@@ -165,7 +165,7 @@ class linear_core : detail::linear_moves {
     const range profiled(ctx.device, names_.backward());
     require_gathered();
     const std::string& name = weights_[0]->name();
-    require_sizes(name, ctx.sizes);
+    require_sizes(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     detail::require_array(name, "x", x, input_size());
     detail::require_array(name, "dy", dy, output_size());
     saved.stamp.use(name, weights_[0].get(), mb.index);

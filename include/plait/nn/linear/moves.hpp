@@ -32,7 +32,9 @@ class linear_moves {
   void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
 
   /// Throws unless a call's sizes are those that the moves were made for.
-  void require_sizes(const std::string& name, const dim_sizes& now) const { made_for_.require(name, now); }
+  void require_sizes(const std::string& name, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
+    made_for_.require(name, mesh, rank, now);
+  }
 
   /// Elements of the input.
   std::int64_t input_size() const { return gather_.source().local_size(); }

@@ -22,7 +22,7 @@ PLAIT_INLINE linear_moves::linear_moves(world& ranks, const dim_sizes& sizes, co
     const std::int64_t local = sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
     (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
   }
-  made_for_.add(sizes, d.input);
+  made_for_ = made_for(mesh, ranks.rank(), sizes, {&d.input});
   for (const linear_layouts& b : d.branches) {
     columns_.push_back(local_elements(b.weight, mesh, sizes) / inner_ / batches_);
     total_ += columns_.back();
@@ -67,6 +67,7 @@ PLAIT_INLINE void linear_moves::cut(std::int64_t chunks, const std::string& name
 
 PLAIT_INLINE void linear_moves::take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d,
                                            const std::string& name) {
+  made_for_.require_mesh(name, ranks.shape(), ranks.rank());
   linear_moves now(ranks, sizes, d, name);
   for (const linear_layouts& b : d.branches)
     for (const dim_placement& p : b.placed.dims)

@@ -82,10 +82,12 @@ class norm_core {
     enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
     columns = part.local[static_cast<std::size_t>(part.dims - 1)];
     rows = part.local_size() / columns;
-    sizes = made_for(ctx.sizes, {&input});
+    sizes.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&input});
   }
   /// Throws unless the sizes of a call's context are those that the norm was made for.
-  void require_sizes(const context<Device>& ctx) const { sizes.require(weight->name(), ctx.sizes); }
+  void require_sizes(const context<Device>& ctx) const {
+    sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+  }
   void rebind(const parameter_memory<Precision>& callers) {
     rebind_parameters<Precision, Device>(name(), {weight}, {bias}, callers);
   }
