@@ -9,6 +9,7 @@
 #include <deque>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -141,6 +142,36 @@ TEST_CASE("the corrections of bias count the updates of each parameter") {
     other.resume(optimizer.step(), optimizer.missed_steps());
     other.begin_step(ctx, rate);
     CHECK(other.missed_steps().empty());  // of parameters that it has met
+  });
+}
+
+TEST_CASE("what an optimizer keeps of one model is not another's") {
+  threads::run(1, [](threads::communicator c) {
+    world w(two{1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, sizes_of<vector_dim>(2), 1};
+    const layout lies = layout_v<spec<vector_dim>>, alike = layout_v<spec<batch, invariant<dp, tp>>>;
+    std::vector<double> values(2, 1.0), gradient(2, 0.5);
+    const auto made = [&] {
+      return std::make_unique<parameter<double, cpu>>(
+          ctx, parameter_info{"weight", {2}, {}, false}, lies, lies, alike,
+          parameter_place<double, cpu>{device, 2, values.data(), gradient.data()});
+    };
+    auto one = made(), other = made();
+    adamw<double> optimizer;
+    const auto update = [&](parameter<double, cpu>& p) {
+      optimizer.begin_step(ctx, 1e-2);
+      p.begin_gradient();
+      optimizer.update(ctx, p.reduce(ctx));
+    };
+    update(*one);
+    CHECK_THROWS_WITH(
+        update(*other),
+        "adamw: two models have a parameter weight, and what this optimizer keeps is of the first one; each "
+        "model needs an optimizer of its own");
+    one.reset();  // a model that is made anew goes on with the state
+    auto again = made();
+    update(*again);
   });
 }
 

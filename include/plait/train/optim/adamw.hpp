@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -122,9 +123,32 @@ class adamw {
     moments_.forget_step();
   }
 
-  /// Throws where data parallelism cuts a parameter within a block of 8-bit moments, and under canonical numerics, as
+  /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its piece.
+  /// Throws where the parameter is cut within a block of 8-bit moments, and for these under canonical numerics, as
   /// blocks are counted in what a rank stores.
-  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
+  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
+    check_cut(ctx, p);
+    const parameter_piece piece = p.piece();
+    if (piece.size() == p.size() || !moments_.has(p.name(), p.size())) return;
+    if (piece.size() == 0) return moments_.drop(p.name());
+    const auto at = [&](std::int64_t n, std::int64_t begin) {
+      return kernels::places_of(options_.moments, sizeof(A), n, (p.array_offset() + begin) % kernels::moment_block);
+    };
+    const kernels::moment_places whole = at(p.size(), 0), now = at(piece.size(), piece.begin);
+    const std::size_t bytes = now.second,
+                      begin = whole.second / static_cast<std::size_t>(p.size()) * static_cast<std::size_t>(piece.begin);
+    const std::size_t scales = now.second_scales - now.first_scales;
+    const auto block =
+        static_cast<std::size_t>((p.array_offset() % kernels::moment_block + piece.begin) / kernels::moment_block);
+    moments_.cut(ctx, p.name(), piece.size(), now.bytes,
+                 {{begin, 0, bytes},
+                  {whole.second + begin, now.second, bytes},
+                  {whole.first_scales + block, now.first_scales, scales},
+                  {whole.second_scales + block, now.second_scales, scales}});
+  }
+
+  /// The checks of `prepare`.
+  void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
     if (options_.moments != moment_type::int8) return;
     if (ctx.numerics.canonical())
       fail(
@@ -145,7 +169,7 @@ class adamw {
     all.reserve(gradients.size());
     for (reduced& g : gradients) {
       auto& p = g.parameter();
-      prepare(ctx, p);
+      check_cut(ctx, p);
       detail::note_update(ctx, g);
       const parameter_piece piece = p.piece();
       const G* const values = g.data();
@@ -157,9 +181,10 @@ class adamw {
                      decay_of(p.info().decays),
                      p.name(),
                      place_of(p),
-                     {kernels::run_map::of(p.part()), piece.begin, p.stream_of(p.name())}});
+                     {kernels::run_map::of(p.part()), piece.begin, p.stream_of(p.name())},
+                     p.array()});
     }
-    run(ctx, all);
+    run(ctx, std::move(all));
   }
   /// A gradient of another precision is refused in words.
   template <class Other>
@@ -245,6 +270,7 @@ class adamw {
     std::string name;
     std::int64_t place;  ///< of its first element in a block of moments
     kernels::rounded_elements elements;
+    std::shared_ptr<const void> owner{};  ///< what lives as long as a parameter; null for a tensor of the caller's
     std::byte* state = nullptr;
   };
 
@@ -274,7 +300,7 @@ class adamw {
   void run(const context<Device>& ctx, std::vector<one> tensors) {
     std::map<std::int64_t, std::vector<one>> by_missed;
     for (one& t : tensors) {
-      t.state = moments_.update(ctx, t.name, t.size, places_of(t).bytes);
+      t.state = moments_.update(ctx, t.name, t.size, places_of(t).bytes, t.owner);
       by_missed[moments_.missed(t.name)].push_back(std::move(t));
     }
     for (const auto& [missed, some] : by_missed) run(ctx, some, numbers_for(ctx, missed));

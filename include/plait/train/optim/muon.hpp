@@ -76,8 +76,14 @@ class muon {
 
   /// Throws where data parallelism cuts a hidden matrix, or another parameter as `adamw::prepare` says. Collective: a
   /// rank that owns none of the matrices takes part in making the communicators of those that do.
-  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
+  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if (!is_hidden_matrix(p.info())) return others_.prepare(ctx, p);
+    check_cut(ctx, p);
+    if (p.piece().size() == 0) momenta_.drop(p.name());  // another data rank's; loaded before that was known
+  }
+  /// The checks of `prepare`.
+  void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
+    if (!is_hidden_matrix(p.info())) return others_.check_cut(ctx, p);
     const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
     if (!axes.empty()) static_cast<void>(ctx.ranks.group(axes));
     const std::int64_t n = p.piece().size();
@@ -104,7 +110,7 @@ class muon {
         static_cast<void>(p.begin_update());
         continue;
       }
-      prepare(ctx, p);
+      check_cut(ctx, p);
       (hidden ? matrices : others).push_back(std::move(g));
     }
     others_.update(ctx, std::span<reduced>(others));
@@ -143,7 +149,7 @@ class muon {
     auto& p = g.parameter();
     const G* const gradient = g.data();
     const auto target = p.begin_update();
-    std::byte* const momentum = momenta_.update(ctx, p.name(), p.size(), momentum_bytes(p.size()));
+    std::byte* const momentum = momenta_.update(ctx, p.name(), p.size(), momentum_bytes(p.size()), p.array());
     const std::int64_t rows = p.info().shape[0], columns = p.info().shape[1];
     const double rate = options_.learning_rate_ratio;
     return {gradient,

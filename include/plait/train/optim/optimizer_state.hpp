@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -47,11 +49,19 @@ class optimizer_state {
     if (updated_in_ == begun_) forgotten_.push_back(rounds_);
   }
 
-  /// Returns the `bytes` of a parameter of `n` elements for its update in this step. Throws before the first step, at a
-  /// second update in one step, and where the parameter had another size.
-  std::byte* update(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
+  /// Returns the `bytes` of a parameter of `n` elements for its update in this step. `owner`, where it is not null, is
+  /// what lives as long as the parameter. Throws before the first step, at a second update in one step, and where the
+  /// state is of another parameter, which is still there, or of another size.
+  std::byte* update(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes,
+                    const std::shared_ptr<const void>& owner = {}) {
     if (begun_ == 0) fail({optimizer_, ": begin_step comes before the first update"});
     kept& state = of(ctx, name, n, bytes);
+    if (owner) {
+      if (const auto other = state.owner.lock(); other && other != owner)
+        fail({optimizer_, ": two models have a parameter ", name,
+              ", and what this optimizer keeps is of the first one; ", "each model needs an optimizer of its own"});
+      state.owner = owner;
+    }
     if (state.updated_in == begun_)
       fail({optimizer_, ": ", name,
             " is updated twice in one step: two parameters have this name, or begin_step was not called"});
@@ -61,6 +71,28 @@ class optimizer_state {
     state.round = rounds_;
     return state.memory.template data<std::byte>();
   }
+  /// Whether there is a state of a parameter of `n` elements.
+  bool has(const std::string& name, std::int64_t n) const {
+    const auto at = kept_.find(name);
+    return at != kept_.end() && at->second.size == n;
+  }
+  /// Bytes that stay where a state is cut.
+  struct part {
+    std::size_t from, to, bytes;
+  };
+  /// Keeps `parts` of a parameter's state, which is of `n` elements and `bytes` from now on: the piece that data
+  /// parallelism gives this rank.
+  void cut(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes,
+           std::initializer_list<part> parts) {
+    kept& state = kept_.at(name);
+    const buffer<Device> whole = std::move(state.memory);
+    state.memory = make_optimizer_buffer<std::byte>(ctx.device, bytes);
+    state.size = n;
+    for (const part& p : parts)
+      ctx.device.copy(state.memory.template data<std::byte>() + p.to, whole.template data<std::byte>() + p.from,
+                      p.bytes, ctx.device.main_stream());
+  }
+  void drop(const std::string& name) { kept_.erase(name); }
   /// How many steps a parameter was left out of before its last update, from the first step on.
   std::int64_t missed(const std::string& name) const {
     const auto at = kept_.find(name);
@@ -90,6 +122,7 @@ class optimizer_state {
     std::int64_t size = 0;
     std::int64_t updated_in = 0;  ///< the step that was begun then
     std::int64_t round = 0, missed = 0;
+    std::weak_ptr<const void> owner;
   };
 
   void start(const std::string& name, kept& state) const {
