@@ -178,8 +178,7 @@ TEST_CASE("a call, or a resize, in a context of another place in a mesh is refus
       work(there, layer, norm, table);
     });
   };
-  const std::string other = ": the context of this call has rank ",
-                    made = ", and the layer was made for rank ";
+  const std::string other = ": the context of this call has rank ", made = ", and the layer was made for rank ";
   std::vector<double> x(64), y(64);
   std::vector<std::int64_t> ids(64);
   for (const std::string& text : {
