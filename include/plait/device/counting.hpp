@@ -2,13 +2,18 @@
 // on it do nothing (kernels/counting.hpp). Next: plan/dry_run.hpp, which runs layers and steps on it.
 #pragma once
 
+#include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <mutex>
 #include <string>
+#include <string_view>
 
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
@@ -17,6 +22,45 @@
 #include "plait/device/device.hpp"
 
 namespace plait {
+namespace detail {
+
+/// Says what it means that a program touches the memory of a counting device, before the program ends as it would.
+class untouchable_memory {
+ public:
+  static void add(const void* place, std::size_t bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(place), end = begin + bytes;
+    for (auto seen = begin_.load(); begin < seen && !begin_.compare_exchange_weak(seen, begin);) continue;
+    for (auto seen = end_.load(); end > seen && !end_.compare_exchange_weak(seen, end);) continue;
+    install();
+  }
+
+ private:
+  /// Takes the signal, unless it has it: others may have taken it since.
+  static void install() {
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
+    struct sigaction now = {};
+    if (::sigaction(SIGSEGV, nullptr, &now) != 0 || now.sa_sigaction == explain) return;
+    before_ = now;
+    now = {};
+    now.sa_sigaction = explain;
+    now.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    ::sigaction(SIGSEGV, &now, nullptr);
+  }
+  /// Gives the signal back, so that it comes again to whoever had it.
+  static void explain(int, siginfo_t* fault, void*) {
+    constexpr std::string_view words =
+        "plait: a kernel of the program's own touched memory of a dry run, in which there are no numbers; call it by "
+        "plait::kernel(ctx, cost, f), which a dry run counts (nn/layer/kernel.hpp)\n";
+    const auto at = reinterpret_cast<std::uintptr_t>(fault->si_addr);
+    if (at >= begin_.load() && at < end_.load() && ::write(2, words.data(), words.size()) < 0) ::_exit(1);
+    ::sigaction(SIGSEGV, &before_, nullptr);
+  }
+  inline static std::atomic<std::uintptr_t> begin_{~std::uintptr_t{0}}, end_{0};
+  inline static struct sigaction before_ = {};
+};
+
+}  // namespace detail
 
 /// Is told of the work that a program on a `counting_device` asks for, call by call; planner::work_clock
 /// (plan/work_clock.hpp) turns it into seconds.
@@ -28,6 +72,8 @@ class work_meter {
   virtual void attention(dtype of, double operations, std::int64_t keys, bool forward) = 0;
   /// A kernel that reads and writes so many bytes.
   virtual void moved(double bytes) = 0;
+  /// A kernel of the program's own (nn/layer/kernel.hpp).
+  virtual void kernel(dtype of, double operations, double bytes) = 0;
   /// An activation of so many values, which reads and writes so many bytes.
   virtual void activation(double bytes, double values, bool backward) = 0;
 
@@ -37,7 +83,8 @@ class work_meter {
 
 /// A device that computes nothing and counts the bytes that are asked for: a layer, a model or a whole step that runs
 /// on it, in a `world::counting`, shows what it allocates, keeps and sends, for sizes that no machine at hand could
-/// hold (plan/dry_run.hpp). Its memory is address space that is reserved and never touched.
+/// hold (plan/dry_run.hpp). Its memory is address space that nobody may touch: a program that does is told so, and ends
+/// by a segmentation fault.
 class counting_device {
  public:
   static constexpr bool only_counts = true;
@@ -100,6 +147,10 @@ class counting_device {
   void count_moved(double bytes) {
     if (meter_) meter_->moved(bytes);
   }
+  void count_kernel(dtype of, double operations, double bytes) {
+    count_operations(operations);
+    if (meter_) meter_->kernel(of, operations, bytes);
+  }
   void count_activation(double bytes, double values, bool backward) {
     if (meter_) meter_->activation(bytes, values, backward);
   }
@@ -123,9 +174,9 @@ class counting_device {
  private:
   struct address_space {
     void* allocate(std::size_t bytes, std::uintptr_t) const {
-      void* const place =
-          ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      void* const place = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (place == MAP_FAILED) fail({"counting_device: no address space for ", bytes, " bytes"});
+      detail::untouchable_memory::add(place, bytes);
       return place;
     }
     void release(void* place, std::size_t bytes, std::uintptr_t) const noexcept { ::munmap(place, bytes); }

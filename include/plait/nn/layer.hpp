@@ -8,6 +8,7 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/errors.hpp"
+#include "plait/nn/layer/kernel.hpp"
 #include "plait/nn/layer/requirements.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "plait/tensor/view.hpp"
@@ -41,6 +42,9 @@ struct layer_types {
   using tensor_of = tensor<T, Spec, Device>;
 };
 
+/// A layer of one's own calls kernels of its own by `kernel(ctx, cost, f)` (nn/layer/kernel.hpp), so that it can be
+/// planned, too: a dry run counts them, and ends a program that touches its memory otherwise.
+///
 /// Combinators, language models and dry runs ask this of a layer, beside the types of `layer_types`:
 ///
 ///     struct saved;                          // what `forward` keeps, besides its input

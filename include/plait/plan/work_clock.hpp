@@ -54,6 +54,13 @@ class work_clock final : public work_meter {
     seconds_.attention += operations * blocks / attention_rate(h_, program) + (forward ? 1 : 2) * h_.launch;
   }
   void moved(double bytes) override { seconds_.memory += memory_seconds(h_, bytes, 1); }
+  void kernel(dtype of, double operations, double bytes) override {
+    const double moved = memory_seconds(h_, bytes, 1);
+    const double peak = operations > 0 ? h_.peak_of(kind_of(of)) : 1;
+    if (peak == 0)
+      fail({"hardware ", h_.name, " has no products in ", name_of(kind_of(of)), ", in which a kernel_cost counts"});
+    seconds_.memory += std::max(moved, operations / peak + h_.launch);
+  }
   void activation(double bytes, double values, bool backward) override {
     seconds_.memory += detail::activation_seconds(h_, bytes, values, backward) + h_.launch;
   }

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,15 +12,21 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_plan.hpp"
 #include "plait/models/llama_stages.hpp"
+#include "plait/nn/layer/kernel.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/pipeline/world.hpp"
+#include "plait/plan/hardware_json.hpp"
+#include "plait/plan/kernel_time.hpp"
 #include "plait/plan/parse_layout.hpp"
 #include "plait/plan/recompute_prices.hpp"
 #include "plait/plan/traffic.hpp"
+#include "plait/plan/work_clock.hpp"
 #include "plait/schedule/parse.hpp"
+#include "support/last_words.hpp"
 
 namespace {
 
@@ -353,4 +360,41 @@ TEST_CASE("a delayed norm is started at the end of a step, and its last sum is n
         }
       CHECK(norms >= all.size());
     }
+}
+
+TEST_CASE("a dry run counts and prices kernels of a program's own, and none may touch its memory") {
+  using rows = spec<shard<batch, dp>, hidden>;
+  const auto square = [](const auto& ctx, const auto& x, auto& y) {
+    const auto n = static_cast<double>(x.size());
+    kernel(ctx, {.bytes = 2 * n * sizeof(float), .operations = n, .of = dtype::f32}, [&] {
+      for (std::int64_t i = 0; i < x.size(); ++i) y.data()[i] = x.data()[i] * x.data()[i];
+    });
+  };
+  threads::run(1, [&](threads::communicator c) {
+    world ranks(mesh<axis<dp>>(1).shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, ranks, sizes_of<batch, hidden>(2, 3), 1};
+    tensor<float, rows> x(ctx), y(ctx);
+    std::fill(x.data(), x.data() + 6, 3.0f);
+    square(ctx, x, y);
+    CHECK(y.data()[5] == 9.0f);
+    CHECK_THROWS_WITH(kernel(ctx, {.bytes = -1}, [] {}), "kernel_cost: -1 bytes and 0 operations; legal are 0 or more");
+  });
+  mesh_shape shape;
+  shape.add(axis_of<dp>, 4);
+  world ranks = world::counting(shape, 1);
+  counting_device device;
+  const context<counting_device> ctx{device, ranks, sizes_of<batch, hidden>(1 << 20, 1 << 12), 1};
+  const tensor<float, rows, counting_device> x(ctx);
+  tensor<float, rows, counting_device> y(ctx);
+  const planner::hardware h = planner::load_hardware("h100", "hardware");
+  planner::work_clock clock(h);
+  device.tell(&clock);
+  square(ctx, x, y);
+  device.tell(nullptr);
+  const auto n = static_cast<double>(x.size());
+  CHECK(device.operations() == n);
+  CHECK(clock.now().total() == doctest::Approx(planner::memory_seconds(h, 8 * n, 1)));
+  const std::string text = test::last_words([&] { y.data()[1] = 1; });
+  CHECK(text.find("plait: a kernel of the program's own touched memory of a dry run") != std::string::npos);
 }
