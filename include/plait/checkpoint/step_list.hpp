@@ -71,7 +71,7 @@ inline constexpr std::string_view trash_directory = ".trash";
 inline constexpr std::string_view temporary_mark = ".tmp-";
 
 /// Whether a name ends in 32 hexadecimal digits, as `unguessable_suffix` makes them, behind a step's name and `mark`.
-/// Others are no writer's, and whoever made them keeps them.
+/// Files of other names are not made by a writer, and stay.
 inline bool is_made_by_writer(std::string_view name, std::string_view mark) {
   constexpr std::size_t digits = 32;
   if (name.size() < digits + mark.size()) return false;

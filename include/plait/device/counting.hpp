@@ -47,7 +47,7 @@ class untouchable_memory {
     now.sa_flags = SA_SIGINFO | SA_ONSTACK;
     ::sigaction(SIGSEGV, &now, nullptr);
   }
-  /// Gives the signal back, so that it comes again to whoever had it.
+  /// Restores the handler before, which gets the signal next.
   static void explain(int, siginfo_t* fault, void*) {
     constexpr std::string_view words =
         "plait: a kernel of the program's own touched memory of a dry run, in which there are no numbers; call it by "
@@ -83,8 +83,8 @@ class work_meter {
 
 /// A device that computes nothing and counts the bytes that are asked for: a layer, a model or a whole step that runs
 /// on it, in a `world::counting`, shows what it allocates, keeps and sends, for sizes that no machine at hand could
-/// hold (plan/dry_run.hpp). Its memory is address space that nobody may touch: a program that does is told so, and ends
-/// by a segmentation fault.
+/// hold (plan/dry_run.hpp). Its memory is address space without access: a program that touches it is told why, and
+/// ends by a segmentation fault.
 class counting_device {
  public:
   static constexpr bool only_counts = true;

@@ -274,7 +274,7 @@ class adamw {
     std::byte* state = nullptr;
   };
 
-  /// Puts the numbers of this step into the device's memory, for parameters that missed so many.
+  /// Puts the numbers of this step into the device's memory, for parameters that missed `missed` steps.
   void put_numbers(const context<Device>& ctx, buffer<Device>& to, std::int64_t missed) {
     if (to.empty()) to = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
     auto numbers = kernels::adamw_scalars_of(settings(), learning_rate_, std::max<std::int64_t>(1, step_ - missed),
@@ -343,7 +343,7 @@ class adamw {
   adamw_options options_;
   optimizer_state<Device> moments_{"adamw"};
   buffer<Device> scalars_;
-  std::map<std::int64_t, buffer<Device>> late_;  ///< as `scalars_`, for parameters that missed so many steps
+  std::map<std::int64_t, buffer<Device>> late_;  ///< as `scalars_`, by the steps that parameters missed
   std::int64_t step_ = 0;                        ///< for the corrections of bias
   double learning_rate_ = 0, gradient_scale_ = 1;
 };
