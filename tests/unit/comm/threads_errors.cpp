@@ -30,7 +30,7 @@ std::string text_of(int ranks, const F& body) {
   return "";
 }
 
-void sum(rank_comm& c, std::size_t n = 4) {
+void add_up(rank_comm& c, std::size_t n = 4) {
   std::vector<float> x(n, 1.0f);
   c.all_reduce(x.data(), x.data(), n, dtype::f32, reduce_op::sum);
 }
@@ -40,13 +40,13 @@ void sum(rank_comm& c, std::size_t n = 4) {
 TEST_CASE("a rank that throws ends the others, wherever they wait") {
   std::atomic<int> stopped{0};
   const std::string text = text_of(5, [&](rank_comm& c) {
-    sum(c);
+    add_up(c);
     float x = 0;
     try {
       if (c.rank() == 3) throw std::runtime_error("the data ran out");
       if (c.rank() == 0) c.receive(&x, 1, dtype::f32, 3);
       if (c.rank() == 1) c.send(&x, 1, dtype::f32, 3);
-      sum(c);
+      add_up(c);
     } catch (const threads::stopped& e) {
       CHECK(has(e.what(), "was stopped: rank 3: the data ran out"));
       CHECK(has(e.what(), "rank " + std::to_string(c.rank()) + ": "));
@@ -148,7 +148,7 @@ TEST_CASE("deadlock: the rank that returns last finds that the others wait") {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       return;
     }
-    sum(c);
+    add_up(c);
   });
   CHECK(has(text, "rank 2 waits in all_reduce(4 float, sum) #0 on 'world': missing ranks 1"));
 }
@@ -156,7 +156,7 @@ TEST_CASE("deadlock: the rank that returns last finds that the others wait") {
 TEST_CASE("deadlock: a rank has returned") {
   const std::string text = text_of(3, [](rank_comm& c) {
     if (c.rank() == 1) return;
-    sum(c);
+    add_up(c);
   });
   CHECK(text.find("deadlock: no rank can go on") == 0);
   CHECK(has(text, "rank 0 waits in all_reduce(4 float, sum) #0 on 'world': missing ranks 1"));
@@ -202,7 +202,7 @@ TEST_CASE("slow ranks are no deadlock") {
   for (int turn = 0; turn < 10; ++turn) {
     CHECK_NOTHROW(threads::run(4, [&](rank_comm& c) {
       if (c.rank() == turn % 4) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      sum(c);
+      add_up(c);
       int x = 0;
       if (c.rank() == 0) c.send(&x, 1, dtype::i32, 3);
       if (c.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(2)), c.receive(&x, 1, dtype::i32, 0);
@@ -214,7 +214,7 @@ TEST_CASE("mismatched collectives are found at once") {
   const auto mismatch = [](const auto& odd) {
     return text_of(3, [&](rank_comm& c) {
       std::vector<double> x(30);
-      sum(c);
+      add_up(c);
       if (c.rank() != 2) {
         c.all_reduce(x.data(), x.data(), 10, dtype::f32, reduce_op::sum);
       } else {
@@ -304,9 +304,9 @@ TEST_CASE("every rank throws: one is reported; many failing runs end") {
     const std::string text = text_of(6, [&](rank_comm& c) {
       auto half = c.split(c.rank() % 2, 0);
       for (int i = 0; i < 5; ++i) {
-        sum(half);
+        add_up(half);
         if (i == turn % 5 && c.rank() == turn % 6) throw std::runtime_error("fault");
-        sum(c);
+        add_up(c);
       }
     });
     CHECK(text.find("rank " + std::to_string(turn % 6) + ": fault") == 0);
