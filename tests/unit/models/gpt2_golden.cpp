@@ -95,17 +95,20 @@ outcome run(std::int64_t d, std::int64_t k, std::int64_t t) {
                      "file");
     });
     gather_parameters(ctx, model);
-    const auto fill = [&](std::int64_t, auto& ids, auto& labels) {
+    const auto fill = [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
       const auto all_ids = golden.read<std::int64_t>("input_ids"), all_labels = golden.read<std::int64_t>("labels");
-      const box& part = ids.part();
-      for (std::int64_t i = 0, at = 0; i < part.local[0]; ++i)
-        for (std::int64_t j = 0; j < part.local[1]; ++j, ++at) {
-          const auto from = static_cast<std::size_t>((part.offset[0] + i) * sequence + part.offset[1] + j);
-          ids.data()[at] = all_ids[from], labels.data()[at] = all_labels[from];
-        }
+      const auto from = [&](const auto& all) {
+        return [&](std::int64_t sample, std::int64_t position) {
+          return all[static_cast<std::size_t>(sample * sequence + position)];
+        };
+      };
+      ids.fill(from(all_ids));
+      labels.fill(from(all_labels));
     };
-    gpt2_type::tokens ids(ctx), labels(ctx);
-    fill(0, ids, labels);
+    gpt2_type::tokens ids(ctx);
+    host_tokens host_ids(ids.part(), model.order()), host_labels(host_ids);
+    fill(0, host_ids, host_labels);
+    upload(ctx, host_ids, ids);
     const auto scores = model.score(ctx, ids);
     const auto whole = testing::collect_full(ctx, layout_v<gpt2_type::logits::spec>, scores.data());
     adamw<double> optimizer;

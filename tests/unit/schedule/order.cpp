@@ -26,7 +26,7 @@ posted_program on(int rank) {
                {step_op::norm, -1, {}, {}}};
   return p;
 }
-posted_call sum(int group, std::uint64_t count, int entry, bool asynchronous = false) {
+posted_call sum_over(int group, std::uint64_t count, int entry, bool asynchronous = false) {
   return {.group = group,
           .kind = collective::all_reduce,
           .count = count,
@@ -43,7 +43,8 @@ std::vector<posted_program> a_step() {
   std::vector<posted_program> all;
   for (int r = 0; r < 4; ++r) {
     all.push_back(on(r));
-    all.back().calls = {sum(0, 64, 0), sum(0, 64, 1), sum(1, 100, 3, true), sum(0, 64, 2), sum(2, 1, 4)};
+    all.back().calls = {sum_over(0, 64, 0), sum_over(0, 64, 1), sum_over(1, 100, 3, true), sum_over(0, 64, 2),
+                        sum_over(2, 1, 4)};
   }
   return all;
 }
@@ -77,7 +78,7 @@ TEST_CASE("two communicators in opposite orders on two ranks are refused, waited
   for (posted_program& p : two) {
     p.groups = {{"tp", {0, 1}}, {"tp reductions", {0, 1}}};
     p.entries = on(0).entries;
-    p.calls = {sum(0, 64, 2), sum(1, 100, 3, true)};
+    p.calls = {sum_over(0, 64, 2), sum_over(1, 100, 3, true)};
   }
   CHECK(describe(verify_order(two)) == "ok");
   std::swap(two[1].calls[0], two[1].calls[1]);
