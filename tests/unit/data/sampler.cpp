@@ -26,7 +26,7 @@ std::string counting(std::size_t n) {
 }
 
 plait::token_source source_of(const temp_folder& dir, std::string_view text) {
-  return plait::token_source({.paths = {dir.write("data.txt", text)}});
+  return plait::token_source({.paths = {dir.write("data.txt", text)}, .format = plait::token_format::bytes});
 }
 
 }  // namespace
@@ -217,7 +217,7 @@ TEST_CASE("samples of several sources") {
   {
     std::string text;
     for (int i = 0; i < 641; ++i) text += static_cast<char>(i / 8);
-    const sampler both({plait::token_source({.paths = {dir.write("long", text)}}),
+    const sampler both({plait::token_source({.paths = {dir.write("long", text)}, .format = plait::token_format::bytes}),
                         plait::token_source({.paths = {dir.write("short", std::string(41, 'z'))}})},
                        {1, 3}, {.seq = 8, .seed = 3, .held_out = 0.5});
     REQUIRE(both.held_out_samples() == 40 + 3);
