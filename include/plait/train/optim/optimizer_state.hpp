@@ -56,15 +56,15 @@ class optimizer_state {
                     const std::shared_ptr<const void>& owner = {}) {
     if (begun_ == 0) fail({optimizer_, ": begin_step comes before the first update"});
     kept& state = of(ctx, name, n, bytes);
+    if (state.updated_in == begun_)
+      fail({optimizer_, ": ", name,
+            " is updated twice in one step: two parameters have this name, or begin_step was not called"});
     if (owner) {
       if (const auto other = state.owner.lock(); other && other != owner)
         fail({optimizer_, ": two models have a parameter ", name,
               ", and what this optimizer keeps is of the first one; ", "each model needs an optimizer of its own"});
       state.owner = owner;
     }
-    if (state.updated_in == begun_)
-      fail({optimizer_, ": ", name,
-            " is updated twice in one step: two parameters have this name, or begin_step was not called"});
     state.updated_in = begun_;
     if (updated_in_ != begun_) updated_in_ = begun_, ++rounds_;
     state.missed += missed_since(state.round);
