@@ -92,7 +92,11 @@ class optimizer_state {
       ctx.device.copy(state.memory.template data<std::byte>() + p.to, whole.template data<std::byte>() + p.from,
                       p.bytes, ctx.device.main_stream());
   }
-  void drop(const std::string& name) { kept_.erase(name); }
+  /// Keeps nothing of a parameter of which this rank has no elements, but the steps that it missed.
+  void drop(const std::string& name) {
+    const auto at = kept_.find(name);
+    if (at != kept_.end()) at->second.memory = {}, at->second.size = 0;
+  }
   /// How many steps a parameter was left out of before its last update, from the first step on.
   std::int64_t missed(const std::string& name) const {
     const auto at = kept_.find(name);
@@ -137,11 +141,12 @@ class optimizer_state {
   std::int64_t missed_since(std::int64_t round) const { return missed_since(round, rounds_); }
 
   kept& of(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
-    kept& state = kept_[name];
-    if (state.memory.empty()) {
+    const auto [at, is_new] = kept_.try_emplace(name);
+    kept& state = at->second;
+    if (is_new) start(name, state);
+    if (state.memory.empty()) {  // or of no elements
       state.memory = make_optimizer_buffer<std::byte>(ctx.device, bytes);
       state.size = n;
-      start(name, state);
       ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
     }
     if (state.size != n)
