@@ -12,10 +12,10 @@ struct up_policy {
   using output = spec<shard<batch, dp>, ffn>;
 };
 #ifdef PLAIT_FAIL_FIX
-using chosen = adamw<double>;
+using one_of_these = adamw<double>;
 #else
-using chosen = adamw<float>;
+using one_of_these = adamw<float>;
 #endif
-void step(const context<cpu>& ctx, chosen& optimizer, linear<double, up_policy>& up) {
+void step(const context<cpu>& ctx, one_of_these& optimizer, linear<double, up_policy>& up) {
   optimizer.update(ctx, up.weight()->reduce(ctx));
 }
