@@ -19,6 +19,8 @@ namespace plait {
 
 /// The name of a group of axes in messages, ledgers and plans: `dp`, `cp+tp`.
 std::string label_of(const axis_list& axes);
+/// "dp=2,tp=4".
+std::string text_of(const mesh_shape& mesh);
 
 /// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call
 /// of those communicators is counted in `ledger()` under the axes' label.
@@ -40,6 +42,11 @@ class world {
   std::int64_t size() const { return shape_.size(); }
   std::int64_t coordinate(axis_id axis) const { return shape_.coordinate(rank(), axis); }
   any_communicator& root() { return root_; }
+  /// The ranks that run one program: those of all stages of a pipeline, or else of this mesh. No ledger counts its
+  /// calls.
+  any_communicator& everyone() { return everyone_ ? everyone_ : root_; }
+  /// This mesh is one stage of a pipeline; `all` are the ranks of all stages.
+  void set_everyone(any_communicator all) { everyone_ = std::move(all); }
   plait::ledger& ledger() { return *ledger_; }
   /// Where a world that is made for counting writes what its rank starts, in order; null in others.
   const std::shared_ptr<call_log>& calls() const { return calls_; }
@@ -74,7 +81,7 @@ class world {
   counting_communicator counted_group(const axis_list& axes, channel purpose) const;
 
   mesh_shape shape_;
-  any_communicator root_;
+  any_communicator root_, everyone_;
   std::shared_ptr<plait::ledger> ledger_;
   std::shared_ptr<plait::recorder> events_;
   std::deque<entry> groups_;

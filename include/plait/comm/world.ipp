@@ -73,6 +73,12 @@ PLAIT_INLINE std::string label_of(const axis_list& axes) {
   }
   return label.empty() ? "none" : label;
 }
+PLAIT_INLINE std::string text_of(const mesh_shape& mesh) {
+  std::string text;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
+    append(text, {i == 0 ? "" : ",", mesh.axes[i].text(), "=", mesh.extents[i]});
+  return text;
+}
 
 }  // namespace plait
 

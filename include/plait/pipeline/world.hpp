@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/agreement.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/macros_off.hpp"
 
@@ -24,7 +25,9 @@ class pipeline_world {
       : whole_(checked(whole, root)),
         root_(std::move(root)),
         stage_(without(whole, axis), part(whole, root_, whole.others(axis_list(axis)), "stage"), std::move(events)),
-        along_(stage_.count(part(whole, root_, axis_list(axis), axis.text()))) {}
+        along_(stage_.count(part(whole, root_, axis_list(axis), axis.text()))) {
+    stage_.set_everyone(root_);
+  }
   /// The view of `rank` on a mesh that does not run: what it would send is counted.
   static pipeline_world counting(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>) {
     return pipeline_world(whole, rank, axis);
@@ -65,6 +68,10 @@ class pipeline_world {
     if (whole.size() != root.size())
       fail({"the mesh has ", whole.size(), " ranks, but the communicator has ", root.size(),
             ": the extents of the axes must multiply to the number of ranks"});
+    if (!root.enqueues()) {
+      any_communicator all = root;
+      require_agreement(all, std::vector<knob>{{"mesh", text_of(whole)}});
+    }
     return whole;
   }
   static any_communicator part(const mesh_shape& whole, any_communicator& root, const axis_list& axes,

@@ -248,12 +248,27 @@ void note_update(const context<Device>& ctx, const Gradient& gradient) {
     note_value(ctx, p.stored(), "the stored values of ", p.name(), std::as_const(p).value(), gradient.size(), cut);
   }
 }
-/// Throws `disagreement` unless all ranks of the world have equal values, in a step that is checked. Collective.
+/// Throws `disagreement` unless all ranks have equal values, in a step that is checked. Collective over the ranks of
+/// all stages of a pipeline.
 template <compute_device Device, class Values>
 void agree_in_checked_step(const context<Device>& ctx, std::string_view who, Values&& values) {
   if constexpr (!only_counts<Device>) {
-    if (notes_values(ctx)) require_equal_values(ctx.device, ctx.ranks.root(), who, values());
+    world& ranks = ctx.ranks;
+    if (ranks.checks().on() && ranks.everyone().size() > 1 && !ranks.calls())
+      require_equal_values(ctx.device, ranks.everyone(), who, values());
   }
+}
+/// The same for what each rank of a stage has of its own, and the ranks at its place in other stages must have, too.
+/// `hash` is that of this rank's.
+template <compute_device Device>
+void agree_over_stages(const context<Device>& ctx, std::string_view who, std::string_view what, std::uint64_t hash) {
+  if (ctx.ranks.everyone().size() == ctx.ranks.root().size()) return;
+  agree_in_checked_step(ctx, who, [&] {
+    std::uint64_t of_stage = fnv1a("");
+    for (const std::uint64_t one : gather_all(ctx.device, ctx.ranks.root(), {hash}, 1))
+      of_stage = kernels::detail::hash_of_word(one, of_stage);
+    return std::vector<knob>{{std::string(what), cat({of_stage})}};
+  });
 }
 /// Throws `disagreement` unless ranks have equal contexts. Each context is compared once.
 template <compute_device Device>

@@ -161,10 +161,7 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
 
 PLAIT_INLINE std::vector<knob> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
                                                  const numerics& how) {
-  std::string shape;
-  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
-    append(shape, {i == 0 ? "" : ",", mesh.axes[i].text(), "=", mesh.extents[i]});
-  std::vector<knob> values{{"mesh", shape}, {"seed", cat({seed})}};
+  std::vector<knob> values{{"mesh", text_of(mesh)}, {"seed", cat({seed})}};
   for (std::size_t i = 0; i < sizes.dims.size(); ++i) values.push_back({sizes.dims[i].text(), cat({sizes.sizes[i]})});
   values.push_back({"numerics", cat({how.features, ",", how.samples, ",", how.sequence, ",", how.zigzag})});
   return values;

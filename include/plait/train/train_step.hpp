@@ -152,12 +152,13 @@ class training_step {
     });
     first_sample_ = first_sample;
     std::int64_t counted = 0;
+    std::uint64_t all = 0;  // what this rank was given
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       host_tokens ids(batch_[i].first.part(), model_.order()), labels(batch_[i].second.part(), model_.order());
       if constexpr (std::invocable<Fill&, std::int64_t, host_tokens&, host_tokens&, host_starts&>) {
         host_starts starts(batch_[i].first.part(), model_.order());
         fill(static_cast<std::int64_t>(i), ids, labels, starts);
-        note_loaded(ctx, "document starts", i, starts);
+        note_loaded(ctx, "document starts", i, starts, all);
         if (model_.documents()) {
           detail::check_starts(starts);
           upload(ctx, starts, starts_[i]);
@@ -167,12 +168,13 @@ class training_step {
           fail("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)");
         fill(static_cast<std::int64_t>(i), ids, labels);
       }
-      note_loaded(ctx, "ids", i, ids);
-      note_loaded(ctx, "labels", i, labels);
+      note_loaded(ctx, "ids", i, ids, all);
+      note_loaded(ctx, "labels", i, labels, all);
       for (std::int64_t t = 0; t < labels.size(); ++t) counted += labels.data()[t] != ignored;
       upload(ctx, ids, batch_[i].first);
       upload(ctx, labels, batch_[i].second);
     }
+    detail::agree_over_stages(ctx, "training_step::load", "ids, labels and document starts whose hash is", all);
     mean_.count(ctx, counted);
     loaded_ = true;
   }
@@ -289,7 +291,10 @@ class training_step {
 
  private:
   template <class T>
-  static void note_loaded(const context<device>& ctx, std::string_view what, std::size_t i, const host_numbers<T>& of) {
+  static void note_loaded(const context<device>& ctx, std::string_view what, std::size_t i, const host_numbers<T>& of,
+                          std::uint64_t& all) {
+    if (ctx.ranks.checks().on())
+      all = kernels::detail::hash_of_word(all, kernels::digest_of(of.data(), of.size()).hash);
     if (detail::notes_values(ctx))
       detail::note_on_host(ctx, layout_v<typename tokens::spec>,
                            cat({"the ", what, " of microbatch ", static_cast<std::int64_t>(i)}), of.data(), of.size());
@@ -395,7 +400,10 @@ class training_step {
         stages_(model.along()) {
     if (!(clip >= 0)) fail({"training step: the limit of the gradient norm is ", clip, "; legal is 0 (none) or more"});
     detail::agree_in_checked_step(ctx, "training step", [&] {
-      return std::vector<knob>{{"clip", exact_text(clip)}, {"microbatches", cat({model.shape().microbatches})}};
+      std::vector<knob> values = detail::values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.numerics);
+      values.push_back({"clip", exact_text(clip)});
+      values.push_back({"microbatches", cat({model.shape().microbatches})});
+      return values;
     });
     ctx.device.zero(clipped_.data(), clipped_.bytes(), ctx.device.main_stream());
     // Or the next step's messages would come behind a norm for which all stages have to have ended theirs.

@@ -1,6 +1,6 @@
 // program: stages
-// A parameter that two stages share must be made alike by both, and everything else has a name of its own: otherwise
-// a pipeline is not constructed.
+// Stages must agree: a parameter that two of them share is made alike by both, and everything else has a name of its
+// own, or a pipeline is not constructed; and what each stage is given is compared in the first step.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -19,6 +19,8 @@
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/train/optim/adamw.hpp"
+#include "plait/train/train_step.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {
@@ -95,6 +97,45 @@ void construct_whole(const maker& model) {
     const auto whole = model.make(ctx, {0, 2, true, true}, nullptr);
     pipeline<stage> p(ctx, *whole, 2);
   });
+}
+
+/// What the ranks of the second stage are given, in a mesh of pp 2 x dp 2.
+struct given {
+  std::int64_t pp = 2;
+  std::uint64_t seed = 1;
+  double clip = 1, rate = 1e-2;
+  std::int64_t token = 3;
+};
+/// What is said where the second stage, or with `one` its last rank alone, is given something else; "" if nothing is.
+std::string told_to_stages(const given& second, bool one = false) {
+  const schedule plan = make_schedule<one_f_one_b>(2, 2);
+  try {
+    threads::run(4, [&](threads::communicator c) {
+      const given mine = (one ? c.rank() == 3 : c.rank() >= 2) ? second : given{};
+      const mesh<axis<pp>, axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{mine.pp, 4 / mine.pp, 1, 1, 1};
+      pipeline_world here(shape.shape(), any_communicator(c));
+      cpu device;
+      const context<cpu> ctx{
+          device, here.stage(),
+          sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(4, 4, 8, 2, 2, 4, 8, 7), mine.seed};
+      const std::vector<stage_layers> parts = split_layers({{1.0, 1.0}, 0.0, 0.0}, 2);
+      pipeline<stage> model(ctx, here.along(), plan, parts,
+                            [&](stage_layers part, stage* first) { return maker{}.make(ctx, part, first); });
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      adamw<double> optimizer;
+      training_step step(ctx, model, optimizer, mine.clip);
+      step.load(ctx, 0, [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
+        ids.fill([&](std::int64_t sample, std::int64_t) { return sample + mine.token; });
+        labels.fill([](std::int64_t, std::int64_t position) { return position; });
+      });
+      optimizer.begin_step(ctx, mine.rate);
+      step.run(ctx);
+      step.result(ctx);
+    });
+  } catch (const error& e) {
+    return e.what();
+  }
+  return {};
 }
 
 const std::string not_alike =
@@ -202,4 +243,21 @@ TEST_CASE("the sum over tied stages is started by an entry of its own, in a buck
                               : "parameter_bucket: start_ties is missing before finish_reduction of wte.weight") !=
             std::string::npos);
   }
+}
+
+TEST_CASE("what the stages of a pipeline are given is the same on all of them") {
+  CHECK(told_to_stages({}) == "");
+  const auto says = [](const given& second, const std::string& text) {
+    INFO(text);
+    const std::string told = told_to_stages(second);
+    CAPTURE(told);
+    CHECK(told.find(text) != std::string::npos);
+  };
+  says({.seed = 2}, "training step: ranks 2, 3 run with seed 2, ranks 0, 1 with seed 1; every rank needs");
+  says({.clip = 2}, "training step: ranks 2, 3 run with clip 2, ranks 0, 1 with clip 1; every rank needs");
+  says({.rate = 0.1}, "adamw::begin_step: ranks 2, 3 run with learning_rate 0.1, ranks 0, 1 with learning_rate 0.01;");
+  says({.token = 2}, "training_step::load: ranks 2, 3 run with ids, labels and document starts whose hash is ");
+  CHECK(told_to_stages({.pp = 4}, true)
+            .find("rank 3 was started with mesh pp=4,dp=1,cp=1,tp=1,tp_rep=1, ranks 0 to 2 with mesh pp=2,dp=2,") !=
+        std::string::npos);
 }
