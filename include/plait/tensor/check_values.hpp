@@ -258,8 +258,8 @@ void agree_in_checked_step(const context<Device>& ctx, std::string_view who, Val
       require_equal_values(ctx.device, ranks.everyone(), who, values());
   }
 }
-/// The same for what each rank of a stage has of its own, and the ranks at its place in other stages must have, too.
-/// `hash` is that of this rank's.
+/// Throws `disagreement` unless the ranks at one place of every stage have the same of what a stage's ranks have each
+/// their own; `hash` is that of this rank. Collective as `agree_in_checked_step`.
 template <compute_device Device>
 void agree_over_stages(const context<Device>& ctx, std::string_view who, std::string_view what, std::uint64_t hash) {
   if (ctx.ranks.everyone().size() == ctx.ranks.root().size()) return;
