@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/testing/sleeping_model.hpp"
-#include "plait/testing/slow_link.hpp"
 #include "plait/train/train_step.hpp"
+#include "support/sleeping_model.hpp"
+#include "support/slow_link.hpp"
 #include "timing.hpp"
 
 namespace {

@@ -2,10 +2,10 @@
 
 #include <cstdint>
 
-#include "plait/models/llama_plan.hpp"
 #include "plait/plan/hardware_table.hpp"
-#include "plait/plan/search.hpp"
-#include "plait/plan/step_on_links.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/search.hpp"
+#include "plan_llama/planner/step_on_links.hpp"
 
 /// What the planner costs one thread: to price a layout, to simulate its pipeline, and to search all layouts of Llama 3
 /// 405B. Targets: 50 microseconds a layout, a second for the search on 16384 accelerators, 2 s for a simulated step of

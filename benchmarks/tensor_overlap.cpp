@@ -18,7 +18,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/linear.hpp"
-#include "plait/testing/slow_link.hpp"
+#include "support/slow_link.hpp"
 #include "timing.hpp"
 
 namespace {

@@ -5,6 +5,7 @@ include_guard(GLOBAL)
 add_library(plait_own INTERFACE)
 add_library(plait::own ALIAS plait_own)
 target_compile_options(plait_own INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
+target_include_directories(plait_own INTERFACE "${PROJECT_SOURCE_DIR}/examples")  # whose larger programs tests include
 find_package(fmt QUIET)
 if(TARGET fmt::fmt)
   target_link_libraries(plait_own INTERFACE fmt::fmt)

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/data/token_source.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/train/train_step.hpp"
+#include "train_llama/data/token_source.hpp"
 
 namespace pl = plait;
 using strategy = pl::megatron_sp;

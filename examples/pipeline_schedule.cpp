@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "plait/observe/pipeline_svg.hpp"
-#include "plait/observe/trace.hpp"
 #include "plait/schedule/parse.hpp"
+#include "train_llama/observe/pipeline_svg.hpp"
+#include "train_llama/observe/trace.hpp"
 
 namespace pl = plait;
 

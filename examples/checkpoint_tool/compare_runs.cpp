@@ -1,4 +1,4 @@
-#include "plait/observe/compare_runs.hpp"
+#include "train_llama/observe/compare_runs.hpp"
 
 #include <fmt/format.h>
 

@@ -14,7 +14,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
-#include "plait/plan/calibrate.hpp"
+#include "plan_llama/planner/calibrate.hpp"
 
 /// Waits for all ranks of a group. One that is `idle` asleep: under MPI a rank that waits looks for news all the time,
 /// which would slow down the ranks that measure, where all of them are more than the cores.

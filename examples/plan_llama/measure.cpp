@@ -16,8 +16,8 @@
 #include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/plan/calibrate.hpp"
-#include "plait/plan/hardware_json.hpp"
+#include "plan_llama/planner/calibrate.hpp"
+#include "plan_llama/planner/hardware_json.hpp"
 #ifdef PLAIT_WITH_MPI
 #include "plait/comm/mpi.hpp"
 #endif

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
-#include "plait/observe/loss_curve.hpp"
-#include "plait/observe/pipeline_svg.hpp"
-#include "plait/plan/simulated_step.hpp"
+#include "plan_llama/planner/simulated_step.hpp"
 #include "report.hpp"
+#include "train_llama/observe/loss_curve.hpp"
+#include "train_llama/observe/pipeline_svg.hpp"
 
 namespace {
 

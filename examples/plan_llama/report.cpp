@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "plait/io/json_writer.hpp"
-#include "plait/plan/parse_layout.hpp"
-#include "plait/plan/price_report.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/price_report.hpp"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/plan/explain.hpp"
+#include "plan_llama/planner/explain.hpp"
 #include "rows.hpp"
 
 /// What training costs, where the user says how much is trained and for what price.

@@ -11,10 +11,10 @@
 
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/llama_config_json.hpp"
-#include "plait/models/llama_plan.hpp"
-#include "plait/plan/hardware_json.hpp"
-#include "plait/plan/parse_layout.hpp"
-#include "plait/plan/software_table.hpp"
+#include "plan_llama/planner/hardware_json.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/software_table.hpp"
 
 namespace {
 

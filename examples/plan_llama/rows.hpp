@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/plan/step_time.hpp"
+#include "plan_llama/planner/step_time.hpp"
 
 /// A job on a machine, as options or the cells of a row give it.
 struct request {

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <system_error>
 
-#include "plait/data/token_file.hpp"
 #include "plait/io/mapped_file.hpp"
+#include "train_llama/data/token_file.hpp"
 
 std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest) {
   while (!bytes.empty()) {

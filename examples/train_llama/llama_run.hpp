@@ -16,7 +16,6 @@
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/observe/step_waits.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
@@ -31,6 +30,7 @@
 #include "saved_states.hpp"
 #include "signals.hpp"
 #include "text_sampler.hpp"
+#include "train_llama/observe/step_waits.hpp"
 
 template <class Device>
 std::string name_of_device(const Device& device) {

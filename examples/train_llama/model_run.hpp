@@ -16,10 +16,10 @@
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/observe/step_trace.hpp"
 #include "plait/train/parameter_hash.hpp"
 #include "plait/train/step_result.hpp"
 #include "requests.hpp"
+#include "train_llama/observe/step_trace.hpp"
 
 /// The saved step with the least held-out loss.
 struct best_step {

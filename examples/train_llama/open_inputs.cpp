@@ -13,13 +13,13 @@
 #include "data_text.hpp"
 #include "plait/checkpoint/loaded_state.hpp"
 #include "plait/checkpoint/step_list.hpp"
-#include "plait/data/text.hpp"
-#include "plait/data/token_source.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/weights_order.hpp"
 #include "resumed.hpp"
+#include "train_llama/data/text.hpp"
+#include "train_llama/data/token_source.hpp"
 
 namespace {
 

@@ -12,7 +12,6 @@
 #include "plait/comm/value_checks.hpp"
 #include "plait/core/numerics.hpp"
 #include "plait/core/recompute.hpp"
-#include "plait/data/sampler.hpp"
 #include "plait/mesh/mesh.hpp"
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention/policy.hpp"
@@ -20,6 +19,7 @@
 #include "plait/pipeline/options.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "plait/train/optim/lr_schedule.hpp"
+#include "train_llama/data/sampler.hpp"
 
 namespace plait {
 struct model_directory;

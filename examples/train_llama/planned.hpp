@@ -7,7 +7,7 @@
 
 #include "options.hpp"
 #include "plait/io/json_writer.hpp"
-#include "plait/plan/step_time.hpp"
+#include "plan_llama/planner/step_time.hpp"
 
 /// What the planner says of a run's step on --cluster.
 struct prediction {

@@ -16,12 +16,12 @@
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/observe/pipeline_svg.hpp"
-#include "plait/observe/run_log.hpp"
-#include "plait/observe/step_timeline.hpp"
 #include "planned.hpp"
 #include "run_texts.hpp"
 #include "say.hpp"
+#include "train_llama/observe/pipeline_svg.hpp"
+#include "train_llama/observe/run_log.hpp"
+#include "train_llama/observe/step_timeline.hpp"
 
 namespace {
 

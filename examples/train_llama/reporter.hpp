@@ -7,10 +7,10 @@
 
 #include "keeper.hpp"
 #include "model_run.hpp"
-#include "plait/observe/json_log.hpp"
-#include "plait/observe/loss_curve.hpp"
-#include "plait/observe/progress.hpp"
 #include "traffic.hpp"
+#include "train_llama/observe/json_log.hpp"
+#include "train_llama/observe/loss_curve.hpp"
+#include "train_llama/observe/progress.hpp"
 #include "utilisation.hpp"
 
 /// How many steps are from one line of progress to the next, where there is no terminal.

@@ -11,11 +11,11 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/precision.hpp"
-#include "plait/data/text.hpp"
 #include "plait/kernels/philox.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/train/train_step.hpp"
+#include "train_llama/data/text.hpp"
 
 /// Draws text from a model that takes bytes for tokens, alike on every mesh.
 template <class Model, plait::compute_device Device>

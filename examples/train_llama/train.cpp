@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "keeper.hpp"
-#include "plait/data/text.hpp"
 #include "reporter.hpp"
 #include "say.hpp"
 #include "signals.hpp"
 #include "traffic.hpp"
+#include "train_llama/data/text.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
-#include "plait/plan/flops.hpp"
+#include "train_llama/flops.hpp"
 
 namespace {
 

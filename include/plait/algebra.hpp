@@ -1,6 +1,5 @@
 // Meshes, specs, redistribution plans and pipeline schedules: all that is decided before anything runs. It needs
-// nothing but the standard library, has no device and no communicator, and most of it is `constexpr`. Next: nn.hpp for
-// layers, layout/rules.hpp for the typing rules themselves.
+// nothing but the standard library, has no device and no communicator, and most of it is `constexpr`.
 #pragma once
 
 #include "plait/layout/boundary.hpp"

@@ -1,5 +1,4 @@
-// Every layer, the tensors between them, and in-process ranks to run them on. No optimizer and no model. Next:
-// nn/layer.hpp for a layer of one's own, nn/strategy.hpp for a strategy, train.hpp for training.
+// Every layer, the tensors between them, and in-process ranks to run them on.
 #pragma once
 
 #include "plait/comm/threads.hpp"

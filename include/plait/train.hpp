@@ -1,5 +1,4 @@
 // Training steps: pipelines, optimizers, and what makes a model of layers. Not a trainer; examples/train_llama is one.
-// Next: models/llama.hpp for a model, train/train_step.hpp for the step.
 #pragma once
 
 #include "plait/models/language_model.hpp"

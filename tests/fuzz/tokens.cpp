@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/data/sampler.hpp"
+#include "train_llama/data/sampler.hpp"
 
 namespace {
 

@@ -11,8 +11,8 @@ import pathlib
 import re
 import sys
 
-FLOORS = ["core", "mesh", "layout", "schedule", "io", "data", "device", "kernels", "comm", "tensor", "interop", "nn",
-          "data_parallel", "pipeline", "train", "checkpoint", "plan", "observe", "models", "testing"]
+FLOORS = ["core", "mesh", "layout", "schedule", "io", "device", "kernels", "comm", "tensor", "interop", "nn",
+          "data_parallel", "pipeline", "train", "checkpoint", "plan", "models", "testing"]
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 MOST_OPENING_LINES = 4
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths

@@ -8,12 +8,12 @@
 #include "plait/checkpoint/resume.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/data/token_source.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/data/token_source.hpp"
 
 namespace pl = plait;
 

@@ -1,5 +1,5 @@
 // Work that may fail on some ranks and must then fail on all, with one text: reading and writing files. It waits for
-// everybody, so that it is for what happens between steps. Next: checkpoint/load_weights.hpp.
+// everybody, so that it is for what happens between steps.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
 // The runs of elements that a rank's part of a tensor and the whole tensor, as it lies in a file, have in common.
-// Nothing is read or written here: checkpoint/load_weights.hpp and write_weights.hpp do.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Boxes of one tensor as a checkpoint meets them: flat ranges as boxes, intersections, and an index that finds which
-// boxes another one overlaps. Nothing is copied here: kernels/strided_copy.hpp. Next: checkpoint/manifest.hpp.
+// boxes another one overlaps.
 #pragma once
 
 #include <algorithm>

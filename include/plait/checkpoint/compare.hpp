@@ -1,5 +1,4 @@
-// Compares tensors of two saved steps, element by element, whatever boxes each was written in. It prints nothing:
-// examples/checkpoint_tool does. Next: checkpoint/read_flat.hpp.
+// Compares tensors of two saved steps, element by element, whatever boxes each was written in.
 #pragma once
 
 #include <algorithm>

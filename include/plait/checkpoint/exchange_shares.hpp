@@ -1,6 +1,5 @@
 // Sends what ranks have read to those that need it, many tensors in one collective and no more bytes at once than a
-// limit: parts of rows (checkpoint/whole_rows.hpp), then shares of what several ranks hold the same. It reads no file:
-// checkpoint/load_state.hpp does.
+// limit: parts of rows (checkpoint/whole_rows.hpp), then shares of what several ranks hold the same.
 #pragma once
 
 #include <algorithm>

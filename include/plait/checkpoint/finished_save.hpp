@@ -1,4 +1,4 @@
-// The outcome of a save of a training state. Next: checkpoint/saver.hpp.
+// The outcome of a save of a training state.
 #pragma once
 
 #include <cstdint>

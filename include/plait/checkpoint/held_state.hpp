@@ -1,5 +1,5 @@
 // The part of a training state that a rank holds, tensor by tensor, read and written through host memory: weights and
-// whatever the optimizer keeps of them. It opens no file. Next: checkpoint/saver.hpp, checkpoint/load_state.hpp.
+// whatever the optimizer keeps of them.
 #pragma once
 
 #include <algorithm>

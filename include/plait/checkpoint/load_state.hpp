@@ -1,6 +1,5 @@
 // Loads a saved training state into a model and its optimizer, on whatever mesh, with whatever schedule, policy of data
-// parallelism and precision they have. Whole tensors of other programs: checkpoint/load_weights.hpp. Next:
-// checkpoint/saver.hpp, checkpoint/held_state.hpp.
+// parallelism and precision they have. Whole tensors of other programs: checkpoint/load_weights.hpp.
 #pragma once
 
 #include <algorithm>

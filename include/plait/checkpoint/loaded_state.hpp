@@ -1,5 +1,4 @@
-// The result of loading a training state, and the rules by which a step's tensors become a model's. Next:
-// checkpoint/load_state.hpp, which loads.
+// The result of loading a training state, and the rules by which a step's tensors become a model's.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Whether a manifest is consistent: every tensor covered exactly once, every byte of every file spoken for, no number
-// that overflows, no path that leaves the directory. No file is opened: checkpoint/verify.hpp reads them.
+// that overflows, no path that leaves the directory.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // A manifest as JSON, and back: one array of numbers for all boxes of a tensor, so that millions of them take seconds.
-// Which manifests are legal: checkpoint/manifest_check.hpp. Next: checkpoint/step_directory.hpp.
+// Which manifests are legal: checkpoint/manifest_check.hpp.
 #pragma once
 
 #include <string>

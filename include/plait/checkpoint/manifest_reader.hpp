@@ -1,6 +1,5 @@
 // Receives the JSON of a manifest from a parser, strictly, without a tree of it. What is consistent beyond its shape:
-// checkpoint/manifest_check.hpp; the text itself: checkpoint/manifest_json.hpp. Next:
-// tests/unit/checkpoint/manifest.cpp.
+// checkpoint/manifest_check.hpp; the text itself: checkpoint/manifest_json.hpp.
 #pragma once
 
 #include <array>

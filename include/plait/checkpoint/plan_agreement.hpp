@@ -1,6 +1,5 @@
 // Whether the plans of all ranks for a save fit together, by one sum over the ranks before a byte is written. No plan
-// is sent: only where they do not fit, ranks say what they have of the tensors concerned. Next:
-// checkpoint/share_plan.hpp; test: tests/unit/checkpoint/plan_agreement.cpp.
+// is sent: only where they do not fit, ranks say what they have of the tensors concerned.
 #pragma once
 
 #include <algorithm>

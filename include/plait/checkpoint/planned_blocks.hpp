@@ -1,6 +1,5 @@
 // Puts what is wanted of the boxes of a saved step in the order of its files, and joins neighbours into blocks that are
-// read in one go. It reads nothing: checkpoint/reads_ahead.hpp does. Which boxes there are:
-// checkpoint/stored_boxes.hpp.
+// read in one go. Which boxes there are: checkpoint/stored_boxes.hpp.
 #pragma once
 
 #include <algorithm>

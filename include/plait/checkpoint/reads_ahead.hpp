@@ -1,6 +1,5 @@
 // Reads many boxes of the tensors of a saved step in the background, in large blocks of its files, compares checksums
-// and puts the elements where they belong, of whatever type. It knows no ranks: checkpoint/load_state.hpp does. Tensors
-// from end to end: checkpoint/read_flat.hpp.
+// and puts the elements where they belong, of whatever type. Tensors from end to end: checkpoint/read_flat.hpp.
 #pragma once
 
 #include <algorithm>

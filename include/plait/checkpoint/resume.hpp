@@ -1,6 +1,5 @@
 // The beginning of a training loop: where a job before has saved, its state, and else new weights. One rank looks for
-// all, since a file system may show a step to some ranks later. Next: checkpoint/load_state.hpp,
-// tests/unit/checkpoint/resume.cpp.
+// all, since a file system may show a step to some ranks later.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Opens all tensors of a folder as Hugging Face lays it out: one model.safetensors, or shards and an index that says
-// which tensor is where. It knows no model: models/hugging_face_directory.hpp does. Next: weight_tensor.hpp.
+// which tensor is where.
 #pragma once
 
 #include <sys/stat.h>

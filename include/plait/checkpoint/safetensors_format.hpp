@@ -1,5 +1,4 @@
-// The part of the safetensors format that reading and writing share: element types, entries, conversions. No file is
-// opened here: see checkpoint/safetensors_reader.hpp and checkpoint/safetensors_writer.hpp.
+// The part of the safetensors format that reading and writing share: element types, entries, conversions.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Reads safetensors files, strictly, as whole tensors that lie in the mapped file. It knows no model and no mesh:
-// checkpoint/load_weights.hpp does. Malformed files and their messages: tests/unit/checkpoint/safetensors.cpp.
+// Reads safetensors files, strictly, as whole tensors that lie in the mapped file. Malformed files and their messages:
+// tests/unit/checkpoint/safetensors.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Shares out tensors to safetensors files of a limited size: names, headers, and where the elements of each tensor go.
-// It writes nothing, so that every rank knows the same. Next: checkpoint/write_weights.hpp, safetensors_writer.hpp.
+// It writes nothing, so that every rank knows the same.
 #pragma once
 
 #include <cstddef>

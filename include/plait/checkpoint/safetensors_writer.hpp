@@ -1,6 +1,5 @@
 // Writes whole tensors of the host's memory as a safetensors file, at once, and plans where tensors lie in a file that
-// is written piece by piece: checkpoint/safetensors_stream.hpp. It collects nothing from ranks or devices: the caller
-// has the bytes. Next: checkpoint/safetensors_format.hpp, io/atomic_file.hpp.
+// is written piece by piece: checkpoint/safetensors_stream.hpp.
 #pragma once
 
 #include <algorithm>

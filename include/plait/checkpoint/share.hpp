@@ -1,5 +1,5 @@
 // The part of a step that one rank writes: staged in host memory, then a data file, and a note of what is in it, which
-// is all that rank 0 needs to write the manifest. Next: checkpoint/saver.hpp, who stages; checkpoint/manifest.hpp.
+// is all that rank 0 needs to write the manifest.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // Which boxes of a training state a rank writes, and where it stages them. It reads no value and asks no other rank: a
-// rank knows from its layouts alone. Next: checkpoint/saver.hpp, which copies and writes;
-// benchmarks/checkpoint_plan.cpp.
+// rank knows from its layouts alone.
 #pragma once
 
 #include <algorithm>

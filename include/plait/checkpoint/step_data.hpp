@@ -1,5 +1,5 @@
 // The data files of a saved step: which boxes of a tensor there are, blobs, the checksums of whole boxes. Tensors are
-// read by checkpoint/reads_ahead.hpp, and from end to end by checkpoint/read_flat.hpp. Next: checkpoint/manifest.hpp.
+// read by checkpoint/reads_ahead.hpp, and from end to end by checkpoint/read_flat.hpp.
 #pragma once
 
 #include <algorithm>

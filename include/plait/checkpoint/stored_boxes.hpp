@@ -1,5 +1,4 @@
-// Which boxes of a saved tensor a wanted one overlaps, and how the elements of both lie in the file. Nothing is read
-// here: checkpoint/step_data.hpp and checkpoint/reads_ahead.hpp do.
+// Which boxes of a saved tensor a wanted one overlaps, and how the elements of both lie in the file.
 #pragma once
 
 #include <cstddef>

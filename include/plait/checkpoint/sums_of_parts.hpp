@@ -1,5 +1,5 @@
 // The checksums of boxes that no rank has read whole: ranks put together what each of them has read of one. Nothing is
-// read here but what nobody needed of such a box. Next: checkpoint/load_state.hpp.
+// read here but what nobody needed of such a box.
 #pragma once
 
 #include <cstddef>

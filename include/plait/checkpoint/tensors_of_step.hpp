@@ -1,6 +1,5 @@
 // Which tensors of a saved step a program asks for, by their names and shapes alone: what is missing, what is there and
-// asked for by nobody, what has another shape. It reads no data: checkpoint/read_flat.hpp does. Models on ranks compare
-// for themselves: checkpoint/load_state.hpp.
+// asked for by nobody, what has another shape. Models on ranks compare for themselves: checkpoint/load_state.hpp.
 #pragma once
 
 #include <map>

@@ -1,5 +1,4 @@
-// Reads a whole committed step and compares every checksum: what is bad is named by tensor, box, file and offset. It
-// repairs nothing and loads nothing. Next: checkpoint/step_list.hpp.
+// Reads a whole committed step and compares every checksum: what is bad is named by tensor, box, file and offset.
 #pragma once
 
 #include <algorithm>

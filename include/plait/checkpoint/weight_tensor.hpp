@@ -1,6 +1,6 @@
 // Whole tensors of a model's weights, wherever they lie, read in parts: from a safetensors file in blocks, from memory,
 // or as rows of another tensor (models/llama_conversions.hpp). No file is mapped, so that one which shrinks meanwhile
-// is an error in words. Next: checkpoint/load_weights.hpp.
+// is an error in words.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // Who reads what of tensors whose rows are cut over ranks. A file has rows one after the other, so that a part of each
 // is many short runs with gaps between them: ranks that hold parts of the same rows read whole rows instead, each some
-// of them, and send each other the parts. Plans only: checkpoint/exchange_shares.hpp sends. Next:
-// checkpoint/load_state.hpp; test: tests/unit/checkpoint/load_rows.cpp.
+// of them, and send each other the parts. Plans only: checkpoint/exchange_shares.hpp sends.
 #pragma once
 
 #include <algorithm>

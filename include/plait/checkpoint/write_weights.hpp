@@ -1,5 +1,5 @@
 // Writes a model's weights into safetensors files of a folder, each rank its own parts: nothing is gathered, and no
-// rank holds more than it has. It is no checkpoint of training. Next: models/export_hugging_face.hpp.
+// rank holds more than it has.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // The link between a communicator's calls and a rank's books: the bytes and seconds of each call go into its ledger,
-// and into its recorder if there is one. It makes no call: comm/any_communicator.hpp does, and an entry here with
-// each. Next: comm/ledger.hpp, comm/recorder.hpp, tests/unit/comm/accounting.cpp.
+// and into its recorder if there is one.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,4 @@
-// A communicator of any backend behind one type. It counts nothing by itself: calls are counted on a handle that
-// `counted` returns, as the groups of a world are. Next: comm/communicator.hpp for the concept, comm/world.hpp for a
-// mesh's groups, comm/accounting.hpp for the books.
+// A communicator of any backend behind one type.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,5 @@
 // How long a rank's communication was under way and how long the rank waited for it, by axes, since some moment; and
-// the same of all ranks. Bytes and calls are in comm/ledger.hpp, from which this is taken. Next:
-// train/step_communication.hpp, which brings the ranks together.
+// the same of all ranks. Bytes and calls are in comm/ledger.hpp, from which this is taken.
 #pragma once
 
 #include <cstddef>

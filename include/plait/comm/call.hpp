@@ -1,5 +1,4 @@
-// One operation of a communicator as a value, with the bytes that it counts for and the checks that all backends
-// share. It does not run by itself: `run` and `start` of comm/communicator.hpp take it.
+// One operation of a communicator as a value, with the bytes that it counts for and the checks that all backends share.
 #pragma once
 
 #include <cstddef>

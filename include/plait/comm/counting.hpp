@@ -1,6 +1,5 @@
 // A communicator that has a rank and a size but moves nothing, for a program that is to be counted and not run. Its
-// calls are counted as any backend's are, by comm/any_communicator.hpp. Next: `world::counting` in comm/world.hpp,
-// plan/dry_run.hpp.
+// calls are counted as any backend's are, by comm/any_communicator.hpp.
 #pragma once
 
 #include <cstddef>

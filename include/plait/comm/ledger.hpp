@@ -1,6 +1,5 @@
 // The sums of a rank's communication: calls, bytes and seconds, per group and kind of collective. Single operations
-// with their times are in comm/recorder.hpp. Next: comm/accounting.hpp, which fills it, and
-// tests/unit/comm/accounting.cpp.
+// with their times are in comm/recorder.hpp.
 #pragma once
 
 #include <array>

@@ -1,6 +1,5 @@
 // The MPI backend: the communicator, the beginning and end of MPI, and a main function for one process per rank.
-// Buffers lie in the host's memory; for GPUs, MPI only starts NCCL (comm/launch/nccl_mpi.hpp). Next:
-// comm/communicator.hpp for the operations, comm/mpi/pending.hpp for those in flight.
+// Buffers lie in the host's memory; for GPUs, MPI only starts NCCL (comm/launch/nccl_mpi.hpp).
 #pragma once
 
 #include <algorithm>

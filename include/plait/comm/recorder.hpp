@@ -1,6 +1,5 @@
 // Two records of a rank's single operations: the flight recorder, which plait's backends keep for the texts of errors,
-// and the recorder, whose events have times and exist only where they are asked for. Sums are in comm/ledger.hpp;
-// observe/step_trace.hpp makes a trace of the events.
+// and the recorder, whose events have times and exist only where they are asked for. Sums are in comm/ledger.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Reductions in the host's memory: several arrays to one, in their order, bf16 summed in float. It is no collective
-// and knows no ranks: comm/threads/work.hpp and comm/mpi/exchange.hpp call it. Test: tests/unit/comm/accounting.cpp.
+// Reductions in the host's memory: several arrays to one, in their order, bf16 summed in float. Test:
+// tests/unit/comm/accounting.cpp.
 #pragma once
 
 #include <bit>

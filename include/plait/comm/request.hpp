@@ -1,5 +1,4 @@
-// The handle of a started operation, and the table of functions by which a backend serves it. It starts nothing; that
-// is `start` of comm/communicator.hpp.
+// The handle of a started operation, and the table of functions by which a backend serves it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The in-process backend: the ranks are threads of one process, which move data in its memory and find a deadlock at
-// once. It needs no launcher and spans no machines (comm/mpi.hpp and comm/nccl.hpp do). Next: comm/threads/member.hpp
-// for how it works, comm/threads/cuda.hpp for ranks that share a GPU.
+// once. It needs no launcher and spans no machines (comm/mpi.hpp and comm/nccl.hpp do).
 #pragma once
 
 #include <exception>

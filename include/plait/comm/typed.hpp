@@ -1,6 +1,5 @@
 // Single collectives on the caller's own pointers, with the specs before and after in the types: a wrong one does not
-// compile, a right one is the raw call (tests/codegen). For a way of several steps use tensor/redistribute.hpp. Next:
-// layout/make_plan.hpp for the ways between specs, comm/nccl/bare.hpp for an `ncclComm_t`.
+// compile, a right one is the raw call (tests/codegen). For a way of several steps use tensor/redistribute.hpp.
 #pragma once
 
 #include <concepts>

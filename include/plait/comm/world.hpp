@@ -1,6 +1,4 @@
-// One rank's place on a mesh, with a communicator for every group of axes and the ledger of their calls. It holds no
-// tensor and no device; those meet it in tensor/context.hpp. Next: mesh/mesh.hpp for the mesh, comm/typed.hpp for
-// collectives between specs.
+// One rank's place on a mesh, with a communicator for every group of axes and the ledger of their calls.
 #pragma once
 
 #include <cstdint>

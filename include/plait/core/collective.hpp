@@ -1,5 +1,4 @@
-// The kinds of collectives and messages, and the bytes that each puts on the wire. Nothing is sent here:
-// comm/call.hpp holds a call, comm/ledger.hpp counts it, and layout/cost.hpp predicts it from a plan.
+// The kinds of collectives and messages, and the bytes that each puts on the wire.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The binary tree over the leaves of a canonical sum, as numbers: which partial sums exist, and in which order they
-// join. It holds no data: tensor/canonical_sum.hpp does. Next: core/numerics.hpp, tests/unit/core/leaves.cpp.
+// join.
 #pragma once
 
 #include <algorithm>

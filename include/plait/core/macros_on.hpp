@@ -1,5 +1,4 @@
 // The end of core/macros_off.hpp: the program's macros are what they were. A word that is added there is added here.
-// Next: core/macros_off.hpp, which says why; tests/consumer/plain.sh warnings.
 #include "plait/version.hpp"
 
 #pragma pop_macro("min")

@@ -1,6 +1,4 @@
-// How sums are made that a layout may cut: as is fastest, or in a canonical order that is the same on every layout. It
-// sums nothing: core/leaves.hpp has the order, nn/token_leaves.hpp and nn/feature_sum.hpp what layers have of it. Next:
-// tensor/context.hpp.
+// How sums are made that a layout may cut: as is fastest, or in a canonical order that is the same on every layout.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // How much the layers of a model keep for their backward passes, as data. What a layer does about it is its own matter:
-// nn/combinators/stack.hpp, nn/combinators/sequential.hpp. Next: schedule/choose_recompute.hpp, by a budget of bytes.
+// nn/combinators/stack.hpp, nn/combinators/sequential.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// The machinery of errors whose text a `static_assert` and an exception share. It knows no error: those of layouts
-// are in layout/errors.hpp, those of schedules in schedule/errors.hpp. Next: layout/enforce.hpp, which uses it.
+// The machinery of errors whose text a `static_assert` and an exception share.
 #pragma once
 
 #include <array>

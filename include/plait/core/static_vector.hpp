@@ -1,5 +1,5 @@
 // A vector of fixed capacity for constant expressions: lists of axes and dims, steps of a plan. All its elements are
-// constructed from the start, so they need a default constructor. Next: mesh/mesh.hpp and layout/plan.hpp.
+// constructed from the start, so they need a default constructor.
 #pragma once
 
 #include <cstddef>

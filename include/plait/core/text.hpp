@@ -1,5 +1,4 @@
-// Messages put together from pieces, without format strings. The text that a model is trained on is in
-// data/text.hpp. Next: core/error.hpp, which throws such messages; tests/static/texts.cpp.
+// Messages put together from pieces, without format strings.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
 // Parameters laid side by side in one flat array, which is gathered, reduced and cut evenly over data-parallel ranks,
-// in place. When, is the step's business: schedule/step/step_schedule.hpp. Next: data_parallel/units.hpp.
+// in place. When, is the step's business: schedule/step/step_schedule.hpp.
 #pragma once
 
 #include <algorithm>

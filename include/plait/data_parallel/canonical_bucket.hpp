@@ -1,6 +1,5 @@
 // The reduction of a bucket whose gradients are canonical sums: array by array, over norms' own axes first, then over
-// data-parallel ranks, who get their pieces. It replaces no collective otherwise. Next: nn/parameter/terms.hpp,
-// data_parallel/bucket.hpp.
+// data-parallel ranks, who get their pieces. It replaces no collective otherwise.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Where the arrays of a bucket's parameters lie in it: their sizes and costs, as data_parallel/placement.hpp takes
-// them. It moves nothing. Next: data_parallel/bucket.hpp.
+// them.
 #pragma once
 
 #include <cstddef>

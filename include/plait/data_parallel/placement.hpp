@@ -1,6 +1,5 @@
 // The cut of a bucket into the pieces of its ranks, and where arrays lie in it, and so which rank owns which, as pure
-// functions that every rank computes alike. They move nothing. Next: data_parallel/bucket.hpp, which is cut so, and
-// layout/balance_owners.hpp.
+// functions that every rank computes alike.
 #pragma once
 
 #include <algorithm>

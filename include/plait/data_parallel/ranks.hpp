@@ -1,5 +1,5 @@
 // The axes of data parallelism, the form in which gradients travel over them, and its communicators, apart from those
-// of layers. It moves nothing itself. Next: data_parallel/bucket.hpp.
+// of layers.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The axes over which the gradient of a parameter is reduced, as data parallelism sorts them. It reduces nothing:
-// data_parallel/bucket.hpp does. Next: data_parallel/units.hpp.
+// The axes over which the gradient of a parameter is reduced, as data parallelism sorts them.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The parameters of a rank's stages in units that a step gathers, reduces and updates one by one. It decides nothing of
-// when: the step's program does. Next: data_parallel/bucket.hpp, pipeline/pipeline.hpp, which runs programs on it.
+// The parameters of a rank's stages in units that a step gathers, reduces and updates one by one.
 #pragma once
 
 #include <algorithm>

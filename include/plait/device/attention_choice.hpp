@@ -1,6 +1,5 @@
 // The choice between plait's own attention on a GPU and that of a library, and the interface of such a library. It
-// includes neither. Next: kernels/cuda/attention_backend.hpp, which decides for a call, and
-// kernels/cuda/attention_cudnn.hpp, which is cuDNN's.
+// includes neither.
 #pragma once
 
 #include <cstdint>

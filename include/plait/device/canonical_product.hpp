@@ -1,6 +1,5 @@
 // Products on the CPU whose sums have one order, whatever the sizes and strides of the factors: those of
-// `cpu::options::canonical`. They are no other arithmetic than the library's, but held to it. Next: core/numerics.hpp;
-// tests/unit/device/canonical_product.cpp.
+// `cpu::options::canonical`. They are no other arithmetic than the library's, but held to it.
 #pragma once
 
 #include <algorithm>

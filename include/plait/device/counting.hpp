@@ -1,5 +1,4 @@
-// A device that computes nothing and counts the memory it is asked for. It tells no times and holds no values: kernels
-// on it do nothing (kernels/counting.hpp). Next: plan/dry_run.hpp, which runs layers and steps on it.
+// A device that computes nothing and counts the memory it is asked for.
 #pragma once
 
 #include <signal.h>

@@ -1,5 +1,5 @@
 // The CPU as a device: its memory, its products by oneDNN and OpenBLAS, and streams that have always finished. Other
-// computations are kernels (kernels/kernels.hpp). Next: device/device.hpp for the concept; tests/unit/device/gemm.cpp.
+// computations are kernels (kernels/kernels.hpp).
 #pragma once
 
 #include <cstddef>

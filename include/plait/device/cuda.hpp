@@ -1,6 +1,5 @@
 // A GPU as a device: two streams, a pool of memory, products by cuBLASLt. Host code may include it; the kernels, which
-// nvcc compiles, are in kernels/cuda/kernels.hpp, and plait/cuda.hpp is the umbrella. Next: device/device.hpp for the
-// concept, device/cuda_graph.hpp for graphs.
+// nvcc compiles, are in kernels/cuda/kernels.hpp, and plait/cuda.hpp is the umbrella.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,4 @@
-// CUDA's bf16 as plait's: `__nv_bfloat16*` stands where layers take `bf16*`, without a cast. It does not include
-// cuda_bf16.h, and computes nothing. Next: core/same_bits.hpp, tests/cuda/nv_bfloat16.cpp.
+// CUDA's bf16 as plait's: `__nv_bfloat16*` stands where layers take `bf16*`, without a cast.
 #pragma once
 
 #include "plait/core/dtype.hpp"

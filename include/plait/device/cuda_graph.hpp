@@ -1,5 +1,4 @@
-// Work of a GPU's main stream, recorded as a CUDA graph and launched again. It knows nothing of training: a whole step
-// as a graph is in train/graph_step.hpp. Test: tests/cuda/graph.cpp.
+// Work of a GPU's main stream, recorded as a CUDA graph and launched again. Test: tests/cuda/graph.cpp.
 #pragma once
 
 #include <cstddef>

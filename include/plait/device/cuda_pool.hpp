@@ -1,5 +1,5 @@
 // The source of a GPU's memory under device/allocator.hpp, and the text of an out-of-memory error. Each device object
-// has its own; it is not CUDA's default pool, which the caller's code may use. Next: device/cuda.hpp.
+// has its own; it is not CUDA's default pool, which the caller's code may use.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,6 +1,4 @@
-// The concept of a device: memory, streams, events and products. It says nothing of ranks or meshes, which meet a
-// device in tensor/context.hpp. Next: device/cpu.hpp, device/cuda.hpp and device/counting.hpp, which model it, and
-// kernels/kernels.hpp for what else runs on one.
+// The concept of a device: memory, streams, events and products.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
 // A fault that a kernel on a GPU found in its data, and its text. Errors of CUDA's own calls are in
-// device/cuda_check.hpp. Next: kernels/cuda/faults.hpp, which writes one down; `cuda::synchronize` throws it.
+// device/cuda_check.hpp.
 #pragma once
 
 #include <string>

@@ -1,5 +1,4 @@
-// The sizes and strides of one matrix product, with their check. It has no pointers and no dtype, and multiplies
-// nothing: device/gemm_cublaslt.hpp, device/gemm_onednn.hpp and device/gemm_openblas.hpp do.
+// The sizes and strides of one matrix product, with their check.
 #pragma once
 
 #include <algorithm>

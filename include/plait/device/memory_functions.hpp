@@ -1,6 +1,5 @@
 // A program's own allocator as the source of a device's memory. What has been released is still kept for the next
-// request, by device/allocator.hpp. Next: device/cpu.hpp and device/cuda.hpp, whose options take one;
-// tests/unit/device/own_allocator.cpp.
+// request, by device/allocator.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // Products on the CPU whose terms are added one after the other, whatever is cut: tiles of sums in registers, as in
-// BLIS, of which no sum is ever split. It takes no factors and no long sums: device/canonical_product.hpp does both
-// with it. Next: ordered_product.ipp; tests/unit/device/canonical_product.cpp.
+// BLIS, of which no sum is ever split.
 #pragma once
 
 #include <cstdint>

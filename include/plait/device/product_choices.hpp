@@ -1,5 +1,4 @@
-// Which algorithm computes each matrix product, as it was measured, and the text that keeps it. It measures nothing:
-// device/gemm_cublaslt.hpp does. Next: train/product_tuning.hpp, for all ranks of a run to use the same.
+// Which algorithm computes each matrix product, as it was measured, and the text that keeps it.
 #pragma once
 
 #include <algorithm>

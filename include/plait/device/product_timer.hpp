@@ -1,5 +1,5 @@
-// The time that a product takes on a GPU, into scratch memory that stands for its output. It knows no library of
-// products and chooses nothing: device/gemm_cublaslt.hpp does. Test: tests/cuda/products.cpp.
+// The time that a product takes on a GPU, into scratch memory that stands for its output. Test:
+// tests/cuda/products.cpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,6 +1,5 @@
 // A piece of a GPU's memory that a communication library has registered, from which a device serves the buffers that
-// collectives read and write. Who asks for it and registers it is in comm/nccl/registered.hpp. Next:
-// device/cuda_pool.hpp for who hands it out, tests/cuda/comm_nccl_memory.cpp.
+// collectives read and write. Who asks for it and registers it is in comm/nccl/registered.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// The permission to ask for events and to wait for streams while another part of the program records a graph. Next:
-// device/cuda.hpp.
+// The permission to ask for events and to wait for streams while another part of the program records a graph.
 #pragma once
 
 #include <cuda_runtime.h>

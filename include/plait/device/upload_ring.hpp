@@ -1,5 +1,5 @@
 // Pinned host memory through which a GPU gets what the host uploads. It is for one device object and its thread; large
-// transfers of one's own go around it with cudaMemcpyAsync. Next: device/cuda.hpp, tests/cuda/memory.cpp.
+// transfers of one's own go around it with cudaMemcpyAsync.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
 // Tensors in and out by way of DLPack, the C structs through which PyTorch, JAX and CuPy share memory; nothing is
 // copied or gathered. The structs are those of dlpack.h where it is on the include path, else declared here with equal
 // layout (DLPack 0.8, and what 1.x calls unversioned). They know a part's shape alone: interop/exported_layout.hpp has
-// its place in the whole tensor. Next: tensor/tensor.hpp, tests/unit/interop/dlpack.cpp.
+// its place in the whole tensor.
 #pragma once
 
 #include <array>

@@ -1,6 +1,5 @@
 // The layout of a part that leaves plait: names and numbers, and the same as JSON text. No types of plait are in it, so
-// it travels beside a pointer to another library, process or language. Next: interop/dlpack.hpp, the pointer;
-// tests/unit/interop/dlpack.cpp.
+// it travels beside a pointer to another library, process or language.
 #pragma once
 
 #include <cstddef>

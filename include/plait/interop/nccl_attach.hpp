@@ -1,5 +1,5 @@
 // plait in a CUDA program that has its own communicator, stream and memory. A program without an `ncclComm_t` starts
-// with comm/launch/nccl.hpp. Next: examples/cuda_mlp/parallel.cu, tests/cuda/nccl_attach.cu.
+// with comm/launch/nccl.hpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,4 @@
-// Writes a file whole or not at all: weights, images, traces. Logs that grow line by line are another matter:
-// observe/json_log.hpp. To read files: io/mapped_file.hpp.
+// Writes a file whole or not at all: weights, images, traces.
 #pragma once
 
 #include <fcntl.h>

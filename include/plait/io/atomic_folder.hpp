@@ -1,5 +1,5 @@
 // A folder that appears under its name with all its files, or not at all. Single files: io/atomic_file.hpp. Files that
-// several ranks write together: io/file_of_parts.hpp. Next: models/export_hugging_face.hpp.
+// several ranks write together: io/file_of_parts.hpp.
 #pragma once
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// A file that is made with its full size and then written in parts, by offset, by several ranks at once. It says
-// nothing of who writes what: checkpoint/write_weights.hpp. A file of one writer: io/atomic_file.hpp.
+// A file that is made with its full size and then written in parts, by offset, by several ranks at once. A file of one
+// writer: io/atomic_file.hpp.
 #pragma once
 
 #include <fcntl.h>

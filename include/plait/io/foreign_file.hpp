@@ -1,5 +1,5 @@
 // Recognises files of other programs by their first bytes, for errors that say what a file is instead of what is odd in
-// it. It opens none. Next: data/token_source.hpp, io/json_reader.hpp and checkpoint/safetensors_reader.ipp, which ask.
+// it.
 #pragma once
 
 #include <string_view>

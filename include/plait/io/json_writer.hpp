@@ -1,5 +1,5 @@
 // Writes JSON: strings, numbers and objects. There is no reader here: checkpoint/safetensors_reader.hpp and
-// models/llama_config_json.hpp read with nlohmann/json. Next: observe/json_log.hpp.
+// models/llama_config_json.hpp read with nlohmann/json.
 #pragma once
 
 #include <charconv>

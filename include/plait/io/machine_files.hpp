@@ -1,6 +1,5 @@
 // Chooses how the machine's files are written: through io_uring, or with ordinary calls by whichever thread writes.
-// PLAIT_WITH_LIBURING, which the CMake target plait::uring defines, makes the first possible. Next:
-// checkpoint/saver.hpp.
+// PLAIT_WITH_LIBURING, which the CMake target plait::uring defines, makes the first possible.
 #pragma once
 
 #include <string>

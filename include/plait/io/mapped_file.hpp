@@ -1,5 +1,4 @@
-// Reads files: mapped as a whole, or copied into a string. It writes none: io/atomic_file.hpp does.
-// Next: data/token_file.hpp and checkpoint/safetensors_reader.hpp, which read from the mapped bytes.
+// Reads files: mapped as a whole, or copied into a string.
 #pragma once
 
 #include <fcntl.h>

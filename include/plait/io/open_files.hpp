@@ -1,5 +1,5 @@
 // Files of a list, opened to read when they are needed, and few of them at once: a step has one for each rank that
-// wrote it, and a process may open a thousand. Next: checkpoint/step_data.hpp, checkpoint/verify.hpp.
+// wrote it, and a process may open a thousand.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Threads that read blocks of files and use them, while the caller does something else: one block is read while another
-// is used. It knows no tensors: checkpoint/reads_ahead.hpp says which blocks there are and what becomes of them.
+// is used.
 #pragma once
 
 #include <condition_variable>

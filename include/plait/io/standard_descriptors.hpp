@@ -1,5 +1,5 @@
 // The descriptors of standard input, output and errors, where a program was started without: a file that the program
-// opens would take the place of one of them, and what is printed would go into that file. Next: io/posix_file.hpp.
+// opens would take the place of one of them, and what is printed would go into that file.
 #pragma once
 
 #include <fcntl.h>

@@ -1,5 +1,4 @@
-// Checks that bytes are well-formed UTF-8; nothing is decoded or converted. Next: data/text.hpp, which prints text,
-// and checkpoint/safetensors_writer.hpp, which checks names.
+// Checks that bytes are well-formed UTF-8; nothing is decoded or converted.
 #pragma once
 
 #include <cstddef>

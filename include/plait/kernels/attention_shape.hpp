@@ -1,6 +1,5 @@
 // The sizes, strides and masks of one call of attention, on any device. It describes one rank's arrays; how attention
-// is split over ranks is in nn/attention/engine.hpp. Next: kernels/cpu/attention_forward.hpp, which fixes the meaning
-// of o and lse, and tests/unit/kernels/attention.cpp.
+// is split over ranks is in nn/attention/engine.hpp.
 #pragma once
 
 #include <algorithm>

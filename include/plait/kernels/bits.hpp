@@ -1,5 +1,5 @@
 // The bits of a number as another type, in kernels of processors and of GPUs: std::bit_cast is no function of a GPU's,
-// and nvcc's remark about that is but a warning. Next: kernels/moments.hpp, kernels/stochastic_rounding.hpp.
+// and nvcc's remark about that is but a warning.
 #pragma once
 
 #include "plait/core/compiled.hpp"

@@ -1,6 +1,6 @@
 // Every kernel for the device that computes nothing. Those that are most of a step's time say what they would do, in
 // kernels/counting_work.hpp; the others, here, do nothing. A kernel that is missing in both does not compile in a dry
-// run. Next: device/counting.hpp, plan/dry_run.hpp.
+// run.
 #pragma once
 
 #include "plait/kernels/counting_work.hpp"  // IWYU pragma: export

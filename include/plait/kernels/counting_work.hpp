@@ -1,5 +1,5 @@
 // The kernels that are most of a step's time beside products, for the device that computes nothing: each says what it
-// would read and write, or how many operations it would compute. Next: kernels/counting.hpp for all others.
+// would read and write, or how many operations it would compute.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // A sum of squares as integers, which is exact, and so the same in whatever order and on however many ranks it is made.
-// It is slower than a sum of floats, and for canonical numerics. Next: train/optim/gradient_norm.hpp,
-// tests/unit/kernels/exact_squares.cpp.
+// It is slower than a sum of floats, and for canonical numerics.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,6 @@
 // Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
 // pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float, double or bf16, in which
-// statistics and gradients of weights are float (core/precision.hpp). nvcc does not see the kernels of the CPU. Next:
-// nn/layer.hpp for what calls them.
+// statistics and gradients of weights are float (core/precision.hpp). nvcc does not see the kernels of the CPU.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The moments of an optimizer in memory: as the arithmetic has them, in bf16, or in 8 bits by blocks; and how they are
-// rounded. It updates none: kernels/cpu/adamw_rounded.hpp and kernels/cuda/adamw_rounded.hpp do. Next:
-// tests/unit/kernels/moments.cpp.
+// rounded.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // A rank's part of a tensor as runs that are contiguous here and in the whole: which element of the whole is this one?
-// Counter-based random numbers are keyed by it. Next: kernels/philox.hpp, kernels/cuda/random.ipp,
-// kernels/stochastic_rounding.hpp.
+// Counter-based random numbers are keyed by it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // Stochastic rounding: up with the probability of the remainder, so that the mean of what is rounded is exact. The
-// random bits of an element depend on its place in the whole tensor alone. Next: kernels/philox.hpp,
-// kernels/adamw_settings.hpp for who rounds so.
+// random bits of an element depend on its place in the whole tensor alone.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The description of a copy between strided arrays, and the one that moves a part between two boxes. It copies
-// nothing: kernels/cpu/copy.hpp and kernels/cuda/copy.hpp do. Next: core/box.hpp.
+// The description of a copy between strided arrays, and the one that moves a part between two boxes.
 #pragma once
 
 #include <cstddef>

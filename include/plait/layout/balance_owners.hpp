@@ -1,5 +1,4 @@
-// How pieces of work are shared out among owners, by their costs, as a pure function that every rank computes alike. It
-// knows no ranks and moves nothing: train/optim/matrix_owners.hpp does.
+// How pieces of work are shared out among owners, by their costs, as a pure function that every rank computes alike.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The bytes that a plan sends, from layouts and sizes alone. These are bytes and not times, and nothing is measured:
-// comm/ledger.hpp counts those of a run. Next: layout/make_plan.hpp; tests/static/bytes_of_layers.cpp.
+// comm/ledger.hpp counts those of a run.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Turns a verdict into a compile error, its facts into types that the compiler prints. It derives nothing itself:
-// verdicts come from rules (layout/rules.hpp). At run time `enforce` in layout/describe.hpp throws.
+// Turns a verdict into a compile error, its facts into types that the compiler prints. At run time `enforce` in
+// layout/describe.hpp throws.
 #pragma once
 
 #include "plait/core/macros_off.hpp"

@@ -1,5 +1,5 @@
 // Which part of a tensor a rank holds, from a layout, a mesh and sizes. Only `check_divides` looks whether sizes
-// divide; the other functions take it for granted. Next: core/box.hpp, the part itself; layout/cost.hpp.
+// divide; the other functions take it for granted.
 #pragma once
 
 #include "plait/layout/plan.hpp"

@@ -1,6 +1,4 @@
-// Plans the redistribution from one layout to another. No data move here: tensor/redistribute.hpp does that for
-// tensors. Next: layout/plan.hpp for steps and mirrors; that plans are of least bytes,
-// tests/unit/layout/plan_optimal.cpp.
+// Plans the redistribution from one layout to another.
 #pragma once
 
 #include "plait/layout/plan.hpp"

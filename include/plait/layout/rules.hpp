@@ -1,5 +1,5 @@
-// The typing rules of operations: the layout of a result, or the verdict that there is none. They compute no numbers
-// and stop nothing: layout/enforce.hpp turns verdicts into errors. Worked examples: tests/static/theorems.cpp.
+// The typing rules of operations: the layout of a result, or the verdict that there is none. Worked examples:
+// tests/static/theorems.cpp.
 #pragma once
 
 #include <initializer_list>

@@ -1,5 +1,4 @@
-// A mesh as a type and as a value, and the arithmetic between ranks, coordinates and groups. It starts no ranks and
-// holds no communicators: comm/world.hpp does that. Next: mesh/parse.hpp; tests/static/mesh_ranks.cpp.
+// A mesh as a type and as a value, and the arithmetic between ranks, coordinates and groups.
 #pragma once
 
 #include <concepts>

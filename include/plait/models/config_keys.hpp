@@ -1,5 +1,5 @@
 // The keys of a Hugging Face config.json of a Llama and its relatives, each in one of three lists: what shapes the
-// model, what changes no number, and what plait computes for one value alone. Next: models/llama_config_json.hpp.
+// model, what changes no number, and what plait computes for one value alone.
 #pragma once
 
 #include <algorithm>

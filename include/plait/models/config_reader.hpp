@@ -1,5 +1,4 @@
-// Typed access to the keys of a JSON object that somebody else has written; what is wrong is said by file and key. It
-// parses nothing: io/json_reader.hpp does. Next: models/llama_config_json.hpp, which reads config.json with it.
+// Typed access to the keys of a JSON object that somebody else has written; what is wrong is said by file and key.
 #pragma once
 
 #include <algorithm>

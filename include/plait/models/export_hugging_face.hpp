@@ -1,5 +1,5 @@
-// Writes a model, on whatever mesh it lies, as a directory that transformers opens: config.json and safetensors. It
-// saves no training state. Reading one: models/hugging_face_directory.hpp.
+// Writes a model, on whatever mesh it lies, as a directory that transformers opens: config.json and safetensors.
+// Reading one: models/hugging_face_directory.hpp.
 #pragma once
 
 #include <cstdint>

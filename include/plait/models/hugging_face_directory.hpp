@@ -1,6 +1,5 @@
 // A model directory as one value: the shape from Hugging Face's config.json, and all weights under the names that a
-// `llama` has for its parameters, whoever's order they lie in. It makes no model: checkpoint/load_weights.hpp fills one
-// from it.
+// `llama` has for its parameters, whoever's order they lie in.
 #pragma once
 
 #include <algorithm>

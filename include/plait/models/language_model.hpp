@@ -1,5 +1,4 @@
-// A language model of any embedding, blocks, head and loss, whole or one stage of a pipeline. It is no architecture:
-// models/llama.hpp and examples/gpt2.hpp are. Next: pipeline/model.hpp for the concept.
+// A language model of any embedding, blocks, head and loss, whole or one stage of a pipeline.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Llama and its relatives as a model, under any strategy. It trains and scores; it does not generate text. Next:
-// models/llama_config.hpp for its shape, checkpoint/load_weights.hpp for weights, train/train_step.hpp.
+// Llama and its relatives as a model, under any strategy. It trains and scores; it does not generate text.
 #pragma once
 
 #include <memory>

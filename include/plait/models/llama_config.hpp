@@ -1,5 +1,4 @@
-// The shape of a Llama, presets with a name, and counts of parameters and operations: numbers only. It reads no files:
-// models/llama_config_json.hpp does. Next: models/llama.hpp for the model.
+// The shape of a Llama, presets with a name, and counts of parameters and operations: numbers only.
 #pragma once
 
 #include <array>

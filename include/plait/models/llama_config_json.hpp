@@ -1,5 +1,4 @@
-// A `llama_config` from and to the config.json of Hugging Face; it needs nlohmann/json. It reads no weights:
-// checkpoint/load_weights.hpp does. Next: tests/unit/models/llama_config_json.cpp for keys that are refused.
+// A `llama_config` from and to the config.json of Hugging Face; it needs nlohmann/json.
 #pragma once
 
 #include <filesystem>

@@ -1,6 +1,5 @@
 // Weights of a Llama as Megatron and as Meta keep them, under the names and in the orders of Hugging Face: fused
-// projections are split, and rotary pairs become halves. Nothing is copied, rows are read from where they lie. It opens
-// no files: models/hugging_face_directory.hpp does. Where what lies: models/weights_order.hpp.
+// projections are split, and rotary pairs become halves. Where what lies: models/weights_order.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The costs of the parts of a Llama, counted or measured: numbers to balance stages and simulate schedules by. It
-// makes no stages. Next: pipeline/layer_split.hpp for the split, schedule/simulate.hpp for simulations.
+// The costs of the parts of a Llama, counted or measured: numbers to balance stages and simulate schedules by.
 #pragma once
 
 #include <algorithm>

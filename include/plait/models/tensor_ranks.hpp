@@ -1,5 +1,5 @@
 // Over how many tensor-parallel ranks a Llama of given sizes divides. A checkpoint's sizes are fixed, so that advice is
-// about the mesh. How the ranks share kv heads: split_tensor_ranks in nn/strategies.hpp. Next: models/llama.hpp.
+// about the mesh. How the ranks share kv heads: split_tensor_ranks in nn/strategies.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // Where the tensors and rows of a Llama lie as Hugging Face, Megatron and Meta keep them: names, fused projections,
-// rotary pairs. It reads and writes nothing: models/llama_conversions.hpp reads by it, models/export_hugging_face.hpp
-// writes.
+// rotary pairs.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Activations, element by element, as a layer. SwiGLU is not among them, as its gate needs a product of its own:
-// nn/mlp.hpp. Next: layout/rules.hpp for `pointwise`, which refuses a partial input.
+// nn/mlp.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Self-attention with its projections, as a layer under a strategy. Attention without parameters is elsewhere:
-// nn/attention/core.hpp, nn/attention/context_attention.hpp. Next: nn/attention/policy.hpp for sharded sequences.
+// nn/attention/core.hpp, nn/attention/context_attention.hpp.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// The combinators of layers: `sequential`, `residual`, `stack`, `sum` and `redistribution`. Only the last two move
-// data between specs. Next: nn/layer.hpp for the concept of a layer, examples/gpt2.hpp for a model.
+// The combinators of layers: `sequential`, `residual`, `stack`, `sum` and `redistribution`. Only the last two move data
+// between specs.
 #pragma once
 
 #include "plait/layout/errors.hpp"

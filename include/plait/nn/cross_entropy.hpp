@@ -1,5 +1,5 @@
 // Softmax cross-entropy over a vocabulary that may be sharded, summed over tokens. The mean, and so the scale of every
-// gradient, is not decided here: nn/token_mean.hpp. Next: layout/rules.hpp for the typing rule.
+// gradient, is not decided here: nn/token_mean.hpp.
 #pragma once
 
 #include <cmath>

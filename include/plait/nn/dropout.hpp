@@ -1,5 +1,4 @@
-// Dropout with the same masks on every mesh, applied to a tensor in place. It is no layer: `residual` applies it to
-// the output of its branch. Next: nn/combinators/residual.hpp, kernels/philox.hpp for the random numbers.
+// Dropout with the same masks on every mesh, applied to a tensor in place.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The embedding of tokens, its table sharded over rows, width or neither. Token ids have no gradient, so that it is no
-// layer, and combinators do not take it. Next: nn/positions.hpp, models/language_model.hpp.
+// layer, and combinators do not take it.
 #pragma once
 
 #include <algorithm>

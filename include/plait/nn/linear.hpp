@@ -1,5 +1,4 @@
 // The linear layer under a policy of three specs. Column parallel and row parallel are policies of it, not classes.
-// Next: nn/linear/rule.hpp for the derivation, tests/unit/nn/linear.cpp for policies.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The gated MLP of Llama, as a layer under a strategy. An MLP without a gate needs no class: it is a `sequential`, as
-// in examples/gpt2.hpp. Next: nn/strategy.hpp for its specs, nn/activation.hpp for activations.
+// in examples/gpt2.hpp.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // RMSNorm and LayerNorm over the last dim, whole or sharded, as layers. Norms of each head's query and key are
-// elsewhere: nn/attention/head_norms.hpp. Next: nn/parameter/use.hpp for how their weights' gradients are reduced.
+// elsewhere: nn/attention/head_norms.hpp.
 #pragma once
 
 #include <cstdint>

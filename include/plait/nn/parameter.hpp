@@ -1,5 +1,4 @@
-// A parameter between steps and in use: its gather, its gradient, its reduction, and the order of these calls. It
-// holds no optimizer state: train/optim/adamw.hpp. Next: nn/parameter/use.hpp, tests/unit/nn/parameter_life.cpp.
+// A parameter between steps and in use: its gather, its gradient, its reduction, and the order of these calls.
 #pragma once
 
 #include <cstddef>

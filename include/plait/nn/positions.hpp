@@ -1,5 +1,5 @@
 // Learned positions, and an embedding of tokens that adds them. Rotary positions are not here: self-attention rotates
-// queries and keys itself (nn/attention.hpp). Next: nn/embedding.hpp, examples/gpt2.hpp for a model.
+// queries and keys itself (nn/attention.hpp).
 #pragma once
 
 #include <cstdint>

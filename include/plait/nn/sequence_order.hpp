@@ -1,6 +1,5 @@
 // The order of a sequence's tokens along its dim, original or zigzag, and the arithmetic of causal attention on it. It
-// moves no tokens: whoever fills token ids asks for their positions. Next: nn/strategy.hpp for a strategy's order,
-// nn/attention/engine.hpp for attention over runs of tokens.
+// moves no tokens: whoever fills token ids asks for their positions.
 #pragma once
 
 #include <algorithm>

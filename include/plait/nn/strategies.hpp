@@ -1,5 +1,5 @@
 // Strategies of the literature, and templates that change the attention policy or the storage of a strategy. They name
-// no extents: each serves meshes of any size. Next: nn/strategy.hpp, nn/attention/policy.hpp.
+// no extents: each serves meshes of any size.
 #pragma once
 
 #include <numeric>

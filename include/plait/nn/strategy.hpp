@@ -1,6 +1,5 @@
 // The concept of a strategy, and every spec that the layers of a transformer derive from one. A strategy names no
-// extents and runs no code; a single layer needs only a policy (nn/linear.hpp). Next: nn/strategies.hpp for strategies
-// of the library, nn/strategy/check.hpp for the refusals.
+// extents and runs no code; a single layer needs only a policy (nn/linear.hpp).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The leaves of canonical sums over tokens: which rows of a rank's arrays belong to which, and which leaves each rank
-// has in a step. They add nothing: nn/parameter/terms.hpp does. Next: core/numerics.hpp,
-// tests/unit/nn/token_leaves.cpp.
+// has in a step.
 #pragma once
 
 #include <cstdint>

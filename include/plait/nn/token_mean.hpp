@@ -1,5 +1,4 @@
-// The scale of a loss and of its gradients: the mean over counted tokens, and the seed of the backward pass. It
-// computes no loss: nn/cross_entropy.hpp does. Next: train/train_step.hpp for the step that uses both.
+// The scale of a loss and of its gradients: the mean over counted tokens, and the seed of the backward pass.
 #pragma once
 
 #include <cstddef>

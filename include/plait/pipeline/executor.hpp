@@ -1,6 +1,5 @@
 // The executor of a step on one rank: it computes, sends, receives, gathers, reduces and updates in the order of a
-// program. Plans of redistributions have another executor: tensor/executor.hpp. Next: schedule/step/step_schedule.hpp
-// for the program, pipeline/pipeline.hpp for a model's stages.
+// program. Plans of redistributions have another executor: tensor/executor.hpp.
 #pragma once
 
 #include <concepts>

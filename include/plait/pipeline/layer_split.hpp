@@ -1,5 +1,5 @@
 // The split of a model's layers into stages of balanced costs. The rank of a stage is not decided here, but by the
-// schedule's shape: schedule/pipeline_shape.hpp. Next: models/llama_stages.hpp for costs.
+// schedule's shape: schedule/pipeline_shape.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
 // The concept of a model, whole or one stage, from token ids to a summed loss. A layer is not a model: nn/layer.hpp.
-// Next: models/language_model.hpp for a model made of any layers, pipeline/pipeline.hpp for the pipeline that runs it.
 #pragma once
 
 #include <concepts>

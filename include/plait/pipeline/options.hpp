@@ -1,5 +1,5 @@
 // The choices of a pipeline's step: its policy of data parallelism, and the costs that order its messages. Its schedule
-// is apart from them: schedule/schedule.hpp. Next: pipeline/pipeline.hpp.
+// is apart from them: schedule/schedule.hpp.
 #pragma once
 
 #include "plait/data_parallel/placement.hpp"

@@ -1,5 +1,4 @@
-// The stages of a model on one rank, run by a schedule up to their reduced gradients. It updates no weights:
-// train/train_step.hpp does. Next: pipeline/model.hpp for the concept of a stage, schedule/schedule.hpp.
+// The stages of a model on one rank, run by a schedule up to their reduced gradients.
 #pragma once
 
 #include <algorithm>

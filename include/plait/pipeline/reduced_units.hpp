@@ -1,5 +1,4 @@
-// The gradients of a step that are reduced so far, by unit: what a step hands to the norm and to an optimizer. It
-// reduces nothing by itself. Next: data_parallel/units.hpp, pipeline/pipeline.hpp.
+// The gradients of a step that are reduced so far, by unit: what a step hands to the norm and to an optimizer.
 #pragma once
 
 #include <cstddef>

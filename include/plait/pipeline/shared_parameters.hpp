@@ -1,5 +1,5 @@
 // The agreement of a pipeline's stages about their parameters: names, and those that the first and the last stage
-// share. It moves no parameter. Next: pipeline/pipeline.hpp.
+// share.
 #pragma once
 
 #include <algorithm>

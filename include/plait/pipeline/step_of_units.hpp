@@ -1,5 +1,5 @@
 // From a schedule and the units of one rank to its step. The stages of other ranks, of which a rank knows no
-// parameters, stand as one unit each. Next: schedule/step/expand.hpp.
+// parameters, stand as one unit each.
 #pragma once
 
 #include <cstddef>

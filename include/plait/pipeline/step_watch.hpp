@@ -1,6 +1,5 @@
 // The measurements of a step's program while it runs: which entries took how long, which of them waited for what, and
-// the events of passes and messages. The executor tells it where it is: pipeline/executor.hpp. Next:
-// observe/step_trace.hpp and observe/step_waits.hpp, which make pictures and words of it.
+// the events of passes and messages. The executor tells it where it is: pipeline/executor.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The world of a stage and the communicator along the pipeline, from a mesh that has a pipeline axis. A mesh without
-// one needs only comm/world.hpp. Next: pipeline/pipeline.hpp, which takes that communicator.
+// one needs only comm/world.hpp.
 #pragma once
 
 #include <cstddef>

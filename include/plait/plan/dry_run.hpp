@@ -1,5 +1,5 @@
 // The bytes that a layer or a training step sends and holds, found by running it where nothing is computed. Times are
-// not predicted: see schedule/simulate.hpp. Next: device/counting.hpp and comm/counting.hpp, which count.
+// not predicted: see schedule/simulate.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-// A machine as the planner knows it: an accelerator's peaks and memory, what of them programs reach, and the levels
-// of its network. It measures nothing. Next: plan/hardware_table.hpp for known machines, plan/hardware_json.hpp for
-// files.
+// A machine as the planner knows it: an accelerator's peaks and memory, what of them programs reach, and the levels of
+// its network.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks, shares are
-// fitted: benchmarks/planner/README.md says on what. A machine of your own is a file: plan/hardware_json.hpp.
+// fitted: benchmarks/planner/README.md says on what.
 #pragma once
 
 #include <array>

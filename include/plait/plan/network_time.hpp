@@ -1,5 +1,5 @@
 // The time of a collective on the levels of a network, from its bytes and from where the ranks of its group lie. What
-// runs beside it is not known here. Next: plan/step_time.hpp; the bytes on the wire: core/collective.hpp.
+// runs beside it is not known here.
 #pragma once
 
 #include <algorithm>
@@ -42,8 +42,7 @@ inline group_place place_group(const hardware& h, axis_place a, axis_place b = {
   return g;
 }
 
-/// How many accelerators use a link at once: all that have it together, which do the same at the same time. When they
-/// do not is for the simulation to say (plan/step_on_links.hpp).
+/// How many accelerators use a link at once: all that have it together, which do the same at the same time.
 inline double sharing(const network_level& level) { return static_cast<double>(level.shared_by); }
 
 /// Seconds of one collective of a group. `bytes` are those of the whole array: what each rank holds after an

@@ -1,6 +1,5 @@
 // The price of a user's own model on any mesh: its own passes run where nothing is computed, and what they ask for is
-// priced on a machine by its description. No copy of the model in sizes and formulas is needed, as plan/step_time.hpp
-// has one of a transformer. Next: examples/price_gpt2.cpp; plan/work_clock.hpp.
+// priced on a machine by its description. See examples/price_gpt2.cpp.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +14,7 @@
 #include "plait/pipeline/shared_parameters.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/plan/dry_run.hpp"
-#include "plait/plan/step_time.hpp"
+#include "plait/plan/network_time.hpp"
 #include "plait/plan/work_clock.hpp"
 #include "plait/schedule/simulate.hpp"
 

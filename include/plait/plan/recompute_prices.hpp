@@ -1,5 +1,5 @@
 // The bytes that layers of a stage keep, and the work that they make again, under each mode of recompute, found by dry
-// runs, and the choice that fits a budget. It measures no times. Next: schedule/choose_recompute.hpp, which chooses.
+// runs, and the choice that fits a budget.
 #pragma once
 
 #include <array>

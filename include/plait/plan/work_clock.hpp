@@ -1,6 +1,6 @@
 // The seconds of work that a program on the counting_device asks for, on a machine by its description: products by
 // shape, attention, and kernels by their bytes, by the formulas of plan/kernel_time.hpp. Communication is in the
-// ledger. Next: plan/program_price.hpp, which prices a step with it.
+// ledger.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/counting.hpp"
-#include "plait/plan/block_time.hpp"
+#include "plait/plan/kernel_time.hpp"
 
 namespace plait::planner {
 
@@ -35,7 +35,7 @@ struct computed_seconds {
 /// it.
 class work_clock final : public work_meter {
  public:
-  explicit work_clock(const hardware& h, const software& program = {}) : h_(h), program_(program) {}
+  explicit work_clock(const hardware& h) : h_(h) {}
 
   const computed_seconds& now() const { return seconds_; }
 
@@ -47,11 +47,9 @@ class work_clock final : public work_meter {
     seconds_.products += product_seconds(h_, kind, m, n, k, adds);
   }
   void attention(dtype of, double operations, std::int64_t keys, bool forward) override {
-    software program = program_;
-    program.products = kind_of(of);
     // A causal kernel computes half of a square and the blocks that its mask cuts.
     const double blocks = 1 + h_.attention_block / static_cast<double>(std::max<std::int64_t>(keys, 1));
-    seconds_.attention += operations * blocks / attention_rate(h_, program) + (forward ? 1 : 2) * h_.launch;
+    seconds_.attention += operations * blocks / attention_rate(h_, kind_of(of)) + (forward ? 1 : 2) * h_.launch;
   }
   void moved(double bytes) override { seconds_.memory += memory_seconds(h_, bytes, 1); }
   void kernel(dtype of, double operations, double bytes) override {
@@ -62,7 +60,7 @@ class work_clock final : public work_meter {
     seconds_.memory += std::max(moved, operations / peak + h_.launch);
   }
   void activation(double bytes, double values, bool backward) override {
-    seconds_.memory += detail::activation_seconds(h_, bytes, values, backward) + h_.launch;
+    seconds_.memory += activation_seconds(h_, bytes, values, backward) + h_.launch;
   }
 
  private:
@@ -73,7 +71,6 @@ class work_clock final : public work_meter {
   }
 
   const hardware& h_;
-  software program_;
   computed_seconds seconds_;
 };
 

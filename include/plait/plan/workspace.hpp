@@ -1,6 +1,5 @@
 // The bytes that a layer's calls take from its device, for a program that gives the device its own allocator. What a
-// layer sends, and the memory of a whole training step, is found by plan/dry_run.hpp. Next:
-// device/memory_functions.hpp for the allocator, tests/unit/plan/workspace.cpp.
+// layer sends, and the memory of a whole training step, is found by plan/dry_run.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Which messages of a pipeline must have arrived when a rank computes, by its schedule alone: where nobody can be
-// asked, as while a step is recorded, it says when the memory of a send is free. Next: pipeline/executor.hpp.
+// asked, as while a step is recorded, it says when the memory of a send is free.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// Which layers of a rank recompute so that what they keep fits a budget of bytes, at the least cost. It knows prices
-// and no layers: plan/recompute_prices.hpp finds those. Next: core/recompute.hpp for the modes.
+// Which layers of a rank recompute so that what they keep fits a budget of bytes, at the least cost.
 #pragma once
 
 #include <algorithm>

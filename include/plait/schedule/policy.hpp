@@ -1,5 +1,4 @@
-// A schedule as a policy: a struct that makes one for given sizes. Nothing made here is verified: in a `static_assert`
-// schedule/verified.hpp does that, at run time schedule/verify.hpp. Examples: schedule/generators/one_f_one_b.hpp.
+// A schedule as a policy: a struct that makes one for given sizes. Examples: schedule/generators/one_f_one_b.hpp.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
-// A schedule as one program for each rank: its actions, with the sends and receives that they need. No message is sent
-// here: pipeline/executor.hpp runs programs. The times that order them are from schedule/simulate.hpp.
+// A schedule as one program for each rank: its actions, with the sends and receives that they need. The times that
+// order them are from schedule/simulate.hpp.
 #pragma once
 
 #include <cstddef>

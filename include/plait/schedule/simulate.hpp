@@ -1,5 +1,4 @@
 // The times of a schedule's actions and messages for given costs, computed without a device or a communicator.
-// Measured times are in observe/step_trace.hpp. Next: schedule/program.hpp; schedule/timeline.hpp to draw them.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The times of all actions of a step, simulated or measured, in one form for drawings and traces. It is no schedule:
-// orders are in schedule/schedule.hpp. Next: observe/pipeline_svg.hpp, observe/trace.hpp.
+// The times of all actions of a step, simulated or measured, in one form for drawings and traces.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +13,8 @@
 
 namespace plait {
 
-/// When each rank did what, simulated or measured: what is drawn (`observe/pipeline_svg.hpp`) and traced
-/// (`observe/trace.hpp`). Each rank's actions are in the order of time; any unit, any origin. An action that stood
-/// still between two units of its stage is there in parts.
+/// When each rank did what, simulated or measured, for drawings and traces. Each rank's actions are in the order of
+/// time; any unit, any origin. An action that stood still between two units of its stage is there in parts.
 struct pipeline_timeline {
   std::string title;
   std::string unit;  ///< of the times, as in "ms"; empty for unit costs

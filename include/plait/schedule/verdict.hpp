@@ -1,5 +1,5 @@
-// The outcome of checking a schedule: ok, or an error of schedule/errors.hpp, with where it stands. It is a value and
-// stops nothing: `require_verified` in schedule/verify.hpp throws. The one for layouts is layout/verdict.hpp.
+// The outcome of checking a schedule: ok, or an error of schedule/errors.hpp, with where it stands. The one for layouts
+// is layout/verdict.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Reductions and gathers of a few numbers on the host, between steps. They wait for the device, so that no layer uses
-// them, and have no gradient. Next: comm/any_communicator.hpp for collectives on the device's memory.
+// them, and have no gradient.
 #pragma once
 
 #include "plait/comm/any_communicator.hpp"

@@ -1,5 +1,5 @@
 // Checks of specs against the mesh of a context, when a program runs. For a mesh that the compiler knows, there is
-// layout/boundary.hpp. Next: layout/rules.hpp for `check_boundary`, tests/unit/nn/boundary.cpp for the refusals.
+// layout/boundary.hpp.
 #pragma once
 
 #include <cstddef>

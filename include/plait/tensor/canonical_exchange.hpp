@@ -1,6 +1,5 @@
 // The exchange of partial sums between ranks: each rank gets those parts of an array that it is to have, and adds them
-// in canonical order, so that no backend's order of ranks enters. Next: tensor/canonical_sum.hpp for sums on a rank,
-// tests/unit/tensor/canonical_exchange.cpp.
+// in canonical order, so that no backend's order of ranks enters.
 #pragma once
 
 #include <algorithm>

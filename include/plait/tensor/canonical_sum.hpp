@@ -1,6 +1,5 @@
 // Sums in canonical order: leaves that are added on a rank as they come, and parts of them that ranks exchange. How
-// many leaves a sum has, and whose they are, its users say: nn/token_leaves.hpp, nn/feature_sum.hpp. Next:
-// core/leaves.hpp for the tree.
+// many leaves a sum has, and whose they are, its users say: nn/token_leaves.hpp, nn/feature_sum.hpp.
 #pragma once
 
 #include <algorithm>

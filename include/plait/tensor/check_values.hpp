@@ -1,6 +1,5 @@
 // Compares over ranks, by digests, what types call equal on them: values that layers and steps note, contexts, numbers
-// of an optimizer, and, by `require_equal`, any tensor. Which values a type calls equal: layout/layout.hpp. Next:
-// comm/value_checks.hpp for the steps that do so, tests/unit/train/value_checks.cpp.
+// of an optimizer, and, by `require_equal`, any tensor. Which values a type calls equal: layout/layout.hpp.
 #pragma once
 
 #include <algorithm>

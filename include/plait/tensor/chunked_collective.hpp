@@ -1,6 +1,4 @@
-// A collective of a plan in chunks of rows, beside a product that uses what has come or makes what is to go. It plans
-// nothing and multiplies nothing: tensor/executor.hpp makes plans ready, nn/linear/core.hpp multiplies. Next:
-// nn/linear/overlap.hpp for the policy, tests/unit/nn/overlap.cpp.
+// A collective of a plan in chunks of rows, beside a product that uses what has come or makes what is to go.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The context of layers: one rank's device and world, the sizes of dims, and the seed. It holds nothing that changes
-// during a step: tensor/microbatch.hpp. Next: comm/world.hpp for the world, device/device.hpp for devices.
+// The context of layers: one rank's device and world, the sizes of dims, and the seed.
 #pragma once
 
 #include <concepts>

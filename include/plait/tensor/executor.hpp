@@ -1,6 +1,5 @@
-// Plans of redistributions made ready for one rank, and run on local arrays. It knows no types;
-// tensor/redistribute.hpp does. Pipeline schedules have another executor: pipeline/executor.hpp. Next: layout/plan.hpp
-// for plans, tests/unit/tensor/executor.cpp.
+// Plans of redistributions made ready for one rank, and run on local arrays. Pipeline schedules have another executor:
+// pipeline/executor.hpp.
 #pragma once
 
 #include <cstddef>

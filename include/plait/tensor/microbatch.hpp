@@ -1,5 +1,4 @@
-// A microbatch on its way through layers: recomputation, deferred weight gradients, and the context. It holds no
-// tokens and no activations. Next: tensor/context.hpp, pipeline/pipeline.hpp, which makes microbatches.
+// A microbatch on its way through layers: recomputation, deferred weight gradients, and the context.
 #pragma once
 
 #include <cstddef>

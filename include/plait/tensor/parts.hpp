@@ -1,5 +1,5 @@
 // One rank's part of a whole array, copied out of it or into it: for programs that read or write whole tensors. Nothing
-// is sent: every rank has the whole. Next: core/box.hpp, layout/local_box.hpp, checkpoint/ for parts of files.
+// is sent: every rank has the whole.
 #pragma once
 
 #include <cstdint>

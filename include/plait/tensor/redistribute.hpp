@@ -1,6 +1,5 @@
 // The function that brings a tensor from one spec to another, planned at each call. As a layer with a backward pass it
-// is `redistribution` in nn/combinators/sum.hpp. Next: tensor/executor.hpp for the run of a plan, comm/typed.hpp for
-// typed collectives on plain pointers.
+// is `redistribution` in nn/combinators/sum.hpp.
 #pragma once
 
 #include <string>

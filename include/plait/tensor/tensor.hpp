@@ -1,5 +1,4 @@
-// One rank's part of a typed tensor, owned or viewed. It has no operations and records no graph: layers compute. Next:
-// layout/spec.hpp for specs, tensor/redistribute.hpp for another spec, nn/layer.hpp for layers.
+// One rank's part of a typed tensor, owned or viewed. It has no operations and records no graph: layers compute.
 #pragma once
 
 #include <type_traits>

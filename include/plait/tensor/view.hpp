@@ -1,5 +1,5 @@
 // Typed views of a program's own memory, which it may have declared const: what layers take beside plain pointers. They
-// own nothing. Next: tensor/tensor.hpp for tensors, tests/unit/nn/caller_memory.cpp.
+// own nothing.
 #pragma once
 
 #include <cstdint>

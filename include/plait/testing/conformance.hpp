@@ -1,6 +1,5 @@
 // The conformance suite for communicators, for those who write one: every rank calls `testing::conformance(comm)`, and
-// a difference throws `plait::error`. It measures nothing. Next: comm/communicator.hpp for the concept,
-// testing/conformance_memory.hpp for arrays on a device, tests/mpi/conformance.cpp for a program.
+// a difference throws `plait::error`.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Checks of each collective and message by itself; values are small integers, so that sums are exact. The suite is
-// elsewhere: testing/conformance.hpp calls them all. Next: testing/conformance_memory.hpp for the arrays.
+// elsewhere: testing/conformance.hpp calls them all.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The arrays of the conformance suite, in the host's memory or, under a `memory_scope`, in that of a device. The
-// library's own memory is not this: device/buffer.hpp. Next: testing/conformance.hpp for the suite.
+// library's own memory is not this: device/buffer.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The findings of parity checks: texts, so that they fit any test framework (`CHECK(findings.text() == "")`). The
-// conformance suite has none; it throws. Next: testing/layer_parity.hpp, testing/model_parity.hpp.
+// conformance suite has none; it throws.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The way in which parity checks start their ranks where nothing else is said: threads on the cpu. It is no launcher
-// of programs. Next: testing/launch_cuda.hpp for a GPU, comm/threads.hpp for `threads::run`.
+// The way in which parity checks start their ranks where nothing else is said: threads on the cpu.
 #pragma once
 
 #include "plait/comm/threads.hpp"

@@ -1,5 +1,4 @@
 // The ranks of a parity check as threads that share one GPU, without NCCL. It does not spread ranks over several GPUs.
-// Next: testing/launch.hpp for the cpu, comm/threads/cuda.hpp for such ranks in a program, tests/cuda/parity_kit.cpp.
 #pragma once
 
 #include "plait/comm/threads/cuda.hpp"

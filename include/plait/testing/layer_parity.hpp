@@ -1,6 +1,5 @@
 // Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences say.
-// Inputs, weights and output gradients depend on global indices only; the loss is <coefficients, output>. It trains
-// nothing: testing/model_parity.hpp does. Next: tests/cuda/parity_kit.cpp for its use.
+// Inputs, weights and output gradients depend on global indices only; the loss is <coefficients, output>.
 #pragma once
 
 #include <algorithm>

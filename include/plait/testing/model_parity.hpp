@@ -1,6 +1,5 @@
 // Whether a model trains on every mesh, and as every pipeline, as it does on one rank: losses, gradient norms,
-// gradients, weights and what is sent. It is for whole models; for a layer there is testing/layer_parity.hpp. Next:
-// tests/unit/testing/model_parity.cpp for mistakes that it finds, tests/parity/gpt2.cpp for a model.
+// gradients, weights and what is sent. It is for whole models; for a layer there is testing/layer_parity.hpp.
 #pragma once
 
 #include <algorithm>

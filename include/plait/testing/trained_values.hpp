@@ -1,5 +1,4 @@
-// The values that training leaves: parameters and gradients as whole arrays with names, and what was kept. They are
-// for comparisons, not for saving: checkpoint/safetensors_writer.hpp. Next: testing/model_parity.hpp.
+// The values that training leaves: parameters and gradients as whole arrays with names, and what was kept.
 #pragma once
 
 #include <algorithm>

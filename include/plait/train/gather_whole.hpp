@@ -1,5 +1,4 @@
-// The whole value or gradient of a parameter on the host, for tests and reports. It is no checkpoint:
-// checkpoint/safetensors_writer.hpp. Next: train/parameter_hashes.hpp, testing/trained_values.hpp.
+// The whole value or gradient of a parameter on the host, for tests and reports.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A training step recorded as a CUDA graph and replayed, with equal numbers. It is for GPUs only, and refuses a step
-// that a replay could not repeat. Next: train/train_step.hpp, device/cuda_graph.hpp, tests/cuda/graph.cpp.
+// that a replay could not repeat.
 #pragma once
 
 #include "plait/comm/threads.hpp"

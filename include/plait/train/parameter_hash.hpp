@@ -1,5 +1,4 @@
-// The hashes of one parameter, and how they are written. train/parameter_hashes.hpp computes them. Next:
-// observe/json_log.hpp, which logs them.
+// The hashes of one parameter, and how they are written. train/parameter_hashes.hpp computes them.
 #pragma once
 
 #include <cstddef>

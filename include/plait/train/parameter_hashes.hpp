@@ -1,6 +1,5 @@
 // A hash of each parameter of a model that does not depend on the mesh: two runs are compared by them, to find the
-// first parameter in which they differ. It keeps no values. Next: train/weights_hash.hpp for one hash of all,
-// observe/compare_runs.hpp for the comparison.
+// first parameter in which they differ.
 #pragma once
 
 #include <algorithm>

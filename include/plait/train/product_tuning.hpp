@@ -1,5 +1,5 @@
-// Measured choices of matrix products for all ranks: replicas compute the same bits only by the same algorithms.
-// The program decides what is measured, and when: `cuda::measure_products`. Next: device/product_choices.hpp.
+// Measured choices of matrix products for all ranks: replicas compute the same bits only by the same algorithms. The
+// program decides what is measured, and when: `cuda::measure_products`.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// The numbers that a training step returns. Times, learning rate and utilisation are not among them:
-// observe/step_record.hpp, train/step_communication.hpp. Next: train/train_step.hpp for the step.
+// The numbers that a training step returns.
 #pragma once
 
 #include <cstdint>

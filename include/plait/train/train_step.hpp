@@ -1,6 +1,4 @@
-// One optimizer step over any number of microbatches, for a whole model or a pipeline. It is no trainer: the loop,
-// checkpoints and logs are the program's, as in examples/train_llama. Next: pipeline/model.hpp for the models,
-// train/graph_step.hpp for replay on a GPU.
+// One optimizer step over any number of microbatches, for a whole model or a pipeline.
 #pragma once
 
 #include <concepts>

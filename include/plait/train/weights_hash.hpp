@@ -1,5 +1,4 @@
-// A hash of all weights that does not depend on the mesh, for tests and logs. It does not say which weights differ:
-// train/parameter_hashes.hpp does. Next: testing/trained_values.hpp for the values themselves.
+// A hash of all weights that does not depend on the mesh, for tests and logs.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/comm/world.hpp"
-#include "plait/testing/slow_link.hpp"
+#include "support/slow_link.hpp"
 
 using namespace plait;
 

@@ -1,5 +1,5 @@
 // program: files
-#include "plait/data/blend.hpp"
+#include "train_llama/data/blend.hpp"
 
 #include <doctest/doctest.h>
 

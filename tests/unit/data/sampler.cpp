@@ -1,5 +1,5 @@
 // program: files
-#include "plait/data/sampler.hpp"
+#include "train_llama/data/sampler.hpp"
 
 #include <doctest/doctest.h>
 

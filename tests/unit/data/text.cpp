@@ -1,5 +1,5 @@
 // program: files
-#include "plait/data/text.hpp"
+#include "train_llama/data/text.hpp"
 
 #include <doctest/doctest.h>
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "plait/data/token_source.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/data/token_source.hpp"
 
 namespace {
 

@@ -8,8 +8,8 @@
 
 #include "plait/models/llama_config.hpp"
 #include "plait/models/tensor_ranks.hpp"
-#include "plait/plan/flops.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/flops.hpp"
 
 using plait::llama_config;
 using plait::llama_preset_config;

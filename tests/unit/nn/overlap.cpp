@@ -13,9 +13,9 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/testing/slow_link.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
+#include "support/slow_link.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;

@@ -1,7 +1,7 @@
 // program: files
 // Logs of runs are read back as they were written, and compared: the first step, number and parameter that differ;
 // runs that went back; steps and hashes that one log alone has; and what is wrong with a log, by its line.
-#include "plait/observe/compare_runs.hpp"
+#include "train_llama/observe/compare_runs.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/observe/json_log.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/observe/json_log.hpp"
 
 using namespace plait;
 

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/observe/loss_curve.hpp"
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
+#include "train_llama/observe/loss_curve.hpp"
 
 namespace {
 

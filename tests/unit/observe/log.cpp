@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "plait/observe/json_log.hpp"
-#include "plait/observe/run_log.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/observe/json_log.hpp"
+#include "train_llama/observe/run_log.hpp"
 
 using nlohmann::json;
 using plait::json_log;

@@ -1,5 +1,5 @@
 // program: files
-#include "plait/observe/progress.hpp"
+#include "train_llama/observe/progress.hpp"
 
 #include <doctest/doctest.h>
 

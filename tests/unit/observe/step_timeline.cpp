@@ -1,7 +1,7 @@
 // program: stages
 // A step of a pipeline as it was measured: every event of every rank, and what is simulated from the times of its
 // parts.
-#include "plait/observe/step_timeline.hpp"
+#include "train_llama/observe/step_timeline.hpp"
 
 #include <doctest/doctest.h>
 
@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/observe/step_waits.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
-#include "plait/testing/slow_link.hpp"
+#include "support/slow_link.hpp"
 #include "support/texts.hpp"
 #include "support/widening_stages.hpp"
+#include "train_llama/observe/step_waits.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -13,7 +13,7 @@
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/schedule/verify.hpp"
-#include "plait/testing/slow_link.hpp"
+#include "support/slow_link.hpp"
 #include "support/widening_stages.hpp"
 
 using namespace plait;

@@ -1,14 +1,14 @@
 // program: plan
-#include "plait/plan/calibrate.hpp"
+#include "plan_llama/planner/calibrate.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <string>
 
-#include "plait/models/llama_plan.hpp"
-#include "plait/plan/hardware_json.hpp"
-#include "plait/plan/simulated_step.hpp"
+#include "plan_llama/planner/hardware_json.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/simulated_step.hpp"
 
 namespace {
 

@@ -14,18 +14,18 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/models/llama_plan.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/layer/kernel.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/pipeline/world.hpp"
-#include "plait/plan/hardware_json.hpp"
 #include "plait/plan/kernel_time.hpp"
-#include "plait/plan/parse_layout.hpp"
 #include "plait/plan/recompute_prices.hpp"
-#include "plait/plan/traffic.hpp"
 #include "plait/plan/work_clock.hpp"
 #include "plait/schedule/parse.hpp"
+#include "plan_llama/planner/hardware_json.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/traffic.hpp"
 #include "support/last_words.hpp"
 
 namespace {

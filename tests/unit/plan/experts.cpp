@@ -4,9 +4,9 @@
 #include <string>
 
 #include "plait/plan/hardware_table.hpp"
-#include "plait/plan/parse_layout.hpp"
-#include "plait/plan/search.hpp"
-#include "plait/plan/traffic.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/search.hpp"
+#include "plan_llama/planner/traffic.hpp"
 
 namespace {
 

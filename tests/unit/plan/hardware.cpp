@@ -3,11 +3,11 @@
 
 #include <string>
 
-#include "plait/plan/flops.hpp"
-#include "plait/plan/hardware_json.hpp"
 #include "plait/plan/network_time.hpp"
-#include "plait/plan/software_table.hpp"
+#include "plan_llama/planner/hardware_json.hpp"
+#include "plan_llama/planner/software_table.hpp"
 #include "support/texts.hpp"
+#include "train_llama/flops.hpp"
 
 namespace {
 

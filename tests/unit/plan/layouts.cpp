@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "plait/models/llama_plan.hpp"
-#include "plait/plan/parse_layout.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // program: plan
-#include "plait/plan/memory.hpp"
+#include "plan_llama/planner/memory.hpp"
 
 #include <doctest/doctest.h>
 
@@ -7,13 +7,13 @@
 
 #include "plait/device/counting.hpp"
 #include "plait/kernels/counting.hpp"
-#include "plait/models/llama_plan.hpp"
 #include "plait/plan/hardware_table.hpp"
-#include "plait/plan/parse_layout.hpp"
-#include "plait/plan/simulated_step.hpp"
-#include "plait/plan/software_table.hpp"
-#include "plait/plan/traffic.hpp"
 #include "plait/schedule/choose_recompute.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/simulated_step.hpp"
+#include "plan_llama/planner/software_table.hpp"
+#include "plan_llama/planner/traffic.hpp"
 
 namespace {
 

@@ -13,7 +13,8 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/plan/hardware_table.hpp"
-#include "plait/plan/parse_layout.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/step_time.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // program: plan
-#include "plait/plan/search.hpp"
+#include "plan_llama/planner/search.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/models/llama_plan.hpp"
-#include "plait/plan/explain.hpp"
 #include "plait/plan/hardware_table.hpp"
-#include "plait/plan/parse_layout.hpp"
-#include "plait/plan/ranking.hpp"
-#include "plait/plan/software_table.hpp"
+#include "plan_llama/planner/explain.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/ranking.hpp"
+#include "plan_llama/planner/software_table.hpp"
 
 namespace {
 

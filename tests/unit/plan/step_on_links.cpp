@@ -1,12 +1,12 @@
 // program: plan
-#include "plait/plan/step_on_links.hpp"
+#include "plan_llama/planner/step_on_links.hpp"
 
 #include <doctest/doctest.h>
 
 #include <string>
 
-#include "plait/models/llama_plan.hpp"
-#include "plait/plan/hardware_json.hpp"
+#include "plan_llama/planner/hardware_json.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // program: plan
-#include "plait/plan/step_time.hpp"
+#include "plan_llama/planner/step_time.hpp"
 
 #include <doctest/doctest.h>
 
@@ -9,12 +9,12 @@
 #include <functional>
 #include <string>
 
-#include "plait/models/llama_plan.hpp"
-#include "plait/plan/explain.hpp"
 #include "plait/plan/hardware_table.hpp"
-#include "plait/plan/parse_layout.hpp"
-#include "plait/plan/simulated_step.hpp"
-#include "plait/plan/software_table.hpp"
+#include "plan_llama/planner/explain.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/simulated_step.hpp"
+#include "plan_llama/planner/software_table.hpp"
 
 namespace {
 

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/observe/pipeline_svg.hpp"
-#include "plait/observe/trace.hpp"
 #include "plait/schedule/parse.hpp"
 #include "plait/schedule/step/expand.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/observe/pipeline_svg.hpp"
+#include "train_llama/observe/trace.hpp"
 
 using namespace plait;
 

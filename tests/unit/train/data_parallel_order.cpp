@@ -12,8 +12,8 @@
 
 #include "plait/pipeline/world.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
-#include "plait/testing/slow_link.hpp"
 #include "support/deep_llama.hpp"
+#include "support/slow_link.hpp"
 
 using namespace plait;
 using namespace plait::test;

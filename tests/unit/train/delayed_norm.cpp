@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "plait/testing/slow_link.hpp"
 #include "plait/train/optim/gradient_norm.hpp"
 #include "plait/train/optim/muon.hpp"
 #include "support/llama_parity.hpp"
+#include "support/slow_link.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/observe/progress.hpp"
-#include "plait/observe/step_waits.hpp"
-#include "plait/testing/sleeping_model.hpp"
-#include "plait/testing/slow_link.hpp"
 #include "plait/train/train_step.hpp"
+#include "support/sleeping_model.hpp"
+#include "support/slow_link.hpp"
 #include "support/texts.hpp"
+#include "train_llama/observe/progress.hpp"
+#include "train_llama/observe/step_waits.hpp"
 
 using namespace plait;
 using plait::test::has;

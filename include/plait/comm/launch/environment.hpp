@@ -1,6 +1,5 @@
 // The rank, size and meeting place of a process, from the environment variables of torchrun or Slurm. It reads
-// variables and opens no connection, and needs no NCCL, although its names are in plait::nccl. Next:
-// comm/launch/rendezvous.hpp, tests/unit/comm/nccl_rendezvous.cpp.
+// variables and opens no connection, and needs no NCCL, although its names are in plait::nccl.
 #pragma once
 
 #include <charconv>

@@ -1,5 +1,5 @@
 // NCCL communicators for processes that MPI has started. MPI carries NCCL's id and tells which processes share a host;
-// no tensor goes through it. Next: comm/launch/nccl.hpp for launches without MPI, comm/mpi.hpp.
+// no tensor goes through it.
 #pragma once
 
 #include <mpi.h>

@@ -1,7 +1,6 @@
 // The exchange by which a few bytes of rank 0, the id of an NCCL communicator, reach every rank over TCP. Rank 0
 // listens; every other rank connects and says who it is; when all have come, each gets the bytes, and if some never
-// come, those that did learn which. It is no channel for tensors, and is over when `share` returns. Test:
-// tests/unit/comm/nccl_rendezvous.cpp.
+// come, those that did learn which. Test: tests/unit/comm/nccl_rendezvous.cpp.
 #pragma once
 
 #include <poll.h>

@@ -1,5 +1,5 @@
-// A TCP socket that does not block, and how one comes to be: by listening, or by connecting within a time. It knows no
-// messages: comm/launch/rendezvous.hpp does. Test: tests/unit/comm/nccl_rendezvous.cpp.
+// A TCP socket that does not block, and how one comes to be: by listening, or by connecting within a time. Test:
+// tests/unit/comm/nccl_rendezvous.cpp.
 #pragma once
 
 #include <arpa/inet.h>

@@ -1,6 +1,5 @@
 // The inner part of comm/mpi.hpp that knows MPI's calls alone: their checks, data types, reductions that MPI lacks, and
-// counts beyond an int. Of the headers of the communicator, it is the one that includes <mpi.h>. Next:
-// comm/mpi/pending.hpp for operations in flight.
+// counts beyond an int. Of the headers of the communicator, it is the one that includes <mpi.h>.
 #pragma once
 
 #include <mpi.h>

@@ -1,5 +1,5 @@
 // The inner part of comm/mpi.hpp that posts messages, and large collectives as messages: reductions, added in the order
-// of the ranks, and gathers, in pieces that follow each other. Next: comm/mpi/pending.hpp for what moves them.
+// of the ranks, and gathers, in pieces that follow each other.
 #pragma once
 
 #include <algorithm>

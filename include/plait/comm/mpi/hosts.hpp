@@ -1,5 +1,4 @@
-// The inner part of comm/mpi.hpp that finds out which ranks are on other hosts, and how fast messages go there. Next:
-// comm/mpi/exchange.hpp, which sends in pieces where that is slow.
+// The inner part of comm/mpi.hpp that finds out which ranks are on other hosts, and how fast messages go there.
 #pragma once
 
 #include <mpi.h>

@@ -1,5 +1,5 @@
 // The inner part of comm/mpi.hpp that holds operations in flight: the thread that moves large ones while the rank
-// computes, and the watchdog of blocking calls. Which operations there are is comm/mpi.hpp's. Next: comm/mpi/calls.hpp.
+// computes, and the watchdog of blocking calls. Which operations there are is comm/mpi.hpp's.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The end of NCCL communicators whose ranks have failed, within a grace time. It decides nothing of when: that is
-// comm/nccl/watchdog.hpp. Test: tests/cuda/comm_nccl.cpp.
+// The end of NCCL communicators whose ranks have failed, within a grace time. Test: tests/cuda/comm_nccl.cpp.
 #pragma once
 
 #include <cuda_runtime.h>

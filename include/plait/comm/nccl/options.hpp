@@ -1,5 +1,5 @@
 // The options of NCCL's communicators: deadlines, checks, and how much of the GPU collectives take. Every communicator
-// of a rank, those of axes too, is made with them. Next: comm/launch/nccl.hpp, which takes them.
+// of a rank, those of axes too, is made with them.
 #pragma once
 
 #include <cstddef>

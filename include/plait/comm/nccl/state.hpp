@@ -1,5 +1,5 @@
 // The inner part of comm/nccl.hpp: the state that copies of a communicator share, and its started operations as
-// requests. Next: comm/nccl/watchdog.hpp for a rank's streams, its operations in flight and their deadline.
+// requests.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
 // NCCL's names for dtypes and reductions, and the check of its results. It is the one header that includes <nccl.h>.
-// Next: comm/nccl.hpp.
 #pragma once
 
 #include <cuda_runtime.h>

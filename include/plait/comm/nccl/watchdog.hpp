@@ -1,6 +1,5 @@
 // The operations that each of NCCL's ranks has in flight, and the thread that watches over them: where one is past its
-// deadline or NCCL reports an error, it aborts the owned communicators of all ranks of its team. Next:
-// comm/nccl/state.hpp, which issues the calls, and tests/cuda/comm_nccl.cpp, which loses ranks.
+// deadline or NCCL reports an error, it aborts the owned communicators of all ranks of its team.
 #pragma once
 
 #include <cuda_runtime.h>

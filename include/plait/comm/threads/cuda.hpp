@@ -1,6 +1,6 @@
 // In-process ranks on the memory of a GPU that they share. The last rank to arrive enqueues an operation's kernel or
 // copies after what every rank had enqueued before, and every rank's main stream waits for them. Ranks with a GPU each
-// use comm/launch/nccl.hpp. Next: comm/threads/engine.hpp, tests/cuda/comm_threads_device.cpp.
+// use comm/launch/nccl.hpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
 // The interface by which in-process ranks work on a device's memory. It includes no CUDA, and ranks without an engine
-// work on the host's memory (comm/threads/work.hpp). Next: comm/threads/cuda.hpp, which implements it.
+// work on the host's memory (comm/threads/work.hpp).
 #pragma once
 
 #include "plait/core/macros_off.hpp"

@@ -1,5 +1,4 @@
 // The inner part of comm/threads.hpp: how one rank of a group joins operations, shares their work and waits for them.
-// Next: comm/threads/operation.hpp for what the ranks share, comm/threads/world.hpp for waiting and deadlocks.
 #pragma once
 
 #include <concepts>

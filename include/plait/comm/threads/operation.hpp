@@ -1,5 +1,5 @@
-// A collective or a message as in-process ranks share it: the signature that they must agree on, the part of each
-// rank, and its progress. It is not what a caller hands in (comm/call.hpp), and its work is in comm/threads/work.hpp.
+// A collective or a message as in-process ranks share it: the signature that they must agree on, the part of each rank,
+// and its progress.
 #pragma once
 
 #include <algorithm>

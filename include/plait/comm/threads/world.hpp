@@ -1,5 +1,5 @@
-// The state of one in-process run: which ranks wait, which are gone, and why the run ends. It knows no mesh and is not
-// the world that layers have, comm/world.hpp. Test: tests/unit/comm/threads_errors.cpp.
+// The state of one in-process run: which ranks wait, which are gone, and why the run ends. Test:
+// tests/unit/comm/threads_errors.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// A step of AdamW over many tensors on the CPU. It keeps no state between steps: the optimizer is
-// train/optim/adamw.hpp. Next: kernels/adamw_settings.hpp for the arguments, tests/unit/kernels/elementwise.cpp.
+// A step of AdamW over many tensors on the CPU.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // A step of AdamW on the CPU whose moments or values are rounded stochastically for memory: block after block, they are
-// widened, updated as kernels/cpu/adamw.hpp does it, and rounded. Next: kernels/moments.hpp for the formats,
-// tests/unit/kernels/moments.cpp.
+// widened, updated as kernels/cpu/adamw.hpp does it, and rounded.
 #pragma once
 
 #include <algorithm>

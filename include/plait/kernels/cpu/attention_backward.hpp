@@ -1,6 +1,5 @@
 // The gradients of attention on the CPU, for all keys or for one piece of them. It works on one rank's arrays; which
-// keys a rank meets is its engine's matter (nn/attention/engine.hpp). Next: kernels/attention_shape.hpp for the
-// arrays, kernels/cpu/attention_blocks.hpp for the blocks, tests/unit/kernels/attention.cpp.
+// keys a rank meets is its engine's matter (nn/attention/engine.hpp).
 #pragma once
 
 #include <algorithm>

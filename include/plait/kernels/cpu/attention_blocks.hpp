@@ -1,6 +1,5 @@
-// The shared part of attention's forward and backward pass on the CPU: blocks, packing, masked exponentials of a row
-// of scores. In bf16, scores and sums are float, and what is multiplied is bf16. It has no kernel of its own: see
-// kernels/cpu/attention_forward.hpp and kernels/cpu/attention_backward.hpp.
+// The shared part of attention's forward and backward pass on the CPU: blocks, packing, masked exponentials of a row of
+// scores. In bf16, scores and sums are float, and what is multiplied is bf16.
 #pragma once
 
 #include <algorithm>

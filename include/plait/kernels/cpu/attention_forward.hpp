@@ -1,6 +1,5 @@
 // Attention on the CPU, and the merge of two results over different keys. It works on one rank's arrays; which keys a
-// rank meets is its engine's matter (nn/attention/engine.hpp). Next: kernels/attention_shape.hpp for the arrays,
-// tests/unit/kernels/attention.cpp.
+// rank meets is its engine's matter (nn/attention/engine.hpp).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Copies of strided blocks on the CPU, which pack a dim for a collective and unpack it again. Whole arrays are copied
-// by the device itself (device/cpu.hpp). Next: kernels/strided_copy.hpp, and tensor/executor.hpp for their use.
+// by the device itself (device/cpu.hpp).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,4 @@
-// The kernels of Muon that work element by element, on the CPU. They multiply no matrices: that is done by
-// train/optim/newton_schulz.hpp. Next: kernels/muon_settings.hpp for the arguments, train/optim/muon.hpp for the
-// optimizer, tests/unit/train/muon.cpp.
+// The kernels of Muon that work element by element, on the CPU.
 #pragma once
 
 #include <algorithm>

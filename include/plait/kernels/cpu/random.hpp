@@ -1,6 +1,5 @@
 // Random numbers and dropout on the CPU for the part of a tensor that a `box` describes. Every number is keyed by
-// (seed, stream, global row-major index of the element), so a tensor is the same however it is split. Next:
-// kernels/philox.hpp for the numbers, tests/unit/kernels/random.cpp.
+// (seed, stream, global row-major index of the element), so a tensor is the same however it is split.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // Sums on the CPU into a number in the device's memory, and numbers that are computed from such ones: nothing here
-// returns a value to the host, so that no device has to wait. Sums over ranks are collectives. Next:
-// train/optim/gradient_norm.hpp for their use, tests/unit/kernels/elementwise.cpp.
+// returns a value to the host, so that no device has to wait. Sums over ranks are collectives.
 #pragma once
 
 #include <algorithm>

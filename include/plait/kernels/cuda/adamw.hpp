@@ -1,5 +1,4 @@
-// A step of AdamW over many tensors on a GPU, in few launches. It keeps no state between steps: the optimizer is
-// train/optim/adamw.hpp. Next: kernels/cuda/tensor_table.hpp for the launches, tests/cuda/kernel_optimizer.cpp.
+// A step of AdamW over many tensors on a GPU, in few launches.
 #pragma once
 
 #include <cstdint>

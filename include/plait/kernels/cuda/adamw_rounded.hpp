@@ -1,5 +1,4 @@
-// A step of AdamW on a GPU whose moments or values are rounded stochastically for memory. Next: kernels/moments.hpp for
-// the formats, kernels/cpu/adamw_rounded.hpp for the processor's, tests/cuda/kernel_optimizer.cpp.
+// A step of AdamW on a GPU whose moments or values are rounded stochastically for memory.
 #pragma once
 
 #include <cstdint>

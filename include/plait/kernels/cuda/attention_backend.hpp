@@ -1,6 +1,4 @@
-// The decision which attention a call on a GPU runs, plait's or a library's. It computes nothing; a device's choice is
-// device/attention_choice.hpp, and kernels/cuda/attention_forward.hpp and kernels/cuda/attention_backward.hpp ask
-// here.
+// The decision which attention a call on a GPU runs, plait's or a library's.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,5 @@
 // The kernels of attention's gradients in bf16 on tensor cores: one makes dK and dV, one dQ, and neither adds
-// atomically. Callers use kernels/cuda/attention_backward.hpp. Next: kernels/cuda/attention_tiles.hpp for the tiles
-// they share.
+// atomically. Callers use kernels/cuda/attention_backward.hpp.
 #pragma once
 
 #include "plait/kernels/cuda/attention_tiles.hpp"

@@ -1,5 +1,5 @@
-// cuDNN's fused attention as a library that a device can be given. No other header of plait includes it or needs
-// cuDNN; attention without it is plait's own. Next: device/attention_choice.hpp, examples/train_llama/with_cudnn.cpp.
+// cuDNN's fused attention as a library that a device can be given. No other header of plait includes it or needs cuDNN;
+// attention without it is plait's own.
 #pragma once
 
 // cuDNN's own front end prints its graphs with a JSON library unless told not to.

@@ -1,5 +1,5 @@
-// The kernel of attention in bf16 on tensor cores. Callers use kernels/cuda/attention_forward.hpp; float and double
-// run in kernels/cuda/attention_scalar.hpp. Next: kernels/cuda/attention_tiles.hpp for the tiles.
+// The kernel of attention in bf16 on tensor cores. Callers use kernels/cuda/attention_forward.hpp; float and double run
+// in kernels/cuda/attention_scalar.hpp.
 #pragma once
 
 #include "plait/kernels/cuda/attention_tiles.hpp"

@@ -1,6 +1,5 @@
 // The shared part of the kernels of attention on a GPU: sizes as the device sees them, which query sees which key,
-// tiles. It has no kernel of its own. The shape that callers give is kernels/attention_shape.hpp, and products of
-// tiles are in kernels/cuda/mma.hpp.
+// tiles. The shape that callers give is kernels/attention_shape.hpp, and products of tiles are in kernels/cuda/mma.hpp.
 #pragma once
 
 #include <algorithm>

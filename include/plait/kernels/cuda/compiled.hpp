@@ -1,6 +1,6 @@
 // The launchers of CUDA kernels that plait::compiled_cuda provides, in bf16, float and double. Programs that link it
 // define PLAIT_COMPILED_CUDA, and need nvcc for no file of their own; without it, each file that nvcc compiles compiles
-// the kernels it launches, as it does for other types. Next: compiled_cuda.cu, core/compiled.hpp.
+// the kernels it launches, as it does for other types.
 #pragma once
 
 #include "plait/kernels/cuda/activations.hpp"

@@ -1,5 +1,5 @@
-// Strided copies on a GPU; their meaning is in kernels/cpu/copy.hpp. Each is one launch, or a copy by the device
-// itself where nothing is strided. Next: kernels/strided_copy.hpp, tests/cuda/kernel_elementwise.cpp.
+// Strided copies on a GPU; their meaning is in kernels/cpu/copy.hpp. Each is one launch, or a copy by the device itself
+// where nothing is strided.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Arithmetic element by element on a GPU, casts, and biases of rows; their meaning is in kernels/cpu/elementwise.hpp.
-// Factors and gradients of weights are float for bf16. Next: kernels/cuda/chunk.hpp, tests/cuda/kernel_elementwise.cpp.
+// Factors and gradients of weights are float for bf16.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,6 @@
 // Table lookup on a GPU for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first +
 // rows_local - 1. An id outside [0, vocab) is reported by the next `synchronize`, and until then has zeros for a row;
-// an id in another rank's range contributes zeros. Next: kernels/cuda/sorted_tokens.hpp for the order of the
-// gradient's sums, tests/cuda/kernel_embedding.cpp.
+// an id in another rank's range contributes zeros.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The report of a fault from inside a kernel. It ends nothing: the kernel goes on, and `synchronize` of
-// device/cuda.hpp throws later. Next: device/device_fault.hpp for the faults and their texts.
+// The report of a fault from inside a kernel. It ends nothing: the kernel goes on, and `synchronize` of device/cuda.hpp
+// throws later.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// Layer norm on a GPU; the steps and their meaning are in kernels/cpu/layer_norm.hpp. For bf16 the sums, mean,
-// inv_std, dweight and dbias are float. Next: kernels/cuda/norm.hpp for whole rows, tests/cuda/kernel_norms.cpp.
+// Layer norm on a GPU; the steps and their meaning are in kernels/cpu/layer_norm.hpp. For bf16 the sums, mean, inv_std,
+// dweight and dbias are float.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Helpers that CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block. Nothing here is
-// a kernel. Next: kernels/cuda/mma.hpp for tensor cores, device/cuda_launch.hpp for launches.
+// Helpers that CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block.
 #pragma once
 
 #include <cuda_runtime.h>

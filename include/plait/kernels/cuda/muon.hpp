@@ -1,6 +1,4 @@
-// The kernels of Muon that work element by element, on a GPU, many tensors in one launch. They multiply no matrices:
-// train/optim/newton_schulz.hpp does. Next: kernels/cuda/tensor_table.hpp for the launches,
-// tests/cuda/kernel_muon.cpp.
+// The kernels of Muon that work element by element, on a GPU, many tensors in one launch.
 #pragma once
 
 #include <cstdint>

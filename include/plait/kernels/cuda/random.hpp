@@ -1,7 +1,6 @@
 // Random numbers and dropout on a GPU for the part of a tensor that a `box` describes. Every number is keyed by (seed,
 // stream, global row-major index of the element), with the words that kernels/cpu/random.hpp takes, so a tensor is the
-// same however it is split. A normal number may differ from the CPU's in its last place. Next: kernels/philox.hpp,
-// tests/cuda/kernel_random.cpp.
+// same however it is split. A normal number may differ from the CPU's in its last place.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,6 @@
 // Sums on a GPU into a number in its memory, and numbers that are computed from such ones. Every sum is made of one
 // partial sum per chunk of elements, in double, which one block then adds in order: the result depends neither on the
-// device nor on which block came first. Sums over ranks are collectives. Next: kernels/cpu/reductions.hpp for the
-// meaning of each, tests/cuda/kernel_optimizer.cpp.
+// device nor on which block came first. Sums over ranks are collectives.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // RMS norm on a GPU; the steps and their meaning are in kernels/cpu/rms_norm.hpp. For bf16 the sums, inv_rms and
-// dweight are float. Next: kernels/cuda/norm.hpp for whole rows, tests/cuda/kernel_norms.cpp.
+// dweight are float.
 #pragma once
 
 #include <cstdint>

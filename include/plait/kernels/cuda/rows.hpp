@@ -1,6 +1,6 @@
 // Maps and sums over the rows of matrices on a GPU. The threads of a block's first dimension share a row, chunk by
 // chunk; narrow rows have one warp each and several to a block (its second dimension), and wider ones a block. Sums of
-// columns are in kernels/cuda/column_sums.hpp. Next: kernels/cuda/norm.hpp for their use.
+// columns are in kernels/cuda/column_sums.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The logistic function inside CUDA kernels. It is no kernel: kernels/cuda/activations.hpp and kernels/cuda/swiglu.hpp
-// have those that use it.
+// The logistic function inside CUDA kernels.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,5 @@
 // A stable sort of pairs of numbers on a GPU, by CUB. It declares the sort alone: its definition is in
 // compiled_cuda_sort.cu, because what includes CUB compiles for longer, and has a namespace ::cuda beside plait::cuda.
-// Next: kernels/cuda/sorted_tokens.hpp, which needs it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The tokens of a batch, sorted by the row of an embedding's table that they look up and by their own order, so that
-// the gradient's sums have one order. It adds nothing itself: kernels/cuda/embedding.hpp does. Test:
-// tests/cuda/kernel_embedding.cpp.
+// the gradient's sums have one order. Test: tests/cuda/kernel_embedding.cpp.
 #pragma once
 
 #include <bit>

@@ -1,6 +1,5 @@
 // One launch for many tensors: a table of them travels in the kernel's parameters, so that nothing is allocated or
-// copied for it, and every block takes one chunk of one tensor. Next: kernels/cuda/adamw.hpp and
-// kernels/cuda/reductions.hpp, which launch so.
+// copied for it, and every block takes one chunk of one tensor.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// Context parallelism for programs with layers of their own: one policy, on plain arrays. It is no layer, and checks
-// no specs; nn/attention.hpp does. Next: nn/attention/policy.hpp, examples/ring_attention.cpp.
+// Context parallelism for programs with layers of their own: one policy, on plain arrays.
 #pragma once
 
 #include <cstdint>

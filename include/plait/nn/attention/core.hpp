@@ -1,5 +1,5 @@
 // Attention between tensors of queries, keys and values, for layers of one's own. It sends nothing: a rank must have
-// all keys that its queries see. Next: nn/attention/cross_attention.hpp for a layer made with it.
+// all keys that its queries see.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // Attention to the output of an encoder, and the strategy of that encoder. It has two inputs, so that combinators do
-// not take it. Next: nn/attention/core.hpp for the attention inside, examples/encoder_decoder.hpp for a decoder layer.
+// not take it.
 #pragma once
 
 #include <string>

@@ -1,6 +1,5 @@
 // The concept of an attention engine, and what engines are given and make. A strategy names a policy, not an engine:
-// nn/attention/policy.hpp. Next: nn/attention/sums.hpp for accumulators, nn/attention/whole.hpp for the engine without
-// communication, examples/ring_attention.cpp for an engine of a user's own.
+// nn/attention/policy.hpp.
 #pragma once
 
 #include <algorithm>

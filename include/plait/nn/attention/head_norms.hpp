@@ -1,5 +1,5 @@
 // The norms of queries and keys inside self-attention (`attention_options::qk_norm_epsilon`). They are no layer; norms
-// of the residual are in nn/norm.hpp. Next: nn/attention.hpp, which holds them.
+// of the residual are in nn/norm.hpp.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // The share of a rank's kv heads that its query heads use, where kv heads are replicated over some axes. Arithmetic on
-// boxes, without tensors. Next: nn/attention.hpp and nn/attention/core.hpp, which ask for it.
+// boxes, without tensors.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The attention policies that a strategy may name: the axes that keep the sequence sharded, and an engine, which is
-// only declared here. A policy does not order tokens: nn/sequence_order.hpp. Next: nn/attention/engine.hpp for
-// engines, nn/attention/context_parallel/chosen.hpp for a choice at run time.
+// only declared here. A policy does not order tokens: nn/sequence_order.hpp.
 #pragma once
 
 #include "plait/layout/spec.hpp"

@@ -1,6 +1,5 @@
 // The sums that attention engines are made of: of local queries over blocks of keys, forward and backward, as they come
-// or, under canonical numerics, chunk by chunk in one order. They send nothing. Next: nn/attention/engine.hpp,
-// nn/attention/context_parallel/ring.hpp.
+// or, under canonical numerics, chunk by chunk in one order.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The engine of attention without communication, where a rank has the whole sequence. Next: nn/attention/engine.hpp,
-// nn/attention/context_parallel/all_gather_kv.hpp for sequences that are cut.
+// The engine of attention without communication, where a rank has the whole sequence.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The check that one layer's output lies as the next one's input, with the facts of its message. A mismatch is
-// refused; a `redistribution` (nn/combinators/sum.hpp) mends it. Next: nn/combinators/sequential.hpp.
+// The check that one layer's output lies as the next one's input, with the facts of its message. A mismatch is refused;
+// a `redistribution` (nn/combinators/sum.hpp) mends it.
 #pragma once
 
 #include <cstddef>

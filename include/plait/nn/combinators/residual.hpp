@@ -1,5 +1,5 @@
 // A residual branch that begins with a norm, as a layer. A norm behind the sum is not this:
-// examples/encoder_decoder.hpp has one. Next: nn/combinators/sum.hpp for branches side by side, nn/dropout.hpp.
+// examples/encoder_decoder.hpp has one.
 #pragma once
 
 #include <utility>

@@ -1,5 +1,5 @@
 // Layers in a row, of types known at compile time, with recomputation. A number of layers that is known at run time is
-// a stack: nn/combinators/stack.hpp. Next: nn/combinators/layers_fit.hpp for the check of neighbours.
+// a stack: nn/combinators/stack.hpp.
 #pragma once
 
 #include <cstddef>

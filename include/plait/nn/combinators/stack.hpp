@@ -1,5 +1,5 @@
 // Layers of one type in a row, as many as are there at run time, such as the blocks of a model. Layers of different
-// types are a sequential: nn/combinators/sequential.hpp. Next: models/language_model.hpp for a model around a stack.
+// types are a sequential: nn/combinators/sequential.hpp.
 #pragma once
 
 #include <cstddef>

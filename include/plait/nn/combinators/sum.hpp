@@ -1,5 +1,5 @@
-// A redistribution as a layer, and the sum of branches that share one gather and one reduction. The sum x + f(x) is
-// not here: nn/combinators/residual.hpp. Next: nn/strategy/parallel.hpp for specs of such branches.
+// A redistribution as a layer, and the sum of branches that share one gather and one reduction. The sum x + f(x) is not
+// here: nn/combinators/residual.hpp.
 #pragma once
 
 #include <cstddef>

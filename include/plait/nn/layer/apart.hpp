@@ -1,6 +1,5 @@
 // Checks of a layer's calls that give wrong numbers and no other sign: one that writes what it still reads, and one
-// with tensors of other sizes than the layer's. Sizes of the context are checked by nn/layer/made_for.hpp. Next:
-// tests/unit/nn/apart.cpp.
+// with tensors of other sizes than the layer's. Sizes of the context are checked by nn/layer/made_for.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A kernel of a program's own, as a layer of its own calls it: it runs on a device, and a program that only counts
-// counts it. Next: nn/layer.hpp for layers, plan/dry_run.hpp and plan/program_price.hpp for who counts.
+// counts it.
 #pragma once
 
 #include <utility>

@@ -1,6 +1,5 @@
 // The mesh and the sizes that a layer was made for, to compare with those of the context that it is called in: on plain
-// pointers nothing else tells that a batch, a length or a rank's place has changed. Next: nn/layer/apart.hpp for sizes
-// of tensors, tests/unit/nn/resize.cpp.
+// pointers nothing else tells that a batch, a length or a rank's place has changed.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A sum of two tensors that is computed by whoever reads it first: the residual stream between two branches, where a
-// product has not added it. It is no layer. Next: nn/combinators/residual.hpp, which makes and takes them.
+// product has not added it.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
 // Policies of linears and embeddings in one line each, for programs that have many and a strategy for none. A policy
-// may as well be a struct of one's own: nn/linear.hpp says what it may have. Next: nn/strategy.hpp for whole models.
+// may as well be a struct of one's own: nn/linear.hpp says what it may have.
 #pragma once
 
 #include "plait/layout/spec.hpp"

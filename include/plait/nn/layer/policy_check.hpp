@@ -1,6 +1,5 @@
 // Refusals of members that are missing, misspelt or of the wrong kind in the policy of a linear or an embedding.
-// Whether specs go together is checked by the layers: nn/linear.hpp, nn/embedding.hpp. Next: nn/strategy/check.hpp for
-// a strategy's members.
+// Whether specs go together is checked by the layers: nn/linear.hpp, nn/embedding.hpp.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // The messages for a class that is used as a layer and is none, one for each member that is missing or does not fit.
-// Refusals of specs are not here: layout/enforce.hpp. Next: nn/layer.hpp for the concept.
+// Refusals of specs are not here: layout/enforce.hpp.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // A layer's calls on the caller's memory, for arrays of another element type with the same bits. Which types those are:
-// core/same_bits.hpp. Next: nn/norm.hpp, tests/cuda/nv_bfloat16.cpp.
+// core/same_bits.hpp.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // The mark in what a forward pass keeps, by which a backward pass knows that it is its own: of this layer, of this
-// microbatch, and not used yet. Next: tests/unit/nn/saved_life.cpp.
+// microbatch, and not used yet.
 #pragma once
 
 #include <cstdint>

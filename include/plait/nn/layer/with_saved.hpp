@@ -1,5 +1,5 @@
 // A layer and what its forward pass keeps, in one object: for programs that call forward and then backward on their own
-// memory. Not for pipelines, which have several microbatches under way. Next: nn/layer.hpp, examples/gpt2_c/.
+// memory. Not for pipelines, which have several microbatches under way.
 #pragma once
 
 #include <type_traits>

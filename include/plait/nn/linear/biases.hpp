@@ -1,5 +1,4 @@
-// The biases of linears that share an input: their memory, their place in the output's rows, their gradients. They are
-// no layer: nn/linear/core.hpp holds them. Next: tests/cuda/layer_fusions.cpp for what costs no pass of its own.
+// The biases of linears that share an input: their memory, their place in the output's rows, their gradients.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Descriptions of linears that share an input: names, stored layouts, bias, adapter, and the caller's memory. Nothing
-// is computed here. Next: nn/linear/core.hpp for the linears, nn/strategy/branch.hpp for a strategy's.
+// Descriptions of linears that share an input: names, stored layouts, bias, adapter, and the caller's memory.
 #pragma once
 
 #include <cstdint>

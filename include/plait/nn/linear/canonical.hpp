@@ -1,5 +1,5 @@
 // The sums of linears that share an input, in canonical order: over contracted features, over the features of their
-// outputs for the input's gradient, and over tokens for the weights'. Next: nn/feature_sum.hpp, nn/linear/core.hpp.
+// outputs for the input's gradient, and over tokens for the weights'.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Linears that share an input, computed from a derivation that is a value. Specs are not checked here, but by the
-// typed layers that hold one. Next: nn/linear/rule.hpp for the derivation, nn/linear.hpp for the typed layer.
+// Linears that share an input, computed from a derivation that is a value. Specs are not checked here, but by the typed
+// layers that hold one.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Low-rank adapters of frozen linears, with layouts that follow from those of the linear. An adapter is an option of a
-// linear, not a layer. Next: nn/linear/core.hpp, which runs it, tests/unit/nn/lora.cpp.
+// linear, not a layer.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // The collectives of linears that share an input, made ready for the sizes of a context, and the sizes of their
-// products. It has no weights and multiplies nothing: nn/linear/core.hpp does. Next: nn/linear/rule.hpp for the
-// layouts, tests/unit/nn/resize.cpp.
+// products.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The policy that pipelines a linear's collectives with its products, and the refusals of one that hides nothing. No
-// data move here: tensor/chunked_collective.hpp cuts collectives. Next: nn/linear.hpp, tests/unit/nn/overlap.cpp.
+// The policy that pipelines a linear's collectives with its products, and the refusals of one that hides nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The derivation of linears: constexpr functions from the layouts of input, weights and outputs to all in between. It
-// knows no tensors. Next: layout/rules.hpp for `contract`, nn/linear/core.hpp for the computation.
+// The derivation of linears: constexpr functions from the layouts of input, weights and outputs to all in between.
 #pragma once
 
 #include <array>

@@ -1,5 +1,4 @@
-// The memory that linears keep between their passes, and whether a device adds within a product. Next:
-// nn/linear/core.hpp.
+// The memory that linears keep between their passes, and whether a device adds within a product.
 #pragma once
 
 #include <cstdint>

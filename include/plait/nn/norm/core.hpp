@@ -1,5 +1,4 @@
-// The part that both norms over the last dim share: sizes, parameters, sums over rows. It derives no layouts:
-// nn/norm/rule.hpp does. Next: nn/norm.hpp for the layers.
+// The part that both norms over the last dim share: sizes, parameters, sums over rows.
 #pragma once
 
 #include <cstdint>

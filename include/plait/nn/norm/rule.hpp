@@ -1,5 +1,4 @@
-// The derivation of norms: how a norm's weight lies and is used, from the layout of its input. It knows no tensors.
-// Next: layout/rules.hpp for `normalize`, nn/norm.hpp for the layers.
+// The derivation of norms: how a norm's weight lies and is used, from the layout of its input.
 #pragma once
 
 #include "plait/layout/spec.hpp"

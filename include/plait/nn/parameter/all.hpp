@@ -1,5 +1,5 @@
 // The calls of a step for all parameters of layers or models. What each call means is the parameter's:
-// nn/parameter.hpp. Next: train/train_step.hpp, which makes these calls itself.
+// nn/parameter.hpp.
 #pragma once
 
 #include <algorithm>

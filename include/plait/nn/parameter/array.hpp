@@ -1,5 +1,4 @@
-// The memory of parameters that lie one after the other, as layers use them: values and gradients. It knows no layout
-// and no life; those are the parameter's. Next: nn/parameter.hpp, data_parallel/bucket.hpp, which lends memory.
+// The memory of parameters that lie one after the other, as layers use them: values and gradients.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A parameter that no layer of plait has: the program's own kernel reads it and adds to its gradient. Its gather and
-// its gradient's reduction follow from two specs. Next: nn/parameter.hpp, tests/unit/nn/caller_memory.cpp.
+// its gradient's reduction follow from two specs.
 #pragma once
 
 #include <cstdint>

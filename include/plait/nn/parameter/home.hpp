@@ -1,5 +1,5 @@
 // Where data parallelism keeps parameters between steps: the interface by which a parameter finds its piece. What moves
-// them is data_parallel/bucket.hpp. Next: nn/parameter.hpp.
+// them is data_parallel/bucket.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The description of a parameter, and the states of its life. Nothing here has memory. Next: nn/parameter.hpp.
+// The description of a parameter, and the states of its life.
 #pragma once
 
 #include <algorithm>

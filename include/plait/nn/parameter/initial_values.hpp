@@ -1,5 +1,5 @@
 // The values with which a parameter begins, on this rank's part of it, and the zeros of its padding. Whose values they
-// are, and when they may change, is nn/parameter.hpp's. Next: nn/parameter/info.hpp for what describes them.
+// are, and when they may change, is nn/parameter.hpp's.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The memory that kernels add gradients to: the parameter's own, where it is of the type in which they sum, or numbers
-// of that type, which are then added to narrower gradients and rounded once. Next: nn/parameter.hpp.
+// of that type, which are then added to narrower gradients and rounded once.
 #pragma once
 
 #include <cstddef>

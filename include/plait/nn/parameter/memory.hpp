@@ -1,5 +1,4 @@
-// The caller's words about the memory of a layer's parameters: here, or the layer's own. Nothing is allocated by them.
-// Next: nn/parameter/array.hpp for the memory itself, tests/unit/nn/caller_memory.cpp.
+// The caller's words about the memory of a layer's parameters: here, or the layer's own.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Other memory of the caller's for a layer's parameters, after the layer was made. Memory of the layer's own is not
-// replaced. Next: nn/parameter/memory.hpp for what a caller says of memory, tests/unit/nn/rebind.cpp.
+// replaced.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The complete gradient of a parameter, which is what optimizers take. Next: nn/parameter.hpp, whose `reduce` makes
-// one.
+// The complete gradient of a parameter, which is what optimizers take.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The texts of the calls that do not fit a parameter's life. Next: nn/parameter.hpp, which makes them.
+// The texts of the calls that do not fit a parameter's life.
 #pragma once
 
 #include <string>

@@ -1,6 +1,5 @@
 // The canonical sums of gradients: what each layer that uses an array of parameters adds to, leaf by leaf, and how
-// ranks join it. Under usual numerics there are none. Next: nn/token_leaves.hpp for leaves, nn/parameter.hpp for
-// `reduce`.
+// ranks join it. Under usual numerics there are none.
 #pragma once
 
 #include <cstdint>

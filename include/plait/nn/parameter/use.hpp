@@ -1,5 +1,4 @@
-// The rule by which the use of a parameter follows from its placement and its partner's layout, as constexpr
-// functions. It knows no memory. Next: nn/parameter.hpp for the parameter, nn/linear/rule.hpp for the rule applied.
+// The rule by which the use of a parameter follows from its placement and its partner's layout, as constexpr functions.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // The description of one linear inside attention or an MLP, filled in from a strategy. Branch means a linear beside
-// others here, not a residual branch. Next: nn/linear/branch.hpp for the struct, nn/mlp.hpp for a layer that fills it.
+// others here, not a residual branch.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Refusals of a class that is no strategy, and of one whose parts do not go together, before specs are derived from
-// it. Each layer checks the derived specs itself. Next: nn/strategy.hpp for the specs, layout/errors.hpp.
+// Refusals of a class that is no strategy, and of one whose parts do not go together, before specs are derived from it.
+// Each layer checks the derived specs itself.
 #pragma once
 
 #include "plait/layout/boundary.hpp"

@@ -1,5 +1,4 @@
-// A strategy for blocks in which attention and MLP stand side by side, with one gather and one reduction. It adds no
-// axis. Next: nn/combinators/sum.hpp for the sum of the branches, tests/unit/nn/parallel_block.cpp.
+// A strategy for blocks in which attention and MLP stand side by side, with one gather and one reduction.
 #pragma once
 
 #include "plait/layout/errors.hpp"

@@ -1,5 +1,4 @@
-// The schedule of forward passes alone. It is no policy of training: schedule/generators/one_f_one_b.hpp has such.
-// Next: pipeline/pipeline.hpp, which evaluates and scores by it.
+// The schedule of forward passes alone.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Searches for a schedule for given costs and a limit on memory: the best of many candidates, no proven optimum. Costs
-// come from models/llama_stages.hpp or observe/step_trace.hpp. As a `--schedule` option: schedule/parse.hpp.
+// Searches for a schedule for given costs and a limit on memory: the best of many candidates, no proven optimum.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // From a pipeline's schedule and a policy of data parallelism to a whole step: where gathers, releases, reductions and
-// updates stand among the passes. It prices nothing. Next: schedule/step/verify.hpp, which trusts none of this.
+// updates stand among the passes.
 #pragma once
 
 #include <algorithm>

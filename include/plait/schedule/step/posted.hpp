@@ -1,5 +1,5 @@
 // Every collective and message of a step, as one rank starts them: over which ranks, and within which entry of its
-// program. Nothing is checked here: schedule/step/order.hpp does that. Next: plan/dry_run.hpp, which finds them.
+// program.
 #pragma once
 
 #include <cstddef>

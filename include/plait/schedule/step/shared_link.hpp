@@ -1,5 +1,4 @@
-// A rank's link in a simulated step: gathers, reductions and those of copies in queues that share its bandwidth. It
-// knows no step. Next: schedule/step/simulate.hpp.
+// A rank's link in a simulated step: gathers, reductions and those of copies in queues that share its bandwidth.
 #pragma once
 
 #include <algorithm>

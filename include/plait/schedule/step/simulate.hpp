@@ -1,6 +1,5 @@
 // The times of a step for given costs: passes in one stream, gathers and reductions in two more that share a link, and
-// who waits for what. Nothing is measured here. Next: schedule/step/expand.hpp for the steps, schedule/simulate.hpp for
-// pipelines without data parallelism.
+// who waits for what.
 #pragma once
 
 #include <algorithm>

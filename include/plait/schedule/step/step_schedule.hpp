@@ -1,6 +1,5 @@
 // A training step as data: the passes of a pipeline by units of parameters, and what data parallelism adds to them,
-// gathers, releases, reductions, the norm and updates, in one order for each rank. Nothing runs here. Next:
-// schedule/step/expand.hpp makes one of a pipeline's schedule, schedule/step/verify.hpp checks it.
+// gathers, releases, reductions, the norm and updates, in one order for each rank.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // AdamW on reduced gradients of parameters, or on the caller's tensors. It sends nothing: a gradient that is partial
-// does not compile. Next: nn/parameter.hpp for `reduce`, train/optim/gradient_norm.hpp for clipping.
+// does not compile.
 #pragma once
 
 #include <algorithm>

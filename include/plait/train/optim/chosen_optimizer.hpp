@@ -1,5 +1,5 @@
 // One of plait's optimizers, chosen when a program runs, as from its command line. Programs that always take the same
-// one need no such choice. Next: train/optim/adamw.hpp, train/optim/muon.hpp, examples/train_llama.
+// one need no such choice.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // Matrices that the ranks of a group store in parts, shared out among them: each has one owner, who is sent the parts,
-// works on the whole and sends them back. It computes nothing. Next: layout/balance_owners.hpp for who owns what,
-// train/optim/muon.hpp for the use, tests/unit/train/muon.cpp.
+// works on the whole and sends them back.
 #pragma once
 
 #include <algorithm>

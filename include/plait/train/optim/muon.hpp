@@ -1,6 +1,4 @@
-// Muon: matrices of hidden layers move in directions that are nearly orthogonal; AdamW updates everything else. Next:
-// train/optim/muon_options.hpp for what it takes, train/optim/newton_schulz.hpp for the iteration,
-// train/optim/matrix_owners.hpp for matrices that lie in parts, tests/unit/train/muon.cpp.
+// Muon: matrices of hidden layers move in directions that are nearly orthogonal; AdamW updates everything else.
 #pragma once
 
 #include <algorithm>

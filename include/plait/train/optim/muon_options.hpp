@@ -1,5 +1,4 @@
-// The policy of Muon: its options, which parameters it takes, and how far a matrix moves. It computes no step: that is
-// train/optim/muon.hpp.
+// The policy of Muon: its options, which parameters it takes, and how far a matrix moves.
 #pragma once
 
 #include <algorithm>

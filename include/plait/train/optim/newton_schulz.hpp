@@ -1,5 +1,5 @@
 // The Newton-Schulz iteration that makes a matrix nearly orthogonal, in products of the device. It knows no mesh and no
-// parameter: the matrix is whole. Next: train/optim/muon.hpp, which needs it; tests/unit/train/newton_schulz.cpp.
+// parameter: the matrix is whole.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The concept of an optimizer, as a training step needs it, and one type for all of them. It updates nothing itself:
-// train/optim/adamw.hpp and train/optim/muon.hpp do. Next: train/train_step.hpp, which takes any optimizer.
+// The concept of an optimizer, as a training step needs it, and one type for all of them.
 #pragma once
 
 #include <concepts>

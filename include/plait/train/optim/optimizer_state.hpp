@@ -1,6 +1,4 @@
-// The state that an optimizer keeps of each parameter between steps, by the parameter's name. It computes nothing.
-// Next: train/optim/adamw.hpp and train/optim/muon.hpp, which keep theirs so; checkpoint/held_state.hpp, which saves
-// it.
+// The state that an optimizer keeps of each parameter between steps, by the parameter's name.
 #pragma once
 
 #include <algorithm>

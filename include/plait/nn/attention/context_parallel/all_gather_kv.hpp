@@ -1,5 +1,5 @@
 // The engine of the policy `all_gather_kv`. It holds the keys and values of the whole sequence at once; a ring holds
-// two blocks of them. Next: nn/attention/context_parallel/ring.hpp, nn/attention/engine.hpp.
+// two blocks of them.
 #pragma once
 
 #include <algorithm>

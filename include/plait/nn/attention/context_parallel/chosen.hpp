@@ -1,5 +1,5 @@
 // The engine of the policy `chosen`: ring, all_gather_kv or ulysses, as the program says when it runs. A strategy that
-// names one of these does without. Next: nn/attention/policy.hpp, examples/train_llama/llama_run.hpp.
+// names one of these does without.
 #pragma once
 
 #include <cstddef>

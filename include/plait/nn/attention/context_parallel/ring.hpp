@@ -1,5 +1,5 @@
 // The engine of the policy `ring`, and the route of its blocks. It does not balance causal work: zigzag order does
-// (nn/sequence_order.hpp). Next: nn/attention/engine.hpp, tests/unit/nn/attention_cp_order.cpp.
+// (nn/sequence_order.hpp).
 #pragma once
 
 #include <algorithm>

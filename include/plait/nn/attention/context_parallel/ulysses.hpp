@@ -1,5 +1,5 @@
-// The engine of the policy `ulysses`, alone or around another. The extent of its axis must divide a rank's query
-// heads; that of a ring need not. Next: nn/attention/context_parallel/ring.hpp, nn/attention/engine.hpp.
+// The engine of the policy `ulysses`, alone or around another. The extent of its axis must divide a rank's query heads;
+// that of a ring need not.
 #pragma once
 
 #include <cstdint>

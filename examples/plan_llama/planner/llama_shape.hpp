@@ -1,0 +1,43 @@
+// A Llama's configuration as the planner's sizes of a transformer. Nothing is priced here: step_time.hpp does that.
+// Another model gives the planner such a shape itself: transformer_shape.hpp.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "plait/models/llama_config.hpp"
+#include "plan_llama/planner/transformer_shape.hpp"
+
+namespace plait {
+
+/// The sizes of a Llama for the planner. Biases of some products and norms of queries and keys are too small to count.
+inline planner::transformer_shape plan_shape(const llama_config& c) {
+  planner::transformer_shape m;
+  m.vocab = c.vocab, m.hidden = c.hidden, m.layers = c.layers;
+  m.heads = c.heads, m.kv_heads = c.kv_heads, m.head_dim = c.head_dim, m.ffn = c.ffn;
+  m.tied = c.tie_embeddings;
+  m.window = c.sliding_window;
+  return m;
+}
+
+/// Shapes that are planned and too large to train on one machine, beside the presets of models/llama_config.hpp.
+struct named_shape {
+  std::string_view name;
+  planner::transformer_shape shape;
+};
+
+inline constexpr std::array<named_shape, 5> large_llamas{
+    {{"llama-2-13b", {32000, 5120, 40, 40, 40, 128, 13824}},
+     {"llama-2-70b", {32000, 8192, 80, 64, 8, 128, 28672}},
+     {"llama-3-70b", {128256, 8192, 80, 64, 8, 128, 28672}},
+     {"llama-3-405b", {128256, 16384, 126, 128, 8, 128, 53248}},
+     {"llama-3.1-405b", {128256, 16384, 126, 128, 8, 128, 53248}}}};
+
+/// The shape called `name`; null where it is none of `large_llamas`.
+inline const planner::transformer_shape* find_large_llama(std::string_view name) {
+  for (const named_shape& one : large_llamas)
+    if (one.name == name) return &one.shape;
+  return nullptr;
+}
+
+}  // namespace plait

@@ -1,0 +1,225 @@
+// The bytes that a rank of each place in the pipeline holds, by what they are for. What a run on devices holds is found
+// by counting it: plan/dry_run.hpp, with which a test compares these formulas.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "plan_llama/planner/block_time.hpp"
+#include "plan_llama/planner/pipeline_time.hpp"
+#include "plan_llama/planner/stage_split.hpp"
+
+namespace plait::planner {
+
+/// Bytes of one rank at the fullest time of a step.
+struct memory_split {
+  double weights = 0;  ///< that products read
+  double gradients = 0;
+  double optimizer = 0;    ///< master copies and moments
+  double activations = 0;  ///< kept from forward to backward passes, of all microbatches in flight
+  double logits = 0;       ///< and their gradients, on the rank with the head
+  double working = 0;      ///< of the pass at hand: gathered inputs, gradients of activations, what is made again
+  double buffers = 0;      ///< of communication: gathered parameters, buckets, messages of the pipeline
+  double fragmentation = 0;
+  double reserved = 0;  ///< that a process cannot allocate
+
+  constexpr double state() const { return weights + gradients + optimizer; }
+  constexpr double allocated() const { return state() + activations + logits + working + buffers; }
+  constexpr double total() const { return allocated() + fragmentation + reserved; }
+};
+
+/// Trained values of the experts on one rank of the pipeline, which ranks of their own hold as well
+/// (`expert_copies`).
+inline double rank_experts(const training_job& job, const training_layout& l, std::int64_t rank) {
+  return static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank)) * job.model.layer_experts() /
+         static_cast<double>(l.ep);
+}
+
+/// Trained values of a block on a rank, its experts included.
+inline double rank_layer_parameters(const training_job& job, const training_layout& l) {
+  return job.model.layer_parameters() / static_cast<double>(l.tp) +
+         job.model.layer_experts() / static_cast<double>(l.ep);
+}
+
+/// Whether the head is the embedding of its own rank: where they are tied, and a pipeline's first stage is on the rank
+/// of its last.
+inline bool is_tied_here(const training_job& job, const training_layout& l) {
+  return job.model.tied && last_rank(l) == 0;
+}
+/// Whether two ranks of the pipeline hold the embedding, whose gradients they sum.
+inline bool is_tied_across(const training_job& job, const training_layout& l) {
+  return job.model.tied && last_rank(l) != 0;
+}
+
+/// Bytes that each of the two hands in for that.
+inline double tied_bytes(const training_job& job, const training_layout& l) {
+  const auto values = static_cast<double>(job.model.vocab) * static_cast<double>(job.model.hidden);
+  const bool cut = l.zero != zero_level::replicated && !(l.zero == zero_level::optimizer && job.program.reduces_whole);
+  return values / static_cast<double>(l.tp) / static_cast<double>(cut ? l.pieces() : 1) * job.program.reduced_bytes;
+}
+
+/// Trained values on one rank of the pipeline, after tensor parallelism has cut them, without experts.
+inline double rank_parameters(const training_job& job, const training_layout& l, std::int64_t rank) {
+  const transformer_shape& m = job.model;
+  const rank_sizes z(job, l);
+  const auto tp = static_cast<double>(l.tp);
+  const double mlp = m.experts == 0 ? (m.wide_products() + 1) * z.wide : 0;
+  const double matrices = z.hidden * (2 * z.query + 2 * z.kv + mlp);
+  const double layer = matrices + m.layer_vectors() + m.layer_cut_biases() / tp;
+  double all = static_cast<double>(layers_of_rank(l, {m.layers, l.stages()}, rank)) * layer;
+  if (rank == 0) all += (z.vocab + static_cast<double>(m.positions)) * z.hidden;
+  if (rank == last_rank(l)) {
+    all += z.hidden * (m.biases ? 2 : 1);
+    if (!is_tied_here(job, l)) all += z.vocab * z.hidden;  // a tied one is held twice where a pipeline cuts
+  }
+  return all;
+}
+
+/// Bytes that one block keeps for its backward pass, of one microbatch on one rank, its input included. In values of
+/// each token, all kept: block's input, two norms' outputs and the residual's middle 4 hidden, with a byte for each of
+/// two dropout masks; queries, keys, values and attention's output 2 query + 2 kv; gate, wide and their product 2 or 3
+/// wide; one float for each head (FlashAttention), or unfused scores: 2 bytes of softmax, 3 with dropout (Korthikanti
+/// et al. 2022, section 4.1: s b h (34 + 5 a s/h) for GPT). Programs that keep inputs of products in fp8 have a byte of
+/// norms' outputs, of attention's, beside its bf16, and of the activation's product. Selective recomputation drops the
+/// outputs of norms and of the activation, or the scores; full keeps the input.
+inline double block_kept_bytes(const training_job& job, const training_layout& l, plait::recompute policy) {
+  const transformer_shape& m = job.model;
+  const software& program = job.program;
+  const rank_sizes z(job, l);
+  const double e = program.activation_bytes();
+  const double input = e * z.hidden * z.cut_tokens;
+  if (policy == plait::recompute::full) return input;
+  const double statistics = 2 * 4 * z.cut_tokens;
+  const bool eighths = program.keeps_fp8 && program.products == number_kind::fp8;
+  const double gathered = program.keeps_gathered && l.cuts_sequence() ? 2 * e * z.hidden * z.tokens : 0;
+  const double kept_form = eighths ? 0.5 : 1;  // of bf16
+  const double norms = 2 * input * kept_form, gates = m.wide_products();
+  const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
+  // Attention's own backward pass needs its output in bf16.
+  const double attention = e * z.tokens * (2 * z.query + 2 * z.exchanged_kv) + (eighths ? z.tokens * z.query : 0);
+  const double wide = e * z.routed * gates * z.wide, product = e * z.routed * z.wide * kept_form;
+  // The inputs of experts are kept beside the router's, and their outputs until they are weighted.
+  const double exchanged = m.experts > 0 ? e * z.routed * z.hidden * (1 + kept_form) : 0;
+  const double heads = z.query / static_cast<double>(m.head_dim);
+  const bool fused = program.attention != attention_kernel::unfused;
+  const double scores =
+      fused ? 4 * z.tokens * heads : z.tokens * static_cast<double>(job.seq) * heads * (m.dropout ? e * 2 + 1 : e);
+  double kept = 2 * input + norms + gathered + statistics + masks + attention + wide + product + exchanged + scores;
+  if (policy == plait::recompute::selective) {
+    if (program.selective_drops_scores_only)
+      kept -= fused ? 0 : scores;
+    else
+      kept -= norms + gathered + product;
+  }
+  return kept;
+}
+
+/// The load of a rank of the pipeline: what it holds whatever is cut of the state over the data ranks, and how much
+/// state there is.
+struct rank_load {
+  double parameters = 0, experts = 0;  ///< trained values
+  double layer = 0;                    ///< those of a block, its experts included
+  memory_split passes;                 ///< activations, logits, working memory and messages
+
+  rank_load(const training_job& job, const training_layout& l, std::int64_t rank)
+      : parameters(rank_parameters(job, l, rank)),
+        experts(rank_experts(job, l, rank)),
+        layer(rank_layer_parameters(job, l)) {
+    const software& program = job.program;
+    const rank_sizes z(job, l);
+    const double e = program.activation_bytes();
+    const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
+    const double in_flight = microbatches_in_flight(l, l.microbatches(job), rank);
+    const double everything = block_kept_bytes(job, l, plait::recompute::none);
+    const double by_policy = l.recompute == plait::recompute::none ? everything : block_kept_bytes(job, l, l.recompute);
+    const double kept = everything - (everything - by_policy) / static_cast<double>(l.recompute_every);
+    passes.activations = in_flight * layers * kept;
+    const double whole = e * z.hidden * z.tokens;
+    passes.working = 2 * whole + e * z.routed * (job.model.wide_products() + 1) * z.wide;
+    if (l.recompute != plait::recompute::none) passes.working += everything - by_policy;
+    if (program.fixed_order_attention) {
+      const std::int64_t keys = l.context == context_kind::ring ? job.seq / l.cp : job.seq;
+      passes.working += 2 * z.tokens * static_cast<double>(keys) * z.query / static_cast<double>(job.model.head_dim);
+    }
+    // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
+    if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
+      passes.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
+    if (rank == last_rank(l)) passes.logits = z.tokens * z.vocab * program.logit_bytes;
+    if (l.pp > 1) passes.buffers += 4 * e * z.hidden * z.cut_tokens;
+    // A ring has a block of keys and values at hand and one under way, and backward their gradients.
+    if (l.cp > 1 && l.context == context_kind::ring) passes.buffers += 4 * 2 * e * z.kv * z.tokens;
+  }
+};
+
+/// The memory of a rank of the pipeline, given what its passes hold.
+inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
+                                const rank_load& load) {
+  const software& program = job.program;
+  const auto pieces = static_cast<double>(l.pieces()), expert_copies = static_cast<double>(l.expert_copies());
+  memory_split out = load.passes;
+  const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && pieces > 1;
+  // A level shares out what it cuts over dp and cp, or those of them that hold no copies, and experts over the ranks
+  // that have the same ones.
+  const auto held = [&](zero_level from) {
+    const bool cut = l.zero >= from && l.zero != zero_level::replicated;
+    return load.parameters / (cut ? pieces : 1.0) + load.experts / (cut ? expert_copies : 1.0);
+  };
+  out.weights = masters_alone ? 0 : held(zero_level::parameters) * program.weight_bytes;
+  out.gradients = held(zero_level::gradients) * program.gradient_bytes;
+  out.optimizer = held(zero_level::optimizer) * program.optimizer_bytes;
+  if (pieces > 1) {
+    if (l.zero == zero_level::parameters) out.buffers += 2 * load.layer * program.weight_bytes;
+    // Gradients that microbatches add to are whole until they are reduced into the rank's part. Where each microbatch
+    // is reduced, nothing is added to them before, so that they are as wide as they travel.
+    if (l.zero >= zero_level::gradients)
+      out.buffers += program.reduces_each_microbatch ? load.layer * program.reduced_bytes
+                     : l.microbatches(job) == 1      ? load.layer * program.gradient_bytes
+                                                     : (load.parameters + load.experts) * program.gradient_bytes;
+  }
+  out.fragmentation = h.fragmentation * out.allocated();
+  out.reserved = h.reserved;
+  return out;
+}
+
+/// The memory of one rank of the pipeline.
+inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
+                                std::int64_t rank) {
+  return rank_memory(h, job, l, rank_load(job, l, rank));
+}
+
+/// The loads of the ranks of which one is the fullest: what is kept falls from rank to rank, so that only the first
+/// two, which may have a layer more, and the last matter.
+struct pipeline_loads {
+  std::array<std::int64_t, 3> ranks{};
+  std::array<std::optional<rank_load>, 3> loads{};
+
+  pipeline_loads(const training_job& job, const training_layout& l) : ranks{0, 1, l.pp - 1} {
+    loads[0].emplace(job, l, 0);
+    if (l.pp > 1) loads[1].emplace(job, l, 1);
+    if (l.pp > 2) loads[2].emplace(job, l, l.pp - 1);
+  }
+};
+
+/// The fullest rank of the pipeline, and what it holds.
+struct fullest_rank {
+  std::int64_t rank = 0;
+  memory_split memory;
+};
+
+inline fullest_rank most_memory(const hardware& h, const training_job& job, const training_layout& l,
+                                const pipeline_loads& of) {
+  fullest_rank out{0, rank_memory(h, job, l, *of.loads[0])};
+  for (std::size_t i = 1; i < of.loads.size() && of.loads[i]; ++i) {
+    const memory_split here = rank_memory(h, job, l, *of.loads[i]);
+    if (here.total() > out.memory.total()) out = {of.ranks[i], here};
+  }
+  return out;
+}
+
+inline fullest_rank most_memory(const hardware& h, const training_job& job, const training_layout& l) {
+  return most_memory(h, job, l, pipeline_loads(job, l));
+}
+
+}  // namespace plait::planner

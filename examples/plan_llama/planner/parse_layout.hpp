@@ -1,0 +1,176 @@
+// A layout from text such as "tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8,zero=1", and back. What is legal on a model is
+// checked elsewhere: training_layout.hpp.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "plait/core/error.hpp"
+#include "plan_llama/planner/training_layout.hpp"
+
+namespace plait::planner {
+
+/// The keys of a layout's text, for messages.
+inline constexpr std::string_view layout_keys =
+    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context and order";
+
+/// A whole number above or equal to `least`, with an optional K, M, G (1024, its square and cube for batches of tokens,
+/// as 16M is written for 16 x 1024 x 1024) where `suffixes`. Throws `error` naming `knob`.
+inline std::int64_t parse_count(std::string_view text, const std::string& knob, std::int64_t least = 1,
+                                bool suffixes = false) {
+  std::int64_t value = 0, unit = 1;
+  std::string_view digits = text;
+  if (suffixes && !digits.empty()) {
+    const char last = digits.back();
+    unit = last == 'K' || last == 'k' ? 1 << 10 : last == 'M' || last == 'm' ? 1 << 20 : last == 'G' ? 1 << 30 : 1;
+    if (unit != 1) digits.remove_suffix(1);
+  }
+  const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (problem != std::errc{} || end != digits.data() + digits.size() || value < least ||
+      value > (std::int64_t{1} << 40) / unit)
+    fail({knob, ": '", text, "' is not a whole number from ", least, " on", suffixes ? ", such as 4096 or 16M" : ""});
+  return value * unit;
+}
+
+/// Sets one key of a layout. Throws `error` naming `knob`, the key and what is legal.
+inline void set_layout_key(training_layout& l, std::string_view key, std::string_view value, const std::string& knob) {
+  // An option or a column may have the key's name.
+  const bool named = knob.ends_with(cat({"-", key})) || knob.ends_with(cat({" ", key}));
+  const std::string where = named ? knob : cat({knob, ": ", key});
+  const auto one_of = [&](std::string_view legal) {
+    fail({where, ": unknown value '", value, "'; legal are ", legal});
+  };
+  if (key == "tp") {
+    l.tp = parse_count(value, where);
+  } else if (key == "cp") {
+    l.cp = parse_count(value, where);
+  } else if (key == "pp") {
+    l.pp = parse_count(value, where);
+  } else if (key == "dp") {
+    l.dp = parse_count(value, where);
+  } else if (key == "ep") {
+    l.ep = parse_count(value, where);
+  } else if (key == "microbatch") {
+    l.microbatch = parse_count(value, where);
+  } else if (key == "schedule") {
+    const std::string_view name = value.substr(0, value.find(':'));
+    const std::string_view chunks = name.size() < value.size() ? value.substr(name.size() + 1) : std::string_view{};
+    int found = -1;
+    for (int i = 0; i < schedule_kinds; ++i)
+      if (name == name_of(static_cast<schedule_kind>(i))) found = i;
+    if (found < 0) one_of("gpipe, 1f1b, interleaved:V, zb_h1, zb_h2, zb_v and automatic");
+    l.schedule = static_cast<schedule_kind>(found);
+    l.chunks = l.schedule == schedule_kind::zb_v ? 2 : 1;
+    if (l.schedule == schedule_kind::interleaved)
+      l.chunks = parse_count(chunks, where + ": the chunks of interleaved, as in interleaved:2", 2);
+    else if (!chunks.empty())
+      fail({where, ": '", value, "': only interleaved has a number of chunks to choose"});
+  } else if (key == "recompute") {
+    if (value == "none")
+      l.recompute = plait::recompute::none;
+    else if (value == "selective")
+      l.recompute = plait::recompute::selective;
+    else if (value == "full")
+      l.recompute = plait::recompute::full;
+    else if (value.starts_with("every:"))
+      l.recompute = plait::recompute::full, l.recompute_every = parse_count(value.substr(6), where);
+    else
+      one_of("none, selective, full and every:K");
+  } else if (key == "zero") {
+    if (value.size() != 1 || value[0] < '0' || value[0] > '3') one_of("0, 1, 2 and 3");
+    l.zero = static_cast<zero_level>(value[0] - '0');
+  } else if (key == "replicate") {
+    l.dp_copies = 1;
+    if (value == "none")
+      l.replicate = replication::none;
+    else if (value == "dp")
+      l.replicate = replication::over_dp;
+    else if (value == "cp")
+      l.replicate = replication::over_cp;
+    else if (value.starts_with("dp:"))
+      l.replicate = replication::over_part_of_dp,
+      l.dp_copies = parse_count(value.substr(3), where + ": the copies along dp, as in dp:4", 2);
+    else
+      one_of("none, dp, cp and dp:R");
+  } else if (key == "sequence_parallel") {
+    if (value != "0" && value != "1") one_of("0 and 1");
+    l.sequence_parallel = value == "1";
+  } else if (key == "context") {
+    if (value == "ring")
+      l.context = context_kind::ring;
+    else if (value == "all_gather_kv")
+      l.context = context_kind::all_gather_kv;
+    else if (value == "ulysses")
+      l.context = context_kind::ulysses;
+    else
+      one_of("ring, all_gather_kv and ulysses");
+  } else if (key == "order") {
+    if (value != "tp-cp-dp-pp" && value != "tp-cp-pp-dp") one_of("tp-cp-dp-pp and tp-cp-pp-dp");
+    l.pipeline_inside = value == "tp-cp-pp-dp";
+  } else {
+    fail({knob, ": unknown key '", key, "'; legal are ", layout_keys});
+  }
+}
+
+/// The layout that a text of key=value pairs names, in any order, each key at most once; what is not named has its
+/// default. Throws `error` naming `knob`.
+inline training_layout parse_layout(std::string_view text, const std::string& knob) {
+  training_layout l;
+  std::set<std::string_view> seen;
+  while (!text.empty()) {
+    std::string_view pair = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), pair.size() + 1));
+    while (pair.starts_with(' ')) pair.remove_prefix(1);
+    while (pair.ends_with(' ')) pair.remove_suffix(1);
+    const std::size_t equal = pair.find('=');
+    if (pair.find(' ') != pair.npos)
+      fail({knob, ": '", pair, "' has a space in it; keys are separated by commas, as in tp=8,pp=2"});
+    if (equal == pair.npos || equal == 0)
+      fail({knob, ": '", pair, "' is not key=value, as in tp=8; keys are ", layout_keys});
+    if (!seen.insert(pair.substr(0, equal)).second) fail({knob, ": ", pair.substr(0, equal), " is given twice"});
+    set_layout_key(l, pair.substr(0, equal), pair.substr(equal + 1), knob);
+  }
+  return l;
+}
+
+/// "interleaved:8"
+inline std::string schedule_text(const training_layout& l) {
+  return l.schedule == schedule_kind::interleaved ? cat({name_of(l.schedule), ":", l.chunks}) : name_of(l.schedule);
+}
+
+/// "none", "selective", "full" or "every:2"
+inline std::string recompute_text(const training_layout& l) {
+  return l.recompute_every > 1 ? cat({"every:", l.recompute_every}) : plait::name_of(l.recompute);
+}
+
+/// "none", "dp", "cp" or "dp:4"
+inline std::string replicate_text(const training_layout& l) {
+  switch (l.replicate) {
+    case replication::over_dp:
+      return "dp";
+    case replication::over_cp:
+      return "cp";
+    case replication::over_part_of_dp:
+      return cat({"dp:", l.dp_copies});
+    default:
+      return "none";
+  }
+}
+
+/// A layout as `parse_layout` reads it, extents first and without what has its default.
+inline std::string layout_text(const training_layout& l) {
+  std::string out = cat({"tp=", l.tp, ",cp=", l.cp, ",pp=", l.pp, ",dp=", l.dp, ",microbatch=", l.microbatch});
+  if (l.ep > 1) out += cat({",ep=", l.ep});
+  if (l.pp > 1) out += ",schedule=" + schedule_text(l);
+  out += cat({",recompute=", recompute_text(l), ",zero=", static_cast<int>(l.zero)});
+  if (l.replicate != replication::none) out += ",replicate=" + replicate_text(l);
+  if (!l.sequence_parallel) out += ",sequence_parallel=0";
+  if (l.context != context_kind::ring) out += cat({",context=", name_of(l.context)});
+  if (l.pipeline_inside) out += ",order=tp-cp-pp-dp";
+  return out;
+}
+
+}  // namespace plait::planner

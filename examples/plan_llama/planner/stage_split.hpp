@@ -1,0 +1,42 @@
+// How many layers each rank of a pipeline has, in a formula's time. A search that balances costs is in
+// pipeline/layer_split.hpp; the planner prices 10^5 layouts and takes the even split.
+#pragma once
+
+#include <cstdint>
+
+#include "plan_llama/planner/training_layout.hpp"
+
+namespace plait::planner {
+
+/// An even split of layers over stages. What does not divide goes to the stages in the middle, then to the first and
+/// last to the last one, which have an embedding and an output projection beside their layers.
+struct stage_split {
+  std::int64_t stages = 1, base = 1, rest = 0;
+
+  constexpr stage_split(std::int64_t layers, std::int64_t n) : stages(n), base(layers / n), rest(layers % n) {}
+
+  /// Layers of one stage.
+  constexpr std::int64_t of_stage(std::int64_t stage) const {
+    if (stage == stages - 1) return base;  // the rest is less than the number of stages
+    if (stage == 0) return base + (rest == stages - 1 && stages > 1 ? 1 : 0);
+    return base + (stage <= rest ? 1 : 0);
+  }
+};
+
+/// The stage of a rank's chunk: chunk c of rank r is stage c pp + r, and on the way back of a vee 2 pp - 1 - r.
+constexpr std::int64_t stage_of(const training_layout& l, std::int64_t rank, std::int64_t chunk) {
+  if (l.schedule == schedule_kind::zb_v && chunk == 1) return 2 * l.pp - 1 - rank;
+  return chunk * l.pp + rank;
+}
+
+/// Layers of all chunks of a rank of the pipeline.
+constexpr std::int64_t layers_of_rank(const training_layout& l, const stage_split& split, std::int64_t rank) {
+  std::int64_t sum = 0;
+  for (std::int64_t c = 0; c < l.chunks; ++c) sum += split.of_stage(stage_of(l, rank, c));
+  return sum;
+}
+
+/// The rank of the pipeline that has the output projection: the last one, or the first one of a vee.
+constexpr std::int64_t last_rank(const training_layout& l) { return l.schedule == schedule_kind::zb_v ? 0 : l.pp - 1; }
+
+}  // namespace plait::planner

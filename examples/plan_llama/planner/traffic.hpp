@@ -1,0 +1,86 @@
+// The bytes that one rank hands to communication in a step, by axis, from a layout's formulas. A run's own are counted
+// by its ledger (comm/ledger.hpp), with which a test compares these. Their time is in step_time.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "plan_llama/planner/memory.hpp"
+
+namespace plait::planner {
+
+/// Bytes that one rank hands in in a step: its part to an all-gather, all of it to a reduce-scatter or an all-reduce
+/// (the payload of `wire_bytes`), and what it sends to other stages. Scalars, such as losses and norms, do not count,
+/// nor do gradients of norms over tp.
+struct step_traffic {
+  double tensor = 0, context = 0, experts = 0, pipeline = 0, data = 0;
+  double ends = 0;  ///< gradients of an embedding that the first and the last stage hold
+
+  constexpr double total() const { return tensor + context + experts + pipeline + data + ends; }
+};
+
+/// Of a rank of the pipeline. Around a block's two halves an all-gather and a reduce-scatter pass, forward and
+/// backward; around an embedding and a head, one of them each way. What a layer recomputes in full it sends again, and
+/// gathered inputs that are not kept are gathered again. A hybrid sums reduced pieces over its copies.
+inline step_traffic rank_traffic(const training_job& job, const training_layout& l, std::int64_t rank) {
+  const software& program = job.program;
+  const rank_sizes z(job, l);
+  const double e = program.activation_bytes(), whole = e * z.hidden * z.tokens, cut = e * z.hidden * z.cut_tokens;
+  const auto microbatches = static_cast<double>(l.microbatches(job));
+  const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
+  const double ends = (rank == 0 ? 1 : 0) + (rank == last_rank(l) ? 1 : 0);
+  const bool full = l.recompute == plait::recompute::full;
+  const double again = full ? 1.0 / static_cast<double>(l.recompute_every) : 0;
+  step_traffic out;
+  if (l.tp > 1) {
+    if (l.cuts_sequence()) {
+      const bool dropped = !program.keeps_gathered ||
+                           (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only);
+      const double gathers = 4 + 2 * again + (dropped ? 2 - 2 * again : 0), reductions = 4 + 2 * again;
+      const double halves = job.model.experts > 0 ? 0.5 : 1;  // experts take tokens as the sequence is cut
+      out.tensor = microbatches * (layers * halves * (gathers * cut + reductions * whole) + ends * (cut + whole));
+      // What a head gathers is not kept either.
+      if (rank == last_rank(l) && l.recompute != plait::recompute::none && !program.selective_drops_scores_only)
+        out.tensor += microbatches * cut;
+    } else {
+      out.tensor = microbatches * (layers * (4 + 2 * again) + ends) * whole;
+    }
+  }
+  if (l.ep > 1) out.experts = microbatches * layers * (4 + 2 * again) * e * z.hidden * z.routed;
+  if (l.cp > 1) {
+    const double own = z.tokens * 2 * z.kv * e, passes = 1 + again;
+    if (l.context == context_kind::ulysses)
+      out.context = microbatches * layers * (passes + 1) * 2 * z.tokens * (z.query + z.exchanged_kv) * e;
+    else if (l.context == context_kind::all_gather_kv)
+      out.context = microbatches * layers * (passes * own + own + own * static_cast<double>(l.cp));
+    else  // blocks travel, and backward their gradients with them
+      out.context = microbatches * layers * static_cast<double>(l.cp - 1) * (passes + 2) * own;
+  }
+  if (l.pp > 1) {
+    double messages = 0;
+    for (std::int64_t c = 0; c < l.chunks; ++c) {
+      const std::int64_t stage = stage_of(l, rank, c);
+      const auto leaves = [&](std::int64_t to) {
+        return to >= 0 && to < l.stages() && !(l.schedule == schedule_kind::zb_v && stage / l.pp != to / l.pp);
+      };
+      messages += (leaves(stage + 1) ? 1 : 0) + (leaves(stage - 1) ? 1 : 0);
+    }
+    out.pipeline = microbatches * messages * cut;
+  }
+  const double reductions = program.reduces_each_microbatch ? microbatches : 1;
+  const auto reduced = [&](double parameters, std::int64_t ranks, std::int64_t copies) {
+    if (ranks * copies == 1) return 0.0;
+    double gradients = parameters * program.reduced_bytes;
+    if (copies > 1 && !(l.zero == zero_level::optimizer && program.reduces_whole))
+      gradients += gradients / static_cast<double>(ranks);
+    const double pieces = parameters * program.weight_bytes / static_cast<double>(ranks);
+    if (l.zero == zero_level::replicated) return gradients;
+    if (l.zero == zero_level::optimizer) return gradients + pieces;
+    return reductions * gradients + (l.zero == zero_level::parameters ? 2 * microbatches : 1) * pieces;
+  };
+  out.data = reduced(rank_parameters(job, l, rank), l.pieces(), l.copies()) +
+             reduced(rank_experts(job, l, rank), l.expert_copies(), 1);
+  if (is_tied_across(job, l) && (rank == 0 || rank == last_rank(l))) out.ends = tied_bytes(job, l);
+  return out;
+}
+
+}  // namespace plait::planner

@@ -1,0 +1,249 @@
+// A layout as the planner's data: the extents of a mesh, a schedule and the policies of one training step, with what
+// makes it legal. Specs of tensors are not here: a strategy has them (nn/strategy.hpp).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/core/recompute.hpp"
+#include "plait/plan/network_time.hpp"
+#include "plait/schedule/pipeline_shape.hpp"
+#include "plait/schedule/step/step_schedule.hpp"
+#include "plan_llama/planner/transformer_shape.hpp"
+
+namespace plait::planner {
+
+/// The schedules that have formulas here, by the names of schedule/parse.hpp.
+enum class schedule_kind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v, automatic };
+inline constexpr int schedule_kinds = 7;
+
+constexpr const char* name_of(schedule_kind kind) {
+  constexpr const char* names[] = {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "automatic"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// How keys and values come to the ranks that share a sequence.
+enum class context_kind : std::uint8_t { ring, all_gather_kv, ulysses };
+
+constexpr const char* name_of(context_kind kind) {
+  constexpr const char* names[] = {"ring", "all_gather_kv", "ulysses"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// Over which ranks the pieces are equal that a level of ZeRO makes (`data_axes::replicate`), which makes a hybrid:
+/// sharded within, replicated over. A part of dp are its outer ranks, which a mesh has as an axis of their own.
+enum class replication : std::uint8_t { none, over_dp, over_cp, over_part_of_dp };
+
+/// The training that is asked for, whatever the layout.
+struct training_job {
+  transformer_shape model;
+  std::int64_t seq = 0;           ///< tokens of a sequence
+  std::int64_t global_batch = 0;  ///< sequences of a step
+  software program{};
+
+  double tokens() const { return static_cast<double>(seq) * static_cast<double>(global_batch); }
+};
+
+/// A mesh with the policies of a step. Ranks lie tensor-parallel first, then cp, dp and pp (Megatron's order); with
+/// `pipeline_inside`, pp comes before dp.
+struct training_layout {
+  std::int64_t tp = 1, cp = 1, pp = 1, dp = 1;
+  std::int64_t ep = 1;  ///< ranks side by side, of tp, cp and dp together, over which experts are shared out
+  bool pipeline_inside = false;
+  std::int64_t microbatch = 1;  ///< sequences
+  schedule_kind schedule = schedule_kind::one_f_one_b;
+  std::int64_t chunks = 1;  ///< stages of a rank
+  plait::recompute recompute = plait::recompute::none;
+  std::int64_t recompute_every = 1;  ///< with `full`: layers k, 2 k, ... recompute, and the others keep everything
+  zero_level zero = zero_level::optimizer;
+  replication replicate = replication::none;
+  std::int64_t dp_copies = 1;     ///< of each piece, with `over_part_of_dp`
+  bool sequence_parallel = true;  ///< what tensor parallelism leaves whole is cut along the sequence (over tp)
+  context_kind context = context_kind::ring;
+
+  std::int64_t ranks() const { return tp * cp * pp * dp; }
+  std::int64_t stages() const { return pp * chunks; }
+  bool cuts_sequence() const { return sequence_parallel && tp > 1; }
+  /// Microbatches of a rank in a step.
+  std::int64_t microbatches(const training_job& job) const { return job.global_batch / (dp * microbatch); }
+
+  axis_place tp_axis() const { return {tp, 1}; }
+  axis_place cp_axis() const { return {cp, tp}; }
+  axis_place dp_axis() const { return {dp, tp * cp * (pipeline_inside ? pp : 1)}; }
+  /// Ranks of dp and cp that hold the same piece of what is cut.
+  std::int64_t copies() const {
+    return replicate == replication::none      ? 1
+           : replicate == replication::over_dp ? dp
+           : replicate == replication::over_cp ? cp
+                                               : dp_copies;
+  }
+  /// Ranks of dp and cp over which a level of ZeRO cuts.
+  std::int64_t pieces() const { return dp * cp / copies(); }
+  /// Those that hold the same piece, and those over which it is cut: of cp, and of dp.
+  axis_place copies_axis() const {
+    if (replicate == replication::over_cp) return cp_axis();
+    return {copies(), dp_axis().stride * (dp / copies())};
+  }
+  axis_place cut_cp_axis() const { return {replicate == replication::over_cp ? 1 : cp, tp}; }
+  axis_place cut_dp_axis() const { return {replicate == replication::over_cp ? dp : dp / copies(), dp_axis().stride}; }
+  /// The ranks over which experts are shared out: those side by side, and those of dp behind other stages.
+  axis_place ep_axis() const { return {pipeline_inside ? std::gcd(ep, tp * cp) : ep, 1}; }
+  axis_place ep_over_dp() const { return {ep / ep_axis().extent, dp_axis().stride}; }
+  /// How many ranks hold the same experts, and where they lie.
+  std::int64_t expert_copies() const { return tp * cp * dp / ep; }
+  axis_place expert_copies_axis() const {
+    const std::int64_t near = ep_axis().extent;
+    return {pipeline_inside ? tp * cp / near : expert_copies(), near};
+  }
+  axis_place expert_copies_over_dp() const {
+    const std::int64_t far = ep_over_dp().extent;
+    return {pipeline_inside ? dp / far : 1, dp_axis().stride * far};
+  }
+  axis_place pp_axis() const { return {pp, tp * cp * (pipeline_inside ? 1 : dp)}; }
+
+  friend bool operator==(const training_layout&, const training_layout&) = default;
+};
+
+/// Chunks of a rank that a schedule has: 1, 2 for a vee, and as many as are asked for of `interleaved`.
+constexpr bool legal_chunks(schedule_kind kind, std::int64_t chunks) {
+  if (kind == schedule_kind::interleaved) return chunks >= 2 && chunks <= max_chunks;
+  return chunks == (kind == schedule_kind::zb_v ? 2 : 1);
+}
+
+namespace detail {
+
+/// "12 and 16": the nearest divisors of `whole` around `value`, for a text.
+inline std::string nearest_divisors(std::int64_t whole, std::int64_t value) {
+  std::int64_t below = 0, above = 0;
+  for (std::int64_t d = 1; d <= whole && (d <= value || above == 0); ++d)
+    if (whole % d == 0) (d < value ? below : above) = d;
+  if (below == 0 || above == 0) return cat({below + above});
+  return cat({below, " and ", above});
+}
+
+}  // namespace detail
+
+/// The first check that a layout fails, if any: what fails a later one is nearer to a layout that can train.
+struct layout_refusal {
+  int passed = 0;     ///< checks before it
+  std::string why{};  ///< naming the knob and the nearest legal values; empty: the layout passes them all
+};
+
+namespace detail {
+
+/// Why a layout's copies of pieces cannot be; empty where they can.
+inline std::string why_no_hybrid(const training_layout& l, const training_job& job) {
+  if (l.replicate == replication::none) return {};
+  const char* axis = l.replicate == replication::over_cp ? "cp" : "dp";
+  const std::int64_t ranks = l.replicate == replication::over_cp ? l.cp : l.dp;
+  if (l.zero == zero_level::replicated)
+    return cat({"replicate is ", axis, " and zero 0, which cuts nothing; legal are zero 1 to 3, and replicate none"});
+  if (job.model.experts > 0)
+    return cat({"replicate is ", axis, " in a model of experts, whose hybrids are not priced; legal is none"});
+  if (ranks == 1) return cat({"replicate is ", axis, ", an axis of one rank; legal is none"});
+  if (l.replicate == replication::over_part_of_dp && (l.dp_copies < 1 || l.dp % l.dp_copies != 0))
+    return cat({"replicate is dp:", l.dp_copies, " and dp ", l.dp, ", which it must divide; the nearest are ",
+                nearest_divisors(l.dp, l.dp_copies)});
+  if (l.pieces() == 1)
+    return cat({"replicate is ", axis, ", and with dp = ", l.dp, " and cp = ", l.cp,
+                " there is one rank left to cut over; legal is none, with zero 0"});
+  return {};
+}
+
+}  // namespace detail
+
+/// The checks that levels of ZeRO and copies of a hybrid may fail, where a mesh and a schedule pass all others.
+inline layout_refusal refusal_of_data(const training_layout& l, const training_job& job) {
+  if (l.zero == zero_level::parameters && l.pp > 1)
+    return {18,
+            "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1"};
+  if (std::string e = detail::why_no_hybrid(l, job); !e.empty()) return {19, e};
+  return {};
+}
+
+/// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan_llama/planner/memory.hpp.
+inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
+  const transformer_shape& m = job.model;
+  const auto one_or_more = [](const char* knob, std::int64_t value) {
+    return value < 1 ? cat({knob, " is ", value, "; legal is 1 or more"}) : std::string();
+  };
+  if (std::string e = one_or_more("tp", l.tp); !e.empty()) return {0, e};
+  if (std::string e = one_or_more("cp", l.cp); !e.empty()) return {1, e};
+  if (std::string e = one_or_more("pp", l.pp); !e.empty()) return {2, e};
+  if (std::string e = one_or_more("dp", l.dp); !e.empty()) return {3, e};
+  if (std::string e = one_or_more("microbatch", l.microbatch); !e.empty()) return {4, e};
+  if (std::string e = one_or_more("seq", job.seq); !e.empty()) return {5, e};
+  if (std::string e = one_or_more("batch", job.global_batch); !e.empty()) return {6, e};
+  constexpr double most_ranks = 1e9;
+  if (static_cast<double>(l.tp) * static_cast<double>(l.cp) * static_cast<double>(l.pp) * static_cast<double>(l.dp) >
+      most_ranks)
+    return {6, "tp, cp, pp and dp together are more than 1000000000 ranks, which is more than anybody has"};
+  if (m.heads % l.tp != 0)
+    return {7, cat({"tp is ", l.tp, " and the model has ", m.heads, " heads, which it must divide; the nearest are ",
+                    detail::nearest_divisors(m.heads, l.tp)})};
+  if (l.ep < 1 || std::max<std::int64_t>(m.experts, 1) % l.ep != 0 || (l.tp * l.cp * l.dp) % l.ep != 0)
+    return {8, cat({"ep is ", l.ep, ", the model has ", m.experts, " experts and tp, cp and dp together ",
+                    l.tp * l.cp * l.dp, " ranks, which it must both divide; legal is 1, and here ",
+                    std::gcd(std::max<std::int64_t>(m.experts, 1), l.tp * l.cp * l.dp), " and what divides that"})};
+  if (m.experts > 0 && l.tp > 1 && !l.cuts_sequence())
+    return {8,
+            "experts with tp above 1 and sequence_parallel 0: every rank would send all tokens; use "
+            "sequence_parallel 1"};
+  if (m.experts == 0 && m.ffn % l.tp != 0)
+    return {8, cat({"tp is ", l.tp, " and ffn ", m.ffn, ", which it must divide; the nearest are ",
+                    detail::nearest_divisors(m.ffn, l.tp)})};
+  if (m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0)
+    return {9, cat({"tp is ", l.tp, " and the model has ", m.kv_heads,
+                    " heads of keys; one must divide the other, so that each is on one rank or whole on several"})};
+  if (l.recompute_every < 1 || (l.recompute_every > 1 && l.recompute != plait::recompute::full))
+    return {10, cat({"recompute_every is ", l.recompute_every, "; legal is 1, and more with full recomputation"})};
+  const std::int64_t pieces =
+      l.cp * (l.cuts_sequence() ? l.tp : 1) * (l.cp > 1 && l.context == context_kind::ring ? 2 : 1);
+  if (job.seq % pieces != 0)
+    return {11, cat({"seq is ", job.seq, " and is cut into ", pieces, " pieces by cp = ", l.cp,
+                     l.cuts_sequence() ? cat({" and tp = ", l.tp}) : std::string(), "; the nearest legal are ",
+                     job.seq / pieces * pieces, " and ", (job.seq / pieces + 1) * pieces})};
+  if (l.context == context_kind::ulysses && (m.heads / l.tp) % l.cp != 0)
+    return {12, cat({"cp is ", l.cp, " and a rank has ", m.heads / l.tp,
+                     " heads, which ulysses shares out; the nearest are ",
+                     detail::nearest_divisors(m.heads / l.tp, l.cp)})};
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, m.kv_heads / l.tp);
+  if (l.context == context_kind::ulysses && kv_heads % l.cp != 0 && l.cp % kv_heads != 0)
+    return {12, cat({"cp is ", l.cp, " and a rank has ", kv_heads,
+                     " heads of keys, which ulysses shares out; one must divide the other"})};
+  const std::int64_t most = m.layers + (job.program.bare_ends ? 2 : 0);
+  if (l.stages() > most)
+    return {13, cat({"pp is ", l.pp, " with ", l.chunks, " chunks on a rank: ", l.stages(), " stages for ", m.layers,
+                     " layers; use at most ", most, " stages"})};
+  if (!legal_chunks(l.schedule, l.chunks))
+    return {14, cat({"chunks is ", l.chunks, " and the schedule ", name_of(l.schedule), "; legal is ",
+                     l.schedule == schedule_kind::interleaved ? cat({"2 to ", max_chunks})
+                                                              : cat({l.schedule == schedule_kind::zb_v ? 2 : 1})})};
+  if (l.pp == 1 && l.chunks > 1)
+    return {15, cat({"pp is 1 with ", l.chunks, " chunks on a rank; without a pipeline a rank has one chunk"})};
+  if (l.microbatch > std::numeric_limits<std::int64_t>::max() / 2 / l.dp)
+    return {16, cat({"microbatch is ", l.microbatch, " sequences on each of ", l.dp, " ranks of dp, and the batch has ",
+                     job.global_batch, "; use at most ", std::max<std::int64_t>(1, job.global_batch / l.dp)})};
+  const std::int64_t share = l.dp * l.microbatch;
+  if (job.global_batch % share != 0)
+    return {16, cat({"batch is ", job.global_batch, " sequences and dp ", l.dp, " ranks take microbatches of ",
+                     l.microbatch, "; the nearest legal batches are ",
+                     job.global_batch < share
+                         ? cat({share})
+                         : cat({job.global_batch / share * share, " and ", (job.global_batch / share + 1) * share})})};
+  const std::int64_t m_count = l.microbatches(job);
+  if (l.schedule == schedule_kind::interleaved && m_count % l.pp != 0)
+    return {17, cat({"interleaved needs microbatches in multiples of pp = ", l.pp, " and a rank has ", m_count,
+                     "; the nearest legal batches are ", m_count < l.pp ? share * l.pp : m_count / l.pp * l.pp * share,
+                     " and ", (m_count / l.pp + 1) * l.pp * share})};
+  return refusal_of_data(l, job);
+}
+
+/// Returns why a layout cannot train `job`, naming the knob and the nearest legal values; empty where it can.
+inline std::string why_illegal(const training_layout& l, const training_job& job) { return refusal_of(l, job).why; }
+
+}  // namespace plait::planner

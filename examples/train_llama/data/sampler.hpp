@@ -1,0 +1,201 @@
+// Cuts token streams into samples and gives them in shuffled order. A sampler knows no mesh: each rank asks for the
+// samples and positions that it holds, such as those of nn/sequence_order.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "train_llama/data/blend.hpp"
+#include "train_llama/data/permutation.hpp"
+#include "train_llama/data/token_source.hpp"
+
+namespace plait {
+
+struct sampler_config {
+  std::int64_t seq = 0;    ///< positions per sample
+  std::uint64_t seed = 0;  ///< of the order of the samples
+  double held_out = 0;     ///< fraction of each source's windows kept for evaluation, in [0, 1); the last ones
+  bool shuffle = true;     ///< false: windows in the order of the data, in every epoch
+  /// Whether documents are kept apart: a target that is in another document than its input is `no_target`. Attention
+  /// within documents is the model's matter: `sampler::starts` says where they begin.
+  bool documents = false;
+  std::int64_t no_target = -100;  ///< as the loss's `ignore_index`
+  std::string seq_knob = "--seq";
+  std::string held_out_knob = "--held-out";
+  std::string documents_knob = "--documents";
+};
+
+/// Samples of one or several token sources. Window w of a source is its tokens [w seq, w seq + seq]: position p has the
+/// input w seq + p and the target one further, so in an epoch no token is the target twice, and each is once but the
+/// first, those that are held out, and the rest after the last whole window. The order is a permutation of the windows
+/// keyed by (seed, epoch) and evaluated at the place asked for; of several sources, `blend` says which one a sample
+/// comes from, and each has epochs of its own. Nothing is stored, and a cursor alone resumes a run. A *cursor* counts
+/// samples since the start of training, `step * global_batch + i`; every rank that computes the same cursor reads the
+/// same sample, whatever the mesh.
+class sampler {
+ public:
+  /// Throws `error` when `seq` or `held_out` is out of range, when a source holds not even one window to train on, and
+  /// when documents are to be kept apart and a source does not know them.
+  sampler(token_source source, sampler_config config)
+      : sampler(std::vector<token_source>{std::move(source)}, {1.0}, std::move(config)) {}
+  /// Of several sources: so many weights, which need not add up to 1. Each source is read again, in another order, as
+  /// often as its share takes.
+  sampler(std::vector<token_source> sources, const std::vector<double>& weights, sampler_config config,
+          const std::string& weights_knob = "--data-weights")
+      : config_(std::move(config)), blend_(weights, weights_knob) {
+    const std::string& seq_knob = config_.seq_knob;
+    if (config_.seq < 1) fail({seq_knob, ": ", config_.seq, " positions per sample; at least 1 is legal"});
+    if (!(config_.held_out >= 0 && config_.held_out < 1)) {
+      fail({config_.held_out_knob, ": ", config_.held_out, " is no fraction; legal is 0 up to, not including, 1"});
+    }
+    if (weights.size() != sources.size())
+      fail({weights_knob, ": ", weights.size(), " weights for ", sources.size(), " sources; give one for each"});
+    for (token_source& source : sources) add(std::move(source));
+  }
+
+  std::int64_t seq() const { return config_.seq; }
+  std::size_t sources() const { return parts_.size(); }
+  /// Returns the number of samples in one epoch of training on a source.
+  std::int64_t epoch_samples(std::size_t source = 0) const { return parts_[source].train; }
+  /// Returns the number of samples kept for evaluation, of all sources, which is also how many an evaluation takes.
+  std::int64_t held_out_samples() const {
+    std::int64_t all = 0;
+    for (const part& p : parts_) all += p.held_out;
+    return all;
+  }
+  const token_source& source(std::size_t source = 0) const { return parts_[source].tokens; }
+
+  /// Returns the source of training sample `cursor` >= 0.
+  std::size_t source_of(std::int64_t cursor) const { return picked(cursor).source; }
+  /// Returns the window of its source that training sample `cursor` >= 0 is; in [0, epoch_samples(source)).
+  std::int64_t window(std::int64_t cursor) const { return window(picked(cursor)); }
+
+  /// Positions [first, first + count) of training sample `cursor`: `inputs[count]` and `targets[count]`. A rank that
+  /// holds a slice of the sequence asks for its slice only. Throws `error` for positions outside [0, seq()] and bad
+  /// tokens.
+  void fill(std::int64_t cursor, std::int64_t first, std::int64_t count, std::int64_t* inputs,
+            std::int64_t* targets) const {
+    fill_window(place_of(cursor), first, count, inputs, targets);
+  }
+  /// All positions of training sample `cursor`.
+  void fill(std::int64_t cursor, std::int64_t* inputs, std::int64_t* targets) const {
+    fill(cursor, 0, config_.seq, inputs, targets);
+  }
+  /// Writes where the document of each of these positions begins, as a position in the sample, 0 where it begins
+  /// before: numbers for `microbatch::document_starts`. Throws `error` as `fill`, and where the sample's source knows
+  /// no documents.
+  void starts(std::int64_t cursor, std::int64_t first, std::int64_t count, std::int32_t* out) const {
+    starts_of_window(place_of(cursor), first, count, out);
+  }
+  /// Positions of evaluation sample `index`, 0 <= index < held_out_samples(). They come from the sources in proportion
+  /// to their weights, as those of training do, so that their mean loss is what is trained for, however large the
+  /// sources are; of each source in the order of its data, from its first again where its share takes more than it has.
+  void fill_held_out(std::int64_t index, std::int64_t first, std::int64_t count, std::int64_t* inputs,
+                     std::int64_t* targets) const {
+    fill_window(held_out_place(index), first, count, inputs, targets);
+  }
+  /// As `starts`, of evaluation sample `index`.
+  void starts_held_out(std::int64_t index, std::int64_t first, std::int64_t count, std::int32_t* out) const {
+    starts_of_window(held_out_place(index), first, count, out);
+  }
+
+ private:
+  struct part {
+    token_source tokens;
+    std::int64_t train, held_out;  ///< windows
+  };
+  struct place {
+    const token_source& tokens;
+    std::int64_t window;
+  };
+
+  void add(token_source source) {
+    const std::string &seq_knob = config_.seq_knob, &knob = source.config().knob;
+    const std::int64_t windows = (source.size() - 1) / config_.seq;
+    if (windows < 1) {
+      fail({knob, " and ", seq_knob, ": '", source.config().paths.front(), "'",
+            source.config().paths.size() > 1 ? " and the other files hold " : " holds ", source.size(),
+            " tokens, and one sample at ", seq_knob, " ", config_.seq, " takes ", config_.seq + 1,
+            "; use more data or a smaller ", seq_knob});
+    }
+    if (config_.documents && !source.knows_documents())
+      fail({config_.documents_knob, ": '", source.config().paths.front(), "' is read as ", name_of(source.format()),
+            ", which does not say where documents end; name the token by ", source.config().end_of_document_knob});
+    std::int64_t held_out = 0;
+    if (config_.held_out > 0) {
+      held_out = std::max<std::int64_t>(1, std::llround(config_.held_out * static_cast<double>(windows)));
+    }
+    if (held_out >= windows) {
+      fail({config_.held_out_knob, ": ", config_.held_out, " of ", windows, " windows (", seq_knob, " ", config_.seq,
+            ", ", source.size(), " tokens) leaves none to train on; use more data, a smaller fraction or a smaller ",
+            seq_knob});
+    }
+    parts_.push_back({std::move(source), windows - held_out, held_out});
+  }
+
+  blend::pick picked(std::int64_t cursor) const {
+    if (cursor < 0) fail({"sampler: the cursor is ", cursor, "; it counts samples from 0"});
+    return parts_.size() == 1 ? blend::pick{0, cursor} : blend_.at(cursor);
+  }
+  std::int64_t window(const blend::pick& which) const {
+    const std::int64_t train = parts_[which.source].train, at = which.index % train;
+    if (!config_.shuffle) return at;
+    // Sources of one size have orders of their own.
+    const std::uint64_t stream = static_cast<std::uint64_t>(which.source) << 48;
+    return permutation(train, config_.seed, stream + static_cast<std::uint64_t>(which.index / train))(at);
+  }
+  place place_of(std::int64_t cursor) const {
+    const blend::pick which = picked(cursor);
+    return {parts_[which.source].tokens, window(which)};
+  }
+  place held_out_place(std::int64_t index) const {
+    if (index < 0 || index >= held_out_samples())
+      fail({"sampler: evaluation sample ", index, " asked for, and ", config_.held_out_knob, " keeps ",
+            held_out_samples()});
+    const blend::pick which = picked(index);
+    const part& p = parts_[which.source];
+    return {p.tokens, p.train + which.index % p.held_out};
+  }
+
+  void require_positions(std::int64_t first, std::int64_t count) const {
+    if (first < 0 || count < 0 || first > config_.seq - count) {
+      fail({"sampler: positions [", first, ", ", first, " + ", count, ") asked for, and ", config_.seq_knob, " is ",
+            config_.seq});
+    }
+  }
+  void fill_window(const place& at, std::int64_t first, std::int64_t count, std::int64_t* inputs,
+                   std::int64_t* targets) const {
+    require_positions(first, count);
+    if (count == 0) return;
+    const std::int64_t start = at.window * config_.seq + first;
+    at.tokens.read(start, count, inputs);
+    std::copy(inputs + 1, inputs + count, targets);
+    at.tokens.read(start + count, 1, targets + count - 1);
+    if (!config_.documents) return;
+    std::vector<std::int64_t> begin(static_cast<std::size_t>(count));
+    at.tokens.document_starts(start, start + 1, count, begin.data());  // of the targets, seen from the first input
+    for (std::int64_t i = 0; i < count; ++i)
+      if (begin[static_cast<std::size_t>(i)] == start + i + 1) targets[i] = config_.no_target;
+  }
+  void starts_of_window(const place& at, std::int64_t first, std::int64_t count, std::int32_t* out) const {
+    require_positions(first, count);
+    if (count == 0) return;
+    const std::int64_t start = at.window * config_.seq;
+    std::vector<std::int64_t> begin(static_cast<std::size_t>(count));
+    at.tokens.document_starts(start, start + first, count, begin.data());
+    for (std::int64_t i = 0; i < count; ++i)
+      out[i] = static_cast<std::int32_t>(begin[static_cast<std::size_t>(i)] - start);
+  }
+
+  sampler_config config_;
+  blend blend_;
+  std::vector<part> parts_;
+};
+
+}  // namespace plait

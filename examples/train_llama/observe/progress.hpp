@@ -1,0 +1,171 @@
+// The progress of a training run for people: a line on a terminal, or lines in a file. Programs read the log instead:
+// json_log.hpp. The numbers are those of step_record.hpp.
+#pragma once
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/core/text.hpp"
+#include "train_llama/observe/step_record.hpp"
+
+namespace plait {
+
+/// A duration as people read it: "8 s", "3 min 05 s", "2 h 07 min", "4 d 03 h"; "?" for what is no time.
+inline std::string format_duration(double seconds) {
+  if (!(seconds >= 0) || seconds > 1e9) return "?";
+  const auto s = static_cast<long long>(std::llround(seconds));
+  char text[48];
+  if (s < 60) {
+    std::snprintf(text, sizeof text, "%lld s", s);
+  } else if (s < 3600) {
+    std::snprintf(text, sizeof text, "%lld min %02lld s", s / 60, s % 60);
+  } else if (s < 86400) {
+    std::snprintf(text, sizeof text, "%lld h %02lld min", s / 3600, s / 60 % 60);
+  } else {
+    std::snprintf(text, sizeof text, "%lld d %02lld h", s / 86400, s / 3600 % 24);
+  }
+  return text;
+}
+
+/// A rate in three digits: "812", "12.4k", "3.07M".
+inline std::string format_rate(double value) {
+  if (!(value >= 0) || value > 1e15) return "?";
+  const char* unit = "";
+  for (const char* next : {"k", "M", "G", "T"}) {
+    if (value < 999.5) break;
+    value /= 1000;
+    unit = next;
+  }
+  char text[32];
+  const int digits = *unit == '\0' || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  std::snprintf(text, sizeof text, "%.*f%s", digits, value, unit);
+  return text;
+}
+
+/// Returns the share of the communication over each axis that was hidden behind something else, as "hidden dp 93% tp
+/// 0%"; "" if nothing was communicated or measured.
+inline std::string format_hidden(const std::vector<axis_communication>& communication) {
+  std::string text;
+  for (const axis_communication& c : communication) {
+    if (std::isnan(c.hidden())) continue;
+    char share[16];
+    std::snprintf(share, sizeof share, " %.0f%%", 100 * c.hidden());
+    append(text, {text.empty() ? "hidden " : " ", c.axes, share});
+  }
+  return text;
+}
+
+/// The progress line of `record`, without a line end; what is not known is left out.
+inline std::string format_progress(const step_record& record, std::int64_t steps, double seconds_left) {
+  char text[192], mfu[32] = "", comm[32] = "";
+  if (record.mfu > 0) std::snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * record.mfu);
+  if (!std::isnan(record.comm_share)) std::snprintf(comm, sizeof comm, "  comm %.0f%%", 100 * record.comm_share);
+  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %s tok/s",
+                static_cast<long long>(record.step), static_cast<long long>(steps), record.loss, record.grad_norm,
+                record.lr, format_rate(record.tokens_per_second).c_str());
+  const std::string hidden = format_hidden(record.communication);
+  return cat({text, mfu, comm, hidden.empty() ? "" : "  ", hidden, "  ", format_duration(seconds_left), " left"});
+}
+
+struct progress_config {
+  std::int64_t steps = 0;       ///< of the whole training
+  std::int64_t first_step = 0;  ///< steps finished before, when training resumes
+  std::int64_t every = 10;      ///< without a terminal: a line every so many steps, and for the first and last
+  std::string every_knob = "--print-every";
+};
+
+/// Shows how training goes, on one rank. On a terminal it is one line that is rewritten at most ten times a second;
+/// else, in a file or pipe, plain lines. Output errors are ignored: a closed terminal must not end a training run.
+class progress {
+ public:
+  using clock = std::chrono::steady_clock;
+
+  /// Writes to `out`, which must outlive this; whether it is a terminal is found out.
+  explicit progress(progress_config config, std::FILE* out = stderr)
+      : progress(std::move(config), out, ::isatty(::fileno(out)) == 1) {}
+  progress(progress_config config, std::FILE* out, bool terminal)
+      : config_(std::move(config)), out_(out), terminal_(terminal), last_(clock::now()) {
+    if (config_.every < 1) {
+      fail({config_.every_knob, ": a line every ", config_.every, " steps; at least 1 is legal"});
+    }
+  }
+  ~progress() { finish(); }
+  progress(const progress&) = delete;
+  progress& operator=(const progress&) = delete;
+
+  /// After each step. The remaining time follows from the mean duration of recent steps.
+  void update(const step_record& record) { update(record, clock::now()); }
+  void update(const step_record& record, clock::time_point now) {
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    ++updates_;
+    const double weight = std::max(1.0 / static_cast<double>(updates_), 0.05);
+    seconds_per_step_ += weight * (seconds - seconds_per_step_);
+    const bool ends = record.step >= config_.steps;
+    const std::string line = format_progress(
+        record, config_.steps,
+        seconds_per_step_ * static_cast<double>(std::max<std::int64_t>(0, config_.steps - record.step)));
+    if (!terminal_) {
+      if (ends || record.step == config_.first_step + 1 || record.step % config_.every == 0) put(line + "\n");
+      return;
+    }
+    line_ = line;
+    if (!ends && shown_ && now - drawn_ < std::chrono::milliseconds(100)) return;
+    drawn_ = now;
+    draw();
+  }
+
+  /// Prints `text` and a line end above the progress line.
+  void message(std::string_view text) {
+    if (shown_) put("\r\x1b[K");
+    put(std::string(text) + "\n");
+    if (shown_) draw();
+  }
+
+  /// Leaves the last line standing and ends it. Further calls do nothing until the next update.
+  void finish() {
+    if (!shown_) return;
+    draw();
+    put("\n");
+    shown_ = false;
+  }
+
+ private:
+  void draw() {
+    shown_ = true;
+    put(cat({"\r", line_.substr(0, columns()), "\x1b[K"}));
+  }
+  // A line as wide as the terminal would wrap, and the next carriage return would not reach its start.
+  std::size_t columns() const {
+    winsize size{};
+    if (::ioctl(::fileno(out_), TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return 119;
+    return size.ws_col - 1u;
+  }
+  void put(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), out_);
+    std::fflush(out_);
+  }
+
+  progress_config config_;
+  std::FILE* out_;
+  bool terminal_;
+  clock::time_point last_;
+  clock::time_point drawn_{};
+  std::int64_t updates_ = 0;
+  double seconds_per_step_ = 0;
+  std::string line_;
+  bool shown_ = false;
+};
+
+}  // namespace plait
