@@ -128,15 +128,26 @@ TEST_CASE("the corrections of bias count the updates of each parameter") {
     for (int i = 0; i < 4; ++i) optimizer.begin_step(ctx, rate);
     CHECK(optimizer.missed_steps() ==
           std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
-    // A step that was skipped is missed by none.
+    // A step that was skipped is missed by none, also where that is found out later.
     const kernels::clip_numbers skip{.norm = 0, .factor = 0, .update = 0, .skips = 1};
+    const auto skipped = [&](const std::vector<std::string>& updated) {
+      optimizer.begin_step(ctx, rate);
+      optimizer.clip_by(ctx, &skip);
+      gradient.data()[0] = 1;
+      for (const std::string& name : updated) optimizer.update(ctx, name, values.at(name), gradient, false);
+    };
+    const std::vector<std::string> all{"every step", "every third"}, some{"every step"};
+    const std::vector<std::vector<std::vector<std::string>>> found_out{
+        {some}, {all, some}, {some, all}, {all, some, all}};
+    for (const auto& steps_before : found_out) {
+      for (const auto& updated : steps_before) skipped(updated);
+      for (std::size_t i = 0; i < steps_before.size(); ++i) optimizer.forget_step();
+      CHECK(optimizer.missed_steps() ==
+            std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
+    }
+    for (auto& [name, plain] : expected) plain.updates += 4;  // by the graph
     optimizer.begin_step(ctx, rate);
-    optimizer.clip_by(ctx, &skip);
-    gradient.data()[0] = 1;
-    optimizer.update(ctx, "every step", values.at("every step"), gradient, false);
-    optimizer.forget_step();
-    CHECK(optimizer.missed_steps() ==
-          std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
+    update("every step", 1.7), update("every third", 0.1), update("from the seventh on", 0.2);
     // Another optimizer goes on as this one does.
     adamw<double> other(options);
     other.resume(optimizer.step(), optimizer.missed_steps());

@@ -42,9 +42,16 @@ class optimizer_state {
 
   /// Begins a step, in which every parameter may be updated once.
   void begin_step() { ++begun_; }
-  /// The last step was skipped: no parameter that was left out of it has missed one.
+  /// The last step was skipped: no parameter that was left out of it has missed one. Called n times before the next
+  /// step, it is the last n steps: each is forgotten once, so that no count of missed steps is below 0.
   void forget_step() {
-    if (updated_in_ == begun_) forgotten_.push_back(rounds_);
+    if (updated_in_ != begun_) return;
+    std::int64_t round = rounds_;
+    for (auto at = forgotten_.rbegin(); at != forgotten_.rend() && *at == round; ++at) --round;
+    if (round <= begin_) return;  // before this object was resumed
+    forgotten_.insert(std::upper_bound(forgotten_.begin(), forgotten_.end(), round), round);
+    for (auto& [name, state] : kept_)
+      if (state.round > round && state.left_out_of(round)) --state.missed;  // counted at its last update
   }
 
   /// Returns the `bytes` of a parameter of `n` elements for its update in this step. `owner`, where it is not null, is
@@ -66,7 +73,7 @@ class optimizer_state {
     state.updated_in = begun_;
     if (updated_in_ != begun_) updated_in_ = begun_, ++rounds_;
     state.missed += missed_since(state.round);
-    state.round = rounds_;
+    state.move_to(rounds_);
     return state.memory.template data<std::byte>();
   }
   /// Whether there is a state of a parameter of `n` elements.
@@ -122,14 +129,26 @@ class optimizer_state {
   struct kept {
     buffer<Device> memory;
     std::int64_t size = 0;
-    std::int64_t updated_in = 0;  ///< the step that was begun then
-    std::int64_t round = 0, missed = 0;
+    std::int64_t updated_in = 0;         ///< the step that was begun then
+    std::int64_t round = 0, missed = 0;  ///< of the last update, and the steps that it was left out of before
+    std::uint64_t updates = 1;           ///< bit i: whether it was updated in the round `round` - i
     std::weak_ptr<const void> owner;
+
+    void move_to(std::int64_t next) {
+      const std::int64_t by = next - round;
+      updates = (by < 64 ? updates << by : 0) | 1;
+      round = next;
+    }
+    /// Whether a round before the last update, one of 63, was no update.
+    bool left_out_of(std::int64_t earlier) const {
+      const std::int64_t ago = round - earlier;
+      return ago < 64 && (updates >> ago & 1) == 0;
+    }
   };
 
   void start(const std::string& name, kept& state) const {
     const auto at = before_.find(name);
-    state.round = begin_, state.missed = at == before_.end() ? 0 : at->second;
+    state.round = begin_, state.updates = 1, state.missed = at == before_.end() ? 0 : at->second;
   }
   std::int64_t missed_since(std::int64_t round, std::int64_t until) const {
     const auto first = std::upper_bound(forgotten_.begin(), forgotten_.end(), round);
