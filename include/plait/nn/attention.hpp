@@ -18,6 +18,7 @@
 #include "plait/nn/attention/local_heads.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/strategy/branch.hpp"
 #include "plait/tensor/check_values.hpp"
 
@@ -151,7 +152,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     qkv.reset();
     tensor<T, output, Device> y(ctx);
     out_.forward(mb, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr,
-                 addend ? addend->data() : nullptr);
+                 detail::addend_array(out_.weight(0)->name(), addend, out_.output_size()));
     if (keep) keep->attended = std::move(attended);
     detail::note_forward(mb, *this, layout_v<input>, qkv_.weight(0)->name(), x.data(), x.size());
     return y;
@@ -187,12 +188,12 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   void resize(const context<Device>& ctx) {
     qkv_.resize(ctx, qkv_value::derivation);
     out_.resize(ctx, out_value::derivation);
-    take_sizes(ctx, name());
+    take_sizes(ctx, names_.layer());
     if (norms_) norms_->resize(shape_.batch * shape_.q_len);
   }
   /// Binds all weights to other memory of the caller's (`linear::rebind`).
   void rebind(const attention_memory<Precision>& memory) {
-    check_memory(name(), memory, norms_.has_value());
+    check_memory(names_.layer(), memory, norms_.has_value());
     const std::array of_norms{memory.q_norm, memory.k_norm};
     qkv_.rebind(memory.qkv, detail::rebinding::checked);
     out_.rebind(memory.out, detail::rebinding::checked);
@@ -217,10 +218,6 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
       fail({name,
             ": canonical numerics (deterministic) have no order for kv heads that ranks share; shard heads over no "
             "more ranks than kv_heads"});
-  }
-  std::string name() const {
-    const std::string& first = qkv_.weight(0)->name();
-    return first.substr(0, first.rfind(".q_proj"));
   }
   /// Throws where the caller gives some of the memory and says nothing of the rest.
   static void check_memory(const std::string& name, const attention_memory<Precision>& memory, bool norms) {
@@ -299,7 +296,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
            shape_.batch * shape_.q_len, shape_.heads + kv_heads_, shape_.head_dim, qkv_.columns(), shape_.q_len);
   }
 
-  range_names names_;
+  detail::layer_names names_;
   attention_options options_;
   linear_core<Precision, Device> qkv_;
   linear_core<Precision, Device> out_;

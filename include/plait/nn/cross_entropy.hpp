@@ -14,6 +14,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/layer/same_bits_calls.hpp"
 #include "plait/nn/layer/saved_stamp.hpp"
 #include "plait/nn/token_mean.hpp"
@@ -100,7 +101,7 @@ class cross_entropy_loss
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const T* logits, const Id* labels,
                                          saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range profiled(ctx.device, "cross_entropy forward");
+    const range profiled(ctx.device, names_.forward());
     made_for_.require("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     const std::int64_t n = rows_;
     detail::require_array("cross_entropy", "logits", logits, n * range_.columns);
@@ -159,8 +160,10 @@ class cross_entropy_loss
       fail("cross_entropy: backward without what forward keeps: give forward a `saved`, and backward the same one");
     kept.stamp.use("cross_entropy", nullptr, mb.index);
     const context<Device>& ctx = mb.ctx;
-    const range profiled(ctx.device, "cross_entropy backward");
+    const range profiled(ctx.device, names_.backward());
     made_for_.require("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+    detail::require_array("cross_entropy", "logits", logits, rows_ * range_.columns);
+    detail::require_array("cross_entropy", "labels", labels, rows_);
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
     const S* const statistics = kept.statistics.template data<S>();
@@ -181,7 +184,7 @@ class cross_entropy_loss
 
   /// Makes the loss ready for other batches and lengths, those of this context, in the world that it was made in.
   void resize(const context<Device>& ctx) {
-    detail::require_resizable("cross_entropy", static_cast<bool>(columns_));
+    detail::require_resizable(names_.layer(), static_cast<bool>(columns_));
     detail::arm_checks(ctx);
     take_sizes(ctx);
   }
@@ -257,6 +260,7 @@ class cross_entropy_loss
       static_cast<void>(quantum), static_cast<void>(loss), static_cast<void>(total);
   }
 
+  detail::layer_names names_{"cross_entropy"};
   cross_entropy_settings settings_;
   kernels::vocabulary_range range_;
   detail::made_for made_for_;

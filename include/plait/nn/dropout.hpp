@@ -10,6 +10,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/activation.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/sequence_order.hpp"
 
@@ -90,7 +91,7 @@ class dropout {
 
   double p_;
   std::uint64_t stream_;
-  range_names names_;
+  detail::layer_names names_;
   sequence_order order_;
 };
 

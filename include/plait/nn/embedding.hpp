@@ -15,6 +15,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 #include "plait/tensor/check_values.hpp"
@@ -123,7 +124,7 @@ class embedding {
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {
     tensor<T, output, Device> y(mb.ctx);
-    detail::require_size(table_->name(), "ids", ids.size(), tokens_);
+    detail::require_size(weight()->name(), "ids", ids.size(), tokens_);
     forward(mb, ids.data(), y.data());
     return y;
   }
@@ -170,7 +171,7 @@ class embedding {
   /// Backward on the caller's memory.
   template <std::integral Id>
   void backward(const microbatch<Device>& mb, const Id* ids, const T* dy) {
-    if (!table_->trainable()) return;
+    if (!weight()->trainable()) return;
     Device& on = mb.ctx.device;
     const range profiled(on, names_.backward());
     made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
@@ -203,23 +204,23 @@ class embedding {
 
   /// Makes the embedding ready for other batches and lengths, those of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
-    detail::require_resizable(table_->name(), terms_ != nullptr);
+    detail::require_resizable(names_.layer(), terms_ != nullptr);
     detail::arm_checks(ctx);
     for (const dim_placement& p : layout_v<weight_spec>.dims)
       if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
-        fail({name(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
+        fail({names_.layer(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
               ", and the table has this dim: make another embedding for another table"});
-    take_sizes(ctx, name());
+    take_sizes(ctx, names_.layer());
   }
   /// Binds the table to other memory of the caller's (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& memory) {
-    detail::rebind_parameters<Precision, Device>(name(), {table_}, {}, memory);
+    detail::rebind_parameters<Precision, Device>(names_.layer(), {table_}, {}, memory);
   }
 
-  const parameter_ptr<Precision, Device>& weight() const { return table_; }
+  const parameter_ptr<Precision, Device>& weight() const { return names_.checked(table_); }
   template <class F>
   void visit(F&& f) {
-    f(*table_);
+    f(*weight());
   }
 
  private:
@@ -264,7 +265,6 @@ class embedding {
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     return rows;
   }
-  std::string name() const { return table_->name().substr(0, table_->name().rfind(".weight")); }
   void take_sizes(const context<Device>& ctx, const std::string& name) {
     executor resolve(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name);
     unresolve_ = executor(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
@@ -287,7 +287,7 @@ class embedding {
     on.copy(gradient + row * width_, kept.data(), bytes, on.main_stream());
   }
 
-  range_names names_;
+  detail::layer_names names_;
   std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   executor resolve_, unresolve_;
   detail::made_for made_for_;

@@ -162,7 +162,7 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
                saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "y", y.size(), core_.output_size());
-    forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
+    forward(mb, x.data(), y.data(), keep, detail::addend_array(weight()->name(), addend, core_.output_size()));
   }
   /// Forward on the caller's memory: this rank's part of the input and of the output. Throws where the context has
   /// other sizes than the layer was made for, or last resized to.
@@ -190,7 +190,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "dy", dy.size(), core_.output_size());
     detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
-    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    backward(mb, x.data(), kept, dy.data(), dx.data(),
+             detail::addend_array(weight()->name(), addend, core_.input_size()));
   }
   /// This overload works on the caller's memory. If dx is null, only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {

@@ -5,8 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/strategy/branch.hpp"
 #include "plait/tensor/check_values.hpp"
 
@@ -76,7 +78,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     kernels::swiglu_forward(ctx.device, gate_up.template data<T>(), activated.template data<T>(), rows, width);
     tensor<T, output, Device> y(ctx);
     down_.forward(mb, activated.template data<T>(), y.data(), keep ? &keep->out : nullptr,
-                  addend ? addend->data() : nullptr);
+                  detail::addend_array(down_.weight(0)->name(), addend, down_.output_size()));
     if (keep) {
       keep->gate_up = std::move(gate_up);
       if (mb.policy == recompute::none) keep->activated = std::move(activated);
@@ -95,6 +97,9 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     detail::require_size(gate_up_.weight(0)->name(), "dy", dy.size(), down_.output_size());
     detail::note_backward(mb, detail::dual_v<output>, down_.weight(0)->name(), dy.data(), dy.size());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
+    if (kept.gate_up.empty() && rows * width != 0)
+      fail(
+          {names_.layer(), ": backward without what forward keeps: give forward a `saved`, and backward the same one"});
     if (kept.activated.empty()) {
       kept.activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
       kernels::swiglu_forward(ctx.device, kept.gate_up.template data<T>(), kept.activated.template data<T>(), rows,
@@ -130,9 +135,11 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
   }
 
  private:
-  range_names names_;
+  detail::layer_names names_;
   linear_core<Precision, Device> gate_up_;
   linear_core<Precision, Device> down_;
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -65,8 +65,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   /// Forward into a tensor that is there, such as a view of the caller's memory.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr) {
-    detail::require_size(core_.weight->name(), "x", x.size(), core_.rows * core_.columns);
-    detail::require_size(core_.weight->name(), "y", y.size(), core_.rows * core_.columns);
+    core_.require_forward_sizes(x.size(), y.size());
     forward(mb, x.data(), y.data(), keep);
   }
   /// Forward of a sum, which is computed in the same pass.
@@ -85,6 +84,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     const range profiled(ctx.device, core_.names.forward());
     core_.require_sizes(ctx);
     core_.require_arrays(x, "y", y);
+    if (addend) core_.require_arrays(addend, "sum", sum);
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
@@ -121,7 +121,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     core_.require_backward_sizes(x.size(), dy.size(), dx.size());
-    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    backward(mb, x.data(), kept, dy.data(), dx.data(), detail::addend_array(core_.weight->name(), addend, x.size()));
   }
   /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Null: only the weights' gradients are
   /// computed.
@@ -167,10 +167,10 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   /// Binds the weight to other memory of the caller's (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
-  const parameter_ptr<Precision, Device>& weight() const { return core_.weight; }
+  const parameter_ptr<Precision, Device>& weight() const { return core_.names.checked(core_.weight); }
   template <class F>
   void visit(F&& f) {
-    f(*core_.weight);
+    f(*core_.names.checked(core_.weight));
   }
 
  private:
@@ -217,8 +217,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   /// Forward into a tensor that is there, such as a view of the caller's memory.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr) {
-    detail::require_size(core_.weight->name(), "x", x.size(), core_.rows * core_.columns);
-    detail::require_size(core_.weight->name(), "y", y.size(), core_.rows * core_.columns);
+    core_.require_forward_sizes(x.size(), y.size());
     forward(mb, x.data(), y.data(), keep);
   }
   /// Forward of a sum, which is computed in the same pass.
@@ -237,6 +236,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     const range profiled(ctx.device, core_.names.forward());
     core_.require_sizes(ctx);
     core_.require_arrays(x, "y", y);
+    if (addend) core_.require_arrays(addend, "sum", sum);
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     S* const mean = statistics.template data<S>();
     S* const inv = mean + core_.rows;
@@ -275,7 +275,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     core_.require_backward_sizes(x.size(), dy.size(), dx.size());
-    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    backward(mb, x.data(), kept, dy.data(), dx.data(), detail::addend_array(core_.weight->name(), addend, x.size()));
   }
   /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Null: only the weights' gradients are
   /// computed.
@@ -329,7 +329,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
 
   template <class F>
   void visit(F&& f) {
-    f(*core_.weight);
+    f(*core_.names.checked(core_.weight));
     f(*core_.bias);
   }
 

@@ -12,6 +12,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/sequence_order.hpp"
 
 namespace plait {
@@ -29,7 +30,8 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
 
   /// The context gives the size of the dim `position`, at least that of the sequence. `order` is that of the sequence.
   learned_positions(const context<Device>& ctx, const std::string& name, sequence_order order = {},
-                    initializer init = {}) {
+                    initializer init = {})
+      : names_(name) {
     const layout& lies = layout_v<Spec>;
     made_for_ = detail::made_for(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&lies});
     layout placed;
@@ -55,8 +57,10 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   }
 
   tensor<T, Spec, Device> forward(const microbatch<Device>& mb, const tensor<T, Spec, Device>& x, saved* = nullptr) {
+    const range profiled(mb.ctx.device, names_.forward());
     made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     tensor<T, Spec, Device> y(mb.ctx);
+    detail::require_size(table_->name(), "x", x.size(), y.size());
     kernels::embedding_forward(mb.ctx.device, ids(), table_->used_value(), y.data(), tokens_, width_, std::int64_t{0},
                                rows_, rows_);
     kernels::accumulate(mb.ctx.device, x.data(), y.data(), x.size());
@@ -66,9 +70,11 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   tensor<T, dual_t<Spec>, Device> backward(const microbatch<Device>& mb, const tensor<T, Spec, Device>&, saved&,
                                            const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
+    const range profiled(mb.ctx.device, names_.backward());
     made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     Device& on = mb.ctx.device;
     tensor<T, dual_t<Spec>, Device> dx(mb.ctx);
+    detail::require_size(table_->name(), "dy", dy.size(), dx.size());
     on.copy(dx.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(T), on.main_stream());
     if (!table_->trainable()) return dx;
     buffer<Device> kept;
@@ -79,6 +85,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
       d = kept.template data<T>();
     }
     mb.on_weights([this, &on, d, kept = std::move(kept)] {
+      const range weights_shown(on, names_.weights());
       detail::with_kernel_sum<T>(on, table_->used_gradient(on), rows_ * width_, [&](auto* sums) {
         kernels::embedding_backward(on, ids(), d, sums, tokens_, width_, std::int64_t{0}, rows_, rows_);
       });
@@ -87,12 +94,13 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   }
   template <class F>
   void visit(F&& f) {
-    f(*table_);
+    f(*names_.checked(table_));
   }
 
  private:
   const std::int64_t* ids() const { return positions_.template data<std::int64_t>(); }
 
+  detail::layer_names names_;
   detail::made_for made_for_;
   std::int64_t rows_ = 0, width_ = 0, tokens_ = 0;
   buffer<Device> positions_;

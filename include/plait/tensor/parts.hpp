@@ -5,10 +5,13 @@
 #include <cstdint>
 
 #include "plait/core/box.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/tensor/context.hpp"
+#include "plait/tensor/null_check.hpp"
 
 namespace plait {
 
@@ -20,6 +23,11 @@ inline box whole_box(const box& part) {
   whole.local = part.global;
   return whole;
 }
+inline void require_arrays(const char* call, const box& part, const void* whole, const char* name, const void* mine) {
+  if (whole == nullptr)
+    fail({call, ": whole is a null pointer; it must point to the whole array's ", part.global_size(), " elements"});
+  require_array(call, name, mine, part.local_size());
+}
 
 }  // namespace detail
 
@@ -28,13 +36,17 @@ inline box whole_box(const box& part) {
 template <class T, compute_device Device>
 void take_part(Device& device, const box& part, const T* whole, T* out) {
   if (part.local_size() == 0) return;
+  detail::require_arrays("take_part", part, whole, "out", out);
   kernels::copy_box(device, whole, detail::whole_box(part), out, part, part, static_cast<std::int64_t>(sizeof(T)));
 }
 /// Copies them back to their place in the whole array, whose other elements stay.
 template <class T, compute_device Device>
 void put_part(Device& device, const box& part, const T* in, T* whole) {
   if (part.local_size() == 0) return;
+  detail::require_arrays("put_part", part, whole, "in", in);
   kernels::copy_box(device, in, part, whole, detail::whole_box(part), part, static_cast<std::int64_t>(sizeof(T)));
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

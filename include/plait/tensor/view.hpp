@@ -5,9 +5,22 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "plait/tensor/null_check.hpp"
 #include "plait/tensor/tensor.hpp"
 
 namespace plait {
+
+/// A view of the caller's memory, which holds this rank's part of a tensor with this spec: a `tensor`, or, of memory
+/// that is const, a `const_tensor`. Throws where the pointer is null, and this rank's part is not empty.
+///
+///     up.forward(ctx, pl::view<rows>(ctx, x), y);   // x: const float*
+template <spec_like Spec, class T, compute_device Device>
+  requires(!std::is_const_v<T>)
+tensor<T, Spec, Device> view(const context<Device>& ctx, T* data) {
+  tensor<T, Spec, Device> seen(ctx, data);
+  detail::require_array("view", "the pointer", data, seen.part().local_size());
+  return seen;
+}
 
 /// A view of memory that may only be read, which holds this rank's part of a tensor. It stands wherever a layer takes a
 /// tensor that it does not write; `get` is for templates, which look through no conversion. `view<Spec>(ctx, pointer)`
@@ -18,8 +31,8 @@ class const_tensor {
   using value_type = T;
   using spec = Spec;
 
-  /// Throws if the spec mentions an axis that the context's mesh does not have.
-  const_tensor(const context<Device>& ctx, const T* data) : view_(ctx, const_cast<T*>(data)) {}
+  /// Throws if the spec mentions an axis that the context's mesh does not have, and where the pointer is null.
+  const_tensor(const context<Device>& ctx, const T* data) : view_(view<Spec>(ctx, const_cast<T*>(data))) {}
 
   const T* data() const { return view_.data(); }
   /// Local elements.
@@ -36,15 +49,7 @@ class const_tensor {
   tensor<T, Spec, Device> view_;  ///< handed out as const alone, so that nobody writes what it views
 };
 
-/// A view of the caller's memory, which holds this rank's part of a tensor with this spec: a `tensor`, or, of memory
-/// that is const, a `const_tensor`.
-///
-///     up.forward(ctx, pl::view<rows>(ctx, x), y);   // x: const float*
-template <spec_like Spec, class T, compute_device Device>
-  requires(!std::is_const_v<T>)
-tensor<T, Spec, Device> view(const context<Device>& ctx, T* data) {
-  return {ctx, data};
-}
+/// A view of memory that is const.
 template <spec_like Spec, class T, compute_device Device>
 const_tensor<T, Spec, Device> view(const context<Device>& ctx, const T* data) {
   return {ctx, data};

@@ -1,8 +1,9 @@
 // program: layers
 // What a forward pass keeps belongs to one layer and one microbatch and is used once; a gradient is neither lost nor
-// read before it is complete; memory that is null is refused.
+// read before it is complete; memory that is null, and objects that were moved from, are refused.
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,9 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/parameter/free.hpp"
+#include "plait/tensor/parts.hpp"
+#include "plait/train/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/texts.hpp"
 
@@ -202,4 +206,124 @@ TEST_CASE("null pointers are refused by name") {
               loss.forward(ctx, logits.data(), static_cast<const std::int64_t*>(nullptr));
             }),
             "cross_entropy: labels is a null pointer"));
+  CHECK(has(
+      what_is_said([](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, static_cast<float*>(nullptr))); }),
+      "view: the pointer is a null pointer; it must point to this rank's 32 elements"));
+  CHECK(has(what_is_said([&](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, none)); }),
+            "view: the pointer is a null pointer"));
+  CHECK(has(said_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto&, auto&) {
+              take_part(ctx.device, x.part(), none, x.data());
+              static_cast<void>(l);
+            }),
+            "take_part: whole is a null pointer; it must point to the whole array's 64 elements"));
+  CHECK(has(said_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto&, auto&) {
+              put_part(ctx.device, x.part(), none, x.data());
+              static_cast<void>(l);
+            }),
+            "put_part: in is a null pointer; it must point to this rank's 32 elements"));
+}
+
+TEST_CASE("a layer, an optimizer or a tensor that was moved from is refused by name") {
+  const std::string moved = ": it was moved from, and is used; use the object that it was moved to";
+  // Each call on a layer that was moved from, and none on the one that it was moved to.
+  const auto check = [&]<class Layer>(std::type_identity<Layer>, const std::string& name) {
+    CHECK(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+            Layer other = std::move(l);
+            other.backward(ctx, x, kept, dy);
+            l = std::move(other);
+            other = std::move(l);
+            other.forward(ctx, x);
+          }) == "");
+    const auto refused = [&](auto&& call) {
+      CHECK(has(said_after_forward<Layer>([&](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+                  const Layer other = std::move(l);
+                  call(ctx, l, x, kept, dy);
+                }),
+                name + moved));
+    };
+    refused([](auto& ctx, auto& l, auto& x, auto&, auto&) { l.forward(ctx, x); });
+    refused([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) { l.backward(ctx, x, kept, dy); });
+    refused([](auto& ctx, auto& l, auto&, auto&, auto&) { gather_parameters(ctx, l); });
+    if constexpr (requires(Layer& l, const context<cpu>& ctx) { l.resize(ctx); }) {
+      refused([](auto& ctx, auto& l, auto&, auto&, auto&) { l.resize(ctx); });
+      refused([](auto&, auto& l, auto&, auto&, auto&) { l.rebind({}); });
+    }
+    if constexpr (requires(Layer& l) { l.weight(); })
+      refused([](auto&, auto& l, auto&, auto&, auto&) { static_cast<void>(l.weight()); });
+  };
+  check(std::type_identity<up>{}, "first");
+  check(std::type_identity<norm>{}, "first");
+  check(std::type_identity<centred>{}, "first");
+  // A weight gradient that is deferred is its layer's.
+  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              weight_work later;
+              microbatch<cpu> mb(ctx);
+              mb.deferred = &later;
+              l.backward(mb, x, kept, dy);
+              const up other = std::move(l);
+              later.run();
+            }),
+            "first" + moved));
+  // Layers of layers.
+  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+              std::vector<sequential<up, linear<float, back>>> blocks;
+              for (const char* name : {"one", "two"})
+                blocks.emplace_back(up(ctx, name), linear<float, back>(ctx, std::string(name) + " back"));
+              stack all(std::move(blocks));
+              const auto other = std::move(all);
+              all.forward(ctx, tensor<float, rows>(ctx));
+            }),
+            "a stack of layers" + moved));
+  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+              sequential all{up(ctx, "up"), linear<float, back>(ctx, "down")};
+              const auto other = std::move(all);
+              all.visit([&](auto& p) { p.initialize(ctx); });
+            }),
+            "up" + moved));
+  // What is no layer.
+  struct lookup {
+    using input = spec<shard<batch, dp>>;
+    using weight = spec<vocab, hidden>;
+    using output = rows;
+  };
+  const auto refused = [&](auto&& make, auto&& call, const std::string& name) {
+    CHECK(has(what_is_said([&](const context<cpu>& ctx) {
+                auto one = make(ctx);
+                const auto other = std::move(one);
+                call(ctx, one);
+              }),
+              name + moved));
+  };
+  const auto table = [](auto& ctx) { return embedding<float, lookup>(ctx, 12, "table"); };
+  const std::vector<std::int64_t> ids(4);
+  std::vector<float> y(32);
+  refused(
+      table, [](auto& ctx, auto& l) { l.forward(ctx, tensor<std::int64_t, lookup::input>(ctx)); }, "table");
+  refused(
+      table, [&](auto& ctx, auto& l) { l.forward(ctx, ids.data(), y.data()); }, "table");
+  refused(
+      table, [&](auto& ctx, auto& l) { l.backward(ctx, ids.data(), y.data()); }, "table");
+  refused(
+      table, [](auto& ctx, auto& l) { zero_gradients(ctx, l); }, "table");
+  const auto own = [](auto& ctx) { return free_parameter<float, spec<hidden>, rows>(ctx, "own"); };
+  refused(
+      own, [](auto&, auto& p) { static_cast<void>(p.values()); }, "own");
+  refused(
+      own, [](auto& ctx, auto& p) { gather_parameters(ctx, p); }, "own");
+  refused([](auto&) { return adamw<float>(); }, [](auto& ctx, auto& o) { o.begin_step(ctx, 1e-3); }, "adamw");
+  // A tensor.
+  const std::string none =
+      " has no elements, and the layer was made for 32 on this rank: the tensor was moved from, or never made, or "
+      "views "
+      "a null pointer";
+  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto&, auto&) {
+              const auto other = std::move(x);
+              l.forward(ctx, x);
+            }),
+            "first.weight: x" + none));
+  CHECK(has(said_after_forward<norm>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              const tensor<float, dual_t<rows>> addend;
+              l.backward(ctx, x, kept, dy, &addend);
+            }),
+            "first.weight: addend" + none));
 }

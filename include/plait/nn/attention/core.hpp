@@ -17,6 +17,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/layer/names.hpp"
 
 namespace plait {
 
@@ -80,7 +81,7 @@ class attention_core {
   attention_core(const context<Device>& ctx, const std::string& name, const attention_core_options& how = {}) {
     if (ctx.numerics.canonical())
       fail({name, ": canonical numerics (deterministic) have no order for attention over another sequence's keys"});
-    name_ = name;
+    names_ = detail::layer_names(name);
     made_for_ = detail::made_for(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Q>, &layout_v<K>});
     const std::int64_t rank = ctx.ranks.rank();
     const box q = local_box(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, rank);
@@ -117,11 +118,11 @@ class attention_core {
   tensor_of<output> forward(const microbatch<Device>& mb, tensor_of<Q> q, tensor_of<K> k, tensor_of<K> v,
                             saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    made_for_.require(name_, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+    made_for_.require(names_.layer(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     const std::int64_t tokens = shape_.batch * shape_.k_len;
-    detail::require_size(name_, "q", q.size(), output_size());
+    detail::require_size(names_.layer(), "q", q.size(), output_size());
     for (const tensor_of<K>* one : {&k, &v})
-      detail::require_size(name_, one == &k ? "k" : "v", one->size(), tokens * kv_heads_ * shape_.head_dim);
+      detail::require_size(names_.layer(), one == &k ? "k" : "v", one->size(), tokens * kv_heads_ * shape_.head_dim);
     rotate(ctx, q.data(), k.data(), [](auto&&... a) { kernels::rope_forward(a...); });
     tensor_of<output> o(ctx);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.q_len));
@@ -138,9 +139,9 @@ class attention_core {
                      const tensor_of<Gradient>& d_o) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Q>, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
-    made_for_.require(name_, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
-    detail::require_size(name_, "o", o.size(), output_size());
-    detail::require_size(name_, "d_o", d_o.size(), output_size());
+    made_for_.require(names_.layer(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+    detail::require_size(names_.layer(), "o", o.size(), output_size());
+    detail::require_size(names_.layer(), "d_o", d_o.size(), output_size());
     gradients d{tensor_of<dual_t<Q>>(ctx), tensor_of<dual_t<K>>(ctx), tensor_of<dual_t<K>>(ctx)};
     if (shape_.kv_heads != kv_heads_)  // queries here use some of the keys only
       for (auto* unused : {&d.k, &d.v})
@@ -177,7 +178,7 @@ class attention_core {
     apply(k, k_rotations_, shape_.k_len, kv_heads_);
   }
 
-  std::string name_;
+  detail::layer_names names_;
   detail::made_for made_for_;
   kernels::attention_shape shape_;
   std::int64_t kv_heads_ = 0;   ///< on this rank, used or not

@@ -9,6 +9,7 @@
 #include "plait/nn/attention/core.hpp"
 #include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {
@@ -160,7 +161,8 @@ class cross_attention {
     tensor_of<queries> attended =
         core_.forward(mb, std::move(q), std::move(k), std::move(v), keep ? &keep->inside : nullptr);
     tensor_of<output> y(mb.ctx);
-    out_.forward(mb, attended.data(), y.data(), keep ? &keep->out : nullptr, addend ? addend->data() : nullptr);
+    out_.forward(mb, attended.data(), y.data(), keep ? &keep->out : nullptr,
+                 detail::addend_array(out_.weight(0)->name(), addend, out_.output_size()));
     detail::note_forward(mb, *this, layout_v<input>, q_.weight(0)->name(), x.data(), x.size());
     detail::note_forward(mb, *this, layout_v<memory_input>, k_.weight(0)->name(), source.data(), source.size());
     if (!keep) return y;
@@ -213,7 +215,7 @@ class cross_attention {
     return gather_.forward(mb, source);
   }
 
-  range_names names_;
+  detail::layer_names names_;
   gathering gather_;
   linear_core<Precision, Device> q_, k_, v_, out_;
   core core_;

@@ -8,6 +8,7 @@
 
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/layer/open_sum.hpp"
 
 namespace plait {
@@ -35,13 +36,13 @@ class stack {
   stack() = default;
   explicit stack(std::vector<Block> blocks) : blocks_(std::move(blocks)) {}
 
-  std::size_t size() const { return blocks_.size(); }
-  Block& operator[](std::size_t i) { return blocks_[i]; }
+  std::size_t size() const { return names_.checked(blocks_).size(); }
+  Block& operator[](std::size_t i) { return names_.checked(blocks_)[i]; }
 
   /// With no block at all, a copy of x.
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
-    if (keep) *keep = {}, keep->blocks.resize(blocks_.size());
-    if (blocks_.empty()) return copy(mb, x);
+    if (keep) *keep = {}, keep->blocks.resize(size());
+    if (size() == 0) return copy(mb, x);
     const auto run = [&](std::size_t i, auto& in) {
       const microbatch<device> here = mb.at_block(i);
       auto* const kept = keep && here.policy != recompute::full ? &keep->blocks[i] : nullptr;
@@ -72,7 +73,7 @@ class stack {
   template <spec_like Gradient>
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
                                     const tensor_of<Gradient>& dy) {
-    if (blocks_.empty()) return copy(mb, dy);
+    if (size() == 0) return copy(mb, dy);
     tensor_of<dual_t<input>> d;
     for (std::size_t i = blocks_.size(); i-- > 0;) {
       const tensor_of<input>& in = i == 0 ? x : kept.inputs[i - 1];
@@ -91,7 +92,7 @@ class stack {
   }
   template <class F>
   void visit(F&& f) {
-    for (Block& b : blocks_) b.visit(f);
+    for (Block& b : names_.checked(blocks_)) b.visit(f);
   }
 
  private:
@@ -103,6 +104,7 @@ class stack {
     return y;
   }
 
+  detail::layer_names names_{"a stack of layers"};
   std::vector<Block> blocks_;
 };
 

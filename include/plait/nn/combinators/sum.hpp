@@ -12,6 +12,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/tensor/redistribute.hpp"
 
 namespace plait {
@@ -25,7 +26,7 @@ class redistribution : public layer_types<T, From, To, Device> {
   struct saved {};
 
   explicit redistribution(const context<Device>& ctx, const std::string& name = "redistribution")
-      : name_(name),
+      : names_(name),
         made_for_(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<From>, &layout_v<To>}),
         there_(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, name),
         back_(there_.backward(), ctx.ranks, ctx.sizes, "gradient of " + name) {
@@ -35,8 +36,8 @@ class redistribution : public layer_types<T, From, To, Device> {
     detail::require_no_sum(ctx, back_, "gradient of " + name);
   }
   tensor<T, To, Device> forward(const microbatch<Device>& mb, const tensor<T, From, Device>& x, saved* = nullptr) {
-    made_for_.require(name_, mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
-    detail::require_size(name_, "x", x.size(), input_size());
+    made_for_.require(names_.layer(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_size(names_.layer(), "x", x.size(), input_size());
     tensor<T, To, Device> y(mb.ctx);
     there_.run(mb.ctx.device, x.data(), y.data(), dtype_of<T>);
     return y;
@@ -45,8 +46,8 @@ class redistribution : public layer_types<T, From, To, Device> {
   tensor<T, dual_t<From>, Device> backward(const microbatch<Device>& mb, const tensor<T, From, Device>&, saved&,
                                            const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, To>, among<From, To>, Gradient, To>);
-    made_for_.require(name_, mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
-    detail::require_size(name_, "dy", dy.size(), back_.source().local_size());
+    made_for_.require(names_.layer(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_size(names_.layer(), "dy", dy.size(), back_.source().local_size());
     tensor<T, dual_t<From>, Device> dx(mb.ctx);
     back_.run(mb.ctx.device, dy.data(), dx.data(), dtype_of<T>);
     return dx;
@@ -59,7 +60,7 @@ class redistribution : public layer_types<T, From, To, Device> {
   bool trivial() const { return there_.trivial() && back_.trivial(); }
 
  private:
-  std::string name_;
+  detail::layer_names names_;
   detail::made_for made_for_;
   executor there_, back_;
 };

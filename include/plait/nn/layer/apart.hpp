@@ -9,6 +9,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/tensor/null_check.hpp"
 
 namespace plait::detail {
 
@@ -41,17 +42,21 @@ inline void require_apart(std::string_view layer, const char* call, const named_
   }
 }
 
-/// Throws where the caller's memory for `size` elements is a null pointer.
-inline void require_array(std::string_view layer, const char* name, const void* pointer, std::int64_t size) {
-  if (pointer == nullptr && size > 0)
-    fail({layer, ": ", name, " is a null pointer; it must point to this rank's ", size, " elements"});
-}
-
 /// Throws unless a tensor of a call has the elements that the layer was made for: sizes are the context's at that time.
 inline void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
-  if (has != made_for)
-    fail({layer, ": ", name, " has ", has, " elements on this rank, and the layer was made for ", made_for,
-          ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
+  if (has == made_for) return;
+  if (has == 0)
+    fail({layer, ": ", name, " has no elements, and the layer was made for ", made_for,
+          " on this rank: the tensor was moved from, or never made, or views a null pointer"});
+  fail({layer, ": ", name, " has ", has, " elements on this rank, and the layer was made for ", made_for,
+        ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
+}
+
+/// Returns the array of an addend, or null where there is none. Throws as `require_size`.
+template <class Tensor>
+auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t made_for) {
+  if (addend) require_size(layer, "addend", addend->size(), made_for);
+  return addend ? addend->data() : nullptr;
 }
 
 /// Throws under canonical numerics, whose leaves are those of the sizes that a layer was made for.

@@ -16,6 +16,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/range.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/linear/biases.hpp"
 #include "plait/nn/linear/branch.hpp"
 #include "plait/nn/linear/canonical.hpp"
@@ -51,9 +52,8 @@ class linear_core : detail::linear_moves {
         inputs_first_(d.branches[0].inputs_first),
         weights_(info.size()),
         adapters_(info.size()) {
-    const std::string& first_name = info[0].weight.name;
     const bool with_bias = std::any_of(info.begin(), info.end(), [](const linear_branch& b) { return b.bias; });
-    callers.require_complete(first_name.substr(0, first_name.rfind(".weight")), !shared, with_bias);
+    callers.require_complete(names_.layer(), !shared, with_bias);
     make_adapters(ctx, d, info);
     if (overlap != 1) cut(overlap, info[0].weight.name);
     if (shared)
@@ -73,7 +73,7 @@ class linear_core : detail::linear_moves {
                   batches_ != 1,
                   adapters_.any(),
                   overlap != 1,
-                  weights_[0]->name().substr(0, weights_[0]->name().rfind(".weight"))};
+                  names_.layer()};
     if (weights_trainable()) terms_ = &weights_[0]->add_terms(canonical_.tokens());
   }
 
@@ -87,15 +87,14 @@ class linear_core : detail::linear_moves {
   /// Makes the collectives ready for the sizes of the context, in the same world: batches and lengths may change, and
   /// the weights' dims may not. What a forward pass has kept is of the sizes before.
   void resize(const context<Device>& ctx, const shared_linears& d) {
-    detail::require_resizable(weights_[0]->name(), static_cast<bool>(canonical_));
+    detail::require_resizable(weight(0)->name(), static_cast<bool>(canonical_));
     detail::arm_checks(ctx);
     take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
     adapters_.resize(rows_);
   }
   /// Binds all weights and biases to other memory of the caller's, of which it says as much as for the constructor.
   void rebind(const parameter_memory<Precision>& callers, detail::rebinding how = detail::rebinding::done) {
-    const std::string_view name = weights_[0]->name();
-    detail::rebind_parameters(name.substr(0, name.rfind(".weight")), weights_, biases_.all(), callers, tied_, how);
+    detail::rebind_parameters(names_.layer(), weights_, biases_.all(), callers, tied_, how);
   }
 
   /// `addend`, of the output's size, is added to it where it is not null. Throws where y is x or addend.
@@ -245,11 +244,11 @@ class linear_core : detail::linear_moves {
     if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.target().local_size());
   }
 
-  const parameter_ptr<Precision, Device>& weight(std::size_t i) const { return weights_[i]; }
-  const parameter_ptr<Precision, Device>& bias(std::size_t i) const { return biases_[i]; }
+  const parameter_ptr<Precision, Device>& weight(std::size_t i) const { return names_.checked(weights_)[i]; }
+  const parameter_ptr<Precision, Device>& bias(std::size_t i) const { return names_.checked(biases_)[i]; }
   template <class F>
   void visit(F&& f) {
-    for (std::size_t i = 0; i < weights_.size(); ++i) {
+    for (std::size_t i = 0; i < names_.checked(weights_).size(); ++i) {
       f(*weights_[i]);
       if (biases_[i]) f(*biases_[i]);
       adapters_.visit(i, f);
@@ -386,7 +385,7 @@ class linear_core : detail::linear_moves {
     biases_.add_terms(ctx.device, index, count, dy);
   }
 
-  range_names names_;
+  detail::layer_names names_;
   bool tied_ = false;                                      ///< whether the weight is another layer's
   bool inputs_first_ = false;                              ///< whether the weight lies as [in, out]
   std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory

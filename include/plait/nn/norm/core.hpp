@@ -8,9 +8,9 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/range.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/norm/rule.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/kernel_sum.hpp"
@@ -68,9 +68,9 @@ class norm_core {
 
   /// Takes other sizes for a norm that is made; throws under canonical numerics, which are fixed by the sizes.
   void resize(const context<Device>& ctx, const layout& input) {
-    require_resizable(weight->name(), canonical);
+    require_resizable(names.layer(), canonical);
     arm_checks(ctx);
-    take_sizes(ctx, input, name());
+    take_sizes(ctx, input, names.layer());
   }
   /// Takes the sizes of the context; all but the last dim's may change.
   void take_sizes(const context<Device>& ctx, const layout& input, const std::string& name) {
@@ -88,9 +88,8 @@ class norm_core {
     sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
   }
   void rebind(const parameter_memory<Precision>& callers) {
-    rebind_parameters<Precision, Device>(name(), {weight}, {bias}, callers);
+    rebind_parameters<Precision, Device>(names.layer(), {weight}, {bias}, callers);
   }
-  std::string name() const { return weight->name().substr(0, weight->name().rfind(".weight")); }
 
   /// Sums per-row values over the ranks that share the rows.
   void sum_rows(S* values, std::int64_t count) {
@@ -105,8 +104,12 @@ class norm_core {
     return sum;
   }
 
+  void require_forward_sizes(std::int64_t x, std::int64_t y) const {
+    require_size(names.checked(*weight).name(), "x", x, rows * columns);
+    require_size(weight->name(), "y", y, rows * columns);
+  }
   void require_backward_sizes(std::int64_t x, std::int64_t dy, std::int64_t dx) const {
-    require_size(weight->name(), "x", x, rows * columns);
+    require_size(names.checked(*weight).name(), "x", x, rows * columns);
     require_size(weight->name(), "dy", dy, rows * columns);
     require_size(weight->name(), "dx", dx, rows * columns);
   }
@@ -148,7 +151,7 @@ class norm_core {
   std::int64_t rows = 0, columns = 0, columns_global = 0;
   made_for sizes;
   any_communicator* row_group = nullptr;
-  range_names names;
+  layer_names names;
   parameter_ptr<Precision, Device> weight, bias;
   bool canonical = false;
 

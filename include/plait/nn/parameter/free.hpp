@@ -9,6 +9,7 @@
 
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
+#include "plait/nn/layer/names.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 
@@ -23,7 +24,8 @@ class free_parameter {
  public:
   /// As other layers' names, `name` must be unique in a model. `callers` may give weight, gradient and master.
   free_parameter(const context<Device>& ctx, const std::string& name, const parameter_memory<Precision>& callers = {},
-                 initializer init = {}) {
+                 initializer init = {})
+      : names_(name) {
     callers.require_complete(name, true, false);
     const layout& placed = layout_v<Placed>;
     enforce_divides(placed, ctx.ranks.shape(), ctx.sizes, name);
@@ -38,25 +40,26 @@ class free_parameter {
   }
 
   /// The values of this rank's part, for the program's kernel. Throws before `gather`.
-  const weight_of<Precision>* values() const { return parameter_->used_value(); }
+  const weight_of<Precision>* values() const { return weight()->used_value(); }
   /// Returns the memory to which the program's kernel adds the gradient of this rank's rows. Throws before
   /// `zero_gradient`.
-  gradient_of<Precision>* gradients(Device& device) { return parameter_->used_gradient(device); }
+  gradient_of<Precision>* gradients(Device& device) { return weight()->used_gradient(device); }
   /// Elements of this rank's part.
-  std::int64_t size() const { return parameter_->used_size(); }
+  std::int64_t size() const { return weight()->used_size(); }
 
   /// Binds it to other memory of the caller's (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& callers) {
-    detail::rebind_parameters<Precision, Device>(parameter_->name(), {parameter_}, {}, callers);
+    detail::rebind_parameters<Precision, Device>(names_.layer(), {parameter_}, {}, callers);
   }
 
-  const parameter_ptr<Precision, Device>& weight() const { return parameter_; }
+  const parameter_ptr<Precision, Device>& weight() const { return names_.checked(parameter_); }
   template <class F>
   void visit(F&& f) {
-    f(*parameter_);
+    f(*weight());
   }
 
  private:
+  detail::layer_names names_;
   parameter_ptr<Precision, Device> parameter_;
 };
 

@@ -15,6 +15,7 @@
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/moved_mark.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/tensor/context.hpp"
 
@@ -41,7 +42,10 @@ class optimizer_state {
   explicit optimizer_state(const char* optimizer) : optimizer_(optimizer) {}
 
   /// Begins a step, in which every parameter may be updated once.
-  void begin_step() { ++begun_; }
+  void begin_step() {
+    require_here();
+    ++begun_;
+  }
   /// The last step was skipped: no parameter that was left out of it has missed one. Called n times before the next
   /// step, it is the last n steps: each is forgotten once, so that no count of missed steps is below 0.
   void forget_step() {
@@ -59,6 +63,7 @@ class optimizer_state {
   /// state is of another parameter, which is still there, or of another size.
   std::byte* update(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes,
                     const std::shared_ptr<const void>& owner = {}) {
+    require_here();
     if (begun_ == 0) fail({optimizer_, ": begin_step comes before the first update"});
     kept& state = of(ctx, name, n, bytes);
     if (state.updated_in == begun_)
@@ -146,6 +151,9 @@ class optimizer_state {
     }
   };
 
+  void require_here() const {
+    if (mark_.moved()) fail({optimizer_, ": it was moved from, and is used; use the object that it was moved to"});
+  }
   void start(const std::string& name, kept& state) const {
     const auto at = before_.find(name);
     state.round = begin_, state.updates = 1, state.missed = at == before_.end() ? 0 : at->second;
@@ -173,6 +181,7 @@ class optimizer_state {
   }
 
   const char* optimizer_;
+  moved_mark mark_;
   std::unordered_map<std::string, kept> kept_;
   std::int64_t begun_ = 0;       ///< begin_step was called so often
   std::int64_t updated_in_ = 0;  ///< the last of these in which a parameter was updated
