@@ -14,6 +14,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/data_parallel/bucket.hpp"
+#include "plait/nn/parameter/memory_users.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {
@@ -53,7 +54,8 @@ class parameter_units {
   }
 
   /// Takes the next unit, whose parameters `visit(f)` visits; those that a unit before has are shared with it.
-  /// Collective over the data axes: buckets are made, and what parameters hold moves there.
+  /// Collective over the data axes: buckets are made, and what parameters hold moves there. Throws where two share
+  /// memory of the caller's.
   template <class Visit>
   void add(const context<Device>& ctx, int stage, Visit&& visit) {
     const int number = size();
@@ -73,6 +75,7 @@ class parameter_units {
       }
     });
     for (const parameter* p : own) {
+      users_.add(*p);
       u.described.parameters += p->used_size();
       u.described.trainable = u.described.trainable || p->trainable();
       u.tied = u.tied || p->info().tied_across_stages;
@@ -295,6 +298,7 @@ class parameter_units {
   data_ranks ranks_;
   std::vector<kept_unit> units_;
   std::map<const parameter*, int> owner_;
+  detail::memory_users users_;
   bool asks_ = true;
 };
 

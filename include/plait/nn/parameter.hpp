@@ -306,6 +306,13 @@ class parameter {
   const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
   std::int64_t array_offset() const { return at_; }
   const executor& gather_plan() const { return gather_; }
+  /// Calls f(what, begin, elements) for each array of the caller's in which it lies: its values, gradients and masters.
+  template <class F>
+  void visit_callers_memory(F&& f) const {
+    if (array_->callers_values()) f("values", array_->existing_values() + at_, used_size());
+    if (array_->callers_gradients() && trainable()) f("gradients", array_->gradients() + at_, used_size());
+    if (callers_master_) f("masters", callers_master_, size());
+  }
   /// Returns the stream of random numbers of a parameter with this name.
   static constexpr std::uint64_t stream_of(std::string_view name) { return fnv1a(name); }
 

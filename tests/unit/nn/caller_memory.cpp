@@ -16,6 +16,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/parts.hpp"
+#include "plait/train/optim/adamw.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 
@@ -130,6 +131,68 @@ TEST_CASE("a weight that is stored in another layout is not overwritten by value
   CHECK(has(use(false),
             "parameter up.weight: gather would overwrite the caller's weights with values that nobody has set"));
   CHECK(use(true) == "");
+}
+
+TEST_CASE("one memory of the caller's under two parameters is refused with both names") {
+  struct head {
+    using input = whole_rows;
+    using weight = spec<vocab, hidden, invariant<tp>>;
+    using output = spec<seq, vocab, invariant<tp>>;
+  };
+  struct whole_lookup {
+    using input = spec<seq, invariant<tp>>;
+    using weight = spec<vocab, hidden, invariant<tp>>;
+    using output = whole_rows;
+  };
+  // Calls step(ctx, embedding, head) with a weight and a gradient of the head's this far behind the embedding's.
+  const auto said = [](std::size_t weight_at, std::size_t gradient_at, auto step) {
+    return on_ranks(2, [&](const context<cpu>& ctx) {
+      std::vector<double> weight(2 * words * width), gradient(2 * words * width);
+      embedding<double, whole_lookup> table(ctx, words, "table", {.memory = {weight.data(), gradient.data()}});
+      linear<double, head> scores(ctx, "head", {.memory = {weight.data() + weight_at, gradient.data() + gradient_at}});
+      step(ctx, table, scores);
+    });
+  };
+  const std::size_t apart = words * width;
+  const auto zero = [](auto& ctx, auto& table, auto& scores) { zero_gradients(ctx, table, scores); };
+  const auto reduce = [](auto& ctx, auto& table, auto& scores) { reduce_all(ctx, table, scores); };
+  const auto update = [](auto& ctx, auto& table, auto& scores) {
+    adamw<double> optimizer;
+    optimizer.begin_step(ctx, 1e-3);
+    optimizer.update(ctx, table.weight()->reduce(ctx));
+    optimizer.update(ctx, scores.weight()->reduce(ctx));
+  };
+  const std::string twice =
+      " of parameter table.weight, and would be changed twice in a step; let one layer use the parameter of the other "
+      "(linear_options::tied), or give each memory of its own";
+  const std::string of_values = "the values of parameter head.weight share memory of the caller's with the values",
+                    of_gradients = "the gradients of parameter head.weight share memory of the caller's with the ";
+  const auto check = [&](auto step) {
+    CHECK(has(said(0, 0, step), of_values + twice));
+    CHECK(has(said(0, apart, step), of_values + twice));
+    CHECK(has(said(apart, 1, step), of_gradients + "gradients" + twice));
+    CHECK(said(apart, apart, step) == "");
+  };
+  check(zero), check(reduce), check(update);
+  // A frozen one is changed by nobody, and one of two layers is changed once.
+  CHECK(said(0, 0, [](auto& ctx, auto& table, auto& scores) {
+          scores.weight()->freeze();
+          zero_gradients(ctx, table, scores);
+          reduce_all(ctx, table, scores);
+        }) == "");
+  CHECK(said(apart, apart, [](auto& ctx, auto& table, auto&) {
+          linear<double, head> tied(ctx, "tied", {.tied = table.weight()});
+          zero_gradients(ctx, table, tied);
+          reduce_all(ctx, table, tied);
+        }) == "");
+  CHECK(has(
+      on_ranks(2,
+               [](const context<cpu>& ctx) {
+                 std::vector<double> memory(words * width);
+                 embedding<double, whole_lookup> table(ctx, words, "table", {.memory = {memory.data(), memory.data()}});
+                 zero_gradients(ctx, table);
+               }),
+      "the gradients of parameter table.weight share memory of the caller's with the values" + twice));
 }
 
 TEST_CASE("typed tensors on the caller's memory are written in place") {

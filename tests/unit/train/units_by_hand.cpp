@@ -158,3 +158,22 @@ TEST_CASE("parameters whose gradients are summed over the axis of copies alone a
     for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
   }
 }
+
+TEST_CASE("a unit in the memory of another is refused with both parameters") {
+  threads::run(2, [](threads::communicator ranks) {
+    world over(mesh<axis<dp>, axis<tp>>(2, 1).shape(), ranks);
+    cpu device;
+    const context<cpu> ctx{device, over, sizes_of<batch, hidden, ffn>(16, 6, 20), 7};
+    std::vector<double> weight(6 * 20), gradient(6 * 20);
+    const auto make = [&](const char* name) {
+      return linear<double, down>(ctx, name, {.memory = {weight.data(), gradient.data()}});
+    };
+    auto first = make("first"), second = make("second");
+    parameter_units<double, cpu> units(ctx, zero_level::replicated, {});
+    units.add(ctx, 0, [&](auto&& f) { first.visit(f); });
+    CHECK_THROWS_WITH_AS(units.add(ctx, 0, [&](auto&& f) { second.visit(f); }),
+                         doctest::Contains("the values of parameter second.weight share memory of the caller's with "
+                                           "the values of parameter first.weight"),
+                         error);
+  });
+}

@@ -9,6 +9,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/nn/parameter/memory_users.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/parts.hpp"
@@ -55,18 +56,26 @@ std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... l
       layers...);
   return taken;
 }
-/// Begins the gradients of all parameters of layers or models.
+/// Begins the gradients of all parameters of layers or models. Throws where two of them share memory of the caller's.
 template <compute_device Device, class... Layers>
 void zero_gradients(const context<Device>& ctx, Layers&... layers) {
-  each_parameter([&](auto& p) { p.zero_gradient(ctx); }, layers...);
+  detail::memory_users users;
+  each_parameter(
+      [&](auto& p) {
+        users.add(p);
+        p.zero_gradient(ctx);
+      },
+      layers...);
 }
 /// Completes the gradients of all parameters of layers or models, each once, after a step's last pass: for programs
 /// with an optimizer of their own, which then read `gradient()` or their own memory. With one of plait's, call `reduce`
-/// for each, or let a training_step do it. Collective.
+/// for each, or let a training_step do it. Throws where two share memory of the caller's. Collective.
 template <compute_device Device, class... Layers>
 void reduce_all(const context<Device>& ctx, Layers&... layers) {
+  detail::memory_users users;
   each_parameter(
       [&](auto& p) {
+        users.add(p);
         if (p.trainable()) static_cast<void>(p.reduce(ctx));
       },
       layers...);

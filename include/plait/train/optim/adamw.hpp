@@ -170,6 +170,7 @@ class adamw {
     for (reduced& g : gradients) {
       auto& p = g.parameter();
       check_cut(ctx, p);
+      moments_.require_own_memory(p);
       detail::note_update(ctx, g);
       const parameter_piece piece = p.piece();
       const G* const values = g.data();
@@ -207,6 +208,11 @@ class adamw {
               const tensor<G, Gradient, Device>& gradient, bool decays = true) {
     static_assert(enforced<detail::optimizer_value<Stored, Gradient>, among<Stored, Gradient>, Gradient, Stored>);
     const box part = local_box(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    if (p.size() != part.local_size() || gradient.size() != p.size())
+      fail({"adamw: ", name, " has ", p.size(), " elements and its gradient ", gradient.size(),
+            "; this rank's part has ", part.local_size(),
+            ": a tensor of none was moved from, or views a null pointer"});
+    moments_.require_own_memory(name, p.data(), static_cast<std::size_t>(p.size()) * sizeof(M));
     run(ctx, {{p.data(),
                gradient.data(),
                nullptr,

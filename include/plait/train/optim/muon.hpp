@@ -102,6 +102,7 @@ class muon {
     std::vector<reduced> matrices, others;
     for (reduced& g : gradients) {
       auto& p = g.parameter();
+      momenta_.require_own_memory(p);
       const bool hidden = is_hidden_matrix(p.info());
       if (hidden) detail::note_update(ctx, g);
       if (hidden && g.size() == 0) {  // another data rank's

@@ -17,6 +17,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/moved_mark.hpp"
 #include "plait/device/buffer.hpp"
+#include "plait/nn/parameter/memory_users.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {
@@ -45,6 +46,7 @@ class optimizer_state {
   void begin_step() {
     require_here();
     ++begun_;
+    users_.clear();
   }
   /// The last step was skipped: no parameter that was left out of it has missed one. Called n times before the next
   /// step, it is the last n steps: each is forgotten once, so that no count of missed steps is below 0.
@@ -80,6 +82,15 @@ class optimizer_state {
     state.missed += missed_since(state.round);
     state.move_to(rounds_);
     return state.memory.template data<std::byte>();
+  }
+  /// A parameter, or values that are known by a name alone, are about to be updated in this step. Throws where they
+  /// share memory of the caller's with others of this step.
+  template <class Parameter>
+  void require_own_memory(const Parameter& p) {
+    users_.add(p);
+  }
+  void require_own_memory(const std::string& name, const void* values, std::size_t bytes) {
+    users_.add(name, values, bytes);
   }
   /// Whether there is a state of a parameter of `n` elements.
   bool has(const std::string& name, std::int64_t n) const {
@@ -182,6 +193,7 @@ class optimizer_state {
 
   const char* optimizer_;
   moved_mark mark_;
+  detail::memory_users users_;  ///< in this step
   std::unordered_map<std::string, kept> kept_;
   std::int64_t begun_ = 0;       ///< begin_step was called so often
   std::int64_t updated_in_ = 0;  ///< the last of these in which a parameter was updated
