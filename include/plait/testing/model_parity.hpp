@@ -39,6 +39,8 @@ struct model_setup {
   double learning_rate = 3e-3;
   double clip = 1.0;
   adamw_options optimizer{};
+  /// The ZeRO level and the other choices of data parallelism on a mesh. One rank alone runs with none of them but
+  /// `delayed_norm`, which is another algorithm.
   pipeline_options parallel{};
   std::uint64_t seed = 2026;
   double tolerance = 1e-10;  ///< relative, in the Euclidean norm of each parameter
@@ -206,12 +208,15 @@ std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& h
   return all;
 }
 
-/// Returns what one rank alone sees, on a mesh with the axes of `mesh`. Finds a case that shows nothing: a parameter
-/// without a gradient, a loss or weights that stay the same.
+/// Returns what one rank alone sees, on a mesh with the axes of `mesh`, at ZeRO level `replicated`. Finds a case that
+/// shows nothing: a parameter without a gradient, a loss or weights that stay the same.
 template <class Make, class Launch = on_cpu>
 model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found,
                           const Launch& launch = {}) {
-  model_outcome one = std::move(train_on(detail::of_one_rank(mesh), how, make, nullptr, launch)[0]);
+  model_setup alone = how;
+  alone.parallel = {};  // one rank has nobody to share with
+  alone.parallel.parallel.delayed_norm = how.parallel.parallel.delayed_norm;
+  model_outcome one = std::move(train_on(detail::of_one_rank(mesh), alone, make, nullptr, launch)[0]);
   for (const std::vector<named_values>* step : {&one.first_gradients, &one.last_gradients})
     for (const named_values& g : *step) {
       const double size = norm_of(g.values), whole = one.steps.back().gradient_norm;
@@ -289,7 +294,17 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
   return found;
 }
 
-/// All of it, for meshes without a pipeline, whose axes are those of `axes`.
+/// All of it, for meshes without a pipeline, whose axes are those of `axes`: what each rank of each mesh has after
+/// `how.steps` steps, against one rank alone. Losses and gradient norms of every step, gradients of the first and the
+/// last, and weights are equal within `how.tolerance`; what is sent and kept is what a dry run says.
+///
+///     for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
+///                                    zero_level::parameters}) {
+///       how.parallel.parallel.level = level;
+///       found.add(check_model(one, meshes, how, make), cat({"ZeRO ", static_cast<int>(level)}));
+///     }
+///
+/// Throws where a mesh has one rank along the data axes and the level is above `replicated`, as a program would.
 template <class Make, class Launch = on_cpu>
 findings check_model(const mesh_shape& axes, const std::vector<mesh_shape>& meshes, const model_setup& how, Make&& make,
                      const Launch& launch = {}) {

@@ -3,7 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "plait/schedule/generators/zero_bubble.hpp"
 #include "support/gpt2_parity.hpp"
@@ -28,6 +31,29 @@ struct with_idle_axis {
 using S = with_idle_axis;
 
 const gpt2::config config = tiny_gpt2(1);
+constexpr zero_level sharded_levels[] = {zero_level::optimizer, zero_level::gradients, zero_level::parameters};
+
+/// Adds the gradient of a penalty on the positions' table, each data rank its share, and reads as many values as this
+/// rank stores without asking where they begin.
+template <class Device>
+struct penalised : gpt2::model<double, S, Device> {
+  using base = gpt2::model<double, S, Device>;
+  using base::base;
+  typename base::gradient backward_layers(const microbatch<Device>& mb, const typename base::tokens& ids,
+                                          typename base::saved& kept, typename base::gradient dy) {
+    dy = base::backward_layers(mb, ids, kept, std::move(dy));
+    if constexpr (!only_counts<Device>)
+      this->visit([&](auto& p) {
+        if (p.name() != "wpe.weight") return;
+        const double* const values = std::as_const(p).value();
+        double* const sums = p.used_gradient(mb.ctx.device);
+        for (std::int64_t i = 0; i < p.piece().size(); ++i)
+          sums[i] += 0.1 * values[i] / static_cast<double>(mb.ctx.ranks.size());
+      });
+    return dy;
+  }
+};
+
 mesh_shape shape(std::int64_t d, std::int64_t i) { return S::mesh{d, i}.shape(); }
 
 template <class Make>
@@ -50,8 +76,45 @@ auto spoiled(Spoil spoil) {
 
 }  // namespace
 
-TEST_CASE("nothing is found where nothing is wrong") {
-  CHECK(found({shape(2, 1)}, gpt2_setup<S>(config), make_gpt2<S>(config)) == "");
+TEST_CASE("nothing is found where nothing is wrong, at any level of ZeRO") {
+  model_setup how = gpt2_setup<S>(config);
+  CHECK(found({shape(2, 1), shape(4, 1)}, how, make_gpt2<S>(config)) == "");
+  for (const zero_level level : sharded_levels)
+    for (const bucket_cut cut : {bucket_cut::even, bucket_cut::whole}) {
+      CAPTURE(static_cast<int>(level));
+      how.parallel.parallel = {.level = level, .delayed_norm = cut == bucket_cut::whole};
+      how.parallel.cut = cut;
+      CHECK(found({shape(2, 1), shape(4, 1)}, how, make_gpt2<S>(config)) == "");
+    }
+}
+
+TEST_CASE("a penalty that takes this rank's piece of a parameter for all of it, which is right at level 0 alone") {
+  const auto make = [](const auto& ctx, stage_layers part, auto) {
+    return std::make_unique<penalised<device_of<decltype(ctx)>>>(ctx, config, part);
+  };
+  model_setup how = gpt2_setup<S>(config);
+  CHECK(found({shape(2, 1)}, how, make) == "");
+  for (const zero_level level : sharded_levels) {
+    CAPTURE(static_cast<int>(level));
+    how.parallel.parallel.level = level;
+    const std::string text = found({shape(2, 1)}, how, make);
+    for (const char* what :
+         {"2 dp * 1 idle, rank 0: step 0: the gradient norm differs by",
+          "gradient of the first step: wpe.weight differs by", "rank 0: step 1: the loss differs by"})
+      CHECK(contains(text, what));
+    CHECK(!contains(text, "step 0: the loss"));
+    CHECK(!contains(text, "initial"));
+    CHECK(!contains(text, "first step: ln_f"));
+  }
+}
+
+TEST_CASE("a level that saves nothing on a mesh is refused, as in a program") {
+  model_setup how = gpt2_setup<S>(config);
+  how.parallel.parallel.level = zero_level::gradients;
+  CHECK_THROWS_WITH_AS(found({shape(1, 2)}, how, make_gpt2<S>(config)),
+                       doctest::Contains("zero_level::gradients shards over the axes of data_axes::shard, along which "
+                                         "this mesh has one rank"),
+                       error);
 }
 
 TEST_CASE("an axis that does nothing") {
