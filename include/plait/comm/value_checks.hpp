@@ -17,8 +17,8 @@
 namespace plait {
 
 /// In which steps the values that types call equal on ranks are compared over those ranks: seeds, sizes and numbers of
-/// the optimizer, tokens, what layers take at their boundaries, parameters and reduced gradients. The default is
-/// `first`.
+/// the optimizer, tokens, what layers take at their boundaries, parameters, reduced gradients and moments. The default
+/// is `first`.
 struct value_check {
   /// Every n-th step, the first included. Throws unless n is at least 1.
   static value_check every(std::int64_t n) {

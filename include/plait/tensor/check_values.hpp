@@ -236,15 +236,20 @@ void note_backward(const microbatch<Device>& mb, const layout& a, std::string_vi
   note_boundary(mb, a, "the gradient of the output of ", name, dy, size);
 }
 
+/// Notes elements of what an optimizer has for this rank's piece of a parameter.
+template <class T, compute_device Device, class Parameter>
+void note_piece(const context<Device>& ctx, const Parameter& p, std::string_view what, const T* data,
+                std::int64_t size) {
+  note_value(ctx, p.stored(), what, p.name(), data, size, p.home() ? p.home()->axes() : axis_list());
+}
 /// Notes what an optimizer is about to use: the reduced gradient of a parameter and its master values.
 template <compute_device Device, class Gradient>
 void note_update(const context<Device>& ctx, const Gradient& gradient) {
   if constexpr (!only_counts<Device>) {
     if (!notes_values(ctx)) return;
     const auto& p = gradient.parameter();
-    const axis_list cut = p.home() ? p.home()->axes() : axis_list();
-    note_value(ctx, p.stored(), "the reduced gradient of ", p.name(), gradient.data(), gradient.size(), cut);
-    note_value(ctx, p.stored(), "the stored values of ", p.name(), std::as_const(p).value(), gradient.size(), cut);
+    note_piece(ctx, p, "the reduced gradient of ", gradient.data(), gradient.size());
+    note_piece(ctx, p, "the stored values of ", std::as_const(p).value(), gradient.size());
   }
 }
 /// Throws `disagreement` unless all ranks have equal values, in a step that is checked. Collective over the ranks of

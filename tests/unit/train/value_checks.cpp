@@ -1,16 +1,19 @@
 // program: training_step
-// What types call equal on ranks is compared over them: one value of one rank that is another is found and named, and
-// nothing is found where all is right (every other test of ranks runs with the checks of a first step).
+// What types call equal on ranks is compared over them: one value of one rank that is another is found and named, at
+// each kind of place, and nothing is found where all is right (every other test of ranks runs with the checks of a
+// first step).
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/train/optim/adamw.hpp"
+#include "plait/train/optim/muon.hpp"
 #include "plait/train/train_step.hpp"
 #include "support/layer_check.hpp"
 #include "support/memory_file_system.hpp"
@@ -43,7 +46,7 @@ struct run {
   double clip = 1, rate = 1e-2;
   std::int64_t microbatches = 2, first_sample = 0;
   int steps = 3;
-  std::function<void(std::int64_t, host_tokens&, host_tokens&)> change_tokens = [](auto...) {};
+  std::function<void(std::int64_t, host_tokens&, host_tokens&, host_starts&)> change_tokens = [](auto&&...) {};
   std::function<void(int step)> before_run = [](int) {};
 
   parameter<float, cpu>& named(const std::string& name) {
@@ -57,10 +60,10 @@ struct run {
   void train() {
     training_step step(ctx, model, optimizer, microbatches, clip, options);
     for (int i = 0; i < steps; ++i) {
-      step.load(ctx, first_sample + i * 8, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
+      step.load(ctx, first_sample + i * 8, [&](std::int64_t m, host_tokens& ids, host_tokens& labels, host_starts& s) {
         for (std::int64_t k = 0; k < ids.size(); ++k)
           labels.data()[k] = ((ids.data()[k] = (k + m + 3 * ids.sample(0)) % 13) + 1) % 13;
-        change_tokens(m, ids, labels);
+        change_tokens(m, ids, labels, s);
       });
       before_run(i);
       optimizer.begin_step(ctx, rate);
@@ -77,6 +80,7 @@ struct setting {
   std::uint64_t seed = 1;
   std::int64_t length = 8;
   adamw_options adamw{};
+  plait::numerics numerics{};
 };
 
 /// What is said where `fault` changes the program of rank 3 of dp 2 x tp 2, `before` what it is made from; "" if
@@ -90,7 +94,8 @@ std::string told(Before&& before, Fault&& fault) {
       if (odd) before(s);
       world ranks(s.mesh.shape(), c);
       cpu device;
-      const context<cpu> ctx{device, ranks, llama_sizes<two_axes>(small, s.mesh.shape(), 4, s.length), s.seed};
+      const context<cpu> ctx{device, ranks, llama_sizes<two_axes>(small, s.mesh.shape(), 4, s.length), s.seed,
+                             s.numerics};
       run r{ranks, ctx, model_type(ctx, small), adamw<float>(s.adamw)};
       r.model.visit([&](auto& p) { p.initialize(ctx); });
       fault(r, odd);
@@ -103,46 +108,234 @@ std::string told(Before&& before, Fault&& fault) {
 }
 const auto nothing = [](auto&&...) {};
 
-}  // namespace
+using rows = spec<shard<batch, dp>, hidden, invariant<tp>>;
+using wide = spec<shard<batch, dp>, shard<ffn, tp>>;
+struct up {
+  using input = rows;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = wide;
+};
+struct down {
+  using input = wide;
+  using weight = spec<hidden, shard<ffn, tp>>;
+  using output = rows;
+  static constexpr bool bias = true;
+};
+struct replicated_down : down {
+  using output = spec<shard<batch, dp>, hidden, replicate<tp>>;
+};
 
-TEST_CASE("what contexts and steps are made from is the same on all ranks") {
-  CHECK(told(nothing, nothing) == "");
-  CHECK(has(told([](setting& s) { s.seed = 2; }, nothing),
-            "context: rank 3 runs with seed 2, ranks 0 to 2 with seed 1; every rank needs the same values"));
-  CHECK(has(told(
-                [](setting& s) {
-                  s.mesh = small_mesh{4, 1};
-                },
-                nothing),
-            "context: rank 3 runs with mesh dp=4,tp=1, ranks 0 to 2 with mesh dp=2,tp=2; "));
-  CHECK(has(told([](setting& s) { s.length = 16; }, nothing), "context: rank 3 runs with seq 16, ranks 0 to 2 with"));
-  CHECK(has(told([](setting& s) { s.adamw.weight_decay = 0.2; }, nothing),
-            "adamw::begin_step: rank 3 runs with weight_decay 0.2, ranks 0 to 2 with weight_decay 0.1"));
-  CHECK(has(told(nothing, [](run& r, bool odd) { r.rate = odd ? 0.0100000001 : 0.01; }),
-            "adamw::begin_step: rank 3 runs with learning_rate 0.0100000001, ranks 0 to 2 with learning_rate 0.01;"));
-  CHECK(has(told(nothing, [](run& r, bool odd) { r.clip = odd ? 2 : 1; }), "training step: rank 3 runs with clip 2"));
-  CHECK(has(told(nothing, [](run& r, bool odd) { r.microbatches = odd ? 1 : 2; }), "rank 3 runs with microbatches 1"));
-  CHECK(has(told(nothing, [](run& r, bool odd) { r.first_sample = odd ? 8 : 0; }),
-            "training_step::load: rank 3 runs with first_sample 8"));
+/// Flips one bit of the third float, or of the fifth number in bf16.
+void flip(const void* values) {
+  auto* const byte = static_cast<std::byte*>(const_cast<void*>(values)) + 8;
+  *byte ^= std::byte{0x40};
 }
 
-TEST_CASE("tokens are the same along axes that do not shard them") {
+/// What rank 3 does otherwise in a program with a loop and an optimizer of its own.
+struct loop_fault {
+  std::string place{};                               ///< flips a bit of the values there
+  std::uint64_t later_step = 0, later_position = 0;  ///< in what it saves
+};
+
+template <class Down = down, class Optimizer = adamw<float>, class Options = adamw_options>
+std::string told_by_loop(const loop_fault& fault, const Options& options = {}) {
+  memory_file_system disk;
+  try {
+    threads::run(4, [&](threads::communicator c) {
+      world ranks(small_mesh{2, 2}.shape(), c);
+      ranks.checks().set(value_check::always);
+      cpu device;
+      const context<cpu> ctx{device, ranks, sizes_of<batch, hidden, ffn>(8, 16, 32), 3};
+      const bool odd = c.rank() == 3;
+      int step = 0;
+      const auto place = [&](const std::string& name, const void* values) {
+        if (odd && name + cat({" of step ", step}) == fault.place) flip(values);
+      };
+      rms_norm<float, rows> norm(ctx, 1e-5, "norm");
+      linear<float, up> first(ctx, "up");
+      linear<float, Down> second(ctx, "down");
+      rms_norm<float, typename Down::output> last(ctx, 1e-5, "last");
+      Optimizer optimizer(options);
+      const auto each = [&](auto&& f) { each_parameter(f, norm, first, second, last); };
+      each([&](auto& p) { p.initialize(ctx); });
+      for (; step < 3; ++step) {  // a step's values are compared when the next begins
+        each([&](auto& p) { p.gather(ctx), place("gathered " + p.name(), p.used_value()), p.zero_gradient(ctx); });
+        tensor<float, rows> x(ctx);
+        kernels::fill_normal(device, x.data(), x.part(), 7, 1, 0.0, 1.0);
+        place("x", x.data());
+        typename decltype(norm)::saved kept_norm;
+        typename decltype(first)::saved kept_first;
+        typename decltype(second)::saved kept_second;
+        typename decltype(last)::saved kept_last;
+        const auto n = norm.forward(ctx, x, &kept_norm);
+        place("n", n.data());
+        const auto h = first.forward(ctx, n, &kept_first);
+        const auto y = second.forward(ctx, h, &kept_second);
+        place("y", y.data());
+        const auto z = last.forward(ctx, y, &kept_last);
+        tensor<float, dual_t<typename Down::output>> dz(ctx);
+        for (std::int64_t i = 0; i < z.size(); ++i) dz.data()[i] = z.data()[i] * x.data()[i] / 8;
+        place("dz", dz.data());
+        const auto dy = last.backward(ctx, y, kept_last, dz);
+        place("dy", dy.data());
+        const auto dh = second.backward(ctx, h, kept_second, dy);
+        const auto dn = first.backward(ctx, n, kept_first, dh);
+        place("dn", dn.data());
+        norm.backward(ctx, x, kept_norm, dn);
+        optimizer.begin_step(ctx, 1e-2);
+        each([&](auto& p) {
+          auto reduced = p.reduce(ctx);
+          place("gradient " + p.name(), reduced.data());
+          place("stored " + p.name(), std::as_const(p).value());
+          optimizer.visit_state(ctx, p, [&](const optimizer_tensor& t) { place("state " + p.name(), t.values); });
+          optimizer.update(ctx, std::move(reduced));
+          place("updated " + p.name(), std::as_const(p).value());
+        });
+      }
+      checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
+      const std::uint64_t later = odd ? fault.later_step : 0;
+      const auto position = static_cast<std::int64_t>(odd ? fault.later_position : 0);
+      saver.save(ctx, 1 + later, {.scalars = {{"position", position}}});
+    });
+  } catch (const error& e) {
+    return e.what();
+  }
+  return {};
+}
+
+/// What a model is told where all ranks save and load a state, and rank 3 then changes something.
+template <class Change>
+std::string told_after_load(Change&& change) {
+  memory_file_system disk;
+  return told(nothing, [&](run& r, bool odd) {
+    r.before_run = [&r, &disk, &change, odd](int step) {
+      if (step != 1) return;
+      checkpoint_saver saver(r.ctx.device, r.ranks.root(), {.directory = "steps"}, disk);
+      saver.save(r.ctx, r.model, r.optimizer, 1);
+      saver.wait(r.ctx.device);
+      load_state(r.ctx, r.ranks.root(), r.model, r.optimizer, "steps", {}, disk);
+      if (odd) change(r);
+    };
+  });
+}
+
+/// What a model is told where rank 3 changes tokens of microbatch 1.
+template <class Change>
+std::string told_of_tokens(Change&& change) {
+  return told(nothing, [&](run& r, bool odd) {
+    r.change_tokens = [&change, odd](std::int64_t m, auto& ids, auto& labels, auto& starts) {
+      if (odd && m == 1) change(ids, labels, starts);
+    };
+  });
+}
+
+}  // namespace
+
+TEST_CASE("one value of one rank, at each kind of place") {
+  CHECK(told(nothing, nothing) == "");
+  CHECK(told_by_loop({}) == "");
+  CHECK(told_by_loop<down, muon<float>>({}, muon_options{}) == "");
+  CHECK(told_after_load([](run&) {}) == "");
+  const auto set = [](auto change) { return told(change, nothing); };
+  const auto differ = [](const std::string& axis, const std::string& what) {
+    return cat({"checked values: ranks along ", axis, " differ in ", what,
+                ", which the type calls equal: rank 3 (dp=1, tp=1) differs from rank ", axis == "tp" ? 2 : 1, " by "});
+  };
+  const struct {
+    std::string place, told, named;
+  } faults[] = {
+      // What contexts, steps and optimizers are made from.
+      {"seed", set([](setting& s) { s.seed = 2; }),
+       "context: rank 3 runs with seed 2, ranks 0 to 2 with seed 1; every rank needs the same values"},
+      {"size of a dim", set([](setting& s) { s.length = 16; }), "context: rank 3 runs with seq 16, ranks 0 to 2 with"},
+      {"mesh", set([](setting& s) {
+         s.mesh = small_mesh{4, 1};
+       }),
+       "context: rank 3 runs with mesh dp=4,tp=1, ranks 0 to 2 with mesh dp=2,tp=2; "},
+      {"numerics", set([](setting& s) { s.numerics = deterministic<4>{}; }),
+       "context: rank 3 runs with numerics 4,4,1,0, ranks 0 to 2 with numerics 0,0,0,0"},
+      {"learning rate", told(nothing, [](run& r, bool odd) { r.rate = odd ? 0.0100000001 : 0.01; }),
+       "adamw::begin_step: rank 3 runs with learning_rate 0.0100000001, ranks 0 to 2 with learning_rate 0.01;"},
+      {"weight decay", set([](setting& s) { s.adamw.weight_decay = 0.2; }),
+       "adamw::begin_step: rank 3 runs with weight_decay 0.2, ranks 0 to 2 with weight_decay 0.1"},
+      {"first beta", set([](setting& s) { s.adamw.beta1 = 0.8; }), "rank 3 runs with beta1 0.8, ranks 0 to 2 with"},
+      {"second beta", set([](setting& s) { s.adamw.beta2 = 0.9; }), "rank 3 runs with beta2 0.9, ranks 0 to 2 with"},
+      {"epsilon", set([](setting& s) { s.adamw.epsilon = 1e-9; }), "rank 3 runs with epsilon 1e-09, ranks 0 to 2"},
+      {"form of moments", set([](setting& s) { s.adamw.moments = moment_type::bf16; }),
+       "rank 3 runs with moments bf16"},
+      {"clip limit", told(nothing, [](run& r, bool odd) { r.clip = odd ? 2 : 1; }),
+       "training step: rank 3 runs with clip 2"},
+      {"microbatches", told(nothing, [](run& r, bool odd) { r.microbatches = odd ? 1 : 2; }),
+       "rank 3 runs with microbatches 1"},
+      {"first sample", told(nothing, [](run& r, bool odd) { r.first_sample = odd ? 8 : 0; }),
+       "training_step::load: rank 3 runs with first_sample 8"},
+      // Tokens, along an axis that does not shard them.
+      {"token", told_of_tokens([](auto& ids, auto&, auto&) { ids.data()[3] = 5; }),
+       differ("tp", "the ids of microbatch 1")},
+      {"label", told_of_tokens([](auto&, auto& labels, auto&) { labels.data()[3] = -100; }),
+       differ("tp", "the labels of microbatch 1")},
+      {"document start", told_of_tokens([](auto&, auto&, auto& starts) { starts.data()[3] = 3; }),
+       differ("tp", "the document starts of microbatch 1")},
+      // What layers take.
+      {"input of a layer", told_by_loop({"x of step 0"}), differ("tp", "the input of norm")},
+      {"invariant activation", told_by_loop({"n of step 0"}), differ("tp", "the input of up")},
+      {"replicated activation", told_by_loop<replicated_down>({"y of step 0"}), differ("tp", "the input of last")},
+      {"gradient of the loss", told_by_loop({"dz of step 0"}), differ("tp", "the gradient of the output of last")},
+      {"gradient of an output", told_by_loop({"dn of step 0"}), differ("tp", "the gradient of the output of norm")},
+      {"gradient before a reduction", told_by_loop({"dy of step 0"}),
+       differ("tp", "the gradient of the output of down")},
+      // Parameters and their gradients.
+      {"initial value",
+       told(nothing,
+            [](run& r, bool odd) {
+              if (odd) flip(r.named("norm").value());
+            }),
+       "norm.weight, which the type calls equal: rank 3"},
+      {"values that rank 0 alone has",
+       told(nothing,
+            [](run& r, bool) {
+              if (r.ranks.rank() == 0)
+                r.model.visit([&](auto& p) { kernels::fill(r.ctx.device, p.value(), p.size(), 0.1); });
+            }),
+       "ranks along dp differ in the values of model.embed_tokens.weight, which the type calls equal: rank "},
+      {"loaded value", told_after_load([](run& r) { flip(r.named("down_proj").value()); }),
+       differ("dp", "the values of model.layers.0.mlp.down_proj.weight")},
+      {"gathered value", told_by_loop({"gathered up.weight of step 0"}), differ("dp", "the values of up.weight")},
+      {"updated value", told_by_loop({"updated up.weight of step 0"}), differ("dp", "the values of up.weight")},
+      {"stored value", told_by_loop({"stored up.weight of step 0"}), differ("dp", "the stored values of up.weight")},
+      {"reduced gradient", told_by_loop({"gradient up.weight of step 0"}),
+       differ("dp", "the reduced gradient of up.weight")},
+      {"reduced gradient of a bias", told_by_loop({"gradient down.bias of step 0"}),
+       "differ in the reduced gradient of down.bias, which"},
+      {"reduced gradient of a norm", told_by_loop({"gradient norm.weight of step 0"}),
+       "differ in the reduced gradient of norm.weight, which"},
+      // What optimizers keep.
+      {"moment", told_by_loop({"state up.weight of step 1"}), differ("dp", "the moments of up.weight")},
+      {"moment in bf16", told_by_loop({"state up.weight of step 1"}, adamw_options{.moments = moment_type::bf16}),
+       differ("dp", "the moments of up.weight")},
+      {"momentum", told_by_loop<down, muon<float>>({"state up.weight of step 1"}, muon_options{}),
+       differ("dp", "the momentum of up.weight")},
+      {"loaded moment", told_after_load([](run& r) {
+         r.optimizer.visit_state(r.ctx, r.named("down_proj"), [](const optimizer_tensor& t) { flip(t.values); });
+       }),
+       differ("dp", "the moments of model.layers.0.mlp.down_proj.weight")},
+      // What is saved.
+      {"scalar of a save", told_by_loop({.later_position = 1}),
+       "checkpoint: step 1 is not saved: rank 3 runs with position 1, ranks 0 to 2 with position 0"},
+      {"step of a save", told_by_loop({.later_step = 1}),
+       " is not saved: rank 3 runs with step 2, ranks 0 to 2 with step 1"},
+  };
+  for (const auto& fault : faults) {
+    CAPTURE(fault.place);
+    CAPTURE(fault.told);
+    CHECK(has(fault.told, fault.named));
+  }
+  // Terms of a sum are unlike on its ranks.
   CHECK(
-      has(told(nothing,
-               [](run& r, bool odd) {
-                 r.change_tokens = [odd](std::int64_t m, auto& ids, auto&) {
-                   if (odd && m == 1) ids.data()[3] = 5;
-                 };
-               }),
-          "checked values: ranks along tp differ in the ids of microbatch 1, which the type calls equal: rank 3 (dp=1, "
-          "tp=1) differs from rank 2 by "));
-  CHECK(has(told(nothing,
-                 [](run& r, bool odd) {
-                   r.change_tokens = [odd](std::int64_t, auto&, auto& labels) {
-                     if (odd) labels.data()[3] = -100;
-                   };
-                 }),
-            "ranks along tp differ in the labels of microbatch 0, which"));
+      has(told_by_loop<replicated_down>({}),
+          "the gradient of the output of last is partial over tp, so that its 2 ranks hold terms of a sum, and all of "
+          "them hold the same values, which the sum would count 2 times; a value whose gradient is equal on all ranks "
+          "is invariant<tp>, and not replicate<tp>"));
 }
 
 TEST_CASE("one element of a parameter or a gradient of one rank, at each level of ZeRO") {
@@ -179,113 +372,6 @@ TEST_CASE("one element of a parameter or a gradient of one rank, at each level o
   CHECK(later(value_check::every(4), false) == "");
   CHECK(later(value_check::always.within(0.1), false) == "");
   CHECK(has(later(value_check::first, true), "the values of model.layers.0.mlp.down_proj.weight"));
-}
-
-namespace {
-
-using rows = spec<shard<batch, dp>, hidden, invariant<tp>>;
-using wide = spec<shard<batch, dp>, shard<ffn, tp>>;
-struct up {
-  using input = rows;
-  using weight = spec<shard<ffn, tp>, hidden>;
-  using output = wide;
-};
-struct down {
-  using input = wide;
-  using weight = spec<hidden, shard<ffn, tp>>;
-  using output = rows;
-  static constexpr bool bias = true;
-};
-using replicated_rows = spec<shard<batch, dp>, hidden, replicate<tp>>;
-struct replicated_down : down {
-  using output = replicated_rows;
-};
-
-/// What a program with a loop and an optimizer of its own is told: `fault` changes values of rank 3 at a place.
-template <class Down>
-std::string told_by_loop(const std::function<void(const std::string&, float*)>& fault, const char* save = nullptr) {
-  memory_file_system disk;
-  try {
-    threads::run(4, [&](threads::communicator c) {
-      world ranks(small_mesh{2, 2}.shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, ranks, sizes_of<batch, hidden, ffn>(8, 16, 32), 3};
-      const auto place = [&](const std::string& name, const float* values) {
-        if (c.rank() == 3) fault(name, const_cast<float*>(values));
-      };
-      linear<float, up> first(ctx, "up");
-      rms_norm<float, rows> norm(ctx, 1e-5, "norm");
-      linear<float, Down> second(ctx, "down");
-      adamw<float> optimizer;
-      each_parameter([&](auto& p) { p.initialize(ctx); }, norm, first, second);
-      for (int step = 0; step < 2; ++step) {
-        gather_parameters(ctx, norm, first, second);
-        zero_gradients(ctx, norm, first, second);
-        tensor<float, rows> x(ctx);
-        kernels::fill_normal(device, x.data(), x.part(), 7, 1, 0.0, 1.0);
-        if (step == 0) place("x", x.data());
-        typename decltype(norm)::saved kept_norm;
-        typename decltype(first)::saved kept_first;
-        typename decltype(second)::saved kept_second;
-        const auto n = norm.forward(ctx, x, &kept_norm);
-        if (step == 0) place("n", n.data());
-        const auto h = first.forward(ctx, n, &kept_first);
-        const auto y = second.forward(ctx, h, &kept_second);
-        tensor<float, dual_t<typename Down::output>> dy(ctx);
-        for (std::int64_t i = 0; i < y.size(); ++i) dy.data()[i] = y.data()[i] / 8;
-        if (step == 0) place("dy", dy.data());
-        const auto dh = second.backward(ctx, h, kept_second, dy);
-        auto dn = first.backward(ctx, n, kept_first, dh);
-        if (step == 0) place("dn", dn.data());
-        norm.backward(ctx, x, kept_norm, dn);
-        optimizer.begin_step(ctx, 1e-2);
-        each_parameter(
-            [&](auto& p) {
-              auto reduced = p.reduce(ctx);
-              if (step == 0) place("gradient of " + p.name(), reduced.data());
-              optimizer.update(ctx, std::move(reduced));
-            },
-            norm, first, second);
-      }
-      if (!save) return;
-      any_communicator all(c);
-      checkpoint_saver saver(device, all, {.directory = "steps"}, disk);
-      saver.save(ctx, 1, {.scalars = {{save, std::int64_t{c.rank() == 3}}}});
-    });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return {};
-}
-std::string told_by_loop_at(const std::string& where) {
-  return told_by_loop<down>([&](const std::string& name, float* values) {
-    if (name == where) values[2] *= 1.001f;
-  });
-}
-
-}  // namespace
-
-TEST_CASE("one element at each boundary of a loop of one's own") {
-  CHECK(told_by_loop<down>(nothing) == "");
-  const auto says = [](const std::string& what) {
-    return "ranks along tp differ in " + what +
-           ", which the type calls equal: rank 3 (dp=1, tp=1) differs from rank 2 by";
-  };
-  CHECK(has(told_by_loop_at("x"), says("the input of norm")));
-  CHECK(has(told_by_loop_at("n"), says("the input of up")));
-  CHECK(has(told_by_loop_at("dy"), says("the gradient of the output of down")));
-  CHECK(has(told_by_loop_at("dn"), says("the gradient of the output of norm")));
-  CHECK(has(told_by_loop_at("gradient of up.weight"),
-            "ranks along dp differ in the reduced gradient of up.weight, which"));
-  CHECK(has(told_by_loop_at("gradient of down.bias"), "differ in the reduced gradient of down.bias, which"));
-  CHECK(has(told_by_loop_at("gradient of norm.weight"), "differ in the reduced gradient of norm.weight, which"));
-  CHECK(
-      has(told_by_loop<replicated_down>(nothing),
-          "the gradient of the output of down is partial over tp, so that its 2 ranks hold terms of a sum, and all of "
-          "them hold the same values, which the sum would count 2 times; a value whose gradient is equal on all ranks "
-          "is invariant<tp>, and not replicate<tp>"));
-  CHECK(has(told_by_loop<down>(nothing, "position"),
-            "checkpoint: step 1 is not saved: rank 3 runs with position 1, ranks 0 to 2 with position 0"));
 }
 
 TEST_CASE("a tensor is compared by hand, and by how much it differs") {

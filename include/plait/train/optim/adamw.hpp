@@ -172,6 +172,7 @@ class adamw {
       check_cut(ctx, p);
       moments_.require_own_memory(p);
       detail::note_update(ctx, g);
+      note_moments(ctx, p);
       const parameter_piece piece = p.piece();
       const G* const values = g.data();
       const auto target = p.begin_update();
@@ -259,6 +260,21 @@ class adamw {
             {"moments", name_of(options_.moments)},       {"step", cat({step_})}};
   }
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
+
+  /// Notes both moments of this rank's piece, but in the first step, where they are zero, and not those of 8 bits,
+  /// which are codes, so that their difference is no number.
+  void note_moments(const context<Device>& ctx, const parameter<Precision, Device>& p) {
+    if constexpr (!only_counts<Device>) {
+      if (step_ == 1 || options_.moments == moment_type::int8 || !detail::notes_values(ctx)) return;
+      const std::int64_t n = p.piece().size();
+      const std::size_t bytes = kernels::places_of(options_.moments, sizeof(A), n, 0).bytes;
+      const std::byte* const memory = n == 0 ? nullptr : moments_.find(ctx, p.name(), n, bytes);
+      if (options_.moments == moment_type::bf16)
+        detail::note_piece(ctx, p, "the moments of ", reinterpret_cast<const bf16*>(memory), 2 * n);
+      else
+        detail::note_piece(ctx, p, "the moments of ", reinterpret_cast<const A*>(memory), 2 * n);
+    }
+  }
 
   /// The place of the first element of a parameter's piece in a block of moments.
   static std::int64_t place_of(const parameter<Precision, Device>& p) {

@@ -104,7 +104,10 @@ class muon {
       auto& p = g.parameter();
       momenta_.require_own_memory(p);
       const bool hidden = is_hidden_matrix(p.info());
-      if (hidden) detail::note_update(ctx, g);
+      if (hidden) {
+        detail::note_update(ctx, g);
+        note_momentum(ctx, p);
+      }
       if (hidden && g.size() == 0) {  // another data rank's
         static_cast<void>(p.begin_update());
         continue;
@@ -160,6 +163,18 @@ class muon {
             rate * scale_of(options_.scale, rows, columns),
             p.info().decays ? rate * options_.weight_decay : 0.0,
             {kernels::run_map::of(p.part()), 0, p.stream_of(p.name())}};
+  }
+  /// Notes this rank's momentum, but in the first step, where it is zero.
+  void note_momentum(const context<Device>& ctx, const parameter<Precision, Device>& p) {
+    if constexpr (!only_counts<Device>) {
+      if (step() == 1 || !detail::notes_values(ctx)) return;
+      const std::int64_t n = p.piece().size();
+      const std::byte* const memory = n == 0 ? nullptr : momenta_.find(ctx, p.name(), n, momentum_bytes(n));
+      if (narrow())
+        detail::note_piece(ctx, p, "the momentum of ", reinterpret_cast<const bf16*>(memory), n);
+      else
+        detail::note_piece(ctx, p, "the momentum of ", reinterpret_cast<const M*>(memory), n);
+    }
   }
   bool narrow() const { return options_.adamw.moments == moment_type::bf16; }
   std::size_t momentum_bytes(std::int64_t elements) const {
