@@ -177,13 +177,15 @@ class training_step {
     loaded_ = true;
   }
 
-  /// Throws unless there are tokens for a run, which this uses up: for who replays a run, as `graph_step` does.
+  /// Throws unless there are tokens for a run, which this uses up, and the optimizer has begun one step: for who
+  /// replays a run, as `graph_step` does.
   void take_loaded() {
     if (!std::exchange(loaded_, false) && !only_counts<device>)
       fail(ran_
                ? "training step: run(ctx) on the tokens of the step before; load(ctx, first_sample, fill) comes before "
                  "each run, and load_again() where the same tokens are meant"
                : "training step: run(ctx) without tokens; load(ctx, first_sample, fill) comes before it");
+    if constexpr (!only_counts<device>) optimizer_.take_step();
     ran_ = true;
   }
   /// The next run is on the tokens of the one before: for benchmarks, and tests of memorising.

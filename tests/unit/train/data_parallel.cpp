@@ -290,6 +290,7 @@ TEST_CASE("what does not fit a policy is refused by name") {
               adamw<double> optimizer;
               training_step one(ctx, model, optimizer, 1, 1.0), two(ctx, model, optimizer, 1, 1.0);
               one.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
+              optimizer.begin_step(ctx, 1e-3);
               one.run(ctx);
             }),
             "training step: another one has been made for this model since"));

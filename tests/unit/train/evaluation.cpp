@@ -183,10 +183,19 @@ TEST_CASE("a stage without units, a limit that is no number, a run without token
     CHECK_ERROR(step.result(ctx), "training step: result(ctx) before the first run(ctx)");
     CHECK_ERROR(step.load_again(), "training step: load_again() before the first run(ctx)");
     model.visit([&](auto& p) { p.initialize(ctx); });
-    step.load(ctx, 0, [](std::int64_t, host_tokens& ids, host_tokens& labels) {
-      std::fill_n(ids.data(), ids.size(), 1);
-      std::fill_n(labels.data(), labels.size(), 2);
-    });
+    const auto load = [&] {
+      step.load(ctx, 0, [](std::int64_t, host_tokens& ids, host_tokens& labels) {
+        std::fill_n(ids.data(), ids.size(), 1);
+        std::fill_n(labels.data(), labels.size(), 2);
+      });
+    };
+    load();
+    CHECK_ERROR(step.run(ctx), "adamw: begin_step(ctx, learning_rate) comes before each run(ctx) of a training step");
+    load();
+    for (int i = 0; i < 3; ++i) optimizer.begin_step(ctx, 1e-3);
+    CHECK_ERROR(step.run(ctx), "adamw: begin_step was called 3 times before one run(ctx) of a training step; it comes ",
+                "once for a step, whatever the number of microbatches");
+    load();
     optimizer.begin_step(ctx, 1e-3);
     step.run(ctx);
     CHECK_ERROR(step.run(ctx),

@@ -98,7 +98,7 @@ class adamw {
       fail({"adamw: the learning rate is ", learning_rate, "; legal is 0 or more"});
     detail::begin_checked_step(ctx);
     detail::agree_in_checked_step(ctx, "adamw::begin_step", [&] { return numbers_of(learning_rate, gradient_scale); });
-    ++step_;
+    ++step_, ++begun_;
     moments_.begin_step();
     learning_rate_ = learning_rate, gradient_scale_ = gradient_scale;
     put_numbers(ctx, scalars_, 0);
@@ -117,8 +117,19 @@ class adamw {
     take_clip(ctx, scalars_, &clipped->factor, &clipped->update);
     for (auto& [missed, numbers] : late_) take_clip(ctx, numbers, &clipped->factor, &clipped->update);
   }
+  /// A training step begins to run: throws unless `begin_step` was called once since the last update or run, as it
+  /// counts steps for the corrections of the moments' bias.
+  void take_step() {
+    const int begun = std::exchange(begun_, 0);
+    if (begun == 0) fail("adamw: begin_step(ctx, learning_rate) comes before each run(ctx) of a training step");
+    if (begun > 1)
+      fail({"adamw: begin_step was called ", begun,
+            " times before one run(ctx) of a training step; it comes once for a "
+            "step, whatever the number of microbatches"});
+  }
   /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
   void forget_step() {
+    begun_ = 0;
     --step_;
     moments_.forget_step();
   }
@@ -165,6 +176,7 @@ class adamw {
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together.
   void update(const context<Device>& ctx, std::span<reduced> gradients) {
+    begun_ = 0;
     std::vector<one> all;
     all.reserve(gradients.size());
     for (reduced& g : gradients) {
@@ -208,6 +220,7 @@ class adamw {
   void update(const context<Device>& ctx, const std::string& name, tensor<M, Stored, Device>& p,
               const tensor<G, Gradient, Device>& gradient, bool decays = true) {
     static_assert(enforced<detail::optimizer_value<Stored, Gradient>, among<Stored, Gradient>, Gradient, Stored>);
+    begun_ = 0;
     const box part = local_box(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     if (p.size() != part.local_size() || gradient.size() != p.size())
       fail({"adamw: ", name, " has ", p.size(), " elements and its gradient ", gradient.size(),
@@ -367,6 +380,7 @@ class adamw {
   buffer<Device> scalars_;
   std::map<std::int64_t, buffer<Device>> late_;  ///< as `scalars_`, by the steps that parameters missed
   std::int64_t step_ = 0;                        ///< for the corrections of bias
+  int begun_ = 0;                                ///< calls of begin_step since the last update
   double learning_rate_ = 0, gradient_scale_ = 1;
 };
 

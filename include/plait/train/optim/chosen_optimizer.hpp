@@ -54,6 +54,9 @@ class chosen_optimizer {
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     std::visit([&](auto& one) { one.prepare(ctx, p); }, one_);
   }
+  void take_step() {
+    std::visit([](auto& one) { one.take_step(); }, one_);
+  }
   void forget_step() {
     std::visit([](auto& one) { one.forget_step(); }, one_);
   }

@@ -52,6 +52,8 @@ class muon {
   }
   /// See `adamw::clip_by`.
   void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped) { others_.clip_by(ctx, clipped); }
+  /// See `adamw::take_step`.
+  void take_step() { others_.take_step(); }
   /// See `adamw::forget_step`.
   void forget_step() { others_.forget_step(); }
   /// How many steps there were, without skipped ones.

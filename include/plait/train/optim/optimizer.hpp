@@ -24,7 +24,8 @@ namespace plait {
 ///
 /// It may have a `prepare(ctx, parameter)`, which a training step calls for every parameter of its stage, on all ranks,
 /// when it is made: it throws where the parameter, as data parallelism cuts it, cannot be updated, and asks for the
-/// communicators that its update needs.
+/// communicators that its update needs. It may have a `take_step()`, which each run of a training step calls first: it
+/// throws where `begin_step` was not called once for the run.
 template <class O, class Precision, class Device>
 concept optimizer =
     requires(O& o, const O& seen, const context<Device>& ctx, double learning_rate,
@@ -65,6 +66,7 @@ class optimizer_ref {
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     calls_->prepare(optimizer_, ctx, p);
   }
+  void take_step() { calls_->take_step(optimizer_); }
   void forget_step() { calls_->forget_step(optimizer_); }
   std::int64_t step() const { return calls_->step(optimizer_); }
 
@@ -74,6 +76,7 @@ class optimizer_ref {
     void (*clip_by)(void*, const context<Device>&, const kernels::clip_numbers*);
     void (*update)(void*, const context<Device>&, std::span<reduced>);
     void (*prepare)(void*, const context<Device>&, const parameter<Precision, Device>&);
+    void (*take_step)(void*);
     void (*forget_step)(void*);
     std::int64_t (*step)(const void*);
   };
@@ -84,6 +87,9 @@ class optimizer_ref {
       [](void* o, const context<Device>& ctx, std::span<reduced> g) { static_cast<O*>(o)->update(ctx, g); },
       [](void* o, const context<Device>& ctx, const parameter<Precision, Device>& p) {
         if constexpr (requires(O& own) { own.prepare(ctx, p); }) static_cast<O*>(o)->prepare(ctx, p);
+      },
+      [](void* o) {
+        if constexpr (requires(O& own) { own.take_step(); }) static_cast<O*>(o)->take_step();
       },
       [](void* o) { static_cast<O*>(o)->forget_step(); },
       [](const void* o) { return static_cast<std::int64_t>(static_cast<const O*>(o)->step()); }};
