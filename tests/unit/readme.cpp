@@ -173,7 +173,7 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
     float *my_positions = part.data(), *my_dpositions = dpart.data();
     const float* all_positions = everything.data();
     pl::free_parameter<float, table, rows> positions(context, "wpe", {my_positions, my_dpositions});
-    pl::take_part(device, positions.weight()->part(), all_positions, my_positions);
+    pl::take_part(device, *positions.weight(), all_positions, my_positions);
     gather_parameters(context, up, positions);  // before the first pass of a step;
     zero_gradients(context, up, positions);     // then passes, which add to my_gradients and my_dpositions;
     my_dpositions[1] += positions.values()[1];

@@ -136,7 +136,7 @@ class cross_entropy_loss
     if (keep) {
       ctx.device.copy(global_max + n, sums, static_cast<std::size_t>(n) * sizeof(S), ctx.device.main_stream());
       keep->statistics = std::move(statistics);
-      keep->stamp.make(nullptr, mb.index);
+      keep->stamp.make(nullptr, mb.index, nullptr);
     }
     detail::note_boundary(mb, layout_v<Logits>, "the logits of ", "cross_entropy", logits, n * range_.columns);
     detail::note_boundary(mb, layout_v<Labels>, "the labels of ", "cross_entropy", labels, n);
@@ -158,7 +158,7 @@ class cross_entropy_loss
     static_assert(enforced<detail::dual_value_check<dual_t<Sum>, output>, among<Logits, Labels>, dual_t<Sum>, output>);
     if (kept.statistics.empty() && rows_ != 0)
       fail("cross_entropy: backward without what forward keeps: give forward a `saved`, and backward the same one");
-    kept.stamp.use("cross_entropy", nullptr, mb.index);
+    kept.stamp.use("cross_entropy", nullptr, mb.index, nullptr);
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
     made_for_.require("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);

@@ -100,7 +100,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     }
     if (keep) {
       keep->inv_rms = std::move(inv);
-      keep->stamp.make(core_.weight.get(), mb.index);
+      keep->stamp.make(core_.weight.get(), mb.index, addend ? sum : x);
     }
     detail::note_forward(mb, *this, layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
@@ -130,7 +130,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     const range profiled(ctx.device, core_.names.backward());
     core_.require_sizes(ctx);
     core_.check_backward(kept.inv_rms, x, dy, dx, addend);
-    kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index);
+    kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index, x);
     detail::note_backward(mb, detail::dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
@@ -254,7 +254,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     }
     if (keep) {
       keep->statistics = std::move(statistics);
-      keep->stamp.make(core_.weight.get(), mb.index);
+      keep->stamp.make(core_.weight.get(), mb.index, addend ? sum : x);
     }
     detail::note_forward(mb, *this, layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
@@ -284,7 +284,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     const range profiled(ctx.device, core_.names.backward());
     core_.require_sizes(ctx);
     core_.check_backward(kept.statistics, x, dy, dx, addend);
-    kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index);
+    kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index, x);
     detail::note_backward(mb, detail::dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;

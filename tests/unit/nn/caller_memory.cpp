@@ -319,6 +319,8 @@ TEST_CASE("a parameter of the program's own is summed over the rows of all ranks
           if (dscale[1] != 2.0 * (1 + 2)) fail("the gradient is not summed over the ranks of the rows");
           if (of_whole_rows.weight()->gradient()[0] != 1) fail("what all ranks compute alike is summed");
         }) == "");
+  CHECK(has(on_ranks(3, [](const context<cpu>& ctx) { free_parameter<double, spec<hidden>, rows>(ctx, "scale"); }),
+            "scale: the global size of a dim is not divisible by the number of ranks that shard it"));
 }
 
 TEST_CASE("one rank's part of a whole array, out of it and back") {

@@ -5,9 +5,12 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
@@ -147,15 +150,46 @@ TEST_CASE("every rank takes its parts of whole arrays, a tied one once") {
   CHECK(why == "");
 }
 
-TEST_CASE("whole arrays are not for a padded table") {
+TEST_CASE("a whole array is without padding, out of it and back, and what is padded is zero") {
   const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
-    embedding<float, layer_policy<ids, table, rows>> lookup(ctx, words - 1, "table");
-    const std::vector<float> whole = numbers(words * width, 1);
-    take_parts(ctx, whole.data(), lookup);
+    for (const std::int64_t rows_of_whole : {words - 1, words / 2 - 1}) {  // the second leaves one rank padding alone
+      embedding<float, layer_policy<ids, table, rows>> lookup(ctx, rows_of_whole, "table");
+      const auto n = static_cast<std::size_t>(rows_of_whole * width);
+      std::vector<float> whole = numbers(n, 1), back(n, -1.0f);
+      whole.resize(words * width, std::nanf(""));  // somebody else's
+      CHECK(take_parts(ctx, whole.data(), lookup) == static_cast<std::int64_t>(n));
+      const float* const own = std::as_const(*lookup.weight()).value();
+      const std::size_t begin = static_cast<std::size_t>(ctx.ranks.rank()) * words * width / 2;
+      for (std::size_t i = 0; i < words * width / 2; ++i) CHECK(own[i] == (begin + i < n ? whole[begin + i] : 0.0f));
+      put_part(ctx.device, *lookup.weight(), own, back.data());
+      for (std::size_t i = 0; i < n; ++i) {
+        const bool mine = i >= begin && i < begin + words * width / 2;
+        CHECK(back[i] == (mine ? whole[i] : -1.0f));
+      }
+    }
   });
-  CHECK(
-      why.find("take_parts: parameter table.weight has 36 elements, and 40 with its padding; set it by fill_values") !=
-      std::string::npos);
+  CHECK(why == "");
+}
+
+TEST_CASE("a backward pass after several forward passes is of the last") {
+  const auto backward_of = [](int which, int forwards) {
+    return on_ranks(2, [=](const context<cpu>& ctx) {
+      with_saved<layer_norm<float, rows>> norm(ctx, 1e-5, "norm");
+      with_saved<linear<float, up_policy>> up(ctx, "up");
+      each_parameter([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); }, norm, up);
+      const std::vector<float> x[] = {numbers(tokens * width, 1), numbers(tokens * width, 2)};
+      std::vector<float> y(tokens * wide), dx(tokens * width);
+      for (int i = 0; i < forwards; ++i) norm.forward(ctx, x[i % 2].data(), dx.data());
+      norm.backward(ctx, x[which].data(), x[0].data(), dx.data());
+      for (int i = 0; i < forwards; ++i) up.forward(ctx, x[i % 2].data(), y.data());
+      up.backward(ctx, x[which].data(), y.data(), dx.data());
+    });
+  };
+  CHECK(backward_of(0, 1) == "");
+  CHECK(backward_of(1, 2) == "");
+  CHECK(backward_of(0, 3) == "");
+  CHECK(backward_of(0, 2).find("norm.weight: several forward passes have made this `saved`, and the backward pass has "
+                               "the input of another than the last") != std::string::npos);
 }
 
 }  // namespace with_saved_layers

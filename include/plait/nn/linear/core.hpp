@@ -148,8 +148,12 @@ class linear_core : detail::linear_moves {
       biases_.add(ctx.device, y, output_size());
       if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
     }
-    if (keep) *keep = {};  // of an earlier pass
-    if (keep) keep->stamp.make(weights_[0].get(), mb.index);
+    if (keep) {
+      detail::saved_stamp stamp = keep->stamp;
+      stamp.make(weights_[0].get(), mb.index, x);
+      *keep = {};  // of an earlier pass
+      keep->stamp = stamp;
+    }
     if (!keep || mb.policy != recompute::none) return;
     if (weights_trainable()) keep->gathered = std::move(gathered);
     if (adapters_.trainable()) keep->adapted = std::move(adapted);
@@ -167,7 +171,7 @@ class linear_core : detail::linear_moves {
     require_sizes(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     detail::require_array(name, "x", x, input_size());
     detail::require_array(name, "dy", dy, output_size());
-    saved.stamp.use(name, weights_[0].get(), mb.index);
+    saved.stamp.use(name, weights_[0].get(), mb.index, x);
     detail::require_apart(
         name, "backward", {dx, input_size(), "dx"},
         {{x, input_size(), "x"}, {dy, output_size(), "dy"}, {addend, input_size(), "addend"}, weights_read()});

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/nn/parameter/initial_values.hpp"
 #include "plait/nn/parameter/memory_users.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/context.hpp"
@@ -35,21 +37,44 @@ void gather_parameters(const context<Device>& ctx, Layers&... layers) {
   detail::compare_values(ctx);
   each_parameter([&](auto& p) { p.gather(ctx); }, layers...);
 }
+namespace detail {
+
+/// The part of the parameter `p` that is no padding, which is rows at its end.
+template <class Parameter>
+box part_without_padding(const Parameter& p) {
+  box part = p.part();
+  part.global[0] = p.info().shape[0];
+  part.local[0] = std::clamp<std::int64_t>(part.global[0] - part.offset[0], 0, part.local[0]);
+  return part;
+}
+
+}  // namespace detail
+
+/// Copies this rank's part of the parameter `p` out of the row-major array `whole`, which is without padding, to `out`,
+/// whose padding becomes zero: both in the device's memory, in its main stream.
+template <class Parameter, class T, compute_device Device>
+  requires requires(const Parameter& p) { p.info(); }
+void take_part(Device& device, const Parameter& p, const T* whole, T* out) {
+  take_part(device, detail::part_without_padding(p), whole, out);
+  detail::zero_padding(device, p.info().shape, p.part(), out);
+}
+/// Copies it back to its place in the whole array, whose other elements stay.
+template <class Parameter, class T, compute_device Device>
+  requires requires(const Parameter& p) { p.info(); }
+void put_part(Device& device, const Parameter& p, const T* in, T* whole) {
+  put_part(device, detail::part_without_padding(p), in, whole);
+}
 /// Sets all parameters of layers or models, and gathers them: `whole`, in the device's memory, has them as whole
-/// row-major arrays one after the other, in the order of `visit`, and every rank takes its parts. Returns the elements
-/// of the arrays. Throws where a parameter is padded: an array of it lacks rows. Collective.
+/// row-major arrays without padding, one after the other in the order of `visit`, and every rank takes its parts.
+/// Returns the elements of the arrays. Collective.
 template <compute_device Device, class T, class... Layers>
 std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... layers) {
   std::int64_t taken = 0;
   each_parameter(
       [&](auto& p) {
-        std::int64_t logical = 1, padded = 1;
+        std::int64_t logical = 1;
         for (const std::int64_t n : p.info().shape) logical *= n;
-        for (int d = 0; d < p.part().dims; ++d) padded *= p.part().global[static_cast<std::size_t>(d)];
-        if (logical != padded)
-          fail({"take_parts: parameter ", p.name(), " has ", logical, " elements, and ", padded,
-                " with its padding; set it by fill_values(ctx, fill)"});
-        p.fill_values(ctx, [&](auto* values) { take_part(ctx.device, p.part(), whole + taken, values); });
+        p.fill_values(ctx, [&](auto* values) { take_part(ctx.device, p, whole + taken, values); });
         p.gather(ctx);
         taken += logical;
       },

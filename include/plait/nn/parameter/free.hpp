@@ -29,6 +29,7 @@ class free_parameter {
     callers.require_complete(name, true, false);
     const layout& placed = layout_v<Placed>;
     enforce_divides(placed, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_divides(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name);
     std::vector<std::int64_t> shape;
     for (const dim_placement& p : placed.dims) shape.push_back(ctx.sizes.of(p.dim));
     parameter_ = std::make_shared<parameter<Precision, Device>>(
