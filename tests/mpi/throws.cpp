@@ -1,6 +1,7 @@
 // Programs that must end on every rank, with a text and a non-zero exit code: mpirun -n 4 throws
-// throw|deadline|abort|count
+// throw|deadline|stop|abort|count
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -13,13 +14,22 @@ int main(int argc, char** argv) {
   return plait::mpi::run(argc, argv, [&](plait::mpi::communicator& world) {
     float x[2] = {1, 2};
     world.all_reduce(x, x, 2, plait::dtype::f32, plait::reduce_op::sum);
-    world.set_deadline(how == "deadline" ? 0.5 : 30);
+    world.set_deadline(how == "deadline" || how == "stop" ? 3 : 30);
     const bool odd_one = world.rank() == world.size() - 1;
     if (how == "throw" && odd_one) {
       plait::request open = world.start_all_reduce(x, x, 2, plait::dtype::f32, plait::reduce_op::sum);
       throw std::runtime_error("the weights are not finite");
     }
     if (how == "abort" && odd_one) world.abort("enough");
+    if (how == "stop") {
+      world.barrier();
+      if (odd_one) std::raise(SIGSTOP);
+      if (world.rank() == 2) {
+        world.set_deadline(20);  // it is the others that end, after it has told them for whom it waits
+        world.receive(x, 2, plait::dtype::f32, 3);
+      }
+      world.start_all_reduce(x, x, 2, plait::dtype::f32, plait::reduce_op::max).wait();
+    }
     if (how == "deadline" && odd_one) std::this_thread::sleep_for(std::chrono::seconds(20));
     if (how == "count") {
       if (world.rank() == 0) world.send(x, 1, plait::dtype::f32, 1);

@@ -18,7 +18,8 @@ expect() {
 }
 expect throw 'rank 3: the weights are not finite'
 expect throw "all_reduce #1 on 'world' 8 B started"
-expect deadline "all_reduce #1 on 'world' (8 B) did not finish within its deadline of 0.5"
+expect deadline "all_reduce #1 on 'world' (8 B) did not finish within its deadline of 3 s: rank 3 is silent"
+expect stop "all_reduce #2 on 'world' (8 B) did not finish within its deadline of 3 s: rank 3 is silent: .*; rank 2 has not called it, and waits for receive #2 on 'world'"
 expect abort 'rank 3: called abort: enough'
 expect count "rank 1: receive on 'world': got 1 elements, expected 2"
 [ "$status" -eq 0 ] && echo 'throws: ok'

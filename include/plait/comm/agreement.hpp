@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
+#include "plait/comm/ranks_text.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
@@ -87,22 +88,7 @@ inline std::vector<knob> unpacked_knobs(std::string_view bytes) {
   return knobs;
 }
 
-/// "rank 3", "ranks 0 to 2, 5".
-inline std::string ranks_text(const std::vector<std::size_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0, runs = 0; i < ranks.size(); ++runs) {
-    if (runs == 8) return cat({text, " and ", ranks.size() - i, " more"});
-    std::size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (end - i < 3) end = i + 1;
-    append(text, {(i == 0 ? "" : ", "), ranks[i]});
-    if (end - i > 1) append(text, {" to ", ranks[end - 1]});
-    i = end;
-  }
-  return text;
-}
-
-/// The words around a difference: "rank 1 was started with --lr 1, rank 0 with --lr 2; every rank needs the same
+/// The words around a difference: "rank 1 was started with clip 1, rank 0 with clip 2; every rank needs the same
 /// options".
 struct agreement_words {
   const char* one = " was started";

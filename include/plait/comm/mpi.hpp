@@ -48,10 +48,10 @@ class environment {
 
 /// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
 /// checked. An operation that is waited for and does not finish within the deadline ends all ranks, with a text that
-/// names it. The order of a reduction is the MPI library's choice, but for those that are started and are large, or go
-/// over slow links between few ranks: those go by messages, as large gathers do, added in the order of the ranks, and a
-/// thread of this class has the library move the large ones. All ranks use the same form of a collective, the direct
-/// one or the started one: MPI does not match the two.
+/// names it and the ranks that are missing. The order of a reduction is the MPI library's choice, but for those that
+/// are started and are large, or go over slow links between few ranks: those go by messages, as large gathers do, added
+/// in the order of the ranks, and a thread of this class has the library move the large ones. All ranks use the same
+/// form of a collective, the direct one or the started one: MPI does not match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
   using operation = detail::operation;
@@ -124,11 +124,14 @@ class communicator : public verbs<communicator> {
     state_->most_tag = detail::most_tag();
     state_->dog = parent ? parent->dog : std::make_shared<detail::watchdog>();
     state_->moves = parent ? parent->moves : std::make_shared<detail::mover>();
+    state_->called.set_label(label);
     if (!owned) state_->mark();
     if (!owned) detail::check(MPI_Comm_get_errhandler(comm, &state_->callers), "MPI_Comm_get_errhandler");
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     detail::check(MPI_Comm_rank(comm, &state_->rank), "MPI_Comm_rank");
     detail::check(MPI_Comm_size(comm, &state_->size), "MPI_Comm_size");
+    state_->kin = parent ? parent->kin : std::make_shared<detail::family>(comm, state_->rank, state_->size);
+    state_->kin->calls.push_back(&state_->called);
     state_->slow = parent ? detail::ranks_over_slow_link(comm, state_->size, parent->comm, parent->slow)
                           : detail::ranks_over_slow_link(comm, state_->rank, state_->size);
   }
@@ -184,6 +187,10 @@ class communicator : public verbs<communicator> {
     if (message && (c.tag < 0 || c.tag >= reserved_tag))
       fail({c.name(), ": tag is ", c.tag, "; MPI takes 0 to ", reserved_tag - 1});
     pending p = begin(c.name(), c.payload(s.size));
+    if (message)
+      p.peer = c.peer;
+    else
+      p.before = self().called.collectives++;
     switch (c.kind) {
       case collective::all_reduce:
         if (!blocking && by_messages(c)) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "plait/comm/mpi/calls.hpp"
+#include "plait/comm/mpi/roll_call.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -27,6 +28,14 @@ namespace plait::mpi::detail {
 class watchdog;
 
 class mover;
+
+/// A communicator, and all that are split from it: one roll call.
+struct family {
+  family(MPI_Comm all, int rank, int size) : roll(all, rank, size) {}
+
+  roll_call roll;
+  std::vector<const call_count*> calls;  ///< of the communicators that are there
+};
 
 /// The state that the copies of a communicator share.
 struct state {
@@ -41,11 +50,13 @@ struct state {
   MPI_Errhandler callers = MPI_ERRHANDLER_NULL;  ///< of a communicator of the caller's
   std::string dropped;                           ///< what went wrong where nobody waited; the next operation says it
   std::uint64_t sequence = 0;
+  call_count called;            ///< the same on all ranks that have come as far, as messages do not count
   std::uint64_t exchanges = 0;  ///< collectives by messages that were started
   int most_tag = 0;             ///< that the library takes
   std::vector<char> slow;       ///< of each rank, whether it is reached over a slow link
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
+  std::shared_ptr<family> kin;
   std::shared_ptr<watchdog> dog;
   std::shared_ptr<mover> moves;
 
@@ -65,6 +76,7 @@ struct state {
     marked = true;
   }
   ~state() {
+    if (kin) std::erase(kin->calls, &called);
     int over = 0;
     if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
     if (owned) MPI_Comm_free(&comm);
@@ -86,6 +98,8 @@ struct pending {
   std::function<void(pending&)> then;  ///< what follows when the requests are complete; may make more of them
   const char* name = "";
   std::uint64_t sequence = 0, ticket = 0, bytes = 0;
+  int peer = -1;             ///< of a message
+  std::uint64_t before = 0;  ///< of a collective: how many its communicator has had
 
   MPI_Request* next() {
     requests.push_back(MPI_REQUEST_NULL);
@@ -120,11 +134,18 @@ struct pending {
     return true;
   }
 
-  /// The text of an operation that is past its deadline.
-  std::string late() const {
-    return cat({name, " #", sequence, " on '", home->label, "' (", bytes_text(bytes),
-                ") did not finish within its deadline of ", home->deadline,
-                " s: a rank of the group is lost or has not called it; last operations: ", home->flight->text(16)});
+  std::string text() const { return cat({name, " #", sequence, " on '", home->label, "'"}); }
+  /// Tells all ranks that this one waits.
+  void announce() const { home->kin->roll.announce(text(), home->kin->calls); }
+  /// Returns the text of an operation that is past its deadline. The library may be called, or nobody is named.
+  std::string late(bool callable) const {
+    call_count own = home->called;
+    own.collectives = before;
+    const std::string who =
+        callable ? home->kin->roll.missing({home->comm, home->rank, home->size, peer, own})
+                 : "a rank of the group is lost or has not called it, which MPI without MPI_THREAD_MULTIPLE cannot say";
+    return cat({text(), " (", bytes_text(bytes), ") did not finish within its deadline of ", home->deadline,
+                " s: ", who, "; last operations: ", home->flight->text(16)});
   }
 };
 
@@ -209,11 +230,15 @@ class operation {
     }
     const state& home = *pending_.home;
     home.flight->mark(pending_.ticket, flight_recorder::state::waiting);
-    const double until = comm_clock() + home.deadline;
+    const double begin = comm_clock();
+    bool announced = home.deadline <= 0;
     while (!test()) {
       others.move_others(*this);
       std::this_thread::yield();
-      if (home.deadline > 0 && comm_clock() >= until) end_all(pending_.late());
+      if (home.deadline <= 0) continue;
+      const double waited = comm_clock() - begin;
+      if (!announced && waited >= home.deadline / 10) pending_.announce(), announced = true;
+      if (waited >= home.deadline) end_all(pending_.late(true));
     }
   }
 
@@ -294,7 +319,11 @@ inline void mover::move() {
 /// looks at the clock ten times per deadline, at least once a second. Arming is a lock and two stores.
 class watchdog {
  public:
-  watchdog() = default;
+  watchdog() {
+    int provided = 0;
+    check(MPI_Query_thread(&provided), "MPI_Query_thread");
+    callable_ = provided == MPI_THREAD_MULTIPLE;
+  }
   watchdog(const watchdog&) = delete;
   watchdog& operator=(const watchdog&) = delete;
   ~watchdog() {
@@ -310,6 +339,7 @@ class watchdog {
     const double now = comm_clock();
     const std::lock_guard lock(mutex_);
     watched_ = &p;
+    announced_ = !callable_;
     until_ = now + p.home->deadline;
     if (p.home->deadline / 10 < tick_) {
       tick_ = p.home->deadline / 10;
@@ -327,7 +357,14 @@ class watchdog {
     std::unique_lock lock(mutex_);
     while (!over_) {
       changed_.wait_for(lock, std::chrono::duration<double>(tick_));
-      if (watched_ != nullptr && comm_clock() > until_) end_all(watched_->late());
+      if (watched_ == nullptr) continue;
+      const double left = until_ - comm_clock();
+      try {
+        if (!announced_ && left < 0.9 * watched_->home->deadline) watched_->announce(), announced_ = true;
+        if (left < 0) end_all(watched_->late(callable_));
+      } catch (const std::exception& e) {
+        end_all(cat({watched_->text(), " did not finish, and the ranks could not be asked why: ", e.what()}));
+      }
     }
   }
 
@@ -335,7 +372,8 @@ class watchdog {
   std::condition_variable changed_;
   const pending* watched_ = nullptr;
   double until_ = 0, tick_ = 1;
-  bool over_ = false;
+  bool over_ = false, announced_ = false;
+  bool callable_ = false;  ///< the library, while the rank is in a call of it
   std::thread thread_;
 };
 
