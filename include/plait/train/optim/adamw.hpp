@@ -129,7 +129,6 @@ class adamw {
   }
   /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
   void forget_step() {
-    begun_ = 0;
     --step_;
     moments_.forget_step();
   }
