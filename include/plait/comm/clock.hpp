@@ -1,5 +1,5 @@
 // The clock of communication, and the time in which at least one of several operations is under way. What it measures
-// is kept in comm/ledger.hpp by comm/accounting.hpp.
+// is kept in comm/ledger.hpp by comm/any_communicator.hpp.
 #pragma once
 
 #include <algorithm>

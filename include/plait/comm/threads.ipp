@@ -1,19 +1,321 @@
 // The definitions of threads.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "plait/comm/threads/work.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait::threads::detail {
+
+PLAIT_INLINE void member::check_memory(const char* what, const void* in, const void* out) const {
+  if (engine_ == nullptr) return;
+  if (in != nullptr) engine_->check(what, in);
+  if (out != nullptr && out != in) engine_->check(what, out);
+}
+
+PLAIT_INLINE operation* member::post(const call& c, bool starts) {
+  check(c, rank(), size());
+  check_memory(c.name(), c.in, c.out);
+  const auto fill = [&](part& p) {
+    p.fill(c);
+    p.starts = starts;
+  };
+  if (const int side = side_of(c); side >= 0)
+    return post_message(side, c.peer, {.what = action::message, .count = c.count, .type = c.type, .root = c.tag}, fill);
+  signature s{action_of(c), c.ragged ? 0 : c.count, c.type};
+  if (c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) s.op = c.op;
+  if (c.kind == collective::broadcast) s.root = c.peer;
+  return post(s, c.payload(size()), fill);
+}
+
+PLAIT_INLINE operation* member::post(signature s, std::uint64_t bytes, const filling& fill) {
+  operation* op;
+  bool last;
+  s.on_device = engine_ != nullptr && s.what != action::split;
+  {
+    const std::lock_guard lock(world_->mutex());
+    if (world_->failed()) stop(cat({text(s), " #", sequence_, " on '", group_->label, "'"}));
+    op = find_or_begin(s);
+    if (!(op->what == s)) mismatch(*op, s);
+    part& mine = op->parts[static_cast<std::size_t>(rank_)];
+    fill(mine);
+    if (s.what == action::all_to_all_v) check_pairs(*op);
+    if (s.on_device) arrive(mine);
+    mine.here = true;
+    mine.ticket = world_->flight(world_rank()).start(group_->label, sequence_, name_of(s.what), bytes);
+    last = ++op->arrived == size();
+    if (last && s.what == action::split) make_children(*op);
+  }
+  ++sequence_;
+  if (last) execute(*op);
+  return op;
+}
+
+PLAIT_INLINE operation* member::post_message(int side, int peer, signature s, const filling& fill) {
+  s.on_device = engine_ != nullptr;
+  const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
+  const char* const name = side == 0 ? "send" : "receive";
+  operation* op = nullptr;
+  bool last;
+  {
+    const std::lock_guard lock(world_->mutex());
+    if (world_->failed()) {
+      stop(cat({name, side == 0 ? " to rank " : " from rank ", of_world(peer), " on '", group_->label, "'"}));
+    }
+    auto& open = group_->unmatched;
+    const auto match = std::find_if(open.begin(), open.end(), [&](const operation* o) {
+      return o->source == source && o->target == target && o->what.root == s.root &&
+             !o->parts[static_cast<std::size_t>(side)].here;
+    });
+    if (match != open.end()) {
+      op = *match;
+      open.erase(match);
+      if (!(op->what == s)) message_mismatch(*op, side, s);
+    } else {
+      op = acquire(group_->idle_messages, 2);
+      op->begin(s, messages_, group_.get());
+      op->source = source;
+      op->target = target;
+      op->world_ranks.assign({of_world(source), of_world(target)});
+      open.push_back(op);
+    }
+    part& mine = op->parts[static_cast<std::size_t>(side)];
+    fill(mine);
+    if (s.on_device) arrive(mine);
+    mine.here = true;
+    mine.ticket = world_->flight(world_rank()).start(group_->label, messages_, name, s.count * size_of(s.type));
+    last = ++op->arrived == 2;
+  }
+  ++messages_;
+  if (last) execute(*op);
+  return op;
+}
+
+PLAIT_INLINE std::shared_ptr<member> member::split(int color, int key, std::string_view label) {
+  operation* op = post({.what = action::split}, 0, [&](part& p) {
+    p.color = color;
+    p.key = key;
+    p.label = label;
+  });
+  wait(*op, -1);
+  part& mine = op->parts[static_cast<std::size_t>(rank_)];
+  std::shared_ptr<group> child = std::move(mine.child);
+  const int child_rank = mine.child_rank;
+  release(*op);
+  if (child == nullptr) return nullptr;
+  auto out = std::make_shared<member>(world_, std::move(child), child_rank);
+  out->engine_ = engine_;
+  return out;
+}
+
+PLAIT_INLINE bool member::done(operation& op) {
+  if ((op.word.load(std::memory_order_acquire) & operation::finished) != 0) {
+    if (engine_ == nullptr || op.broken || engine_->reached(op)) return true;
+    std::this_thread::yield();
+    return false;
+  }
+  if (world_->failed()) {
+    const std::lock_guard lock(world_->mutex());
+    if (!op.complete()) stop(cat({text(op.what), " #", op.sequence, " on '", group_->label, "'"}));
+  }
+  std::this_thread::yield();
+  return false;
+}
+
+PLAIT_INLINE void member::drop(operation* op, int side) noexcept {
+  try {
+    if (std::uncaught_exceptions() > 0) world_->fail_by_unwinding(world_rank());
+    finish(op, side);
+  } catch (const stopped&) {  // the world has failed: every later operation, and threads::run, say why
+  }
+}
+
+PLAIT_INLINE void member::wait(operation& op, int side) {
+  const std::uint64_t ticket = part_of(op, side).ticket;
+  if (!world_->wait(world_rank(), op, operation::open | operation::finished, ticket)) {
+    const std::lock_guard lock(world_->mutex());
+    stop(cat({text(op.what), " #", op.sequence, " on '", group_->label, "'"}));
+  }
+  if ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
+    help(op);
+    world_->wait(world_rank(), op, operation::finished, ticket);
+  }
+  world_->flight(world_rank()).mark(ticket, flight_recorder::state::completed);
+}
+
+PLAIT_INLINE void member::release(operation& op) {
+  if (op.left.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<int>(op.parts.size())) return;
+  const std::lock_guard lock(world_->mutex());
+  if (op.what.what == action::message) {
+    group_->idle_messages.push_back(&op);
+  } else {
+    group_->window[op.sequence & (group_->window.size() - 1)] = nullptr;
+    group_->idle_collectives.push_back(&op);
+  }
+}
+
+PLAIT_INLINE operation* member::acquire(std::vector<operation*>& idle, std::size_t parts) {
+  if (!idle.empty()) {
+    operation* op = idle.back();
+    idle.pop_back();
+    return op;
+  }
+  group_->store.push_back(std::make_unique<operation>());
+  operation* op = group_->store.back().get();
+  op->parts.resize(parts);
+  return op;
+}
+
+PLAIT_INLINE operation* member::find_or_begin(const signature& s) {
+  auto& window = group_->window;
+  if (window.empty()) window.resize(8);
+  operation*& place = window[sequence_ & (window.size() - 1)];
+  if (place != nullptr && place->sequence == sequence_) return place;
+  if (place != nullptr) {  // a rank is further ahead than the window is long
+    widen_window();
+    return find_or_begin(s);
+  }
+  place = acquire(group_->idle_collectives, group_->members.size());
+  if (place->world_ranks.empty()) place->world_ranks = group_->members;
+  place->begin(s, sequence_, group_.get());
+  return place;
+}
+
+PLAIT_INLINE void member::widen_window() {
+  std::vector<operation*> wider(group_->window.size() * 2);
+  for (operation* op : group_->window) {
+    if (op != nullptr) wider[op->sequence & (wider.size() - 1)] = op;
+  }
+  group_->window.swap(wider);
+}
+
+PLAIT_INLINE void member::execute(operation& op) {
+  if (op.what.on_device) return execute_on_device(op);
+  const work w(op);
+  op.units = w.units();
+  if (w.bytes() <= solo_bytes || op.units < 2 || world_->helpers() == 0) {
+    for (std::size_t u = 0; u < op.units; ++u) w.run(u);
+    finished(op);
+    return;
+  }
+  op.next_unit.store(0, std::memory_order_relaxed);
+  op.units_left.store(op.units, std::memory_order_relaxed);
+  world_->signal(op, operation::open, world_->helpers());
+  help(op);
+}
+
+PLAIT_INLINE void member::execute_on_device(operation& op) {
+  try {
+    engine_->run(op);
+  } catch (const std::exception& e) {
+    op.broken = true;
+    world_->fail(on_this_rank(e));
+    finished(op);
+    throw;
+  }
+  finished(op);
+}
+
+PLAIT_INLINE void member::arrive(part& mine) {
+  try {
+    engine_->arrive(mine);
+  } catch (const std::exception& e) {
+    world_->fail_here(on_this_rank(e));
+  }
+}
+
+PLAIT_INLINE void member::leave(operation& op) {
+  if (!op.broken) return engine_->leave(op);
+  const std::lock_guard lock(world_->mutex());
+  stop(text(op.what));
+}
+
+PLAIT_INLINE std::string member::on_this_rank(const std::exception& e) const {
+  return cat({"rank ", world_rank(), ": ", e.what()});
+}
+
+PLAIT_INLINE void member::help(operation& op) {
+  const work w(op);
+  const std::size_t units = op.units;
+  for (std::size_t u; (u = op.next_unit.fetch_add(1, std::memory_order_relaxed)) < units;) {
+    w.run(u);
+    if (op.units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finished(op);
+  }
+}
+
+PLAIT_INLINE void member::make_children(operation& op) {
+  std::vector<std::size_t> order(op.parts.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const part &x = op.parts[a], &y = op.parts[b];
+    return std::pair(x.color, x.key) < std::pair(y.color, y.key);
+  });
+  std::shared_ptr<group> child;
+  int color = -1;
+  for (const std::size_t r : order) {
+    part& p = op.parts[r];
+    p.child = nullptr;
+    if (p.color < 0) continue;
+    if (p.color != color) {
+      color = p.color;
+      child = std::make_shared<group>();
+      child->label = p.label.empty() ? cat({group_->label, ".", color}) : p.label;
+    }
+    p.child = child;
+    p.child_rank = static_cast<int>(child->members.size());
+    child->members.push_back(group_->members[r]);
+  }
+}
+
+PLAIT_INLINE void member::stop(const std::string& doing) const {
+  world_->throw_stopped(world_rank(), doing, world_->cause_locked());
+}
+
+PLAIT_INLINE void member::mismatch(const operation& op, const signature& s) const {
+  std::size_t other = 0;
+  while (other + 1 < op.parts.size() && !op.parts[other].here) ++other;
+  world_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': rank ", world_rank(),
+                         " calls ", text(s), ", but rank ", group_->members[other], " called ", text(op.what)}));
+}
+
+PLAIT_INLINE void member::message_mismatch(const operation& op, int side, const signature& s) const {
+  const signature& sent = side == 0 ? s : op.what;
+  const signature& received = side == 0 ? op.what : s;
+  world_->fail_here(cat({"mismatched message on '", group_->label, "', tag ", s.root, ": rank ", op.world_ranks[0],
+                         " sends ", sent.count, " ", plait::name_of(sent.type), ", but rank ", op.world_ranks[1],
+                         " receives ", received.count, " ", plait::name_of(received.type)}));
+}
+
+PLAIT_INLINE void member::check_pairs(const operation& op) const {
+  const auto me = static_cast<std::size_t>(rank_);
+  const part& mine = op.parts[me];
+  const auto check = [&](std::size_t from, std::size_t to, std::size_t sent, std::size_t expected) {
+    if (sent == expected) return;
+    world_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': in all_to_all_v rank ",
+                           group_->members[from], " sends ", sent, " ", plait::name_of(op.what.type), " to rank ",
+                           group_->members[to], ", which expects ", expected}));
+  };
+  check(me, me, mine.send_counts[me], mine.receive_counts[me]);
+  for (std::size_t k = 0; k < op.parts.size(); ++k) {
+    const part& other = op.parts[k];
+    if (!other.here || k == me) continue;
+    check(me, k, mine.send_counts[k], other.receive_counts[me]);
+    check(k, me, other.send_counts[me], mine.receive_counts[k]);
+  }
+}
 
 PLAIT_INLINE void run_ranks(int ranks, const std::function<void(communicator&)>& body) {
   if (ranks < 1) fail({"threads::run: ranks is ", ranks, "; at least 1 is needed"});

@@ -1,5 +1,5 @@
 // Element types of others, such as CUDA's __nv_bfloat16, that have the bits of one of plait's: layers take pointers to
-// them without a cast. Which types those are, others say: device/cuda_bf16.hpp.
+// them without a cast. Which types those are, others say: device/cuda.hpp.
 #pragma once
 
 #include <type_traits>

@@ -1,6 +1,6 @@
 // Pinned memory of the host: what lies there for long, which a GPU's kernels read and write at the address that the
 // host uses (cuda::options::offload_optimizer), and what a save copies to. What passes through on its way to a GPU goes
-// by device/upload_ring.hpp. Tests: tests/cuda/offload.cpp, tests/cuda/checkpoint_staging.cpp.
+// by device/cuda.hpp. Tests: tests/cuda/offload.cpp, tests/cuda/checkpoint_staging.cpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
 // A piece of a GPU's memory that a communication library has registered, from which a device serves the buffers that
-// collectives read and write. Who asks for it and registers it is in comm/nccl/registered.hpp.
+// collectives read and write. Who asks for it and registers it is in comm/launch/nccl.hpp.
 #pragma once
 
 #include <cstddef>

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -21,13 +22,82 @@
 #include "plait/pipeline/layer_split.hpp"
 #include "plait/pipeline/model.hpp"
 #include "plait/pipeline/options.hpp"
-#include "plait/pipeline/reduced_units.hpp"
 #include "plait/pipeline/shared_parameters.hpp"
-#include "plait/pipeline/step_of_units.hpp"
 #include "plait/schedule/generators/forward.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
+#include "plait/schedule/step/expand.hpp"
+
+namespace plait::detail {
+
+// From a schedule and the units of one rank to its step. The stages of other ranks, of which a rank knows no
+// parameters, stand as one unit each.
+
+/// `local` becomes the number that each unit of the step has among `units`; -1 for those of other ranks.
+template <class Precision, compute_device Device>
+step_schedule step_of_units(const schedule& plan, int rank, const parameter_units<Precision, Device>& units,
+                            const pipeline_options& options, std::vector<int>& local) {
+  const pipeline_shape& shape = plan.shape;
+  const int last = shape.stages() - 1;
+  std::vector<step_unit> all;
+  std::vector<int> place(static_cast<std::size_t>(units.size()));  // of this rank's units, in the step
+  local.clear();
+  for (int stage = 0; stage <= last; ++stage) {
+    if (shape.rank_of(stage) != rank) {
+      all.emplace_back().stage = stage;
+      local.push_back(-1);
+      continue;
+    }
+    for (int i = 0; i < units.size(); ++i) {
+      if (units.described(i).stage != stage) continue;
+      place[static_cast<std::size_t>(i)] = static_cast<int>(all.size());
+      all.push_back(units.described(i));
+      local.push_back(i);
+    }
+  }
+  for (int i = 0; i < units.size(); ++i) {
+    step_unit& u = all[static_cast<std::size_t>(place[static_cast<std::size_t>(i)])];
+    if (u.uses >= 0) u.uses = place[static_cast<std::size_t>(u.uses)];
+    if (!units.tied(i) || shape.rank_of(0) == shape.rank_of(last)) continue;
+    u.tied_to = u.stage == 0 ? static_cast<int>(all.size()) - 1 : 0;
+    step_unit& twin = all[static_cast<std::size_t>(u.tied_to)];
+    twin.tied_to = place[static_cast<std::size_t>(i)];
+    twin.parameters = u.parameters;
+    twin.trainable = u.trainable;
+  }
+  data_parallel policy = options.parallel;
+  if (policy.hybrid && !units.hybrid())
+    fail(
+        "data parallelism: hybrid = 1, but no ranks hold the same pieces; legal is 0, and data_axes::replicate makes a "
+        "hybrid");
+  policy.hybrid = units.hybrid();
+  return expand(plan, std::move(all), policy, options.costs);
+}
+
+}  // namespace plait::detail
 
 namespace plait {
+
+// The gradients of a step that are reduced so far, by unit: what a step hands to the norm and to an optimizer.
+
+template <class Precision, compute_device Device>
+struct reduced_units {
+  using units_type = parameter_units<Precision, Device>;
+
+  typename units_type::gradients all;
+  std::map<int, std::pair<std::size_t, std::size_t>> ranges;  ///< of each unit in `all`: where it begins, and how many
+
+  /// Waits for the reduction of a unit, unless that is done.
+  void finish(const context<Device>& ctx, units_type& units, int unit) {
+    if (ranges.contains(unit)) return;
+    const std::size_t begin = all.size();
+    units.finish_reduction(ctx, unit, all);
+    ranges[unit] = {begin, all.size() - begin};
+  }
+  std::span<reduced_gradient<Precision, Device>> of(int unit) {
+    const auto [begin, count] = ranges.at(unit);
+    return std::span(all).subspan(begin, count);
+  }
+};
 
 /// A model as one or more stages, shared out over the ranks of a pipeline and run by a schedule: what `training_step`
 /// runs, and whoever visits parameters sees as a model with this rank's parameters. Every model is one, of one stage

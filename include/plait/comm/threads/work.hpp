@@ -1,5 +1,5 @@
 // The work of an operation of in-process ranks on the host's memory, cut into units that waiting ranks may take. Who
-// takes a unit is decided in comm/threads/member.hpp; on a GPU, comm/threads/cuda.hpp does the work.
+// takes a unit is decided in comm/threads.hpp; on a GPU, comm/threads/cuda.hpp does the work.
 #pragma once
 
 #include <algorithm>

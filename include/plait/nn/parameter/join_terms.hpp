@@ -1,5 +1,5 @@
 // The completion of a gradient that is a canonical sum, for a parameter by itself. Those in a bucket are completed
-// together: data_parallel/canonical_bucket.hpp.
+// together: data_parallel/bucket.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The loop that the searched orders share: ranks take actions in the order of simulated time, as a function chooses.
-// It makes an order; the times of a given one are in schedule/simulate.hpp. Users: schedule/search/greedy.hpp and
-// schedule/search/refill.hpp.
+// It makes an order; the times of a given one are in schedule/simulate.hpp. Users: schedule/search/automatic.hpp and
+// schedule/search/automatic.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The definitions of matrix_owners.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of muon.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
 #include <algorithm>

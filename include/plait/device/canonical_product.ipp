@@ -1,4 +1,4 @@
-// The definitions of ordered_product.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of canonical_product.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
 #include <algorithm>

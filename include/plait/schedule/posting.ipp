@@ -1,4 +1,4 @@
-// The definitions of verdict.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of posting.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
 #include <string>
