@@ -189,12 +189,7 @@ void check_training(const options& opt, const given_option& given) {
   in_range("--label-smoothing", opt.label_smoothing, 0, 1);
   in_range("--z-loss", opt.z_loss, 0, 1e6);
   in_range("--clip", opt.clip, 0, 1e30);
-  one_of("--clip-norm", opt.clip_norm, {"exact", "delayed"});
   one_of("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"});
-  if (opt.clip_norm == "delayed" && opt.on_nonfinite == "skip")
-    plait::fail(
-        "--on-nonfinite skip needs --clip-norm exact: with delayed, updates begin before all gradients are known to be "
-        "finite; legal is stop");
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   if (given("--min-lr-ratio") && opt.lr_schedule == "constant")
     plait::fail(

@@ -84,7 +84,6 @@ class llama_run final : public model_run {
       step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
       since_.begin();  // with what was loaded the ledger began anew
       if (asks_at_norm) step_->around_norm([&] { ask(); }, [&] { hear(); });
-      if (states_.norm()) step_->keep_norm(ctx_, *states_.norm());
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
     with_communication_ = with_communication;
@@ -121,7 +120,7 @@ class llama_run final : public model_run {
   std::int64_t newest_saved() override { return states_.newest_saved(); }
   best_step best_saved() override { return states_.best_saved(); }
   std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) override {
-    return states_.save(steps, best, step_ ? step_->kept_norm(ctx_) : states_.norm());
+    return states_.save(steps, best);
   }
   std::vector<plait::finished_save> ended_saves(bool wait) override { return states_.ended_saves(wait); }
   std::vector<plait::finished_save> room_for_save() override { return states_.room_for_save(); }

@@ -226,12 +226,6 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
   app.add_option("--lr-schedule", opt.lr_schedule, "cosine, linear or constant")->capture_default_str();
   app.add_option("--clip", opt.clip, "limit of the global gradient norm; 0: none")->capture_default_str();
-  app.add_option(
-         "--clip-norm", opt.clip_norm,
-         "by which norm a step clips: its own (exact), for which every update waits, or that of the step before "
-         "(delayed; the first by its own), so that updates hide reductions; then a step whose gradients are not "
-         "finite cannot be skipped. With --clip 0 nothing is clipped, and with delayed no update waits for a norm")
-      ->capture_default_str();
   app.add_option("--on-nonfinite", opt.on_nonfinite,
                  "a step whose gradients are not finite changes no weight: then stop, or skip it and go on")
       ->capture_default_str();

@@ -79,7 +79,6 @@ struct options {
   double min_lr_ratio = 0.1;
   std::string lr_schedule = "cosine";
   double clip = 1.0;
-  std::string clip_norm = "exact";
   std::string on_nonfinite = "stop";
   double weight_decay = 0.1;
   std::string optimizer = "adamw";

@@ -58,7 +58,6 @@ pp::software program_of(const options& opt) {
                                   opt.attention_kernel != "own" && opt.attention_sums == "fixed";
   program.overlaps_tensor = opt.tensor_overlap > 1;
   program.overlaps_data = opt.overlap == "on";
-  program.delayed_norm = opt.clip_norm == "delayed";
   return program;
 }
 

@@ -111,10 +111,9 @@ std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
 
 std::string training_text(const setup& s) {
   constexpr std::string_view names[] = {
-      "--strategy",        "--optimizer",     "--muon-momentum", "--muon-scale",     "--muon-lr-ratio",
-      "--weight-decay",    "--clip",          "--clip-norm",     "--dropout",        "--documents",
-      "--label-smoothing", "--z-loss",        "--precision",     "--gradients",      "--moments",
-      "--reduce-in",       "--deterministic", "--on-nonfinite",  "--end-of-document"};
+      "--strategy",  "--optimizer", "--muon-momentum", "--muon-scale",      "--muon-lr-ratio", "--weight-decay",
+      "--clip",      "--dropout",   "--documents",     "--label-smoothing", "--z-loss",        "--precision",
+      "--gradients", "--moments",   "--reduce-in",     "--deterministic",   "--on-nonfinite",  "--end-of-document"};
   std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
   for (const auto& [key, value] : model_knobs(s.config))
     text += fmt::format("{}{}{} {}", between, of_model, key, value);

@@ -66,12 +66,9 @@ class saved_states {
   std::int64_t steps_before() const { return steps_before_; }
   std::int64_t newest_saved() const { return newest_saved_; }
   const best_step& best_saved() const { return best_; }
-  /// The norm by which the next step clips, as it was loaded, where the norm is delayed.
-  const std::optional<plait::kernels::clip_numbers>& norm() const { return norm_; }
 
-  /// Saves the state after so many steps, with the norm by which the next one clips, where it is delayed.
-  std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best,
-                                         const std::optional<plait::kernels::clip_numbers>& norm) {
+  /// Saves the state after so many steps.
+  std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) {
     plait::saved_scalars scalars{{"train.steps", steps},
                                  {"train.samples", samples_before(steps)},
                                  {"train.seed", static_cast<std::int64_t>(s_.opt.seed)},
@@ -80,11 +77,6 @@ class saved_states {
                                  {"train.rate", steps > steps_before_ ? s_.rate_text : rate_text_},
                                  {"train.options", steps > steps_before_ ? training_text(s_) : options_text_},
                                  {"train.data_begin", data_begin_}};
-    if (norm) {
-      scalars.emplace_back("train.clip.norm", norm->norm);
-      scalars.emplace_back("train.clip.factor", norm->factor);
-      scalars.emplace_back("train.clip.update", norm->update);
-    }
     if (best.step >= 0) {
       scalars.emplace_back("train.best.step", best.step);
       scalars.emplace_back("train.best.held_out_loss", best.loss);
@@ -166,10 +158,6 @@ class saved_states {
     // A loss of other data, or of other tokens of them, says nothing of those to come.
     if (has("train.best.step") && (!s_.data || (there == data_text_ && !judges_otherwise(s_, loaded))))
       best_ = {loaded.scalar<std::int64_t>("train.best.step"), loaded.scalar<double>("train.best.held_out_loss")};
-    for (const auto& [name, value] : loaded.scalars)
-      if (name == "train.clip.norm" && s_.opt.clip_norm == "delayed")
-        norm_ = {loaded.scalar<double>("train.clip.norm"), loaded.scalar<double>("train.clip.factor"),
-                 loaded.scalar<double>("train.clip.update")};
   }
 
   /// The best of a run is the best of what this directory has, or there is none yet.
@@ -199,9 +187,8 @@ class saved_states {
   std::optional<plait::checkpoint_saver> saver_;
   std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
   std::int64_t data_begin_ = 0;
-  std::string data_text_ = s_.data_text;              ///< of its data
-  std::string rate_text_, options_text_;              ///< of the steps that were resumed
-  best_step best_;                                    ///< of --keep-best
-  std::int64_t newest_saved_ = -1;                    ///< in --checkpoint-dir, at the beginning
-  std::optional<plait::kernels::clip_numbers> norm_;  ///< as it was then, where the norm is delayed
+  std::string data_text_ = s_.data_text;  ///< of its data
+  std::string rate_text_, options_text_;  ///< of the steps that were resumed
+  best_step best_;                        ///< of --keep-best
+  std::int64_t newest_saved_ = -1;        ///< in --checkpoint-dir, at the beginning
 };

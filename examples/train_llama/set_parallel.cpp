@@ -23,14 +23,9 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   how.prefetch = static_cast<int>(opt.prefetch);
   how.reshard_after_forward = opt.reshard_after_forward == "on";
   how.overlap = opt.overlap == "on";
-  how.delayed_norm = opt.clip_norm == "delayed";
   if (opt.overlap_given && dp * cp == 1)
     plait::fail("--overlap " + opt.overlap +
                 " hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks; leave it out");
-  if (how.delayed_norm && dp * cp * s.schedule.shape.ranks == 1)
-    plait::fail(
-        "--clip-norm delayed hides nothing: with dp=1, pp=1 and cp=1 no update waits for a reduction; legal is "
-        "exact");
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
   if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
   if (opt.reduce_in != "full") {

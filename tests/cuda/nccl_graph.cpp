@@ -271,19 +271,14 @@ TEST_CASE(
     if (level == zero_level::replicated) replicated = losses;
     for (std::size_t i = 0; i < losses.size(); ++i) CHECK(std::abs(losses[i] - replicated[i]) <= 1e-5 * replicated[i]);
   }
-  pipeline_options delayed;
-  delayed.parallel = {.level = zero_level::gradients, .delayed_norm = true};
-  check_recorded_pipeline<one_f_one_b>(shape, little, delayed);
-  check_recorded_pipeline<one_f_one_b>(
-      mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape(), little, delayed);
 }
 
-TEST_CASE("nccl in a graph: a step with a delayed norm is recorded when it has one, and what it waits for is done") {
+TEST_CASE("nccl in a graph: steps with gradients that are no numbers, and results that nobody asks for") {
   const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 1, 1, 1, 1}.shape();
-  pipeline_options delayed;
-  delayed.parallel = {.level = zero_level::gradients, .delayed_norm = true};
+  pipeline_options options;
+  options.parallel.level = zero_level::gradients;
   for (const disturbance& disturbed : {disturbance{.spoilt = true}, {.asked_late = true}})
-    check_recorded_pipeline<one_f_one_b>(shape, {.layers = 1, .microbatches = 1}, delayed, disturbed);
+    check_recorded_pipeline<one_f_one_b>(shape, {.layers = 1, .microbatches = 1}, options, disturbed);
 }
 
 #ifdef PLAIT_CUDA_STAND_IN

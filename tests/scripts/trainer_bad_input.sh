@@ -96,14 +96,10 @@ refused '--tensor-overlap is 65, but a rank has 64 tokens of a microbatch to sen
 for state in on off; do
   refused "--overlap $state hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks" --overlap $state --mesh tp=2
 done
-refused '--clip-norm delayed hides nothing: with dp=1, pp=1 and cp=1 no update waits for a reduction; legal is exact' \
-  --clip-norm delayed --mesh tp=2
 refused '--prefetch 1 is for --data-parallel zero3; with zero2 parameters stay gathered' --data-parallel zero2 --mesh dp=2 \
   --prefetch 1
 refused '--reshard-after-forward on is for --data-parallel zero3; with replicated parameters' --reshard-after-forward on
 refused '--shard even is for --data-parallel zero1 to zero3; replicated cuts nothing' --shard even --mesh dp=2
-refused "--clip-norm 'x' is unknown; legal are exact, delayed" --clip-norm x
-refused '--on-nonfinite skip needs --clip-norm exact: .*; legal is stop' --clip-norm delayed --on-nonfinite skip
 for bad in x every every:0 every:2x budget budget:-1 budget:5X budget:1.5G budget:9999999999G; do
   refused "--recompute '$bad' is unknown; legal are none, selective, full, every:K .* and budget:SIZE" --recompute $bad
 done

@@ -33,7 +33,7 @@ n="$h --gradients bf16"
   against h1 n_hybrid $n --mesh dp=2,cp=2 --data-parallel zero2 --replicate-over dp --reduce-in float
   against h1 n_stages $n --mesh pp=2,tp=2 --micro-batch 2 --schedule zb_h1
   against h1 n_heads $n --mesh tp=4 --tensor-overlap 2
-  against h1 n_int8 $n --mesh dp=2 --data-parallel zero2 --shard blocks --moments int8 --clip-norm delayed --micro-batch 2
+  against h1 n_int8 $n --mesh dp=2 --data-parallel zero2 --shard blocks --moments int8 --micro-batch 2
 
   # A table that the first and the last stage share: its gradient is the sum of two.
   sed 's/"hidden_size"/"tie_word_embeddings": true, "hidden_size"/' config.json >tied.json

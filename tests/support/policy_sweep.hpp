@@ -34,15 +34,12 @@ class drawn_numbers {
   std::uint64_t state_;
 };
 
-/// How a step clips: not at all, by its own norm, or by that of the step before.
-enum class clipping : std::uint8_t { none, exact, delayed };
-
 /// How buckets are cut, and the optimizer of their pieces: every legal pair.
 enum class cut_for : std::uint8_t { even, whole, blocks, whole_by_muon, muon_on_copies };
 
 struct policy_knobs {
   zero_level level = zero_level::replicated;
-  clipping clip = clipping::exact;
+  bool clip = true;
   int microbatches = 1;
   cut_for cut = cut_for::even;
   int hybrid = 0;  ///< 1: sharded over dp and replicated over cp; 2: the other way round
@@ -68,7 +65,7 @@ inline int hybrids_of(zero_level level, const pipeline_mesh& m) {
 inline policy_knobs draw_knobs(zero_level level, const pipeline_mesh& m, bool with_muon, drawn_numbers from) {
   policy_knobs k;
   k.level = level;
-  k.clip = static_cast<clipping>(from.below(3));
+  k.clip = from.below(3) > 0;
   k.microbatches = few_microbatches[from.below(3)];
   const std::vector<cut_for> cuts = cuts_of(level, with_muon);
   k.cut = cuts[static_cast<std::size_t>(from.below(static_cast<int>(cuts.size())))];
@@ -88,7 +85,6 @@ inline pipeline_options options_of(const policy_knobs& k) {
   pipeline_options how;
   how.parallel.level = k.level;
   how.parallel.overlap = k.overlap;
-  how.parallel.delayed_norm = k.clip == clipping::delayed;
   if (k.cut == cut_for::whole || k.cut == cut_for::whole_by_muon) how.cut = bucket_cut::whole;
   if (k.cut == cut_for::blocks) how.cut = bucket_cut::blocks(256);
   if (k.hybrid > 0) {
@@ -114,25 +110,22 @@ class policy_sweep {
     s.steps = 2;
     s.microbatches = k.microbatches;
     s.batch = 16 * s.microbatches;
-    s.clip = k.clip == clipping::none ? 0.0 : 1.0;
+    s.clip = k.clip ? 1.0 : 0.0;
     s.config.tie_embeddings = k.tied;
-    s.late_results = k.clip == clipping::delayed && k.microbatches == 2;
+    s.late_results = k.microbatches == 2;
     // AdamW divides a gradient by its own size, so that it enlarges what is rounded in small ones: not with this
     // epsilon.
     if (sizeof(T) == 4) s.optimizer = adamw_options{.epsilon = 1e-2};
     if (k.muon()) s.optimizer = muon_options{};
     auto& one = one_rank_[{k.microbatches, m.pp, k.clip, k.tied, k.muon()}];
-    if (one.steps.empty()) {
-      s.parallel.parallel.delayed_norm = k.clip == clipping::delayed;
-      one = train_one<T, megatron_sp>(s);
-    }
+    if (one.steps.empty()) one = train_one<T, megatron_sp>(s);
     s.options.attention.context = choices[k.context];
     s.options.keep = k.recomputes ? recompute::full : recompute::none;
     s.parallel = options_of(k);
-    INFO("level " << static_cast<int>(k.level) << " cut " << static_cast<int>(k.cut) << " clip "
-                  << static_cast<int>(k.clip) << " hybrid " << k.hybrid << " prefetch " << k.prefetch << " reshard "
-                  << k.reshard << " buffers " << k.buffers << " overlap " << k.overlap << " tied " << k.tied
-                  << " context " << k.context << " recomputes " << k.recomputes);
+    INFO("level " << static_cast<int>(k.level) << " cut " << static_cast<int>(k.cut) << " clip " << k.clip << " hybrid "
+                  << k.hybrid << " prefetch " << k.prefetch << " reshard " << k.reshard << " buffers " << k.buffers
+                  << " overlap " << k.overlap << " tied " << k.tied << " context " << k.context << " recomputes "
+                  << k.recomputes);
     check_pipeline<T, context_parallel<megatron_sp, chosen<cp>, zigzag>>(
         s, one, m, some_schedule(k.schedule, static_cast<int>(m.pp), k.microbatches, 0));
     ++runs_;
@@ -145,10 +138,10 @@ class policy_sweep {
  private:
   void note(const policy_knobs& k, const pipeline_mesh& m) {
     const int level = static_cast<int>(k.level);
-    met_["level, clip"].emplace(level, static_cast<int>(k.clip));
+    met_["level, clip"].emplace(level, k.clip);
     met_["level, microbatches"].emplace(level, k.microbatches);
     met_["level, cut"].emplace(level, static_cast<int>(k.cut));
-    met_["cut, clip"].emplace(static_cast<int>(k.cut), static_cast<int>(k.clip));
+    met_["cut, clip"].emplace(static_cast<int>(k.cut), k.clip);
     met_["cut, microbatches"].emplace(static_cast<int>(k.cut), k.microbatches);
     if (m.pp > 1) {
       met_["level, schedule"].emplace(level, k.schedule);
@@ -163,7 +156,7 @@ class policy_sweep {
     met_["reshard, prefetch"].emplace(k.reshard, k.prefetch);
   }
 
-  std::map<std::tuple<int, std::int64_t, clipping, bool, bool>, rank_outcome> one_rank_;
+  std::map<std::tuple<int, std::int64_t, bool, bool, bool>, rank_outcome> one_rank_;
   std::map<std::string, std::set<std::pair<int, int>>> met_;
   int runs_ = 0;
 };
@@ -184,7 +177,7 @@ void sweep_policies(policy_sweep<T>& sweep, std::initializer_list<std::int64_t> 
           sweep.run(draw_knobs(level, m, with_muon, drawn_numbers(++key, seed)), m);
           continue;
         }
-        for (const clipping clip : {clipping::none, clipping::exact, clipping::delayed})
+        for (const bool clip : {false, true})
           for (const int microbatches : few_microbatches)
             for (const cut_for cut : cuts_of(level, with_muon))
               for (int hybrid = 0; hybrid < hybrids_of(level, m); ++hybrid)

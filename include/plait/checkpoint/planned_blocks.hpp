@@ -87,7 +87,7 @@ class planned_blocks {
   };
   /// Blocks smaller than this are read as they are; larger ones from page to page, which goes past the system's cache.
   static constexpr std::uint64_t large = std::uint64_t{256} << 10, page = 4096;
-  /// A box of so many bytes is read to where it goes, if that lies behind a page as it does in the file.
+  /// Boxes of at least this size are read directly into their destination, where both have the same page offset.
   static constexpr std::uint64_t straight = std::uint64_t{1} << 20;
 
   planned_blocks(const manifest& saved, stored_boxes& boxes, std::vector<wanted_box> wanted, std::size_t block_bytes)

@@ -73,7 +73,8 @@ class communicator : public verbs<communicator> {
     if (s.home->ranks().failed()) s.home->stop(op->text());
   }
 
-  /// Beside the main stream, behind what is in it now, and behind what this communicator started before.
+  /// Runs on the side stream, ordered after the current work of the main stream and after earlier calls of this
+  /// communicator.
   [[nodiscard]] request start(const call& c) {
     detail::state& s = self();
     if (s.open_groups > 0 && (c.kind == collective::send || c.kind == collective::receive)) {

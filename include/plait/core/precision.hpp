@@ -64,7 +64,7 @@ struct precision<bf16_gradients> {
   using statistic = float;
 };
 
-/// Likewise, with float masters: what an optimizer adds to weights is not rounded, but for what gradients have lost.
+/// As `bf16_gradients`, with float masters: updates are exact, and only gradients are rounded to bf16.
 struct bf16_gradients_float_masters {};
 template <>
 struct precision<bf16_gradients_float_masters> : precision<bf16_gradients> {

@@ -11,7 +11,7 @@ namespace plait {
 
 /// Called when a fixed capacity is exceeded. Not constexpr on purpose: in a constant expression the call itself is the
 /// compile error, and its name is what the user reads.
-[[noreturn]] inline void more_elements_than_plait_has_room_for() {
+[[noreturn]] inline void static_vector_capacity_exceeded() {
   throw std::length_error("more axes, dims or steps than plait has room for");
 }
 
@@ -41,7 +41,7 @@ struct static_vector {
   constexpr const T& back() const { return items[count - 1]; }
 
   constexpr void push_back(const T& value) {
-    if (count == Capacity) more_elements_than_plait_has_room_for();
+    if (count == Capacity) static_vector_capacity_exceeded();
     items[count++] = value;
   }
   constexpr void pop_back() { items[--count] = T{}; }

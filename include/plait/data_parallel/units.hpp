@@ -121,7 +121,7 @@ class parameter_units {
     }
     gather_changed(ctx);
   }
-  /// Likewise for passes that make no gradients.
+  /// Begins passes that make no gradients, as `begin_step` does those of a step.
   void begin_forward(const context<Device>& ctx) {
     for (kept_unit& u : units_) {
       for (const auto& b : u.buckets)

@@ -56,8 +56,8 @@ struct adamw_tensor {
   double weight_decay = 0.0;
 };
 
-/// Likewise, where moments are kept as S, which may be bf16, or std::uint8_t for codes in blocks (kernels/moments.hpp);
-/// those, and values that are kept in bf16, are rounded stochastically.
+/// As `adamw_tensor`, with moments kept as S, which may be bf16, or std::uint8_t for codes in blocks
+/// (kernels/moments.hpp); those, and values that are kept in bf16, are rounded stochastically.
 template <class M, class G, class W, class S>
 struct adamw_rounded_tensor {
   M* master = nullptr;

@@ -22,7 +22,7 @@ struct parts_of_number {
   std::int64_t digit[digits] = {};
   bool finite = true;
 };
-/// Of a number that is not negative.
+/// Splits x >= 0 into three digits of 20 bits, and the index of the first.
 PLAIT_HOST_DEVICE inline parts_of_number split(double x) {
   std::uint64_t bits = 0;
   memcpy(&bits, &x, sizeof bits);  // no std::bit_cast in kernels

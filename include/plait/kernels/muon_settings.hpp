@@ -25,8 +25,8 @@ struct muon_momentum_tensor {
   std::int64_t size = 0;
 };
 
-/// Likewise, where momenta are kept in bf16: rounded stochastically, because the nearest of numbers that are 1/256
-/// apart would forget small gradients for ever.
+/// As `muon_momentum_tensor`, with momenta in bf16: they are rounded stochastically, because the nearest of numbers
+/// that are 1/256 apart would forget small gradients for ever.
 template <class M, class G>
 struct muon_rounded_tensor {
   const G* gradient = nullptr;

@@ -108,7 +108,7 @@ class feature_sum {
   }
 
   std::int64_t leaves_ = 0, local_ = 0, first_ = 0;
-  std::optional<lone_collective> moved_;
+  std::optional<single_collective> moved_;
   canonical_exchange exchange_;
   std::string name_;
 };

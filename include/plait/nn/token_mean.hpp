@@ -3,10 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
 
-#include "plait/comm/request.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/rules.hpp"
@@ -98,9 +96,9 @@ class token_mean {
     begin_late(ctx);
     complete_count(ctx);
   }
-  /// Likewise, but ranks bring their counts together when the seed is first asked for: where data goes to another rank
-  /// by one connection, as over TCP, a number that all wait for before the forward pass waits itself for the gathers of
-  /// parameters that the pass was to hide.
+  /// As `begin`, but ranks bring their counts together when the seed is first asked for: where data goes to another
+  /// rank by one connection, as over TCP, a number that all wait for before the forward pass waits itself for the
+  /// gathers of parameters that the pass was to hide.
   void begin_late(const context<Device>& ctx) {
     counted_ = false;
     ctx.device.zero(sum_.data(), sizeof(double), ctx.device.main_stream());
@@ -119,16 +117,6 @@ class token_mean {
     complete_count(ctx);
     complete_sum_.run(ctx.device, sum_.data(), total_.data(), dtype::f64);
   }
-  /// Likewise, but the sum over ranks is under way when it returns, until `wait`; the next step may begin meanwhile.
-  void start_finish(const context<Device>& ctx) {
-    const std::optional<lone_collective> only = complete_sum_.lone();
-    if (!only || only->kind != transition_kind::all_reduce) return finish(ctx);  // on one rank
-    complete_count(ctx);
-    ctx.device.copy(total_.data(), sum_.data(), sizeof(double), ctx.device.main_stream());
-    summing_ = only->comm->start_all_reduce(total_.data(), total_.data(), 1, dtype::f64, reduce_op::sum);
-  }
-  /// Waits for the sum of the loss; asks no rank for anything.
-  void wait() { summing_.wait(); }
 
   /// The sum over all tokens, and their number, in the device's memory.
   const double* loss_sum() const { return total_.data(); }
@@ -160,7 +148,6 @@ class token_mean {
   tensor<double, complete_spec, Device> total_;
   seed_type seed_;
   executor complete_count_, complete_sum_;
-  request summing_;       ///< the loss; after what it sums: a request that goes waits
   bool counted_ = false;  ///< by all ranks
 };
 

@@ -1,7 +1,6 @@
 // The stages of a model on one rank, run by a schedule up to their reduced gradients.
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -182,8 +181,8 @@ class pipeline {
   /// `first_sample`, and what the policy of data parallelism places among and behind them. Adds the losses to `loss`,
   /// on the rank that has the last stage, and takes the seed from it. `optimizer.norm(gradients)` is called once, when
   /// the gradients of this rank's trainable parameters are reduced, and `optimizer.update(gradients)` for those of each
-  /// unit, after the norm at the latest: earlier, where the program has it, if `optimizer.may_update()`. `starts` are
-  /// the `microbatch::document_starts` of each microbatch, where sequences are packed from documents.
+  /// unit, where the step's program has it. `starts` are the `microbatch::document_starts` of each microbatch, where
+  /// sequences are packed from documents.
   template <class Optimizer>
   void run(const context<device>& ctx, batch& data, mean& loss, std::int64_t first_sample,
            std::span<const std::int32_t* const> starts, Optimizer&& optimizer) {
@@ -355,15 +354,11 @@ class pipeline {
             if (other.unit >= 0 && other.op == this->owner.executor_->step().last_reduction(other.unit))
               reduced.finish(ctx, units, this->local(other.unit));
           optimizer.norm(std::span<const reduced_gradient_type>(reduced.all));
-          for (const step_entry& late : std::exchange(held, {})) perform(ctx, late);
           return;
         case step_op::update:
-          if (!optimizer.may_update()) return held.push_back(e);
           reduced.finish(ctx, units, this->local(e.unit));
           return optimizer.update(reduced.of(this->local(e.unit)));
         default:
-          if (std::any_of(held.begin(), held.end(), [&](const step_entry& late) { return late.unit == e.unit; }))
-            return held.push_back(e);  // the gather of what is not updated yet
           return this->move(ctx, e);
       }
     }
@@ -382,7 +377,6 @@ class pipeline {
     std::span<const std::int32_t* const> starts;
     Optimizer& optimizer;
     reduced_units<precision_type, device> reduced{};
-    std::vector<step_entry> held{};  ///< updates, and gathers after them, that wait for the norm of a first step
   };
 
   /// Forward passes alone: `ids(i)` are the tokens of microbatch i, `last(x, i)` takes what leaves the layers.

@@ -86,7 +86,6 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
     std::vector<pipeline_event> events;
     stages.executor().events = &events;
     step.run(ctx);
-    step.settle(ctx);
     stages.executor().events = nullptr;
     plan.peak_bytes = static_cast<std::int64_t>(ctx.device.peak_bytes());
     plan.kept_bytes = 0;

@@ -35,7 +35,7 @@ std::string describe_steps(const plan& moves);
 
 /// A collective on arrays that are [outer, rows, inner] around the dim that it gathers or scatters, with the rows of
 /// one rank's part; for an all-reduce, all is `inner`.
-struct lone_collective {
+struct single_collective {
   transition_kind kind;
   any_communicator* comm;
   std::int64_t ranks, outer, rows, inner;
@@ -65,7 +65,7 @@ class executor {
   }
 
   /// The all-gather, reduce-scatter or all-reduce that moves all that is moved; none for another plan.
-  std::optional<lone_collective> lone() const;
+  std::optional<single_collective> lone() const;
 
   /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
   /// count.

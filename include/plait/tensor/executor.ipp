@@ -76,7 +76,7 @@ PLAIT_INLINE executor::executor(const plan& p, world& w, const dim_sizes& sizes,
 
 PLAIT_INLINE plan executor::backward() const { return mirror(plan_); }
 
-PLAIT_INLINE std::optional<lone_collective> executor::lone() const {
+PLAIT_INLINE std::optional<single_collective> executor::lone() const {
   const ready_step* only = nullptr;
   for (const ready_step& s : ready_) {
     if (s.kind == transition_kind::relabel) continue;
@@ -85,9 +85,9 @@ PLAIT_INLINE std::optional<lone_collective> executor::lone() const {
   }
   if (only == nullptr) return {};
   if (only->kind == transition_kind::all_reduce)
-    return lone_collective{only->kind, only->comm, only->ranks, 1, 1, only->before.local_size()};
+    return single_collective{only->kind, only->comm, only->ranks, 1, 1, only->before.local_size()};
   const view part = around(only->kind == transition_kind::all_gather ? only->before : only->after, only->dim);
-  return lone_collective{only->kind, only->comm, only->ranks, part.outer, part.rows, part.inner};
+  return single_collective{only->kind, only->comm, only->ranks, part.outer, part.rows, part.inner};
 }
 
 PLAIT_INLINE std::size_t executor::last_active() const {

@@ -36,7 +36,7 @@ std::vector<std::vector<Record>> gather_equal_records(Device& device, any_commun
   return all;
 }
 
-/// Likewise for any number of records on each rank, in two collectives.
+/// As `gather_equal_records`, for any number of records on each rank, in two collectives.
 template <class Record, compute_device Device>
   requires std::is_trivially_copyable_v<Record>
 std::vector<std::vector<Record>> gather_records(Device& device, any_communicator& ranks,

@@ -39,8 +39,7 @@ struct model_setup {
   double learning_rate = 3e-3;
   double clip = 1.0;
   adamw_options optimizer{};
-  /// The ZeRO level and the other choices of data parallelism on a mesh. One rank alone runs with none of them but
-  /// `delayed_norm`, which is another algorithm.
+  /// The ZeRO level and the other choices of data parallelism on a mesh. One rank alone runs with none of them.
   pipeline_options parallel{};
   std::uint64_t seed = 2026;
   double tolerance = 1e-10;  ///< relative, in the Euclidean norm of each parameter
@@ -215,7 +214,6 @@ model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& 
                           const Launch& launch = {}) {
   model_setup alone = how;
   alone.parallel = {};  // one rank has nobody to share with
-  alone.parallel.parallel.delayed_norm = how.parallel.parallel.delayed_norm;
   model_outcome one = std::move(train_on(detail::of_one_rank(mesh), alone, make, nullptr, launch)[0]);
   for (const std::vector<named_values>* step : {&one.first_gradients, &one.last_gradients})
     for (const named_values& g : *step) {

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -109,14 +108,7 @@ void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
 ///
 /// The loss is the sum over all tokens of the global batch divided by their number, whatever the layout and the number
 /// of microbatches (`token_mean`); there is no other scale anywhere. A step whose gradients are not finite changes no
-/// weight and no state of the optimizer, on all ranks alike, and says so. With `data_parallel::delayed_norm`, a step
-/// clips by the norm of the step before, but the first, which clips by its own; updates then begin before it is known
-/// that all gradients are finite, so that where they are not, `result` throws, on all ranks alike: the weights are
-/// spoilt. Where nothing is clipped, with a limit of 0, that is no other algorithm: no update, and none of the first
-/// step, waits for anything but its own gradient. Such a step ends with the sums of its norm and loss under way: the
-/// first update of the next step waits for them, or whoever asks for the result before. Stages of a pipeline wait for
-/// the sums over their own ranks, and leave those over the stages, for which they have a communicator of their own, so
-/// that a step is made on all stages together.
+/// weight and no state of the optimizer, on all ranks alike, and says so.
 ///
 /// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage. `optimizer` is
 /// the caller's `adamw`, `muon` or any other that models the concept.
@@ -200,94 +192,41 @@ class training_step {
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
     take_loaded();
-    if (first_unasked_) look_at_first(ctx);
     mean_.begin_late(ctx);
-    by_last_norm_ = delays_norm() && (has_norm_ || !clips());
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
     detail::compare_values(ctx);
     ctx.ranks.checks().note_reduction();  // where nothing is trained, too
-    first_unasked_ = delays_norm() && clips() && !by_last_norm_;
-    clipped_before_norm_ = clipped_before_norm_ || by_last_norm_;
   }
 
-  /// The numbers of the last run. Waits for its sums, and asks no rank for anything. Steps that were skipped since the
-  /// last call, this one or others, are taken back from the optimizer's number of steps here, once.
+  /// The numbers of the last run. Waits for the device, and asks no rank for anything. Steps that were skipped since
+  /// the last call, this one or others, are taken back from the optimizer's number of steps here, once.
   step_result result(const context<device>& ctx) {
     if (!ran_ && !only_counts<device>) fail("training step: result(ctx) before the first run(ctx)");
-    settle(ctx);
     double sum = 0, counted = 0;
     ctx.device.synchronize();
     ctx.device.download(&sum, mean_.loss_sum(), sizeof sum, ctx.device.main_stream());
     ctx.device.download(&counted, mean_.tokens(), sizeof counted, ctx.device.main_stream());
-    const kernels::clip_numbers clipped = this->clipped(ctx);
+    kernels::clip_numbers clipped;
+    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
     const bool skipped = clipped.update == 0;
     const double skips = clipped.skips - std::exchange(skips_seen_, clipped.skips);
     for (double i = 0; i < skips; ++i) optimizer_.forget_step();
-    const bool updates_came_first = std::exchange(clipped_before_norm_, false) || by_last_norm_;
-    const bool spoilt = skips > 0 && updates_came_first;
-    if (skipped || spoilt) has_norm_ = false;  // the next step is a first one again
-    first_unasked_ = false;
-    if (spoilt)
-      fail({"training step: the gradient norm ",
-            skipped ? cat({"is ", clipped.norm}) : "was not finite in a step before",
-            ", and with delayed_norm updates came before it, so that the weights are spoilt; load the last checkpoint, "
-            "or use the exact norm, with which such a step changes nothing"});
     return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
-  }
-
-  /// Waits for what the last run has left under way beside gathers: with `data_parallel::delayed_norm` the sums of the
-  /// norm and the loss. Nothing where there is none; asks no rank for anything.
-  void settle(const context<device>& ctx) {
-    if (!norm_) return;
-    if (stages_.size() == 1) collect_squares(ctx);
-    mean_.wait();
-    loss_over_stages_.wait();
-    squares_over_stages_.wait();
-    double* const squares = squares_.template data<double>();
-    if constexpr (has_canonical_products<device>) {
-      if (ctx.numerics.canonical()) kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins_), squares);
-    }
-    kernels::clip(ctx.device, squares, clip_, clipped_.template data<kernels::clip_numbers>());
-    norm_.reset();
-    if (norm_ends_) norm_ends_();
   }
 
   /// From here on every run calls `begin` when its gradients are reduced and their norm is about to be, and `end` when
   /// that is known. Neither may touch what a step works on. Between the two stands what the ranks of a program ask each
   /// other in every step, beside collectives that all of them wait for: where one connection carries all, as over TCP,
   /// whoever asks after the step waits for the gathers that follow the updates, which the next forward pass was to
-  /// hide. With `data_parallel::delayed_norm` the norm, and so `begin`, comes behind the updates and before those
-  /// gathers, and `end` when this rank waits for it: in `settle`, `result` or the next run. Not for steps that are
-  /// recorded.
+  /// hide. Not for steps that are recorded.
   void around_norm(std::function<void()> begin, std::function<void()> end) {
     norm_begins_ = std::move(begin);
     norm_ends_ = std::move(end);
   }
 
   pipeline_type& model() const { return model_; }
-  /// Whether the next step does what all that follow do. Where it clips by a delayed norm, the first does not, nor one
-  /// behind a first that nobody has asked about.
-  bool steady() const { return !delays_norm() || !clips() || (has_norm_ && !first_unasked_); }
-
-  /// Returns the numbers by which the next step clips if they are of the norm of a step before
-  /// (`data_parallel::delayed_norm`), for whoever saves them; nothing otherwise, and before the first step. Waits for
-  /// the device.
-  std::optional<kernels::clip_numbers> kept_norm(const context<device>& ctx) {
-    if (!delays_norm() || !has_norm_ || !clips()) return {};
-    settle(ctx);
-    return clipped(ctx);
-  }
-  /// Clips the next step by such numbers, to the limit of this one.
-  void keep_norm(const context<device>& ctx, kernels::clip_numbers kept) {
-    settle(ctx);
-    if (kept.update != 0) kept.factor = kernels::clip_factor(kept.norm, clip_);
-    ctx.device.upload(clipped_.data(), &kept, sizeof kept, ctx.device.main_stream());
-    has_norm_ = kept.update != 0;
-    skips_seen_ = kept.skips;
-    first_unasked_ = clipped_before_norm_ = false;
-  }
 
  private:
   template <class T>
@@ -299,89 +238,45 @@ class training_step {
       detail::note_on_host(ctx, layout_v<typename tokens::spec>,
                            cat({"the ", what, " of microbatch ", static_cast<std::int64_t>(i)}), of.data(), of.size());
   }
-  bool delays_norm() const { return model_.executor().step().policy.delayed_norm; }
-  bool clips() const { return clip_ > 0; }
-  kernels::clip_numbers clipped(const context<device>& ctx) const {
-    kernels::clip_numbers found;
-    ctx.device.download(&found, clipped_.data(), sizeof found, ctx.device.main_stream());
-    return found;
-  }
-  /// The second step clips by the norm of the first, unless that was skipped: where nobody has asked, the device is.
-  void look_at_first(const context<device>& ctx) {
-    settle(ctx);
-    has_norm_ = clipped(ctx).skips == skips_seen_;  // as on a device that only counts, where nothing is skipped
-    first_unasked_ = false;
-  }
-
   using reduced = reduced_gradient<precision, device>;
   /// The work on gradients that are reduced.
   struct updates {
     training_step& step;
     const context<device>& ctx;
-    bool has_norm = false;  ///< of this step
-    bool clips = false;     ///< whether the optimizer has the numbers by which this step clips
 
     void norm(std::span<const reduced> gradients) {
-      step.settle(ctx);  // the step before, where no update has waited for it
-      if (step.by_last_norm_ && step.clips() && !clips) clip();
       if (step.norm_begins_) step.norm_begins_();
-      step.start_sums(ctx, gradients, step.by_last_norm_);
-      step.has_norm_ = has_norm = true;
-      if (!step.by_last_norm_) clip();
+      step.clip_by_norm(ctx, gradients);
+      if (step.norm_ends_) step.norm_ends_();
     }
-    bool may_update() const { return !step.delays_norm() || step.by_last_norm_ || has_norm; }
-    void update(std::span<reduced> gradients) {
-      if (step.clips() && !clips) clip();
-      step.optimizer_.update(ctx, gradients);
-    }
-    /// Clips by the newest norm that there is.
-    void clip() {
-      step.settle(ctx);
-      step.optimizer_.clip_by(ctx, step.clipped_.template data<kernels::clip_numbers>());
-      clips = true;
-    }
+    void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
   };
 
-  /// Sums the loss, and the squares of gradients, over all ranks. With `later` the last of the sums are under way when
-  /// it returns, for `settle`: over the ranks of the stage, or over the stages, where there are several.
-  void start_sums(const context<device>& ctx, std::span<const reduced> gradients, bool later) {
-    const bool one_stage = stages_.size() == 1;
-    if (later && one_stage)
-      mean_.start_finish(ctx);
-    else
-      mean_.finish(ctx);
-    sum_over_stages(mean_.loss_sum(), 1, dtype::f64, later, loss_over_stages_);
-    norm_.emplace();
-    for (const reduced& gradient : gradients) norm_->add(ctx, gradient);
+  /// Sums the loss, and the squares of gradients, over all ranks, and tells the optimizer by what it clips.
+  void clip_by_norm(const context<device>& ctx, std::span<const reduced> gradients) {
+    mean_.finish(ctx);
+    sum_over_stages(mean_.loss_sum(), 1, dtype::f64);
+    gradient_norm<precision, device> norm;
+    for (const reduced& gradient : gradients) norm.add(ctx, gradient);
+    auto* const squares = squares_.template data<double>();
+    sum_squares(ctx, norm, squares);
+    auto* const clipped = clipped_.template data<kernels::clip_numbers>();
+    kernels::clip(ctx.device, squares, clip_, clipped);
+    optimizer_.clip_by(ctx, clipped);
+  }
+  void sum_squares(const context<device>& ctx, gradient_norm<precision, device>& norm, double* squares) {
     if constexpr (has_canonical_products<device>) {
       if (ctx.numerics.canonical()) {
-        norm_->start_exact_squares(ctx, later && one_stage);
-        if (one_stage) return;
-        collect_squares(ctx);
-        return sum_over_stages(bins_, kernels::exact_squares::words, dtype::i64, later, squares_over_stages_);
+        std::int64_t* const bins = norm.exact_squares(ctx);
+        sum_over_stages(bins, kernels::exact_squares::words, dtype::i64);
+        return kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins), squares);
       }
     }
-    norm_->start_squares(ctx, later && one_stage);
-    if (one_stage) return;
-    collect_squares(ctx);
-    sum_over_stages(squares_.data(), 1, dtype::f64, later, squares_over_stages_);
+    ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
+    sum_over_stages(squares, 1, dtype::f64);
   }
-  /// Waits for the squares of this stage.
-  void collect_squares(const context<device>& ctx) {
-    if constexpr (has_canonical_products<device>) {
-      if (ctx.numerics.canonical()) {
-        bins_ = norm_->finish_exact_squares();
-        return;
-      }
-    }
-    ctx.device.copy(squares_.data(), norm_->finish_squares(ctx), sizeof(double), ctx.device.main_stream());
-  }
-  void sum_over_stages(void* values, std::size_t count, dtype type, bool later, request& under_way) {
-    if (stages_.size() == 1) return;
-    if (later)
-      under_way = stages_.start_all_reduce(values, values, count, type, reduce_op::sum);
-    else
-      stages_.all_reduce(values, values, count, type, reduce_op::sum);
+  void sum_over_stages(void* values, std::size_t count, dtype type) {
+    if (stages_.size() > 1) stages_.all_reduce(values, values, count, type, reduce_op::sum);
   }
 
   training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own,
@@ -406,13 +301,10 @@ class training_step {
       return values;
     });
     ctx.device.zero(clipped_.data(), clipped_.bytes(), ctx.device.main_stream());
-    // Or the next step's messages would come behind a norm for which all stages have to have ended theirs.
-    if (delays_norm() && stages_.size() > 1) stages_ = stages_.split(0, stages_.rank(), stages_.label());
     if (!model.executor().step().policy.clip)
       fail(
           "training step: data_parallel::clip = 0 leaves out the norm, by which a step knows that its gradients are "
-          "finite; legal is 1, with a limit of 0 where nothing is to be clipped, and with delayed_norm where no update "
-          "is to wait for it");
+          "finite; legal is 1, with a limit of 0 where nothing is to be clipped");
     model.visit([&](const auto& p) { optimizer_.prepare(ctx, p); });
     for (int i = 0; i < model.shape().microbatches; ++i) {
       batch_.emplace_back(tokens(ctx), tokens(ctx));
@@ -425,23 +317,16 @@ class training_step {
   pipeline_type& model_;
   optimizer_ref<precision, device> optimizer_;  ///< the caller's
   double clip_;
-  bool loaded_ = false;               ///< whether there are tokens for the next run
-  bool ran_ = false;                  ///< whether there was one
-  bool has_norm_ = false;             ///< of a step before
-  bool by_last_norm_ = false;         ///< whether the last step clipped by that
-  bool first_unasked_ = false;        ///< whether that one clipped by its own, and nobody knows whether it was skipped
-  bool clipped_before_norm_ = false;  ///< whether a step since the last `result` clipped by the one before it
-  double skips_seen_ = 0;             ///< of `clip_numbers::skips`, when they were asked for
+  bool loaded_ = false;    ///< whether there are tokens for the next run
+  bool ran_ = false;       ///< whether there was one
+  double skips_seen_ = 0;  ///< of `clip_numbers::skips`, when they were asked for
   std::function<void()> norm_begins_, norm_ends_;
   std::int64_t first_sample_ = 0;
   typename pipeline_type::batch batch_;
   std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any
   typename pipeline_type::mean mean_;
   buffer<device> squares_, clipped_;
-  any_communicator stages_;                               ///< over which norms are summed
-  std::optional<gradient_norm<precision, device>> norm_;  ///< from its sums' start until they are there
-  std::int64_t* bins_ = nullptr;                          ///< its squares under canonical numerics
-  request loss_over_stages_, squares_over_stages_;        // after what they sum: a request that goes waits
+  any_communicator stages_;  ///< over which norms are summed
 };
 
 template <class Stage, class... Rest>

@@ -122,20 +122,12 @@ def compare(t: dict, alone: list[dict], other: list[dict], command: str) -> None
 def one_round(trainer: str, text: str, draw: random.Random) -> None:
     t = training(draw)
     first, second = layout(draw, t), layout(draw, t)
-    delayed = draw.random() < 0.25
-    for words in (first, second):  # a step that hides nothing refuses it
-        sizes = dict(part.split("=") for part in words[1].split(","))
-        delayed = delayed and int(sizes["dp"]) * int(sizes["cp"]) * int(sizes["pp"]) > 1
     pathlib.Path("config.json").write_text(json.dumps(t["config"]))
     subprocess.run(["rm", "-rf", "saved"], check=True)
-    clip = ["--clip-norm", "delayed"] if delayed else []
-    if delayed:  # one rank has no delayed norm: what all are compared with is the first layout
-        alone = run(trainer, text, "alone", [*t["what"], *first, *clip])
-    else:
-        alone = run(trainer, text, "alone", [*t["what"], "--micro-batch", str(BATCH)])
-    half = [*t["what"], *first, *clip, "--checkpoint-dir", "saved", "--save-every", str(STEPS // 2)]
+    alone = run(trainer, text, "alone", [*t["what"], "--micro-batch", str(BATCH)])
+    half = [*t["what"], *first, "--checkpoint-dir", "saved", "--save-every", str(STEPS // 2)]
     compare(t, alone, run(trainer, text, "first", half), shlex.join(half))
-    rest = [*t["what"], *second, *clip, "--resume", f"saved/step-{STEPS // 2:08}"]
+    rest = [*t["what"], *second, "--resume", f"saved/step-{STEPS // 2:08}"]
     compare(t, alone, run(trainer, text, "second", rest), f"after {shlex.join(half)}\n{shlex.join(rest)}")
 
 

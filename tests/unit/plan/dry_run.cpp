@@ -165,7 +165,7 @@ namespace {
 
 /// What every rank of a mesh starts in a step of a Llama whose head is its embedding.
 std::vector<posted_program> posted_of(const planner::training_layout& l, const char* schedule_name, zero_level level,
-                                      bool hybrid = false, bool delayed_norm = false) {
+                                      bool hybrid = false) {
   const mesh_shape mesh = mesh_of(l);
   const schedule plan = parse_schedule(schedule_name, static_cast<int>(l.pp), 4);
   const int stages = plan.shape.stages();
@@ -175,7 +175,6 @@ std::vector<posted_program> posted_of(const planner::training_layout& l, const c
   config.tie_embeddings = true;
   pipeline_options how;
   how.parallel.level = level;
-  how.parallel.delayed_norm = delayed_norm;
   if (hybrid) how.axes = {.shard = axis_list(axis_of<dp>), .replicate = axis_list(axis_of<cp>)};
   llama_options options;
   options.attention.context = chosen_policy::ring;
@@ -339,27 +338,6 @@ TEST_CASE("sums over tied stages are started within the order of a step, the sam
   CHECK(text.find("over pp ends in reduction of unit") != std::string::npos);
   CHECK(text.find("over tied stages") != std::string::npos);
   CHECK(text.find("in the norm") != std::string::npos);
-}
-
-TEST_CASE("a delayed norm is started at the end of a step, and its last sum is not waited for") {
-  for (const char* mesh : {"dp=2,pp=2,cp=2,tp=2", "dp=2,tp=2"})
-    for (const zero_level level : {zero_level::replicated, zero_level::gradients}) {
-      CAPTURE(mesh);
-      CAPTURE(static_cast<int>(level));
-      const std::vector<posted_program> all = posted_of(planner::parse_layout(mesh, "x"), "1f1b", level, false, true);
-      CHECK(describe(verify_order(all)) == "ok");
-      const bool has_stages = std::string_view(mesh).find("pp") != std::string_view::npos;
-      std::size_t norms = 0;
-      for (const posted_program& p : all)
-        for (const posted_call& c : p.calls) {
-          if (c.entry < 0 || p.entries[static_cast<std::size_t>(c.entry)].op != step_op::norm) continue;
-          const posted_group& group = p.groups[static_cast<std::size_t>(c.group)];
-          const bool last = !has_stages || group.name.find("pp") == 0;
-          CHECK(c.asynchronous == last);
-          norms += last;
-        }
-      CHECK(norms >= all.size());
-    }
 }
 
 TEST_CASE("a dry run counts and prices kernels of a program's own, and none may touch its memory") {

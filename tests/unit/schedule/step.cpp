@@ -33,48 +33,26 @@ TEST_CASE("the step of each policy, by hand") {
         "gather0 gather1 F0:0 F0:1 B0:1 release1 reduce1 B0:0 release0 reduce0 norm update0 update1");
 }
 
-TEST_CASE("with the norm of the step before, a unit is updated while the next is reduced, behind all passes") {
-  data_parallel policy = plain;
-  policy.delayed_norm = true;
-  CHECK(text_of(step_of("gpipe", 1, 1, policy, 3).programs[0]) ==
-        "F0:0 F0:1 F0:2 B0:2 reduce2 B0:1 reduce1 B0:0 reduce0 update2 update1 update0 norm");
-  policy.level = zero_level::gradients;
-  CHECK(text_of(step_of("gpipe", 1, 2, policy, 2).programs[0]) ==
-        "F0:0 F0:1 F1:0 F1:1 B0:1 B0:0 B1:1 reduce1 B1:0 reduce0 update1 update0 norm gather0 gather1");
-  policy.level = zero_level::parameters;
-  policy.prefetch = 0;
-  CHECK(text_of(step_of("gpipe", 1, 1, policy, 2).programs[0]) ==
-        "gather0 F0:0 release0 gather1 F0:1 release1 gather1 B0:1 release1 reduce1 gather0 B0:0 release0 reduce0 "
-        "update1 update0 norm");
-  policy = plain;
-  policy.delayed_norm = true;
-
-  // Two things may go wrong: an update whose norm has gone, and, where the norm is exact, one whose norm has not come.
-  step_schedule s = step_of("gpipe", 1, 1, policy, 3);
+TEST_CASE("an update comes behind its reduction and the norm") {
+  step_schedule s = step_of("gpipe", 1, 1, plain, 3);
+  CHECK(text_of(s.programs[0]) == "F0:0 F0:1 F0:2 B0:2 reduce2 B0:1 reduce1 B0:0 reduce0 norm update0 update1 update2");
   move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::update, 0));
   CHECK(describe(verify(s)) ==
-        "rank 0, entry 12 (update of unit 0): parameters are clipped by the norm of the step before, and updated after "
-        "this step's has taken its place; see entry 11 (the norm)");
-  s = step_of("gpipe", 1, 1, policy, 3);
-  s.policy.delayed_norm = false;
-  CHECK(describe(verify(s)) ==
-        "rank 0, entry 9 (update of unit 2): parameters are updated before the norm by which their gradient is "
-        "clipped; see entry 4 (reduction of unit 2)");
-  s = step_of("gpipe", 1, 1, policy, 3);
-  erase(s, 0, place_of(s, 0, step_op::norm, -1));  // the next step needs it
+        "rank 0, entry 9 (update of unit 0): parameters are updated before the norm by which their gradient is "
+        "clipped; see entry 8 (reduction of unit 0)");
+  s = step_of("gpipe", 1, 1, plain, 3);
+  for (const int unit : {0, 1, 2}) erase(s, 0, place_of(s, 0, step_op::update, unit));
+  erase(s, 0, place_of(s, 0, step_op::norm, -1));
   CHECK(describe(verify(s)) ==
         "rank 0, the norm: clipping needs a norm, and there is none; see entry 8 (reduction of unit 0)");
-  s = step_of("gpipe", 1, 1, policy, 3);  // an update never goes without its own reduction
+  s = step_of("gpipe", 1, 1, plain, 3);
   move(s, 0, place_of(s, 0, step_op::update, 2), place_of(s, 0, step_op::reduce, 2));
   CHECK(describe(verify(s)) ==
         "rank 0, entry 4 (update of unit 2): parameters are updated before their gradient is reduced; see entry 3 "
         "(B0.0 of unit 2)");
-  s = step_of("gpipe", 1, 2, policy, 3);  // and not before the last pass that reads what it changes
+  s = step_of("gpipe", 1, 2, plain, 3);  // nor is a gradient reduced before the last pass that adds to it
   move(s, 0, place_of(s, 0, step_op::reduce, 2), place_of(s, 0, step_op::pass, 2, 3));
   CHECK_FALSE(verify(s).ok());
-  policy.clip = false;
-  CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 1, policy),
-                       "step: delayed_norm = 1 would change nothing without clip; legal is 0", error);
 }
 
 TEST_CASE("a head that uses the embedding's parameters") {
@@ -130,13 +108,8 @@ TEST_CASE("every schedule under every policy makes a step that is right") {
               }
               ++steps;
               const step_verdict v = verify(s);
-              policy.delayed_norm = true;
-              CHECK(describe(verify(step_of(name, ranks, microbatches, policy, 3, ranks > 1))) == "ok");
               policy.hybrid = level != zero_level::replicated;
-              for (const bool delayed : {false, true}) {
-                policy.delayed_norm = delayed;
-                CHECK(describe(verify(step_of(name, ranks, microbatches, policy, 3, ranks > 1))) == "ok");
-              }
+              CHECK(describe(verify(step_of(name, ranks, microbatches, policy, 3, ranks > 1))) == "ok");
               CAPTURE(name);
               CAPTURE(ranks);
               CAPTURE(microbatches);

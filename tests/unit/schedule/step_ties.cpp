@@ -23,15 +23,10 @@ TEST_CASE("the sum of a tied unit comes behind all passes and reductions, and be
   CHECK(both(policy) ==
         "F0:0 F0:1 S R B0:1 reduce1 B0:0 reduce0 ties0 norm update0 update1 | "
         "R F0:2 F0:3 B0:3 reduce3 B0:2 reduce2 S ties3 norm update2 update3");
-  // The last unit's update goes on while what it shares is summed, and the one of rank 0 while its own is reduced.
-  policy.delayed_norm = true;
-  CHECK(both(policy) ==
-        "F0:0 F0:1 S R B0:1 reduce1 B0:0 reduce0 update1 ties0 update0 norm | "
-        "R F0:2 F0:3 B0:3 reduce3 B0:2 reduce2 S ties3 update2 update3 norm");
   policy.overlap = false;
   CHECK(both(policy) ==
-        "F0:0 F0:1 S R B0:1 B0:0 reduce1 reduce0 update1 ties0 update0 norm | "
-        "R F0:2 F0:3 B0:3 B0:2 S reduce3 reduce2 ties3 update2 update3 norm");
+        "F0:0 F0:1 S R B0:1 B0:0 reduce1 reduce0 ties0 norm update0 update1 | "
+        "R F0:2 F0:3 B0:3 B0:2 S reduce3 reduce2 ties3 norm update2 update3");
   policy = {.level = zero_level::gradients, .hybrid = true};
   CHECK(both(policy) ==
         "F0:0 F0:1 S R B0:1 reduce1 B0:0 reduce0 copies1 copies0 ties0 norm update0 gather0 update1 gather1 | "
@@ -151,12 +146,7 @@ TEST_CASE("the sum of tied stages takes its time from when both have come to it"
           return e.entry.op == step_op::reduce_ties && e.end - e.start == doctest::Approx(3);
         }) == 1);
 
-  // With the norm of the step before it is the update that waits: also without clipping, where there is no norm.
-  data_parallel delayed;
-  delayed.delayed_norm = true;
-  const step_schedule early = step_of("gpipe", 2, 1, delayed, 1, true);
-  CHECK(simulate(early, costs).waited(1, step_op::update) == doctest::Approx(5));
-  CHECK(simulate(early, costs).period == doctest::Approx(7 + 3 + 0.5));
+  // Without clipping, where there is no norm, it is the update that waits.
   data_parallel unclipped;
   unclipped.clip = false;
   CHECK(simulate(step_of("gpipe", 2, 1, unclipped, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));
@@ -170,40 +160,18 @@ TEST_CASE("the sum of tied stages takes its time from when both have come to it"
   CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties has not one entry per unit", error);
 }
 
-TEST_CASE("updates go on while tied stages are summed, and two sums of the same ranks follow each other") {
-  // Three units in each of two stages, of which rank 0's first and rank 1's last are tied. Passes end at 9 + 9 on rank
-  // 0, at 12 on rank 1, and reductions take 1 more: rank 0 updates units 1 and 2 by then, which takes 2 each.
-  data_parallel delayed;
-  delayed.delayed_norm = true;
-  step_schedule s = step_of("gpipe", 2, 1, delayed, 3, true);
-  step_costs costs = costs_of(s, 100);
-  costs.updates.assign(6, 2.0);
-  costs.ties.assign(6, 3.0);
-  const step_simulation hidden = simulate(s, costs);
-  REQUIRE(hidden.ties[1].size() == 1);
-  const timed_entry sum = hidden.ties[1][0];
-  // Rank 1 comes to its sum when its last reduction is on its way, and updates all that is not tied before it ends.
-  const auto of = [](const step_simulation& times, int rank, step_op op, int unit) {
-    for (const timed_entry& e : times.ranks[static_cast<std::size_t>(rank)])
-      if (e.entry.op == op && e.entry.unit == unit) return e;
-    FAIL("there is no such entry");
-    return timed_entry{};
-  };
-  for (const int unit : {3, 4}) {
-    CHECK(of(hidden, 1, step_op::update, unit).end < sum.end);
-    CHECK(of(hidden, 1, step_op::update, unit).waited < 2);
-  }
-  CHECK(of(hidden, 1, step_op::update, 5).start == doctest::Approx(sum.end));
-  CHECK(of(hidden, 0, step_op::update, 0).start == doctest::Approx(sum.end));
-
+TEST_CASE("two sums of the same tied stages follow each other") {
   std::vector<step_unit> units = units_of(2, 3);
   units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
-  s = expand(parse_schedule("gpipe", 2, 1), units, plain);
+  const step_schedule s = expand(parse_schedule("gpipe", 2, 1), units, plain);
+  step_costs costs = costs_of(s, 100);
+  costs.ties.assign(6, 3.0);
   const step_simulation two = simulate(s, costs);
   for (const auto& mine : two.ties) {
     REQUIRE(mine.size() == 2);
     CHECK(mine[0].end == doctest::Approx(mine[0].start + 3));
     CHECK(mine[1].start == doctest::Approx(mine[0].end));
   }
-  CHECK(of(two, 0, step_op::norm, -1).start == doctest::Approx(two.ties[0][1].end));
+  for (const timed_entry& e : two.ranks[0])
+    if (e.entry.op == step_op::norm) CHECK(e.start == doctest::Approx(two.ties[0][1].end));
 }

@@ -44,47 +44,13 @@ TEST_CASE("reductions hide behind the backward pass, as far as the link allows")
   CHECK(slow.hidden_share() == doctest::Approx(6.0 / 16));
 }
 
-TEST_CASE("with the norm of the step before, updates hide the last reductions") {
-  data_parallel delayed;
-  delayed.delayed_norm = true;
-  const step_schedule exact = step_of("gpipe", 1, 1, plain, 4), early = step_of("gpipe", 1, 1, delayed, 4);
-  step_costs costs = costs_of(exact, 50);  // each reduction takes 2, as a backward pass does, and an update takes 1
+TEST_CASE("every update waits for the norm, and the norm for every reduction") {
+  const step_schedule s = step_of("gpipe", 1, 1, plain, 4);
+  step_costs costs = costs_of(s, 50);  // each reduction takes 2, as a backward pass does, and an update takes 1
   costs.updates.assign(4, 1.0);
-  const step_simulation all_wait = simulate(exact, costs), none_waits = simulate(early, costs);
-  CHECK(all_wait.period == doctest::Approx(4 + 8 + 2 + 4));  // the last reduction, and all updates behind it
-  CHECK(none_waits.period == doctest::Approx(4 + 8 + 4));    // three updates hide the last reduction
-}
-
-TEST_CASE("gathers do not hold up the reductions that they share a link with, whichever norm clips") {
-  data_parallel delayed = zero1;
-  delayed.delayed_norm = true;
-  const step_schedule exact = step_of("gpipe", 1, 2, zero1, 8), early = step_of("gpipe", 1, 2, delayed, 8);
-  for (const double bandwidth : {10.0, 20.0, 25.0, 33.0, 50.0, 100.0}) {  // from bound by the link to bound by passes
-    step_costs costs = costs_of(exact, bandwidth);
-    costs.updates.assign(8, 0.3);
-    // With a gather behind each update it would be up to 1.11 times as long.
-    CHECK(simulate(early, costs).period < 1.011 * simulate(exact, costs).period);
-    costs.norm = 3;
-    CHECK(simulate(early, costs).period < simulate(exact, costs).period - 2);
-  }
-}
-
-TEST_CASE("the sums of a delayed norm hide behind the next step, until its first update") {
-  data_parallel delayed;
-  delayed.delayed_norm = true;
-  const step_schedule s = step_of("gpipe", 1, 1, delayed, 4);
-  step_costs costs = costs_of(s, 1000);
-  costs.updates.assign(4, 1.0);
-  const double without = simulate(s, costs).period;
-  costs.norm = 2;  // while the next step's forward pass takes 4
-  CHECK(simulate(s, costs).period == doctest::Approx(without));
-  costs.norm = 50;
-  CHECK(simulate(s, costs).period > without + 30);
-  const step_schedule exact = step_of("gpipe", 1, 1, plain, 4);
-  costs.norm = 0;
-  const double waits = simulate(exact, costs).period;
+  CHECK(simulate(s, costs).period == doctest::Approx(4 + 8 + 2 + 4));  // the last reduction, and all updates behind it
   costs.norm = 2;
-  CHECK(simulate(exact, costs).period == doctest::Approx(waits + 2));
+  CHECK(simulate(s, costs).period == doctest::Approx(4 + 8 + 2 + 4 + 2));
 }
 
 TEST_CASE("gathers after updates hide behind the next forward pass, and prefetched ones behind passes") {

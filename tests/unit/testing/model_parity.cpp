@@ -82,7 +82,7 @@ TEST_CASE("nothing is found where nothing is wrong, at any level of ZeRO") {
   for (const zero_level level : sharded_levels)
     for (const bucket_cut cut : {bucket_cut::even, bucket_cut::whole}) {
       CAPTURE(static_cast<int>(level));
-      how.parallel.parallel = {.level = level, .delayed_norm = cut == bucket_cut::whole};
+      how.parallel.parallel = {.level = level};
       how.parallel.cut = cut;
       CHECK(found({shape(2, 1), shape(4, 1)}, how, make_gpt2<S>(config)) == "");
     }

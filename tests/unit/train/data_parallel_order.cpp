@@ -113,7 +113,7 @@ std::pair<std::uint64_t, double> train_with_delays(const scenario& s, const sche
 
 }  // namespace
 
-TEST_CASE("nor in a pipeline, with a hybrid, gathers two uses ahead and the norm of the step before") {
+TEST_CASE("nor in a pipeline, with a hybrid and gathers two uses ahead") {
   scenario s = deep();
   s.config.layers = 5;
   s.microbatches = 4, s.steps = 3;
@@ -122,7 +122,7 @@ TEST_CASE("nor in a pipeline, with a hybrid, gathers two uses ahead and the norm
   for (const bool tied : {false, true})
     for (const zero_level level : {zero_level::gradients, zero_level::parameters}) {
       s.config.tie_embeddings = tied;
-      s.parallel.parallel = {.level = level, .delayed_norm = true};
+      s.parallel.parallel = {.level = level};
       if (level == zero_level::parameters) s.parallel.parallel.prefetch = 2;
       s.parallel.axes = {.shard = axis_list(axis_of<dp>), .replicate = axis_list(axis_of<cp>)};
       const auto undisturbed = train_with_delays(s, plan, 0);

@@ -40,7 +40,7 @@ void muon_momentum(cpu& device, std::span<const muon_momentum_tensor<M, G>> tens
   }
 }
 
-/// Likewise with momenta in bf16, from which directions are made before they are rounded.
+/// As above, with momenta in bf16, from which directions are made before they are rounded.
 template <class M, class G>
 void muon_momentum(cpu& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars) {

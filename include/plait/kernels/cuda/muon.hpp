@@ -20,7 +20,7 @@ template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars);
 
-/// Likewise with momenta in bf16, rounded by the processor's random bits.
+/// As above, with momenta in bf16, rounded by the processor's random bits.
 template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars);

@@ -143,8 +143,8 @@ inline void require_whole_chunks(const attention_part& part) {
               " tokens (numerics::sequence), and a rank has a run of ", run.length, " from ", run.position,
               "; legal are more chunks, so that each run is whole ones"});
 }
-/// Throws where a sequence is cut whose tokens see those behind them, as an engine passes round what is before alone,
-/// or where documents are packed in one: a mask has no end of a document.
+/// Throws for attention without a causal mask where a sequence is cut, as engines hand on earlier keys alone, or where
+/// documents are packed in one, as only a causal mask with starts can express where a document ends.
 inline void require_causal_or_whole(const attention_part& part) {
   if (!part.shape.causal && part.documents)
     fail({part.name,

@@ -53,7 +53,6 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
     fail(
         "step: hybrid = 1 would change nothing, because whole gradients are reduced over all data axes at once; it is "
         "for levels from zero_level::optimizer on, and 0 is legal here");
-  if (policy.delayed_norm && !policy.clip) fail("step: delayed_norm = 1 would change nothing without clip; legal is 0");
   const bool shards_gradients = policy.level >= zero_level::gradients;
   if (policy.gradient_buffers < 0 || (policy.gradient_buffers > 0 && !shards_gradients))
     fail({"step: gradient_buffers is ", policy.gradient_buffers,
@@ -176,46 +175,18 @@ constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<
   return passes;
 }
 
-/// Updates in the order in which the next step uses the units, behind the norm, each followed by the gather of what was
-/// updated. With a delayed norm, behind the passes, which would else wait for reductions, and spare nothing by it: in
-/// the order of reductions, each while the next is under way, those of tied units behind all others; then the norm, and
-/// the gathers in the order of use, behind all reductions, whose link they share.
-constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std::vector<step_entry>& passes,
+/// Appends the norm, and updates in the order in which the next step uses the units, each followed by the gather of
+/// what was updated.
+constexpr std::vector<step_entry> with_updates(const step_schedule& s, std::vector<step_entry> passes,
                                                std::vector<int> order, bool clips) {
-  std::vector<step_entry> out;
-  const auto update = [&](int u) { out.push_back({step_op::update, u, {}, {}}); };
-  const auto gather = [&](int u) {
-    if (s.policy.level == zero_level::optimizer || s.policy.level == zero_level::gradients)
-      out.push_back({step_op::gather, u, {}, {}});
-  };
-  if (!s.policy.delayed_norm) {
-    out = passes;
-    if (clips) out.push_back({step_op::norm, -1, {}, {}});
-    std::sort(order.begin(), order.end());
-    for (const int u : order) update(u), gather(u);
-    return out;
-  }
-  auto left = std::count_if(passes.begin(), passes.end(), [](const step_entry& e) { return e.op == step_op::pass; });
-  int reducing = -1;
-  std::vector<int> due, ties;
-  for (const step_entry& e : passes) {
-    out.push_back(e);
-    left -= e.op == step_op::pass;
-    if (e.op == step_op::reduce_ties) ties.push_back(e.unit);
-    if (e.op != (s.policy.hybrid ? step_op::reduce_copies : step_op::reduce)) continue;
-    if (reducing >= 0) due.push_back(reducing);
-    reducing = s.last_reduction(e.unit) == e.op ? e.unit : -1;
-    if (left > 0) continue;
-    for (const int u : due) update(u);
-    due.clear();
-  }
-  if (reducing >= 0) due.push_back(reducing);
-  for (const int u : due) update(u);
-  for (const int u : ties) update(u);
-  if (clips) out.push_back({step_op::norm, -1, {}, {}});
+  if (clips) passes.push_back({step_op::norm, -1, {}, {}});
   std::sort(order.begin(), order.end());
-  for (const int u : order) gather(u);
-  return out;
+  for (const int u : order) {
+    passes.push_back({step_op::update, u, {}, {}});
+    if (s.policy.level == zero_level::optimizer || s.policy.level == zero_level::gradients)
+      passes.push_back({step_op::gather, u, {}, {}});
+  }
+  return passes;
 }
 
 /// Gives units buffers of the pool for their gradients: each, at its first addition, the one that is free for longest,
@@ -325,7 +296,7 @@ step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
 /// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit,
 /// in a hybrid that of its copies after the next unit's, and behind them the sums over stages that share parameters;
-/// the norm, the updates, and the gathers of what was updated (`data_parallel::delayed_norm` says in which order). A
+/// the norm, and updates in the order of the next step's uses, each followed by the gather of what was updated. A
 /// schedule of forward passes alone has gathers and releases only. The schedule must be one that `verify` accepts.
 /// Throws `error` for units in another order than their stages', and for a knob that would change nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,

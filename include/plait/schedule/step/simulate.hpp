@@ -115,7 +115,7 @@ struct step_costs {
   std::vector<action_times> units{};  ///< of each unit, for one microbatch
   std::vector<double> updates{};      ///< of each unit's optimizer; empty: nothing
   std::vector<double> ties{};         ///< of each unit's sum with the one it is tied to; empty: nothing
-  double norm = 0;                    ///< once all gradients are reduced, or beside all else where it is delayed
+  double norm = 0;                    ///< once all gradients are reduced
   double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
   int data_ranks = 1;                 ///< n, that share a unit's parameters
   int copy_ranks = 1;                 ///< r, that hold the same piece of them, in a hybrid
@@ -308,10 +308,6 @@ class step_clock {
               return false;
           arrived[rank] = there;
         }
-        if (s_.policy.delayed_norm) {
-          ready = arrived[rank];
-          break;
-        }
         if (*std::min_element(arrived.begin(), arrived.end()) < 0) return false;
         ready = *std::max_element(arrived.begin(), arrived.end());
         lasts = costs_.norm;
@@ -319,11 +315,6 @@ class step_clock {
       }
       case step_op::update:
         if (!finish_reduction(r, e.unit, ready)) return false;
-        if (s_.policy.delayed_norm && r.step > 0) {  // clips by the last step's norm
-          const std::vector<double>& arrived = norms_[static_cast<std::size_t>(r.step - 1)];
-          if (arrived.empty() || *std::min_element(arrived.begin(), arrived.end()) < 0) return false;
-          ready = std::max(ready, *std::max_element(arrived.begin(), arrived.end()) + costs_.norm);
-        }
         lasts = costs_.updates.empty() ? 0 : costs_.updates[unit];
         break;
       default:
@@ -421,9 +412,8 @@ class step_clock {
 /// hide behind the next forward pass as far as they can. Each rank goes through its program; a gather or a reduction is
 /// on its link from the time at which the entries before it are over, in the order of its kind; sends take
 /// `costs.message`. The sum of a tied unit takes `costs.ties` from when both ranks have come to it, and each has gone
-/// on meanwhile. A delayed norm holds up nobody but the next step's updates. The step must be one that `verify`
-/// accepts, and every stage must have a unit. Throws `error` for costs of other sizes, and where tied units cost
-/// differently.
+/// on meanwhile. The step must be one that `verify` accepts, and every stage must have a unit. Throws `error` for costs
+/// of other sizes, and where tied units cost differently.
 inline step_simulation simulate(const step_schedule& s, const step_costs& costs) {
   if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
   if (!costs.updates.empty() && costs.updates.size() != s.units.size())

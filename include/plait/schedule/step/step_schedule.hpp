@@ -48,11 +48,6 @@ struct data_parallel {
   int gradient_buffers = 0;
   /// Whether every update needs the norm over all gradients, to clip by it.
   bool clip = true;
-  /// With `clip`: whether that is the norm of the step before, so that an update waits for its own reduction alone,
-  /// which is another algorithm. The sums of a norm go on under the next step, whose first update waits
-  /// for them. A first step, which has none before it, waits for its own norm. With a limit of 0 nothing is clipped,
-  /// and the order of updates is all that changes.
-  bool delayed_norm = false;
   /// Levels beyond `replicated`: whether the pieces of some ranks are equal, so that reduced pieces are summed over
   /// those too. A pipeline derives it from its `data_axes::replicate`.
   bool hybrid = false;

@@ -52,7 +52,6 @@ enum class step_error : std::uint8_t {
   updated_before_copies,
   updated_before_ties,
   updated_before_norm,
-  updated_after_norm,
   updated_twice,
   update_missing,
   collectives_cross,
@@ -130,8 +129,6 @@ constexpr const char* text_of(step_error code) {
       return "parameters are updated before their gradient is summed over the stages that share them";
     case step_error::updated_before_norm:
       return "parameters are updated before the norm by which their gradient is clipped";
-    case step_error::updated_after_norm:
-      return "parameters are clipped by the norm of the step before, and updated after this step's has taken its place";
     case step_error::updated_twice:
       return "parameters are updated twice";
     case step_error::update_missing:

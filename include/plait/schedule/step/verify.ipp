@@ -176,9 +176,7 @@ class step_walk {
         if (u.reduced < 0) return refuse(step_error::updated_before_reduction, u.added);
         if (s_.policy.hybrid && u.copies < 0) return refuse(step_error::updated_before_copies, u.reduced);
         if (described(e.unit).tied_to >= 0 && u.ties < 0) return refuse(step_error::updated_before_ties, u.reduced);
-        if (s_.policy.clip && !s_.policy.delayed_norm && norm_ < 0)
-          return refuse(step_error::updated_before_norm, u.reduced);
-        if (s_.policy.delayed_norm && norm_ >= 0) return refuse(step_error::updated_after_norm, norm_);
+        if (s_.policy.clip && norm_ < 0) return refuse(step_error::updated_before_norm, u.reduced);
         u.updated = at_;
         return {};
       }

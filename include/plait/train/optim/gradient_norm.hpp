@@ -32,33 +32,21 @@ class gradient_norm {
   /// The sum of the squares, equal on every rank of the stage: one number in the device's memory, valid as long as this
   /// object. Collective over the mesh.
   const double* squares(const context<Device>& ctx) {
-    start_squares(ctx, false);
-    return finish_squares(ctx);
-  }
-  /// The first part of `squares`, which is collective. With `later` the sums over ranks are under way when it returns;
-  /// gradients may change meanwhile.
-  void start_squares(const context<Device>& ctx, bool later) {
     sums_ = make_buffer<double>(ctx.device, parts_.size() + 1);
     double* const all = sums_.template data<double>();
     ctx.device.zero(all, sums_.bytes(), ctx.device.main_stream());
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       double* const own = all + i + 1;
       kernels::add_sum_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
-      if (parts_[i].group != nullptr) sum(*parts_[i].group, own, 1, dtype::f64, later, parts_[i].summing);
-    }
-  }
-  /// The second part, which asks no rank for anything. Once.
-  const double* finish_squares(const context<Device>& ctx) {
-    double* const all = sums_.template data<double>();
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      parts_[i].summing.wait();
-      kernels::accumulate(ctx.device, all + i + 1, all, 1);
+      if (parts_[i].group != nullptr) parts_[i].group->all_reduce(own, own, 1, dtype::f64, reduce_op::sum);
+      kernels::accumulate(ctx.device, own, all, 1);
     }
     return all;
   }
-  /// Likewise the squares under canonical numerics as integers, of which `kernels::sum_of_bins` makes one number: they
-  /// are exact, and can be added over stages in whatever order. Ranks that have the same gradients share them out.
-  void start_exact_squares(const context<Device>& ctx, bool later)
+  /// The sum of the squares under canonical numerics, as integers in the device's memory, of which
+  /// `kernels::sum_of_bins` makes one number: they are exact, and can be added over stages in any order. Ranks that
+  /// have the same gradients share them out. Collective over the mesh.
+  std::int64_t* exact_squares(const context<Device>& ctx)
     requires has_canonical_products<Device>
   {
     constexpr std::int64_t words = kernels::exact_squares::words;
@@ -76,13 +64,8 @@ class gradient_norm {
       kernels::add_exact_squares(ctx.device, std::span<const kernels::const_elements<G>>(own), all);
     }
     if (const axis_list over = ctx.ranks.pruned(mesh.others({})); !over.empty())
-      sum(ctx.ranks.group(over), all, words, dtype::i64, later, summing_bins_);
-  }
-  std::int64_t* finish_exact_squares()
-    requires has_canonical_products<Device>
-  {
-    summing_bins_.wait();
-    return bins_.template data<std::int64_t>();
+      ctx.ranks.group(over).all_reduce(all, all, words, dtype::i64, reduce_op::sum);
+    return all;
   }
   /// The norm, on the host.
   double total(const context<Device>& ctx) {
@@ -96,15 +79,7 @@ class gradient_norm {
     axis_list axes;
     any_communicator* group;  ///< null where no axis cuts them
     std::vector<kernels::const_elements<G>> gradients;
-    request summing{};
   };
-  static void sum(any_communicator& ranks, void* values, std::size_t count, dtype type, bool later,
-                  request& under_way) {
-    if (later)
-      under_way = ranks.start_all_reduce(values, values, count, type, reduce_op::sum);
-    else
-      ranks.all_reduce(values, values, count, type, reduce_op::sum);
-  }
   /// Rank `index` of `ranks` has these of n elements, which begin where vectors may.
   static element_range share_of(std::int64_t n, std::int64_t ranks, std::int64_t index) {
     constexpr std::int64_t together = 64;
@@ -119,12 +94,11 @@ class gradient_norm {
     }
     for (part& same : parts_)
       if (same.axes == axes) return same;
-    parts_.push_back({axes, axes.empty() ? nullptr : &w.group(axes), {}, {}});
+    parts_.push_back({axes, axes.empty() ? nullptr : &w.group(axes), {}});
     return parts_.back();
   }
   buffer<Device> sums_, bins_;
   std::vector<part> parts_;
-  request summing_bins_;  // after what it sums: a request that goes waits
 };
 
 /// The factor by which clipping to `limit` multiplies gradients: PyTorch's clip_grad_norm_, limit / (norm + 1e-6) where
