@@ -2,8 +2,7 @@
 
 #include <cmath>
 
-#include "plait/kernels/cpu/attention_backward.hpp"
-#include "plait/kernels/cpu/attention_forward.hpp"
+#include "plait/kernels/cpu/attention.hpp"
 
 namespace plait::test {
 

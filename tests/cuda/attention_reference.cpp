@@ -1,7 +1,6 @@
 #include "attention_reference.hpp"
 
-#include "plait/kernels/cpu/attention_backward.hpp"
-#include "plait/kernels/cpu/attention_forward.hpp"
+#include "plait/kernels/cpu/attention.hpp"
 
 namespace plait::test {
 

@@ -4,7 +4,6 @@
 #include "plait/kernels/cpu/copy.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/rope.hpp"
-#include "plait/kernels/cpu/swiglu.hpp"
 
 namespace plait::test {
 

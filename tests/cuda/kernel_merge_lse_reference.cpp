@@ -1,6 +1,6 @@
 #include "kernel_merge_lse_reference.hpp"
 
-#include "plait/kernels/cpu/attention_forward.hpp"
+#include "plait/kernels/cpu/attention.hpp"
 
 namespace plait::test {
 

@@ -1,7 +1,6 @@
 #include "kernel_norms_reference.hpp"
 
-#include "plait/kernels/cpu/layer_norm.hpp"
-#include "plait/kernels/cpu/rms_norm.hpp"
+#include "plait/kernels/cpu/norms.hpp"
 
 namespace plait::test {
 

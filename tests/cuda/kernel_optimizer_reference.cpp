@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "plait/kernels/cpu/adamw_rounded.hpp"
+#include "plait/kernels/cpu/optimizer.hpp"
 #include "plait/kernels/cpu/reductions.hpp"
 
 namespace plait::test {

@@ -10,21 +10,16 @@
 
 #ifndef PLAIT_NO_CPU
 #include "plait/kernels/cpu/activations.hpp"
-#include "plait/kernels/cpu/adamw.hpp"
-#include "plait/kernels/cpu/adamw_rounded.hpp"
-#include "plait/kernels/cpu/attention_backward.hpp"
-#include "plait/kernels/cpu/attention_forward.hpp"
+#include "plait/kernels/cpu/attention.hpp"
 #include "plait/kernels/cpu/copy.hpp"
 #include "plait/kernels/cpu/cross_entropy.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/embedding.hpp"
-#include "plait/kernels/cpu/layer_norm.hpp"
-#include "plait/kernels/cpu/muon.hpp"
+#include "plait/kernels/cpu/norms.hpp"
+#include "plait/kernels/cpu/optimizer.hpp"
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/cpu/reductions.hpp"
-#include "plait/kernels/cpu/rms_norm.hpp"
 #include "plait/kernels/cpu/rope.hpp"
-#include "plait/kernels/cpu/swiglu.hpp"
 #endif
 
 #if defined(PLAIT_CUDA_KERNELS) || defined(PLAIT_COMPILED_CUDA)

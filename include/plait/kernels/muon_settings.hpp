@@ -1,4 +1,4 @@
-// The arrays of a step of Muon, as the kernels of all devices take them. The kernels are kernels/cpu/muon.hpp and
+// The arrays of a step of Muon, as the kernels of all devices take them. The kernels are kernels/cpu/optimizer.hpp and
 // kernels/cuda/muon.hpp; the numbers of a step are those of AdamW (kernels/adamw_settings.hpp), which runs beside it.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Layer norm on a GPU; the steps and their meaning are in kernels/cpu/layer_norm.hpp. For bf16 the sums, mean, inv_std,
+// Layer norm on a GPU; the steps and their meaning are in kernels/cpu/norms.hpp. For bf16 the sums, mean, inv_std,
 // dweight and dbias are float.
 #pragma once
 

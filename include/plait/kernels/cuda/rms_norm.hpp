@@ -1,4 +1,4 @@
-// RMS norm on a GPU; the steps and their meaning are in kernels/cpu/rms_norm.hpp. For bf16 the sums, inv_rms and
+// RMS norm on a GPU; the steps and their meaning are in kernels/cpu/norms.hpp. For bf16 the sums, inv_rms and
 // dweight are float.
 #pragma once
 

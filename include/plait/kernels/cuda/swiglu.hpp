@@ -1,4 +1,4 @@
-// SwiGLU on a GPU; the formula and the arrays are those of kernels/cpu/swiglu.hpp. The matrix products before and
+// SwiGLU on a GPU; the formula and the arrays are those of kernels/cpu/activations.hpp. The matrix products before and
 // after it are the layer's, nn/mlp.hpp. Test: tests/cuda/kernel_elementwise.cpp.
 #pragma once
 
