@@ -1,6 +1,12 @@
 // expect: a layer needs a member `backward(mb, x, saved, dy)` that returns a tensor of dual_t<input>
 // expect: mine
-// errors-at-most: 1
+// expect: a layer needs a member `visit(f)` that calls f with each of its parameters
+// expect: unvisited
+// errors-at-most: 2
+// lines-at-most: 60
+#include <utility>
+#include <vector>
+
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/norm.hpp"
 
@@ -30,3 +36,33 @@ struct mine : half_a_layer<stream> {
 };
 using net = sequential<rms_norm<float, stream>, mine>;
 net make(context<cpu>& ctx) { return net(rms_norm<float, stream>(ctx), mine{}); }
+
+struct unvisited {
+  using value_type = float;
+  using device = cpu;
+  using input = stream;
+  using output = stream;
+  struct saved {};
+  tensor<float, stream> forward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved*) {
+    return tensor<float, stream>(mb.ctx);
+  }
+  tensor<float, dual_t<stream>> backward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved&,
+                                         const tensor<float, dual_t<stream>>&) {
+    return tensor<float, dual_t<stream>>(mb.ctx);
+  }
+#ifdef PLAIT_FAIL_FIX
+  template <class F>
+  void visit(F&&) {}
+#endif
+};
+void train(context<cpu>& ctx) {  // what is done with them is no other error
+  using block = residual<rms_norm<float, stream>, unvisited>;
+  std::vector<block> blocks;
+  blocks.emplace_back(rms_norm<float, stream>(ctx), unvisited{});
+  sequential all(stack(std::move(blocks)), rms_norm<float, stream>(ctx));
+  gather_parameters(ctx, all);
+  const tensor<float, stream> x(ctx);
+  decltype(all)::saved kept;
+  const auto y = all.forward(ctx, x, &kept);
+  all.backward(ctx, x, kept, y);
+}

@@ -55,9 +55,9 @@ struct refused<layout_error::layers_do_not_fit, Facts...> {
 };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT                                                                                                  \
-  "the tensor given does not lie as the first layer takes its input: put the layers in their order, let the specs " \
-  "agree, or redistribute the tensor first"
+#define PLAIT_TEXT                                                                                                    \
+  "the tensor given does not lie as the layer, or the first of several, takes its input: put layers in their order, " \
+  "let the specs agree, or redistribute the tensor first"
 template <>
 inline constexpr const char* error_text<layout_error::input_does_not_fit> = PLAIT_TEXT;
 template <class... Facts>

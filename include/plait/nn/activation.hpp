@@ -9,6 +9,7 @@
 #include "plait/layout/rules.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 
 namespace plait {
 
@@ -66,11 +67,15 @@ struct nonlinear_value {
 
 /// y = f(x), element by element. `Spec` must not be partial: f of a term of a pending sum is not a term of f's.
 template <class Precision, class Function, spec_like Spec, compute_device Device = cpu>
-class activation : public layer_types<activation_of<Precision>, Spec, Spec, Device> {
+class activation
+    : public layer_types<activation_of<Precision>, Spec, Spec, Device>,
+      public other_arrays<activation<Precision, Function, Spec, Device>, activation_of<Precision>, Spec, Spec, Device> {
   using T = activation_of<Precision>;
   static_assert(enforced<detail::nonlinear_value<Spec>, among<Spec>, Spec>);
 
  public:
+  using other_arrays<activation, T, Spec, Spec, Device>::forward;
+  using other_arrays<activation, T, Spec, Spec, Device>::backward;
   static constexpr bool cheap = true;
   struct saved {};
 

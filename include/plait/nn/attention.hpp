@@ -19,6 +19,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/nn/strategy/branch.hpp"
 #include "plait/tensor/check_values.hpp"
 
@@ -81,7 +82,10 @@ struct attention_memory {
 /// Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm` and `k_norm`.
 template <class Precision, class S, compute_device Device = cpu>
 class self_attention : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
-                                          typename transformer_specs<S>::branch_output, Device> {
+                                          typename transformer_specs<S>::branch_output, Device>,
+                       public other_arrays<self_attention<Precision, S, Device>, activation_of<Precision>,
+                                           typename transformer_specs<S>::branch_input,
+                                           typename transformer_specs<S>::branch_output, Device> {
   using T = activation_of<Precision>;
   using statistic = statistic_of<Precision>;
   using specs = transformer_specs<S>;
@@ -94,6 +98,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
  public:
   using input = typename specs::branch_input;
   using output = typename specs::branch_output;
+  using other_arrays<self_attention, T, input, output, Device>::forward;
+  using other_arrays<self_attention, T, input, output, Device>::backward;
   static_assert(enforced<qkv_value, S, input, typename specs::queries, typename specs::keys>);
   static_assert(enforced<detail::attend_value<S>, S, typename specs::queries, typename specs::keys>);
   static_assert(enforced<out_value, S, input, typename specs::queries>);

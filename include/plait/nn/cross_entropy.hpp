@@ -15,7 +15,7 @@
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/names.hpp"
-#include "plait/nn/layer/same_bits_calls.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/nn/layer/saved_stamp.hpp"
 #include "plait/nn/token_mean.hpp"
 #include "plait/tensor/check_values.hpp"
@@ -57,7 +57,8 @@ struct loss_sum {
 /// layout can weigh tokens differently. The seed of the backward pass is made by `token_mean`.
 template <class Precision, spec_like Logits, spec_like Labels, compute_device Device = cpu>
 class cross_entropy_loss
-    : public same_bits_calls<cross_entropy_loss<Precision, Logits, Labels, Device>, activation_of<Precision>, Device> {
+    : public other_arrays<cross_entropy_loss<Precision, Logits, Labels, Device>, activation_of<Precision>, Logits,
+                          spec_from<detail::loss_sum<Logits, Labels>, Logits, Labels>, Device, double> {
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
   using value = detail::loss_value<Logits, Labels>;
@@ -70,8 +71,8 @@ class cross_entropy_loss
   using label = std::int64_t;
   static_assert(detail::kernels_there<Device>::said);
   static_assert(enforced<value, among<Logits, Labels>, Logits, Labels>);
-  using same_bits_calls<cross_entropy_loss, T, Device>::forward;
-  using same_bits_calls<cross_entropy_loss, T, Device>::backward;
+  using other_arrays<cross_entropy_loss, T, Logits, output, Device, double>::forward;
+  using other_arrays<cross_entropy_loss, T, Logits, output, Device, double>::backward;
 
   struct saved {
     buffer<Device> statistics;  ///< row_max [rows], sum_exp [rows]

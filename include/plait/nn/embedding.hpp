@@ -16,6 +16,7 @@
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 #include "plait/tensor/check_values.hpp"
@@ -70,7 +71,10 @@ struct embedding_options {
 /// vocabulary that is sharded makes the lookup partial; the output says how that is resolved: all-reduced, or
 /// reduce-scattered onto the sequence.
 template <class Precision, class Policy, compute_device Device = cpu>
-class embedding {
+class embedding
+    : public other_arrays<embedding<Precision, Policy, Device>, std::int64_t,
+                          typename detail::embedding_policy<Policy>::input,
+                          typename detail::embedding_policy<Policy>::output, Device, activation_of<Precision>> {
   using policy = detail::embedding_policy<Policy>;
   using value = detail::embedding_value<policy>;
   using T = activation_of<Precision>;
@@ -94,6 +98,8 @@ class embedding {
   static_assert(enforced<value, policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<policy>, policy, typename detail::stored_weight<policy>::type>);
   static_assert(inside_mesh<policy, input, output>);
+  using other_arrays<embedding, token, input, output, Device, T>::forward;
+  using other_arrays<embedding, token, input, output, Device, T>::backward;
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
   embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", options how = {})

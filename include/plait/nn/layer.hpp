@@ -93,6 +93,10 @@ inline constexpr bool is_cheap = [] {
 
 namespace detail {
 
+/// Where a combinator is given what is no layer: says what it lacks.
+template <class... Layers>
+inline constexpr bool all_layers = (sizeof(layer_consequence<layer<Layers>, Layers>) + ...) > 0;
+
 /// Refuses a gradient that is not of the dual spec.
 template <class Given, class Expected>
 struct dual_value_check {

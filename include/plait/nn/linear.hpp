@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/same_bits.hpp"
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/nn/layer/policy_check.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/linear/overlap.hpp"
@@ -126,7 +126,10 @@ struct linear_options {
 /// `Precision` is a number type, or a struct for which `plait::precision` names them.
 template <class Precision, class Policy, compute_device Device = cpu>
 class linear : public layer_types<activation_of<Precision>, typename detail::linear_policy<Policy>::input,
-                                  typename detail::linear_policy<Policy>::output, Device> {
+                                  typename detail::linear_policy<Policy>::output, Device>,
+               public other_arrays<linear<Precision, Policy, Device>, activation_of<Precision>,
+                                   typename detail::linear_policy<Policy>::input,
+                                   typename detail::linear_policy<Policy>::output, Device> {
   using policy = detail::linear_policy<Policy>;
   using value = detail::linear_value<policy>;
   using T = activation_of<Precision>;
@@ -144,6 +147,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
   static_assert(enforced<detail::bias_value<policy>, policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<policy>, policy, typename detail::stored_weight<policy>::type>);
   static_assert(inside_mesh<policy, input, output>);
+  using other_arrays<linear, T, input, output, Device>::forward;
+  using other_arrays<linear, T, input, output, Device>::backward;
 
   explicit linear(const context<Device>& ctx, std::string name = "linear", options how = {})
       : core_(checked(ctx, name), derivation, {describe_branch(ctx, name, how)}, how.memory, how.tied,
@@ -207,17 +212,6 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
   /// masters is gathered before it is used. Throws, and changes nothing, where memory of the layer's own, or lent to
   /// it, would be replaced; a tied weight is bound by its own layer.
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
-  /// Forward and backward on arrays of a type with the same bits.
-  template <class Other, class... More>
-    requires same_bits<std::remove_const_t<Other>, T>
-  void forward(const microbatch<Device>& mb, Other* x, More&&... more) {
-    forward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
-  }
-  template <class Other, class... More>
-    requires same_bits<std::remove_const_t<Other>, T>
-  void backward(const microbatch<Device>& mb, Other* x, More&&... more) {
-    backward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
-  }
 
   bool adds_in_product() const { return core_.adds_in_product(); }
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight(0); }

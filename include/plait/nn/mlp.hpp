@@ -9,6 +9,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/nn/strategy/branch.hpp"
 #include "plait/tensor/check_values.hpp"
 
@@ -30,7 +31,10 @@ struct mlp_memory {
 /// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
 template <class Precision, class S, compute_device Device = cpu>
 class swiglu_mlp : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
-                                      typename transformer_specs<S>::branch_output, Device> {
+                                      typename transformer_specs<S>::branch_output, Device>,
+                   public other_arrays<swiglu_mlp<Precision, S, Device>, activation_of<Precision>,
+                                       typename transformer_specs<S>::branch_input,
+                                       typename transformer_specs<S>::branch_output, Device> {
   using T = activation_of<Precision>;
   using specs = transformer_specs<S>;
   using gate_up_value = detail::linear_value<typename specs::up, typename specs::up>;
@@ -39,6 +43,8 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
  public:
   using input = typename specs::branch_input;
   using output = typename specs::branch_output;
+  using other_arrays<swiglu_mlp, T, input, output, Device>::forward;
+  using other_arrays<swiglu_mlp, T, input, output, Device>::backward;
   static_assert(enforced<gate_up_value, S, input, typename specs::up::weight>);
   static_assert(enforced<down_value, S, input, typename specs::down::weight>);
 

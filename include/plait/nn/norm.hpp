@@ -15,7 +15,7 @@
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/open_sum.hpp"
-#include "plait/nn/layer/same_bits_calls.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/nn/layer/saved_stamp.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/norm/core.hpp"
@@ -26,8 +26,9 @@ namespace plait {
 /// spec. Under sequence parallelism its weight's gradient is partial over the axes of the sequence too; the type says
 /// so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside, both ways.
 template <class Precision, spec_like Input, compute_device Device = cpu>
-class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Device>,
-                 public same_bits_calls<rms_norm<Precision, Input, Device>, activation_of<Precision>, Device> {
+class rms_norm
+    : public layer_types<activation_of<Precision>, Input, Input, Device>,
+      public other_arrays<rms_norm<Precision, Input, Device>, activation_of<Precision>, Input, Input, Device> {
   using value = detail::norm_value<Input>;
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
@@ -41,8 +42,8 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     detail::saved_stamp stamp{};
   };
   static_assert(enforced<value, among<Input>, Input>);
-  using same_bits_calls<rms_norm, T, Device>::forward;
-  using same_bits_calls<rms_norm, T, Device>::backward;
+  using other_arrays<rms_norm, T, Input, Input, Device>::forward;
+  using other_arrays<rms_norm, T, Input, Input, Device>::backward;
 
   /// `stored` is how the weight lies between steps; by default, as the last dim.
   explicit rms_norm(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
@@ -181,8 +182,9 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
 /// LayerNorm (Ba et al. 2016) over the last dim of `Input`: y = (x - mean) / sqrt(var + eps) w + b, with the input's
 /// spec. If the last dim is sharded, the sum and then the centred squares are reduced inside.
 template <class Precision, spec_like Input, compute_device Device = cpu>
-class layer_norm : public layer_types<activation_of<Precision>, Input, Input, Device>,
-                   public same_bits_calls<layer_norm<Precision, Input, Device>, activation_of<Precision>, Device> {
+class layer_norm
+    : public layer_types<activation_of<Precision>, Input, Input, Device>,
+      public other_arrays<layer_norm<Precision, Input, Device>, activation_of<Precision>, Input, Input, Device> {
   using value = detail::norm_value<Input>;
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
@@ -196,8 +198,8 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     detail::saved_stamp stamp{};
   };
   static_assert(enforced<value, among<Input>, Input>);
-  using same_bits_calls<layer_norm, T, Device>::forward;
-  using same_bits_calls<layer_norm, T, Device>::backward;
+  using other_arrays<layer_norm, T, Input, Input, Device>::forward;
+  using other_arrays<layer_norm, T, Input, Input, Device>::backward;
 
   /// `stored` as for `rms_norm`.
   explicit layer_norm(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",

@@ -13,6 +13,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/nn/sequence_order.hpp"
 
 namespace plait {
@@ -21,11 +22,15 @@ namespace plait {
 /// is [position, features], its features placed as those of `Spec`, and a rank's gradient has the rows of its own
 /// tokens: its type says over which axes they are summed.
 template <class Precision, spec_like Spec, compute_device Device = cpu>
-class learned_positions : public layer_types<activation_of<Precision>, Spec, Spec, Device> {
+class learned_positions
+    : public layer_types<activation_of<Precision>, Spec, Spec, Device>,
+      public other_arrays<learned_positions<Precision, Spec, Device>, activation_of<Precision>, Spec, Spec, Device> {
   using T = activation_of<Precision>;
   static_assert(layout_v<Spec>.dims.size() == 3, "learned positions take [samples, tokens, features]");
 
  public:
+  using other_arrays<learned_positions, T, Spec, Spec, Device>::forward;
+  using other_arrays<learned_positions, T, Spec, Spec, Device>::backward;
   struct saved {};
 
   /// The context gives the size of the dim `position`, at least that of the sequence. `order` is that of the sequence.

@@ -7,6 +7,7 @@
 
 #include "plait/comm/world.hpp"
 #include "plait/core/numerics.hpp"
+#include "plait/core/type_list.hpp"
 #include "plait/device/device.hpp"
 #include "plait/layout/layout.hpp"
 
@@ -19,6 +20,45 @@ constexpr dim_sizes sizes_of(Sizes... sizes) {
   dim_sizes table;
   (table.set(dim_of<Dims>, static_cast<std::int64_t>(sizes)), ...);
   return table;
+}
+
+namespace detail {
+/// Refuses what `sizes_of` is given in the place of a dim.
+template <auto Given>
+constexpr dim_sizes refuse_size_of() {
+  static_assert(
+      always_false<decltype(Given)>,
+      "sizes_of takes dims, and one of these names is a function or a value of the program's, which hides the "
+      "dim: write plait::batch, or give the function another name");
+  return {};
+}
+}  // namespace detail
+
+/// Where a function or a value of the program's hides one of the first four dims, this says so.
+template <auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+template <class, auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+template <class, class, auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+template <class, class, class, auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+/// Where a name is no dim, or the sizes are not as many as the dims, this says so.
+template <class... Dims, class... Sizes>
+  requires(!(dim_like<Dims> && ...) || sizeof...(Dims) != sizeof...(Sizes))
+constexpr dim_sizes sizes_of(Sizes...) {
+  static_assert((dim_like<Dims> && ...), "sizes_of takes dims: structs that derive from plait::dim_tag");
+  static_assert(!(dim_like<Dims> && ...) || sizeof...(Dims) == sizeof...(Sizes),
+                "sizes_of takes one size for each dim, in the order of the dims");
+  return {};
 }
 
 /// Layers run in a context: one rank's device and mesh, the global size of every dim, the seed of random numbers, and

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "support/llama_parity.hpp"
@@ -209,5 +210,25 @@ TEST_CASE("a stage without units, a limit that is no number, a run without token
     small::mean mean(ctx);
     const std::int32_t* starts[] = {nullptr};
     CHECK_ERROR(step.model().evaluate(ctx, batch, mean, starts), "pipeline: 2 microbatches, and the documents of 1");
+  });
+}
+
+TEST_CASE("a model that was moved from is refused by the name of a layer") {
+  on_ranks(1, of_one_step(), {}, [](const context<cpu>& ctx, small& model) {
+    small other = std::move(model);
+    adamw<double> optimizer;
+    const small::tokens ids(ctx), labels(ctx);
+    const auto refused = [](const char* what, auto&& call) {
+      CHECK_THROWS_WITH_AS(call(), doctest::Contains(what), error);
+    };
+    const char* const by_name =
+        "model.embed_tokens: it was moved from, and is used; use the object that it was moved to";
+    refused(by_name, [&] { gather_parameters(ctx, model); });
+    refused(by_name, [&] { model.score(ctx, ids); });
+    refused(by_name, [&] { model.forward(ctx, ids, labels, nullptr); });
+    refused("a stack of layers: it was moved from", [&] { training_step(ctx, model, optimizer, 1, 1.0); });
+    gather_parameters(ctx, other);
+    model = std::move(other);
+    zero_gradients(ctx, model);
   });
 }

@@ -60,7 +60,7 @@ struct input_value {
   }();
 };
 
-/// Refuses a tensor of another spec than `Layer`, the first of a combinator, takes.
+/// Refuses a tensor of another spec than `Layer`, alone or the first of a combinator, takes.
 template <class Given, class Layer>
 inline constexpr bool takes =
     sizeof(consequence<input_value<Given, Layer>,

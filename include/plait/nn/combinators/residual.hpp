@@ -14,7 +14,7 @@ namespace plait {
 /// y = x + dropout(layer(norm(x))): the residual branch of a transformer. Where no product of the layer adds x, the sum
 /// is left open for what comes next, and its norm adds in the pass in which it reads.
 template <class Norm, class Layer>
-class residual {
+class residual : public detail::refused_layer<Norm, Norm> {
   static_assert(detail::all_layers<Norm, Layer>);
 
  public:
@@ -23,8 +23,13 @@ class residual {
 };
 
 template <layer Norm, layer Layer>
-class residual<Norm, Layer> {
+class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>, Norm, Norm> {
+  using arrays = other_arrays_between<residual, Norm, Norm>;
+
  public:
+  using arrays::backward;
+  using arrays::forward;
+  using first_layer = Norm;
   using value_type = typename Norm::value_type;
   using device = typename Norm::device;
   using input = typename Norm::input;

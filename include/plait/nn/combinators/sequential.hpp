@@ -12,18 +12,15 @@
 #include "plait/nn/combinators/layers_fit.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/open_sum.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 
 namespace plait {
-namespace detail {
-/// Where a combinator is given what is no layer: says what it lacks.
-template <class... Layers>
-inline constexpr bool all_layers = (sizeof(layer_consequence<layer<Layers>, Layers>) + ...) > 0;
-}  // namespace detail
 
 /// Layers one after the other. Under `recompute::selective` the outputs of cheap layers (`is_cheap`) are not kept,
 /// under `recompute::full` nothing is: the backward pass makes them again.
 template <class... Layers>
-class sequential {
+class sequential : public detail::refused_layer<detail::nth_layer<0, Layers...>,
+                                                detail::nth_layer<sizeof...(Layers) - 1, Layers...>> {
   static_assert(sizeof...(Layers) > 0, "a sequential needs at least one layer");
   static_assert(detail::all_layers<Layers...>);
 
@@ -35,13 +32,18 @@ sequential(Layers...) -> sequential<Layers...>;
 
 template <layer... Layers>
   requires(sizeof...(Layers) > 0)
-class sequential<Layers...> {
+class sequential<Layers...> : public other_arrays_between<sequential<Layers...>, detail::nth_layer<0, Layers...>,
+                                                          detail::nth_layer<sizeof...(Layers) - 1, Layers...>> {
   static constexpr std::size_t count = sizeof...(Layers);
   static_assert(detail::fit_together<0, Layers...>);
   template <std::size_t I>
-  using nth = std::tuple_element_t<I, std::tuple<Layers...>>;
+  using nth = detail::nth_layer<I, Layers...>;
+  using arrays = other_arrays_between<sequential, nth<0>, nth<count - 1>>;
 
  public:
+  using arrays::backward;
+  using arrays::forward;
+  using first_layer = nth<0>;
   using value_type = typename nth<0>::value_type;
   using device = typename nth<0>::device;
   using input = typename nth<0>::input;
@@ -73,13 +75,6 @@ class sequential<Layers...> {
     requires adds_to_output<nth<count - 1>>
   {
     return forward_from<0>(mb, x, kept_by_pass(mb, keep), addend);
-  }
-  /// A tensor of another spec is refused in words.
-  template <spec_like Given, class... More>
-    requires(!std::is_same_v<Given, input>)
-  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<Given>&, const More&...) {
-    static_assert(detail::takes<Given, nth<0>>);
-    return tensor_of<output>(mb.ctx);
   }
   bool adds_in_product() const
     requires adds_to_output<nth<count - 1>>

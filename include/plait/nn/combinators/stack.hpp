@@ -10,15 +10,32 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/names.hpp"
 #include "plait/nn/layer/open_sum.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 
 namespace plait {
 
 /// Any number of layers of one kind, known at run time: y = block_n(... block_1(x)). Each is a unit of parameters of
 /// its own, and announced as one (`microbatch::enter`). How much is kept, each block has for itself
 /// (`microbatch::policies`): under `recompute::full` nothing, and the backward pass runs its forward pass again.
-template <layer Block>
-class stack {
+template <class Block>
+class stack : public detail::refused_layer<Block, Block> {
+  static_assert(detail::all_layers<Block>);
+
  public:
+  stack() = default;
+  explicit stack(std::vector<Block>) {}
+};
+template <class Block>
+stack(std::vector<Block>) -> stack<Block>;
+
+template <layer Block>
+class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
+  using arrays = other_arrays_between<stack, Block, Block>;
+
+ public:
+  using arrays::backward;
+  using arrays::forward;
+  using first_layer = Block;
   using value_type = typename Block::value_type;
   using device = typename Block::device;
   using input = typename Block::input;

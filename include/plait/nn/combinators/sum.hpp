@@ -13,16 +13,20 @@
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer/other_arrays.hpp"
 #include "plait/tensor/redistribute.hpp"
 
 namespace plait {
 
 /// Brings a tensor from one spec to another of the same dims: a `redistribute` as a layer, with its adjoint.
 template <class T, spec_like From, spec_like To, compute_device Device = cpu>
-class redistribution : public layer_types<T, From, To, Device> {
+class redistribution : public layer_types<T, From, To, Device>,
+                       public other_arrays<redistribution<T, From, To, Device>, T, From, To, Device> {
   static_assert(enforced<detail::redistribution_value<From, To>, among<From, To>, From, To>);
 
  public:
+  using other_arrays<redistribution, T, From, To, Device>::forward;
+  using other_arrays<redistribution, T, From, To, Device>::backward;
   struct saved {};
 
   explicit redistribution(const context<Device>& ctx, const std::string& name = "redistribution")
@@ -68,9 +72,24 @@ class redistribution : public layer_types<T, From, To, Device> {
 /// The sum of branches that share their input, as the parallel block of PaLM (Chowdhery et al. 2022) or a low-rank
 /// adapter beside its linear: the input is brought from `Input` to what all branches take once, their outputs, which
 /// may be partial, are added and brought to `Output` once; so are, going back, their gradients.
-template <spec_like Input, spec_like Output, layer First, layer... Rest>
-class sum {
+template <spec_like Input, spec_like Output, class First, class... Rest>
+class sum : public detail::refused_layer<First, First> {
+  static_assert(detail::all_layers<First, Rest...>);
+
  public:
+  template <class Device>
+  sum(const context<Device>&, const std::string&, First, Rest...) {}
+};
+
+template <spec_like Input, spec_like Output, layer First, layer... Rest>
+class sum<Input, Output, First, Rest...>
+    : public other_arrays<sum<Input, Output, First, Rest...>, typename First::value_type, Input, Output,
+                          typename First::device> {
+  using arrays = other_arrays<sum, typename First::value_type, Input, Output, typename First::device>;
+
+ public:
+  using arrays::backward;
+  using arrays::forward;
   using value_type = typename First::value_type;
   using device = typename First::device;
   using input = Input;

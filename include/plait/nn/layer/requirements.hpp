@@ -2,6 +2,8 @@
 // Refusals of specs are not here: layout/enforce.hpp.
 #pragma once
 
+#include <cstddef>
+#include <tuple>
 #include <type_traits>
 
 #include "plait/layout/errors.hpp"
@@ -102,6 +104,40 @@ struct layer_requirements {
 };
 
 namespace detail {
+
+template <std::size_t Number, class... Layers>
+struct nth_layer_of {
+  using type = void;
+};
+template <std::size_t Number, class... Layers>
+  requires(Number < sizeof...(Layers))
+struct nth_layer_of<Number, Layers...> : std::tuple_element<Number, std::tuple<Layers...>> {};
+template <std::size_t Number, class... Layers>
+using nth_layer = typename nth_layer_of<Number, Layers...>::type;
+
+/// A base of combinators that are refused: it has the calls of a layer, so that what a program does with them is no
+/// error after the one.
+template <class First, class Last>
+struct refused_layer {};
+template <names_layer_types First, names_layer_types Last>
+struct refused_layer<First, Last> {
+  using value_type = typename First::value_type;
+  using device = typename First::device;
+  using input = typename First::input;
+  using output = typename Last::output;
+  struct saved {};
+  template <class... Arguments>
+  tensor<value_type, output, device> forward(Arguments&&...) {
+    return {};
+  }
+  template <class... Arguments>
+  tensor<value_type, dual_t<input>, device> backward(Arguments&&...) {
+    return {};
+  }
+  template <class F>
+  void visit(F&&) {}
+};
+
 template <bool Ok, class L>
 struct layer_consequence {};
 template <class L>

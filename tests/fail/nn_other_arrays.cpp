@@ -1,0 +1,69 @@
+// expect: the tensor given does not lie as the layer, or the first of several, takes its input: put layers in their order, let the specs agree, or redistribute the tensor first
+// expect: expected_dims<plait::batch, plait::ffn>, plait::given_dims<plait::batch, plait::hidden>
+// expect: given_tensor<plait::placed<
+// expect: input_of_layer<0, plait::linear<float, down_policy
+// expect: input_of_layer<0, plait::rms_norm<float
+// expect: an array has numbers of another type than the layer's: make the layer of that precision, as in linear<double, ...>, or convert the numbers
+// expect: a layer takes tensors, or pointers to this rank's part: write x.data() for a span or a vector
+// expect: a backward pass takes the `saved` that a forward pass of the same layer has made
+// errors-at-most: 6
+// lines-at-most: 160
+#include <vector>
+
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+
+struct up_policy {
+  using input = spec<shard<batch, dp>, hidden, invariant<tp>>;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = spec<shard<batch, dp>, shard<ffn, tp>>;
+};
+struct down_policy {
+  using input = up_policy::output;
+  using weight = spec<hidden, shard<ffn, tp>>;
+  using output = up_policy::input;
+};
+using up = linear<float, up_policy>;
+using down = linear<float, down_policy>;
+using norm = rms_norm<float, up_policy::input>;
+#ifdef PLAIT_FAIL_FIX
+using mlp = sequential<up, down>;
+using numbers = float;
+#else
+using mlp = sequential<down, up>;
+using numbers = double;
+#endif
+auto step(const microbatch<cpu>& mb, mlp& net, const tensor<float, up_policy::input>& x, mlp::saved& kept) {
+  return net.forward(mb, x, &kept);
+}
+auto alone(const microbatch<cpu>& mb, norm& layer, [[maybe_unused]] const tensor<float, up_policy::input>& x,
+           [[maybe_unused]] const tensor<float, up_policy::output>& y) {
+#ifdef PLAIT_FAIL_FIX
+  return layer.forward(mb, x);
+#else
+  return layer.forward(mb, y);
+#endif
+}
+auto backward(const microbatch<cpu>& mb, norm& layer, const tensor<float, up_policy::input>& x, norm::saved& kept,
+              const tensor<numbers, norm::input>& dy) {
+  return layer.backward(mb, x, kept, dy);
+}
+void on_memory(const microbatch<cpu>& mb, up& layer, const numbers* x, float* y) { layer.forward(mb, x, y); }
+void on_vector(const microbatch<cpu>& mb, up& layer, const std::vector<float>& x, float* y) {
+#ifdef PLAIT_FAIL_FIX
+  layer.forward(mb, x.data(), y);
+#else
+  layer.forward(mb, x, y);
+#endif
+}
+void of_another([[maybe_unused]] norm::saved& other, const microbatch<cpu>& mb, up& layer, const tensor<float, up::input>& x,
+                [[maybe_unused]] up::saved& kept, const tensor<float, up::output>& dy) {
+#ifdef PLAIT_FAIL_FIX
+  layer.backward(mb, x, kept, dy);
+#else
+  layer.backward(mb, x, other, dy);
+#endif
+}
