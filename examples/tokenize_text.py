@@ -23,6 +23,11 @@ import time
 
 MAGIC = b"MMIDIDX\x00\x00"
 LONGEST = 2**31 - 1  # tokens of a document, whose length has 32 bits
+NO_TEXT = {b"\x1f\x8b": "compressed by gzip; unpack it first", b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it first",
+           b"BZh": "compressed by bzip2; unpack it first", b"\xfd7zXZ": "compressed by xz; unpack it first",
+           b"PK\x03\x04": "a zip archive; unpack it first", b"PAR1": "a table in Parquet; write its texts as .jsonl",
+           b"\x93NUMPY": "an array of NumPy's, not text",
+           b"version https://git-lfs": "a pointer of Git LFS; fetch the file itself with `git lfs pull`"}
 
 
 class Refused(Exception):
@@ -60,7 +65,8 @@ class HuggingFace:
             raise Refused(f"--tokenizer: '{file}' is not read: {why}")
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
-        self.vocab = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        # Numbers may be left out, so that their count is no bound.
+        self.vocab = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.default_end = None
         settings = os.path.join(os.path.dirname(file), "tokenizer_config.json")
         if os.path.isfile(settings):
@@ -94,6 +100,22 @@ def end_token(tokenizer, asked):
     if token >= tokenizer.vocab:
         raise Refused(f"--end-of-document: {token} is no token; the vocabulary has {tokenizer.vocab}")
     return token
+
+
+def check_text(path, field):
+    """Refuses a file that is no text, or of which each line is a document, though its name does not say so."""
+    with open(path, "rb") as f:
+        line = f.readline(1 << 20)
+    for begin, what in NO_TEXT.items():
+        if line.startswith(begin):
+            raise Refused(f"'{path}' is {what}")
+    try:
+        lines = not path.endswith(".jsonl") and field in (found := json.loads(line)) and isinstance(found, dict)
+    except (ValueError, TypeError):
+        lines = False
+    if lines:
+        raise Refused(f"'{path}' has an object with '{field}' (--field) in its first line, and would be one document; "
+                      "give it a name that ends in .jsonl, so that each line is one")
 
 
 def documents_of(path, field, separator):
@@ -208,6 +230,8 @@ def run(arguments):
             raise Refused(f"there is no file '{path}'")
         if path in (arguments.output + ".bin", arguments.output + ".idx"):
             raise Refused(f"--output {arguments.output} would overwrite '{path}', which is read")
+        if path != "-":
+            check_text(path, arguments.field)
     texts = itertools.chain.from_iterable(
         documents_of(path, arguments.field, arguments.split_on) for path in arguments.files)
     began = time.monotonic()

@@ -183,6 +183,25 @@ no_tokens() {
 }
 printf '{"text": "a\\ud800"}\n' >half.jsonl
 no_tokens "'half.jsonl', line 1: 'text' (--field) has '.ud800', half of a surrogate pair" --tokenizer bytes --output x half.jsonl
+# What is no text, or is lines of JSON by another name, would be learned as it stands.
+gzip -c first.txt >first.jsonl.gz
+no_tokens "'first.jsonl.gz' is compressed by gzip; unpack it first" --tokenizer bytes --output x first.jsonl.gz
+cp first.jsonl lines.json
+no_tokens "'lines.json' has an object with 'text' (--field) in its first line.*ends in .jsonl" --tokenizer bytes --output x lines.json
+# The largest number of a token decides how wide they are, not their count.
+mkdir stub
+cat >stub/tokenizers.py <<'PY'
+class Tokenizer:
+    from_file = staticmethod(lambda file: Tokenizer())
+    no_padding = no_truncation = lambda self: None
+    get_vocab = lambda self, with_added_tokens: {"a": 0, "zed": 70000}
+    encode_batch = lambda self, texts, add_special_tokens: [type("Ids", (), {"ids": [0, 70000]}) for _ in texts]
+PY
+touch stub/tokenizer.json
+PYTHONPATH=stub python3 "$SOURCE/examples/tokenize_text.py" --tokenizer stub --output gap first.txt >tokenize.out 2>&1 ||
+  fail "numbers with a gap: $(cat tokenize.out)"
+grep -q 'a vocab_size of at least 70001' tokenize.out || fail "numbers with a gap: $(cat tokenize.out)"
+[ "$(od -An -td4 gap.bin | tr -s ' ')" = " 0 70000" ] || fail "numbers with a gap: $(od -An -td4 gap.bin)"
 # A process that is killed, as for want of memory, ends all.
 cat >killed.py <<'PY'
 import os, sys
