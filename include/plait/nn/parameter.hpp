@@ -172,6 +172,7 @@ class parameter {
   /// That of `used_gradient`.
   void require_accumulating() const {
     if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
+    if (!canonical_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.

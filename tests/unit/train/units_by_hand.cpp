@@ -33,7 +33,17 @@ struct down {
 using block = sequential<linear<double, up>, linear<double, down>>;
 
 /// What a loop may forget, or do twice.
-enum class mistake { none, no_gather, reduce_twice, add_after_reduce, no_finish, finish_twice, abandon };
+enum class mistake {
+  none,
+  no_gather,
+  no_gradients,
+  no_reduction,
+  reduce_twice,
+  add_after_reduce,
+  no_finish,
+  finish_twice,
+  abandon
+};
 
 /// Losses of four steps that learn y = x, with two blocks, each a unit.
 std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level level, mistake made = mistake::none,
@@ -62,7 +72,7 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
       units.begin_step(ctx);
       for (int unit = 0; unit < 2; ++unit) {
         if (gathers) units.gather(ctx, unit);
-        units.enter(ctx, unit, true);
+        units.enter(ctx, unit, false);
         between.push_back(
             blocks[static_cast<std::size_t>(unit)].forward(ctx, unit == 0 ? x : between.back(), &kept[unit]));
         if (gathers) units.release(unit);
@@ -76,9 +86,9 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
       }
       for (int unit = 1; unit >= 0; --unit) {
         if (gathers) units.gather(ctx, unit);
-        units.enter(ctx, unit, true);
+        units.enter(ctx, unit, made != mistake::no_gradients);
         d = blocks[static_cast<std::size_t>(unit)].backward(ctx, unit == 0 ? x : between[0], kept[unit], d);
-        units.reduce(ctx, unit);
+        if (made != mistake::no_reduction) units.reduce(ctx, unit);
         if (made == mistake::reduce_twice) units.reduce(ctx, unit);
         if (made == mistake::add_after_reduce)
           blocks[static_cast<std::size_t>(unit)].backward(ctx, unit == 0 ? x : between[0], kept[unit], d);
@@ -89,7 +99,8 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
         continue;
       }
       decltype(units)::gradients reduced;
-      for (int unit = made == mistake::no_finish ? 0 : 1; unit >= 0; --unit) units.finish_reduction(ctx, unit, reduced);
+      const int last = made == mistake::no_reduction ? -1 : made == mistake::no_finish ? 0 : 1;
+      for (int unit = last; unit >= 0; --unit) units.finish_reduction(ctx, unit, reduced);
       if (made == mistake::finish_twice) units.finish_reduction(ctx, 0, reduced);
       optimizer.begin_step(ctx, 1e-2);
       for (auto& g : reduced) optimizer.update(ctx, std::move(g));
@@ -123,6 +134,13 @@ TEST_CASE("what such a loop forgets or does twice is refused by name") {
     CHECK_THROWS_WITH_AS(train(2, 1, level, made), doctest::Contains(text), error);
   };
   refused(mistake::no_gather, zero_level::parameters, "parameter first.up.weight is used while it is stale");
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    refused(mistake::no_gradients, level,
+            "second.down.weight: a backward pass adds to its gradient, for which data parallelism has lent no memory; "
+            "enter(ctx, unit, true) comes before the pass");
+    refused(mistake::no_reduction, level, "up.weight: zero_gradient would lose a gradient that passes have added to");
+  }
   for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
     refused(mistake::reduce_twice, level, "reduce of unit 1, second, whose reduction is under way already");
     refused(mistake::add_after_reduce, level, "second.down.weight: this `saved` was used by a backward pass before");

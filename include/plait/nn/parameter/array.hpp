@@ -65,6 +65,9 @@ class parameter_array {
     return gradients_;
   }
 
+  /// Whether the gradients have memory, or will be given some when it is asked for.
+  bool can_have_gradients() const { return gradients_ != nullptr || !lent(); }
+
   /// A parameter begins to lie in it; `freeze` says that one has no gradient any more.
   void add_parameter() { ++trainable_; }
   void freeze_parameter() {

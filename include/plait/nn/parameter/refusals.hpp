@@ -20,6 +20,11 @@ namespace plait::detail {
             ? ": a backward pass adds to a gradient that has been reduced; call zero_gradient(ctx) to begin a new sum"
             : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"});
 }
+[[noreturn]] inline void refuse_unplaced(const std::string& name) {
+  fail({"parameter ", name,
+        ": a backward pass adds to its gradient, for which data parallelism has lent no memory; "
+        "enter(ctx, unit, true) comes before the pass"});
+}
 [[noreturn]] inline void refuse_reduction(const std::string& name, bool frozen, bool reduced) {
   if (frozen) fail({"parameter ", name, " is frozen, and has no gradient to reduce"});
   fail({"parameter ", name,
