@@ -72,12 +72,15 @@ class tensor {
   /// A view of this tensor under an equivalent spec, which must not outlive it.
   template <spec_like Other>
     requires(equivalent(layout_v<Spec>, layout_v<Other>))
-  const tensor<T, Other, Device> view_as() const {
+  const tensor<T, Other, Device> view_as() const& {
     tensor<T, Other, Device> other;
     other.part_ = part_;
     other.data_ = data_;
     return other;
   }
+  /// A temporary takes its memory with it: `as` moves that.
+  template <spec_like Other>
+  const tensor<T, Other, Device> view_as() const&& = delete;
   /// Returns the same memory as a gradient: a value that has been overwritten with its own gradient.
   tensor<T, dual_t<Spec>, Device> into_dual() && { return release_to<dual_t<Spec>>(); }
 

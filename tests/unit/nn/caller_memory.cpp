@@ -34,6 +34,12 @@ struct whole_table {
   using output = rows;
 };
 
+/// Whether a tensor, or one that is about to go, can be viewed under an equivalent spec.
+template <class Tensor>
+concept can_be_viewed = requires(Tensor&& t) { std::forward<Tensor>(t).template view_as<spec<seq, hidden>>(); };
+static_assert(can_be_viewed<const tensor<float, whole_rows>&>);
+static_assert(!can_be_viewed<tensor<float, whole_rows>>);
+
 template <class T>
 struct arrays {
   std::vector<T> weight = std::vector<T>(wide * width), gradient = std::vector<T>(wide * width);
