@@ -217,6 +217,10 @@ TEST_CASE("clip factor") {
   CHECK(clip_factor(0.5, 1.0) == 1.0);
   CHECK(clip_factor(1e9, 0.0) == 1.0);
   CHECK(clip_factor(0.0, 1.0) == 1.0);
+  CHECK_THROWS_WITH_AS(static_cast<void>(clip_factor(std::nan(""), 1.0)),
+                       doctest::Contains("clip_factor: the gradient norm is nan; an update would spoil every weight"),
+                       error);
+  CHECK_THROWS_AS(static_cast<void>(clip_factor(INFINITY, 0.0)), error);
 }
 
 TEST_CASE("settings out of range are refused by name") {

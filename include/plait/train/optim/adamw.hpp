@@ -96,6 +96,8 @@ class adamw {
   void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
     if (!(learning_rate >= 0 && std::isfinite(learning_rate)))
       fail({"adamw: the learning rate is ", learning_rate, "; legal is 0 or more"});
+    if (!std::isfinite(gradient_scale))
+      fail({"adamw: the gradient scale is ", gradient_scale, "; legal is any finite number"});
     detail::begin_checked_step(ctx);
     detail::agree_in_checked_step(ctx, "adamw::begin_step", [&] { return numbers_of(learning_rate, gradient_scale); });
     ++step_, ++begun_;

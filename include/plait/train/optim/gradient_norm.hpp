@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/kernels/elements.hpp"
 #include "plait/kernels/exact_squares.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/canonical_exchange.hpp"
@@ -101,11 +103,13 @@ class gradient_norm {
   std::vector<part> parts_;
 };
 
-/// The factor by which clipping to `limit` multiplies gradients: PyTorch's clip_grad_norm_, limit / (norm + 1e-6) where
-/// below 1. A limit of 0 does not clip.
+/// The factor by which clipping to `limit` multiplies gradients (`kernels::clip_factor`), for loops of a program's own.
+/// Throws where the norm is not finite: no factor makes such gradients fit for an update.
 inline double clip_factor(double norm, double limit) {
-  const double factor = limit / (norm + 1e-6);
-  return limit > 0 && factor < 1 ? factor : 1.0;
+  if (!std::isfinite(norm))
+    fail({"clip_factor: the gradient norm is ", norm,
+          "; an update would spoil every weight: leave it out, and call forget_step() where begin_step came before"});
+  return kernels::clip_factor(norm, limit);
 }
 
 PLAIT_COMPILED_TEMPLATE(class gradient_norm<float, cpu>)
