@@ -1,7 +1,9 @@
 // expect: the strategy has a member `attn`, which means nothing: did you mean `attention`?
 // expect: my_strategy
-// errors-at-most: 1
+// expect: the strategy has a member `ffn`, which means nothing: did you mean `feed_forward`?
+// errors-at-most: 2
 #include "plait/nn/attention.hpp"
+#include "plait/nn/strategies.hpp"
 
 using namespace plait;
 
@@ -20,3 +22,11 @@ struct my_strategy {
 #endif
 };
 template class plait::self_attention<float, my_strategy>;
+
+// The strategy that it derives from has what this is meant to be.
+struct derived_strategy : megatron_sp {
+#ifndef PLAIT_FAIL_FIX
+  using ffn = shard<plait::ffn, tp, tp_rep>;
+#endif
+};
+template class plait::self_attention<float, derived_strategy>;

@@ -34,6 +34,20 @@ struct strategy_requirements {
       requires { typename S::vocabulary; },
       "a strategy names `vocabulary`: using vocabulary = shard<vocab, tp>, or the dim");
 
+  // A strategy that derives from another has the members above, so that a misnamed one would change nothing.
+  static_assert(
+      !requires { typename S::heads; },
+      "the strategy has a member `heads`, which means nothing: did you mean `query_heads`?");
+  static_assert(
+      !requires { typename S::kv_heads; },
+      "the strategy has a member `kv_heads`, which means nothing: did you mean `key_heads`?");
+  static_assert(
+      !requires { typename S::ffn; },
+      "the strategy has a member `ffn`, which means nothing: did you mean `feed_forward`?");
+  static_assert(
+      !requires { typename S::vocab; },
+      "the strategy has a member `vocab`, which means nothing: did you mean `vocabulary`?");
+
   static constexpr bool has_attention = requires { typename S::attention; };
   static_assert(attention_policy<typename attention_of_strategy<S>::type>,
                 "a strategy's attention is a policy: a type that names axes = type_list<...> and an engine");
@@ -76,7 +90,9 @@ concept complete_strategy =
       typename S::key_heads;
       typename S::feed_forward;
       typename S::vocabulary;
-    } && attention_policy<typename attention_of_strategy<S>::type> && !requires { typename S::stored; } &&
+    } && !requires { typename S::heads; } && !requires { typename S::kv_heads; } && !requires { typename S::ffn; } &&
+    !requires { typename S::vocab; } && attention_policy<typename attention_of_strategy<S>::type> &&
+    !requires { typename S::stored; } &&
     (
         requires { typename S::attention; } || !requires { typename S::Attention; }) &&
     (
