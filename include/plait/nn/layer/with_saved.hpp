@@ -11,7 +11,8 @@
 namespace plait {
 
 /// A linear or a norm that keeps the `saved` of its last forward pass, so that its calls take nothing but the program's
-/// pointers. A forward pass forgets what the one before it has kept, and a backward pass uses it up.
+/// pointers. A forward pass forgets what the one before it has kept, and a backward pass uses it up. One that takes the
+/// input of a forward pass before the last throws.
 template <class Layer>
 class with_saved : public Layer {
   using mb = microbatch<typename Layer::device>;
