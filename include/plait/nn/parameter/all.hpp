@@ -39,10 +39,17 @@ void gather_parameters(const context<Device>& ctx, Layers&... layers) {
 }
 namespace detail {
 
+template <class Parameter>
+std::int64_t elements_without_padding(const Parameter& p) {
+  std::int64_t elements = 1;
+  for (const std::int64_t n : p.info().shape) elements *= n;
+  return elements;
+}
 /// The part of the parameter `p` that is no padding, which is rows at its end.
 template <class Parameter>
 box part_without_padding(const Parameter& p) {
   box part = p.part();
+  if (elements_without_padding(p) == part.global_size()) return part;
   part.global[0] = p.info().shape[0];
   part.local[0] = std::clamp<std::int64_t>(part.global[0] - part.offset[0], 0, part.local[0]);
   return part;
@@ -72,11 +79,9 @@ std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... l
   std::int64_t taken = 0;
   each_parameter(
       [&](auto& p) {
-        std::int64_t logical = 1;
-        for (const std::int64_t n : p.info().shape) logical *= n;
         p.fill_values(ctx, [&](auto* values) { take_part(ctx.device, p, whole + taken, values); });
         p.gather(ctx);
-        taken += logical;
+        taken += detail::elements_without_padding(p);
       },
       layers...);
   return taken;
