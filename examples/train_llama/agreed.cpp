@@ -30,10 +30,11 @@ constexpr struct {
   std::string_view option;
   compared how;
 } exceptions[] = {
-    {"--log", compared::not_at_all},          // rank 0 writes it
-    {"--plot", compared::not_at_all},         // likewise
-    {"--peak-tflops", compared::not_at_all},  // rank 0 reports by it
-    {"--threads", compared::not_at_all},      // machines may have more or fewer cores; no result depends on it
+    {"--log", compared::not_at_all},           // rank 0 writes it
+    {"--plot", compared::not_at_all},          // likewise
+    {"--peak-tflops", compared::not_at_all},   // rank 0 reports by it
+    {"--memory-share", compared::not_at_all},  // each host is looked at by itself
+    {"--threads", compared::not_at_all},       // machines may have more or fewer cores; no result depends on it
     {"--checkpoint-dir", compared::by_whether_it_is_given},  // rank 0's is taken, which all must be able to write to
     {"--cluster", compared::by_what_it_names},               // it is compared by the layout that follows
     {"--trace", compared::by_whether_it_is_given},           // rank 0 writes it, but every rank looks at the step

@@ -179,6 +179,7 @@ void check_sizes(const options& opt) {
   if (opt.log_gradient_hashes && opt.log_hashes == 0)
     plait::fail("--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal");
   if (opt.warmup != -1) within("--warmup", opt.warmup, 0, opt.steps);
+  in_range("--memory-share", opt.memory_share, 1e-12, 1e9);
   in_range("--temperature", opt.temperature, 0, 1e6);
   in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);
 }

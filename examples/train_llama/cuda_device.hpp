@@ -10,8 +10,8 @@ bool has_nccl();
 
 /// Returns how many GPUs this process sees, and makes a context on none. Throws where there is none.
 int count_gpus();
-/// Throws where GPU `index` of them cannot be used; makes a context on it.
-void check_gpu(int index);
+/// Throws where GPU `index` of them cannot be used, or lacks the memory for `bytes`; makes a context on it.
+void check_gpu(const setup& s, int index, double bytes);
 
 /// A rank's GPU as the options ask for it.
 inline plait::cuda::options device_options(const setup& s, int index) {

@@ -15,6 +15,7 @@
 #include "agreed.hpp"
 #include "plait/comm/launch/environment.hpp"
 #include "plait/comm/threads.hpp"
+#include "check_memory.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/standard_descriptors.hpp"
@@ -170,11 +171,17 @@ int train_threads(int argc, char** argv) {
     std::string problem;
     const auto keep = [&](std::string mine, std::int64_t rank) {
       if (rank == 0) problem = std::move(mine);
+/// Throws where what ranks of this process hold does not fit in the host's memory.
+void refuse_without_room(const setup& s, double bytes) {
+  if (const std::string fault = host_memory_fault(s, bytes); !fault.empty()) plait::fail(fault);
+}
+
     };
     if (opt.device == "cuda") {
       start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.rank()); });
     } else {
       plait::threads::run(static_cast<int>(s.mesh.size()),
+  if (!opt.dry_run) refuse_without_room(s, least_bytes_of_all(s).host);
                           [&](plait::threads::communicator ranks) { keep(train_on_cpu(s, ranks), ranks.rank()); });
     }
     return problem;
@@ -191,6 +198,28 @@ int train_mpi(int argc, char** argv) {
   std::optional<setup> s;
   std::vector<plait::knob> knobs;
   std::string why;
+/// Says once why ranks refuse the run, and returns whether any does. Collective.
+bool complained_once(plait::mpi::communicator& world, std::string why) {
+  int speaker = why.empty() ? world.size() : world.rank(), refusing = why.empty() ? 0 : 1;
+  world.all_reduce(&speaker, &speaker, 1, plait::dtype::i32, plait::reduce_op::min);
+  world.all_reduce(&refusing, &refusing, 1, plait::dtype::i32, plait::reduce_op::sum);
+  if (speaker == world.rank()) {
+    if (refusing < world.size()) why = fmt::format("rank {}: {}", speaker, why);  // others can do as they were told
+    complain(why.c_str());
+  }
+  return speaker < world.size();
+}
+
+/// The bytes that the ranks of this host hold together in its memory. Collective.
+double bytes_on_host(const least_bytes& mine) {
+  double sum = mine.host;
+  MPI_Comm host = MPI_COMM_NULL;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_DOUBLE, MPI_SUM, host);
+  MPI_Comm_free(&host);
+  return sum;
+}
+
   bool helped = false;
   try {
     // Only rank 0 answers --help; the others parse for the errors.
@@ -200,14 +229,7 @@ int train_mpi(int argc, char** argv) {
   } catch (const std::exception& e) {
     why = e.what();
   }
-  int speaker = why.empty() ? world.size() : world.rank(), refusing = why.empty() ? 0 : 1;
-  world.all_reduce(&speaker, &speaker, 1, plait::dtype::i32, plait::reduce_op::min);
-  world.all_reduce(&refusing, &refusing, 1, plait::dtype::i32, plait::reduce_op::sum);
-  if (speaker == world.rank()) {
-    if (refusing < world.size()) why = fmt::format("rank {}: {}", speaker, why);  // others can do as they were told
-    complain(why.c_str());
-  }
-  if (speaker < world.size()) return 1;
+  if (complained_once(world, why)) return 1;
   try {
     plait::any_communicator ranks(world);
     std::vector<plait::knob> help;  // first, as who was asked for it has looked at nothing else
@@ -228,6 +250,8 @@ int train_mpi(int argc, char** argv) {
       else
         problem = train_on_cpu(*s, plait::any_communicator(ranks));
     });
+  if (!opt.dry_run && complained_once(world, host_memory_fault(*s, bytes_on_host(least_bytes_of(*s, world.rank())))))
+    return 1;
     return problem;
   });
 }
@@ -257,6 +281,7 @@ int train_nccl(int argc, char** argv) {
       launched ? start_launched(s, body) : start_on_all_gpus(s, body);
       return problem;
     });
+    if (!opt.dry_run) refuse_without_room(s, (launched ? least_bytes_of(s, place.rank) : least_bytes_of_all(s)).host);
   } catch (const plait::disagreement& e) {  // all ranks know it
     if (place.rank == 0) complain(e.what());
     return 1;

@@ -290,6 +290,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "--recompute, what is not given is "
                  "that of the layout that is predicted to be fastest on --cluster for --global-batch")
       ->capture_default_str();
+  app.add_option(
+         "--memory-share", opt.memory_share,
+         "the share of the memory available here that a run may need: one that needs more is refused before it starts")
+      ->capture_default_str();
   app.add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
   const std::vector<std::string> words = last_data(argc, argv);
   try {

@@ -110,6 +110,7 @@ struct options {
   double temperature = 0.8;
   std::string prompt = "And ";
   bool dry_run = false;
+  double memory_share = 1;     ///< of the available memory, which a run may need at most
   std::string cluster;         ///< hardware, or hardware:ranks, of which steps are predicted; empty: none are
   std::string plan = "given";  ///< or auto: what of the layout is not given is chosen
   bool sample_given = false;   ///< or what it begins with, or its temperature

@@ -11,14 +11,9 @@
 #include "plait/schedule/step/order.hpp"
 #include "strategies.hpp"
 
-namespace {
-
-/// The ranks that lie between two stages of the same part of the data: those of cp, tp and tp_rep.
 std::int64_t ranks_of_stage(const setup& s) {
   return s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) / s.mesh.extent(plait::axis_of<plait::dp>);
 }
-
-}  // namespace
 
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
   return with_types(s.opt, [&]<class Precision, class S>() { return plan_as<Precision, S>(s, rank, stages); });

@@ -48,6 +48,8 @@ plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int6
 
 /// Of one rank, with the layers of its pipeline in these stages.
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
+/// The ranks that lie between two stages of the same part of the data: those of cp, tp and tp_rep.
+std::int64_t ranks_of_stage(const setup& s);
 /// Of the rank that holds most; the parameters and the state are those of all stages.
 run_plan plan_of(const setup& s);
 /// Says that the collectives and messages of a step stand in one order on all ranks, as a line; throws where they do

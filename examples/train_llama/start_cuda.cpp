@@ -1,5 +1,8 @@
+#include <cstddef>
+#include <string>
 #include <utility>
 
+#include "check_memory.hpp"
 #include "cuda_device.hpp"
 #include "plait/comm/threads/cuda.hpp"
 
@@ -24,17 +27,22 @@ int count_gpus() {
   plait::fail("--device cuda: there is no CUDA device here (" + std::string(cudaGetErrorString(status)) + ")");
 }
 
-void check_gpu(int index) {
+void check_gpu(const setup& s, int index, double bytes) {
+  std::string fault;
   try {
     const plait::cuda device({.device = index, .workspace_bytes = 0});
+    std::size_t free = 0, total = 0;
+    plait::detail::cuda_check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
+    fault = memory_fault(s, bytes, static_cast<double>(free), "the memory of GPU " + std::to_string(index));
   } catch (const plait::error& e) {
     const std::string why = e.what();
     plait::fail("--device cuda: " + (why.starts_with("cuda: ") ? why.substr(6) : why));
   }
+  if (!fault.empty()) plait::fail(fault);
 }
 
 void start_on_one_gpu(const setup& s, const rank_body& body) {
-  check_gpu(0);
+  check_gpu(s, 0, least_bytes_of_all(s).gpu);
   plait::threads::run(static_cast<int>(s.mesh.size()), device_options(s, 0),
                       [&](plait::threads::communicator ranks, plait::cuda& device) {
                         run_on_gpu(s, device, plait::any_communicator(std::move(ranks)), body);

@@ -1,7 +1,10 @@
 // Ranks with a GPU each, or that there are none. PLAIT_WITH_NCCL is set where plait::nccl is there.
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "agreed.hpp"
+#include "check_memory.hpp"
 #include "cuda_device.hpp"
 #ifdef PLAIT_WITH_NCCL
 #include "plait/comm/launch/nccl.hpp"
@@ -15,9 +18,9 @@ namespace {
 
 /// Of the GPUs that this process sees. Launchers may show each process its own alone; NCCL refuses one that is taken.
 /// The process looks at no other: that takes half a GB of it, and fails where another process has it for itself.
-int gpu_of(int local_rank) {
+int gpu_of(const setup& s, std::int64_t rank, int local_rank) {
   const int index = local_rank % count_gpus();
-  check_gpu(index);
+  check_gpu(s, index, least_bytes_of(s, rank).gpu);
   return index;
 }
 
@@ -36,7 +39,7 @@ void start_on_all_gpus(const setup& s, const rank_body& body) {
                 (count == 1 ? " GPU" : " GPUs") +
                 "; start it by torchrun, srun or mpirun on several machines, or let "
                 "ranks share a GPU by --backend threads");
-  check_gpu(0);
+  check_gpu(s, 0, least_bytes_of(s, 0).gpu);
   for (int i = 0; i < s.mesh.size(); ++i) devices.push_back(i);
   plait::nccl::run(devices, device_options(s, 0), nccl_options(s),
                    [&](plait::nccl::communicator ranks, plait::cuda& device) {
@@ -45,7 +48,8 @@ void start_on_all_gpus(const setup& s, const rank_body& body) {
 }
 
 void start_launched(const setup& s, const rank_body& body) {
-  plait::cuda device(device_options(s, gpu_of(plait::nccl::place_from_environment().local_rank)));
+  const plait::nccl::launch_place place = plait::nccl::place_from_environment();
+  plait::cuda device(device_options(s, gpu_of(s, place.rank, place.local_rank)));
   plait::any_communicator ranks(plait::nccl::from_environment(device, nccl_options(s)));
   plait::require_agreement(device, ranks, agreed_knobs(s));
   run_on_gpu(s, device, std::move(ranks), body);
@@ -53,7 +57,7 @@ void start_launched(const setup& s, const rank_body& body) {
 
 #ifdef PLAIT_WITH_MPI
 void start_by_mpi(const setup& s, plait::mpi::communicator& ranks, const rank_body& body) {
-  plait::cuda device(device_options(s, gpu_of(plait::nccl::local_rank(ranks))));
+  plait::cuda device(device_options(s, gpu_of(s, ranks.rank(), plait::nccl::local_rank(ranks))));
   run_on_gpu(s, device, plait::nccl::from_mpi(ranks, device, nccl_options(s)), body);
 }
 #endif

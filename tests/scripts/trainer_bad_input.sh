@@ -62,6 +62,14 @@ refused '--seq is 257, .*max_position_embeddings is 256' --seq 257
 refused '--global-batch is 12, .*--micro-batch 4 times dp=2 = 8; the nearest that are: 8 and 16' --global-batch 12 --mesh dp=2
 refused '--global-batch is 6, .* the least that is: 8' --global-batch 6 --mesh dp=2
 
+# Memory: what the plan counts is more than there is.
+cat >large.json <<'JSON'
+{"model_type": "llama", "hidden_size": 131072, "num_hidden_layers": 8, "num_attention_heads": 1024,
+ "intermediate_size": 524288, "vocab_size": 256, "max_position_embeddings": 256}
+JSON
+refused "--memory-share 1: the run needs at least 3[0-9.]* TB of this host's memory, and .* are available" --model large.json
+refused "--memory-share 1e-09: the run needs at least [0-9.]* [kM]B of this host's memory" --memory-share 1e-9 --mesh dp=2
+
 # Words.
 refused "--backend 'x' is unknown; legal are threads, mpi, nccl" --backend x
 refused '--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out' --deadline 60

@@ -45,6 +45,8 @@ refused() {
 refused 'dp=2 \* pp=1 \* cp=1 \* tp=4 multiply to 8 ranks, and there are 4' --data "$text" --mesh dp=2,tp=4
 refused '--cluster cpu:8 names 8 ranks, but --backend mpi was started with 4; they must be equal' --data "$text" \
   --plan auto --cluster cpu:8
+refused "--memory-share 1e-09: the run needs at least [0-9.]* [kM]B of this host's memory" --data "$text" \
+  --mesh dp=2,tp=2 --memory-share 1e-9
 refused '--nosuch' --data "$text" --mesh dp=2,tp=2 --nosuch
 refused "cannot open 'missing.txt'" --data missing.txt --mesh dp=2,tp=2
 

@@ -1,16 +1,19 @@
-// What the trainer tells of saves at its end: whether the last state is on the disk.
+// What the trainer tells of saves at its end, whether the last state is on the disk; and the memory that it finds.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../../../examples/train_llama/available_memory.hpp"
 #include "../../../examples/train_llama/keeper.hpp"
+#include "support/temp_folder.hpp"
 
 std::atomic<int> interrupted{0}, save_asked{0};
 
@@ -115,6 +118,30 @@ std::string failure_after(saves_alone& run, bool worth_saving = true, std::int64
 using steps = std::vector<std::uint64_t>;
 
 }  // namespace
+
+TEST_CASE("the memory that is available is what the kernel has and control groups leave") {
+  const temp_folder dir;
+  const std::string root = dir / "";
+  CHECK_FALSE(available_memory(root));
+  std::filesystem::create_directories(dir / "proc/self");
+  dir.write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 4000 kB\nSwapFree: 500 kB\n");
+  CHECK(available_memory(root) == 4500.0 * 1024);
+  // Version 2: the group itself has no limit, and the one around it has.
+  dir.write("proc/self/cgroup", "0::/job/step\n");
+  std::filesystem::create_directories(dir / "sys/fs/cgroup/job/step");
+  dir.write("sys/fs/cgroup/job/step/memory.max", "max\n");
+  dir.write("sys/fs/cgroup/job/memory.max", "2000000\n");
+  dir.write("sys/fs/cgroup/job/memory.current", "1500000\n");
+  dir.write("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 300000\nactive_file 200000\n");
+  CHECK(available_memory(root) == 1000000 + 500.0 * 1024);
+  // Version 1, in a container, where the path is that of the host.
+  dir.write("proc/self/cgroup", "9:cpu:/\n4:memory:/host/path\n");
+  std::filesystem::create_directories(dir / "sys/fs/cgroup/memory");
+  dir.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "1000000\n");
+  dir.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "3000000\n");
+  dir.write("sys/fs/cgroup/memory/memory.stat", "total_inactive_file 100\n");
+  CHECK(available_memory(root) == 500.0 * 1024);
+}
 
 TEST_CASE("a last save that fails at once is tried again when those before it have ended") {
   saves_alone run;
