@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -119,7 +120,7 @@ void reporter::begin_curve(std::int64_t resumed) {
   const std::string& log = s_.opt.log;
   if (!std::filesystem::is_regular_file(log, ignored) || std::filesystem::file_size(log, ignored) == 0) return;
   try {
-    const std::string text = plait::read_file(log, "--log");
+    const std::string text = plait::read_file(log, "--log", std::numeric_limits<std::size_t>::max());
     for (const plait::logged_step& step : plait::read_run_log(text, fmt::format("--log: '{}'", log)).steps)
       if (step.numbers && step.step <= resumed)
         curve_.points.push_back({static_cast<double>(step.step), step.numbers->loss});

@@ -213,6 +213,8 @@ refused "--model: cannot open 'missing.json': No such file" --model missing.json
 refused "--model: .*is a folder\|--model: .*directory" --model ./out
 : >empty.json
 refused "'empty.json'" --model empty.json
+truncate -s 65M bad.json
+refused "--model: 'bad.json' has 68157440 bytes, too many for a text of this kind" --model bad.json
 head -c 60 config.json >bad.json
 refused "'bad.json': malformed JSON" --model bad.json
 echo '[1, 2]' >bad.json

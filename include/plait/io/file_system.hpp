@@ -132,10 +132,15 @@ class file_system {
   virtual std::unique_ptr<directory_lock> lock_directory(const std::string& path) = 0;
 };
 
-/// Returns the bytes of a whole file.
-inline std::string read_whole(file_system& files, const std::string& path) {
+/// Returns the bytes of a whole file. Throws `error` for one of more than `most` bytes: a manifest of a million boxes
+/// has a tenth of them.
+inline std::string read_whole(file_system& files, const std::string& path,
+                              std::uint64_t most = std::uint64_t{1} << 30) {
   const auto file = files.open(path);
-  std::string text(file->size(), '\0');
+  const std::uint64_t size = file->size();
+  if (size > most)
+    fail({"'", path, "' has ", size, " bytes, too many for a text of this kind; legal are up to ", most});
+  std::string text(size, '\0');
   file->read(0, std::as_writable_bytes(std::span(text)));
   return text;
 }

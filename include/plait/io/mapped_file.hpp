@@ -60,9 +60,16 @@ class mapped_file {
   std::size_t size_ = 0;
 };
 
-/// The bytes of a whole file as text. Errors as `mapped_file`.
-inline std::string read_file(const std::string& path, const std::string& knob) {
+/// The most bytes that a text which is read whole has, unless its reader allows more.
+inline constexpr std::size_t max_text_bytes = std::size_t{64} << 20;
+
+/// Returns the bytes of a whole file as text. Throws `error` as `mapped_file`, and for a file of more than `most`
+/// bytes.
+inline std::string read_file(const std::string& path, const std::string& knob, std::size_t most = max_text_bytes) {
   const mapped_file file(path, knob);
+  if (file.bytes().size() > most)
+    fail({knob, ": '", path, "' has ", file.bytes().size(),
+          " bytes, too many for a text of this kind; legal are up to ", most});
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 

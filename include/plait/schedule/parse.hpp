@@ -3,6 +3,7 @@
 #pragma once
 
 #include <charconv>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -50,6 +51,9 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
   // Opened, a pipe would wait for a writer, and a device might never end.
   if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found)
     bad_schedule(text, "it is no regular file; pipes and devices are not read");
+  constexpr std::uintmax_t most = std::uintmax_t{256} << 20;
+  if (const auto size = std::filesystem::file_size(text, ignored); !ignored && size > most)
+    bad_schedule(text, cat({"the file has ", size, " bytes; a schedule has at most ", most}));
   std::ifstream file{std::string(text), std::ios::binary};
   if (!file) bad_schedule(text, "the file cannot be read");
   schedule s;

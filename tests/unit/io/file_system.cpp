@@ -70,6 +70,7 @@ TEST_CASE("what the system's files do") {
     CHECK(file->path() == dir / "a");
   }
   CHECK(plait::read_whole(files, dir / "a") == "uvwxyz");
+  CHECK_ERROR(plait::read_whole(files, dir / "a", 5), "/a' has 6 bytes, too many for a text of this kind", "up to 5");
   CHECK_ERROR(files.create(dir / "a"), "cannot create '" + (dir / "a") + "': File exists");
   CHECK_ERROR(files.open(dir / "none"), "cannot open '", "none': No such file");
   CHECK_ERROR(files.open(dir / "a")->write(0, bytes_of("x")), "cannot write '", "Bad file descriptor");
