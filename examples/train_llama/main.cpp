@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -85,14 +87,21 @@ setup ready(const options& given, std::int64_t ranks) {
   return s;
 }
 
+bool tells_of_signals = false;
+
 void on_interrupt(int signal) {
   if (interrupted) std::_Exit(128 + signal);  // the second Ctrl-C does not wait
   interrupted = signal;
+  if (!tells_of_signals) return;
+  const int error = errno;
+  constexpr std::string_view text = "train_llama: the run ends after this step; a second signal ends it at once\n";
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) errno = error;  // then it is not told
 }
 
 /// mpirun asks its processes to end by SIGTERM, when it is interrupted itself, and a terminal that closes by SIGHUP. A
 /// closed pipe and a limit of files' sizes are errors of the calls that meet them, and end no run by a signal.
-void watch_signals(const options& opt) {
+void watch_signals(const options& opt, bool speaks) {
+  tells_of_signals = speaks;
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGINT, on_interrupt);
@@ -134,7 +143,7 @@ int plan_or_train(const setup& s, bool speaks, Run&& run) {
     }
     return finish(problem, speaks);
   }
-  watch_signals(s.opt);
+  watch_signals(s.opt, speaks);
   return finish(run(), speaks);
 }
 

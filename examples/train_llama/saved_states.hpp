@@ -18,6 +18,7 @@
 #include "plait/checkpoint/saver.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "resumed.hpp"
+#include "signals.hpp"
 
 /// The saved states of a rank's run: what --init-from, --resume and --checkpoint-dir name. Knows the run's place in the
 /// data and the learning rate's course. All but the plain questions are collective.
@@ -120,6 +121,7 @@ class saved_states {
                        .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
               .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " + s_.opt.schedule + ", " +
                         precision_text(s_.opt),
+              .is_ending = [] { return interrupted.load() != 0; },
               .pinned_bytes = s_.opt.checkpoint_staging == "pinned" ? std::numeric_limits<std::size_t>::max() : 0},
           *files);
     } catch (const plait::error_of_all& e) {

@@ -12,7 +12,7 @@ logs_two_steps() {
   done
 }
 
-# interrupt SIGNAL PROGRAM...: signals the program when it has logged two steps; sets $code.
+# interrupt SIGNALS PROGRAM...: signals the program when it has logged two steps; sets $code.
 interrupt() {
   signal=$1
   shift
@@ -24,7 +24,7 @@ interrupt() {
   # The program is the child of `timeout`, which would be ended by the signal itself.
   program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
   start=$(date +%s)
-  kill -s "$signal" "$program"
+  for one in $signal; do kill -s "$one" "$program"; done
   code=0
   wait "$watcher" || code=$?
   [ $(($(date +%s) - start)) -le "$most" ] || fail "$signal: it took more than $most seconds to end"
@@ -45,9 +45,15 @@ interrupt INT "$trainer" --mesh dp=2,tp=2
 [ "$code" = 130 ] || fail "exit code $code after SIGINT: $(cat run.err)"
 stopped
 
-interrupt TERM "$trainer" --mesh dp=2,tp=2 --data-parallel zero3
+# Where SIGHUP is ignored, as under nohup, it ends no run.
+interrupt "HUP TERM" sh -c 'trap "" HUP; exec "$@"' sh "$trainer" --mesh dp=2,tp=2 --data-parallel zero3
 [ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat run.err)"
 stopped
+
+interrupt HUP "$trainer" --checkpoint-dir hung_up
+[ "$code" = 129 ] || fail "exit code $code after SIGHUP: $(cat run.err)"
+grep -q "^saved step $(logs get run.jsonl steps): " run.out || fail "SIGHUP saves nothing: $(cat run.out)"
+grep -q '^train_llama: the run ends after this step; a second signal ends it at once$' run.err || fail "$(cat run.err)"
 
 if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
   # Open MPI kills what has not ended so many seconds after it was asked to, for which it waits in any case.

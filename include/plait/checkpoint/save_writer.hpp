@@ -97,6 +97,16 @@ class save_writer {
     const std::lock_guard lock(mutex_);
     return j.ended;
   }
+  /// From now on a call of the file system may take so many seconds at most.
+  void hurry(double seconds) {
+    const std::lock_guard lock(mutex_);
+    patience_ = std::min(patience_, seconds);
+  }
+  /// Returns how many seconds a call of the file system may take.
+  double patience() {
+    const std::lock_guard lock(mutex_);
+    return patience_;
+  }
   /// Returns what a job has been at without going on for longer than the deadline, or nothing. Whoever waits for
   /// others has a deadline of its own.
   std::string stuck_at(const save_job& j) {
@@ -160,10 +170,10 @@ class save_writer {
     ending_ = true;
     changed_.notify_all();
     const auto begin = clock::now();
-    const double moment = std::clamp(deadline_, 1.0, 10.0);
+    const double moment = std::clamp(patience_, 1.0, 10.0);
     const auto stuck = [&] {
       return current_ != nullptr && seconds_since(begin) > moment &&
-             (current_->abandoned || seconds_since(current_->since) > deadline_);
+             (current_->abandoned || seconds_since(current_->since) > patience_);
     };
     while (!left_ && !stuck()) changed_.wait_for(lock, std::chrono::milliseconds(20));
     const bool left = left_;
@@ -183,10 +193,10 @@ class save_writer {
   /// Under the mutex.
   bool is_stuck(const save_job& j) const {
     if (j.ended || current_ == nullptr) return false;
-    return current_ == &j ? seconds_since(j.since) > deadline_ : current_->abandoned || check_is_stuck();
+    return current_ == &j ? seconds_since(j.since) > patience_ : current_->abandoned || check_is_stuck();
   }
   /// Likewise.
-  bool check_is_stuck() const { return current_ == &checking_ && seconds_since(checking_.since) > deadline_; }
+  bool check_is_stuck() const { return current_ == &checking_ && seconds_since(checking_.since) > patience_; }
 
   void work() {
     std::unique_lock lock(mutex_);
@@ -379,6 +389,7 @@ class save_writer {
   file_system& files_;
   const int rank_, ranks_;
   const double deadline_;
+  double patience_ = deadline_;    ///< with one call of the file system; under the mutex
   std::optional<step_root> root_;  ///< on rank 0
   std::optional<std::uint64_t> best_{};
   check_turns turns_;

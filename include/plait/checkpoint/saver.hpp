@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -44,6 +45,10 @@ struct saver_options {
   double deadline = 1800;  ///< seconds that rank 0 waits for the files of the others, from its own on, and that a call
                            ///< of the file system may take on any rank
   /// On a GPU: how many bytes of the host's memory this rank may pin for its two staging arenas, each as large as its
+  /// Returns whether the program is to end, as after a signal: then such a call may take no more than `ending_deadline`
+  /// seconds, of which a sync of a large file takes the most. Called from the thread that waits for saves.
+  std::function<bool()> is_ending{};
+  double ending_deadline = 120;
   /// share; a save that needs more is refused. With 0 they are pageable: a driver copies to its own pinned memory
   /// first, and the host waits for every tensor.
   std::size_t pinned_bytes = std::numeric_limits<std::size_t>::max();
@@ -309,6 +314,7 @@ class checkpoint_saver {
   state own_state(const detail::save_job& j, std::string& stuck_at) const {
     stuck_at = writer_->stuck_at(j);
     if (!stuck_at.empty()) return stuck;
+    if (options_.is_ending && options_.is_ending()) writer_->hurry(options_.ending_deadline);
     if (!writer_->has_ended(j)) return under_way_still;
     return !j.failure.empty() ? failed : ranks_.rank() == 0 ? committed : under_way_still;
   }
@@ -343,7 +349,7 @@ class checkpoint_saver {
   std::vector<finished_save> give_up_all(Device& device, const std::string& stuck_at) {
     const std::string why = said_by_one(
         device, !stuck_at.empty(),
-        cat({"it has been ", stuck_at, " for more than ", options_.deadline,
+        cat({"it has been ", stuck_at, " for more than ", writer_->patience(),
              " s in one call of the file system or the device, which does not answer (saver_options::deadline)"}));
     std::vector<finished_save> all;
     for (; !jobs_.empty(); jobs_.pop_front()) {

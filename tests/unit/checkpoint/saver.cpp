@@ -248,6 +248,30 @@ TEST_CASE("a saver ends although a call of the file system does not return") {
     try {
       const auto free = disk.lock_directory("steps");
       break;
+TEST_CASE("a program that is to end waits no longer for a call of the file system than it says") {
+  memory_file_system disk;
+  gated_files files(disk);
+  std::atomic<bool> ending = false;
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks,
+                           {.directory = "steps", .is_ending = [&] { return ending.load(); }, .ending_deadline = 0.2},
+                           files);
+    saver.save(ctx, 1, {.tensors = mine.held()});
+    ending = true;
+    CHECK(contains(saver.wait(ctx.device).at(0).failure, "for more than 0.2 s in one call of the file system"));
+  });
+  files.open_gate();
+  while (true) {  // the thread that was left behind must not meet files that are gone
+    try {
+      const auto free = disk.lock_directory("steps");
+      break;
+    } catch (const error&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+}
+
     } catch (const error&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
