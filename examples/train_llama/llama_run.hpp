@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "held_out_loss.hpp"
 #include "model_run.hpp"
 #include "plait/checkpoint/load_weights.hpp"
+#include "plait/checkpoint/one_directory.hpp"
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -116,7 +118,15 @@ class llama_run final : public model_run {
     });
   }
 
-  std::int64_t resume() override { return states_.resume(); }
+  std::int64_t resume() override {
+    if (!s_.opt.export_hf.empty()) {  // found now, and not when all steps are made
+      const std::filesystem::path folder =
+          std::filesystem::path(s_.opt.export_hf + "/").lexically_normal().parent_path();
+      const std::string within = folder.parent_path().string();
+      plait::require_one_directory(device_, world_.root(), within.empty() ? "." : within, "--export-hf: ");
+    }
+    return states_.resume();
+  }
   std::int64_t newest_saved() override { return states_.newest_saved(); }
   best_step best_saved() override { return states_.best_saved(); }
   std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) override {

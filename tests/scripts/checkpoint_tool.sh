@@ -394,4 +394,4 @@ assert [s["whole"] for s in found["steps"]] == [False, False], found
 assert found["leftovers"] == ["'"$left"'"], found' || fail "inspect --json of a folder: $(cat out)"
 rm bad/step-00000004/COMMIT
 expect 1 verify bad/step-00000004
-says out "has no COMMIT: it was never finished"
+says out "has no COMMIT, which rank 0 writes last: its save was not finished, or"

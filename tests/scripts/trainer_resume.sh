@@ -399,7 +399,7 @@ mv renamed/step-00000007 renamed/best
 refused "'renamed/best' is no step by its name, which would be like step-00000100; give a step that was renamed its name back" --resume renamed/best
 mv renamed/best renamed/step-00000003
 rm renamed/step-00000003/COMMIT
-refused "'renamed/step-00000003' has no COMMIT: it was never finished" --resume renamed/step-00000003
+refused "'renamed/step-00000003' has no COMMIT, which rank 0 writes last: its save was not finished, or" --resume renamed/step-00000003
 train again6 --steps 6 --sample 0 --resume auto --checkpoint-dir ck1
 [ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 1 ] || fail "the damaged step is not put aside"
 train after6 --steps 6 --sample 0 --resume ck1

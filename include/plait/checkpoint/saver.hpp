@@ -25,6 +25,7 @@
 
 #include "plait/checkpoint/finished_save.hpp"
 #include "plait/checkpoint/held_state.hpp"
+#include "plait/checkpoint/one_directory.hpp"
 #include "plait/checkpoint/plan_agreement.hpp"
 #include "plait/checkpoint/save_writer.hpp"
 #include "plait/checkpoint/share_plan.hpp"
@@ -44,11 +45,11 @@ struct saver_options {
   std::string layout{};    ///< in words, for people who look at a step; empty: the extents of the mesh
   double deadline = 1800;  ///< seconds that rank 0 waits for the files of the others, from its own on, and that a call
                            ///< of the file system may take on any rank
-  /// On a GPU: how many bytes of the host's memory this rank may pin for its two staging arenas, each as large as its
   /// Returns whether the program is to end, as after a signal: then such a call may take no more than `ending_deadline`
   /// seconds, of which a sync of a large file takes the most. Called from the thread that waits for saves.
   std::function<bool()> is_ending{};
   double ending_deadline = 120;
+  /// On a GPU: how many bytes of the host's memory this rank may pin for its two staging arenas, each as large as its
   /// share; a save that needs more is refused. With 0 they are pageable: a driver copies to its own pinned memory
   /// first, and the host waits for every tensor.
   std::size_t pinned_bytes = std::numeric_limits<std::size_t>::max();
@@ -62,11 +63,11 @@ struct saver_options {
 ///     for (const finished_save& s : saver.wait(device)) report(s);           // at the end
 ///
 /// Two saves can be under way; a third waits for the first. Ranks that hold the same elements share the work of writing
-/// them. The directory must be one for all ranks. A save that fails leaves the steps before it as they are, and nothing
-/// old is removed unless every byte of a step that stays has been compared with its checksum: by each rank its own
-/// file, between saves or, where only the newest step stays, before it is committed; where that is not done, or finds
-/// something, by rank 0. Where the file system does not answer, the saves under way fail with words after the deadline,
-/// and further ones until it does.
+/// them. A directory that is not one for all ranks is refused at construction. A save that fails leaves the steps
+/// before it as they are, and nothing old is removed unless every byte of a step that stays has been compared with its
+/// checksum: by each rank its own file, between saves or, where only the newest step stays, before it is committed;
+/// where that is not done, or finds something, by rank 0. Where the file system does not answer, the saves under way
+/// fail with words after the deadline, and further ones until it does.
 class checkpoint_saver {
  public:
   template <compute_device Device>
@@ -85,6 +86,7 @@ class checkpoint_saver {
     }
     why = broadcast_text(device, ranks_, why);
     if (!why.empty()) throw error_of_all(why);
+    require_one_directory(device, ranks_, options_.directory, "", files);
     writer_ = detail::save_writer::start(files, ranks_.rank(), ranks_.size(), options_.deadline, std::move(root));
   }
   checkpoint_saver(const checkpoint_saver&) = delete;

@@ -101,10 +101,17 @@ inline std::optional<std::uint64_t> step_of_manifest(const std::string& text) {
   }
 }
 
+/// Returns what is wrong with a step that has no COMMIT.
+inline std::string uncommitted_text(const std::string& path) {
+  return cat(
+      {"'", path, "' has no ", commit_file,
+       ", which rank 0 writes last: its save was not finished, or the directory is not the one that rank 0 has"});
+}
+
 /// Returns the text of a step's manifest after a look at its COMMIT; throws `error` if that does not fit.
 inline std::string committed_manifest(file_system& files, const std::string& path, std::uint64_t step) {
   const std::string commit = path_in(path, commit_file), manifest = path_in(path, manifest_file);
-  if (!files.kind_of(commit)) fail({"'", path, "' has no ", commit_file, ": it was never finished"});
+  if (!files.kind_of(commit)) fail(uncommitted_text(path));
   if (!files.kind_of(manifest)) fail({"'", path, "' has no ", manifest_file});
   const std::string found = read_whole(files, commit);
   std::string text = read_whole(files, manifest);
@@ -219,8 +226,7 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
   if (kind != file_kind::directory) fail({"'", path, "' is a file", legal});
   if (files.kind_of(path_in(path, commit_file))) return path;
   if (const auto newest = newest_step(files, path, &passed_over)) return newest->path;
-  if (files.kind_of(path_in(path, manifest_file)))
-    fail({"'", path, "' has no ", commit_file, ": it was never finished"});
+  if (files.kind_of(path_in(path, manifest_file))) fail(uncommitted_text(path));
   std::string why;
   for (const invalid_step& i : passed_over) append(why, {"; '", i.path, "': ", i.reason});
   if (!why.empty()) fail({"'", path, "' has no step that is whole", why});

@@ -28,6 +28,12 @@ namespace plait {
 
 namespace detail {
 
+/// Returns the name of this machine; empty where the system does not say.
+inline std::string host_name() {
+  char name[256] = "";
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
 class posix_lock final : public directory_lock {
  public:
   explicit posix_lock(const std::string& directory)
@@ -45,9 +51,7 @@ class posix_lock final : public directory_lock {
  private:
   // Who has the lock, for the message of the next; the lock itself does not depend on it.
   void note_owner() const {
-    char host[256] = "";
-    if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
-    const std::string text = cat({"process ", static_cast<std::int64_t>(::getpid()), " on ", host, "\n"});
+    const std::string text = cat({"process ", static_cast<std::int64_t>(::getpid()), " on ", host_name(), "\n"});
     if (::ftruncate(descriptor_.value(), 0) != 0) return;
     [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_.value(), text.data(), text.size(), 0);
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "plait/checkpoint/one_directory.hpp"
 #include "plait/checkpoint/write_weights.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/atomic_folder.hpp"
@@ -36,9 +37,10 @@ void write_beside_weights(const llama_config& config, safetensors_dtype dtype, c
 }  // namespace detail
 
 /// Writes `model`, a llama or a pipeline of them, to the new directory `path`, which appears when all of it is written.
-/// Each rank writes its own parts of the master values, so that all ranks must see one file system; the files do not
+/// Each rank writes its own parts of the master values, so that all ranks must see one directory; the files do not
 /// depend on the mesh. Collective over `all`, the ranks of all stages. Throws `error` on every rank alike, and leaves
-/// nothing behind, where `path` is there already, the disk is full or no model type of Hugging Face has this shape.
+/// nothing behind, where `path` is there already or is not one directory for all ranks, the disk is full or no model
+/// type of Hugging Face has this shape.
 template <compute_device Device, class Model>
 void export_hugging_face(const context<Device>& ctx, any_communicator& all, Model& model, const llama_config& config,
                          const std::string& path, const export_options& how = {}) {
@@ -59,6 +61,7 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
     create_files(shards, folder->temporary(), how.knob);
   });
   const std::string temporary = gather_texts(ctx.device, all, folder ? folder->temporary() : std::string())[0];
+  require_one_directory(ctx.device, all, temporary, cat({how.knob, ": "}));
   agree(ctx.device, all, [&] {
     write_weights(ctx, model, shards, dtype, temporary, how.knob,
                   [&](const std::string& name) { return place_in_order(name, how.order, config, source); });

@@ -151,6 +151,21 @@ TEST_CASE("a step that is there, a directory in use, and a rank that never write
   CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{1});
 }
 
+TEST_CASE("a directory that some ranks have on a disk of their own is refused before a save") {
+  memory_file_system shared, absent, own;
+  own.make_directory("steps");
+  on_ranks({3, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    memory_file_system& files = ranks.rank() == 0 ? shared : ranks.rank() == 1 ? absent : own;
+    CHECK_ERROR(checkpoint_saver(ctx.device, ranks, {.directory = "steps"}, files),
+                "'steps' is not one directory for all ranks: ranks 1, 2 on " + detail::host_name(),
+                "name a directory on a file system that all hosts share");
+  });
+  CHECK(shared.list("steps").empty());  // what was made to be seen is gone
+  on_ranks({3, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    CHECK_NOTHROW(checkpoint_saver(ctx.device, ranks, {.directory = "steps"}, shared));
+  });
+}
+
 TEST_CASE("the best that is committed stays until another is") {
   memory_file_system files;
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -233,21 +248,6 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
   }
 }
 
-TEST_CASE("a saver ends although a call of the file system does not return") {
-  memory_file_system disk;
-  gated_files files(disk);
-  const auto begin = std::chrono::steady_clock::now();
-  on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.2}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-  });
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
-  files.open_gate();
-  for (int i = 0; i < 400; ++i) {  // the thread that was left behind must not meet files that are gone
-    try {
-      const auto free = disk.lock_directory("steps");
-      break;
 TEST_CASE("a program that is to end waits no longer for a call of the file system than it says") {
   memory_file_system disk;
   gated_files files(disk);
@@ -272,6 +272,21 @@ TEST_CASE("a program that is to end waits no longer for a call of the file syste
   }
 }
 
+TEST_CASE("a saver ends although a call of the file system does not return") {
+  memory_file_system disk;
+  gated_files files(disk);
+  const auto begin = std::chrono::steady_clock::now();
+  on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.2}, files);
+    saver.save(ctx, 1, {.tensors = mine.held()});
+  });
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
+  files.open_gate();
+  for (int i = 0; i < 400; ++i) {  // the thread that was left behind must not meet files that are gone
+    try {
+      const auto free = disk.lock_directory("steps");
+      break;
     } catch (const error&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
