@@ -19,7 +19,7 @@ void export_hf(const export_hf_options& opt) {
   plait::export_options how;
   how.knob = "DIR";
   how.shard_bytes = opt.shard_bytes;
-  how.order = plait::weights_order_from(opt.weights_order);
+  how.order = plait::weights_order_from(opt.weights_order, "--weights-order");
   if (!opt.dtype.empty()) {
     how.dtype = plait::find_safetensors_dtype(opt.dtype);
     if (!how.dtype || !plait::weight_dtype_of(*how.dtype))

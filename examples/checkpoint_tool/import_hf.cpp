@@ -52,8 +52,8 @@ void import_hf(const import_hf_options& opt) {
     if (!dtype || !plait::weight_dtype_of(*dtype))
       plait::fail({"--dtype is ", opt.dtype, "; legal are F64, F32 and BF16"});
   }
-  plait::model_directory from =
-      plait::open_model_directory(opt.model, "DIR", plait::weights_order_from(opt.weights_order));
+  plait::model_directory from = plait::open_model_directory(
+      opt.model, "DIR", plait::weights_order_from(opt.weights_order, "--weights-order"), "--weights-order");
   require_model(from);
   const auto type_of = [&](const plait::weight_tensor& t) { return dtype.value_or(t.dtype); };
   // Wide elements first, so that each tensor starts on a multiple of its element size.

@@ -7,9 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "number_lists.hpp"
 #include "plait/core/error.hpp"
-#include "plait/mesh/parse.hpp"
-#include "plait/schedule/parse.hpp"
 #include "recompute.hpp"
 #include "strategies.hpp"
 
@@ -79,9 +78,8 @@ void check_inputs(const options& opt, const given_option& given) {
 
 /// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
 void check_pipeline(const options& opt, const given_option& given) {
-  if (opt.schedule.ends_with(".csv") || plait::parse_mesh<user_mesh>(opt.mesh).extent(plait::axis_of<plait::pp>) > 1)
-    return;
-  static_cast<void>(plait::parse_schedule(opt.schedule, 1, 4));  // whether there is one of that name
+  if (opt.schedule.ends_with(".csv") || parse_mesh(opt).extent(plait::axis_of<plait::pp>) > 1) return;
+  static_cast<void>(parse_schedule(opt, 1, 4));  // whether there is one of that name
   if (opt.schedule != "1f1b")
     plait::fail(
         "--schedule " + opt.schedule +
@@ -179,9 +177,9 @@ void check_sizes(const options& opt) {
   if (opt.log_gradient_hashes && opt.log_hashes == 0)
     plait::fail("--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal");
   if (opt.warmup != -1) within("--warmup", opt.warmup, 0, opt.steps);
-  in_range("--memory-share", opt.memory_share, 1e-12, 1e9);
   in_range("--temperature", opt.temperature, 0, 1e6);
   in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);
+  in_range("--memory-share", opt.memory_share, 1e-12, 1e9);
 }
 
 /// The loss, and how weights are updated.

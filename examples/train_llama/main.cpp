@@ -15,9 +15,9 @@
 
 #include "../keep_heap.hpp"
 #include "agreed.hpp"
+#include "check_memory.hpp"
 #include "plait/comm/launch/environment.hpp"
 #include "plait/comm/threads.hpp"
-#include "check_memory.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/standard_descriptors.hpp"
@@ -171,26 +171,26 @@ void refuse_lonely_processes(const options& opt) {
   if (std::getenv("RANK")) refuse(processes_by({"WORLD_SIZE"}), "torchrun", "--device cuda --backend nccl");
 }
 
-int train_threads(int argc, char** argv) {
-  options opt;
-  if (!parse(argc, argv, opt)) return 0;
-  if (!opt.dry_run) refuse_lonely_processes(opt);
-  const setup s = ready(opt, -1);
-  return plan_or_train(s, true, [&] {
-    std::string problem;
-    const auto keep = [&](std::string mine, std::int64_t rank) {
-      if (rank == 0) problem = std::move(mine);
 /// Throws where what ranks of this process hold does not fit in the host's memory.
 void refuse_without_room(const setup& s, double bytes) {
   if (const std::string fault = host_memory_fault(s, bytes); !fault.empty()) plait::fail(fault);
 }
 
+int train_threads(int argc, char** argv) {
+  options opt;
+  if (!parse(argc, argv, opt)) return 0;
+  if (!opt.dry_run) refuse_lonely_processes(opt);
+  const setup s = ready(opt, -1);
+  if (!opt.dry_run) refuse_without_room(s, least_bytes_of_all(s).host);
+  return plan_or_train(s, true, [&] {
+    std::string problem;
+    const auto keep = [&](std::string mine, std::int64_t rank) {
+      if (rank == 0) problem = std::move(mine);
     };
     if (opt.device == "cuda") {
       start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.rank()); });
     } else {
       plait::threads::run(static_cast<int>(s.mesh.size()),
-  if (!opt.dry_run) refuse_without_room(s, least_bytes_of_all(s).host);
                           [&](plait::threads::communicator ranks) { keep(train_on_cpu(s, ranks), ranks.rank()); });
     }
     return problem;
@@ -198,15 +198,6 @@ void refuse_without_room(const setup& s, double bytes) {
 }
 
 #ifdef PLAIT_WITH_MPI
-/// Every process reads the options and the data for itself; what one of them refuses is said once, and all end.
-int train_mpi(int argc, char** argv) {
-  keep_heap();
-  const plait::mpi::environment environment(&argc, &argv);
-  plait::mpi::communicator world = plait::mpi::communicator::world();
-  options opt;
-  std::optional<setup> s;
-  std::vector<plait::knob> knobs;
-  std::string why;
 /// Says once why ranks refuse the run, and returns whether any does. Collective.
 bool complained_once(plait::mpi::communicator& world, std::string why) {
   int speaker = why.empty() ? world.size() : world.rank(), refusing = why.empty() ? 0 : 1;
@@ -229,6 +220,15 @@ double bytes_on_host(const least_bytes& mine) {
   return sum;
 }
 
+/// Every process reads the options and the data for itself; what one of them refuses is said once, and all end.
+int train_mpi(int argc, char** argv) {
+  keep_heap();
+  const plait::mpi::environment environment(&argc, &argv);
+  plait::mpi::communicator world = plait::mpi::communicator::world();
+  options opt;
+  std::optional<setup> s;
+  std::vector<plait::knob> knobs;
+  std::string why;
   bool helped = false;
   try {
     // Only rank 0 answers --help; the others parse for the errors.
@@ -250,6 +250,8 @@ double bytes_on_host(const least_bytes& mine) {
     return 1;
   }
   if (helped) return 0;
+  if (!opt.dry_run && complained_once(world, host_memory_fault(*s, bytes_on_host(least_bytes_of(*s, world.rank())))))
+    return 1;
   return plan_or_train(*s, world.rank() == 0, [&] {
     std::string problem;
     plait::mpi::run(argc, argv, [&](plait::mpi::communicator ranks) {
@@ -259,8 +261,6 @@ double bytes_on_host(const least_bytes& mine) {
       else
         problem = train_on_cpu(*s, plait::any_communicator(ranks));
     });
-  if (!opt.dry_run && complained_once(world, host_memory_fault(*s, bytes_on_host(least_bytes_of(*s, world.rank())))))
-    return 1;
     return problem;
   });
 }
@@ -281,6 +281,7 @@ int train_nccl(int argc, char** argv) {
     options opt;
     if (!parse(argc, argv, opt, place.rank == 0)) return 0;
     const setup s = ready(opt, launched ? place.size : -1);
+    if (!opt.dry_run) refuse_without_room(s, (launched ? least_bytes_of(s, place.rank) : least_bytes_of_all(s)).host);
     return plan_or_train(s, place.rank == 0, [&] {
       std::string problem;
       const rank_body body = [&](model_run& run) {
@@ -290,7 +291,6 @@ int train_nccl(int argc, char** argv) {
       launched ? start_launched(s, body) : start_on_all_gpus(s, body);
       return problem;
     });
-    if (!opt.dry_run) refuse_without_room(s, (launched ? least_bytes_of(s, place.rank) : least_bytes_of_all(s)).host);
   } catch (const plait::disagreement& e) {  // all ranks know it
     if (place.rank == 0) complain(e.what());
     return 1;

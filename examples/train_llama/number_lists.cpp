@@ -8,6 +8,29 @@
 #include <cstdlib>
 
 #include "plait/core/error.hpp"
+#include "plait/mesh/parse.hpp"
+
+namespace {
+
+/// Calls f(), whose errors begin with the name of the option without its hyphens.
+template <class F>
+auto by_option(F&& f) {
+  try {
+    return f();
+  } catch (const plait::error& e) {
+    plait::fail({"--", e.what()});
+  }
+}
+
+}  // namespace
+
+plait::mesh_shape parse_mesh(const options& opt, std::int64_t ranks) {
+  return by_option([&] { return plait::parse_mesh<user_mesh>(opt.mesh, ranks); });
+}
+
+plait::schedule parse_schedule(const options& opt, int ranks, int microbatches, const plait::schedule_costs& costs) {
+  return by_option([&] { return plait::parse_schedule(opt.schedule, ranks, microbatches, costs); });
+}
 
 std::vector<double> parse_weights(const std::string& text, std::size_t sources) {
   std::vector<double> weights;

@@ -60,6 +60,16 @@ plait::llama_config model_of_step(const std::string& step) {
                "or of an older program; give it by --model"});
 }
 
+/// Reads the shape that --model names.
+plait::llama_config config_named(const std::string& model) {
+  if (std::filesystem::exists(std::filesystem::path(model) / "config.json"))
+    plait::fail(
+        fmt::format("--model: '{0}' is the folder of a model; its shape alone, to begin from random weights, is "
+                    "--model {0}/config.json, and with its weights it is --init-from {0}",
+                    model));
+  return plait::load_llama_config(model, "--model");
+}
+
 }  // namespace
 
 opened_model open_model(const options& opt) {
@@ -72,13 +82,14 @@ opened_model open_model(const options& opt) {
     }
   }
   if (opt.init_from.empty()) {
-    m.config = plait::load_llama_config(opt.model);
+    m.config = config_named(opt.model);
   } else if (m.first_step.empty()) {
     if (opt.model_given)
       plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
                   opt.model);
-    m.weights = std::make_shared<const plait::model_directory>(
-        plait::open_model_directory(opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order)));
+    m.weights = std::make_shared<const plait::model_directory>(plait::open_model_directory(
+        opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order, "--weights-order"),
+        "--weights-order"));
     m.config = m.weights->config;
   } else {
     if (opt.weights_order_given)
@@ -87,7 +98,7 @@ opened_model open_model(const options& opt) {
     if (opt.resume != "none" && opt.resume != "auto")
       plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
                   opt.init_from + "; give one of them");
-    m.config = opt.model_given ? plait::load_llama_config(opt.model) : model_of_step(m.first_step);
+    m.config = opt.model_given ? config_named(opt.model) : model_of_step(m.first_step);
   }
   return m;
 }
@@ -96,10 +107,15 @@ void open_data(setup& s) {
   const options& opt = s.opt;
   std::vector<plait::token_source> sources;
   const auto add = [&](std::vector<std::string> paths) {
-    sources.emplace_back(plait::token_source_config{.paths = std::move(paths),
-                                                    .format = plait::token_format_from(opt.data_format),
-                                                    .vocab = s.config.vocab,
-                                                    .end_of_document = opt.end_of_document});
+    sources.emplace_back(
+        plait::token_source_config{.paths = std::move(paths),
+                                   .format = plait::token_format_from(opt.data_format, "--data-format"),
+                                   .vocab = s.config.vocab,
+                                   .end_of_document = opt.end_of_document,
+                                   .knob = "--data",
+                                   .format_knob = "--data-format",
+                                   .vocab_knob = "--model",
+                                   .end_of_document_knob = "--end-of-document"});
   };
   const bool blended = !opt.data_weights.empty();
   if (blended)
@@ -123,9 +139,14 @@ void open_data(setup& s) {
   }
   s.entropy = plait::entropy(shares);
   s.bytes = sources[0].format() == plait::token_format::bytes;
-  s.data.emplace(
-      std::move(sources), weights,
-      plait::sampler_config{
-          .seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out, .documents = keeps_documents_apart(opt)});
+  s.data.emplace(std::move(sources), weights,
+                 plait::sampler_config{.seq = opt.seq,
+                                       .seed = opt.seed,
+                                       .held_out = opt.held_out,
+                                       .documents = keeps_documents_apart(opt),
+                                       .seq_knob = "--seq",
+                                       .held_out_knob = "--held-out",
+                                       .documents_knob = "--documents"},
+                 "--data-weights");
   if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
 }

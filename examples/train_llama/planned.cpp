@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "../size_text.hpp"
+#include "number_lists.hpp"
 #include "open_inputs.hpp"
-#include "plait/mesh/parse.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plan_llama/planner/explain.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
@@ -131,7 +131,7 @@ std::int64_t ranks_to_plan(const options& opt, const pp::cluster& on, std::int64
                             opt.cluster, named, opt.backend, ranks));
   if (ranks > 0) return ranks;
   if (named > 0) return named;
-  if (opt.mesh_given) return plait::parse_mesh<user_mesh>(opt.mesh).size();
+  if (opt.mesh_given) return parse_mesh(opt).size();
   plait::fail(
       fmt::format("--plan auto is not told how many ranks there are; --cluster says it, as in {}:8", opt.cluster));
 }
@@ -156,7 +156,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   check_machine(on.machine, job, opt);
   pp::search_options search = search_of(opt);
   if (opt.mesh_given) {
-    const plait::mesh_shape mesh = plait::parse_mesh<user_mesh>(opt.mesh, all);
+    const plait::mesh_shape mesh = parse_mesh(opt, all);
     search.tp = {mesh.extent(plait::axis_of<plait::tp>)};
     search.cp = {mesh.extent(plait::axis_of<plait::cp>)};
     search.pp = {mesh.extent(plait::axis_of<plait::pp>)};

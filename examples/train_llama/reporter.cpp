@@ -52,7 +52,7 @@ std::string weights_text(const setup& s) {
 template <class Written>
 void show(const setup& s, std::int64_t step, const std::vector<std::vector<plait::step_event>>& ranks,
           Written&& written) {
-  if (!s.opt.trace.empty()) written([&] { plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace); });
+  if (!s.opt.trace.empty()) written([&] { plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace, "--trace"); });
   const plait::pipeline_shape& shape = s.schedule.shape;
   std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
   std::vector<std::vector<std::vector<plait::step_event>>> peers(static_cast<std::size_t>(shape.ranks));

@@ -134,6 +134,8 @@ class saved_states {
     plait::loaded_state loaded;
     try {
       loaded = plait::load_state(ctx_, ranks_, model_, optimizer_, path, {.in_place = true});  // an error ends the run
+    } catch (const plait::no_optimizer_state& e) {
+      throw plait::error_of_all(plait::cat({"--resume: ", e.what(), ", as --init-from does"}));
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--resume: ", other_options_of(s_, path), e.what()}));
     }

@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "check_files.hpp"
+#include "number_lists.hpp"
 #include "open_inputs.hpp"
 #include "options.hpp"
 #include "plait/device/product_choices.hpp"
 #include "plait/io/mapped_file.hpp"
-#include "plait/mesh/parse.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/models/tensor_ranks.hpp"
 #include "plait/models/weights_order.hpp"
@@ -57,7 +57,7 @@ void plan_stages(setup& s, std::int64_t pp) {
         plait::parse_schedule(s.opt.schedule.ends_with(":2") ? "zb_v" : "zb_h1", ranks, microbatches);
     costs = plait::schedule_costs_of(parts, split(like));
   }
-  s.schedule = plait::parse_schedule(s.opt.schedule, ranks, microbatches, costs);
+  s.schedule = parse_schedule(s.opt, ranks, microbatches, costs);
   s.stages = split(s.schedule);
 }
 
@@ -72,11 +72,11 @@ std::string rate_text(const plait::lr_schedule_config& c) {
 }  // namespace
 
 setup prepare(const options& opt, std::int64_t ranks) {
-  if (const std::int64_t wanted = plait::parse_mesh<user_mesh>(opt.mesh).size(); ranks == 1 && wanted > 1)
+  if (const std::int64_t wanted = parse_mesh(opt).size(); ranks == 1 && wanted > 1)
     plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
                             opt.mesh, wanted, opt.backend,
                             opt.backend == "nccl" ? "torchrun --nproc-per-node" : "mpirun -n", wanted));
-  const plait::mesh_shape given = plait::parse_mesh<user_mesh>(opt.mesh, ranks);
+  const plait::mesh_shape given = parse_mesh(opt, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
   const std::int64_t pp = given.extent(plait::axis_of<plait::pp>), cp = given.extent(plait::axis_of<plait::cp>);
   const std::int64_t all = given.size();
@@ -96,7 +96,11 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .steps = std::max<std::int64_t>(opt.steps, 1),
                               .warmup_steps = opt.warmup < 0 ? std::min(opt.steps, (opt.steps + 9) / 10) : opt.warmup,
                               .min_ratio = opt.min_lr_ratio,
-                              .decay = plait::lr_decay_from(opt.lr_schedule)}),
+                              .decay = plait::lr_decay_from(opt.lr_schedule, "--lr-schedule"),
+                              .peak_knob = "--lr",
+                              .steps_knob = "--steps",
+                              .warmup_knob = "--warmup",
+                              .min_ratio_knob = "--min-lr-ratio"}),
           0};
   s.rate_text = rate_text(s.rate.config());
   opened_model m = open_model(opt);
@@ -104,7 +108,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
   s.weights = std::move(m.weights);
   s.first_step = std::move(m.first_step);
   s.passed_over = std::move(m.passed_over);
-  plait::require_order(plait::weights_order_from(opt.export_order), s.config, "--export-order");
+  plait::require_order(plait::weights_order_from(opt.export_order, "--export-order"), s.config, "--export-order");
   const plait::llama_config& c = s.config;
   const std::string by = "the extent of tp";
   plait::check_tensor_ranks(c, tp, "--mesh");

@@ -224,7 +224,7 @@ open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + body)
 PY
 expect 0 import-hf mixed of_mixed
 refused "'of_mixed/step-00000000' has tensors of several types: '" export-hf of_mixed/step-00000000 x --config mixed
-says err "; choose the type of the export with --dtype"
+says err "; choose the type of the export by dtype"
 expect 0 export-hf of_mixed/step-00000000 one_type --config mixed --dtype F32
 expect 0 reshard imported/step-00000000 cut --writers 3
 # begin NAME ARGUMENTS...: two steps of training.
@@ -280,7 +280,7 @@ untrained "--resume zero takes the weights of a saved step, and so does --init-f
   --init-from imported --model "$mha/config.json" --resume zero
 untrained "--init-from: checkpoint: 'imported/step-00000000': .*'model.embed_tokens.weight' has the shape" \
   --init-from imported --model config.json --mesh pp=2
-untrained "'imported/step-00000000' has weights and no optimizer's state, .* the trainer's --init-from" \
+untrained "'imported/step-00000000' has weights and no optimizer's state, .*, as --init-from does" \
   --resume imported --model "$mha/config.json"
 
 # A step in other files: equal, whole, and a run goes on from it as from the first.

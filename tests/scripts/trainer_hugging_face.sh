@@ -109,7 +109,7 @@ refused "--export-order: the order meta has no tensors for norms of q and k" \
   --init-from "$models/llama_qwen3" --export-hf x --export-order meta
 refused "is a file; name the folder that has the model's config.json and weights, '.*llama_mha'" \
   --init-from "$mha/model.safetensors"
-refused "is the folder of a model; .*llama_mha/config.json', and with its weights .*--init-from" --model "$mha"
+refused "is the folder of a model; .*llama_mha/config.json, and with its weights .*--init-from" --model "$mha"
 refused "tp=3 does not divide .*num_attention_heads, which is 4; .* are 1, 2, 4" --init-from "$mha" --mesh tp=3
 refused "--export-hf: 'trained_one' is there already" --init-from "$mha" --export-hf trained_one
 refused "--export-hf: cannot make the folder 'absent/new" --export-hf absent/new

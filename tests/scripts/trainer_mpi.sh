@@ -123,9 +123,9 @@ until [ -s stopped.jsonl ]; do
   sleep 0.1
 done
 stopped=$(ps -o pid= --ppid "$(ps -o pid= --ppid "$launcher" | tr -d ' ')" | tail -n 1 | tr -d ' ')
+rank=$(tr '\0' '\n' <"/proc/$stopped/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
 kill -s STOP "$stopped"
 code=0
-rank=$(tr '\0' '\n' <"/proc/$stopped/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
 wait "$launcher" || code=$?
 case $code in 0 | 124 | 137) fail "a process that stops: exit code $code" ;; esac
 grep -q "did not finish within its deadline of 2 s: .*rank $rank is silent" stopped.err || fail "a process that stops: $(cat stopped.err)"

@@ -26,7 +26,7 @@ class blend {
 
   /// Weights need not add up to 1. `knob` is what error texts call them. Throws `error` for no weights, one that is not
   /// finite and above 0, and one that is less than 2^-32 of their sum.
-  explicit blend(const std::vector<double>& weights, const std::string& knob = "--data-weights") {
+  explicit blend(const std::vector<double>& weights, const std::string& knob = "weights") {
     double sum = 0, before = 0;
     if (weights.empty()) fail({knob, ": no weight given"});
     for (const double w : weights) {

@@ -26,9 +26,9 @@ struct sampler_config {
   /// within documents is the model's matter: `sampler::starts` says where they begin.
   bool documents = false;
   std::int64_t no_target = -100;  ///< as the loss's `ignore_index`
-  std::string seq_knob = "--seq";
-  std::string held_out_knob = "--held-out";
-  std::string documents_knob = "--documents";
+  std::string seq_knob = "seq";
+  std::string held_out_knob = "held_out";
+  std::string documents_knob = "documents";
 };
 
 /// Samples of one or several token sources. Window w of a source is its tokens [w seq, w seq + seq]: position p has the
@@ -47,7 +47,7 @@ class sampler {
   /// Of several sources: so many weights, which need not add up to 1. Each source is read again, in another order, as
   /// often as its share takes.
   sampler(std::vector<token_source> sources, const std::vector<double>& weights, sampler_config config,
-          const std::string& weights_knob = "--data-weights")
+          const std::string& weights_knob = "weights")
       : config_(std::move(config)), blend_(weights, weights_knob) {
     const std::string& seq_knob = config_.seq_knob;
     if (config_.seq < 1) fail({seq_knob, ": ", config_.seq, " positions per sample; at least 1 is legal"});

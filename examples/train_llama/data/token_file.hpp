@@ -48,7 +48,7 @@ constexpr const char* name_of(token_format format) {
 }
 
 /// The format called `name`; `error` naming `knob` and the legal names otherwise.
-inline token_format token_format_from(std::string_view name, const std::string& knob = "--data-format") {
+inline token_format token_format_from(std::string_view name, const std::string& knob = "format") {
   for (auto format : {token_format::automatic, token_format::bytes, token_format::megatron, token_format::nanogpt}) {
     if (name == name_of(format)) return format;
   }

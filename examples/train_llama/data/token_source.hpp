@@ -20,10 +20,10 @@ struct token_source_config {
   std::int64_t vocab = 256;  ///< every token must be below
   /// The token that ends a document; -1: documents end where the files' index says. The end of a file ends one too.
   std::int64_t end_of_document = -1;
-  std::string knob = "--data";                ///< what error texts call `paths`
-  std::string format_knob = "--data-format";  ///< what error texts call `format`
-  std::string vocab_knob = "--model";         ///< what error texts call `vocab`
-  std::string end_of_document_knob = "--end-of-document";
+  std::string knob = "paths";          ///< what error texts call `paths`
+  std::string format_knob = "format";  ///< what error texts call `format`
+  std::string vocab_knob = "vocab";    ///< what error texts call `vocab`
+  std::string end_of_document_knob = "end_of_document";
 };
 
 /// One stream of tokens over one or several files, readable at any place. A copy shares the open files; reading is

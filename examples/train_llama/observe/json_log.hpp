@@ -53,7 +53,7 @@ class json_log {
   /// the line at its end that a killed run may have left torn. Lines of an earlier run are kept otherwise: their file
   /// is renamed, see `kept`. Throws `error` naming `knob` when the log cannot be written, and when another log writes
   /// to it: what is there stays.
-  explicit json_log(std::string path, std::string knob = "--log", bool goes_on = false)
+  explicit json_log(std::string path, std::string knob = "log", bool goes_on = false)
       : path_(std::move(path)), knob_(std::move(knob)) {
     open();
     if (goes_on)

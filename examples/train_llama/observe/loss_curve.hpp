@@ -280,7 +280,7 @@ class curve_drawing {
 inline std::string curve_svg(const curve_chart& chart) { return detail::curve_drawing(chart).svg(); }
 
 /// Writes the chart in one step; `error` naming `knob` when it cannot.
-inline void write_curve(const curve_chart& chart, const std::string& path, const std::string& knob = "--curve") {
+inline void write_curve(const curve_chart& chart, const std::string& path, const std::string& knob = "curve") {
   write_file_atomically(path, curve_svg(chart), knob);
 }
 

@@ -304,7 +304,7 @@ inline std::string pipeline_svg(const std::vector<pipeline_timeline>& timelines,
 
 /// Writes the image in one step; `error` naming `knob` when it cannot.
 inline void write_pipeline_svg(const std::vector<pipeline_timeline>& timelines, const std::string& path,
-                               const std::string& knob = "--timeline", const pipeline_svg_options& options = {}) {
+                               const std::string& knob = "timeline", const pipeline_svg_options& options = {}) {
   write_file_atomically(path, pipeline_svg(timelines, options), knob);
 }
 

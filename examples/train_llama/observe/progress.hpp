@@ -82,7 +82,7 @@ struct progress_config {
   std::int64_t steps = 0;       ///< of the whole training
   std::int64_t first_step = 0;  ///< steps finished before, when training resumes
   std::int64_t every = 10;      ///< without a terminal: a line every so many steps, and for the first and last
-  std::string every_knob = "--print-every";
+  std::string every_knob = "every";
 };
 
 /// Shows how training goes, on one rank. On a terminal it is one line that is rewritten at most ten times a second;

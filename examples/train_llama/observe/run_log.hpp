@@ -66,7 +66,7 @@ class run_log_reader {
     }
     if (log_.steps.empty())
       fail({source_, ": no line has a step", log_.cut_short ? ", and the last is not whole" : "",
-            "; legal is a log of a training run, as --log writes it"});
+            "; legal is a log of a training run, as json_log writes it"});
     return std::move(log_);
   }
 

@@ -119,7 +119,7 @@ inline std::string to_chrome_trace(const trace& t) {
 }
 
 /// Writes the trace in one step; `error` naming `knob` when it cannot.
-inline void write_chrome_trace(const trace& t, const std::string& path, const std::string& knob = "--trace") {
+inline void write_chrome_trace(const trace& t, const std::string& path, const std::string& knob = "trace") {
   write_file_atomically(path, to_chrome_trace(t), knob);
 }
 

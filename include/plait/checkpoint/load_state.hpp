@@ -69,12 +69,12 @@ class state_loader {
 
   loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, data_->bytes(), passed_over_}; }
 
-  /// Returns how many steps the optimizer had made. Throws `error_of_all` where the step has no optimizer.
+  /// Returns how many steps the optimizer had made. Throws `no_optimizer_state` where the step has no optimizer.
   std::int64_t optimizer_steps() const {
     for (const auto& [key, value] : saved_.scalars)
       if (const auto* const steps = std::get_if<std::int64_t>(&value); steps && key == "optimizer.step") return *steps;
-    throw error_of_all(cat({"checkpoint: '", path_, "' has weights and no optimizer's state, from which no run goes ",
-                            "on; load_weights_of_step, the trainer's --init-from, begins with them"}));
+    throw no_optimizer_state(cat({"checkpoint: '", path_, "' has weights and no optimizer's state, with which no run ",
+                                  "resumes; load_weights_of_step begins a new one with them"}));
   }
 
   /// Returns the steps that the optimizer's parameters had missed (`adamw::missed_steps`).

@@ -50,6 +50,12 @@ struct loaded_state {
   }
 };
 
+/// Thrown on every rank where a step has weights alone, and a run was to resume from it.
+class no_optimizer_state : public error_of_all {
+ public:
+  using error_of_all::error_of_all;
+};
+
 /// Says how a step's tensors become those of a model where the two are not the same. Names are a parameter's or
 /// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
 struct load_rules {

@@ -37,8 +37,7 @@ class safetensors_directory {
   /// Throws `error`, its text starting with `knob` and `path`: where the folder has no weights, or a file of one is
   /// named instead; where a shard is missing or is malformed; where two tensors have one name; and where a shard and
   /// the index do not say the same. Names in the index must be those of files in the folder itself.
-  explicit safetensors_directory(const std::string& path, const std::string& knob = "--load")
-      : path_(path), knob_(knob) {
+  explicit safetensors_directory(const std::string& path, const std::string& knob = "path") : path_(path), knob_(knob) {
     require_folder();
     const bool file = exists(safetensors_file_name), index = exists(safetensors_index_name);
     if (file && index)

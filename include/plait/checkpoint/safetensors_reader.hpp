@@ -66,7 +66,7 @@ inline safetensors_contents parse_safetensors(std::span<const std::byte> file, c
 class safetensors_reader {
  public:
   /// Errors as `mapped_file` and `parse_safetensors`, both naming `knob` and the path.
-  explicit safetensors_reader(const std::string& path, const std::string& knob = "--load")
+  explicit safetensors_reader(const std::string& path, const std::string& knob = "path")
       : file_(std::make_shared<const mapped_file>(path, knob)),
         source_(cat({knob, ": '", path, "'"})),
         contents_(parse_safetensors(file_->bytes(), source_)) {

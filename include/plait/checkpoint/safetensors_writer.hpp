@@ -97,7 +97,7 @@ inline safetensors_plan plan_safetensors(const std::vector<safetensors_declarati
 /// each starts on a multiple of its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `knob`, and
 /// for data whose length is not that of the shape.
 inline void write_safetensors(const std::string& path, std::vector<safetensors_entry> entries,
-                              const safetensors_metadata& metadata = {}, const std::string& knob = "--save") {
+                              const safetensors_metadata& metadata = {}, const std::string& knob = "path") {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
   const std::string source = cat({knob, ": '", path, "'"});

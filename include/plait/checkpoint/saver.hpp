@@ -314,9 +314,9 @@ class checkpoint_saver {
 
   /// Returns what this rank sees of a save. `stuck_at` becomes what it is stuck at; empty: nothing.
   state own_state(const detail::save_job& j, std::string& stuck_at) const {
+    if (options_.is_ending && options_.is_ending()) writer_->hurry(options_.ending_deadline);
     stuck_at = writer_->stuck_at(j);
     if (!stuck_at.empty()) return stuck;
-    if (options_.is_ending && options_.is_ending()) writer_->hurry(options_.ending_deadline);
     if (!writer_->has_ended(j)) return under_way_still;
     return !j.failure.empty() ? failed : ranks_.rank() == 0 ? committed : under_way_still;
   }

@@ -43,10 +43,9 @@ struct pinned_memory {
 /// Pinned memory that saves copy to, of no device object.
 struct pinned_staging {
   static std::byte* allocate(std::size_t bytes) {
-    return static_cast<std::byte*>(
-        allocate_pinned(bytes, "saver_options::pinned_bytes",
-                        "set it to 0, so that saves are staged in pageable memory and wait longer (the trainer's "
-                        "--checkpoint-staging pageable), save on more ranks"));
+    return static_cast<std::byte*>(allocate_pinned(
+        bytes, "saver_options::pinned_bytes",
+        "set it to 0, so that saves are staged in pageable memory and wait longer, save on more ranks"));
   }
   static void release(std::byte* memory) { cudaFreeHost(memory); }
   /// Functions with names, because what nvcc makes of lambdas as pointers g++ does not compile.

@@ -1,5 +1,5 @@
-// Reads the text of a `--mesh` option into a `mesh_shape`. Only extents are read: how tensors use an axis is said by
-// specs (layout/spec.hpp). The messages of all mistakes are in tests/unit/mesh/parse.cpp.
+// Reads the text of a mesh, such as "dp=2,tp=4", into a `mesh_shape`. Only extents are read: how tensors use an axis is
+// said by specs (layout/spec.hpp). The messages of all mistakes are in tests/unit/mesh/parse.cpp.
 #pragma once
 
 #include <charconv>
@@ -14,9 +14,7 @@ namespace plait {
 
 namespace detail {
 
-[[noreturn]] inline void bad_mesh(std::string_view text, const std::string& what) {
-  fail({"--mesh ", text, ": ", what});
-}
+[[noreturn]] inline void bad_mesh(std::string_view text, const std::string& what) { fail({"mesh ", text, ": ", what}); }
 
 /// The axes of a mesh as a user may write them: "dp, cp=2 (fixed), tp".
 inline std::string list_axes(const mesh_shape& known) {
@@ -93,7 +91,7 @@ inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const me
 
 }  // namespace detail
 
-/// The shape that the text of a `--mesh` option gives to `Mesh`: "dp=2,tp=4", in any order. Axes that the text leaves
+/// The shape that a text gives to `Mesh`: "dp=2,tp=4", in any order. Axes that the text leaves
 /// out have their static extent, or 1. `ranks` is the number of ranks that there are; negative: not compared.
 ///
 /// Throws `error` for an axis that `Mesh` lacks or that is named twice, for an extent that is no positive number or

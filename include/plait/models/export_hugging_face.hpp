@@ -25,7 +25,7 @@ struct export_options {
   /// In whose names and order the tensors are written, beside a config.json of Hugging Face: transformers opens its own
   /// alone, and `open_model_directory` each.
   weights_order order = weights_order::hugging_face;
-  std::string knob = "--export-hf";  ///< what the user set to name the directory; error texts start with it
+  std::string knob = "path";  ///< what the user set to name the directory; error texts start with it
 };
 
 namespace detail {

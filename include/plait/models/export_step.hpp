@@ -38,7 +38,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
     if (!how.dtype && t->dtype != tensors.front()->dtype)
       fail({"'", step, "' has tensors of several types: '", tensors.front()->name, "' is ",
             name_of(tensors.front()->dtype), ", and '", t->name, "' ", name_of(t->dtype),
-            "; choose the type of the export with --dtype (export_options::dtype)"});
+            "; choose the type of the export by dtype"});
   const safetensors_dtype type = how.dtype.value_or(tensors.front()->dtype);
   const auto written = weight_dtype_of(type);
   if (!written) fail({source, ": dtype is ", name_of(type), "; legal are F64, F32 and BF16"});

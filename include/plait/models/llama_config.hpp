@@ -326,7 +326,7 @@ inline const llama_config* find_llama_preset(std::string_view name) {
 }
 
 /// The preset called `name`; `error` naming `knob` and all presets otherwise.
-inline llama_config llama_preset_config(std::string_view name, const std::string& knob = "--model") {
+inline llama_config llama_preset_config(std::string_view name, const std::string& knob = "model") {
   if (const llama_config* config = find_llama_preset(name)) return *config;
   fail({knob, ": unknown model '", name, "'; presets are ", llama_preset_names()});
 }

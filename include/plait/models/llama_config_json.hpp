@@ -20,16 +20,17 @@ namespace plait {
 llama_config parse_llama_config(std::string_view text, const std::string& source);
 
 /// Reads a `config.json`. Errors as `parse_llama_config`, and `knob` in the text when the file cannot be read.
-inline llama_config read_llama_config(const std::string& path, const std::string& knob = "--model") {
+inline llama_config read_llama_config(const std::string& path, const std::string& knob = "model") {
   return parse_llama_config(read_file(path, knob), cat({knob, ": '", path, "'"}));
 }
 
-/// Reads what `--model` takes: the name of a preset, or a path (it has a '/' or ends in ".json") of a `config.json`.
-inline llama_config load_llama_config(const std::string& name_or_path, const std::string& knob = "--model") {
+/// Reads what a user may call a model: the name of a preset, or a path (it has a '/' or ends in ".json") of a
+/// `config.json`.
+inline llama_config load_llama_config(const std::string& name_or_path, const std::string& knob = "model") {
   if (const llama_config* preset = find_llama_preset(name_or_path)) return *preset;
   if (const auto file = std::filesystem::path(name_or_path) / "config.json"; std::filesystem::exists(file))
     fail({knob, ": '", name_or_path, "' is the folder of a model; its shape alone, to begin from random weights, is '",
-          file.string(), "', and with its weights it is opened by --init-from (open_model_directory)"});
+          file.string(), "', and with its weights open_model_directory opens it"});
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
     return read_llama_config(name_or_path, knob);
   fail({knob, ": unknown model '", name_or_path, "'; presets are ", llama_preset_names(),

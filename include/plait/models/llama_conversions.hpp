@@ -148,7 +148,7 @@ inline weights_order order_of_names(std::span<const weight_tensor> entries) {
 /// `weights_from_megatron` and `weights_from_meta`.
 inline std::vector<weight_tensor> weights_in_order(std::vector<weight_tensor> entries, weights_order order,
                                                    const llama_config& config, const std::string& source,
-                                                   std::string_view knob = "--weights-order") {
+                                                   std::string_view knob = "order") {
   const weights_order there = order_of_names(entries);
   if (there != order && entries.empty()) fail({source, ": it has no tensors"});
   if (there != order)

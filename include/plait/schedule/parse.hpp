@@ -1,4 +1,4 @@
-// Makes the schedule that a `--schedule` option names, or reads it from a CSV file, and verifies it. A user's own
+// Makes the schedule that a text names, or reads it from a CSV file, and verifies it. A user's own
 // policy has no name here: schedule/policy.hpp makes its schedule. Tested in tests/unit/schedule/text.cpp.
 #pragma once
 
@@ -28,7 +28,7 @@ inline constexpr std::string_view schedule_names =
 namespace detail {
 
 [[noreturn]] inline void bad_schedule(std::string_view text, const std::string& what) {
-  fail({"--schedule ", text, ": ", what});
+  fail({"schedule ", text, ": ", what});
 }
 
 [[noreturn]] inline void refuse_schedule(std::string_view text, const schedule_verdict& v, int ranks,
@@ -72,7 +72,7 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
 
 }  // namespace detail
 
-/// The schedule that the text of a `--schedule` option names: one of `schedule_names`. `costs` and `options` are those
+/// The schedule that the text names: one of `schedule_names`. `costs` and `options` are those
 /// of `automatic`. The result is verified.
 ///
 /// Throws `error` for an unknown name (with the legal ones), for sizes that the schedule cannot serve (with the nearest

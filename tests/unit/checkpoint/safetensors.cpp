@@ -78,7 +78,7 @@ TEST_CASE("what is written reads back, aligned, in any order of dtypes") {
   CHECK(copy.read<float>("none").empty());
   CHECK(copy.find("hal") == nullptr);
   CHECK(copy.find("halfs") == nullptr);
-  CHECK_ERROR(copy.at("absent"), "--load", "w.safetensors", "'absent'");
+  CHECK_ERROR(copy.at("absent"), "path", "w.safetensors", "'absent'");
   for (const auto& entry : copy.entries()) {
     CHECK(reinterpret_cast<std::uintptr_t>(entry.bytes.data()) % plait::size_of(entry.dtype) == 0);
   }
@@ -260,7 +260,7 @@ TEST_CASE("the writer refuses what it could not read back") {
     plait::write_safetensors(dir / "w", std::move(entries), metadata);
   };
   const safetensors_entry good{"t", safetensors_dtype::f32, {2}, bytes(values)};
-  CHECK_ERROR(write({good, good}), "--save", "'t' is used twice");
+  CHECK_ERROR(write({good, good}), "path", "'t' is used twice");
   CHECK_ERROR(write({{"__metadata__", safetensors_dtype::f32, {2}, bytes(values)}}), "__metadata__");
   CHECK_ERROR(write({{"", safetensors_dtype::f32, {2}, bytes(values)}}), "cannot be the name");
   CHECK_ERROR(write({{"\xff", safetensors_dtype::f32, {2}, bytes(values)}}), "not UTF-8");
@@ -269,7 +269,7 @@ TEST_CASE("the writer refuses what it could not read back") {
   CHECK_ERROR(write({good}, {{"k", "1"}, {"k", "2"}}), "'k' is used twice");
   CHECK_ERROR(write({good}, {{"k", "\xff"}}), "'k' is not UTF-8");
   CHECK(dir.entries() == 0);
-  CHECK_ERROR(plait::write_safetensors(dir / "absent/w", {good}), "--save", "absent/w", "No such file");
-  CHECK_ERROR(safetensors_reader(dir / "w"), "--load", "No such file");
-  CHECK_ERROR(safetensors_reader(dir.write("empty", "")), "--load", "empty", "0 bytes");
+  CHECK_ERROR(plait::write_safetensors(dir / "absent/w", {good}), "path", "absent/w", "No such file");
+  CHECK_ERROR(safetensors_reader(dir / "w"), "path", "No such file");
+  CHECK_ERROR(safetensors_reader(dir.write("empty", "")), "path", "empty", "0 bytes");
 }

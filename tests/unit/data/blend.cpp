@@ -55,8 +55,8 @@ TEST_CASE("a blend gives the answers that it always gave") {
 }
 
 TEST_CASE("weights that are none") {
-  CHECK_ERROR(plait::blend({}), "--data-weights: no weight");
-  CHECK_ERROR(plait::blend({1, 0}), "--data-weights: 0 is no weight");
+  CHECK_ERROR(plait::blend({}), "weights: no weight");
+  CHECK_ERROR(plait::blend({1, 0}), "weights: 0 is no weight");
   CHECK_ERROR(plait::blend({1, -2}), "-2 is no weight");
   CHECK_ERROR(plait::blend({std::numeric_limits<double>::quiet_NaN()}), "is no weight");
   CHECK_ERROR(plait::blend({std::numeric_limits<double>::infinity()}, "w"), "w: ", "is no weight");

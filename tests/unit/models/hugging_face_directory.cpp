@@ -44,7 +44,7 @@ const std::string shape = R"("model_type": "llama", "vocab_size": 4, "hidden_siz
   "num_attention_heads": 2, "intermediate_size": 8})";
 const std::string untied = "{" + shape, tied = R"({"tie_word_embeddings": true, )" + shape;
 
-void open_files(const std::string& path, const std::string& knob = "--load") { safetensors_directory(path, knob); }
+void open_files(const std::string& path, const std::string& knob = "path") { safetensors_directory(path, knob); }
 /// Opens a directory of one file.
 model_directory opened(const std::string& text, const values& tensors) {
   const temp_folder dir;
@@ -67,7 +67,7 @@ TEST_CASE("a directory of one file, as transformers writes it") {
   const plait::safetensors_reader file(folder + "/model.safetensors");
   REQUIRE(d.entries.size() == file.entries().size());
   for (const auto& entry : d.entries) CHECK(same_elements(entry, weight_in_memory(file.at(entry.name))));
-  CHECK(d.source() == "--init-from: '" + folder + "'");
+  CHECK(d.source() == "path: '" + folder + "'");
   CHECK(d.files.file_of("model.norm.weight") == "model.safetensors");
 }
 
@@ -138,7 +138,7 @@ TEST_CASE("a file where a directory is needed, and the reverse") {
   dir.write("pytorch_model.bin", "pickle");
   CHECK_ERROR(open_files(folder), "pytorch_model.bin can run any code");
   write_file(dir / "model.safetensors", {{"a", {2, 1}}});
-  CHECK_ERROR(open_model_directory(folder), "--init-from", "config.json", "No such file");
+  CHECK_ERROR(open_model_directory(folder), "path", "config.json", "No such file");
 }
 
 TEST_CASE("buffers of old files, base models and heads that are tied") {
@@ -189,7 +189,7 @@ TEST_CASE("weights in the order of Megatron and of Meta, beside a config.json") 
     CHECK(d.entries.size() == expected.entries().size());
     for (const auto& entry : d.entries) CHECK(same_elements(entry, weight_in_memory(expected.at(entry.name))));
   }
-  CHECK_ERROR(open_model_directory(dir / ""), "--init-from: '", "have the names of meta, and --weights-order is");
+  CHECK_ERROR(open_model_directory(dir / ""), "path: '", "have the names of meta, and order is");
 }
 
 TEST_CASE("a file that becomes shorter after it was opened is an error in words") {

@@ -356,7 +356,7 @@ TEST_CASE("a file that becomes shorter while a model is loaded ends in words, no
                        [&](const context<cpu>& ctx, pipeline_world&, model_type& model) {
                          load_weights(ctx, model, from.entries, from.source());
                        }),
-              "--init-from: '", "model.safetensors' is truncated: it ends at byte ");
+              "path: '", "model.safetensors' is truncated: it ends at byte ");
 }
 
 TEST_CASE("an export that cannot be is refused on every rank, and leaves nothing") {
@@ -379,7 +379,7 @@ TEST_CASE("an export that cannot be is refused on every rank, and leaves nothing
     return said[0];
   };
   const llama_config config = four_layers(false);
-  CHECK(contains(refused(out / "full", config), "--export-hf: '" + out / "full" + "' is there already"));
+  CHECK(contains(refused(out / "full", config), "path: '" + out / "full" + "' is there already"));
   CHECK(contains(refused(out / "file", config), "is there already"));
   CHECK(contains(refused(out / "absent/model", config), "cannot make the folder"));
   CHECK(

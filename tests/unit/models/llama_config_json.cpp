@@ -268,10 +268,10 @@ TEST_CASE("files and presets; what is written reads back") {
   CHECK_ERROR(plait::llama_config_text({.attention_bias = true, .mlp_bias = true, .sliding_window = 3}),
               "mistral, which does not have attention_bias, mlp_bias");
 
-  CHECK_ERROR(plait::load_llama_config(plait::test::test_data() + "/llama_mha"), "--model", "is the folder of a model",
-              "llama_mha/config.json'", "--init-from");
-  CHECK_ERROR(plait::load_llama_config("gigantic"), "--model", "'gigantic'", "tiny", "config.json");
-  CHECK_ERROR(plait::load_llama_config(dir / "absent.json"), "--model", "absent.json", "No such file");
-  CHECK_ERROR(plait::load_llama_config(dir.write("bad.json", "{")), "--model", "bad.json", "malformed JSON");
+  CHECK_ERROR(plait::load_llama_config(plait::test::test_data() + "/llama_mha"), "model", "is the folder of a model",
+              "llama_mha/config.json'", "open_model_directory");
+  CHECK_ERROR(plait::load_llama_config("gigantic"), "model", "'gigantic'", "tiny", "config.json");
+  CHECK_ERROR(plait::load_llama_config(dir / "absent.json"), "model", "absent.json", "No such file");
+  CHECK_ERROR(plait::load_llama_config(dir.write("bad.json", "{")), "model", "bad.json", "malformed JSON");
   CHECK_ERROR(plait::write_llama_config({}, dir / "no/config.json", "--save"), "--save", "no/config.json");
 }

@@ -113,7 +113,7 @@ TEST_CASE("every preset is valid, named once, and found") {
   }
   CHECK(llama_preset_config("tiny").hidden == 128);
   CHECK(llama_preset_config("small").hidden == 256);
-  CHECK_ERROR(llama_preset_config("huge"), "--model", "'huge'", "tiny, small", "llama-3-8b");
+  CHECK_ERROR(llama_preset_config("huge"), "model", "'huge'", "tiny, small", "llama-3-8b");
 }
 
 TEST_CASE("values that make no model are refused by key") {

@@ -60,11 +60,10 @@ TEST_CASE("the order is named, and a name that is not that of the tensors is ref
         CHECK(equal(weights_in_order(tensors_of(file), order, config, "dir"), expected));
       else
         CHECK_ERROR(weights_in_order(tensors_of(file), order, config, "dir"), "dir: its tensors, such as '",
-                    "have the names of " + std::string(name_of(there)) + ", and --weights-order is " + name,
-                    "legal is --weights-order " + std::string(name_of(there)));
+                    "have the names of " + std::string(name_of(there)) + ", and order is " + name,
+                    "legal is order " + std::string(name_of(there)));
     }
-  CHECK_ERROR(plait::weights_order_from("nemo"),
-              "--weights-order 'nemo' is unknown; legal are hugging-face, megatron, meta");
+  CHECK_ERROR(plait::weights_order_from("nemo"), "order 'nemo' is unknown; legal are hugging-face, megatron, meta");
   CHECK(weights_in_order({}, weights_order::hugging_face, config, "dir").empty());
   for (const weights_order order : {weights_order::megatron, weights_order::meta})
     CHECK_ERROR(weights_in_order({}, order, config, "dir"), "dir: it has no tensors");

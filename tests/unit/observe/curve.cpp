@@ -130,5 +130,5 @@ TEST_CASE("the image is written whole, and errors name the knob") {
   plait::write_curve(falling(3), dir / "loss.svg");
   CHECK(dir.read("loss.svg") == curve_svg(falling(3)));
   CHECK(dir.entries() == 1);
-  CHECK_ERROR(plait::write_curve({}, dir / "absent/loss.svg"), "--curve", "absent/loss.svg", "No such file");
+  CHECK_ERROR(plait::write_curve({}, dir / "absent/loss.svg"), "curve", "absent/loss.svg", "No such file");
 }

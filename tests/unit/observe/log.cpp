@@ -114,7 +114,7 @@ TEST_CASE("a log has one writer, and another does not touch it") {
   {
     json_log first(path);
     first.step({.step = 1});
-    CHECK_ERROR(json_log(dir / "log.jsonl"), "--log: '" + path + "' is being written by another run");
+    CHECK_ERROR(json_log(dir / "log.jsonl"), "log: '" + path + "' is being written by another run");
     CHECK_ERROR(json_log(path, "--log", true), "is being written by another run");
     json_log moved(std::move(first));
     moved.step({.step = 2});
@@ -204,15 +204,15 @@ TEST_CASE("a log of an earlier run that cannot be renamed stays") {
   temp_folder dir;
   const std::string name(255, 'a');  // the longest that there is
   json_log(dir / name).step({.step = 1});
-  CHECK_ERROR(json_log(dir / name), "--log: '" + (dir / name) + "' is the log of an earlier run",
+  CHECK_ERROR(json_log(dir / name), "log: '" + (dir / name) + "' is the log of an earlier run",
               "File name too long; name another file");
   CHECK(dir.read(name).starts_with("{\"step\": 1,"));
 }
 
 TEST_CASE("a log that cannot be written is an error that names the knob") {
   temp_folder dir;
-  CHECK_ERROR(json_log(dir / "absent/log"), "--log", "absent/log", "No such file");
+  CHECK_ERROR(json_log(dir / "absent/log"), "log", "absent/log", "No such file");
   CHECK_ERROR(json_log(dir / "", "--json"), "--json", "s a directory");
   json_log full("/dev/full");
-  CHECK_ERROR(full.step({}), "--log", "/dev/full", "No space left");
+  CHECK_ERROR(full.step({}), "log", "/dev/full", "No space left");
 }

@@ -127,5 +127,5 @@ TEST_CASE("remaining time follows the recent steps") {
 }
 
 TEST_CASE("an interval of no steps is refused") {
-  CHECK_ERROR(progress({.steps = 1, .every = 0}, stderr), "--print-every", "at least 1");
+  CHECK_ERROR(progress({.steps = 1, .every = 0}, stderr), "every", "at least 1");
 }

@@ -88,39 +88,38 @@ TEST_CASE("schedules by name") {
 
 TEST_CASE("every mistake names the option, the value and what is legal") {
   refuses("foo", 4, 8,
-          "--schedule foo: unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
+          "schedule foo: unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
           "interleaved:2), zb_h1, zb_h2, zb_v, v_half, v_min, dualpipe_v, automatic, automatic:2 (two chunks in a "
           "vee), or a FILE.csv");
   for (const char* text : {"interleaved", "interleaved:", "interleaved:1", "interleaved:2x", "interleaved:256"})
     refuses(text, 4, 8,
-            std::string("--schedule ") + text +
+            std::string("schedule ") + text +
                 ": interleaved needs the number of chunks per rank, 2 to 255, as in interleaved:2");
   for (const char* text : {"automatic:", "automatic:3", "automatic:x"})
-    refuses(text, 4, 8,
-            std::string("--schedule ") + text + ": automatic has 1 or 2 chunks per rank, as in automatic:2");
+    refuses(text, 4, 8, std::string("schedule ") + text + ": automatic has 1 or 2 chunks per rank, as in automatic:2");
   refuses("interleaved:2", 4, 14,
-          "--schedule interleaved:2: with 4 pipeline ranks and 14 microbatches: interleaved 1F1B passes groups of as "
+          "schedule interleaved:2: with 4 pipeline ranks and 14 microbatches: interleaved 1F1B passes groups of as "
           "many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the number "
           "of ranks; the nearest legal numbers of microbatches are 12 and 16");
   refuses("interleaved:2", 4, 3,
-          "--schedule interleaved:2: with 4 pipeline ranks and 3 microbatches: interleaved 1F1B passes groups of as "
+          "schedule interleaved:2: with 4 pipeline ranks and 3 microbatches: interleaved 1F1B passes groups of as "
           "many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the number "
           "of ranks; the nearest legal number of microbatches is 4");
   refuses("dualpipe_v", 4, 7,
-          "--schedule dualpipe_v: with 4 pipeline ranks and 7 microbatches: this schedule fills both directions of the "
+          "schedule dualpipe_v: with 4 pipeline ranks and 7 microbatches: this schedule fills both directions of the "
           "pipeline: it needs more microbatches; the nearest legal number of microbatches is 8");
   refuses("1f1b", 4, 0,
-          "--schedule 1f1b: with 4 pipeline ranks and 0 microbatches: the shape of a pipeline needs 1 to 1024 ranks, 1 "
+          "schedule 1f1b: with 4 pipeline ranks and 0 microbatches: the shape of a pipeline needs 1 to 1024 ranks, 1 "
           "to 255 chunks on each and 1 to 65535 microbatches, of which the product is at most 4194304, and a schedule "
           "has one list of actions for each rank");
-  refuses("none.csv", 4, 8, "--schedule none.csv: the file cannot be read");
+  refuses("none.csv", 4, 8, "schedule none.csv: the file cannot be read");
   const temp_folder dir;
   REQUIRE(::mkfifo((dir / "pipe.csv").c_str(), 0600) == 0);
   std::filesystem::create_directory(dir / "folder.csv");
   std::filesystem::create_symlink("/dev/zero", dir / "device.csv");
-  refuses(dir / "folder.csv", 4, 8, "--schedule " + (dir / "folder.csv") + ": it is a folder; name a file");
+  refuses(dir / "folder.csv", 4, 8, "schedule " + (dir / "folder.csv") + ": it is a folder; name a file");
   for (const char* name : {"pipe.csv", "device.csv"})
-    refuses(dir / name, 4, 8, "--schedule " + (dir / name) + ": it is no regular file; pipes and devices are not read");
+    refuses(dir / name, 4, 8, "schedule " + (dir / name) + ": it is no regular file; pipes and devices are not read");
 }
 
 TEST_CASE("sizes beyond the largest are refused before anything is made of them") {
@@ -131,7 +130,7 @@ TEST_CASE("sizes beyond the largest are refused before anything is made of them"
   const int largest = std::numeric_limits<int>::max();
   const auto refuses_sizes = [&](const std::string& text, int ranks, int microbatches) {
     refuses(text, ranks, microbatches,
-            "--schedule " + text + ": with " + std::to_string(ranks) + " pipeline ranks and " +
+            "schedule " + text + ": with " + std::to_string(ranks) + " pipeline ranks and " +
                 std::to_string(microbatches) + " microbatches: " + sizes +
                 ", and a schedule has one list of actions for each rank");
   };
@@ -169,7 +168,7 @@ TEST_CASE("sizes beyond the largest are refused before anything is made of them"
                                                        .c_str());
   // What is called the nearest legal number is legal.
   refuses("interleaved:2", 1000, 2001,
-          "--schedule interleaved:2: with 1000 pipeline ranks and 2001 microbatches: interleaved 1F1B passes groups of "
+          "schedule interleaved:2: with 1000 pipeline ranks and 2001 microbatches: interleaved 1F1B passes groups of "
           "as many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the "
           "number of ranks; the nearest legal number of microbatches is 2000");
 }
@@ -216,9 +215,8 @@ TEST_CASE("PyTorch's schedules are read, and are those that plait makes itself")
   CHECK(parse_schedule(plait::test::test_data() + "/pytorch_interleaved_zero_bubble_p4_m8.csv", 4, 8).order ==
         zero.order);
   const std::string path = plait::test::test_data() + "/pytorch_zbv_p4_m8.csv";
-  refuses(path, 2, 8,
-          "--schedule " + path + ": the file has 4 rows, one for each pipeline rank, and there are 2 ranks");
-  refuses(path, 4, 16, "--schedule " + path + ": the file has 8 microbatches, and the step has 16");
+  refuses(path, 2, 8, "schedule " + path + ": the file has 4 rows, one for each pipeline rank, and there are 2 ranks");
+  refuses(path, 4, 16, "schedule " + path + ": the file has 8 microbatches, and the step has 16");
 }
 
 TEST_CASE("what is written is read back") {
@@ -301,7 +299,7 @@ TEST_CASE("a file that is no legal schedule is refused when it is parsed") {
   const temp_folder folder;
   const std::string path = folder.write("wrong.csv", "0F0,0B0\n1B0,1F0\n");
   refuses(path, 2, 1,
-          "--schedule " + path +
+          "schedule " + path +
               ": with 2 pipeline ranks and 1 microbatch: rank 1, action 0 (B0.0): a backward comes before the "
               "forward of its microbatch in the same stage");
 }

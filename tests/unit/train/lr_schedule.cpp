@@ -44,16 +44,16 @@ TEST_CASE("edges: no warm-up, only warm-up, one step") {
 }
 
 TEST_CASE("each knob is refused by name") {
-  CHECK_ERROR(lr_schedule({.peak = 0}), "--lr", "positive");
-  CHECK_ERROR(lr_schedule({.peak = -1}), "--lr");
-  CHECK_ERROR(lr_schedule({.peak = std::numeric_limits<double>::quiet_NaN()}), "--lr");
-  CHECK_ERROR(lr_schedule({.peak = std::numeric_limits<double>::infinity()}), "--lr");
-  CHECK_ERROR(lr_schedule({.steps = 0}), "--steps", "0 steps");
-  CHECK_ERROR(lr_schedule({.steps = 10, .warmup_steps = 11}), "--warmup", "11", "0 to 10", "--steps");
-  CHECK_ERROR(lr_schedule({.steps = 10, .warmup_steps = -1}), "--warmup", "-1");
-  CHECK_ERROR(lr_schedule({.min_ratio = 1.5}), "--min-lr-ratio", "1.5");
-  CHECK_ERROR(lr_schedule({.min_ratio = std::nan("")}), "--min-lr-ratio");
+  CHECK_ERROR(lr_schedule({.peak = 0}), "peak", "positive");
+  CHECK_ERROR(lr_schedule({.peak = -1}), "peak");
+  CHECK_ERROR(lr_schedule({.peak = std::numeric_limits<double>::quiet_NaN()}), "peak");
+  CHECK_ERROR(lr_schedule({.peak = std::numeric_limits<double>::infinity()}), "peak");
+  CHECK_ERROR(lr_schedule({.steps = 0}), "steps", "0 steps");
+  CHECK_ERROR(lr_schedule({.steps = 10, .warmup_steps = 11}), "warmup_steps", "11", "0 to 10", "steps");
+  CHECK_ERROR(lr_schedule({.steps = 10, .warmup_steps = -1}), "warmup_steps", "-1");
+  CHECK_ERROR(lr_schedule({.min_ratio = 1.5}), "min_ratio", "1.5");
+  CHECK_ERROR(lr_schedule({.min_ratio = std::nan("")}), "min_ratio");
   CHECK_ERROR(lr_schedule({.steps = 1}).at(-1), "step -1");
   CHECK(plait::lr_decay_from("cosine") == lr_decay::cosine);
-  CHECK_ERROR(plait::lr_decay_from("step"), "--lr-schedule", "'step'", "constant, linear, cosine");
+  CHECK_ERROR(plait::lr_decay_from("step"), "decay", "'step'", "constant, linear, cosine");
 }

@@ -31,7 +31,7 @@ constexpr const char* name_of(lr_decay decay) {
 }
 
 /// The decay called `name`; `error` naming `knob` and the legal names otherwise.
-inline lr_decay lr_decay_from(std::string_view name, const std::string& knob = "--lr-schedule") {
+inline lr_decay lr_decay_from(std::string_view name, const std::string& knob = "decay") {
   for (auto decay : {lr_decay::constant, lr_decay::linear, lr_decay::cosine}) {
     if (name == name_of(decay)) return decay;
   }
@@ -44,10 +44,10 @@ struct lr_schedule_config {
   std::int64_t warmup_steps = 0;  ///< at most `steps`
   double min_ratio = 0.1;         ///< rate of the last step over `peak`, in [0, 1]; a constant schedule ignores it
   lr_decay decay = lr_decay::cosine;
-  std::string peak_knob = "--lr";
-  std::string steps_knob = "--steps";
-  std::string warmup_knob = "--warmup";
-  std::string min_ratio_knob = "--min-lr-ratio";
+  std::string peak_knob = "peak";
+  std::string steps_knob = "steps";
+  std::string warmup_knob = "warmup_steps";
+  std::string min_ratio_knob = "min_ratio";
 };
 
 /// The learning rate of each optimizer step, as a function of the step alone. With w warm-up steps of n and floor m:
