@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/mpi/calls.hpp"
@@ -77,7 +78,8 @@ class roll_call {
     int over = 0;
     if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
     collect();
-    for (message& m : sent_) finish(m);
+    for (message& m : sent_)  // what the library may still read is left to it
+      if (!finish(m)) static_cast<void>(new std::shared_ptr<const presence>(std::move(m.said)));
     MPI_Comm_free(&comm_);
   }
 
