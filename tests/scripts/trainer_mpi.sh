@@ -130,6 +130,19 @@ wait "$launcher" || code=$?
 case $code in 0 | 124 | 137) fail "a process that stops: exit code $code" ;; esac
 grep -q "did not finish within its deadline of 2 s: .*rank $rank is silent" stopped.err || fail "a process that stops: $(cat stopped.err)"
 
+# A directory that one of the hosts has on a disk of its own: found before the first step. A mount of its own is one.
+mkdir own
+if unshare -m mount -t tmpfs none own 2>/dev/null; then
+  for option in "--checkpoint-dir own" "--export-hf own/model"; do
+    # shellcheck disable=SC2086,SC2016
+    ! $odd_one -n 3 $ours $option : -n 1 unshare -m sh -c 'mount -t tmpfs none own && exec "$@"' sh $ours $option \
+      >own.out 2>own.err || fail "$option: ranks train with two directories"
+    grep -q "^train_llama: ${option%% *}: 'own' is not one directory for all ranks: rank 3 on .* cannot see" own.err ||
+      fail "$option: $(cat own.err)"
+    ! grep -q '^step ' own.out own.err || fail "$option: steps were made before: $(cat own.out)"
+  done
+fi
+
 # A dry run is one plan, however many processes.
 # shellcheck disable=SC2086
 [ "$($launch --mesh dp=2,tp=2 --dry-run | grep -c '^memory of a rank')" = 1 ] || fail "the plan is not printed once"
