@@ -207,7 +207,9 @@ refused '--mesh dp=2 has 2 ranks, but --backend nccl was started as one process,
 launched() {
   RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 PLAIT_STAND_IN_DEVICES=2 refused "$@" --mesh dp=2 --backend nccl
 }
-PLAIT_STAND_IN_TAKEN=0 PLAIT_STAND_IN_MEMORY=1000000 launched 'out of memory on device 1' "$stand_in"
+PLAIT_STAND_IN_TAKEN=0 PLAIT_STAND_IN_MEMORY=1000000 launched 'out of memory on device 1' "$stand_in" --memory-share 1000
+PLAIT_STAND_IN_TAKEN=0 PLAIT_STAND_IN_MEMORY=1000000 launched \
+  '--memory-share 1: the run needs at least .* of the memory of GPU 1, and .* are available' "$stand_in" --model small
 PLAIT_STAND_IN_TAKEN=1 launched '--device cuda: choosing the GPU: cudaErrorDevicesUnavailable' "$stand_in"
 PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here (no CUDA-capable device is detected)' "$stand_in" \
   --backend nccl
@@ -216,11 +218,11 @@ refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
 refused '--attention-kernel cudnn: this program was built without cuDNN' "$stand_in" --attention-kernel cudnn --precision bf16
 refused '--attention-sums any: this program was built without cuDNN' "$stand_in" --attention-sums any --precision bf16
 
-# Out of memory, beside what the plan says.
+# Out of memory, where more was allowed than there is, beside what the plan says.
 "$stand_in" --model small --dry-run --device cuda --precision bf16 >plan.out || fail "the plan"
 code=0
 PLAIT_STAND_IN_MEMORY=60000000 timeout 60 "$stand_in" --model small --data "$text" --device cuda --precision bf16 --steps 1 \
-  >stdout 2>stderr || code=$?
+  --memory-share 1000 >stdout 2>stderr || code=$?
 [ "$code" = 1 ] || fail "out of memory: exit code $code, $(cat stderr)"
 python3 - "$(planned 'in all' plan.out)" <<'PYTHON' || fail "out of memory: $(cat stderr)"
 import re, sys
