@@ -147,9 +147,9 @@ pp::search_options search_of(const options& opt) {
   out.memory_share = opt.memory_share;
   const std::pair<const char*, const std::vector<std::int64_t>*> extents[] = {
       {"--tp", &opt.tp}, {"--cp", &opt.cp}, {"--pp", &opt.pp}, {"--microbatch", &opt.microbatch}};
-  for (const auto& [knob, values] : extents)
+  for (const auto& [flag, values] : extents)
     for (const std::int64_t extent : *values)
-      if (extent < 1) plait::fail({knob, " is ", extent, "; legal is 1 or more"});
+      if (extent < 1) plait::fail({flag, " is ", extent, "; legal is 1 or more"});
   pp::training_layout l;
   bool any_chunks = false;
   for (const std::string& name : opt.schedules) {

@@ -20,16 +20,16 @@ namespace {
 
 namespace pp = plait::planner;
 
-double real(const std::string& text, const std::string& knob) {
+double real(const std::string& text, const std::string& flag) {
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc{} || end != text.data() + text.size() || !(value >= 0 && value < 1e30))
-    plait::fail({knob, ": '", text, "' is not a number from 0 on"});
+    plait::fail({flag, ": '", text, "' is not a number from 0 on"});
   return value;
 }
 
-bool flag(const std::string& text, const std::string& knob) {
-  if (text != "0" && text != "1") plait::fail({knob, ": '", text, "' is neither 0 nor 1"});
+bool switch_value(const std::string& text, const std::string& flag) {
+  if (text != "0" && text != "1") plait::fail({flag, ": '", text, "' is neither 0 nor 1"});
   return text == "1";
 }
 
@@ -105,37 +105,37 @@ std::string names_of(const std::map<std::string, Value>& columns) {
 }
 
 /// Sets what a column of sizes names; false: it names none.
-bool set_size(pp::transformer_shape& m, const std::string& name, const std::string& value, const std::string& knob) {
+bool set_size(pp::transformer_shape& m, const std::string& name, const std::string& value, const std::string& flag) {
   const auto sizes = size_columns(m);
   const auto kinds = kind_columns(m);
   if (const auto size = sizes.find(name); size != sizes.end())
-    *size->second.value = pp::parse_count(value, knob, size->second.least);
+    *size->second.value = pp::parse_count(value, flag, size->second.least);
   else if (const auto kind = kinds.find(name); kind != kinds.end())
-    *kind->second = flag(value, knob);
+    *kind->second = switch_value(value, flag);
   else
     return false;
   return true;
 }
 
 /// Sets a fact about the program; false: the column names none.
-bool set_fact(pp::software& s, const std::string& name, const std::string& value, const std::string& knob) {
+bool set_fact(pp::software& s, const std::string& name, const std::string& value, const std::string& flag) {
   const auto numbers = number_columns(s);
   const auto flags = fact_columns(s);
   if (const auto number = numbers.find(name); number != numbers.end()) {
-    *number->second = real(value, knob);
+    *number->second = real(value, flag);
   } else if (const auto one = flags.find(name); one != flags.end()) {
-    *one->second = flag(value, knob);
+    *one->second = switch_value(value, flag);
   } else if (name == "precision") {
     int found = -1;
     for (int i = 0; i < pp::number_kinds; ++i)
       if (value == pp::name_of(static_cast<pp::number_kind>(i))) found = i;
-    if (found < 0) plait::fail({knob, ": unknown precision '", value, "'; legal are f32, bf16 and fp8"});
+    if (found < 0) plait::fail({flag, ": unknown precision '", value, "'; legal are f32, bf16 and fp8"});
     pp::set_products(s, static_cast<pp::number_kind>(found));
   } else if (name == "attention") {
     constexpr std::array<std::string_view, 4> names{"unfused", "flash1", "flash2", "flash3"};
     const auto at = std::find(names.begin(), names.end(), value);
     if (at == names.end())
-      plait::fail({knob, ": unknown attention '", value, "'; legal are unfused, flash1, flash2 and flash3"});
+      plait::fail({flag, ": unknown attention '", value, "'; legal are unfused, flash1, flash2 and flash3"});
     s.attention = static_cast<pp::attention_kernel>(at - names.begin());
   } else {
     return false;
@@ -179,60 +179,60 @@ std::string price_cells(const request& r) {
 }
 
 /// The text of --cluster, "h100:16384" or "my.json:64", as a machine and the number of its accelerators.
-std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, const std::string& knob) {
-  pp::cluster read = pp::load_cluster(text, knob);
+std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, const std::string& flag) {
+  pp::cluster read = pp::load_cluster(text, flag);
   if (read.accelerators == 0)
-    plait::fail({knob, ": '", text, "' names no number of accelerators, as in h100:16384 or my.json:64"});
+    plait::fail({flag, ": '", text, "' names no number of accelerators, as in h100:16384 or my.json:64"});
   return {std::move(read.machine), read.accelerators};
 }
 
 using known_clusters = std::map<std::string, std::pair<pp::hardware, std::int64_t>>;  // a file of them is read once
 
 void set_property(request& r, const property& given, known_clusters& clusters) {
-  const auto& [name, value, knob] = given;
+  const auto& [name, value, flag] = given;
   if (name == "model") {
     if (const pp::transformer_shape* large = plait::find_large_llama(value); large != nullptr) {
       r.job.model = *large;
     } else if (plait::find_llama_preset(value) != nullptr || value.find('/') != value.npos ||
                value.ends_with(".json")) {
-      r.job.model = plait::plan_shape(plait::load_llama_config(value, knob));
+      r.job.model = plait::plan_shape(plait::load_llama_config(value, flag));
     } else {
       std::string names = plait::llama_preset_names();
       for (const plait::named_shape& one : plait::large_llamas) names += ", " + std::string(one.name);
-      plait::fail({knob, ": unknown model '", value, "'; presets are ", names, "; or give the path of a config.json"});
+      plait::fail({flag, ": unknown model '", value, "'; presets are ", names, "; or give the path of a config.json"});
     }
   } else if (name == "cluster") {
     auto known = clusters.find(value);
-    if (known == clusters.end()) known = clusters.emplace(value, parse_cluster(value, knob)).first;
+    if (known == clusters.end()) known = clusters.emplace(value, parse_cluster(value, flag)).first;
     std::tie(r.machine, r.accelerators) = known->second;
   } else if (name == "program") {
-    r.job.program = pp::software_called(value, knob);
+    r.job.program = pp::software_called(value, flag);
   } else if (name == "seq") {
-    r.job.seq = pp::parse_count(value, knob, 1, true);
+    r.job.seq = pp::parse_count(value, flag, 1, true);
   } else if (name == "batch") {
     if (value.find_last_not_of("0123456789") + 1 == value.size() && value.size() > 1)
-      plait::fail({knob, ": '", value, "' is not a whole number of sequences; a number of tokens, as in 16M, is for ",
-                   knob.starts_with("--batch") ? "--batch-tokens" : "batch_tokens"});
-    r.job.global_batch = pp::parse_count(value, knob);
+      plait::fail({flag, ": '", value, "' is not a whole number of sequences; a number of tokens, as in 16M, is for ",
+                   flag.starts_with("--batch") ? "--batch-tokens" : "batch_tokens"});
+    r.job.global_batch = pp::parse_count(value, flag);
   } else if (name == "batch_tokens") {
-    const std::int64_t tokens = pp::parse_count(value, knob, 1, true);
-    if (r.job.seq < 1) plait::fail({knob, ": a batch of tokens needs seq, the tokens of a sequence, before it"});
+    const std::int64_t tokens = pp::parse_count(value, flag, 1, true);
+    if (r.job.seq < 1) plait::fail({flag, ": a batch of tokens needs seq, the tokens of a sequence, before it"});
     if (tokens % r.job.seq != 0)
-      plait::fail({knob, ": ", tokens, " tokens are no whole number of sequences of ", r.job.seq, "; the nearest are ",
+      plait::fail({flag, ": ", tokens, " tokens are no whole number of sequences of ", r.job.seq, "; the nearest are ",
                    std::max(tokens / r.job.seq, std::int64_t{1}) * r.job.seq, " and ",
                    (tokens / r.job.seq + 1) * r.job.seq});
     r.job.global_batch = tokens / r.job.seq;
-  } else if (!set_size(r.job.model, name, value, knob) && !set_fact(r.job.program, name, value, knob)) {
+  } else if (!set_size(r.job.model, name, value, flag) && !set_fact(r.job.program, name, value, flag)) {
     // ", tp, cp and order, " has each key between a separator and another.
     std::string keys = plait::cat({", ", pp::layout_keys, ", "});
     keys.replace(keys.find(" and "), 5, ", ");
     if (keys.find(plait::cat({", ", name, ", "})) == keys.npos)
-      plait::fail({knob, ": unknown column; legal are note, model and its sizes (", names_of(size_columns(r.job.model)),
+      plait::fail({flag, ": unknown column; legal are note, model and its sizes (", names_of(size_columns(r.job.model)),
                    ", ", names_of(kind_columns(r.job.model)),
                    "), cluster, seq, batch, batch_tokens, program and its facts (precision, attention, ",
                    names_of(number_columns(r.job.program)), ", ", names_of(fact_columns(r.job.program)), "), ",
                    pp::layout_keys});
-    pp::set_layout_key(r.layout, name, value, knob);
+    pp::set_layout_key(r.layout, name, value, flag);
   }
 }
 

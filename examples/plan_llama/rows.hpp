@@ -19,11 +19,11 @@ struct request {
 /// (cluster), the batch (seq, batch, batch_tokens), the program (program, precision, attention, ...) or the layout (tp,
 /// cp, ...).
 struct property {
-  std::string name, value, knob;
+  std::string name, value, flag;
 };
 
 /// The request of some properties, in whatever order they are given: a program is set before its facts, a model before
-/// its sizes, and the length of a sequence before a batch in tokens. Throws `plait::error` naming the knob.
+/// its sizes, and the length of a sequence before a batch in tokens. Throws `plait::error` naming the flag.
 request request_of(std::vector<property> all);
 
 /// Prices the rows of a CSV file of layouts, and returns them as CSV, with the columns of the price behind those of the

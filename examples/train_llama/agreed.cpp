@@ -104,7 +104,7 @@ void each_key(Config& c, F&& f) {
   f("initializer_range", c.initializer_range);
 }
 
-/// Reads a value of `model_knobs`; returns whether it is one.
+/// Reads a value of `model_settings`; returns whether it is one.
 template <class T>
 bool read(const std::string& text, T& value) {
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -121,44 +121,45 @@ bool read(const std::string& text, plait::rope_kind& value) {
 
 }  // namespace
 
-std::vector<plait::knob> model_knobs(const plait::llama_config& c) {
-  std::vector<plait::knob> knobs;
+std::vector<plait::setting> model_settings(const plait::llama_config& c) {
+  std::vector<plait::setting> settings;
   each_key(c, [&](const char* key, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const plait::rope_kind&>)
-      knobs.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
+      settings.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
     else
-      knobs.push_back({key, fmt::format("{}", value)});
+      settings.push_back({key, fmt::format("{}", value)});
   });
-  return knobs;
+  return settings;
 }
 
-std::optional<plait::llama_config> model_of(const std::vector<plait::knob>& knobs) {
+std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings) {
   plait::llama_config c;
   bool whole = true;
   each_key(c, [&](const std::string& key, auto& value) {
-    const auto knob = std::find_if(knobs.begin(), knobs.end(), [&](const plait::knob& k) { return k.name == key; });
-    whole = whole && knob != knobs.end() && read(knob->value, value);
+    const auto flag =
+        std::find_if(settings.begin(), settings.end(), [&](const plait::setting& k) { return k.name == key; });
+    whole = whole && flag != settings.end() && read(flag->value, value);
   });
   return whole ? std::optional(c) : std::nullopt;
 }
 
-std::vector<plait::knob> agreed_knobs(const setup& s) {
-  std::vector<plait::knob> knobs = {
+std::vector<plait::setting> agreed_settings(const setup& s) {
+  std::vector<plait::setting> settings = {
       {"plait", fmt::format("{}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH)}};
   for (const auto& [name, value] : s.opt.by_name) {
     const compared how = how_to_compare(name);
-    if (how == compared::by_value) knobs.push_back({name, value});
-    if (how == compared::by_whether_it_is_given && value != "''") knobs.push_back({name, ""});
+    if (how == compared::by_value) settings.push_back({name, value});
+    if (how == compared::by_whether_it_is_given && value != "''") settings.push_back({name, ""});
   }
-  for (const auto& [key, value] : model_knobs(s.config)) knobs.push_back({"--model's " + key, value});
-  knobs.push_back({"--init-from", s.weights              ? weights_text(*s.weights)
-                                  : s.first_step.empty() ? ""
-                                                         : step_text(s.first_step)});
+  for (const auto& [key, value] : model_settings(s.config)) settings.push_back({"--model's " + key, value});
+  settings.push_back({"--init-from", s.weights              ? weights_text(*s.weights)
+                                     : s.first_step.empty() ? ""
+                                                            : step_text(s.first_step)});
   std::vector<std::string> files;
   for (const std::string& path : s.opt.data)
     for (std::string& file : files_of(path)) files.push_back(std::move(file));
   for (std::size_t i = 0; i < files.size(); ++i)
-    knobs.push_back(
+    settings.push_back(
         {i == 0 ? "--data" : fmt::format("--data's file {}", i + 1),
          fmt::format("{} of {}", std::filesystem::path(files[i]).filename().string(), content_text(files[i]))});
   // What a rank makes of the options follows from them and the model, but is what must be the same.
@@ -167,18 +168,18 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
     layers += fmt::format("{}{}", layers.empty() ? "" : ",", part.size());
   const std::string schedule = plait::to_csv(s.schedule);
   const std::uint64_t digest = digest_of(std::as_bytes(std::span(schedule)), schedule.size());
-  knobs.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
-  knobs.push_back({"--split's layers", layers});
+  settings.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
+  settings.push_back({"--split's layers", layers});
   if (s.opt.plan == "auto")  // of --cluster's file, which may lie in other folders
-    knobs.push_back({"--plan's layout", fmt::format("{} {} {} {} {}", s.opt.mesh, s.opt.schedule, s.opt.data_parallel,
-                                                    s.opt.micro_batch, s.opt.recompute)});
+    settings.push_back({"--plan's layout", fmt::format("{} {} {} {} {}", s.opt.mesh, s.opt.schedule,
+                                                       s.opt.data_parallel, s.opt.micro_batch, s.opt.recompute)});
   if (!s.opt.products.empty()) {
     const auto bytes = std::as_bytes(std::span(s.products));
-    knobs.push_back({"--products", s.products.empty()
-                                       ? "a file that is not there yet"
-                                       : fmt::format("a file with digest {:016x}", digest_of(bytes, bytes.size()))});
+    settings.push_back({"--products", s.products.empty()
+                                          ? "a file that is not there yet"
+                                          : fmt::format("a file with digest {:016x}", digest_of(bytes, bytes.size()))});
   }
-  if (s.as_graph) knobs.push_back({"steps replayed as a graph", ""});
-  if (s.cudnn) knobs.push_back({"cuDNN's attention", ""});
-  return knobs;
+  if (s.as_graph) settings.push_back({"steps replayed as a graph", ""});
+  if (s.cudnn) settings.push_back({"cuDNN's attention", ""});
+  return settings;
 }

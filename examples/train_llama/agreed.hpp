@@ -8,10 +8,10 @@
 #include "plait/models/llama_config.hpp"
 
 /// The keys of a model's config.json with their values, which say what the model computes.
-std::vector<plait::knob> model_knobs(const plait::llama_config& c);
-/// The model that `model_knobs` tells so; nothing where a key is missing or has no such value.
-std::optional<plait::llama_config> model_of(const std::vector<plait::knob>& knobs);
+std::vector<plait::setting> model_settings(const plait::llama_config& c);
+/// The model that `model_settings` tells so; nothing where a key is missing or has no such value.
+std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings);
 
 /// What the ranks of several processes must have been given alike: options, the model, the data, what follows from
 /// them. agreed.cpp lists what may differ.
-std::vector<plait::knob> agreed_knobs(const setup& s);
+std::vector<plait::setting> agreed_settings(const setup& s);

@@ -36,8 +36,8 @@ bool is_stream(const std::string& path) {
 }
 
 /// A file that is written at the end must be writable at the beginning. Leaves no trace.
-void writable(const char* knob, const std::string& path) {
-  if (!path.empty() && !is_stream(path)) plait::atomic_file(path, knob);
+void writable(const char* flag, const std::string& path) {
+  if (!path.empty() && !is_stream(path)) plait::atomic_file(path, flag);
 }
 
 /// Whether two paths lead to one file, which need not be there.
@@ -56,9 +56,9 @@ bool is_within(const std::string& path, const std::string& folder) {
 using named_folder = std::pair<const char*, std::string>;
 
 /// Refuses to write into a saved state, or to what a link in it leads to.
-void check_saved(const char* knob, const std::string& path, const named_folder& saved) {
+void check_saved(const char* flag, const std::string& path, const named_folder& saved) {
   const auto refuse = [&](const char* why) {
-    plait::fail(fmt::format("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", knob,
+    plait::fail(fmt::format("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", flag,
                             path, why, saved.first, saved.second));
   };
   if (is_within(path, saved.second)) refuse("in");
@@ -83,11 +83,11 @@ std::vector<named_folder> saved_folders(const options& opt, bool begins_from_ste
 /// Refuses names that a saved step is to repeat and cannot: its manifest is UTF-8, and a save would find out last.
 void check_names_in_steps(const options& opt) {
   if (opt.checkpoint_dir.empty()) return;
-  for (const auto& [knob, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule)})
+  for (const auto& [flag, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule)})
     if (!plait::is_utf8(*name))
       plait::fail(fmt::format(
           "{} names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name",
-          knob));
+          flag));
 }
 
 }  // namespace
@@ -114,13 +114,13 @@ void check_files(const options& opt, bool begins_from_step) {
     for (const auto& file : std::filesystem::recursive_directory_iterator(opt.init_from, ignored))
       inputs.emplace_back("--init-from", file.path().string());
   if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
-  for (const auto& [knob, path] : outputs)
+  for (const auto& [flag, path] : outputs)
     for (const auto& [other, input] : inputs)
       if (!path->empty() && same_file(*path, input))
-        plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", knob, *path, other));
+        plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", flag, *path, other));
   for (const named_folder& saved : saved_folders(opt, begins_from_step)) {
-    for (const auto& [knob, path] : outputs)
-      if (!path->empty()) check_saved(knob, *path, saved);
+    for (const auto& [flag, path] : outputs)
+      if (!path->empty()) check_saved(flag, *path, saved);
     if (opt.export_hf.empty()) continue;
     if (is_within(opt.export_hf, saved.second))
       plait::fail(
@@ -130,16 +130,16 @@ void check_files(const options& opt, bool begins_from_step) {
       plait::fail(fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere",
                               saved.first, saved.second, opt.export_hf));
   }
-  for (const auto& [knob, path] : outputs) writable(knob, *path);
-  for (const auto& [knob, path] : outputs)
+  for (const auto& [flag, path] : outputs) writable(flag, *path);
+  for (const auto& [flag, path] : outputs)
     for (const auto& [other, same] : outputs)
-      if (knob != other && !path->empty() && !same->empty() && same_file(*path, *same) && !is_stream(*path))
-        plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", knob, other, *path));
+      if (flag != other && !path->empty() && !same->empty() && same_file(*path, *same) && !is_stream(*path))
+        plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", flag, other, *path));
   if (opt.export_hf.empty()) return;
   plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
-  for (const auto& [knob, path] : outputs)
+  for (const auto& [flag, path] : outputs)
     if (!path->empty() && is_within(*path, opt.export_hf))
       plait::fail(
-          fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", knob,
+          fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", flag,
                       *path, opt.export_hf));
 }

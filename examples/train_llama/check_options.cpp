@@ -14,22 +14,22 @@
 
 namespace {
 
-void one_of(const char* knob, const std::string& value, std::initializer_list<const char*> legal) {
+void one_of(const char* flag, const std::string& value, std::initializer_list<const char*> legal) {
   std::string list;
   for (const char* l : legal) {
     if (value == l) return;
     list += (list.empty() ? "" : ", ") + std::string(l);
   }
-  plait::fail(fmt::format("{} '{}' is unknown; legal are {}", knob, value, list));
+  plait::fail(fmt::format("{} '{}' is unknown; legal are {}", flag, value, list));
 }
 
-void within(const char* knob, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value < least) plait::fail(fmt::format("{} is {}; at least {} is legal", knob, value, least));
-  if (value > most) plait::fail(fmt::format("{} is {}; at most {} is legal", knob, value, most));
+void within(const char* flag, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value < least) plait::fail(fmt::format("{} is {}; at least {} is legal", flag, value, least));
+  if (value > most) plait::fail(fmt::format("{} is {}; at most {} is legal", flag, value, most));
 }
-void in_range(const char* knob, double value, double low, double below) {
+void in_range(const char* flag, double value, double low, double below) {
   if (!(value >= low && value < below))
-    plait::fail(fmt::format("{} is {}; legal is at least {} and below {}", knob, value, low, below));
+    plait::fail(fmt::format("{} is {}; legal is at least {} and below {}", flag, value, low, below));
 }
 
 /// Device and backend by name, what is read, and what goes on from it.
@@ -40,8 +40,8 @@ void check_inputs(const options& opt, const given_option& given) {
   if (given("--deadline") && opt.backend == "threads")
     plait::fail("--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out");
   // Empty is what a shell makes of a variable that is not set.
-  const auto not_empty = [&](const char* knob, const std::string& value, const char* what) {
-    if (given(knob) && value.empty()) plait::fail(fmt::format("{} is empty; name {}, or leave it out", knob, what));
+  const auto not_empty = [&](const char* flag, const std::string& value, const char* what) {
+    if (given(flag) && value.empty()) plait::fail(fmt::format("{} is empty; name {}, or leave it out", flag, what));
   };
   if (given("--mesh") && opt.mesh.find_first_not_of(' ') == std::string::npos)
     plait::fail("--mesh is empty; name axes and extents, as in dp=2,tp=4, or leave it out");
@@ -145,9 +145,9 @@ void check_numerics(const options& opt) {
                             opt.precision == "double" ? "double" : "float",
                             opt.precision == "double" ? "is full" : "are full and bf16"));
   if (opt.leaves.canonical()) {
-    const auto not_with = [](const char* knob, const std::string& value, const char* legal) {
+    const auto not_with = [](const char* flag, const std::string& value, const char* legal) {
       plait::fail(
-          fmt::format("--deterministic has one order of sums, which {} {} has not; legal is {}", knob, value, legal));
+          fmt::format("--deterministic has one order of sums, which {} {} has not; legal is {}", flag, value, legal));
     };
     if (opt.device != "cpu") not_with("--device", opt.device, "cpu");
     if (opt.threads != 1) not_with("--threads", std::to_string(opt.threads), "1");
@@ -207,12 +207,12 @@ void check_training(const options& opt, const given_option& given) {
   in_range("--muon-momentum", opt.muon_momentum, 0, 1);
   one_of("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"});
   in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);
-  for (const auto& [knob, says] : {std::pair("--prompt", !opt.prompt.empty()), std::pair("--temperature", true)})
-    if (opt.sample == 0 && given(knob) && says)
-      plait::fail(fmt::format("{} is for the text that is sampled at the end, and --sample 0 samples none", knob));
-  for (const char* knob : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
-    if (opt.optimizer != "muon" && given(knob))
-      plait::fail(fmt::format("{} is for --optimizer muon; here it is {}", knob, opt.optimizer));
+  for (const auto& [flag, says] : {std::pair("--prompt", !opt.prompt.empty()), std::pair("--temperature", true)})
+    if (opt.sample == 0 && given(flag) && says)
+      plait::fail(fmt::format("{} is for the text that is sampled at the end, and --sample 0 samples none", flag));
+  for (const char* flag : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
+    if (opt.optimizer != "muon" && given(flag))
+      plait::fail(fmt::format("{} is for --optimizer muon; here it is {}", flag, opt.optimizer));
 }
 
 void check_saving(const options& opt, const given_option& given) {

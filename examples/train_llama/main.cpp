@@ -227,24 +227,24 @@ int train_mpi(int argc, char** argv) {
   plait::mpi::communicator world = plait::mpi::communicator::world();
   options opt;
   std::optional<setup> s;
-  std::vector<plait::knob> knobs;
+  std::vector<plait::setting> settings;
   std::string why;
   bool helped = false;
   try {
     // Only rank 0 answers --help; the others parse for the errors.
     helped = !parse(argc, argv, opt, world.rank() == 0);
     if (!helped) s.emplace(ready(opt, world.size()));
-    if (!helped) knobs = agreed_knobs(*s);
+    if (!helped) settings = agreed_settings(*s);
   } catch (const std::exception& e) {
     why = e.what();
   }
   if (complained_once(world, why)) return 1;
   try {
     plait::any_communicator ranks(world);
-    std::vector<plait::knob> help;  // first, as who was asked for it has looked at nothing else
+    std::vector<plait::setting> help;  // first, as who was asked for it has looked at nothing else
     if (helped) help.push_back({"--help", ""});
     plait::require_agreement(ranks, help);
-    plait::require_agreement(ranks, knobs);
+    plait::require_agreement(ranks, settings);
   } catch (const plait::disagreement& e) {
     if (world.rank() == 0) complain(e.what());
     return 1;

@@ -112,10 +112,10 @@ void open_data(setup& s) {
                                    .format = plait::token_format_from(opt.data_format, "--data-format"),
                                    .vocab = s.config.vocab,
                                    .end_of_document = opt.end_of_document,
-                                   .knob = "--data",
-                                   .format_knob = "--data-format",
-                                   .vocab_knob = "--model",
-                                   .end_of_document_knob = "--end-of-document"});
+                                   .flag = "--data",
+                                   .format_flag = "--data-format",
+                                   .vocab_flag = "--model",
+                                   .end_of_document_flag = "--end-of-document"});
   };
   const bool blended = !opt.data_weights.empty();
   if (blended)
@@ -144,9 +144,9 @@ void open_data(setup& s) {
                                        .seed = opt.seed,
                                        .held_out = opt.held_out,
                                        .documents = keeps_documents_apart(opt),
-                                       .seq_knob = "--seq",
-                                       .held_out_knob = "--held-out",
-                                       .documents_knob = "--documents"},
+                                       .seq_flag = "--seq",
+                                       .held_out_flag = "--held-out",
+                                       .documents_flag = "--documents"},
                  "--data-weights");
   if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
 }

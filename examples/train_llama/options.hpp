@@ -171,7 +171,7 @@ struct setup {
   bool begins_from_weights() const { return weights != nullptr || !first_step.empty(); }
 };
 
-/// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false for
+/// Parses and checks the command line. Exits through `plait::error` whose text names the flag, or returns false for
 /// --help, which it prints if this process `speaks`.
 bool parse(int argc, char** argv, options& opt, bool speaks = true);
 

@@ -23,10 +23,10 @@ namespace pp = plait::planner;
 constexpr const char* levels[] = {"replicated", "zero1", "zero2", "zero3"};
 constexpr std::size_t most_tried = 2000;
 
-/// What of the options has no price, with the knob; empty: all has one.
+/// What of the options has no price, with the flag; empty: all has one.
 std::string why_unpriced(const options& opt) {
-  const auto no = [](const char* knob, const std::string& value, const char* legal) {
-    return fmt::format("{} {} is not priced; priced are {}", knob, value, legal);
+  const auto no = [](const char* flag, const std::string& value, const char* legal) {
+    return fmt::format("{} {} is not priced; priced are {}", flag, value, legal);
   };
   if (opt.precision == "double") return no("--precision", opt.precision, "float, bf16 and bf16-no-masters");
   if (opt.tf32) return "--tf32 is not priced; leave it out";

@@ -115,7 +115,7 @@ std::string training_text(const setup& s) {
       "--clip",      "--dropout",   "--documents",     "--label-smoothing", "--z-loss",        "--precision",
       "--gradients", "--moments",   "--reduce-in",     "--deterministic",   "--on-nonfinite",  "--end-of-document"};
   std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
-  for (const auto& [key, value] : model_knobs(s.config))
+  for (const auto& [key, value] : model_settings(s.config))
     text += fmt::format("{}{}{} {}", between, of_model, key, value);
   for (const auto& [name, value] : s.opt.by_name)
     if (std::find(std::begin(names), std::end(names), name) != std::end(names))
@@ -134,10 +134,10 @@ std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
 
 std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded) {
   const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
-  std::vector<plait::knob> knobs;
+  std::vector<plait::setting> settings;
   for (const auto& [name, value] : options_in(text))
-    if (name.starts_with(of_model)) knobs.push_back({std::string(name.substr(of_model.size())), std::string(value)});
-  return model_of(knobs);
+    if (name.starts_with(of_model)) settings.push_back({std::string(name.substr(of_model.size())), std::string(value)});
+  return model_of(settings);
 }
 
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {

@@ -27,12 +27,12 @@ constexpr std::int64_t max_threads = 1024;
 constexpr std::int64_t max_threads_of_a_gpu = 64;
 
 /// `value`, which the user may choose freely, must be a multiple of `parts`.
-void divides(const char* knob, std::int64_t value, const std::string& by, std::int64_t parts) {
+void divides(const char* flag, std::int64_t value, const std::string& by, std::int64_t parts) {
   if (value % parts == 0) return;
   const std::int64_t below = value / parts * parts, above = below + parts;
   const std::string nearest = below == 0 ? fmt::format("the least that is: {}", above)
                                          : fmt::format("the nearest that are: {} and {}", below, above);
-  plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; {}", knob, value, by, parts, nearest));
+  plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; {}", flag, value, by, parts, nearest));
 }
 
 /// The schedule and who has which layers.
@@ -97,10 +97,10 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .warmup_steps = opt.warmup < 0 ? std::min(opt.steps, (opt.steps + 9) / 10) : opt.warmup,
                               .min_ratio = opt.min_lr_ratio,
                               .decay = plait::lr_decay_from(opt.lr_schedule, "--lr-schedule"),
-                              .peak_knob = "--lr",
-                              .steps_knob = "--steps",
-                              .warmup_knob = "--warmup",
-                              .min_ratio_knob = "--min-lr-ratio"}),
+                              .peak_flag = "--lr",
+                              .steps_flag = "--steps",
+                              .warmup_flag = "--warmup",
+                              .min_ratio_flag = "--min-lr-ratio"}),
           0};
   s.rate_text = rate_text(s.rate.config());
   opened_model m = open_model(opt);

@@ -51,7 +51,7 @@ void start_launched(const setup& s, const rank_body& body) {
   const plait::nccl::launch_place place = plait::nccl::place_from_environment();
   plait::cuda device(device_options(s, gpu_of(s, place.rank, place.local_rank)));
   plait::any_communicator ranks(plait::nccl::from_environment(device, nccl_options(s)));
-  plait::require_agreement(device, ranks, agreed_knobs(s));
+  plait::require_agreement(device, ranks, agreed_settings(s));
   run_on_gpu(s, device, std::move(ranks), body);
 }
 

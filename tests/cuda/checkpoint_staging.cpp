@@ -171,7 +171,7 @@ TEST_CASE("moments in 8 bits go to pinned memory as codes, and are decoded when 
   });
 }
 
-TEST_CASE("more pinned memory than is allowed, or than there is, is refused on all ranks, and names the knob") {
+TEST_CASE("more pinned memory than is allowed, or than there is, is refused on all ranks, and names the field") {
   const scenario s = small_scenario();
   const temp_folder folder;
   on_gpu(s, 2, s.batch / s.microbatches, [&](const context<cuda>& ctx) {

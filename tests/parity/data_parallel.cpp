@@ -38,7 +38,7 @@ TEST_CASE("stages of two chunks, whose first and last may be one rank's") {
       s.config.tie_embeddings = turn % 2 == 0;
       const rank_outcome one = train_one<double, megatron_sp>(s);
       const pipeline_mesh m{2, 2, 2, 2};
-      policy_knobs k = draw_knobs(level, m, false, drawn_numbers(static_cast<std::uint64_t>(1000 + turn), 2));
+      policy_settings k = draw_settings(level, m, false, drawn_numbers(static_cast<std::uint64_t>(1000 + turn), 2));
       k.clip = clipping::exact, k.microbatches = 4;
       s.parallel = options_of(k);
       CAPTURE(static_cast<int>(level));

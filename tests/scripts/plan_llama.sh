@@ -1,5 +1,5 @@
 #!/bin/sh
-# plan_llama finds layouts, prices one and a file of them, draws, and refuses what cannot be with the knob's name.
+# plan_llama finds layouts, prices one and a file of them, draws, and refuses what cannot be with the field's name.
 # timeout: 480
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
@@ -176,7 +176,7 @@ plan --model "$SOURCE/tests/data/llama_mha/config.json" --cluster here.json:4 --
 "$BIN/train_llama" --model tiny --cluster here.json:2 --plan auto --global-batch 8 --dry-run >here.txt || fail "the trainer on a measured description"
 lacks '^prediction on CPU (' here.txt
 
-# refuses TEXT ARGUMENTS...: exit code 2 and a text that names the knob.
+# refuses TEXT ARGUMENTS...: exit code 2 and a text that names the field.
 refuses() {
   text=$1
   shift

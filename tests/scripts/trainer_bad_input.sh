@@ -1,5 +1,5 @@
 #!/bin/sh
-# Input that cannot be: one line on stderr that names the knob and the values, an exit code, and nothing written.
+# Input that cannot be: one line on stderr that names the field and the values, an exit code, and nothing written.
 # timeout: 480
 . "$(dirname "$0")/lib/common.sh"
 

@@ -11,7 +11,7 @@
 
 #include "four_axes.hpp"
 
-/// Policies of data parallelism whose knobs are drawn one independently of the other, on all kinds of meshes, each
+/// Policies of data parallelism whose settings are drawn one independently of the other, on all kinds of meshes, each
 /// compared with one rank.
 namespace plait::test {
 
@@ -37,7 +37,7 @@ class drawn_numbers {
 /// How buckets are cut, and the optimizer of their pieces: every legal pair.
 enum class cut_for : std::uint8_t { even, whole, blocks, whole_by_muon, muon_on_copies };
 
-struct policy_knobs {
+struct policy_settings {
   zero_level level = zero_level::replicated;
   bool clip = true;
   int microbatches = 1;
@@ -61,9 +61,9 @@ inline int hybrids_of(zero_level level, const pipeline_mesh& m) {
   return level != zero_level::replicated && m.dp > 1 && m.cp > 1 ? 3 : 1;
 }
 
-/// Draws every knob, each from all of its values that are legal.
-inline policy_knobs draw_knobs(zero_level level, const pipeline_mesh& m, bool with_muon, drawn_numbers from) {
-  policy_knobs k;
+/// Draws every field, each from all of its values that are legal.
+inline policy_settings draw_settings(zero_level level, const pipeline_mesh& m, bool with_muon, drawn_numbers from) {
+  policy_settings k;
   k.level = level;
   k.clip = from.below(3) > 0;
   k.microbatches = few_microbatches[from.below(3)];
@@ -81,7 +81,7 @@ inline policy_knobs draw_knobs(zero_level level, const pipeline_mesh& m, bool wi
   return k;
 }
 
-inline pipeline_options options_of(const policy_knobs& k) {
+inline pipeline_options options_of(const policy_settings& k) {
   pipeline_options how;
   how.parallel.level = k.level;
   how.parallel.overlap = k.overlap;
@@ -104,7 +104,7 @@ inline pipeline_options options_of(const policy_knobs& k) {
 template <class T>
 class policy_sweep {
  public:
-  void run(const policy_knobs& k, const pipeline_mesh& m) {
+  void run(const policy_settings& k, const pipeline_mesh& m) {
     scenario s = four_axes_scenario();
     s.config.layers = m.pp + 1;
     s.steps = 2;
@@ -132,11 +132,11 @@ class policy_sweep {
     note(k, m);
   }
   int runs() const { return runs_; }
-  /// How many different pairs of values two knobs have had together.
-  std::size_t pairs(const std::string& knobs) const { return met_.at(knobs).size(); }
+  /// How many different pairs of values two settings have had together.
+  std::size_t pairs(const std::string& settings) const { return met_.at(settings).size(); }
 
  private:
-  void note(const policy_knobs& k, const pipeline_mesh& m) {
+  void note(const policy_settings& k, const pipeline_mesh& m) {
     const int level = static_cast<int>(k.level);
     met_["level, clip"].emplace(level, k.clip);
     met_["level, microbatches"].emplace(level, k.microbatches);
@@ -163,7 +163,7 @@ class policy_sweep {
 
 /// Runs drawn policies of every level on every factorisation of so many ranks that has data ranks. With
 /// PLAIT_FULL_GRID=1 in the environment every combination of clipping, microbatches, cut, optimizer, hybrid and reshard
-/// is one, and only the other knobs are drawn.
+/// is one, and only the other settings are drawn.
 template <class T>
 void sweep_policies(policy_sweep<T>& sweep, std::initializer_list<std::int64_t> sizes, bool with_muon,
                     std::uint64_t seed) {
@@ -174,7 +174,7 @@ void sweep_policies(policy_sweep<T>& sweep, std::initializer_list<std::int64_t> 
       if (m.dp * m.cp == 1) continue;
       for (const zero_level level : all_levels) {
         if (full == nullptr || std::string(full) != "1") {
-          sweep.run(draw_knobs(level, m, with_muon, drawn_numbers(++key, seed)), m);
+          sweep.run(draw_settings(level, m, with_muon, drawn_numbers(++key, seed)), m);
           continue;
         }
         for (const bool clip : {false, true})
@@ -183,7 +183,7 @@ void sweep_policies(policy_sweep<T>& sweep, std::initializer_list<std::int64_t> 
               for (int hybrid = 0; hybrid < hybrids_of(level, m); ++hybrid)
                 for (const bool reshard : {true, false}) {
                   if (level != zero_level::parameters && !reshard) continue;
-                  policy_knobs k = draw_knobs(level, m, with_muon, drawn_numbers(++key, seed));
+                  policy_settings k = draw_settings(level, m, with_muon, drawn_numbers(++key, seed));
                   k.clip = clip, k.microbatches = microbatches, k.cut = cut, k.hybrid = hybrid, k.reshard = reshard;
                   sweep.run(k, m);
                 }

@@ -190,12 +190,12 @@ inline std::string hardware_text(const hardware& h) {
   return out.add("levels", levels).lines();
 }
 
-/// Returns the machine that a knob names: a known one, or that of the description at a path (which has a '/' or ends in
+/// Returns the machine that a flag names: a known one, or that of the description at a path (which has a '/' or ends in
 /// ".json").
-inline hardware load_hardware(const std::string& name_or_path, const std::string& knob) {
+inline hardware load_hardware(const std::string& name_or_path, const std::string& flag) {
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
-    return parse_hardware(read_file(name_or_path, knob), cat({knob, ": '", name_or_path, "'"}));
-  return hardware_called(name_or_path, knob);
+    return parse_hardware(read_file(name_or_path, flag), cat({flag, ": '", name_or_path, "'"}));
+  return hardware_called(name_or_path, flag);
 }
 
 /// A machine and how many accelerators of it there are; 0: the text does not say.
@@ -204,11 +204,11 @@ struct cluster {
   std::int64_t accelerators = 0;
 };
 
-/// Reads "h100:16384", "my.json:64", or, without a number, "h100". Throws `error` naming `knob`.
-inline cluster load_cluster(const std::string& text, const std::string& knob) {
+/// Reads "h100:16384", "my.json:64", or, without a number, "h100". Throws `error` naming `flag`.
+inline cluster load_cluster(const std::string& text, const std::string& flag) {
   const std::size_t colon = text.rfind(':');
-  if (colon == text.npos || text.ends_with(".json")) return {load_hardware(text, knob), 0};
-  return {load_hardware(text.substr(0, colon), knob), parse_count(text.substr(colon + 1), knob)};
+  if (colon == text.npos || text.ends_with(".json")) return {load_hardware(text, flag), 0};
+  return {load_hardware(text.substr(0, colon), flag), parse_count(text.substr(colon + 1), flag)};
 }
 
 }  // namespace plait::planner

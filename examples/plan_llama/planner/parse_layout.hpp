@@ -18,8 +18,8 @@ inline constexpr std::string_view layout_keys =
     "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context and order";
 
 /// A whole number above or equal to `least`, with an optional K, M, G (1024, its square and cube for batches of tokens,
-/// as 16M is written for 16 x 1024 x 1024) where `suffixes`. Throws `error` naming `knob`.
-inline std::int64_t parse_count(std::string_view text, const std::string& knob, std::int64_t least = 1,
+/// as 16M is written for 16 x 1024 x 1024) where `suffixes`. Throws `error` naming `flag`.
+inline std::int64_t parse_count(std::string_view text, const std::string& flag, std::int64_t least = 1,
                                 bool suffixes = false) {
   std::int64_t value = 0, unit = 1;
   std::string_view digits = text;
@@ -31,15 +31,15 @@ inline std::int64_t parse_count(std::string_view text, const std::string& knob, 
   const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   if (problem != std::errc{} || end != digits.data() + digits.size() || value < least ||
       value > (std::int64_t{1} << 40) / unit)
-    fail({knob, ": '", text, "' is not a whole number from ", least, " on", suffixes ? ", such as 4096 or 16M" : ""});
+    fail({flag, ": '", text, "' is not a whole number from ", least, " on", suffixes ? ", such as 4096 or 16M" : ""});
   return value * unit;
 }
 
-/// Sets one key of a layout. Throws `error` naming `knob`, the key and what is legal.
-inline void set_layout_key(training_layout& l, std::string_view key, std::string_view value, const std::string& knob) {
+/// Sets one key of a layout. Throws `error` naming `flag`, the key and what is legal.
+inline void set_layout_key(training_layout& l, std::string_view key, std::string_view value, const std::string& flag) {
   // An option or a column may have the key's name.
-  const bool named = knob.ends_with(cat({"-", key})) || knob.ends_with(cat({" ", key}));
-  const std::string where = named ? knob : cat({knob, ": ", key});
+  const bool named = flag.ends_with(cat({"-", key})) || flag.ends_with(cat({" ", key}));
+  const std::string where = named ? flag : cat({flag, ": ", key});
   const auto one_of = [&](std::string_view legal) {
     fail({where, ": unknown value '", value, "'; legal are ", legal});
   };
@@ -111,13 +111,13 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
     if (value != "tp-cp-dp-pp" && value != "tp-cp-pp-dp") one_of("tp-cp-dp-pp and tp-cp-pp-dp");
     l.pipeline_inside = value == "tp-cp-pp-dp";
   } else {
-    fail({knob, ": unknown key '", key, "'; legal are ", layout_keys});
+    fail({flag, ": unknown key '", key, "'; legal are ", layout_keys});
   }
 }
 
 /// The layout that a text of key=value pairs names, in any order, each key at most once; what is not named has its
-/// default. Throws `error` naming `knob`.
-inline training_layout parse_layout(std::string_view text, const std::string& knob) {
+/// default. Throws `error` naming `flag`.
+inline training_layout parse_layout(std::string_view text, const std::string& flag) {
   training_layout l;
   std::set<std::string_view> seen;
   while (!text.empty()) {
@@ -127,11 +127,11 @@ inline training_layout parse_layout(std::string_view text, const std::string& kn
     while (pair.ends_with(' ')) pair.remove_suffix(1);
     const std::size_t equal = pair.find('=');
     if (pair.find(' ') != pair.npos)
-      fail({knob, ": '", pair, "' has a space in it; keys are separated by commas, as in tp=8,pp=2"});
+      fail({flag, ": '", pair, "' has a space in it; keys are separated by commas, as in tp=8,pp=2"});
     if (equal == pair.npos || equal == 0)
-      fail({knob, ": '", pair, "' is not key=value, as in tp=8; keys are ", layout_keys});
-    if (!seen.insert(pair.substr(0, equal)).second) fail({knob, ": ", pair.substr(0, equal), " is given twice"});
-    set_layout_key(l, pair.substr(0, equal), pair.substr(equal + 1), knob);
+      fail({flag, ": '", pair, "' is not key=value, as in tp=8; keys are ", layout_keys});
+    if (!seen.insert(pair.substr(0, equal)).second) fail({flag, ": ", pair.substr(0, equal), " is given twice"});
+    set_layout_key(l, pair.substr(0, equal), pair.substr(equal + 1), flag);
   }
   return l;
 }

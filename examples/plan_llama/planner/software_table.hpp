@@ -121,14 +121,14 @@ inline void set_products(software& s, number_kind kind) {
   if (kind == number_kind::f32) s.weight_bytes = 4, s.optimizer_bytes = 8, s.logit_bytes = s.logit_bytes == 2 ? 4 : 8;
 }
 
-/// The program called `name`; `error` naming `knob` and all of them otherwise.
-inline software software_called(std::string_view name, const std::string& knob) {
+/// The program called `name`; `error` naming `flag` and all of them otherwise.
+inline software software_called(std::string_view name, const std::string& flag) {
   std::string names;
   for (software& s : known_software()) {
     if (s.name == name) return std::move(s);
     names += (names.empty() ? "" : ", ") + s.name;
   }
-  fail({knob, ": unknown program '", name, "'; known are ", names});
+  fail({flag, ": unknown program '", name, "'; known are ", names});
 }
 
 /// The schedules that a program has, by its name; all of them where the name is not known, and none where the program

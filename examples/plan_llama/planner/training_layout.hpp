@@ -130,7 +130,7 @@ inline std::string nearest_divisors(std::int64_t whole, std::int64_t value) {
 /// The first check that a layout fails, if any: what fails a later one is nearer to a layout that can train.
 struct layout_refusal {
   int passed = 0;     ///< checks before it
-  std::string why{};  ///< naming the knob and the nearest legal values; empty: the layout passes them all
+  std::string why{};  ///< naming the flag and the nearest legal values; empty: the layout passes them all
 };
 
 namespace detail {
@@ -168,8 +168,8 @@ inline layout_refusal refusal_of_data(const training_layout& l, const training_j
 /// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan_llama/planner/memory.hpp.
 inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
   const transformer_shape& m = job.model;
-  const auto one_or_more = [](const char* knob, std::int64_t value) {
-    return value < 1 ? cat({knob, " is ", value, "; legal is 1 or more"}) : std::string();
+  const auto one_or_more = [](const char* flag, std::int64_t value) {
+    return value < 1 ? cat({flag, " is ", value, "; legal is 1 or more"}) : std::string();
   };
   if (std::string e = one_or_more("tp", l.tp); !e.empty()) return {0, e};
   if (std::string e = one_or_more("cp", l.cp); !e.empty()) return {1, e};
@@ -243,7 +243,7 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
   return refusal_of_data(l, job);
 }
 
-/// Returns why a layout cannot train `job`, naming the knob and the nearest legal values; empty where it can.
+/// Returns why a layout cannot train `job`, naming the flag and the nearest legal values; empty where it can.
 inline std::string why_illegal(const training_layout& l, const training_job& job) { return refusal_of(l, job).why; }
 
 }  // namespace plait::planner

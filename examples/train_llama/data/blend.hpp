@@ -24,23 +24,23 @@ class blend {
     std::int64_t index;  ///< of the source's own samples, from 0
   };
 
-  /// Weights need not add up to 1. `knob` is what error texts call them. Throws `error` for no weights, one that is not
+  /// Weights need not add up to 1. `flag` is what error texts call them. Throws `error` for no weights, one that is not
   /// finite and above 0, and one that is less than 2^-32 of their sum.
-  explicit blend(const std::vector<double>& weights, const std::string& knob = "weights") {
+  explicit blend(const std::vector<double>& weights, const std::string& flag = "weights") {
     double sum = 0, before = 0;
-    if (weights.empty()) fail({knob, ": no weight given"});
+    if (weights.empty()) fail({flag, ": no weight given"});
     for (const double w : weights) {
-      if (!(w > 0 && std::isfinite(w))) fail({knob, ": ", w, " is no weight; legal are numbers above 0"});
+      if (!(w > 0 && std::isfinite(w))) fail({flag, ": ", w, " is no weight; legal are numbers above 0"});
       sum += w;
     }
-    if (!std::isfinite(sum)) fail({knob, ": the weights add up to more than a double holds"});
+    if (!std::isfinite(sum)) fail({flag, ": the weights add up to more than a double holds"});
     ends_.push_back(0);
     for (std::size_t i = 0; i < weights.size(); ++i) {
       before += weights[i];
       ends_.push_back(i + 1 == weights.size() ? period
                                               : static_cast<std::uint64_t>(std::llround(std::ldexp(before / sum, 32))));
       if (ends_[i + 1] <= ends_[i])
-        fail({knob, ": ", weights[i], " is less than one sample in 2^32 of ", sum, "; leave the source out"});
+        fail({flag, ": ", weights[i], " is less than one sample in 2^32 of ", sum, "; leave the source out"});
     }
   }
 

@@ -26,9 +26,9 @@ struct sampler_config {
   /// within documents is the model's matter: `sampler::starts` says where they begin.
   bool documents = false;
   std::int64_t no_target = -100;  ///< as the loss's `ignore_index`
-  std::string seq_knob = "seq";
-  std::string held_out_knob = "held_out";
-  std::string documents_knob = "documents";
+  std::string seq_flag = "seq";
+  std::string held_out_flag = "held_out";
+  std::string documents_flag = "documents";
 };
 
 /// Samples of one or several token sources. Window w of a source is its tokens [w seq, w seq + seq]: position p has the
@@ -47,15 +47,15 @@ class sampler {
   /// Of several sources: so many weights, which need not add up to 1. Each source is read again, in another order, as
   /// often as its share takes.
   sampler(std::vector<token_source> sources, const std::vector<double>& weights, sampler_config config,
-          const std::string& weights_knob = "weights")
-      : config_(std::move(config)), blend_(weights, weights_knob) {
-    const std::string& seq_knob = config_.seq_knob;
-    if (config_.seq < 1) fail({seq_knob, ": ", config_.seq, " positions per sample; at least 1 is legal"});
+          const std::string& weights_flag = "weights")
+      : config_(std::move(config)), blend_(weights, weights_flag) {
+    const std::string& seq_flag = config_.seq_flag;
+    if (config_.seq < 1) fail({seq_flag, ": ", config_.seq, " positions per sample; at least 1 is legal"});
     if (!(config_.held_out >= 0 && config_.held_out < 1)) {
-      fail({config_.held_out_knob, ": ", config_.held_out, " is no fraction; legal is 0 up to, not including, 1"});
+      fail({config_.held_out_flag, ": ", config_.held_out, " is no fraction; legal is 0 up to, not including, 1"});
     }
     if (weights.size() != sources.size())
-      fail({weights_knob, ": ", weights.size(), " weights for ", sources.size(), " sources; give one for each"});
+      fail({weights_flag, ": ", weights.size(), " weights for ", sources.size(), " sources; give one for each"});
     for (token_source& source : sources) add(std::move(source));
   }
 
@@ -116,25 +116,25 @@ class sampler {
   };
 
   void add(token_source source) {
-    const std::string &seq_knob = config_.seq_knob, &knob = source.config().knob;
+    const std::string &seq_flag = config_.seq_flag, &flag = source.config().flag;
     const std::int64_t windows = (source.size() - 1) / config_.seq;
     if (windows < 1) {
-      fail({knob, " and ", seq_knob, ": '", source.config().paths.front(), "'",
+      fail({flag, " and ", seq_flag, ": '", source.config().paths.front(), "'",
             source.config().paths.size() > 1 ? " and the other files hold " : " holds ", source.size(),
-            " tokens, and one sample at ", seq_knob, " ", config_.seq, " takes ", config_.seq + 1,
-            "; use more data or a smaller ", seq_knob});
+            " tokens, and one sample at ", seq_flag, " ", config_.seq, " takes ", config_.seq + 1,
+            "; use more data or a smaller ", seq_flag});
     }
     if (config_.documents && !source.knows_documents())
-      fail({config_.documents_knob, ": '", source.config().paths.front(), "' is read as ", name_of(source.format()),
-            ", which does not say where documents end; name the token by ", source.config().end_of_document_knob});
+      fail({config_.documents_flag, ": '", source.config().paths.front(), "' is read as ", name_of(source.format()),
+            ", which does not say where documents end; name the token by ", source.config().end_of_document_flag});
     std::int64_t held_out = 0;
     if (config_.held_out > 0) {
       held_out = std::max<std::int64_t>(1, std::llround(config_.held_out * static_cast<double>(windows)));
     }
     if (held_out >= windows) {
-      fail({config_.held_out_knob, ": ", config_.held_out, " of ", windows, " windows (", seq_knob, " ", config_.seq,
+      fail({config_.held_out_flag, ": ", config_.held_out, " of ", windows, " windows (", seq_flag, " ", config_.seq,
             ", ", source.size(), " tokens) leaves none to train on; use more data, a smaller fraction or a smaller ",
-            seq_knob});
+            seq_flag});
     }
     parts_.push_back({std::move(source), windows - held_out, held_out});
   }
@@ -156,7 +156,7 @@ class sampler {
   }
   place held_out_place(std::int64_t index) const {
     if (index < 0 || index >= held_out_samples())
-      fail({"sampler: evaluation sample ", index, " asked for, and ", config_.held_out_knob, " keeps ",
+      fail({"sampler: evaluation sample ", index, " asked for, and ", config_.held_out_flag, " keeps ",
             held_out_samples()});
     const blend::pick which = picked(index);
     const part& p = parts_[which.source];
@@ -165,7 +165,7 @@ class sampler {
 
   void require_positions(std::int64_t first, std::int64_t count) const {
     if (first < 0 || count < 0 || first > config_.seq - count) {
-      fail({"sampler: positions [", first, ", ", first, " + ", count, ") asked for, and ", config_.seq_knob, " is ",
+      fail({"sampler: positions [", first, ", ", first, " + ", count, ") asked for, and ", config_.seq_flag, " is ",
             config_.seq});
     }
   }

@@ -47,12 +47,12 @@ constexpr const char* name_of(token_format format) {
   return "?";
 }
 
-/// The format called `name`; `error` naming `knob` and the legal names otherwise.
-inline token_format token_format_from(std::string_view name, const std::string& knob = "format") {
+/// The format called `name`; `error` naming `flag` and the legal names otherwise.
+inline token_format token_format_from(std::string_view name, const std::string& flag = "format") {
   for (auto format : {token_format::automatic, token_format::bytes, token_format::megatron, token_format::nanogpt}) {
     if (name == name_of(format)) return format;
   }
-  fail({knob, ": unknown format '", name, "'; legal are auto, bytes, megatron, nanogpt"});
+  fail({flag, ": unknown format '", name, "'; legal are auto, bytes, megatron, nanogpt"});
 }
 
 /// The integer type that a file stores its tokens in.
@@ -80,12 +80,12 @@ namespace detail {
 /// where a mapped one would end in a signal.
 class data_file {
  public:
-  data_file(const std::string& path, std::string knob) : knob_(std::move(knob)) {
+  data_file(const std::string& path, std::string flag) : flag_(std::move(flag)) {
     try {
       file_ = machine_files().open(path);
       size_ = static_cast<std::int64_t>(file_->size());
     } catch (const error& e) {
-      fail({knob_, ": ", e.what()});
+      fail({flag_, ": ", e.what()});
     }
   }
   const std::string& path() const { return file_->path(); }
@@ -98,7 +98,7 @@ class data_file {
       file_->read(static_cast<std::uint64_t>(start + first * static_cast<std::int64_t>(sizeof(T))),
                   std::as_writable_bytes(std::span(out, static_cast<std::size_t>(count))));
     } catch (const error& e) {
-      fail({knob_, ": ", e.what(), "; it had ", size_, " bytes when it was opened"});
+      fail({flag_, ": ", e.what(), "; it had ", size_, " bytes when it was opened"});
     }
   }
   template <class T>
@@ -109,7 +109,7 @@ class data_file {
   }
 
  private:
-  std::string knob_;
+  std::string flag_;
   std::unique_ptr<const file_handle> file_;
   std::int64_t size_ = 0;
 };
@@ -155,7 +155,7 @@ namespace detail {
 /// Reads the header fields of a Megatron index in order, and says where a file ends too early.
 class index_reader {
  public:
-  index_reader(const mapped_file& file, const std::string& knob) : file_(file), knob_(knob) {}
+  index_reader(const mapped_file& file, const std::string& flag) : file_(file), flag_(flag) {}
 
   template <class T>
   T next(const char* what) {
@@ -177,11 +177,11 @@ class index_reader {
   std::uint64_t left() const { return file_.bytes().size() - position_; }
   /// The byte that is read next.
   std::int64_t position() const { return static_cast<std::int64_t>(position_); }
-  [[noreturn]] void bad(const std::string& what) const { fail({knob_, ": '", file_.path(), "' ", what}); }
+  [[noreturn]] void bad(const std::string& what) const { fail({flag_, ": '", file_.path(), "' ", what}); }
 
  private:
   const mapped_file& file_;
-  const std::string& knob_;
+  const std::string& flag_;
   std::uint64_t position_ = 0;
 };
 
@@ -221,13 +221,13 @@ inline token_type megatron_token_type(const index_reader& index, std::uint8_t co
 /// Megatron's GPT data set, and the index says where those are. Index: "MMIDIDX\0\0", u64 version 1, u8 dtype code, u64
 /// sequences, u64 documents, i32 length of each sequence, i64 byte offset of each sequence, i64 first sequence of each
 /// document, perhaps one i8 mode each.
-inline token_file open_megatron(const std::string& path, const std::string& knob) {
+inline token_file open_megatron(const std::string& path, const std::string& flag) {
   std::string stem = path;
   if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
-  const mapped_file index_file(stem + ".idx", knob);
-  auto tokens = std::make_shared<const detail::data_file>(stem + ".bin", knob);
+  const mapped_file index_file(stem + ".idx", flag);
+  auto tokens = std::make_shared<const detail::data_file>(stem + ".bin", flag);
 
-  detail::index_reader index(index_file, knob);
+  detail::index_reader index(index_file, flag);
   if (std::memcmp(index.take(9, 1, "magic"), "MMIDIDX\0\0", 9) != 0) {
     index.bad("is no Megatron index: it does not start with \"MMIDIDX\"");
   }
@@ -238,7 +238,7 @@ inline token_file open_megatron(const std::string& path, const std::string& knob
   const auto sequences = index.next<std::uint64_t>("number of sequences");
   const auto documents = index.next<std::uint64_t>("number of documents");
   const std::byte* lengths = index.take(sequences, 4, "sequence lengths");
-  document_index where{.file = std::make_shared<const detail::data_file>(stem + ".idx", knob),
+  document_index where{.file = std::make_shared<const detail::data_file>(stem + ".idx", flag),
                        .offsets = index.position(),
                        .sequences = static_cast<std::int64_t>(sequences),
                        .documents = static_cast<std::int64_t>(documents),
@@ -261,12 +261,12 @@ inline token_file open_megatron(const std::string& path, const std::string& knob
     }
     end += length * size_of(type);  // cannot overflow: end <= bytes held before
     if (end > bytes) {
-      fail({knob, ": '", tokens->path(), "' is truncated: sequence ", s, " of its index ends at byte ", end,
+      fail({flag, ": '", tokens->path(), "' is truncated: sequence ", s, " of its index ends at byte ", end,
             ", and the file has ", bytes});
     }
   }
   if (end != bytes) {
-    fail({knob, ": '", tokens->path(), "' has ", bytes, " bytes, and its index describes ", end,
+    fail({flag, ": '", tokens->path(), "' has ", bytes, " bytes, and its index describes ", end,
           "; they do not belong together"});
   }
   std::int64_t previous = 0;
@@ -281,16 +281,16 @@ inline token_file open_megatron(const std::string& path, const std::string& knob
 }
 
 /// Opens a flat file of uint16 tokens, as nanoGPT's data scripts write it.
-inline token_file open_nanogpt(const std::string& path, const std::string& knob) {
-  auto file = std::make_shared<const detail::data_file>(path, knob);
+inline token_file open_nanogpt(const std::string& path, const std::string& flag) {
+  auto file = std::make_shared<const detail::data_file>(path, flag);
   const std::int64_t bytes = file->size();
   if (bytes % 2 != 0) {
-    fail({knob, ": '", path, "' has ", bytes, " bytes, an odd number; it is truncated, or its tokens are not uint16"});
+    fail({flag, ": '", path, "' has ", bytes, " bytes, an odd number; it is truncated, or its tokens are not uint16"});
   }
   // llm.c's files of 16-bit tokens begin with the first number, those of 32-bit tokens with the second.
   const std::int32_t magic = bytes >= 4 ? file->read_one<std::int32_t>(0, 0) : 0;
   if (magic == 20240520 || magic == 20240801) {
-    fail({knob, ": '", path, "' has the header of llm.c, for tokens of ", magic == 20240520 ? 16 : 32,
+    fail({flag, ": '", path, "' has the header of llm.c, for tokens of ", magic == 20240520 ? 16 : 32,
           " bits; nanoGPT's format is flat uint16 tokens without a header"});
   }
   return {std::move(file), token_type::u16, bytes / 2};
@@ -298,14 +298,14 @@ inline token_file open_nanogpt(const std::string& path, const std::string& knob)
 
 /// Throws `error` where a file does not look like the format that was guessed from its name: one of another program's,
 /// zero bytes in what would be text, and tokens of 32 or 64 bits where 16 are read. For data that do look so and are
-/// meant, the format is given by `format_knob`.
-inline void check_guess(const token_file& tokens, const std::string& knob, const std::string& format_knob) {
+/// meant, the format is given by `format_flag`.
+inline void check_guess(const token_file& tokens, const std::string& flag, const std::string& format_flag) {
   const bool text = tokens.type == token_type::u8;
   std::vector<std::uint8_t> start(static_cast<std::size_t>(std::min<std::int64_t>(tokens.file->size(), 1 << 14)));
   tokens.file->read(0, 0, static_cast<std::int64_t>(start.size()), start.data());
   const auto refuse = [&](std::string_view why) {
-    fail({knob, ": '", tokens.file->path(), "' ", why, "; it would be read as ", text ? "bytes of text" : "uint16",
-          ", and if that is meant, give ", format_knob, " ",
+    fail({flag, ": '", tokens.file->path(), "' ", why, "; it would be read as ", text ? "bytes of text" : "uint16",
+          ", and if that is meant, give ", format_flag, " ",
           name_of(text ? token_format::bytes : token_format::nanogpt)});
   };
   const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
@@ -327,8 +327,8 @@ inline void check_guess(const token_file& tokens, const std::string& knob, const
 }
 
 /// Opens any file as bytes.
-inline token_file open_bytes(const std::string& path, const std::string& knob) {
-  auto file = std::make_shared<const detail::data_file>(path, knob);
+inline token_file open_bytes(const std::string& path, const std::string& flag) {
+  auto file = std::make_shared<const detail::data_file>(path, flag);
   const std::int64_t count = file->size();
   return {std::move(file), token_type::u8, count};
 }

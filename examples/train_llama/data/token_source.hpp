@@ -20,10 +20,10 @@ struct token_source_config {
   std::int64_t vocab = 256;  ///< every token must be below
   /// The token that ends a document; -1: documents end where the files' index says. The end of a file ends one too.
   std::int64_t end_of_document = -1;
-  std::string knob = "paths";          ///< what error texts call `paths`
-  std::string format_knob = "format";  ///< what error texts call `format`
-  std::string vocab_knob = "vocab";    ///< what error texts call `vocab`
-  std::string end_of_document_knob = "end_of_document";
+  std::string flag = "paths";          ///< what error texts call `paths`
+  std::string format_flag = "format";  ///< what error texts call `format`
+  std::string vocab_flag = "vocab";    ///< what error texts call `vocab`
+  std::string end_of_document_flag = "end_of_document";
 };
 
 /// One stream of tokens over one or several files, readable at any place. A copy shares the open files; reading is
@@ -34,23 +34,23 @@ class token_source {
   /// one, for files of different formats, and for one that does not look like what `automatic` takes it for. Token
   /// values are checked where they are read (`read`, `check_tokens`).
   explicit token_source(token_source_config config) : config_(std::move(config)) {
-    const std::string& knob = config_.knob;
-    if (config_.paths.empty()) fail({knob, ": no file given; name one or more text or token files"});
+    const std::string& flag = config_.flag;
+    if (config_.paths.empty()) fail({flag, ": no file given; name one or more text or token files"});
     if (config_.vocab < 1)
-      fail({config_.vocab_knob, ": the vocabulary has ", config_.vocab, " tokens; at least 1 is legal"});
+      fail({config_.vocab_flag, ": the vocabulary has ", config_.vocab, " tokens; at least 1 is legal"});
     for (const std::string& path : config_.paths) {
       const token_format format = config_.format == token_format::automatic ? guess_token_format(path) : config_.format;
       if (format_ != token_format::automatic && format != format_) {
-        fail({knob, ": '", config_.paths.front(), "' is read as ", name_of(format_), " and '", path, "' as ",
+        fail({flag, ": '", config_.paths.front(), "' is read as ", name_of(format_), " and '", path, "' as ",
               name_of(format), "; all files must have one format"});
       }
       format_ = format;
       add(open(path));
       if (config_.format == token_format::automatic && format != token_format::megatron)
-        check_guess(segments_.back().tokens, knob, config_.format_knob);
+        check_guess(segments_.back().tokens, flag, config_.format_flag);
     }
     if (config_.end_of_document < -1 || config_.end_of_document >= config_.vocab)
-      fail({config_.end_of_document_knob, " is ", config_.end_of_document, "; legal are the tokens, 0 to ",
+      fail({config_.end_of_document_flag, " is ", config_.end_of_document, "; legal are the tokens, 0 to ",
             config_.vocab - 1, ", and -1 for none"});
   }
 
@@ -83,8 +83,8 @@ class token_source {
   /// before. Throws `error` as `read`, and where `knows_documents` is false.
   void document_starts(std::int64_t from, std::int64_t first, std::int64_t count, std::int64_t* out) const {
     if (!knows_documents())
-      fail({config_.knob, ": files of format ", name_of(format_), " do not say where documents end; name the token by ",
-            config_.end_of_document_knob});
+      fail({config_.flag, ": files of format ", name_of(format_), " do not say where documents end; name the token by ",
+            config_.end_of_document_flag});
     require_inside(first, count);
     if (first < from) fail({"token_source: documents of token ", first, " asked for, seen from token ", from});
     config_.end_of_document < 0 ? starts_by_index(from, first, count, out) : starts_by_token(from, first, count, out);
@@ -109,7 +109,7 @@ class token_source {
 
   void require_inside(std::int64_t first, std::int64_t count) const {
     if (first < 0 || count < 0 || first > size() - count)
-      fail({config_.knob, ": tokens [", first, ", ", first, " + ", count, ") asked for, and the data has ", size()});
+      fail({config_.flag, ": tokens [", first, ", ", first, " + ", count, ") asked for, and the data has ", size()});
   }
 
   std::vector<segment_t>::const_iterator segment_of(std::int64_t place) const {
@@ -121,15 +121,15 @@ class token_source {
   token_file open(const std::string& path) const {
     switch (format_) {
       case token_format::megatron:
-        return open_megatron(path, config_.knob);
+        return open_megatron(path, config_.flag);
       case token_format::nanogpt:
-        return open_nanogpt(path, config_.knob);
+        return open_nanogpt(path, config_.flag);
       default:
-        return open_bytes(path, config_.knob);
+        return open_bytes(path, config_.flag);
     }
   }
   void add(token_file tokens) {
-    if (tokens.count == 0) fail({config_.knob, ": '", tokens.file->path(), "' is empty"});
+    if (tokens.count == 0) fail({config_.flag, ": '", tokens.file->path(), "' is empty"});
     const std::int64_t first = segments_.empty() ? 0 : size();
     segments_.push_back({first, std::move(tokens)});
   }
@@ -194,8 +194,8 @@ class token_source {
     if (largest < static_cast<std::uint64_t>(config_.vocab)) return;
     const std::int64_t* bad =
         std::find_if(out, out + count, [this](std::int64_t token) { return token < 0 || token >= config_.vocab; });
-    fail({config_.knob, ": '", segment.tokens.file->path(), "' has token ", *bad, " at position ", start + (bad - out),
-          ", and the vocabulary of ", config_.vocab_knob, " has ", config_.vocab, " tokens"});
+    fail({config_.flag, ": '", segment.tokens.file->path(), "' has token ", *bad, " at position ", start + (bad - out),
+          ", and the vocabulary of ", config_.vocab_flag, " has ", config_.vocab, " tokens"});
   }
 
   token_source_config config_;

@@ -51,10 +51,10 @@ class json_log {
  public:
   /// Starts an empty log, or, where the run `goes_on` from an earlier one, continues the file that is there, without
   /// the line at its end that a killed run may have left torn. Lines of an earlier run are kept otherwise: their file
-  /// is renamed, see `kept`. Throws `error` naming `knob` when the log cannot be written, and when another log writes
+  /// is renamed, see `kept`. Throws `error` naming `flag` when the log cannot be written, and when another log writes
   /// to it: what is there stays.
-  explicit json_log(std::string path, std::string knob = "log", bool goes_on = false)
-      : path_(std::move(path)), knob_(std::move(knob)) {
+  explicit json_log(std::string path, std::string flag = "log", bool goes_on = false)
+      : path_(std::move(path)), flag_(std::move(flag)) {
     open();
     if (goes_on)
       drop_torn_line();
@@ -71,7 +71,7 @@ class json_log {
   }
   json_log(json_log&& other) noexcept
       : path_(std::move(other.path_)),
-        knob_(std::move(other.knob_)),
+        flag_(std::move(other.flag_)),
         kept_(std::move(other.kept_)),
         file_(std::exchange(other.file_, -1)) {}
   json_log& operator=(json_log&&) = delete;
@@ -129,7 +129,7 @@ class json_log {
       if (file_ < 0) refuse("cannot write");
       if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         close();
-        fail({knob_, ": '", path_, "' is being written by another run; give each its own log"});
+        fail({flag_, ": '", path_, "' is being written by another run; give each its own log"});
       }
       struct ::stat opened {
       }, named{};
@@ -179,14 +179,14 @@ class json_log {
     for (int n = 1; fs::exists(kept_ = file + "." + std::to_string(n), not_there);) ++n;
     fs::rename(file, kept_, why);
     if (why)
-      fail({knob_, ": '", path_, "' is the log of an earlier run, which cannot be renamed to '", kept_,
+      fail({flag_, ": '", path_, "' is the log of an earlier run, which cannot be renamed to '", kept_,
             "': ", why.message(), "; name another file"});
     return true;
   }
   [[noreturn]] void refuse(const char* what) {
     const int why = errno;
     close();
-    fail({knob_, ": ", what, " '", path_, "': ", std::strerror(why)});
+    fail({flag_, ": ", what, " '", path_, "': ", std::strerror(why)});
   }
   void close() {
     if (file_ >= 0) ::close(file_);
@@ -194,7 +194,7 @@ class json_log {
   }
 
   std::string path_;
-  std::string knob_;
+  std::string flag_;
   std::string kept_;
   int file_ = -1;
 };

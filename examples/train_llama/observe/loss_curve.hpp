@@ -279,9 +279,9 @@ class curve_drawing {
 /// than 380 points is drawn as its range and mean per column, so the size of the image is bounded.
 inline std::string curve_svg(const curve_chart& chart) { return detail::curve_drawing(chart).svg(); }
 
-/// Writes the chart in one step; `error` naming `knob` when it cannot.
-inline void write_curve(const curve_chart& chart, const std::string& path, const std::string& knob = "curve") {
-  write_file_atomically(path, curve_svg(chart), knob);
+/// Writes the chart in one step; `error` naming `flag` when it cannot.
+inline void write_curve(const curve_chart& chart, const std::string& path, const std::string& flag = "curve") {
+  write_file_atomically(path, curve_svg(chart), flag);
 }
 
 }  // namespace plait

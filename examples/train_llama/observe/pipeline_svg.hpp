@@ -302,10 +302,10 @@ inline std::string pipeline_svg(const std::vector<pipeline_timeline>& timelines,
   return detail::pipeline_drawing(timelines, options).svg();
 }
 
-/// Writes the image in one step; `error` naming `knob` when it cannot.
+/// Writes the image in one step; `error` naming `flag` when it cannot.
 inline void write_pipeline_svg(const std::vector<pipeline_timeline>& timelines, const std::string& path,
-                               const std::string& knob = "timeline", const pipeline_svg_options& options = {}) {
-  write_file_atomically(path, pipeline_svg(timelines, options), knob);
+                               const std::string& flag = "timeline", const pipeline_svg_options& options = {}) {
+  write_file_atomically(path, pipeline_svg(timelines, options), flag);
 }
 
 }  // namespace plait

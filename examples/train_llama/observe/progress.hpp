@@ -82,7 +82,7 @@ struct progress_config {
   std::int64_t steps = 0;       ///< of the whole training
   std::int64_t first_step = 0;  ///< steps finished before, when training resumes
   std::int64_t every = 10;      ///< without a terminal: a line every so many steps, and for the first and last
-  std::string every_knob = "every";
+  std::string every_flag = "every";
 };
 
 /// Shows how training goes, on one rank. On a terminal it is one line that is rewritten at most ten times a second;
@@ -97,7 +97,7 @@ class progress {
   progress(progress_config config, std::FILE* out, bool terminal)
       : config_(std::move(config)), out_(out), terminal_(terminal), last_(clock::now()) {
     if (config_.every < 1) {
-      fail({config_.every_knob, ": a line every ", config_.every, " steps; at least 1 is legal"});
+      fail({config_.every_flag, ": a line every ", config_.every, " steps; at least 1 is legal"});
     }
   }
   ~progress() { finish(); }

@@ -118,9 +118,9 @@ inline std::string to_chrome_trace(const trace& t) {
   return out + "\n]}\n";
 }
 
-/// Writes the trace in one step; `error` naming `knob` when it cannot.
-inline void write_chrome_trace(const trace& t, const std::string& path, const std::string& knob = "trace") {
-  write_file_atomically(path, to_chrome_trace(t), knob);
+/// Writes the trace in one step; `error` naming `flag` when it cannot.
+inline void write_chrome_trace(const trace& t, const std::string& path, const std::string& flag = "trace") {
+  write_file_atomically(path, to_chrome_trace(t), flag);
 }
 
 /// A pipeline's timeline as events on track `track` of ranks `first_rank` and on, with an arrow from the action that

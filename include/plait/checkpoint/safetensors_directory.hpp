@@ -34,10 +34,11 @@ std::map<std::string, std::string> parse_safetensors_index(std::string_view text
 /// The files of a folder that have tensors, open. No element is read before somebody asks for it.
 class safetensors_directory {
  public:
-  /// Throws `error`, its text starting with `knob` and `path`: where the folder has no weights, or a file of one is
+  /// Throws `error`, its text starting with `field` and `path`: where the folder has no weights, or a file of one is
   /// named instead; where a shard is missing or is malformed; where two tensors have one name; and where a shard and
   /// the index do not say the same. Names in the index must be those of files in the folder itself.
-  explicit safetensors_directory(const std::string& path, const std::string& knob = "path") : path_(path), knob_(knob) {
+  explicit safetensors_directory(const std::string& path, const std::string& field = "path")
+      : path_(path), field_(field) {
     require_folder();
     const bool file = exists(safetensors_file_name), index = exists(safetensors_index_name);
     if (file && index)
@@ -53,7 +54,7 @@ class safetensors_directory {
 
   const std::string& path() const { return path_; }
   /// Returns the beginning of messages about the tensors.
-  std::string source() const { return cat({knob_, ": '", path_, "'"}); }
+  std::string source() const { return cat({field_, ": '", path_, "'"}); }
   /// All tensors, file by file, in the order of their data.
   const std::vector<weight_tensor>& entries() const { return entries_; }
   /// The name of the file that has the tensor `name`; `error` if none has.
@@ -68,14 +69,14 @@ class safetensors_directory {
   bool exists(const std::string& name) const {
     std::error_code why;
     const bool found = std::filesystem::exists(within(name), why);
-    if (why) fail({knob_, ": cannot look for '", within(name), "': ", why.message()});
+    if (why) fail({field_, ": cannot look for '", within(name), "': ", why.message()});
     return found;
   }
 
   void require_folder() const {
     struct stat status {};
     if (::stat(path_.c_str(), &status) != 0)
-      fail({knob_, ": cannot open '", path_, "': ", std::strerror(errno),
+      fail({field_, ": cannot open '", path_, "': ", std::strerror(errno),
             "; it is a folder on this machine, to which a model of Hugging Face's hub is downloaded first"});
     if (S_ISDIR(status.st_mode)) return;
     const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
@@ -103,7 +104,7 @@ class safetensors_directory {
   }
 
   void open(const std::string& name) {
-    for (weight_tensor& entry : weights_of_file(within(name), knob_)) {
+    for (weight_tensor& entry : weights_of_file(within(name), field_)) {
       const auto [other, is_new] = file_of_.emplace(entry.name, name);
       if (!is_new) bad(cat({"has the tensor '", entry.name, "' twice, in ", other->second, " and in ", name}));
       entries_.push_back(std::move(entry));
@@ -134,10 +135,10 @@ class safetensors_directory {
 
   std::map<std::string, std::string> read_index() const {
     const std::string path = within(safetensors_index_name);
-    return parse_safetensors_index(read_file(path, knob_), cat({knob_, ": '", path, "'"}));
+    return parse_safetensors_index(read_file(path, field_), cat({field_, ": '", path, "'"}));
   }
 
-  std::string path_, knob_;
+  std::string path_, field_;
   std::vector<weight_tensor> entries_;
   std::map<std::string, std::string> file_of_;
 };

@@ -65,10 +65,10 @@ inline safetensors_contents parse_safetensors(std::span<const std::byte> file, c
 /// An open safetensors file. The entries point into the mapped file and live as long as any copy of the reader.
 class safetensors_reader {
  public:
-  /// Errors as `mapped_file` and `parse_safetensors`, both naming `knob` and the path.
-  explicit safetensors_reader(const std::string& path, const std::string& knob = "path")
-      : file_(std::make_shared<const mapped_file>(path, knob)),
-        source_(cat({knob, ": '", path, "'"})),
+  /// Errors as `mapped_file` and `parse_safetensors`, both naming `field` and the path.
+  explicit safetensors_reader(const std::string& path, const std::string& field = "path")
+      : file_(std::make_shared<const mapped_file>(path, field)),
+        source_(cat({field, ": '", path, "'"})),
         contents_(parse_safetensors(file_->bytes(), source_)) {
     by_name_.resize(contents_.entries.size());
     for (std::size_t i = 0; i < by_name_.size(); ++i) by_name_[i] = i;

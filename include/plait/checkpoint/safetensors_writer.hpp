@@ -94,13 +94,13 @@ inline safetensors_plan plan_safetensors(const std::vector<safetensors_declarati
 }
 
 /// Writes a safetensors file in one step. Tensors with wider elements come first (else in the given order), so that
-/// each starts on a multiple of its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `knob`, and
-/// for data whose length is not that of the shape.
+/// each starts on a multiple of its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `field`,
+/// and for data whose length is not that of the shape.
 inline void write_safetensors(const std::string& path, std::vector<safetensors_entry> entries,
-                              const safetensors_metadata& metadata = {}, const std::string& knob = "path") {
+                              const safetensors_metadata& metadata = {}, const std::string& field = "path") {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
-  const std::string source = cat({knob, ": '", path, "'"});
+  const std::string source = cat({field, ": '", path, "'"});
   std::vector<safetensors_declaration> tensors;
   for (const safetensors_entry& entry : entries) tensors.push_back({entry.name, entry.dtype, entry.shape});
   const safetensors_plan plan = plan_safetensors(tensors, metadata, source);
@@ -110,7 +110,7 @@ inline void write_safetensors(const std::string& path, std::vector<safetensors_e
             " bytes, and its shape and dtype take ", plan.bytes[i]});
     }
   }
-  atomic_file file(path, knob);
+  atomic_file file(path, field);
   file.write(plan.header);
   for (const safetensors_entry& entry : entries) file.write(entry.bytes.data(), entry.bytes.size());
   file.commit();

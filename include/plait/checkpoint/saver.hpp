@@ -230,7 +230,7 @@ class checkpoint_saver {
   /// Throws where ranks would save another step, or other scalars: those of rank 0 would be restored on all.
   template <compute_device Device>
   void agree_on_scalars(Device& device, std::uint64_t step, const saved_scalars& scalars) {
-    std::vector<knob> values{{"step", cat({step})}};
+    std::vector<setting> values{{"step", cat({step})}};
     for (const auto& [name, scalar] : scalars)
       values.push_back({name, std::visit(
                                   [](const auto& v) {

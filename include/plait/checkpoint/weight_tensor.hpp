@@ -55,12 +55,12 @@ inline std::vector<weight_tensor> weights_in_memory(std::span<const safetensors_
 }
 
 /// Opens a safetensors file and returns its tensors, in the order of their data; nothing but the header is read before
-/// somebody asks for elements. The tensors keep the file open. Throws `error` that starts with `knob` and names the
+/// somebody asks for elements. The tensors keep the file open. Throws `error` that starts with `field` and names the
 /// path where it cannot be opened or read, and as `parse_safetensors_header`; `weight_tensor::read` throws `error` that
 /// names the path where the file has become shorter since.
-inline std::vector<weight_tensor> weights_of_file(const std::string& path, const std::string& knob,
+inline std::vector<weight_tensor> weights_of_file(const std::string& path, const std::string& field,
                                                   file_system& files = machine_files()) {
-  const std::string source = cat({knob, ": '", path, "'"});
+  const std::string source = cat({field, ": '", path, "'"});
   std::shared_ptr<const file_handle> file;
   std::uint64_t size = 0;
   std::vector<std::byte> start(8);
@@ -69,13 +69,13 @@ inline std::vector<weight_tensor> weights_of_file(const std::string& path, const
     size = file->size();
     file->read(0, std::span(start).first(static_cast<std::size_t>(std::min<std::uint64_t>(size, 8))));
   } catch (const error& e) {
-    fail({knob, ": ", e.what()});
+    fail({field, ": ", e.what()});
   }
   start.resize(safetensors_header_end(start, size, source));
   try {
     file->read(0, start);
   } catch (const error& e) {
-    fail({knob, ": ", e.what()});
+    fail({field, ": ", e.what()});
   }
   std::vector<weight_tensor> all;
   for (safetensors_position& t : parse_safetensors_header(start, size, source).tensors)

@@ -109,9 +109,9 @@ std::vector<safetensors_declaration> shapes_of(const context<Device>& ctx, Model
 }
 
 /// Makes the files in `folder`, with their headers and full sizes. For one rank.
-inline void create_files(const safetensors_shards& shards, const std::string& folder, const std::string& knob) {
+inline void create_files(const safetensors_shards& shards, const std::string& folder, const std::string& field) {
   for (const auto& f : shards.files()) {
-    file_of_parts file = file_of_parts::create((std::filesystem::path(folder) / f.name).string(), f.bytes, knob);
+    file_of_parts file = file_of_parts::create((std::filesystem::path(folder) / f.name).string(), f.bytes, field);
     file.write(0, f.header.data(), f.header.size());
     file.close();
   }
@@ -119,10 +119,10 @@ inline void create_files(const safetensors_shards& shards, const std::string& fo
 
 /// Writes this rank's share of the master values, converted to `dtype`, into files that `create_files` has made and
 /// this rank sees; to where `place` says that a parameter's rows are, if it is given. Each element is written by one
-/// rank. Not collective. Throws `error` starting with `knob`.
+/// rank. Not collective. Throws `error` starting with `field`.
 template <compute_device Device, class Model>
 void write_weights(const context<Device>& ctx, Model& model, const safetensors_shards& shards, safetensors_dtype dtype,
-                   const std::string& folder, const std::string& knob,
+                   const std::string& folder, const std::string& field,
                    const std::function<weight_place(const std::string&)>& place = {}) {
   std::map<std::size_t, file_of_parts> files;
   std::vector<std::byte> converted_run;
@@ -137,7 +137,7 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
     const safetensors_shards::place& where = shards.of(there.tensor);
     if (!files.contains(where.file))
       files.emplace(where.file, file_of_parts::open(
-                                    (std::filesystem::path(folder) / shards.files()[where.file].name).string(), knob));
+                                    (std::filesystem::path(folder) / shards.files()[where.file].name).string(), field));
     file_of_parts& file = files.at(where.file);
     std::int64_t logical = 1;
     for (std::int64_t n : p.info().shape) logical *= n;

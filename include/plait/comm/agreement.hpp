@@ -26,13 +26,13 @@
 namespace plait {
 
 /// Something that every rank of a run must have been given alike: an option, a size of the model, a digest of a file.
-struct knob {
+struct setting {
   std::string name;
   std::string value;  ///< short, as an error shows it; empty for a switch, which a rank has or lacks
-  bool operator==(const knob&) const = default;
+  bool operator==(const setting&) const = default;
 };
 
-/// A number as a knob's value: two numbers have the same text only if they are equal.
+/// A number as a field's value: two numbers have the same text only if they are equal.
 inline std::string exact_text(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", number);
@@ -49,10 +49,10 @@ class disagreement : public error_of_all {
 namespace detail {
 
 /// Sorted by name, a name that is given several times once with all its values: lists that say the same are equal.
-inline std::vector<knob> sorted_knobs(std::span<const knob> knobs) {
-  std::vector<knob> all(knobs.begin(), knobs.end()), out;
-  std::stable_sort(all.begin(), all.end(), [](const knob& a, const knob& b) { return a.name < b.name; });
-  for (knob& k : all) {
+inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
+  std::vector<setting> all(settings.begin(), settings.end()), out;
+  std::stable_sort(all.begin(), all.end(), [](const setting& a, const setting& b) { return a.name < b.name; });
+  for (setting& k : all) {
     if (!out.empty() && out.back().name == k.name)
       out.back().value += ", " + k.value;
     else
@@ -62,17 +62,17 @@ inline std::vector<knob> sorted_knobs(std::span<const knob> knobs) {
 }
 
 /// Each word after its length: no two lists are the same bytes.
-inline std::string packed_knobs(const std::vector<knob>& knobs) {
+inline std::string packed_settings(const std::vector<setting>& settings) {
   std::string bytes;
-  for (const knob& k : knobs)
+  for (const setting& k : settings)
     for (const std::string* word : {&k.name, &k.value}) {
       const std::uint64_t length = word->size();
       bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(*word);
     }
   return bytes;
 }
-inline std::vector<knob> unpacked_knobs(std::string_view bytes) {
-  std::vector<knob> knobs;
+inline std::vector<setting> unpacked_settings(std::string_view bytes) {
+  std::vector<setting> settings;
   const auto word = [&] {
     std::uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof length);
@@ -81,11 +81,11 @@ inline std::vector<knob> unpacked_knobs(std::string_view bytes) {
     return text;
   };
   while (!bytes.empty()) {
-    knob& k = knobs.emplace_back();
+    setting& k = settings.emplace_back();
     k.name = word();
     k.value = word();
   }
-  return knobs;
+  return settings;
 }
 
 /// The words around a difference: "rank 1 was started with clip 1, rank 0 with clip 2; every rank needs the same
@@ -96,18 +96,18 @@ struct agreement_words {
   const char* end = "; every rank needs the same options";
 };
 
-/// Who has which value of the knob `name`, those that most ranks have last; empty if all have the same.
-inline std::string difference_text(const std::vector<std::vector<knob>>& of_ranks, const std::string& name,
+/// Who has which value of the field `name`, those that most ranks have last; empty if all have the same.
+inline std::string difference_text(const std::vector<std::vector<setting>>& of_ranks, const std::string& name,
                                    const agreement_words& words) {
   struct party {
-    const knob* has;  // null: the rank lacks it
+    const setting* has;  // null: the rank lacks it
     std::vector<std::size_t> ranks;
   };
   std::vector<party> parties;
   for (std::size_t r = of_ranks.size(); r-- > 0;) {  // among equals, rank 0 comes last
     const auto& all = of_ranks[r];
-    const auto at = std::find_if(all.begin(), all.end(), [&](const knob& k) { return k.name == name; });
-    const knob* const has = at == all.end() ? nullptr : &*at;
+    const auto at = std::find_if(all.begin(), all.end(), [&](const setting& k) { return k.name == name; });
+    const setting* const has = at == all.end() ? nullptr : &*at;
     const auto same = std::find_if(parties.begin(), parties.end(), [&](const party& p) {
       return p.has == nullptr || has == nullptr ? p.has == has : p.has->value == has->value;
     });
@@ -135,11 +135,11 @@ inline std::string difference_text(const std::vector<std::vector<knob>>& of_rank
   return text;
 }
 
-/// Lists the knobs that differ between ranks: up to three in full, eleven by name.
-inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ranks, const agreement_words& words) {
+/// Lists the settings that differ between ranks: up to three in full, eleven by name.
+inline std::string disagreement_text(const std::vector<std::vector<setting>>& of_ranks, const agreement_words& words) {
   std::vector<std::string> names;
   for (const auto& all : of_ranks)
-    for (const knob& k : all)
+    for (const setting& k : all)
       if (std::find(names.begin(), names.end(), k.name) == names.end()) names.push_back(k.name);
   std::string text, others;
   std::size_t found = 0;
@@ -158,9 +158,9 @@ inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ra
 /// How the ranks compare: `greatest(values, n)` replaces each of n int64 by the greatest among the ranks, `gather(in,
 /// out, bytes)` collects the bytes of all.
 template <class Greatest, class Gather>
-void require_agreement(int ranks, std::span<const knob> knobs, Greatest&& greatest, Gather&& gather,
+void require_agreement(int ranks, std::span<const setting> settings, Greatest&& greatest, Gather&& gather,
                        std::string_view who = {}, const agreement_words& words = {}) {
-  const std::string mine = packed_knobs(sorted_knobs(knobs));
+  const std::string mine = packed_settings(sorted_settings(settings));
   const auto hash = static_cast<std::int64_t>(fnv1a(mine));
   std::int64_t most[] = {hash, ~hash};  // the greatest complement is that of the least
   greatest(most, 2);
@@ -174,24 +174,24 @@ void require_agreement(int ranks, std::span<const knob> knobs, Greatest&& greate
   std::memcpy(out.data(), &length, sizeof length);
   std::memcpy(out.data() + sizeof length, mine.data(), mine.size());
   gather(out.data(), all.data(), record);
-  std::vector<std::vector<knob>> of_ranks;
+  std::vector<std::vector<setting>> of_ranks;
   for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
     std::uint64_t used = 0;
     std::memcpy(&used, all.data() + r * record, sizeof used);
-    of_ranks.push_back(unpacked_knobs(std::string_view(all).substr(r * record + sizeof used, used)));
+    of_ranks.push_back(unpacked_settings(std::string_view(all).substr(r * record + sizeof used, used)));
   }
   throw disagreement(std::string(who) + disagreement_text(of_ranks, words));
 }
 
 }  // namespace detail
 
-/// Throws `disagreement` on every rank unless all were given the same knobs; the text names the ranks, the knobs and
-/// the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
+/// Throws `disagreement` on every rank unless all were given the same settings; the text names the ranks, the settings
+/// and the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
 /// `ranks`, which use the host's memory: threads and MPI.
-inline void require_agreement(any_communicator& ranks, std::span<const knob> knobs) {
+inline void require_agreement(any_communicator& ranks, std::span<const setting> settings) {
   if (ranks.size() == 1) return;
   detail::require_agreement(
-      ranks.size(), knobs,
+      ranks.size(), settings,
       [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
       [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); });
 }
@@ -199,19 +199,19 @@ inline void require_agreement(any_communicator& ranks, std::span<const knob> kno
 namespace detail {
 
 template <compute_device Device>
-void require_agreement_on(Device& device, any_communicator& ranks, std::span<const knob> knobs, std::string_view who,
-                          const agreement_words& words) {
+void require_agreement_on(Device& device, any_communicator& ranks, std::span<const setting> settings,
+                          std::string_view who, const agreement_words& words) {
   if (ranks.size() == 1) return;
   if constexpr (std::is_base_of_v<cpu, Device>) {  // whose ranks use the host's memory: nothing is allocated for them
     static_cast<void>(device);
     return require_agreement(
-        ranks.size(), knobs,
+        ranks.size(), settings,
         [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
         [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); }, who, words);
   }
   const auto stream = device.main_stream();
   require_agreement(
-      ranks.size(), knobs,
+      ranks.size(), settings,
       [&](std::int64_t* values, std::size_t n) {
         auto there = make_collective_buffer<std::int64_t>(device, n);
         device.upload(there.data(), values, there.bytes(), stream);
@@ -230,7 +230,8 @@ void require_agreement_on(Device& device, any_communicator& ranks, std::span<con
 
 /// Throws `disagreement` unless all ranks have the same values of what `who` is or does.
 template <compute_device Device>
-void require_equal_values(Device& device, any_communicator& ranks, std::string_view who, std::span<const knob> values) {
+void require_equal_values(Device& device, any_communicator& ranks, std::string_view who,
+                          std::span<const setting> values) {
   require_agreement_on(device, ranks, values, cat({who, ": "}),
                        {" runs", " run", "; every rank needs the same values"});
 }
@@ -239,8 +240,8 @@ void require_equal_values(Device& device, any_communicator& ranks, std::string_v
 
 /// This overload serves ranks that communicate through device memory, as NCCL's do. It waits for the main stream.
 template <compute_device Device>
-void require_agreement(Device& device, any_communicator& ranks, std::span<const knob> knobs) {
-  detail::require_agreement_on(device, ranks, knobs, {}, {});
+void require_agreement(Device& device, any_communicator& ranks, std::span<const setting> settings) {
+  detail::require_agreement_on(device, ranks, settings, {}, {});
 }
 
 }  // namespace plait

@@ -11,7 +11,7 @@
 
 namespace plait {
 
-/// Every error that plait reports at run time. The text names the knob that is wrong, its value, and what would be
+/// Every error that plait reports at run time. The text names the field that is wrong, its value, and what would be
 /// legal.
 class error : public std::runtime_error {
  public:

@@ -26,13 +26,13 @@ namespace plait {
 /// replace the device itself; a symbolic link is followed, so that the file it names is replaced and the link stays.
 class atomic_file {
  public:
-  /// `knob` is what the user set to name this file; every error text starts with it. Throws `error` when the path is a
+  /// `field` is what the user set to name this file; every error text starts with it. Throws `error` when the path is a
   /// folder, its folder does not exist or is not writable.
-  atomic_file(const std::string& path, std::string knob) : knob_(std::move(knob)), path_(path) {
-    if (path_.empty()) fail({knob_, ": the name of the file to write is empty"});
+  atomic_file(const std::string& path, std::string field) : field_(std::move(field)), path_(path) {
+    if (path_.empty()) fail({field_, ": the name of the file to write is empty"});
     struct stat status {};
     const bool exists = ::stat(path_.c_str(), &status) == 0;
-    if (exists && S_ISDIR(status.st_mode)) fail({knob_, ": '", path_, "' is a folder; name a file"});
+    if (exists && S_ISDIR(status.st_mode)) fail({field_, ": '", path_, "' is a folder; name a file"});
     if (exists && !S_ISREG(status.st_mode)) {
       descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
     } else {
@@ -84,7 +84,7 @@ class atomic_file {
   [[noreturn]] void fail_with(const char* what) {
     const std::string reason = std::strerror(errno);
     abandon();
-    fail({knob_, ": ", what, " '", path_, "': ", reason});
+    fail({field_, ": ", what, " '", path_, "': ", reason});
   }
   void abandon() {
     if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
@@ -92,7 +92,7 @@ class atomic_file {
     temporary_.clear();
   }
 
-  std::string knob_;
+  std::string field_;
   std::string path_;
   std::string temporary_;
   int descriptor_ = -1;
@@ -100,8 +100,8 @@ class atomic_file {
 
 /// Writes `contents` to `path` in one step: readers see the old file or the new one, never a part. Errors as
 /// `atomic_file`.
-inline void write_file_atomically(const std::string& path, std::string_view contents, const std::string& knob) {
-  atomic_file file(path, knob);
+inline void write_file_atomically(const std::string& path, std::string_view contents, const std::string& field) {
+  atomic_file file(path, field);
   file.write(contents);
   file.commit();
 }

@@ -23,27 +23,27 @@ namespace plait {
 /// `commit`, it leaves no trace; where `commit` cannot rename it, it stays under the name that the error has.
 class atomic_folder {
  public:
-  /// `knob` is what the user set to name this folder; every error text starts with it. Throws `error` when there is
+  /// `field` is what the user set to name this folder; every error text starts with it. Throws `error` when there is
   /// something under that name but an empty folder that can be replaced, or a link to one, or its own folder does not
   /// exist or is not writable.
-  atomic_folder(const std::string& path, std::string knob) : knob_(std::move(knob)), path_(normal(path)) {
-    if (path_.empty()) fail({knob_, ": the name of the folder to write is empty"});
+  atomic_folder(const std::string& path, std::string field) : field_(std::move(field)), path_(normal(path)) {
+    if (path_.empty()) fail({field_, ": the name of the folder to write is empty"});
     const std::filesystem::path name = std::filesystem::path(path_).filename();
     std::error_code error;
     // A rename would take the folder away from under this process.
     if (name == "." || name == ".." || std::filesystem::equivalent(path_, ".", error))
-      fail({knob_, ": '", path, "' is the folder that this runs in, or one above it; name a new one"});
-    if (is_taken()) fail({knob_, taken_text()});
+      fail({field_, ": '", path, "' is the folder that this runs in, or one above it; name a new one"});
+    if (is_taken()) fail({field_, taken_text()});
     if (std::filesystem::is_symlink(path_, error)) {  // a rename would meet the link, not the folder
       path_ = std::filesystem::canonical(path_, error).string();
-      if (error) fail({knob_, ": cannot follow the link '", path, "': ", error.message()});
+      if (error) fail({field_, ": cannot follow the link '", path, "': ", error.message()});
     }
     make_temporary();
     if (!std::filesystem::exists(path_, error)) return;
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) {  // tried here, and not first when all is written
       const int why = errno;
       std::filesystem::remove(temporary_, error);
-      fail({knob_, ": the folder '", path_, "' cannot be replaced, as where something is mounted on it: ",
+      fail({field_, ": the folder '", path_, "' cannot be replaced, as where something is mounted on it: ",
             std::strerror(why), "; name a new folder in it"});
     }
     make_temporary();
@@ -63,7 +63,7 @@ class atomic_folder {
     const bool taken = is_taken();
     if (taken || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
       const std::string why = taken ? taken_text() : cat({": cannot make '", path_, "': ", std::strerror(errno)});
-      fail({knob_, why, "; the finished folder is '", std::exchange(temporary_, {}), "'"});
+      fail({field_, why, "; the finished folder is '", std::exchange(temporary_, {}), "'"});
     }
     temporary_.clear();
     const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
@@ -91,7 +91,7 @@ class atomic_folder {
     do {  // ranks on other machines, and runs that were killed, may have had this process's number
       temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
     } while (!std::filesystem::create_directory(temporary_, error) && !error);
-    if (error) fail({knob_, ": cannot make the folder '", path_, "': ", error.message()});
+    if (error) fail({field_, ": cannot make the folder '", path_, "': ", error.message()});
   }
   void sync(const std::string& folder) const {
     const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -103,10 +103,10 @@ class atomic_folder {
     if (synced != 0) fail_with("cannot sync the folder", folder);
   }
   [[noreturn]] void fail_with(const char* what, const std::string& folder) const {
-    fail({knob_, ": ", what, " '", folder, "': ", std::strerror(errno)});
+    fail({field_, ": ", what, " '", folder, "': ", std::strerror(errno)});
   }
 
-  std::string knob_, path_, temporary_;
+  std::string field_, path_, temporary_;
 };
 
 }  // namespace plait

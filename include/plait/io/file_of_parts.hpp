@@ -17,27 +17,27 @@
 
 namespace plait {
 
-/// An open file of which this rank writes parts. `knob` is what the user set to name it; every error text starts with
+/// An open file of which this rank writes parts. `field` is what the user set to name it; every error text starts with
 /// it.
 class file_of_parts {
  public:
   /// Makes `path` with so many bytes, on one rank. Throws `error` where it is there already or the disk is too full.
-  static file_of_parts create(const std::string& path, std::uint64_t bytes, const std::string& knob) {
-    file_of_parts file(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, knob);
+  static file_of_parts create(const std::string& path, std::uint64_t bytes, const std::string& field) {
+    file_of_parts file(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, field);
     if (bytes == 0) return file;
     int why = 0;
     do why = ::posix_fallocate(file.descriptor_, 0, static_cast<off_t>(bytes));
     while (why == EINTR);
-    if (why != 0) fail({knob, ": cannot make '", path, "' with ", bytes, " bytes: ", std::strerror(why)});
+    if (why != 0) fail({field, ": cannot make '", path, "' with ", bytes, " bytes: ", std::strerror(why)});
     return file;
   }
   /// Opens what another rank has made.
-  static file_of_parts open(const std::string& path, const std::string& knob) {
-    return file_of_parts(path, O_WRONLY | O_CLOEXEC, knob);
+  static file_of_parts open(const std::string& path, const std::string& field) {
+    return file_of_parts(path, O_WRONLY | O_CLOEXEC, field);
   }
   file_of_parts(file_of_parts&& other) noexcept
       : path_(std::move(other.path_)),
-        knob_(std::move(other.knob_)),
+        field_(std::move(other.field_)),
         descriptor_(std::exchange(other.descriptor_, -1)) {}
   file_of_parts& operator=(file_of_parts&&) = delete;
   ~file_of_parts() {
@@ -62,15 +62,15 @@ class file_of_parts {
   }
 
  private:
-  file_of_parts(const std::string& path, int flags, const std::string& knob)
-      : path_(path), knob_(knob), descriptor_(::open(path.c_str(), flags, 0666)) {
+  file_of_parts(const std::string& path, int flags, const std::string& field)
+      : path_(path), field_(field), descriptor_(::open(path.c_str(), flags, 0666)) {
     if (descriptor_ < 0) fail_with("cannot open");
   }
   [[noreturn]] void fail_with(const char* what) const {
-    fail({knob_, ": ", what, " '", path_, "': ", std::strerror(errno)});
+    fail({field_, ": ", what, " '", path_, "': ", std::strerror(errno)});
   }
 
-  std::string path_, knob_;
+  std::string path_, field_;
   int descriptor_;
 };
 

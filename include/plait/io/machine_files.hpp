@@ -42,12 +42,12 @@ inline std::string uring_fault() {
 }  // namespace detail
 
 /// Returns the machine's files, written as `io` says. They live as long as the program. Throws `error` where io_uring
-/// is asked for and not there, naming `knob`.
-inline chosen_files choose_files(file_io io, std::string_view knob = "file_io") {
+/// is asked for and not there, naming `field`.
+inline chosen_files choose_files(file_io io, std::string_view field = "file_io") {
   if (io == file_io::threads) return {&machine_files(), file_io::threads, {}};
   std::string fault = detail::uring_fault();
   if (!fault.empty() && io == file_io::uring)
-    fail({knob, " uring: ", fault, "; legal here are ", knob, " auto and threads"});
+    fail({field, " uring: ", fault, "; legal here are ", field, " auto and threads"});
   if (!fault.empty()) return {&machine_files(), file_io::threads, std::move(fault)};
 #ifdef PLAIT_WITH_LIBURING
   static uring_file_system files;

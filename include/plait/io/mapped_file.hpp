@@ -25,24 +25,24 @@ namespace plait {
 /// The file must not shrink while it is mapped.
 class mapped_file {
  public:
-  /// Maps `path`. `knob` is what the user set to name this file; every error text starts with it.
+  /// Maps `path`. `field` is what the user set to name this file; every error text starts with it.
   /// Throws `error` when the path cannot be opened or is no regular file. An empty file maps to no bytes.
-  mapped_file(std::string path, const std::string& knob) : path_(std::move(path)) {
+  mapped_file(std::string path, const std::string& field) : path_(std::move(path)) {
     const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0) fail({knob, ": cannot open '", path_, "': ", std::strerror(errno)});
+    if (descriptor < 0) fail({field, ": cannot open '", path_, "': ", std::strerror(errno)});
     struct closer {
       int descriptor;
       ~closer() { ::close(descriptor); }
     } close_at_exit{descriptor};
     struct stat status {};
-    if (::fstat(descriptor, &status) != 0) fail({knob, ": cannot examine '", path_, "': ", std::strerror(errno)});
-    if (S_ISDIR(status.st_mode)) fail({knob, ": '", path_, "' is a folder; name a file"});
+    if (::fstat(descriptor, &status) != 0) fail({field, ": cannot examine '", path_, "': ", std::strerror(errno)});
+    if (S_ISDIR(status.st_mode)) fail({field, ": '", path_, "' is a folder; name a file"});
     if (!S_ISREG(status.st_mode))
-      fail({knob, ": '", path_, "' is no regular file; pipes and devices cannot be mapped"});
+      fail({field, ": '", path_, "' is no regular file; pipes and devices cannot be mapped"});
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ == 0) return;
     void* start = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (start == MAP_FAILED) fail({knob, ": cannot map '", path_, "': ", std::strerror(errno)});
+    if (start == MAP_FAILED) fail({field, ": cannot map '", path_, "': ", std::strerror(errno)});
     data_ = static_cast<const std::byte*>(start);
   }
   ~mapped_file() {
@@ -65,10 +65,10 @@ inline constexpr std::size_t max_text_bytes = std::size_t{64} << 20;
 
 /// Returns the bytes of a whole file as text. Throws `error` as `mapped_file`, and for a file of more than `most`
 /// bytes.
-inline std::string read_file(const std::string& path, const std::string& knob, std::size_t most = max_text_bytes) {
-  const mapped_file file(path, knob);
+inline std::string read_file(const std::string& path, const std::string& field, std::size_t most = max_text_bytes) {
+  const mapped_file file(path, field);
   if (file.bytes().size() > most)
-    fail({knob, ": '", path, "' has ", file.bytes().size(),
+    fail({field, ": '", path, "' has ", file.bytes().size(),
           " bytes, too many for a text of this kind; legal are up to ", most});
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }

@@ -25,7 +25,7 @@ struct export_options {
   /// In whose names and order the tensors are written, beside a config.json of Hugging Face: transformers opens its own
   /// alone, and `open_model_directory` each.
   weights_order order = weights_order::hugging_face;
-  std::string knob = "path";  ///< what the user set to name the directory; error texts start with it
+  std::string field = "path";  ///< what the user set to name the directory; error texts start with it
 };
 
 namespace detail {
@@ -46,7 +46,7 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
                          const std::string& path, const export_options& how = {}) {
   using precision = typename Model::precision_type;
   const safetensors_dtype dtype = how.dtype.value_or(safetensors_dtype_of(dtype_of<master_of<precision>>));
-  const std::string source = cat({how.knob, ": '", path, "'"});
+  const std::string source = cat({how.field, ": '", path, "'"});
   // Every rank has the same tensors, and so the same error.
   const safetensors_shards shards(declared_in_order(shapes_of(ctx, model, dtype), how.order, config, source),
                                   how.shard_bytes, source);
@@ -56,14 +56,14 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
     if (dtype != safetensors_dtype::f64 && dtype != safetensors_dtype::f32 && dtype != safetensors_dtype::bf16)
       fail({source, ": dtype is ", name_of(dtype), "; legal are F64, F32 and BF16"});
     if (all.rank() != 0) return;
-    folder.emplace(path, how.knob);
+    folder.emplace(path, how.field);
     detail::write_beside_weights(config, dtype, shards, folder->temporary(), how);
-    create_files(shards, folder->temporary(), how.knob);
+    create_files(shards, folder->temporary(), how.field);
   });
   const std::string temporary = gather_texts(ctx.device, all, folder ? folder->temporary() : std::string())[0];
-  require_one_directory(ctx.device, all, temporary, cat({how.knob, ": "}));
+  require_one_directory(ctx.device, all, temporary, cat({how.field, ": "}));
   agree(ctx.device, all, [&] {
-    write_weights(ctx, model, shards, dtype, temporary, how.knob,
+    write_weights(ctx, model, shards, dtype, temporary, how.field,
                   [&](const std::string& name) { return place_in_order(name, how.order, config, source); });
   });
   agree(ctx.device, all, [&] {

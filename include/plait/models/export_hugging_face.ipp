@@ -32,7 +32,7 @@ inline std::string exported_config(const llama_config& config, safetensors_dtype
   const std::filesystem::path like(how.like);
   const std::string from = (std::filesystem::is_regular_file(like) ? like : like / "config.json").string();
   nlohmann::json json = nlohmann::json::parse(text);
-  const nlohmann::json old = parse_json(read_file(from, how.knob), from);
+  const nlohmann::json old = parse_json(read_file(from, how.field), from);
   for (const auto& [key, value] : old.items())
     if (is_among(harmless_config_keys, key) && key != "dtype" && key != "transformers_version" && !json.contains(key))
       json[key] = value;
@@ -43,12 +43,12 @@ PLAIT_INLINE void write_beside_weights(const llama_config& config, safetensors_d
                                        const safetensors_shards& shards, const std::string& folder,
                                        const export_options& how) {
   const std::filesystem::path to(folder), like(how.like);
-  write_file_atomically((to / "config.json").string(), exported_config(config, dtype, how), how.knob);
+  write_file_atomically((to / "config.json").string(), exported_config(config, dtype, how), how.field);
   if (shards.files().size() > 1)
-    write_file_atomically((to / safetensors_index_name).string(), shards.index(), how.knob);
+    write_file_atomically((to / safetensors_index_name).string(), shards.index(), how.field);
   for (const std::string_view name : tokenizer_files)
     if (!how.like.empty() && std::filesystem::exists(like / name))
-      write_file_atomically((to / name).string(), read_file((like / name).string(), how.knob), how.knob);
+      write_file_atomically((to / name).string(), read_file((like / name).string(), how.field), how.field);
 }
 
 }  // namespace detail

@@ -30,7 +30,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
                         std::vector<safetensors_declaration> wanted, const std::string& path,
                         const export_options& how = {}, file_system& files = machine_files()) {
   constexpr std::uint64_t chunk_bytes = 8 << 20;
-  const std::string source = cat({how.knob, ": '", path, "'"});
+  const std::string source = cat({how.field, ": '", path, "'"});
   const std::vector<const stored_tensor*> tensors = tensors_of_step(saved, wanted, cat({"'", step, "'"}), true);
   if (tensors.empty()) fail({"'", step, "' has no weights"});
   if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
@@ -45,9 +45,9 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
   for (safetensors_declaration& w : wanted) w.dtype = type;
   const safetensors_shards shards(declared_in_order(wanted, how.order, config, source), how.shard_bytes, source);
 
-  atomic_folder folder(path, how.knob);
+  atomic_folder folder(path, how.field);
   detail::write_beside_weights(config, type, shards, folder.temporary(), how);
-  create_files(shards, folder.temporary(), how.knob);
+  create_files(shards, folder.temporary(), how.field);
   flat_reader reader(files, step, saved);
   std::vector<std::byte> in, out;
   std::map<std::size_t, file_of_parts> open;
@@ -59,7 +59,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
       open.emplace(
           where.file,
           file_of_parts::open((std::filesystem::path(folder.temporary()) / shards.files()[where.file].name).string(),
-                              how.knob));
+                              how.field));
     each_chunk(*t, chunk_bytes, [&](std::int64_t begin, std::int64_t end, std::uint64_t bytes) {
       in.resize(bytes);
       reader.read(*t, begin, end, in.data());

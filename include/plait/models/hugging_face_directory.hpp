@@ -81,16 +81,16 @@ inline void settle_head(model_directory& d) {
 /// tensors have the names and order of `order`. Buffers of old files are left out, names of a base model are completed,
 /// and whether the head is tied is settled by what is stored. Nothing is read but headers, and both tables where a tied
 /// head is stored too. Errors as `safetensors_directory`, `parse_llama_config` and `weights_in_order`, naming
-/// `knob` or `order_knob`.
-inline model_directory open_model_directory(const std::string& path, const std::string& knob = "path",
+/// `field` or `order_field`.
+inline model_directory open_model_directory(const std::string& path, const std::string& field = "path",
                                             weights_order order = weights_order::hugging_face,
-                                            const std::string& order_knob = "order") {
-  safetensors_directory files(path, knob);
+                                            const std::string& order_field = "order") {
+  safetensors_directory files(path, field);
   const std::string config = (std::filesystem::path(path) / "config.json").string();
-  model_directory d{read_llama_config(config, knob), {}, std::move(files)};
+  model_directory d{read_llama_config(config, field), {}, std::move(files)};
   for (const weight_tensor& e : d.files.entries())
     if (!detail::is_rotary_buffer(e)) d.entries.push_back(e);
-  d.entries = weights_in_order(std::move(d.entries), order, d.config, d.source(), order_knob);
+  d.entries = weights_in_order(std::move(d.entries), order, d.config, d.source(), order_field);
   detail::name_base_model(d);
   detail::settle_head(d);
   return d;

@@ -58,7 +58,7 @@ struct llama_config {
   bool operator==(const llama_config&) const = default;
 };
 
-/// Throws `error`, its text starting with `source` (a file or knob) and naming the field by its Hugging Face key,
+/// Throws `error`, its text starting with `source` (a file or field) and naming the field by its Hugging Face key,
 /// unless all values can make a model.
 inline void validate(const llama_config& c, const std::string& source) {
   const auto within = [&](const char* key, std::int64_t value, std::int64_t largest) {
@@ -325,10 +325,10 @@ inline const llama_config* find_llama_preset(std::string_view name) {
   return nullptr;
 }
 
-/// The preset called `name`; `error` naming `knob` and all presets otherwise.
-inline llama_config llama_preset_config(std::string_view name, const std::string& knob = "model") {
+/// The preset called `name`; `error` naming `field` and all presets otherwise.
+inline llama_config llama_preset_config(std::string_view name, const std::string& field = "model") {
   if (const llama_config* config = find_llama_preset(name)) return *config;
-  fail({knob, ": unknown model '", name, "'; presets are ", llama_preset_names()});
+  fail({field, ": unknown model '", name, "'; presets are ", llama_preset_names()});
 }
 
 }  // namespace plait

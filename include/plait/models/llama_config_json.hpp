@@ -19,21 +19,21 @@ namespace plait {
 /// the key.
 llama_config parse_llama_config(std::string_view text, const std::string& source);
 
-/// Reads a `config.json`. Errors as `parse_llama_config`, and `knob` in the text when the file cannot be read.
-inline llama_config read_llama_config(const std::string& path, const std::string& knob = "model") {
-  return parse_llama_config(read_file(path, knob), cat({knob, ": '", path, "'"}));
+/// Reads a `config.json`. Errors as `parse_llama_config`, and `field` in the text when the file cannot be read.
+inline llama_config read_llama_config(const std::string& path, const std::string& field = "model") {
+  return parse_llama_config(read_file(path, field), cat({field, ": '", path, "'"}));
 }
 
 /// Reads what a user may call a model: the name of a preset, or a path (it has a '/' or ends in ".json") of a
 /// `config.json`.
-inline llama_config load_llama_config(const std::string& name_or_path, const std::string& knob = "model") {
+inline llama_config load_llama_config(const std::string& name_or_path, const std::string& field = "model") {
   if (const llama_config* preset = find_llama_preset(name_or_path)) return *preset;
   if (const auto file = std::filesystem::path(name_or_path) / "config.json"; std::filesystem::exists(file))
-    fail({knob, ": '", name_or_path, "' is the folder of a model; its shape alone, to begin from random weights, is '",
+    fail({field, ": '", name_or_path, "' is the folder of a model; its shape alone, to begin from random weights, is '",
           file.string(), "', and with its weights open_model_directory opens it"});
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
-    return read_llama_config(name_or_path, knob);
-  fail({knob, ": unknown model '", name_or_path, "'; presets are ", llama_preset_names(),
+    return read_llama_config(name_or_path, field);
+  fail({field, ": unknown model '", name_or_path, "'; presets are ", llama_preset_names(),
         "; or give the path of a config.json"});
 }
 
@@ -41,9 +41,9 @@ inline llama_config load_llama_config(const std::string& name_or_path, const std
 /// what the weights beside it are stored in. Throws `error` naming the fields if no model type has them at once.
 std::string llama_config_text(const llama_config& config, const std::string& torch_dtype = "float32");
 
-/// Writes a `config.json` in one step; `error` naming `knob` when it cannot.
-inline void write_llama_config(const llama_config& config, const std::string& path, const std::string& knob) {
-  write_file_atomically(path, llama_config_text(config), knob);
+/// Writes a `config.json` in one step; `error` naming `field` when it cannot.
+inline void write_llama_config(const llama_config& config, const std::string& path, const std::string& field) {
+  write_file_atomically(path, llama_config_text(config), field);
 }
 
 }  // namespace plait

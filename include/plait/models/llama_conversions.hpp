@@ -144,16 +144,16 @@ inline weights_order order_of_names(std::span<const weight_tensor> entries) {
 }
 
 /// Returns the tensors under the names and in the orders of Hugging Face. Throws `error`, its text starting with
-/// `source`, where the names are those of another tool than `order` says, which `knob` has set, and as
+/// `source`, where the names are those of another tool than `order` says, which `field` has set, and as
 /// `weights_from_megatron` and `weights_from_meta`.
 inline std::vector<weight_tensor> weights_in_order(std::vector<weight_tensor> entries, weights_order order,
                                                    const llama_config& config, const std::string& source,
-                                                   std::string_view knob = "order") {
+                                                   std::string_view field = "order") {
   const weights_order there = order_of_names(entries);
   if (there != order && entries.empty()) fail({source, ": it has no tensors"});
   if (there != order)
     fail({source, ": its tensors, such as '", entries.front().name, "', have the names of ", name_of(there), ", and ",
-          knob, " is ", name_of(order), "; legal is ", knob, " ", name_of(there)});
+          field, " is ", name_of(order), "; legal is ", field, " ", name_of(there)});
   if (order == weights_order::megatron) return weights_from_megatron(entries, config, source);
   if (order == weights_order::meta) return weights_from_meta(entries, config, source);
   return entries;

@@ -24,11 +24,11 @@ enum class weights_order : std::uint8_t { hugging_face, megatron, meta };
 
 inline constexpr std::string_view weights_order_names[] = {"hugging-face", "megatron", "meta"};
 constexpr std::string_view name_of(weights_order order) { return weights_order_names[static_cast<int>(order)]; }
-/// Throws `error`, which begins with `knob`, for a name that is none.
-inline weights_order weights_order_from(std::string_view name, std::string_view knob = "order") {
+/// Throws `error`, which begins with `field`, for a name that is none.
+inline weights_order weights_order_from(std::string_view name, std::string_view field = "order") {
   for (const weights_order order : {weights_order::hugging_face, weights_order::megatron, weights_order::meta})
     if (name == name_of(order)) return order;
-  fail({knob, " '", name, "' is unknown; legal are hugging-face, megatron, meta"});
+  fail({field, " '", name, "' is unknown; legal are hugging-face, megatron, meta"});
 }
 
 namespace detail {

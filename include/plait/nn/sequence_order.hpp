@@ -36,8 +36,8 @@ class sequence_order {
  public:
   sequence_order() = default;
   static sequence_order original(std::int64_t length) { return {length, 1}; }
-  /// Throws unless 2 * `ranks` divides `length`. `knob` names the length in the message, `axes` the ranks.
-  static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& knob = "the sequence",
+  /// Throws unless 2 * `ranks` divides `length`. `field` names the length in the message, `axes` the ranks.
+  static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& field = "the sequence",
                                const std::string& axes = "context-parallel ranks");
 
   std::int64_t length() const { return length_; }

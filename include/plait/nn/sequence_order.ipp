@@ -33,14 +33,14 @@ PLAIT_INLINE std::vector<token_run> joined(std::vector<token_run> runs) {
 
 }  // namespace detail
 
-PLAIT_INLINE sequence_order sequence_order::zigzag(std::int64_t length, std::int64_t ranks, const std::string& knob,
+PLAIT_INLINE sequence_order sequence_order::zigzag(std::int64_t length, std::int64_t ranks, const std::string& field,
                                                    const std::string& axes) {
   const std::int64_t pieces = 2 * ranks;
   if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
   if (ranks == 1) return {length, 1};
   if (length % pieces != 0) {
     const std::int64_t below = length / pieces * pieces;
-    fail({knob, " is ", length, "; in zigzag order over ", ranks, " ", axes, " it must be divisible by 2 x ", ranks,
+    fail({field, " is ", length, "; in zigzag order over ", ranks, " ", axes, " it must be divisible by 2 x ", ranks,
           " = ", pieces, below > 0 ? cat({"; the nearest lengths are ", below, " and "}) : "; the least length is ",
           below + pieces});
   }

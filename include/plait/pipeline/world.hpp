@@ -70,7 +70,7 @@ class pipeline_world {
             ": the extents of the axes must multiply to the number of ranks"});
     if (!root.enqueues()) {
       any_communicator all = root;
-      require_agreement(all, std::vector<knob>{{"mesh", text_of(whole)}});
+      require_agreement(all, std::vector<setting>{{"mesh", text_of(whole)}});
     }
     return whole;
   }

@@ -152,8 +152,8 @@ inline std::vector<hardware> known_hardware() {
   return {a100(), h100(), h200(), gh200(), b200(), gb200(), cpu()};
 }
 
-/// The machine called `name`, in capitals or not; `error` naming `knob` and all machines otherwise.
-inline hardware hardware_called(std::string_view name, const std::string& knob) {
+/// The machine called `name`, in capitals or not; `error` naming `field` and all machines otherwise.
+inline hardware hardware_called(std::string_view name, const std::string& field) {
   const auto lower = [](std::string_view text) {
     std::string out(text);
     for (char& c : out)
@@ -165,7 +165,7 @@ inline hardware hardware_called(std::string_view name, const std::string& knob) 
     if (lower(h.name) == lower(name)) return std::move(h);
     names += (names.empty() ? "" : ", ") + lower(h.name);
   }
-  fail({knob, ": unknown hardware '", name, "'; known are ", names, "; or give the path of a description (.json)"});
+  fail({field, ": unknown hardware '", name, "'; known are ", names, "; or give the path of a description (.json)"});
 }
 
 }  // namespace plait::planner

@@ -62,9 +62,9 @@ std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const 
                                const std::vector<sent_value>& of_ranks, double tolerance);
 
 /// The values, by name, that all ranks of a world must be given alike.
-std::vector<knob> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
-                                    const numerics& how);
-std::uint64_t hash_of_values(std::span<const knob> values);
+std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
+                                       const numerics& how);
+std::uint64_t hash_of_values(std::span<const setting> values);
 
 /// Takes the noted values, with their digests, from where the device has put them.
 template <compute_device Device>
@@ -271,7 +271,7 @@ void agree_over_stages(const context<Device>& ctx, std::string_view who, std::st
     std::uint64_t of_stage = fnv1a("");
     for (const std::uint64_t one : gather_all(ctx.device, ctx.ranks.root(), {hash}, 1))
       of_stage = kernels::detail::hash_of_word(one, of_stage);
-    return std::vector<knob>{{std::string(what), cat({of_stage})}};
+    return std::vector<setting>{{std::string(what), cat({of_stage})}};
   });
 }
 /// Throws `disagreement` unless ranks have equal contexts. Each context is compared once.
@@ -279,7 +279,7 @@ template <compute_device Device>
 void agree_on_context(const context<Device>& ctx) {
   if constexpr (!only_counts<Device>) {
     if (!notes_values(ctx)) return;
-    const std::vector<knob> values = values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.numerics);
+    const std::vector<setting> values = values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.numerics);
     const std::uint64_t hash = hash_of_values(values);
     if (ctx.ranks.checks().context() == hash) return;
     require_equal_values(ctx.device, ctx.ranks.root(), "context", values);

@@ -159,16 +159,16 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
   return {};
 }
 
-PLAIT_INLINE std::vector<knob> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
-                                                 const numerics& how) {
-  std::vector<knob> values{{"mesh", text_of(mesh)}, {"seed", cat({seed})}};
+PLAIT_INLINE std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
+                                                    const numerics& how) {
+  std::vector<setting> values{{"mesh", text_of(mesh)}, {"seed", cat({seed})}};
   for (std::size_t i = 0; i < sizes.dims.size(); ++i) values.push_back({sizes.dims[i].text(), cat({sizes.sizes[i]})});
   values.push_back({"numerics", cat({how.features, ",", how.samples, ",", how.sequence, ",", how.zigzag})});
   return values;
 }
-PLAIT_INLINE std::uint64_t hash_of_values(std::span<const knob> values) {
+PLAIT_INLINE std::uint64_t hash_of_values(std::span<const setting> values) {
   std::uint64_t hash = fnv1a("");
-  for (const knob& k : values) hash = fnv1a(k.value, fnv1a("=", fnv1a(k.name, hash)));
+  for (const setting& k : values) hash = fnv1a(k.value, fnv1a("=", fnv1a(k.name, hash)));
   return hash;
 }
 

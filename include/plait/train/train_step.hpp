@@ -138,7 +138,7 @@ class training_step {
     const std::int64_t ignored = model_.ignore_index();
     detail::begin_checked_step(ctx);
     detail::agree_in_checked_step(ctx, "training_step::load", [&] {
-      return std::vector<knob>{{"first_sample", cat({first_sample})}};
+      return std::vector<setting>{{"first_sample", cat({first_sample})}};
     });
     first_sample_ = first_sample;
     std::int64_t counted = 0;
@@ -295,7 +295,7 @@ class training_step {
         stages_(model.along()) {
     if (!(clip >= 0)) fail({"training step: the limit of the gradient norm is ", clip, "; legal is 0 (none) or more"});
     detail::agree_in_checked_step(ctx, "training step", [&] {
-      std::vector<knob> values = detail::values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.numerics);
+      std::vector<setting> values = detail::values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.numerics);
       values.push_back({"clip", exact_text(clip)});
       values.push_back({"microbatches", cat({model.shape().microbatches})});
       return values;

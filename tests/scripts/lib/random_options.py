@@ -31,10 +31,10 @@ def training(draw: random.Random) -> dict:
     moments = draw.choice(["full", "full", "bf16"] + ([] if optimizer == "muon" or deterministic else ["int8"]))
     what = ["--seq", "32", "--global-batch", str(BATCH), "--steps", str(STEPS), "--warmup", "1", "--sample", "0", "--lr",
             "0.01", "--precision", precision, "--optimizer", optimizer, "--moments", moments]
-    for knob, value, chance in (("--dropout", "0.1", .2), ("--label-smoothing", "0.1", .2), ("--z-loss", "1e-3", .2),
+    for field, value, chance in (("--dropout", "0.1", .2), ("--label-smoothing", "0.1", .2), ("--z-loss", "1e-3", .2),
                                 ("--clip", draw.choice(["0", "0.5"]), .3), ("--lr-schedule", "constant", .2),
                                 ("--seed", str(draw.randrange(1, 100)), .3)):
-        if draw.random() < chance: what += [knob, value]
+        if draw.random() < chance: what += [field, value]
     if draw.random() < 0.2: what += ["--documents", "apart", "--end-of-document", "10"]
     if deterministic: what += ["--deterministic", "8,8,4"]
     return {"config": config, "what": what, "precision": precision, "optimizer": optimizer, "moments": moments,

@@ -16,17 +16,18 @@ using namespace plait;
 namespace {
 
 /// What each of `ranks` is told, through the host's memory or a device's; empty where it may go on.
-std::vector<std::string> verdicts(int ranks, bool on_device, const std::function<std::vector<knob>(int)>& knobs_of) {
+std::vector<std::string> verdicts(int ranks, bool on_device,
+                                  const std::function<std::vector<setting>(int)>& settings_of) {
   std::vector<std::string> said(static_cast<std::size_t>(ranks));
   threads::run(ranks, [&](threads::communicator c) {
     any_communicator all(c);
-    const std::vector<knob> knobs = knobs_of(c.rank());
+    const std::vector<setting> settings = settings_of(c.rank());
     try {
       if (on_device) {
         cpu device;
-        require_agreement(device, all, knobs);
+        require_agreement(device, all, settings);
       } else {
-        require_agreement(all, knobs);
+        require_agreement(all, settings);
       }
     } catch (const disagreement& e) {
       said[static_cast<std::size_t>(c.rank())] = e.what();
@@ -36,10 +37,11 @@ std::vector<std::string> verdicts(int ranks, bool on_device, const std::function
   return said;
 }
 
-void check_verdict(int ranks, const std::string& expected, const std::function<std::vector<knob>(int)>& knobs_of) {
+void check_verdict(int ranks, const std::string& expected,
+                   const std::function<std::vector<setting>(int)>& settings_of) {
   for (const bool on_device : {false, true}) {
     CAPTURE(on_device);
-    for (const std::string& said : verdicts(ranks, on_device, knobs_of)) CHECK(said == expected);
+    for (const std::string& said : verdicts(ranks, on_device, settings_of)) CHECK(said == expected);
   }
 }
 
@@ -47,63 +49,63 @@ const std::string end = "; every rank needs the same options";
 
 }  // namespace
 
-TEST_CASE("ranks that agree go on, in whatever order they name their knobs") {
+TEST_CASE("ranks that agree go on, in whatever order they name their settings") {
   for (const int ranks : {1, 2, 5}) {
-    check_verdict(ranks, "", [](int) { return std::vector<knob>{}; });
+    check_verdict(ranks, "", [](int) { return std::vector<setting>{}; });
     check_verdict(ranks, "", [](int rank) {
-      std::vector<knob> knobs = {{"--lr", "0.001"}, {"--steps", "5"}};
-      if (rank == 1) std::swap(knobs[0], knobs[1]);
-      return knobs;
+      std::vector<setting> settings = {{"--lr", "0.001"}, {"--steps", "5"}};
+      if (rank == 1) std::swap(settings[0], settings[1]);
+      return settings;
     });
   }
 }
 
 TEST_CASE("one rank differs: its value, and that of the others") {
   check_verdict(2, "rank 1 was started with --lr 0.01, rank 0 with --lr 0.001" + end, [](int rank) {
-    return std::vector<knob>{{"--steps", "5"}, {"--lr", rank == 1 ? "0.01" : "0.001"}};
+    return std::vector<setting>{{"--steps", "5"}, {"--lr", rank == 1 ? "0.01" : "0.001"}};
   });
   check_verdict(4, "rank 0 was started with --lr 0.01, ranks 1 to 3 with --lr 0.001" + end, [](int rank) {
-    return std::vector<knob>{{"--lr", rank == 0 ? "0.01" : "0.001"}};
+    return std::vector<setting>{{"--lr", rank == 0 ? "0.01" : "0.001"}};
   });
   check_verdict(4, "rank 2 was started with --prompt 'And so', ranks 0, 1, 3 with --prompt ''" + end, [](int rank) {
-    return std::vector<knob>{{"--prompt", rank == 2 ? "And so" : "''"}};
+    return std::vector<setting>{{"--prompt", rank == 2 ? "And so" : "''"}};
   });
 }
 
-TEST_CASE("a knob that a rank lacks") {
+TEST_CASE("a field that a rank lacks") {
   check_verdict(3, "rank 1 was started without --lr, ranks 0, 2 with --lr 1" + end, [](int rank) {
-    std::vector<knob> knobs;
-    if (rank != 1) knobs.push_back({"--lr", "1"});
-    return knobs;
+    std::vector<setting> settings;
+    if (rank != 1) settings.push_back({"--lr", "1"});
+    return settings;
   });
   check_verdict(3, "rank 2 was started with --extra 1, ranks 0, 1 without --extra" + end, [](int rank) {
-    std::vector<knob> knobs = {{"--lr", "1"}};
-    if (rank == 2) knobs.push_back({"--extra", "1"});
-    return knobs;
+    std::vector<setting> settings = {{"--lr", "1"}};
+    if (rank == 2) settings.push_back({"--extra", "1"});
+    return settings;
   });
   // What one rank says in two words is not what another says in one.
   check_verdict(2, "rank 1 was started without ab, rank 0 with ab; rank 1 was started with a b, rank 0 without a" + end,
                 [](int rank) {
                   const std::string name = rank == 0 ? "ab" : "a", value = rank == 0 ? "" : "b";
-                  return std::vector<knob>{{name, value}};
+                  return std::vector<setting>{{name, value}};
                 });
 }
 
-TEST_CASE("several ranks differ, in several knobs") {
+TEST_CASE("several ranks differ, in several settings") {
   check_verdict(5,
                 "rank 3 was started with --lr 3, ranks 1, 4 with --lr 2, ranks 0, 2 with --lr 1; "
                 "rank 4 was started with --steps 9, ranks 0 to 3 with --steps 5" +
                     end,
                 [](int rank) {
                   const std::string lr = rank == 3 ? "3" : rank % 3 == 1 ? "2" : "1", steps = rank == 4 ? "9" : "5";
-                  return std::vector<knob>{{"--lr", lr}, {"--steps", steps}};
+                  return std::vector<setting>{{"--lr", lr}, {"--steps", steps}};
                 });
   check_verdict(8,
                 "rank 7 was started with --seed 7, rank 6 with --seed 6, rank 5 with --seed 5, rank 0 with --seed 0, "
                 "and there are 4 other values" +
                     end,
                 [](int rank) {
-                  return std::vector<knob>{{"--seed", std::to_string(rank)}};
+                  return std::vector<setting>{{"--seed", std::to_string(rank)}};
                 });
   check_verdict(2,
                 "rank 1 was started with a 1, rank 0 with a 0; rank 1 was started with b 1, rank 0 with b 0; "
@@ -111,12 +113,12 @@ TEST_CASE("several ranks differ, in several knobs") {
                     end,
                 [](int rank) {
                   const std::string v = std::to_string(rank);
-                  return std::vector<knob>{{"a", v}, {"b", v}, {"c", v}, {"d", v}, {"e", v}, {"f", "same"}};
+                  return std::vector<setting>{{"a", v}, {"b", v}, {"c", v}, {"d", v}, {"e", v}, {"f", "same"}};
                 });
 }
 
 TEST_CASE("a name that is given twice counts with all its values") {
   check_verdict(2, "rank 1 was started with --data 'x, z', rank 0 with --data 'x, y'" + end, [](int rank) {
-    return std::vector<knob>{{"--data", "x"}, {"--data", rank == 1 ? "z" : "y"}};
+    return std::vector<setting>{{"--data", "x"}, {"--data", rank == 1 ? "z" : "y"}};
   });
 }

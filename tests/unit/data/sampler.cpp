@@ -160,7 +160,7 @@ TEST_CASE("held-out windows are the last ones and never trained on") {
   CHECK(sampler(samples.source(), {.seq = 5, .held_out = 1e-9}).held_out_samples() == 1);
 }
 
-TEST_CASE("too little data and bad knobs are refused by name") {
+TEST_CASE("too little data and bad settings are refused by name") {
   temp_folder dir;
   const auto source = source_of(dir, counting(64));
   CHECK(sampler(source, {.seq = 63}).epoch_samples() == 1);

@@ -113,7 +113,7 @@ TEST_CASE("megatron: every integer type, by index, by tokens, by common prefix")
   check(std::int32_t{}, 4);
   check(std::int64_t{}, 5);
   check(std::uint16_t{}, 8);
-  CHECK(open({dir / "set.bin"}, token_format::nanogpt).size() == 5);  // the knob overrules the .idx
+  CHECK(open({dir / "set.bin"}, token_format::nanogpt).size() == 5);  // the field overrules the .idx
 
   dir.write("modes.bin", "abc");
   dir.write("modes.idx", index_of({1, 2}, 1, 1) + std::string(2, '\0'));
@@ -181,7 +181,7 @@ TEST_CASE("what is no data is refused by name") {
   CHECK_ERROR(open({dir.write("t.txt", "ab"), dir.write("t.bin", "ab")}), "t.txt", "bytes", "t.bin", "nanogpt");
   CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 0), "vocab", "vocabulary");
   CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 98).check_tokens(), "token 98", "98 tokens");
-  CHECK_ERROR(token_source({.paths = {"nowhere"}, .knob = "data.train"}), "data.train: ");
+  CHECK_ERROR(token_source({.paths = {"nowhere"}, .field = "data.train"}), "data.train: ");
 
   CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
   CHECK(plait::token_format_from("auto") == token_format::automatic);

@@ -44,7 +44,7 @@ const std::string shape = R"("model_type": "llama", "vocab_size": 4, "hidden_siz
   "num_attention_heads": 2, "intermediate_size": 8})";
 const std::string untied = "{" + shape, tied = R"({"tie_word_embeddings": true, )" + shape;
 
-void open_files(const std::string& path, const std::string& knob = "path") { safetensors_directory(path, knob); }
+void open_files(const std::string& path, const std::string& field = "path") { safetensors_directory(path, field); }
 /// Opens a directory of one file.
 model_directory opened(const std::string& text, const values& tensors) {
   const temp_folder dir;
@@ -75,17 +75,17 @@ TEST_CASE("shards are merged by their index, and each tensor is where the index 
   const temp_folder dir;
   const auto refused = [&](const std::string& index) {
     dir.write("model.safetensors.index.json", index_of(index));
-    return error_of([&] { open_files(dir / "", "--knob"); });
+    return error_of([&] { open_files(dir / "", "--field"); });
   };
   write_file(dir / "one.safetensors", {{"a", {2, 1}}, {"b", {3, 2}}});
   write_file(dir / "two.safetensors", {{"c", {1, 3}}});
   const std::string whole = R"("a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors")";
   dir.write("model.safetensors.index.json", index_of(whole));
-  const safetensors_directory files(dir / "", "--knob");
+  const safetensors_directory files(dir / "", "--field");
   REQUIRE(files.entries().size() == 3);
   CHECK(files.entries()[2].name == "c");
   CHECK(files.file_of("b") == "one.safetensors");
-  CHECK_ERROR(files.file_of("d"), "--knob", "no tensor 'd' among its 3");
+  CHECK_ERROR(files.file_of("d"), "--field", "no tensor 'd' among its 3");
 
   CHECK(contains(refused(R"("a": "one.safetensors", "c": "two.safetensors")"), "tensor 'b' in one.safetensors"));
   CHECK(contains(refused(whole + R"(, "d": "two.safetensors")"), "no tensor 'd' in two.safetensors"));

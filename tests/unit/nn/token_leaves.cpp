@@ -79,7 +79,7 @@ TEST_CASE("leaves have the same tokens on every mesh") {
     }
 }
 
-TEST_CASE("what ranks cannot share out is refused, with the knob and the legal values") {
+TEST_CASE("what ranks cannot share out is refused, with the field and the legal values") {
   const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8, 32, 32, 4);
   const auto make = [&](const three& m, numerics order, const layout& tokens) {
     return token_leaves(order, tokens, m.shape(), sizes, 0, token_grain::coarse, "layer");

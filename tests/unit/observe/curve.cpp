@@ -125,7 +125,7 @@ TEST_CASE("ranges of any size") {
   }
 }
 
-TEST_CASE("the image is written whole, and errors name the knob") {
+TEST_CASE("the image is written whole, and errors name the field") {
   temp_folder dir;
   plait::write_curve(falling(3), dir / "loss.svg");
   CHECK(dir.read("loss.svg") == curve_svg(falling(3)));

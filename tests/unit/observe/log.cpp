@@ -209,7 +209,7 @@ TEST_CASE("a log of an earlier run that cannot be renamed stays") {
   CHECK(dir.read(name).starts_with("{\"step\": 1,"));
 }
 
-TEST_CASE("a log that cannot be written is an error that names the knob") {
+TEST_CASE("a log that cannot be written is an error that names the field") {
   temp_folder dir;
   CHECK_ERROR(json_log(dir / "absent/log"), "log", "absent/log", "No such file");
   CHECK_ERROR(json_log(dir / "", "--json"), "--json", "s a directory");

@@ -69,13 +69,13 @@ TEST_CASE("a text that is no layout is refused by its key") {
         "--layout: schedule: 'zb_v:2': only interleaved has a number of chunks to choose");
   CHECK(refusal("recompute=some") ==
         "--layout: recompute: unknown value 'some'; legal are none, selective, full and every:K");
-  for (const char* knob : {"--zero", "rows.csv line 2: zero"})  // named once
+  for (const char* field : {"--zero", "rows.csv line 2: zero"})  // named once
     CHECK_THROWS_WITH_AS(
         [&] {
           pp::training_layout l;
-          pp::set_layout_key(l, "zero", "4", knob);
+          pp::set_layout_key(l, "zero", "4", field);
         }(),
-        (std::string(knob) + ": unknown value '4'; legal are 0, 1, 2 and 3").c_str(), plait::error);
+        (std::string(field) + ": unknown value '4'; legal are 0, 1, 2 and 3").c_str(), plait::error);
   CHECK(refusal("zero=4") == "--layout: zero: unknown value '4'; legal are 0, 1, 2 and 3");
   CHECK(refusal("replicate=tp") == "--layout: replicate: unknown value 'tp'; legal are none, dp, cp and dp:R");
   CHECK(refusal("replicate=dp:1") ==
@@ -94,7 +94,7 @@ TEST_CASE("counts may end in a unit where they say so") {
   CHECK_THROWS_AS(pp::parse_count("", "x"), plait::error);
 }
 
-TEST_CASE("a layout that cannot train a job says which knob, and the nearest legal values") {
+TEST_CASE("a layout that cannot train a job says which field, and the nearest legal values") {
   CHECK(why("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8").empty());
   CHECK(why("tp=3") == "tp is 3 and the model has 128 heads, which it must divide; the nearest are 2 and 4");
   CHECK(why("tp=8,dp=24") ==

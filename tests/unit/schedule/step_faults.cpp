@@ -1,6 +1,6 @@
 // program: schedules
-// Faults that are put into a step are refused by a text that names both entries, and knobs that would change nothing by
-// one that names what is legal.
+// Faults that are put into a step are refused by a text that names both entries, and settings that would change nothing
+// by one that names what is legal.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -229,7 +229,7 @@ TEST_CASE("a replicated policy gathers nothing") {
   CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that lie gathered");
 }
 
-TEST_CASE("knobs that would change nothing, and units that are none, are refused") {
+TEST_CASE("settings that would change nothing, and units that are none, are refused") {
   const auto refused = [](const data_parallel& policy, const char* text) {
     CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 2, policy), text, error);
   };

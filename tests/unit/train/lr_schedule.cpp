@@ -43,7 +43,7 @@ TEST_CASE("edges: no warm-up, only warm-up, one step") {
   CHECK(lr_schedule({.peak = 1.0, .steps = 1, .min_ratio = 0.25}).at(0) == 0.25);
 }
 
-TEST_CASE("each knob is refused by name") {
+TEST_CASE("each field is refused by name") {
   CHECK_ERROR(lr_schedule({.peak = 0}), "peak", "positive");
   CHECK_ERROR(lr_schedule({.peak = -1}), "peak");
   CHECK_ERROR(lr_schedule({.peak = std::numeric_limits<double>::quiet_NaN()}), "peak");

@@ -41,8 +41,8 @@ namespace detail {
 /// NCCL. Throws where `settings` name no number of thread blocks that NCCL knows.
 inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const std::string& label) {
   constexpr int most = 64;  // NCCL's MAXCHANNELS
-  for (const auto& [knob, ctas] : {std::pair{"min_ctas", settings.min_ctas}, std::pair{"max_ctas", settings.max_ctas}})
-    if (ctas < 0 || ctas > most) fail({"nccl::options::", knob, " is ", ctas, ", must be 0 (NCCL chooses) to ", most});
+  for (const auto& [field, ctas] : {std::pair{"min_ctas", settings.min_ctas}, std::pair{"max_ctas", settings.max_ctas}})
+    if (ctas < 0 || ctas > most) fail({"nccl::options::", field, " is ", ctas, ", must be 0 (NCCL chooses) to ", most});
   if (settings.max_ctas > 0 && settings.min_ctas > settings.max_ctas)
     fail({"nccl::options::min_ctas is ", settings.min_ctas, ", more than max_ctas, ", settings.max_ctas});
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

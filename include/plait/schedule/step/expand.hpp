@@ -19,7 +19,7 @@ namespace plait {
 
 namespace detail {
 
-/// Throws `error`, which names the knob and what is legal, where units or policy are none.
+/// Throws `error`, which names the field and what is legal, where units or policy are none.
 constexpr void check_units(const pipeline_shape& shape, const std::vector<step_unit>& units,
                            const data_parallel& policy, bool has_gradients) {
   const int stages = shape.stages(), count = static_cast<int>(units.size());
@@ -250,9 +250,9 @@ constexpr void refuse_few_buffers(const step_schedule& s) {
   }
 }
 
-/// Throws for a knob without which the step would be the same.
-constexpr void refuse_idle_knobs(const schedule& s, const step_schedule& made,
-                                 const std::vector<std::vector<step_entry>>& programs) {
+/// Throws for a field without which the step would be the same.
+constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made,
+                                    const std::vector<std::vector<step_entry>>& programs) {
   const data_parallel& policy = made.policy;
   const auto same = [&](auto&& change) {
     data_parallel other = policy;
@@ -282,8 +282,8 @@ constexpr step_schedule expand_units(const schedule& s, std::vector<step_unit> u
   const std::vector<std::vector<step_entry>> programs = rank_program(s, costs);
   step_schedule out = expanded(s, std::move(units), policy, programs);
   if (policy.gradient_buffers > 0) refuse_few_buffers(out);
-  // A rank of several knows no units but its own, and a knob must be legal on all of them or on none.
-  if (s.shape.ranks == 1 && trains(s)) refuse_idle_knobs(s, out, programs);
+  // A rank of several knows no units but its own, and a field must be legal on all of them or on none.
+  if (s.shape.ranks == 1 && trains(s)) refuse_idle_settings(s, out, programs);
   return out;
 }
 
@@ -298,7 +298,7 @@ step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units
 /// in a hybrid that of its copies after the next unit's, and behind them the sums over stages that share parameters;
 /// the norm, and updates in the order of the next step's uses, each followed by the gather of what was updated. A
 /// schedule of forward passes alone has gathers and releases only. The schedule must be one that `verify` accepts.
-/// Throws `error` for units in another order than their stages', and for a knob that would change nothing.
+/// Throws `error` for units in another order than their stages', and for a field that would change nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   if (std::is_constant_evaluated()) return detail::expand_units(s, std::move(units), policy, costs);

@@ -30,12 +30,12 @@ constexpr const char* name_of(lr_decay decay) {
   return "?";
 }
 
-/// The decay called `name`; `error` naming `knob` and the legal names otherwise.
-inline lr_decay lr_decay_from(std::string_view name, const std::string& knob = "decay") {
+/// The decay called `name`; `error` naming `field` and the legal names otherwise.
+inline lr_decay lr_decay_from(std::string_view name, const std::string& field = "decay") {
   for (auto decay : {lr_decay::constant, lr_decay::linear, lr_decay::cosine}) {
     if (name == name_of(decay)) return decay;
   }
-  fail({knob, ": unknown schedule '", name, "'; legal are constant, linear, cosine"});
+  fail({field, ": unknown schedule '", name, "'; legal are constant, linear, cosine"});
 }
 
 struct lr_schedule_config {
@@ -44,10 +44,10 @@ struct lr_schedule_config {
   std::int64_t warmup_steps = 0;  ///< at most `steps`
   double min_ratio = 0.1;         ///< rate of the last step over `peak`, in [0, 1]; a constant schedule ignores it
   lr_decay decay = lr_decay::cosine;
-  std::string peak_knob = "peak";
-  std::string steps_knob = "steps";
-  std::string warmup_knob = "warmup_steps";
-  std::string min_ratio_knob = "min_ratio";
+  std::string peak_field = "peak";
+  std::string steps_field = "steps";
+  std::string warmup_field = "warmup_steps";
+  std::string min_ratio_field = "min_ratio";
 };
 
 /// The learning rate of each optimizer step, as a function of the step alone. With w warm-up steps of n and floor m:
@@ -56,18 +56,19 @@ struct lr_schedule_config {
 /// (constant), 1 - t (linear) or (1 + cos(pi t)) / 2 (cosine). Steps past the last keep its rate.
 class lr_schedule {
  public:
-  /// Throws `error` that names the knob which is out of range.
+  /// Throws `error` that names the field which is out of range.
   explicit lr_schedule(lr_schedule_config config) : config_(std::move(config)) {
     const auto& c = config_;
     if (!(c.peak > 0 && std::isfinite(c.peak))) {
-      fail({c.peak_knob, ": ", c.peak, " is no learning rate; legal is a positive number"});
+      fail({c.peak_field, ": ", c.peak, " is no learning rate; legal is a positive number"});
     }
-    if (c.steps < 1) fail({c.steps_knob, ": ", c.steps, " steps; at least 1 is legal"});
+    if (c.steps < 1) fail({c.steps_field, ": ", c.steps, " steps; at least 1 is legal"});
     if (c.warmup_steps < 0 || c.warmup_steps > c.steps) {
-      fail({c.warmup_knob, ": ", c.warmup_steps, " warm-up steps; legal are 0 to ", c.steps, " (", c.steps_knob, ")"});
+      fail(
+          {c.warmup_field, ": ", c.warmup_steps, " warm-up steps; legal are 0 to ", c.steps, " (", c.steps_field, ")"});
     }
     if (!(c.min_ratio >= 0 && c.min_ratio <= 1)) {
-      fail({c.min_ratio_knob, ": ", c.min_ratio, " of the peak; legal is 0 to 1"});
+      fail({c.min_ratio_field, ": ", c.min_ratio, " of the peak; legal is 0 to 1"});
     }
   }
 
