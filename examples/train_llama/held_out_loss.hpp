@@ -4,12 +4,13 @@
 #include <optional>
 #include <vector>
 
+#include "plait/core/error.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/train/train_step.hpp"
 
 /// Returns the mean loss over what is held out of --data, as `batches` (rank_batches.hpp) read it; nothing where
-/// `stop_asked()` says, alike on all ranks, that the run ends. As many microbatches as fill the pipeline go through it
-/// together. Collective.
+/// `stop_asked()` says, alike on all ranks, that the run ends. Throws on all ranks where there is no target. As many
+/// microbatches as fill the pipeline go through it together. Collective.
 template <class Model, class Batches, plait::compute_device Device, class Stop>
 std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& model, const Batches& batches,
                                     Stop&& stop_asked) {
@@ -41,5 +42,6 @@ std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& mo
   double sum = 0, count = 0;
   ctx.device.download(&sum, mean.loss_sum(), sizeof sum, ctx.device.main_stream());
   ctx.device.download(&count, mean.tokens(), sizeof count, ctx.device.main_stream());
+  if (count == 0) plait::fail("--held-out: no token of what is held out has a target: each ends its document");
   return sum / count;
 }

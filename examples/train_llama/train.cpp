@@ -87,6 +87,13 @@ std::string train(const setup& s, model_run& run) {
           r.loss, r.gradient_norm, s.opt.lr, s.opt.clip > 0 ? "--clip" : "a limit of the norm by --clip", s.opt.clip);
       break;
     }
+    if (r.tokens == 0) {
+      problem = fmt::format(
+          "--data: no token of step {} has a target, so that it learns nothing: each ends its document; join documents "
+          "by --documents joined, or leave such short ones out",
+          end.steps);
+      break;
+    }
     saves.after(end.steps, run.asked());
   }
   if (s.opt.log_hashes > 0) hash();  // the last, however it came

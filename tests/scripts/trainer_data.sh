@@ -172,6 +172,11 @@ refused "--end-of-document is 256; legal are the tokens, 0 to 255" --data first.
 refused "--documents: 'first.txt' is read as bytes" --data first.txt --documents apart
 refused "--documents 'split' is unknown; legal are joined, apart" --data first.txt --documents split
 refused "--on-new-data begin is for --resume" --data first.txt --on-new-data begin
+# Documents of one token have no targets, so that there is no loss.
+yes '{"text": "a"}' | head -n 4000 >letters.jsonl
+tokenize --tokenizer bytes --output letters letters.jsonl
+refused "--data: no token of step 1 has a target" --data letters.bin --documents apart --mesh dp=2
+refused "--held-out: no token of what is held out has a target" --data letters.bin --documents apart --held-out 0.1 --steps 0
 
 # The script's own refusals.
 # no_tokens TEXT ARGUMENTS...
