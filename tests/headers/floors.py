@@ -1,7 +1,9 @@
 """floors.py INCLUDE_ROOT: a header includes only from its own floor or below, is in no circle, and
 opens with a comment of one to four lines that says what it is; files that the comment names exist. Comments begin
-with a subject, not with "What" or "The same". Beside headers there is nothing but sources. A header whose code has a
-word of core/macros_off.hpp includes that header itself: a program may include it first, after macros of these names.
+with a subject, not with "What" or "The same"; none says "Next:" or "Likewise", and no text has an option of a
+program, such as --mesh: an error names the field, and the program adds its option. Beside headers there is nothing but
+sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
+first, after macros of these names.
 
 The lowest floors include only the standard library.
 
@@ -16,6 +18,8 @@ FLOORS = ["core", "mesh", "layout", "schedule", "io", "device", "kernels", "comm
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 MOST_OPENING_LINES = 4
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
+WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at
+OPTION = re.compile(r'"[^"\n]*(?<![\w-])--[a-z][a-z-]+[^"\n]*"')  # of a program, in a text
 NO_SUBJECT = re.compile(r"///? (What|The same)\b")  # where an opening comment or a docstring begins
 PROTECTED = re.compile(r'^#pragma push_macro\("(\w+)"\)$', re.MULTILINE)
 NO_CODE = re.compile(r"""//[^\n]*|/\*.*?\*/|^[ \t]*\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""", re.DOTALL | re.MULTILINE)
@@ -74,6 +78,9 @@ def main() -> int:
         for named in NAMED.findall("\n".join(text.split("\n")[:opening])):  # from plait/, or from where include/ lies
             if not any((folder / named).exists() for folder in (root / "plait", root, root.resolve().parent)):
                 complaints.append(f"{name}: its comment names {named}, which does not exist")
+        for line in text.split("\n"):
+            if WORDS.search(line) or OPTION.search(line):
+                complaints.append(f"{name}: has 'Next:', 'Likewise' or the option of a program: {line.strip()}")
         lines = [line.strip() for line in text.split("\n")]
         for before, line in zip(["", *lines], lines):
             if (line is lines[0] or line.startswith("///") and not before.startswith("///")) and NO_SUBJECT.match(line):

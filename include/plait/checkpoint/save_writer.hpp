@@ -190,12 +190,12 @@ class save_writer {
   }
   static double seconds_since(clock::time_point t) { return seconds(t, clock::now()); }
 
-  /// Under the mutex.
+  /// Requires the mutex.
   bool is_stuck(const save_job& j) const {
     if (j.ended || current_ == nullptr) return false;
     return current_ == &j ? seconds_since(j.since) > patience_ : current_->abandoned || check_is_stuck();
   }
-  /// Likewise.
+  /// Requires the mutex.
   bool check_is_stuck() const { return current_ == &checking_ && seconds_since(checking_.since) > patience_; }
 
   void work() {

@@ -50,7 +50,7 @@ class untouchable_memory {
   static void explain(int, siginfo_t* fault, void*) {
     constexpr std::string_view words =
         "plait: a kernel of the program's own touched memory of a dry run, in which there are no numbers; call it by "
-        "plait::kernel(ctx, cost, f), which a dry run counts (nn/layer/kernel.hpp)\n";
+        "plait::kernel(ctx, cost, f), which a dry run counts (nn/layer.hpp)\n";
     const auto at = reinterpret_cast<std::uintptr_t>(fault->si_addr);
     if (at >= begin_.load() && at < end_.load() && ::write(2, words.data(), words.size()) < 0) ::_exit(1);
     ::sigaction(SIGSEGV, &before_, nullptr);
@@ -71,7 +71,7 @@ class work_meter {
   virtual void attention(dtype of, double operations, std::int64_t keys, bool forward) = 0;
   /// A kernel that reads and writes so many bytes.
   virtual void moved(double bytes) = 0;
-  /// A kernel of the program's own (nn/layer/kernel.hpp).
+  /// A kernel of the program's own (nn/layer.hpp).
   virtual void kernel(dtype of, double operations, double bytes) = 0;
   /// An activation of so many values, which reads and writes so many bytes.
   virtual void activation(double bytes, double values, bool backward) = 0;

@@ -1,5 +1,5 @@
 // Canonical sums over a dim of features that ranks share out, such as a product's over ffn, brought to where they are
-// to be. Sums over tokens are elsewhere: nn/parameter/terms.hpp.
+// to be. Sums over tokens are elsewhere: nn/parameter/array.hpp.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,6 +14,9 @@
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/precision.hpp"
+#include "plait/core/same_bits.hpp"
+#include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/parameter/all.hpp"
@@ -20,16 +24,258 @@
 #include "plait/nn/parameter/home.hpp"
 #include "plait/nn/parameter/info.hpp"
 #include "plait/nn/parameter/initial_values.hpp"
-#include "plait/nn/parameter/join_terms.hpp"
-#include "plait/nn/parameter/memory.hpp"
-#include "plait/nn/parameter/reduced_gradient.hpp"
-#include "plait/nn/parameter/refusals.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {
+
+// The completion of a gradient that is a canonical sum, for a parameter by itself. Those in a bucket are completed
+// together: data_parallel/bucket.hpp.
+
+/// Writes the complete gradient of elements from `begin` on in `array`: the sums of all its users over all axes over
+/// which `gradient` is partial, and then of the users. Throws where the parameter is not stored as it is used.
+/// Collective over those axes.
+template <class Precision, compute_device Device>
+void join_terms(const context<Device>& ctx, parameter_array<Precision, Device>& array, std::int64_t begin,
+                const layout& gradient, const executor& gather, gradient_of<Precision>* out, const std::string& name) {
+  using G = gradient_of<Precision>;
+  if (!gather.trivial())
+    fail({"parameter ", name,
+          ": canonical numerics have an order for gradients of what is stored as it is used, and its ",
+          "strategy's `stored` cuts it; use a level of data parallelism for that"});
+  const axis_list axes = ctx.ranks.pruned(ctx.ranks.shape().in_order(gradient.partial));
+  const std::int64_t n = gather.source().local_size();
+  bool first = true;
+  for (const auto& user : array.terms()) {
+    if (user->empty()) continue;
+    partial_sums<G, Device> sums = user->parts(begin);
+    if (!axes.empty()) sums = user->exchange(ctx.ranks, axes, {}).run_everywhere(ctx.device, std::move(sums), n);
+    const G* const sum = detail::complete_sum(sums, user->leaves().leaves(), name);
+    if (first)
+      ctx.device.copy(out, sum, static_cast<std::size_t>(n) * sizeof(G), ctx.device.main_stream());
+    else
+      kernels::accumulate(ctx.device, sum, out, n);
+    first = false;
+  }
+}
+
+}  // namespace plait
+
+namespace plait::detail {
+
+// The texts of the calls that do not fit a parameter's life.
+
+[[noreturn]] inline void refuse_ungathered(const std::string& name, parameter_state state) {
+  fail({"parameter ", name, " is used while it is ", name_of(state),
+        ": call gather(ctx) after its values change and before a layer reads it"});
+}
+[[noreturn]] inline void refuse_adding(const std::string& name, bool frozen, bool reduced) {
+  if (frozen) fail({"parameter ", name, " is frozen, and has no gradient"});
+  fail({"parameter ", name,
+        reduced
+            ? ": a backward pass adds to a gradient that has been reduced; call zero_gradient(ctx) to begin a new sum"
+            : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"});
+}
+[[noreturn]] inline void refuse_unplaced(const std::string& name) {
+  fail({"parameter ", name,
+        ": a backward pass adds to its gradient, for which data parallelism has lent no memory; "
+        "enter(ctx, unit, true) comes before the pass"});
+}
+[[noreturn]] inline void refuse_reduction(const std::string& name, bool frozen, bool reduced) {
+  if (frozen) fail({"parameter ", name, " is frozen, and has no gradient to reduce"});
+  fail({"parameter ", name,
+        reduced
+            ? ": reduce is called twice for one gradient, which would count it more than once; what it returned the "
+              "first time goes to the optimizer"
+            : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, then reduce(ctx)"});
+}
+[[noreturn]] inline void refuse_lost_gradient(const std::string& name) {
+  fail({"parameter ", name,
+        ": zero_gradient would lose a gradient that passes have added to and that was not reduced; call reduce(ctx) "
+        "before it, or discard_gradient(ctx) in its place"});
+}
+[[noreturn]] inline void refuse_incomplete(const std::string& name) {
+  fail({"parameter ", name,
+        ": its gradient is read before it is complete, so that it is this rank's term of a sum; call reduce(ctx) "
+        "before"});
+}
+[[noreturn]] inline void refuse_finish(const std::string& name) {
+  fail({"parameter ", name, ": finish_reduction without start_reduction(ctx), which starts what it waits for"});
+}
+[[noreturn]] inline void refuse_unordered(const std::string& name) {
+  fail({"parameter ", name,
+        ": its layer adds to the gradient in an order that depends on the layout, and the context's numerics are "
+        "canonical (deterministic); use layers that have a canonical order, or leave numerics out"});
+}
+[[noreturn]] inline void refuse_unset_values(const std::string& name, bool callers, const std::string& stored) {
+  if (callers)
+    fail({"parameter ", name, ": gather would overwrite the caller's weights with values that nobody has set, as ",
+          stored, " in memory of its own; set them by fill_values(ctx, fill), or load them"});
+  fail({"parameter ", name,
+        ": gather would have layers read values that nobody has set; call initialize(ctx) on every "
+        "parameter, set values by fill_values(ctx, fill), or load them"});
+}
+[[noreturn]] inline void refuse_late_layer(const std::string& name) {
+  fail({"parameter ", name,
+        ": a layer begins to use it after data parallelism has laid it beside others, whose canonical sums "
+        "(deterministic) would miss what this layer adds; make all layers before the training step"});
+}
+[[noreturn]] inline void refuse_narrow(const std::string& name) {
+  fail({"parameter ", name, ": canonical numerics (deterministic) sum gradients in float or double, and here they are ",
+        "bf16; use another precision"});
+}
+
+}  // namespace plait::detail
+
+namespace plait {
+
+// The complete gradient of a parameter, which is what optimizers take.
+
+template <class Precision, compute_device Device>
+class parameter;
+
+/// The complete gradient of a parameter: `parameter::reduce` returns it, and nothing else of a parameter is taken by an
+/// optimizer.
+template <class Precision, compute_device Device>
+class reduced_gradient {
+ public:
+  using precision_type = Precision;
+
+  reduced_gradient(reduced_gradient&&) noexcept = default;
+  reduced_gradient& operator=(reduced_gradient&&) noexcept = default;
+
+  plait::parameter<Precision, Device>& parameter() const { return *parameter_; }
+  /// This rank's piece of its part, which is in the dual layout of `parameter().stored()`.
+  const gradient_of<Precision>* data() const { return std::as_const(*parameter_).gradient(); }
+  std::int64_t size() const { return parameter_->piece().size(); }
+
+ private:
+  friend class plait::parameter<Precision, Device>;
+  explicit reduced_gradient(plait::parameter<Precision, Device>& p) : parameter_(&p) {}
+  plait::parameter<Precision, Device>* parameter_;
+};
+
+namespace detail {
+/// Refuses to compile where an optimizer of another precision is to update parameters.
+template <class OfOptimizer, class OfParameters>
+constexpr void require_one_precision() {
+  static_assert(std::is_same_v<OfOptimizer, OfParameters>,
+                "the optimizer is of another precision than the parameters: write adamw<double> or muon<double> for "
+                "layers of double, and so for float and bf16");
+}
+}  // namespace detail
+
+
+// The caller's words about the memory of a layer's parameters: here, or the layer's own.
+
+/// Says that the layer allocates a part of its parameters' memory, when it is first needed:
+/// `{.weight = mine, .gradient = pl::own_memory}`.
+struct own_memory_t {};
+inline constexpr own_memory_t own_memory{};
+
+/// Where memory lies, in the caller's words: at a pointer, in the layer's own memory, or nothing is said.
+template <class T>
+class memory_at {
+ public:
+  constexpr memory_at() noexcept {}  // g++ 12 breaks on a defaulted one where a member's own initialiser names memory
+  constexpr memory_at(own_memory_t) : said_(true) {}                           // NOLINT: as members of parameter_memory
+  constexpr memory_at(T* pointer) : at_(pointer), said_(true), here_(true) {}  // NOLINT
+  constexpr memory_at(std::nullptr_t) : said_(true), here_(true) {}            // NOLINT
+  template <class Other>
+    requires same_bits<Other, T>
+  memory_at(Other* pointer) : memory_at(elements_of<T>(pointer)) {}  // NOLINT
+
+  /// Null for memory of the layer's own.
+  constexpr T* pointer() const { return at_; }
+  constexpr bool said() const { return said_; }
+  /// Whether the caller has given a pointer.
+  constexpr bool given() const { return here_; }
+
+ private:
+  T* at_ = nullptr;
+  bool said_ = false;
+  bool here_ = false;
+};
+
+/// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
+/// are zero. A layer of which nothing is said has memory of its own. Who gives one of them says something of all that
+/// the layer has, so that nothing is allocated unseen: `pl::own_memory` where the layer is to allocate it.
+///
+/// Masters are those of precisions whose weights are rounded (`bf16`), as the parameter is stored; with
+/// `pl::own_memory` they begin as the caller's weights.
+template <class Precision>
+struct parameter_memory {
+  memory_at<weight_of<Precision>> weight{};
+  memory_at<gradient_of<Precision>> gradient{};
+  memory_at<weight_of<Precision>> bias{};
+  memory_at<gradient_of<Precision>> bias_gradient{};
+  memory_at<master_of<Precision>> master{};
+  memory_at<master_of<Precision>> bias_master{};
+
+  /// Whether anything is said of any of it.
+  bool says_anything() const {
+    return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
+           bias_master.said();
+  }
+
+  /// Throws if a pointer is null, if something is missing, or if the layer has no use for it: a weight that is another
+  /// layer's, a bias without one, masters where nothing is rounded.
+  void require_complete(const std::string& layer, bool with_weight, bool with_bias) const {
+    constexpr bool rounded = !std::is_same_v<weight_of<Precision>, master_of<Precision>>;
+    const struct {
+      std::string_view name;
+      bool said, given, null, needed;
+    } all[] = {{"weight", weight.said(), weight.given(), !weight.pointer(), with_weight},
+               {"gradient", gradient.said(), gradient.given(), !gradient.pointer(), with_weight},
+               {"master", master.said(), master.given(), !master.pointer(), rounded && with_weight},
+               {"bias", bias.said(), bias.given(), !bias.pointer(), with_bias},
+               {"bias_gradient", bias_gradient.said(), bias_gradient.given(), !bias_gradient.pointer(), with_bias},
+               {"bias_master", bias_master.said(), bias_master.given(), !bias_master.pointer(), rounded && with_bias}};
+    std::string_view first;
+    for (const auto& m : all) {
+      if (!m.given) continue;
+      if (!m.needed)
+        fail({layer, ": memory.", m.name, " is given, and this layer has none (",
+              m.name.starts_with("bias") ? with_bias ? "its bias is not rounded" : "it has no bias"
+              : with_weight              ? "its weight is not rounded"
+                                         : "its weight is another layer's",
+              ")"});
+      if (m.null)
+        fail({layer, ": memory.", m.name,
+              " is null: allocate it before the layer is made, or say pl::own_memory, and the "
+              "layer allocates it"});
+      if (first.empty()) first = m.name;
+    }
+    if (first.empty()) return;
+    for (const auto& m : all)
+      if (m.needed && !m.said)
+        fail({layer, ": memory gives ", first, " and says nothing of ", m.name,
+              ": give a pointer, or pl::own_memory, and the layer allocates it"});
+  }
+};
+
+namespace detail {
+
+struct memory_part {
+  const char* name;
+  bool said;
+};
+
+/// For a layer that is made of several: throws if something is said of the memory of one and nothing of another's.
+inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
+  const char* first = nullptr;
+  for (const memory_part& p : parts)
+    if (p.said && !first) first = p.name;
+  for (const memory_part& p : parts)
+    if (first && !p.said)
+      fail({layer, ": memory gives ", first, " and says nothing of ", p.name,
+            ": give pointers, or pl::own_memory for its weight and gradient, and the layer allocates them"});
+}
+
+}  // namespace detail
+
 
 /// A parameter as layers, optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between
 /// steps, `used` how the layers need it. Between them is a plan; its mirror is the gradient's reduction. How it is used

@@ -1,5 +1,4 @@
 // The refusal of a null pointer where a program hands over memory. Sizes are checked elsewhere: nn/layer/apart.hpp.
-// Next: tests/unit/nn/saved_life.cpp.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/layer/kernel.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/plan/kernel_time.hpp"

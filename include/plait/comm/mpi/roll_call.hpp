@@ -1,5 +1,5 @@
 // The inner part of comm/mpi.hpp that finds out who is missing: a rank that has waited for a while tells all others for
-// what, so that at a deadline each knows who is silent. Next: comm/mpi/pending.hpp, which waits.
+// what, so that at a deadline each knows who is silent.
 #pragma once
 
 #include <mpi.h>

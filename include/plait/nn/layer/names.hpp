@@ -1,5 +1,5 @@
 // The name of a layer and of its ranges in profiles. Each call of a layer asks for one of them first, and so is refused
-// where the layer was moved from. Next: device/range.hpp for ranges, tests/unit/nn/saved_life.cpp.
+// where the layer was moved from.
 #pragma once
 
 #include <memory>

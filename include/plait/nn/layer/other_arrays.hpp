@@ -1,6 +1,5 @@
 // A layer's calls with arrays that are not its own: those of a type with the same bits are taken, those of another
-// spec, another precision or another kind are refused in words. Next: core/same_bits.hpp,
-// nn/combinators/layers_fit.hpp.
+// spec, another precision or another kind are refused in words.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
 // The refusal of two parameters in one memory of the caller's, whose gradient would be reduced and whose values would
-// be updated twice. One parameter that several layers use is none: `linear_options::tied`. Next: nn/parameter/all.hpp.
+// be updated twice. One parameter that several layers use is none: `linear_options::tied`.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class memory_users {
       add(&p, p.name(), what, begin, static_cast<std::size_t>(elements) * sizeof *begin);
     });
   }
-  /// Likewise for an array of what is known by a name alone.
+  /// Adds an array of an owner that is known by its name alone.
   void add(const std::string& name, const void* begin, std::size_t bytes) {
     add(nullptr, name, "values", begin, bytes);
   }

@@ -1,4 +1,4 @@
-// The definitions of moves.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of core.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
 #include <cstddef>
