@@ -39,7 +39,7 @@ TEST_CASE("stages of two chunks, whose first and last may be one rank's") {
       const rank_outcome one = train_one<double, megatron_sp>(s);
       const pipeline_mesh m{2, 2, 2, 2};
       policy_settings k = draw_settings(level, m, false, drawn_numbers(static_cast<std::uint64_t>(1000 + turn), 2));
-      k.clip = clipping::exact, k.microbatches = 4;
+      k.clip = true, k.microbatches = 4;
       s.parallel = options_of(k);
       CAPTURE(static_cast<int>(level));
       check_pipeline<double, context_parallel<megatron_sp, chosen<cp>, zigzag>>(s, one, m,
