@@ -17,7 +17,7 @@
 void export_hf(const export_hf_options& opt) {
   const opened_step from = open_step("STEP", opt.step);
   plait::export_options how;
-  how.flag = "DIR";
+  how.field = "DIR";
   how.shard_bytes = opt.shard_bytes;
   how.order = plait::weights_order_from(opt.weights_order, "--weights-order");
   if (!opt.dtype.empty()) {

@@ -147,7 +147,7 @@ class llama_run final : public model_run {
     plait::export_hugging_face(ctx_, world_.root(), model_, s_.config, s_.opt.export_hf,
                                {.like = s_.exported_like(),
                                 .order = plait::weights_order_from(s_.opt.export_order, "--export-order"),
-                                .flag = "--export-hf"});
+                                .field = "--export-hf"});
   }
   double all_reduce(double value, plait::reduce_op op) override {
     return plait::all_reduce_scalar(device_, world_.root(), value, op);

@@ -97,10 +97,10 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .warmup_steps = opt.warmup < 0 ? std::min(opt.steps, (opt.steps + 9) / 10) : opt.warmup,
                               .min_ratio = opt.min_lr_ratio,
                               .decay = plait::lr_decay_from(opt.lr_schedule, "--lr-schedule"),
-                              .peak_flag = "--lr",
-                              .steps_flag = "--steps",
-                              .warmup_flag = "--warmup",
-                              .min_ratio_flag = "--min-lr-ratio"}),
+                              .peak_field = "--lr",
+                              .steps_field = "--steps",
+                              .warmup_field = "--warmup",
+                              .min_ratio_field = "--min-lr-ratio"}),
           0};
   s.rate_text = rate_text(s.rate.config());
   opened_model m = open_model(opt);

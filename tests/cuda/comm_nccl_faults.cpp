@@ -278,7 +278,7 @@ TEST_CASE("nccl: ranks that were started differently learn it through their devi
   for (const int odd : {-1, 2}) {
     CHECK_NOTHROW(nccl::run(devices(3), small, careful, [&](rank_comm& comm, cuda& device) {
       any_communicator all(comm);
-      const field settings[] = {{"--lr", comm.rank() == odd ? "0.01" : "0.001"}};
+      const setting settings[] = {{"--lr", comm.rank() == odd ? "0.01" : "0.001"}};
       std::string said;
       try {
         require_agreement(device, all, settings);

@@ -181,7 +181,7 @@ TEST_CASE("what is no data is refused by name") {
   CHECK_ERROR(open({dir.write("t.txt", "ab"), dir.write("t.bin", "ab")}), "t.txt", "bytes", "t.bin", "nanogpt");
   CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 0), "vocab", "vocabulary");
   CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 98).check_tokens(), "token 98", "98 tokens");
-  CHECK_ERROR(token_source({.paths = {"nowhere"}, .field = "data.train"}), "data.train: ");
+  CHECK_ERROR(token_source({.paths = {"nowhere"}, .flag = "data.train"}), "data.train: ");
 
   CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
   CHECK(plait::token_format_from("auto") == token_format::automatic);
