@@ -167,7 +167,6 @@ constexpr void require_one_precision() {
 }
 }  // namespace detail
 
-
 // The caller's words about the memory of a layer's parameters: here, or the layer's own.
 
 /// Says that the layer allocates a part of its parameters' memory, when it is first needed:
@@ -275,7 +274,6 @@ inline void require_all_parts(std::string_view layer, std::initializer_list<memo
 }
 
 }  // namespace detail
-
 
 /// A parameter as layers, optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between
 /// steps, `used` how the layers need it. Between them is a plan; its mirror is the gradient's reduction. How it is used

@@ -188,7 +188,6 @@ PLAIT_COMPILED_TEMPLATE(class linear_biases<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class linear_biases<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class linear_biases<double, cpu>)
 
-
 // The collectives of linears that share an input, made ready for the sizes of a context, and the sizes of their
 // products.
 
@@ -251,7 +250,6 @@ concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* ou
 };
 
 }  // namespace detail
-
 
 /// The computation of linears that share an input, without types: everything follows from their derivation.
 /// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
