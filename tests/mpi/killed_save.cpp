@@ -33,7 +33,7 @@ class deadly_files final : public posix_file_system {
  public:
   std::string point;  ///< empty: none
 
-  std::unique_ptr<plait::file_handle> create(const std::string& path) override {
+  std::unique_ptr<plait::open_file> create(const std::string& path) override {
     const bool is_data = path.ends_with(".safetensors");
     if (is_data && point == "create") die();
     auto file = posix_file_system::create(path);
@@ -53,10 +53,10 @@ class deadly_files final : public posix_file_system {
 
  private:
   /// Dies with half of the first bytes written, or before a sync.
-  class deadly_file final : public plait::file_handle {
+  class deadly_file final : public plait::open_file {
    public:
-    deadly_file(std::unique_ptr<plait::file_handle> file, std::string point)
-        : file_handle(file->path()), file_(std::move(file)), point_(std::move(point)) {}
+    deadly_file(std::unique_ptr<plait::open_file> file, std::string point)
+        : open_file(file->path()), file_(std::move(file)), point_(std::move(point)) {}
     std::uint64_t size() const override { return file_->size(); }
 
    private:
@@ -75,7 +75,7 @@ class deadly_files final : public posix_file_system {
       file_->sync();
     }
 
-    std::unique_ptr<plait::file_handle> file_;
+    std::unique_ptr<plait::open_file> file_;
     std::string point_;
   };
 };

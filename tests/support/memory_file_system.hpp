@@ -125,7 +125,7 @@ class memory_file_system final : public file_system {
   /// The bytes of a file, to look at or to damage.
   std::string& contents(const std::string& path) { return file_at(path, "look at")->now; }
 
-  std::unique_ptr<file_handle> create(const std::string& path) override {
+  std::unique_ptr<open_file> create(const std::string& path) override {
     const std::lock_guard lock(mutex_);
     operation("create", path);
     const auto [directory, name] = parent("create", path);
@@ -134,7 +134,7 @@ class memory_file_system final : public file_system {
     apply({{directory, name, file}});
     return std::make_unique<handle>(*this, path, file, true);
   }
-  std::unique_ptr<file_handle> open(const std::string& path) override {
+  std::unique_ptr<open_file> open(const std::string& path) override {
     const std::lock_guard lock(mutex_);
     operation("open", path);
     return std::make_unique<handle>(*this, path, file_at(path, "open"), false);
@@ -225,10 +225,10 @@ class memory_file_system final : public file_system {
   /// In each directory, the name has the target, or none, after the change.
   using change = std::vector<std::tuple<std::shared_ptr<node>, std::string, std::shared_ptr<node>>>;
 
-  class handle final : public file_handle {
+  class handle final : public open_file {
    public:
     handle(memory_file_system& files, const std::string& path, std::shared_ptr<node> file, bool writable)
-        : file_handle(path), files_(files), file_(std::move(file)), writable_(writable) {}
+        : open_file(path), files_(files), file_(std::move(file)), writable_(writable) {}
     ~handle() override {
       try {
         finish_writes();

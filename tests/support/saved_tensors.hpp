@@ -107,8 +107,8 @@ inline std::vector<std::uint64_t> steps_in(file_system& files, const std::string
 class other_files : public file_system {
  public:
   explicit other_files(file_system& files) : files_(files) {}
-  std::unique_ptr<file_handle> create(const std::string& path) override { return files_.create(path); }
-  std::unique_ptr<file_handle> open(const std::string& path) override { return files_.open(path); }
+  std::unique_ptr<open_file> create(const std::string& path) override { return files_.create(path); }
+  std::unique_ptr<open_file> open(const std::string& path) override { return files_.open(path); }
   std::optional<file_kind> kind_of(const std::string& path) override { return files_.kind_of(path); }
   std::vector<directory_entry> list(const std::string& path) override { return files_.list(path); }
   void make_directory(const std::string& path) override { files_.make_directory(path); }
@@ -137,7 +137,7 @@ class gated_files final : public other_files {
     }
     opened_.notify_all();
   }
-  std::unique_ptr<file_handle> create(const std::string& path) override {
+  std::unique_ptr<open_file> create(const std::string& path) override {
     if (path.ends_with(".safetensors") && path.find(part_) != path.npos) {
       std::unique_lock lock(mutex_);
       opened_.wait(lock, [&] { return is_open_; });
@@ -156,7 +156,7 @@ class gated_files final : public other_files {
 class failing_files final : public other_files {
  public:
   failing_files(file_system& files, std::uint32_t writer) : other_files(files), writer_(writer) {}
-  std::unique_ptr<file_handle> create(const std::string& path) override {
+  std::unique_ptr<open_file> create(const std::string& path) override {
     if (path.ends_with(data_file_name(writer_))) throw error("cannot write '" + path + "': no space");
     return other_files::create(path);
   }
@@ -200,7 +200,7 @@ class damaging_files final : public other_files {
     const std::lock_guard lock(mutex_);
     (early ? early_ : late_) = step_name(step);
   }
-  std::unique_ptr<file_handle> open(const std::string& path) override {
+  std::unique_ptr<open_file> open(const std::string& path) override {
     {
       const std::lock_guard lock(mutex_);
       if (!early_.empty() && path.find(early_ + ".tmp-") != path.npos && path.ends_with(data_file_name(1))) {
@@ -228,7 +228,7 @@ class damaging_files final : public other_files {
 class counting_files final : public other_files {
  public:
   using other_files::other_files;
-  std::unique_ptr<file_handle> open(const std::string& path) override {
+  std::unique_ptr<open_file> open(const std::string& path) override {
     auto file = other_files::open(path);
     if (!path.ends_with(".safetensors") || path.find(".tmp-") != path.npos) return file;
     const std::lock_guard lock(mutex_);
@@ -239,10 +239,10 @@ class counting_files final : public other_files {
   int closed(std::uint64_t step, std::uint32_t writer) { return count(closed_, step, writer); }
 
  private:
-  class handle final : public file_handle {
+  class handle final : public open_file {
    public:
-    handle(counting_files& all, const std::string& path, std::unique_ptr<file_handle> file)
-        : file_handle(path), all_(all), file_(std::move(file)) {}
+    handle(counting_files& all, const std::string& path, std::unique_ptr<open_file> file)
+        : open_file(path), all_(all), file_(std::move(file)) {}
     ~handle() override {
       const std::lock_guard lock(all_.mutex_);
       ++all_.closed_[path()];
@@ -258,7 +258,7 @@ class counting_files final : public other_files {
     void sync_once() override {}
 
     counting_files& all_;
-    std::unique_ptr<file_handle> file_;
+    std::unique_ptr<open_file> file_;
   };
   int count(std::map<std::string, int>& of, std::uint64_t step, std::uint32_t writer) {
     const std::lock_guard lock(mutex_);
@@ -275,7 +275,7 @@ class watched_files final : public other_files {
   void watch() { watches_ = true; }
   const std::vector<std::unique_ptr<memory_file_system>>& crashes() const { return crashes_; }
 
-  std::unique_ptr<file_handle> create(const std::string& path) override {
+  std::unique_ptr<open_file> create(const std::string& path) override {
     const std::lock_guard lock(mutex_);
     note();
     return std::make_unique<handle>(*this, path, other_files::create(path));
@@ -307,10 +307,10 @@ class watched_files final : public other_files {
   }
 
  private:
-  class handle final : public file_handle {
+  class handle final : public open_file {
    public:
-    handle(watched_files& files, std::string path, std::unique_ptr<file_handle> file)
-        : file_handle(std::move(path)), files_(files), file_(std::move(file)) {}
+    handle(watched_files& files, std::string path, std::unique_ptr<open_file> file)
+        : open_file(std::move(path)), files_(files), file_(std::move(file)) {}
     std::uint64_t size() const override { return file_->size(); }
 
    protected:
@@ -332,7 +332,7 @@ class watched_files final : public other_files {
 
    private:
     watched_files& files_;
-    std::unique_ptr<file_handle> file_;
+    std::unique_ptr<open_file> file_;
   };
 
   void note() {

@@ -110,7 +110,7 @@ class data_file {
 
  private:
   std::string flag_;
-  std::unique_ptr<const file_handle> file_;
+  std::unique_ptr<const open_file> file_;
   std::int64_t size_ = 0;
 };
 

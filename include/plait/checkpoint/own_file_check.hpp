@@ -66,7 +66,7 @@ class own_file_check {
   std::uint64_t step_;
   std::string path_;
   std::vector<stored_bytes> ranges_;
-  std::unique_ptr<file_handle> file_;
+  std::unique_ptr<open_file> file_;
   byte_buffer buffer_;
   std::size_t at_ = 0;  ///< the range, and how much of it is done
   std::uint64_t done_ = 0;

@@ -58,7 +58,7 @@ class reads_ahead {
     return !ahead_ || ahead_->wait([&] { return source_->blocks.has_all(owner); });
   }
   /// Waits for all. Throws the `error` that names the tensor, box, file and position of a box whose checksum is
-  /// another, and as `file_handle::read` and `file_system::open`.
+  /// another, and as `open_file::read` and `file_system::open`.
   void finish() {
     if (ahead_) ahead_->finish();
   }

@@ -40,7 +40,7 @@ class safetensors_stream {
     sum_up(bytes);
   }
   /// Appends bytes that stay as they are until `finish` has returned or this is destroyed: they are summed up
-  /// while the system writes them, where it does so by itself (`file_handle::start_write`).
+  /// while the system writes them, where it does so by itself (`open_file::start_write`).
   void append_lasting(std::span<const std::byte> bytes) {
     expect(bytes);
     file_->start_write(end_, bytes);
@@ -81,7 +81,7 @@ class safetensors_stream {
 
   safetensors_plan plan_;
   std::vector<std::uint32_t> sums_;
-  std::unique_ptr<file_handle> file_;
+  std::unique_ptr<open_file> file_;
   std::uint32_t header_sum_ = 0;
   std::uint64_t end_ = 0;   ///< of what has been written
   std::size_t tensor_ = 0;  ///< the one that the next byte is of, unless it has none

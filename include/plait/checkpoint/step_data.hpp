@@ -41,11 +41,11 @@ class step_data {
 
   /// Returns which boxes overlap, for whoever plans reads.
   stored_boxes& boxes() { return boxes_; }
-  /// Reads a box for its checksum alone. Throws as `damaged`, and as `file_handle::read` and `file_system::open`.
+  /// Reads a box for its checksum alone. Throws as `damaged`, and as `open_file::read` and `file_system::open`.
   void verify(const stored_tensor& tensor, std::uint32_t box) {
     constexpr std::uint64_t at_once = std::uint64_t{4} << 20, page = 4096;
     const stored_bytes& stored = tensor.boxes[box].stored;
-    const file_handle& from = open_.at(stored.file);
+    const open_file& from = open_.at(stored.file);
     scratch_.grow(static_cast<std::size_t>(std::min(stored.bytes, at_once) + page));
     std::byte* const to = scratch_.data() + stored.position % page;  // as in the file: the system's cache is passed
     std::uint32_t sum = 0;
@@ -73,7 +73,7 @@ class step_data {
   /// Bytes read so far.
   std::uint64_t bytes() const { return bytes_; }
   /// Returns a data file, for whoever reads from it (checkpoint/reads_ahead.hpp); `add_bytes` says how much.
-  std::shared_ptr<const file_handle> hold(std::uint32_t file) { return open_.hold(file); }
+  std::shared_ptr<const open_file> hold(std::uint32_t file) { return open_.hold(file); }
   void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
 
  private:

@@ -25,7 +25,7 @@
 namespace plait {
 
 /// Returns the checksum of a range of a file, which is read in pieces. Throws `error` if the file ends before.
-inline std::uint32_t crc32c_of(const file_handle& file, std::uint64_t position, std::uint64_t bytes) {
+inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, std::uint64_t bytes) {
   constexpr std::uint64_t piece = std::uint64_t{4} << 20, page = 4096;
   byte_buffer buffer(std::min(bytes, piece) + page);  // as far behind a page as in the file: read past the cache
   std::uint32_t sum = 0;

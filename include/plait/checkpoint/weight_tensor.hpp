@@ -61,7 +61,7 @@ inline std::vector<weight_tensor> weights_in_memory(std::span<const safetensors_
 inline std::vector<weight_tensor> weights_of_file(const std::string& path, const std::string& field,
                                                   file_system& files = machine_files()) {
   const std::string source = cat({field, ": '", path, "'"});
-  std::shared_ptr<const file_handle> file;
+  std::shared_ptr<const open_file> file;
   std::uint64_t size = 0;
   std::vector<std::byte> start(8);
   try {

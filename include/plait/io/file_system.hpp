@@ -27,9 +27,9 @@ namespace plait {
 
 /// An open file. `write` and `read` may be called from several threads at once, for ranges that do not overlap; one
 /// thread at a time begins writes. Destroyed, it is closed; what was not synced then may be lost.
-class file_handle {
+class open_file {
  public:
-  virtual ~file_handle() = default;
+  virtual ~open_file() = default;
 
   /// Writes all of `bytes` from `offset` on, however many calls of the system that takes.
   void write(std::uint64_t offset, std::span<const std::byte> bytes) {
@@ -72,9 +72,9 @@ class file_handle {
   const std::string& path() const { return path_; }
 
  protected:
-  explicit file_handle(std::string path) : path_(std::move(path)) {}
-  file_handle(const file_handle&) = delete;
-  file_handle& operator=(const file_handle&) = delete;
+  explicit open_file(std::string path) : path_(std::move(path)) {}
+  open_file(const open_file&) = delete;
+  open_file& operator=(const open_file&) = delete;
 
   /// Writes some bytes, at least one, and returns how many; throws with `fail_file`.
   virtual std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
@@ -102,16 +102,16 @@ struct directory_entry {
 };
 
 /// Every operation either does what it says or throws `error` naming the operation, the path and the system's reason.
-/// Nothing is on the disk before it is synced: the bytes of a file by `file_handle::sync`, and that it has its name by
+/// Nothing is on the disk before it is synced: the bytes of a file by `open_file::sync`, and that it has its name by
 /// `sync_directory` of the directory that holds it.
 class file_system {
  public:
   virtual ~file_system() = default;
 
   /// Creates a file to write and read; it must not exist.
-  virtual std::unique_ptr<file_handle> create(const std::string& path) = 0;
+  virtual std::unique_ptr<open_file> create(const std::string& path) = 0;
   /// Opens a regular file to read.
-  virtual std::unique_ptr<file_handle> open(const std::string& path) = 0;
+  virtual std::unique_ptr<open_file> open(const std::string& path) = 0;
   /// Returns what has this name (a symbolic link is followed), or nothing if there is nothing.
   virtual std::optional<file_kind> kind_of(const std::string& path) = 0;
   /// Returns the name that a path has without symbolic links, "." and "..": where there are none, the path itself.

@@ -24,9 +24,9 @@ class open_files {
       : files_(files), paths_(std::move(paths)), open_(paths_.size()) {}
 
   /// Returns the i-th file, which stays open until `most` others have been asked for. Throws as `file_system::open`.
-  const file_handle& at(std::size_t i) { return *hold(i); }
+  const open_file& at(std::size_t i) { return *hold(i); }
   /// Returns the same file, which stays open as long as somebody holds it. Other threads may read from it.
-  std::shared_ptr<const file_handle> hold(std::size_t i) {
+  std::shared_ptr<const open_file> hold(std::size_t i) {
     if (open_[i]) return open_[i];
     open_[i] = files_.open(paths_[i]);
     order_.push_back(i);
@@ -40,7 +40,7 @@ class open_files {
  private:
   file_system& files_;
   std::vector<std::string> paths_;
-  std::vector<std::shared_ptr<const file_handle>> open_;
+  std::vector<std::shared_ptr<const open_file>> open_;
   std::deque<std::size_t> order_;  ///< of those that are open, the oldest first
 };
 

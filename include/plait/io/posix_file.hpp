@@ -74,10 +74,10 @@ inline std::size_t direct_part(std::uint64_t offset, std::span<const std::byte> 
 /// Files of a few pages never open a second descriptor. Past the cache (O_DIRECT) the same bytes take the processor a
 /// twentieth of the time or less, and leave what others have in the cache there. Some file systems refuse it; there all
 /// goes through the cache.
-class posix_file : public file_handle {
+class posix_file : public open_file {
  public:
   posix_file(const std::string& path, int flags, const char* operation)
-      : file_handle(path), descriptor_(path, flags, operation), access_(flags & O_ACCMODE) {
+      : open_file(path), descriptor_(path, flags, operation), access_(flags & O_ACCMODE) {
     descriptor_.require_regular(path);
 #ifdef POSIX_FADV_SEQUENTIAL
     // Steps are read from end to end. The system then reads further ahead; that it does not is no error.

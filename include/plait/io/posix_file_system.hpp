@@ -72,10 +72,10 @@ class posix_lock final : public directory_lock {
 /// system (flock), so it goes with the process that holds it, however that ends.
 class posix_file_system : public file_system {
  public:
-  std::unique_ptr<file_handle> create(const std::string& path) override {
+  std::unique_ptr<open_file> create(const std::string& path) override {
     return std::make_unique<detail::posix_file>(path, O_RDWR | O_CREAT | O_EXCL, "create");
   }
-  std::unique_ptr<file_handle> open(const std::string& path) override {
+  std::unique_ptr<open_file> open(const std::string& path) override {
     return std::make_unique<detail::posix_file>(path, O_RDONLY | O_NONBLOCK, "open");
   }
   std::optional<file_kind> kind_of(const std::string& path) override {

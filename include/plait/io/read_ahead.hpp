@@ -24,7 +24,7 @@ namespace plait {
 
 /// Bytes of a file that are read in one go.
 struct file_block {
-  std::shared_ptr<const file_handle> file;
+  std::shared_ptr<const open_file> file;
   std::uint64_t position = 0;
   std::size_t bytes = 0;
   std::byte* into = nullptr;  ///< where they go; nothing: to memory of the thread that reads them

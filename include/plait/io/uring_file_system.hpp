@@ -81,7 +81,7 @@ class uring_file_system final : public posix_file_system {
   explicit uring_file_system(detail::ring_maker make = detail::make_uring) : make_(make) {
     if (const std::string fault = detail::ring_fault(make); !fault.empty()) fail(fault);
   }
-  std::unique_ptr<file_handle> create(const std::string& path) override {
+  std::unique_ptr<open_file> create(const std::string& path) override {
     return std::make_unique<detail::ring_file>(path, O_RDWR | O_CREAT | O_EXCL, "create", make_);
   }
 

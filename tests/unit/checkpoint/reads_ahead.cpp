@@ -268,7 +268,7 @@ struct noted_files final : posix_file_system {
     }
     noted_files& all_;
   };
-  std::unique_ptr<plait::file_handle> open(const std::string& path) override {
+  std::unique_ptr<plait::open_file> open(const std::string& path) override {
     return std::make_unique<noted>(path, *this);
   }
   std::mutex mutex;

@@ -19,9 +19,9 @@ namespace {
 
 /// A file whose bytes are what their place says, and whose reads wait at a gate: `let(n)` lets n more of them end.
 /// Reads that begin at a place in `bad` fail.
-class gated_file final : public file_handle {
+class gated_file final : public open_file {
  public:
-  gated_file() : file_handle("gated") {}
+  gated_file() : open_file("gated") {}
   void let(std::size_t n) {
     {
       const std::lock_guard lock(mutex_);

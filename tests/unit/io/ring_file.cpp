@@ -74,7 +74,7 @@ struct blocks {
     for (std::size_t i = 0; i < size(); ++i) bytes.data()[i] = static_cast<std::byte>(random());
   }
   static constexpr std::size_t size() { return block * count + tail; }
-  void write(plait::file_handle& file) {
+  void write(plait::open_file& file) {
     file.write(0, std::span<const std::byte>(bytes.data(), header));
     for (std::size_t at = 0; at < size(); at += block)
       file.start_write(header + at, std::span<const std::byte>(bytes.data() + at, std::min(block, size() - at)));
