@@ -227,10 +227,10 @@ class checkpoint_saver {
     }
     return own;
   }
-  /// Throws where ranks would save another step, or other scalars: those of rank 0 would be restored on all.
+  /// Throws where ranks would save other scalars: those of rank 0 would be restored on all.
   template <compute_device Device>
   void agree_on_scalars(Device& device, std::uint64_t step, const saved_scalars& scalars) {
-    std::vector<setting> values{{"step", cat({step})}};
+    std::vector<setting> values;
     for (const auto& [name, scalar] : scalars)
       values.push_back({name, std::visit(
                                   [](const auto& v) {

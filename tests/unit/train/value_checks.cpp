@@ -323,7 +323,7 @@ TEST_CASE("one value of one rank, at each kind of place") {
       {"scalar of a save", told_by_loop({.later_position = 1}),
        "checkpoint: step 1 is not saved: rank 3 runs with position 1, ranks 0 to 2 with position 0"},
       {"step of a save", told_by_loop({.later_step = 1}),
-       " is not saved: rank 3 runs with step 2, ranks 0 to 2 with step 1"},
+       "checkpoint: nothing is saved: ranks are at different steps: rank 0 1, rank 1 1, rank 2 1, rank 3 2"},
   };
   for (const auto& fault : faults) {
     CAPTURE(fault.place);
