@@ -40,8 +40,8 @@
 
 namespace plait::detail {
 
-// The checksums of boxes that no rank has read whole: ranks put together what each of them has read of one. Nothing is
-// read here but what nobody needed of such a box.
+// The checksums of boxes that no rank has read whole: ranks put together what each of them has read of one, and read
+// the rest.
 
 class sums_of_parts {
  public:
@@ -66,7 +66,7 @@ class sums_of_parts {
       if (all[i + 3] != 0)  // else added to have as many as the others
         add({all[i], all[i + 1]}, static_cast<std::uint32_t>(all[i + 2]), all[i + 3]);
   }
-  /// Compares, after `gather`, and reads what nobody needed of the rest of a box, in turns with the other ranks. Throws
+  /// Compares, after `gather`, and reads the rest of each box, in turns with the other ranks. Throws
   /// `error` that names the box whose checksum is another.
   void compare(const manifest& saved, step_data& data, std::size_t rank, std::size_t ranks) const {
     std::size_t turn = 0;

@@ -97,7 +97,7 @@ class save_writer {
     const std::lock_guard lock(mutex_);
     return j.ended;
   }
-  /// From now on a call of the file system may take so many seconds at most.
+  /// Limits each call of the file system to `seconds` from now on.
   void hurry(double seconds) {
     const std::lock_guard lock(mutex_);
     patience_ = std::min(patience_, seconds);

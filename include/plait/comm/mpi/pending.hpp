@@ -137,7 +137,8 @@ struct pending {
   std::string text() const { return cat({name, " #", sequence, " on '", home->label, "'"}); }
   /// Tells all ranks that this one waits.
   void announce() const { home->kin->roll.announce(text(), home->kin->calls); }
-  /// Returns the text of an operation that is past its deadline. The library may be called, or nobody is named.
+  /// Returns the text of an operation that is past its deadline. Names the ranks that are
+  /// missing where `callable` says that MPI may be called.
   std::string late(bool callable) const {
     call_count own = home->called;
     own.collectives = before;
