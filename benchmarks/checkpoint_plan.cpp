@@ -11,11 +11,11 @@
 #include "plait/device/counting.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/layer_split.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/layer_split.hpp"
+#include "plait/parallel/optim/adamw.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/parse.hpp"
-#include "plait/train/optim/adamw.hpp"
 #include "timing.hpp"
 
 /// What the plan of a save costs one processor, at the size of Llama 3 405B with AdamW on 16,384 ranks (dp 128, pp 16,

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/train/train_step.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "support/sleeping_model.hpp"
 #include "support/slow_link.hpp"
 #include "timing.hpp"

@@ -13,10 +13,10 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/train_step.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/parse.hpp"
-#include "plait/train/train_step.hpp"
 #include "timing.hpp"
 
 using namespace plait;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/generators/dualpipe_v.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
 #include "timing.hpp"

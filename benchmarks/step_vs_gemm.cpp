@@ -9,7 +9,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/train/train_step.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "timing.hpp"
 
 /// A whole training step of Llama on one rank (forward, loss, backward, clipping, AdamW) against the matrix products of

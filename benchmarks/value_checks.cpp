@@ -10,7 +10,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/train/train_step.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "timing.hpp"
 
 namespace {

@@ -13,8 +13,8 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/world.hpp"
-#include "plait/train/train_step.hpp"
+#include "plait/parallel/train_step.hpp"
+#include "plait/parallel/world.hpp"
 #include "train_llama/data/token_source.hpp"
 
 namespace pl = plait;

@@ -3,7 +3,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/train/train_step.hpp"
+#include "plait/parallel/train_step.hpp"
 
 namespace pl = plait;
 

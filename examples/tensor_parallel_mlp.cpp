@@ -7,7 +7,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 
 namespace pl = plait;
 using pl::batch, pl::hidden, pl::ffn;

@@ -10,7 +10,7 @@
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/train/graph_step.hpp"
+#include "plait/parallel/graph_step.hpp"
 #include "step_memory.hpp"
 
 namespace {

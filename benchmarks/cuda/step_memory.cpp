@@ -2,7 +2,7 @@
 
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/pipeline.hpp"
+#include "plait/parallel/pipeline.hpp"
 #include "plait/plan/dry_run.hpp"
 
 std::int64_t bench::planned_bytes(const plait::llama_config& config, std::int64_t tokens, std::int64_t seq,

@@ -7,8 +7,8 @@
 
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/parse.hpp"
 
 namespace bench {

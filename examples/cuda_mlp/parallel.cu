@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "plait/interop/nccl_attach.hpp"
 #include "plait/nn/layer/policy.hpp"
 #include "plait/nn/layer/with_saved.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/tensor/nccl_attach.hpp"
 
 namespace pl = plait;
 using pl::seq, pl::hidden, pl::heads, pl::head_dim, pl::ffn, pl::tp;

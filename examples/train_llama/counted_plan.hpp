@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "plait/checkpoint/share_plan.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plan.hpp"
 #include "run_options.hpp"

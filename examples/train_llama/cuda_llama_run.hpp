@@ -3,8 +3,8 @@
 #include "llama_run.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/train/graph_step.hpp"
-#include "plait/train/product_tuning.hpp"
+#include "plait/parallel/graph_step.hpp"
+#include "plait/parallel/product_tuning.hpp"
 #include "say.hpp"
 
 /// On a GPU a step can be replayed as a graph, and its products measured when it runs for the first time.

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "plait/tensor/context.hpp"
-#include "plait/train/train_step.hpp"
 
 /// Returns the mean loss over what is held out of --data, as `batches` (rank_batches.hpp) read it; nothing where
 /// `stop_asked()` says, alike on all ranks, that the run ends. Throws on all ranks where there is no target. As many

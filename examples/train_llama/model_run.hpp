@@ -16,8 +16,8 @@
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/train/parameter_hash.hpp"
-#include "plait/train/step_result.hpp"
+#include "plait/parallel/parameter_hash.hpp"
+#include "plait/parallel/step_result.hpp"
 #include "requests.hpp"
 #include "train_llama/observe/step_trace.hpp"
 

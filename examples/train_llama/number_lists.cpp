@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "plait/core/error.hpp"
-#include "plait/mesh/parse.hpp"
+#include "plait/layout/parse.hpp"
 
 namespace {
 

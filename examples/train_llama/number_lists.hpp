@@ -8,7 +8,7 @@
 #include "options.hpp"
 #include "plait/comm/value_checks.hpp"
 #include "plait/core/numerics.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/schedule/parse.hpp"
 
 // Options whose values are more than a word or a number.

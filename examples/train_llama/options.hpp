@@ -12,13 +12,13 @@
 #include "plait/comm/value_checks.hpp"
 #include "plait/core/numerics.hpp"
 #include "plait/core/recompute.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention/policy.hpp"
-#include "plait/pipeline/layer_split.hpp"
-#include "plait/pipeline/options.hpp"
+#include "plait/parallel/layer_split.hpp"
+#include "plait/parallel/optim/lr_schedule.hpp"
+#include "plait/parallel/options.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/train/optim/lr_schedule.hpp"
 #include "train_llama/data/sampler.hpp"
 
 namespace plait {

@@ -5,8 +5,8 @@
 
 #include "options.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "plait/tensor/context.hpp"
-#include "plait/train/train_step.hpp"
 
 /// Reads a rank's part of microbatches from --data: the samples of its data rank, and of each the positions that the
 /// rank has. `Tokens` is the tensor of a microbatch's ids.

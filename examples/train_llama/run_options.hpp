@@ -9,8 +9,8 @@
 #include "plait/core/precision.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
-#include "plait/train/optim/chosen_optimizer.hpp"
 
 // The types and options of a run's layers and optimizer, as the command line has them.
 

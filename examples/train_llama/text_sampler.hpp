@@ -13,8 +13,8 @@
 #include "plait/core/precision.hpp"
 #include "plait/kernels/philox.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
-#include "plait/train/train_step.hpp"
 #include "train_llama/data/text.hpp"
 
 /// Draws text from a model that takes bytes for tokens, alike on every mesh.

@@ -1,6 +1,6 @@
 // Layers and training on GPUs, for files that nvcc compiles or programs that link plait::compiled_cuda: the device, its
 // kernels, in-process ranks on device memory, and steps as CUDA graphs. NCCL is apart: comm/launch/nccl.hpp, and
-// interop/nccl_attach.hpp for an existing `ncclComm_t`.
+// tensor/nccl_attach.hpp for an existing `ncclComm_t`.
 #pragma once
 
 #include "plait/core/compiled.hpp"
@@ -13,5 +13,5 @@
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_graph.hpp"
+#include "plait/parallel/graph_step.hpp"
 #include "plait/train.hpp"
-#include "plait/train/graph_step.hpp"

@@ -1,5 +1,5 @@
 // Coordinates on a mesh with static extents are the divisions that one would write by hand.
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 
 using namespace plait;
 using std::int64_t;

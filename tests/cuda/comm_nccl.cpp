@@ -17,7 +17,7 @@
 #include "plait/comm/nccl/memory.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/device/cuda_graph.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/world.hpp"
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"
 #include "support/nccl_runs.hpp"

@@ -1,5 +1,5 @@
 // Tensors of a GPU by way of DLPack: its device number, its memory, and the layout that goes beside it.
-#include "plait/interop/dlpack.hpp"
+#include "plait/tensor/dlpack.hpp"
 
 #include <doctest/doctest.h>
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "plait/comm/threads/cuda.hpp"
-#include "plait/pipeline/layer_split.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/graph_step.hpp"
+#include "plait/parallel/layer_split.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/train/graph_step.hpp"
 #include "small_training.hpp"
 
 using namespace plait;

@@ -13,9 +13,9 @@
 #include "cuda/caller_matrix.hpp"
 #include "cuda/device_array.hpp"
 #include "plait/device/cuda_graph.hpp"
-#include "plait/interop/nccl_attach.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/tensor/nccl_attach.hpp"
 
 using namespace plait;
 using namespace plait::test;

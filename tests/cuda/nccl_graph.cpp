@@ -20,10 +20,10 @@
 #include "plait/kernels/cuda/elementwise.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/graph_step.hpp"
+#include "plait/parallel/weights_hash.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
-#include "plait/train/graph_step.hpp"
-#include "plait/train/weights_hash.hpp"
 #include "support/nccl_runs.hpp"
 
 using namespace plait;

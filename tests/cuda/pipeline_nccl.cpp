@@ -9,8 +9,8 @@
 
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/pipeline/executor.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/executor.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/generators/dualpipe_v.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
 #include "support/nccl_devices.hpp"

@@ -11,7 +11,7 @@
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/buffer.hpp"
-#include "plait/train/product_tuning.hpp"
+#include "plait/parallel/product_tuning.hpp"
 
 using namespace plait;
 

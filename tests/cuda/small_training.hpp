@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plait/comm/threads/cuda.hpp"
-#include "plait/train/graph_step.hpp"
+#include "plait/parallel/graph_step.hpp"
 #include "support/llama_parity.hpp"
 
 namespace plait::test {

@@ -6,6 +6,6 @@
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/redistribute.hpp"
 #include "plait/schedule/errors.hpp"

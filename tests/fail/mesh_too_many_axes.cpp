@@ -1,5 +1,5 @@
 // expect: a mesh has at most plait::max_axes axes
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 
 using namespace plait;
 

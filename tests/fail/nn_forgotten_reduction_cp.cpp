@@ -1,7 +1,7 @@
 // expect: a forgotten reduction: the value is still partial over an axis on which it has to be complete
 // expect: on_axis<plait::cp>
 // errors-at-most: 1
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/redistribute.hpp"
 
 using namespace plait;

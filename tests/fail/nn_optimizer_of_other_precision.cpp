@@ -2,7 +2,7 @@
 // expect: is_same_v<float, double>
 // errors-at-most: 1
 #include "plait/nn/linear.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 
 using namespace plait;
 

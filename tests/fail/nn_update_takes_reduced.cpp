@@ -1,7 +1,7 @@
 // expect: an optimizer takes what `reduce` returns, so that no reduction is forgotten: write optimizer.update(ctx, parameter.reduce(ctx))
 // errors-at-most: 1
 #include "plait/nn/linear.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 
 using namespace plait;
 

@@ -13,9 +13,9 @@ import pathlib
 import re
 import sys
 
-FLOORS = ["core", "mesh", "layout", "schedule", "io", "device", "kernels", "comm", "tensor", "interop", "nn",
-          "data_parallel", "pipeline", "train", "checkpoint", "plan", "models", "testing"]
-STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
+FLOORS = ["core", "layout", "schedule", "io", "device", "kernels", "comm", "tensor", "nn", "parallel", "checkpoint", "plan",
+          "models", "testing"]
+STANDARD_ONLY = {"core", "layout", "schedule"}
 MOST_OPENING_LINES = 4
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at

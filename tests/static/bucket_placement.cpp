@@ -1,6 +1,6 @@
 // Arrays of a bucket that have one owner each, in constant expressions: pieces stay as small as sizes allow, and over
 // the units of a model the work of the owners is balanced.
-#include "plait/data_parallel/placement.hpp"
+#include "plait/parallel/placement.hpp"
 
 using plait::bucket_placement;
 using plait::place_whole;

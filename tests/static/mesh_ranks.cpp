@@ -1,5 +1,5 @@
 // Arithmetic with axes as types gives what arithmetic with axes as values gives, for every rank.
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 
 using namespace plait;
 

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "plait/layout/mesh.hpp"
 #include "plait/layout/spec.hpp"
-#include "plait/mesh/mesh.hpp"
 
 /// Specs of linears on a mesh dp x tp, and a policy of any three.
 namespace plait::test {

@@ -12,11 +12,11 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/optim/chosen_optimizer.hpp"
+#include "plait/parallel/weights_hash.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/testing/placing.hpp"
 #include "plait/testing/trained_values.hpp"
-#include "plait/train/optim/chosen_optimizer.hpp"
-#include "plait/train/weights_hash.hpp"
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
 namespace plait::test {

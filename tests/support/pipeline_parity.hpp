@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "llama_parity.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/verify.hpp"
 
 /// Trains small Llamas on pipelines and compares every rank's share with one rank.

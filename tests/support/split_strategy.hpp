@@ -1,7 +1,7 @@
 #pragma once
 
+#include "plait/layout/mesh.hpp"
 #include "plait/layout/spec.hpp"
-#include "plait/mesh/mesh.hpp"
 
 namespace plait::test {
 

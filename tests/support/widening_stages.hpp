@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/pipeline/executor.hpp"
+#include "plait/parallel/executor.hpp"
 
 /// A pipeline of stages that compute a few numbers each, of which every two neighbours exchange another count.
 namespace plait::test {

@@ -1,5 +1,5 @@
 // The numbers of one step that are shown: progress.hpp prints them, json_log.hpp logs them. Those that the step itself
-// returns are a `step_result`, in train/step_result.hpp.
+// returns are a `step_result`, in parallel/step_result.hpp.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/pipeline/shared_parameters.hpp"
+#include "plait/parallel/shared_parameters.hpp"
 #include "plait/schedule/step/expand.hpp"
 #include "plait/schedule/timeline.hpp"
 #include "train_llama/observe/step_trace.hpp"

@@ -1,5 +1,5 @@
 // The measured events of a step, gathered from all ranks, and as a trace. They are recorded elsewhere: by
-// pipeline/step_watch.hpp and comm/recorder.hpp. The file format is in trace.hpp.
+// parallel/step_watch.hpp and comm/recorder.hpp. The file format is in trace.hpp.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/pipeline/executor.hpp"
+#include "plait/parallel/executor.hpp"
 #include "plait/tensor/gather_records.hpp"
 #include "train_llama/observe/trace.hpp"
 

@@ -11,7 +11,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/counting.hpp"
 #include "plait/comm/value_checks.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 
 namespace plait {
 

@@ -1,5 +1,6 @@
 // A hash of bytes, one value on all ranks and machines; it is not cryptographic. It keys random streams in
-// nn/parameter.hpp, finds ranks that disagree in comm/agreement.hpp, and sums up weights in train/parameter_hashes.hpp.
+// nn/parameter.hpp, finds ranks that disagree in comm/agreement.hpp, and sums up weights in
+// parallel/parameter_hashes.hpp.
 #pragma once
 
 #include <cstdint>

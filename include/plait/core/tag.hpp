@@ -1,5 +1,5 @@
 // Axes and dims as tags: the bases of a user's own, their ids in `constexpr` code, and the ones of the literature.
-// A tag has no size: extents of axes belong to mesh/mesh.hpp, sizes of dims to `dim_sizes` in layout/layout.hpp.
+// A tag has no size: extents of axes belong to layout/mesh.hpp, sizes of dims to `dim_sizes` in layout/layout.hpp.
 #pragma once
 
 #include <cstddef>

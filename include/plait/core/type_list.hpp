@@ -1,5 +1,5 @@
 // Lists of types: an element by its index, lists joined, and `always_false` for texts of a `static_assert`.
-// A mesh and a spec keep their tags in such lists: mesh/mesh.hpp, layout/spec.hpp.
+// A mesh and a spec keep their tags in such lists: layout/mesh.hpp, layout/spec.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The numbers and arrays of a step of AdamW, as the kernels of all devices take them. The kernels are
-// kernels/cpu/optimizer.hpp and kernels/cuda/adamw.hpp; the optimizer is train/optim/adamw.hpp.
+// kernels/cpu/optimizer.hpp and kernels/cuda/adamw.hpp; the optimizer is parallel/optim/adamw.hpp.
 #pragma once
 
 #include <cmath>

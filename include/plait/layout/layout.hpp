@@ -6,7 +6,7 @@
 
 #include "plait/core/box.hpp"
 #include "plait/core/text.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 
 namespace plait {
 

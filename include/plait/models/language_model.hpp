@@ -12,7 +12,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/cross_entropy.hpp"
-#include "plait/pipeline/model.hpp"
+#include "plait/parallel/model.hpp"
 
 namespace plait {
 

@@ -1,5 +1,5 @@
 // The concept of a layer: typed tensors in and out, forward and backward. A pipeline asks for more than a layer, namely
-// a model (pipeline/model.hpp).
+// a model (parallel/model.hpp).
 #pragma once
 
 #include <concepts>

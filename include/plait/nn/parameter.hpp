@@ -32,7 +32,7 @@
 namespace plait {
 
 // The completion of a gradient that is a canonical sum, for a parameter by itself. Those in a bucket are completed
-// together: data_parallel/bucket.hpp.
+// together: parallel/bucket.hpp.
 
 /// Writes the complete gradient of elements from `begin` on in `array`: the sums of all its users over all axes over
 /// which `gradient` is partial, and then of the users. Throws where the parameter is not stored as it is used.

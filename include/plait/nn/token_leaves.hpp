@@ -9,7 +9,7 @@
 #include "plait/core/leaves.hpp"
 #include "plait/core/numerics.hpp"
 #include "plait/layout/layout.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/nn/sequence_order.hpp"
 
 namespace plait {

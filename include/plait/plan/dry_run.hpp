@@ -13,8 +13,8 @@
 #include "plait/device/counting.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "plait/schedule/step/order.hpp"
-#include "plait/train/train_step.hpp"
 
 namespace plait {
 

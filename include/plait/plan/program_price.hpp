@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/pipeline/shared_parameters.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/shared_parameters.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/plan/network_time.hpp"
 #include "plait/plan/work_clock.hpp"

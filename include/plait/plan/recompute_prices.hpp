@@ -12,7 +12,7 @@
 #include "plait/core/recompute.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/pipeline/model.hpp"
+#include "plait/parallel/model.hpp"
 #include "plait/schedule/choose_recompute.hpp"
 
 namespace plait {

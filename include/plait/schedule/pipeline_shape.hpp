@@ -1,5 +1,5 @@
 // The sizes of a pipeline, their limits, and which stage lies on which rank. Which layers a stage holds is another
-// question: pipeline/layer_split.hpp.
+// question: parallel/layer_split.hpp.
 #pragma once
 
 #include <cstdint>

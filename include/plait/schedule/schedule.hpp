@@ -1,5 +1,5 @@
 // A pipeline schedule as data: sizes, and the order of each rank's actions. The schedule of learning rates is in
-// train/optim/lr_schedule.hpp.
+// parallel/optim/lr_schedule.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A message between two stages of a pipeline, by what it carries. Which ranks the stages are on says
-// schedule/pipeline_shape.hpp; which messages a schedule needs, schedule/program.hpp; pipeline/executor.hpp sends them.
+// schedule/pipeline_shape.hpp; which messages a schedule needs, schedule/program.hpp; parallel/executor.hpp sends them.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Plans of redistributions made ready for one rank, and run on local arrays. Pipeline schedules have another executor:
-// pipeline/executor.hpp.
+// parallel/executor.hpp.
 #pragma once
 
 #include <cstddef>

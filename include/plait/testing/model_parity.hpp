@@ -17,7 +17,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/layout/describe.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/verify.hpp"
 #include "plait/testing/launch.hpp"

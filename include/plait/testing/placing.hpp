@@ -1,5 +1,5 @@
 // Global values spread over the ranks of a mesh, and collected again, for tests. In training each rank fills its own
-// part instead (train/train_step.hpp).
+// part instead (parallel/train_step.hpp).
 #pragma once
 
 #include <cstddef>

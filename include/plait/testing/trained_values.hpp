@@ -13,9 +13,9 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/pipeline/executor.hpp"
+#include "plait/parallel/executor.hpp"
+#include "plait/parallel/weights_hash.hpp"
 #include "plait/testing/findings.hpp"
-#include "plait/train/weights_hash.hpp"
 
 namespace plait::testing {
 

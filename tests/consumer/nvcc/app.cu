@@ -8,7 +8,7 @@
 #include <exception>
 
 #include "plait/cuda.hpp"
-#include "plait/interop/nccl_attach.hpp"
+#include "plait/tensor/nccl_attach.hpp"
 
 namespace pl = plait;
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "plait/nn/linear.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "support/saved_tensors.hpp"
 
 using namespace plait;

@@ -1,4 +1,4 @@
-#include "plait/interop/dlpack.hpp"
+#include "plait/tensor/dlpack.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // program: files
-#include "plait/mesh/parse.hpp"
+#include "plait/layout/parse.hpp"
 
 #include <doctest/doctest.h>
 

@@ -6,7 +6,7 @@
 #include "plait/checkpoint/load_weights.hpp"
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/test_data.hpp"
 

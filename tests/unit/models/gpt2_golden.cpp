@@ -14,9 +14,9 @@
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "plait/testing/placing.hpp"
 #include "plait/testing/trained_values.hpp"
-#include "plait/train/train_step.hpp"
 #include "support/test_data.hpp"
 
 namespace {

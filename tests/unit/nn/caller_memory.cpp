@@ -15,8 +15,8 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/parts.hpp"
-#include "plait/train/optim/adamw.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 

@@ -6,7 +6,6 @@
 #include <initializer_list>
 #include <string>
 
-#include "plait/data_parallel/units.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/attention/context_attention.hpp"
 #include "plait/nn/combinators/sum.hpp"
@@ -15,6 +14,7 @@
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/units.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
 

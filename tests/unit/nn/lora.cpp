@@ -5,7 +5,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
 

@@ -13,8 +13,8 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/parameter/free.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/parts.hpp"
-#include "plait/train/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/texts.hpp"
 

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/world.hpp"
 #include "support/slow_link.hpp"
 #include "support/texts.hpp"
 #include "support/widening_stages.hpp"

@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/data_parallel/units.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/nn/activation.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/pipeline.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/optim/adamw.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/train_step.hpp"
+#include "plait/parallel/units.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
-#include "plait/train/optim/adamw.hpp"
-#include "plait/train/train_step.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

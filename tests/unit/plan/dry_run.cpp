@@ -17,7 +17,7 @@
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/plan/kernel_time.hpp"
 #include "plait/plan/recompute_prices.hpp"
 #include "plait/plan/work_clock.hpp"

@@ -1,6 +1,6 @@
 // program: training_step
 // AdamW and clipping against PyTorch, and the gradient norm on meshes.
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/train/optim/gradient_norm.hpp"
+#include "plait/parallel/optim/gradient_norm.hpp"
 #include "support/test_data.hpp"
 
 using namespace plait;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/train/optim/chosen_optimizer.hpp"
+#include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "support/deep_llama.hpp"
 #include "support/texts.hpp"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
 #include "support/deep_llama.hpp"
 #include "support/slow_link.hpp"

@@ -1,5 +1,5 @@
 // program: files
-#include "plait/train/optim/lr_schedule.hpp"
+#include "plait/parallel/optim/lr_schedule.hpp"
 
 #include <doctest/doctest.h>
 

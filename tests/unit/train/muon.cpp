@@ -1,6 +1,6 @@
 // program: training_step
 // Muon over several steps against loops, however the matrices lie; which parameters it takes; what it refuses.
-#include "plait/train/optim/muon.hpp"
+#include "plait/parallel/optim/muon.hpp"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "plait/comm/threads.hpp"
-#include "plait/train/optim/optimizer.hpp"
+#include "plait/parallel/optim/optimizer.hpp"
 #include "support/layer_check.hpp"
 #include "support/llama_parity.hpp"
 #include "support/plain_muon.hpp"

@@ -1,6 +1,6 @@
 // program: training_step
 // The Newton-Schulz iteration against loops in double, and the shares of owners.
-#include "plait/train/optim/newton_schulz.hpp"
+#include "plait/parallel/optim/newton_schulz.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // program: training_step
 // Hashes of parameters and gradients: the same list on every mesh, under every policy of data parallelism and over the
 // stages of pipelines; the weights' hash made of them; and one bit that differs.
-#include "plait/train/parameter_hashes.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plait/models/llama_stages.hpp"
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
 #include "support/deep_llama.hpp"

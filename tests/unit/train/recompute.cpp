@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/pipeline/world.hpp"
+#include "plait/parallel/world.hpp"
 #include "plait/plan/recompute_prices.hpp"
 #include "plait/schedule/parse.hpp"
 #include "support/llama_parity.hpp"

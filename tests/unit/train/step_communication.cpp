@@ -1,5 +1,5 @@
 // What a step hides of its communication, measured, is what the simulation of its program says.
-#include "plait/train/step_communication.hpp"
+#include "plait/parallel/step_communication.hpp"
 
 #include <doctest/doctest.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/train/train_step.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "support/sleeping_model.hpp"
 #include "support/slow_link.hpp"
 #include "support/texts.hpp"

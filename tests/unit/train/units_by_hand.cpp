@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/data_parallel/units.hpp"
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
-#include "plait/train/optim/adamw.hpp"
+#include "plait/parallel/optim/adamw.hpp"
+#include "plait/parallel/units.hpp"
 
 using namespace plait;
 

@@ -1,6 +1,6 @@
 // The ways of a rank to its first NCCL communicator: from the launcher's environment, in the threads of one process, or
 // from a communicator of the caller's. From MPI it is comm/launch/nccl_mpi.hpp; a whole mesh on an existing
-// `ncclComm_t` is interop/nccl_attach.hpp.
+// `ncclComm_t` is tensor/nccl_attach.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // An `ncclComm_t` and a stream with the three calls that comm/typed.hpp needs, each of them NCCL's own. It is not a
-// `communicator` and cannot carry layers: for those, attach by comm/launch/nccl.hpp or interop/nccl_attach.hpp.
+// `communicator` and cannot carry layers: for those, attach by comm/launch/nccl.hpp or tensor/nccl_attach.hpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -11,7 +11,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/layout.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 
 namespace plait::detail {
 

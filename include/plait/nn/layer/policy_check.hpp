@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
+#include "plait/layout/mesh.hpp"
 #include "plait/layout/spec.hpp"
-#include "plait/mesh/mesh.hpp"
 
 namespace plait {
 namespace detail {

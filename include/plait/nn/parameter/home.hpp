@@ -1,5 +1,5 @@
 // Where data parallelism keeps parameters between steps: the interface by which a parameter finds its piece. What moves
-// them is data_parallel/bucket.hpp.
+// them is parallel/bucket.hpp.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/device.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {

@@ -39,5 +39,5 @@ std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t st
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED
-#include "plait/pipeline/layer_split.ipp"  // IWYU pragma: keep
+#include "plait/parallel/layer_split.ipp"  // IWYU pragma: keep
 #endif

@@ -12,8 +12,8 @@
 #include <variant>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/train/optim/muon.hpp"
-#include "plait/train/optim/optimizer.hpp"
+#include "plait/parallel/optim/muon.hpp"
+#include "plait/parallel/optim/optimizer.hpp"
 
 namespace plait {
 

@@ -13,9 +13,9 @@
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/parallel/gather_whole.hpp"
+#include "plait/parallel/parameter_hash.hpp"
 #include "plait/tensor/gather_records.hpp"
-#include "plait/train/gather_whole.hpp"
-#include "plait/train/parameter_hash.hpp"
 
 namespace plait {
 

@@ -8,7 +8,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 
 namespace plait {
 

@@ -1,4 +1,4 @@
-// The hashes of one parameter, and how they are written. train/parameter_hashes.hpp computes them.
+// The hashes of one parameter, and how they are written. parallel/parameter_hashes.hpp computes them.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The measurements of a step's program while it runs: which entries took how long, which of them waited for what, and
-// the events of passes and messages. The executor tells it where it is: pipeline/executor.hpp.
+// the events of passes and messages. The executor tells it where it is: parallel/executor.hpp.
 #pragma once
 
 #include <cstddef>

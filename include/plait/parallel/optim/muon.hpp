@@ -19,9 +19,9 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/balance_owners.hpp"
 #include "plait/layout/local_box.hpp"
+#include "plait/parallel/optim/muon_options.hpp"
+#include "plait/parallel/optim/optimizer_state.hpp"
 #include "plait/tensor/check_values.hpp"
-#include "plait/train/optim/muon_options.hpp"
-#include "plait/train/optim/optimizer_state.hpp"
 
 namespace plait {
 
@@ -341,7 +341,7 @@ PLAIT_COMPILED_TEMPLATE(class muon<bf16, cpu>)
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED
-#include "plait/train/optim/muon.ipp"  // IWYU pragma: keep
+#include "plait/parallel/optim/muon.ipp"  // IWYU pragma: keep
 #endif
 
 #include "plait/core/macros_on.hpp"

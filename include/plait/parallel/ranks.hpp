@@ -62,5 +62,5 @@ class data_ranks {
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED
-#include "plait/data_parallel/ranks.ipp"  // IWYU pragma: keep
+#include "plait/parallel/ranks.ipp"  // IWYU pragma: keep
 #endif

@@ -13,8 +13,8 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/data_parallel/bucket.hpp"
 #include "plait/nn/parameter/memory_users.hpp"
+#include "plait/parallel/bucket.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {

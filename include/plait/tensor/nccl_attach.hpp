@@ -14,7 +14,7 @@
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/mesh/mesh.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {

@@ -16,10 +16,10 @@
 #include "plait/comm/request.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/data_parallel/placement.hpp"
-#include "plait/data_parallel/ranks.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/info.hpp"
+#include "plait/parallel/placement.hpp"
+#include "plait/parallel/ranks.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
 namespace plait {
@@ -212,7 +212,7 @@ inline void join_neighbours(std::vector<reduced_range>& all, std::int64_t block)
 
 namespace plait::detail {
 
-// Where the arrays of a bucket's parameters lie in it: their sizes and costs, as data_parallel/placement.hpp takes
+// Where the arrays of a bucket's parameters lie in it: their sizes and costs, as parallel/placement.hpp takes
 // them.
 
 /// Returns where the arrays lie in a bucket of `pieces` pieces. With `loads`, of each rank, every array has one owner.

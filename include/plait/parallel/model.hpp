@@ -6,7 +6,7 @@
 
 #include "plait/nn/layer.hpp"
 #include "plait/nn/token_mean.hpp"
-#include "plait/pipeline/layer_split.hpp"
+#include "plait/parallel/layer_split.hpp"
 
 namespace plait {
 

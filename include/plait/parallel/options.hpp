@@ -2,8 +2,8 @@
 // is apart from them: schedule/schedule.hpp.
 #pragma once
 
-#include "plait/data_parallel/placement.hpp"
-#include "plait/data_parallel/ranks.hpp"
+#include "plait/parallel/placement.hpp"
+#include "plait/parallel/ranks.hpp"
 #include "plait/schedule/simulate.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 

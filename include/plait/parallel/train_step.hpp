@@ -12,12 +12,12 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/sequence_order.hpp"
-#include "plait/pipeline/pipeline.hpp"
+#include "plait/parallel/optim/adamw.hpp"
+#include "plait/parallel/optim/gradient_norm.hpp"
+#include "plait/parallel/optim/optimizer.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/step_result.hpp"
 #include "plait/tensor/check_values.hpp"
-#include "plait/train/optim/adamw.hpp"
-#include "plait/train/optim/gradient_norm.hpp"
-#include "plait/train/optim/optimizer.hpp"
-#include "plait/train/step_result.hpp"
 
 namespace plait {
 

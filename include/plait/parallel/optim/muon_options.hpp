@@ -8,8 +8,8 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/train/optim/adamw.hpp"
-#include "plait/train/optim/newton_schulz.hpp"
+#include "plait/parallel/optim/adamw.hpp"
+#include "plait/parallel/optim/newton_schulz.hpp"
 
 namespace plait {
 

@@ -1,6 +1,6 @@
 // Tensors in and out by way of DLPack, the C structs through which PyTorch, JAX and CuPy share memory; nothing is
 // copied or gathered. The structs are those of dlpack.h where it is on the include path, else declared here with equal
-// layout (DLPack 0.8, and what 1.x calls unversioned). They know a part's shape alone: interop/exported_layout.hpp has
+// layout (DLPack 0.8, and what 1.x calls unversioned). They know a part's shape alone: tensor/exported_layout.hpp has
 // its place in the whole tensor.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/interop/exported_layout.hpp"
 #include "plait/layout/describe.hpp"
+#include "plait/tensor/exported_layout.hpp"
 #include "plait/tensor/tensor.hpp"
 
 #if __has_include(<dlpack/dlpack.h>)

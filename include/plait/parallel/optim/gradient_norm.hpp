@@ -1,5 +1,5 @@
 // The norm of gradients of any layout over the mesh of one stage, and the factor by which clipping scales them. Stages
-// of a pipeline are not added up here: train/train_step.hpp does that.
+// of a pipeline are not added up here: parallel/train_step.hpp does that.
 #pragma once
 
 #include <algorithm>

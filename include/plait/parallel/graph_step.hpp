@@ -5,7 +5,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_graph.hpp"
-#include "plait/train/train_step.hpp"
+#include "plait/parallel/train_step.hpp"
 
 namespace plait {
 

@@ -21,9 +21,9 @@
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/parallel/optim/optimizer_state.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/tensor.hpp"
-#include "plait/train/optim/optimizer_state.hpp"
 
 namespace plait {
 namespace detail {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/train/gather_whole.hpp"  // IWYU pragma: export
-#include "plait/train/parameter_hashes.hpp"
+#include "plait/parallel/gather_whole.hpp"  // IWYU pragma: export
+#include "plait/parallel/parameter_hashes.hpp"
 
 namespace plait {
 

@@ -17,7 +17,7 @@
 #endif
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
-#include "plait/pipeline/step_watch.hpp"
+#include "plait/parallel/step_watch.hpp"
 #include "plait/schedule/arrivals.hpp"
 #include "plait/schedule/step/expand.hpp"
 #include "plait/schedule/step/verify.hpp"

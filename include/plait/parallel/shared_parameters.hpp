@@ -100,7 +100,7 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
 }  // namespace plait::detail
 
 #ifndef PLAIT_COMPILED
-#include "plait/pipeline/shared_parameters.ipp"  // IWYU pragma: keep
+#include "plait/parallel/shared_parameters.ipp"  // IWYU pragma: keep
 #endif
 
 #include "plait/core/macros_on.hpp"
