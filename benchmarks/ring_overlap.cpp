@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/nn/attention/context_attention.hpp"
+#include "plait/nn/attention/chosen.hpp"
 #include "slow_link.hpp"
 #include "timing.hpp"
 

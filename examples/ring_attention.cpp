@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/nn/attention/context_attention.hpp"
+#include "plait/nn/attention/chosen.hpp"
 
 namespace pl = plait;
 using pl::cp;

@@ -11,7 +11,7 @@
 #include "content.hpp"
 #include "model_tensors.hpp"
 #include "paths.hpp"
-#include "plait/models/export_step.hpp"
+#include "plait/models/export_hugging_face.hpp"
 #include "table.hpp"
 
 void export_hf(const export_hf_options& opt) {

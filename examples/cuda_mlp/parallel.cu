@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "plait/nn/layer/policy.hpp"
-#include "plait/nn/layer/with_saved.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/policy.hpp"
 #include "plait/tensor/nccl_attach.hpp"
 
 namespace pl = plait;

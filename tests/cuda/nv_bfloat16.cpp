@@ -12,10 +12,10 @@
 #include "plait/device/cuda.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
-#include "plait/nn/layer/policy.hpp"
-#include "plait/nn/layer/with_saved.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/policy.hpp"
 
 using namespace plait;
 

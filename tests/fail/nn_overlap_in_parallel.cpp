@@ -3,7 +3,6 @@
 // errors-at-most: 1
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/nn/strategy/parallel.hpp"
 
 using namespace plait;
 

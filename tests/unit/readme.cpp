@@ -15,7 +15,7 @@
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/attention/context_attention.hpp"
+#include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/parameter/free.hpp"
 #include "plait/nn/strategies.hpp"

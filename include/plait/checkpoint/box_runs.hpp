@@ -8,7 +8,7 @@
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/core/box.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/nn/parameter/home.hpp"
+#include "plait/nn/parameter/array.hpp"
 
 namespace plait::detail {
 

@@ -1,5 +1,5 @@
 // Elements of one type, as a file has them, as elements of another. Reads and writes no file: checkpoint/load_state.hpp
-// and models/export_step.hpp do.
+// and models/export_hugging_face.hpp do.
 #pragma once
 
 #include <cstddef>

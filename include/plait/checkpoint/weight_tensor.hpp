@@ -1,5 +1,5 @@
 // Whole tensors of a model's weights, wherever they lie, read in parts: from a safetensors file in blocks, from memory,
-// or as rows of another tensor (models/llama_conversions.hpp). No file is mapped, so that one which shrinks meanwhile
+// or as rows of another tensor (models/weights_order.hpp). No file is mapped, so that one which shrinks meanwhile
 // is an error in words.
 #pragma once
 

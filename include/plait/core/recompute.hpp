@@ -1,5 +1,5 @@
 // How much the layers of a model keep for their backward passes, as data. What a layer does about it is its own matter:
-// nn/combinators/stack.hpp, nn/combinators/sequential.hpp.
+// nn/combinators.hpp, nn/combinators.hpp.
 #pragma once
 
 #include <cstddef>

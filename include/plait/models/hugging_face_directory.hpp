@@ -13,7 +13,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama_config_json.hpp"
-#include "plait/models/llama_conversions.hpp"
+#include "plait/models/weights_order.hpp"
 
 namespace plait {
 

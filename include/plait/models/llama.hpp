@@ -11,7 +11,6 @@
 #include "plait/layout/errors.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/models/llama_config.hpp"
-#include "plait/models/tensor_ranks.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"

@@ -17,7 +17,6 @@
 #include "plait/io/json_reader.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/models/config_keys.hpp"
-#include "plait/models/config_reader.hpp"
 
 namespace plait {
 

@@ -8,8 +8,8 @@
 #include "plait/layout/errors.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/other_arrays.hpp"
+#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/other_arrays.hpp"
 
 namespace plait {
 

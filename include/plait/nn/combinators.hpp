@@ -1,9 +1,622 @@
-// The combinators of layers: `sequential`, `residual`, `stack`, `sum` and `redistribution`. Only the last two move data
-// between specs.
+// The combinators of layers: `sequential`, `residual`, `stack`, `sum`, and `redistribution` between specs.
 #pragma once
 
+#include <cstddef>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/combinators/residual.hpp"
-#include "plait/nn/combinators/sequential.hpp"
-#include "plait/nn/combinators/stack.hpp"
-#include "plait/nn/combinators/sum.hpp"
+#include "plait/nn/dropout.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/open_sum.hpp"
+#include "plait/nn/other_arrays.hpp"
+#include "plait/tensor/redistribute.hpp"
+
+namespace plait {
+
+/// Layers one after the other. Under `recompute::selective` the outputs of cheap layers (`is_cheap`) are not kept,
+/// under `recompute::full` nothing is: the backward pass makes them again.
+template <class... Layers>
+class sequential : public detail::refused_layer<detail::nth_layer<0, Layers...>,
+                                                detail::nth_layer<sizeof...(Layers) - 1, Layers...>> {
+  static_assert(sizeof...(Layers) > 0, "a sequential needs at least one layer");
+  static_assert(detail::all_layers<Layers...>);
+
+ public:
+  explicit sequential(Layers...) {}
+};
+template <class... Layers>
+sequential(Layers...) -> sequential<Layers...>;
+
+template <layer... Layers>
+  requires(sizeof...(Layers) > 0)
+class sequential<Layers...> : public other_arrays_between<sequential<Layers...>, detail::nth_layer<0, Layers...>,
+                                                          detail::nth_layer<sizeof...(Layers) - 1, Layers...>> {
+  static constexpr std::size_t count = sizeof...(Layers);
+  static_assert(detail::fit_together<0, Layers...>);
+  template <std::size_t I>
+  using nth = detail::nth_layer<I, Layers...>;
+  using arrays = other_arrays_between<sequential, nth<0>, nth<count - 1>>;
+
+ public:
+  using arrays::backward;
+  using arrays::forward;
+  using first_layer = nth<0>;
+  using value_type = typename nth<0>::value_type;
+  using device = typename nth<0>::device;
+  using input = typename nth<0>::input;
+  using output = typename nth<count - 1>::output;
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+
+  struct saved {
+    std::tuple<typename Layers::saved...> layers;
+    std::tuple<tensor_of<typename Layers::output>...> outputs;  ///< of all but the last; empty where made again
+    bool again = false;                                         ///< whether the whole forward pass runs again
+  };
+
+  explicit sequential(Layers... layers) : layers_(std::move(layers)...) {}
+
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    return taken(mb, forward_from<0>(mb, x, kept_by_pass(mb, keep), nullptr));
+  }
+  /// From a sum, if the first layer takes one; then to one, if the last layer leaves one. The memory of x must live
+  /// until that is closed.
+  auto forward(const microbatch<device>& mb, open_sum<value_type, input, device>& x, saved* keep = nullptr)
+    requires closes_sums<nth<0>>
+  {
+    return forward_from<0>(mb, x, kept_by_pass(mb, keep), nullptr);
+  }
+  /// Forward, with `addend` added where it is not null, if the last layer can do that.
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep,
+                            const tensor_of<output>* addend)
+    requires adds_to_output<nth<count - 1>>
+  {
+    return forward_from<0>(mb, x, kept_by_pass(mb, keep), addend);
+  }
+  bool adds_in_product() const
+    requires adds_to_output<nth<count - 1>>
+  {
+    return detail::adds_in_product(std::get<count - 1>(layers_));
+  }
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    return backward_all(mb, x, kept, dy, nullptr);
+  }
+  /// Backward, with `addend` added where it is not null, if the first layer can do that.
+  template <spec_like Gradient>
+    requires adds_to_gradient<nth<0>>
+  tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy, const tensor_of<dual_t<input>>* addend) {
+    return backward_all(mb, x, kept, dy, addend);
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    std::apply([&](auto&... l) { (l.visit(f), ...); }, layers_);
+  }
+  template <std::size_t I>
+  auto& get() {
+    return std::get<I>(layers_);
+  }
+
+ private:
+  template <class Spec>
+  using sum_of = open_sum<value_type, Spec, device>;
+  /// The tensor, of one or of a sum.
+  template <class Spec>
+  static tensor_of<Spec> taken(const microbatch<device>&, tensor_of<Spec> y) {
+    return y;
+  }
+  template <class Spec>
+  static tensor_of<Spec> taken(const microbatch<device>& mb, sum_of<Spec> y) {
+    return std::move(y).take(mb.ctx.device);
+  }
+
+  /// Returns where the layers of a forward pass keep what they keep: null if the whole pass runs again. What an earlier
+  /// pass has kept there is forgotten.
+  static saved* kept_by_pass(const microbatch<device>& mb, saved* keep) {
+    if (keep) *keep = {}, keep->again = mb.policy == recompute::full;
+    return keep && keep->again ? nullptr : keep;
+  }
+  template <class Gradient>
+  tensor_of<dual_t<input>> backward_all(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                        const Gradient& dy, const tensor_of<dual_t<input>>* addend) {
+    if (!kept.again) return backward_from<count - 1>(mb, x, kept, dy, addend);
+    kept.again = false;
+    const microbatch<device> now = mb.keeping(recompute::none);
+    forward_from<0>(now, x, &kept, nullptr);
+    return backward_from<count - 1>(now, x, kept, dy, addend);
+  }
+
+  /// Layers I to the last. X: a tensor, or an open sum.
+  template <std::size_t I, class X>
+  auto forward_from(const microbatch<device>& mb, X& x, saved* kept, const tensor_of<output>* addend) {
+    auto* const keep = kept ? &std::get<I>(kept->layers) : nullptr;
+    if constexpr (I + 1 == count) {
+      if constexpr (adds_to_output<nth<I>> && !std::is_const_v<X>)
+        return std::get<I>(layers_).forward(mb, x.close(mb.ctx.device), keep, addend);
+      else if constexpr (adds_to_output<nth<I>>)
+        return std::get<I>(layers_).forward(mb, x, keep, addend);
+      else
+        return std::get<I>(layers_).forward(mb, x, keep);
+    } else {
+      const bool keeps = kept && (mb.policy == recompute::none || !is_cheap<nth<I>>);
+      nth<I>& first = std::get<I>(layers_);
+      if constexpr (passes_sum<I>) {
+        auto&& in = opened<I>(mb, x);
+        auto y = first.forward(mb, in, keep).template as<typename nth<I + 1>::input>();
+        auto result = forward_from<I + 1>(mb, y, kept, addend);
+        auto value = std::move(y).take(mb.ctx.device).template as<typename nth<I>::output>();
+        if (keeps)
+          std::get<I>(kept->outputs) = std::move(value);
+        else if constexpr (std::is_same_v<decltype(result), sum_of<output>> && I + 2 == count)
+          result.hold(std::move(value).template as<output>());
+        return result;
+      } else {
+        auto y = taken(mb, first.forward(mb, x, keep));
+        const auto in = y.template view_as<typename nth<I + 1>::input>();
+        auto result = forward_from<I + 1>(mb, in, kept, addend);
+        if (keeps) std::get<I>(kept->outputs) = std::move(y);
+        return result;
+      }
+    }
+  }
+  /// Whether layer I leaves a sum that the next one takes.
+  template <std::size_t I>
+  static constexpr bool passes_sum = leaves_sums<nth<I>> && closes_sums<nth<I + 1>>;
+  /// A layer that leaves a sum takes one: x itself, or the tensor x as a closed one.
+  template <std::size_t I, class X>
+  static decltype(auto) opened(const microbatch<device>& mb, X& x) {
+    if constexpr (std::is_const_v<X>)
+      return detail::closed_view(mb, x);
+    else
+      return (x);
+  }
+  template <std::size_t I, class Gradient>
+  tensor_of<dual_t<input>> backward_from(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                         const Gradient& dy, const tensor_of<dual_t<input>>* addend) {
+    const auto& in = input_of<I>(mb, x, kept);
+    if constexpr (I == 0) {
+      if constexpr (adds_to_gradient<nth<0>>)
+        return std::get<0>(layers_).backward(mb, in, std::get<0>(kept.layers), dy, addend);
+      else
+        return std::get<0>(layers_).backward(mb, in, std::get<0>(kept.layers), dy);
+    } else {
+      auto dx = std::get<I>(layers_).backward(mb, in.template view_as<typename nth<I>::input>(),
+                                              std::get<I>(kept.layers), dy);
+      return backward_from<I - 1>(mb, x, kept, dx, addend);
+    }
+  }
+  /// The input of layer I, made again if it was not kept.
+  template <std::size_t I>
+  const auto& input_of(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept) {
+    if constexpr (I == 0) {
+      return x;
+    } else {
+      auto& held = std::get<I - 1>(kept.outputs);
+      if (!held) {
+        const auto& before = input_of<I - 1>(mb, x, kept);
+        held = std::get<I - 1>(layers_).forward(mb, before.template view_as<typename nth<I - 1>::input>(), nullptr);
+      }
+      return held;
+    }
+  }
+
+  std::tuple<Layers...> layers_;
+};
+
+// A residual branch that begins with a norm. examples/encoder_decoder.hpp has one whose norm follows the sum.
+
+/// y = x + dropout(layer(norm(x))): the residual branch of a transformer. Where no product of the layer adds x, the sum
+/// is left open for what comes next, and its norm adds in the pass in which it reads.
+template <class Norm, class Layer>
+class residual : public detail::refused_layer<Norm, Norm> {
+  static_assert(detail::all_layers<Norm, Layer>);
+
+ public:
+  template <class... Dropout>
+  residual(Norm, Layer, const Dropout&...) {}
+};
+
+template <layer Norm, layer Layer>
+class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>, Norm, Norm> {
+  using arrays = other_arrays_between<residual, Norm, Norm>;
+
+ public:
+  using arrays::backward;
+  using arrays::forward;
+  using first_layer = Norm;
+  using value_type = typename Norm::value_type;
+  using device = typename Norm::device;
+  using input = typename Norm::input;
+  using output = input;
+  static_assert(detail::fits<layout_error::branch_ends_elsewhere, 0, Norm, 1, Layer>);
+  static_assert(detail::fits<layout_error::branch_ends_elsewhere, 1, Layer, 0, Norm>);
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+  using stream_sum = open_sum<value_type, output, device>;
+
+  struct saved {
+    typename Norm::saved norm;
+    tensor_of<input> normalized;  ///< empty if it is made again
+    typename Layer::saved inner;
+  };
+
+  residual(Norm norm, Layer inner, dropout<value_type, input, device> drop = {0.0, ""})
+      : norm_(std::move(norm)), inner_(std::move(inner)), drop_(drop) {}
+
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    stream_sum in = detail::closed_view(mb, x);
+    return forward(mb, in, keep).take(mb.ctx.device);
+  }
+  /// This takes a sum and leaves one. It closes x, whose memory must live until y is closed.
+  stream_sum forward(const microbatch<device>& mb, stream_sum& x, saved* keep = nullptr) {
+    if (keep) *keep = {};  // of an earlier pass
+    tensor_of<input> normalized = normalize(mb, x, keep ? &keep->norm : nullptr);
+    const tensor_of<input>& stream = x.close(mb.ctx.device);
+    const auto in = normalized.template view_as<typename Layer::input>();
+    auto* const kept = keep ? &keep->inner : nullptr;
+    const bool in_product = !drop_.drops(mb) && detail::adds_in_product(inner_);
+    tensor_of<output> y =
+        (in_product ? detail::forward_plus(inner_, mb, in, kept, stream.template view_as<typename Layer::output>())
+                    : inner_.forward(mb, in, kept))
+            .template as<output>();
+    drop_.forward(mb, y);
+    if (keep && mb.policy == recompute::none) keep->normalized = std::move(normalized);
+    if (in_product) return stream_sum(std::move(y));
+    return stream_sum(std::move(y), tensor_of<output>(mb.ctx, const_cast<value_type*>(stream.data())));
+  }
+
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<input>, Gradient, output>);
+    if (!kept.normalized) kept.normalized = norm_.forward(mb, x, nullptr);
+    const tensor_of<dual_t<output>>* into_branch = &dy;
+    tensor_of<dual_t<output>> dropped;
+    if (drop_.drops(mb)) {
+      device& d = mb.ctx.device;
+      dropped = tensor_of<dual_t<output>>(mb.ctx);
+      d.copy(dropped.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(value_type), d.main_stream());
+      drop_.backward(mb, dropped);
+      into_branch = &dropped;
+    }
+    auto dnormalized = inner_.backward(mb, kept.normalized.template view_as<typename Layer::input>(), kept.inner,
+                                       into_branch->template view_as<dual_t<typename Layer::output>>());
+    return detail::backward_plus(norm_, mb, x, kept.norm, dnormalized.template view_as<dual_t<typename Norm::output>>(),
+                                 dy);
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    norm_.visit(f);
+    inner_.visit(f);
+  }
+  Norm& norm() { return norm_; }
+  Layer& inner() { return inner_; }
+
+ private:
+  tensor_of<input> normalize(const microbatch<device>& mb, stream_sum& x, typename Norm::saved* keep) {
+    if constexpr (closes_sums<Norm>)
+      return norm_.forward(mb, x, keep);
+    else
+      return norm_.forward(mb, x.close(mb.ctx.device), keep);
+  }
+
+  Norm norm_;
+  Layer inner_;
+  dropout<value_type, input, device> drop_;
+};
+
+// Layers of one type in a row, whose number is known at run time, such as the blocks of a model.
+
+/// Any number of layers of one kind, known at run time: y = block_n(... block_1(x)). Each is a unit of parameters of
+/// its own, and announced as one (`microbatch::enter`). How much is kept, each block has for itself
+/// (`microbatch::policies`): under `recompute::full` nothing, and the backward pass runs its forward pass again.
+template <class Block>
+class stack : public detail::refused_layer<Block, Block> {
+  static_assert(detail::all_layers<Block>);
+
+ public:
+  stack() = default;
+  explicit stack(std::vector<Block>) {}
+};
+template <class Block>
+stack(std::vector<Block>) -> stack<Block>;
+
+template <layer Block>
+class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
+  using arrays = other_arrays_between<stack, Block, Block>;
+
+ public:
+  using arrays::backward;
+  using arrays::forward;
+  using first_layer = Block;
+  using value_type = typename Block::value_type;
+  using device = typename Block::device;
+  using input = typename Block::input;
+  using output = typename Block::input;
+  static_assert(equivalent(layout_v<input>, layout_v<typename Block::output>),
+                "the blocks of a stack must end as they begin: input and output need one spec");
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+
+  struct saved {
+    std::vector<tensor_of<input>> inputs;  ///< of all blocks but the first, whose input the caller holds
+    std::vector<typename Block::saved> blocks;
+  };
+
+  stack() = default;
+  explicit stack(std::vector<Block> blocks) : blocks_(std::move(blocks)) {}
+
+  std::size_t size() const { return names_.checked(blocks_).size(); }
+  Block& operator[](std::size_t i) { return names_.checked(blocks_)[i]; }
+
+  /// With no block at all, a copy of x.
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    if (keep) *keep = {}, keep->blocks.resize(size());
+    if (size() == 0) return copy(mb, x);
+    const auto run = [&](std::size_t i, auto& in) {
+      const microbatch<device> here = mb.at_block(i);
+      auto* const kept = keep && here.policy != recompute::full ? &keep->blocks[i] : nullptr;
+      return blocks_[i].forward(here, in, kept).template as<input>();
+    };
+    if constexpr (leaves_sums<Block>) {  // which the next block adds up
+      auto current = detail::closed_view(mb, x);
+      for (std::size_t i = 0; i < blocks_.size(); ++i) {
+        auto y = run(i, current);
+        tensor_of<input> in = std::move(current).take(mb.ctx.device);
+        if (keep && i > 0)
+          keep->inputs.push_back(std::move(in));
+        else if (i > 0)
+          y.hold(std::move(in));
+        current = std::move(y);
+      }
+      return std::move(current).take(mb.ctx.device);
+    } else {
+      tensor_of<input> current = run(0, x);
+      for (std::size_t i = 1; i < blocks_.size(); ++i) {
+        tensor_of<input> y = run(i, current);
+        if (keep) keep->inputs.push_back(std::move(current));
+        current = std::move(y);
+      }
+      return current;
+    }
+  }
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    if (size() == 0) return copy(mb, dy);
+    tensor_of<dual_t<input>> d;
+    for (std::size_t i = blocks_.size(); i-- > 0;) {
+      const tensor_of<input>& in = i == 0 ? x : kept.inputs[i - 1];
+      const microbatch<device> mine = mb.at_block(i);
+      const bool again = mine.policy == recompute::full;
+      const microbatch<device> here = again ? mine.keeping(recompute::none) : mine;
+      if (again) blocks_[i].forward(here, in, &kept.blocks[i]);
+      d = (i + 1 == blocks_.size()
+               ? blocks_[i].backward(here, in, kept.blocks[i], dy.template view_as<dual_t<typename Block::output>>())
+               : blocks_[i].backward(here, in, kept.blocks[i], d.template view_as<dual_t<typename Block::output>>()));
+      if (mb.deferred) continue;  // which read them later
+      kept.blocks[i] = {};
+      if (i > 0) kept.inputs[i - 1].reset();
+    }
+    return d;
+  }
+  template <class F>
+  void visit(F&& f) {
+    for (Block& b : names_.checked(blocks_)) b.visit(f);
+  }
+
+ private:
+  template <class Spec>
+  static tensor_of<Spec> copy(const microbatch<device>& mb, const tensor_of<Spec>& x) {
+    tensor_of<Spec> y(mb.ctx);
+    device& d = mb.ctx.device;
+    d.copy(y.data(), x.data(), static_cast<std::size_t>(x.size()) * sizeof(value_type), d.main_stream());
+    return y;
+  }
+
+  detail::layer_names names_{"a stack of layers"};
+  std::vector<Block> blocks_;
+};
+
+// A redistribution as a layer, and the sum of branches that share one gather and one reduction.
+
+/// Brings a tensor from one spec to another of the same dims: a `redistribute` as a layer, with its adjoint.
+template <class T, spec_like From, spec_like To, compute_device Device = cpu>
+class redistribution : public layer_types<T, From, To, Device>,
+                       public other_arrays<redistribution<T, From, To, Device>, T, From, To, Device> {
+  static_assert(enforced<detail::redistribution_value<From, To>, among<From, To>, From, To>);
+
+ public:
+  using other_arrays<redistribution, T, From, To, Device>::forward;
+  using other_arrays<redistribution, T, From, To, Device>::backward;
+  struct saved {};
+
+  explicit redistribution(const context<Device>& ctx, const std::string& name = "redistribution")
+      : names_(name),
+        made_for_(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<From>, &layout_v<To>}),
+        there_(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, name),
+        back_(there_.backward(), ctx.ranks, ctx.sizes, "gradient of " + name) {
+    enforce(check_boundary(layout_v<From>, ctx.ranks.shape()), name + ": input");
+    enforce(check_boundary(layout_v<To>, ctx.ranks.shape()), name + ": output");
+    detail::require_no_sum(ctx, there_, name);
+    detail::require_no_sum(ctx, back_, "gradient of " + name);
+  }
+  tensor<T, To, Device> forward(const microbatch<Device>& mb, const tensor<T, From, Device>& x, saved* = nullptr) {
+    made_for_.require(names_.layer(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_size(names_.layer(), "x", x.size(), input_size());
+    tensor<T, To, Device> y(mb.ctx);
+    there_.run(mb.ctx.device, x.data(), y.data(), dtype_of<T>);
+    return y;
+  }
+  template <spec_like Gradient>
+  tensor<T, dual_t<From>, Device> backward(const microbatch<Device>& mb, const tensor<T, From, Device>&, saved&,
+                                           const tensor<T, Gradient, Device>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, To>, among<From, To>, Gradient, To>);
+    made_for_.require(names_.layer(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_size(names_.layer(), "dy", dy.size(), back_.source().local_size());
+    tensor<T, dual_t<From>, Device> dx(mb.ctx);
+    back_.run(mb.ctx.device, dy.data(), dx.data(), dtype_of<T>);
+    return dx;
+  }
+  template <class F>
+  void visit(F&&) {}
+  /// Local elements.
+  std::int64_t input_size() const { return there_.source().local_size(); }
+  /// Whether no data moves.
+  bool trivial() const { return there_.trivial() && back_.trivial(); }
+
+ private:
+  detail::layer_names names_;
+  detail::made_for made_for_;
+  executor there_, back_;
+};
+
+/// The sum of branches that share their input, as the parallel block of PaLM (Chowdhery et al. 2022) or a low-rank
+/// adapter beside its linear: the input is brought from `Input` to what all branches take once, their outputs, which
+/// may be partial, are added and brought to `Output` once; so are, going back, their gradients.
+template <spec_like Input, spec_like Output, class First, class... Rest>
+class sum : public detail::refused_layer<First, First> {
+  static_assert(detail::all_layers<First, Rest...>);
+
+ public:
+  template <class Device>
+  sum(const context<Device>&, const std::string&, First, Rest...) {}
+};
+
+template <spec_like Input, spec_like Output, layer First, layer... Rest>
+class sum<Input, Output, First, Rest...>
+    : public other_arrays<sum<Input, Output, First, Rest...>, typename First::value_type, Input, Output,
+                          typename First::device> {
+  using arrays = other_arrays<sum, typename First::value_type, Input, Output, typename First::device>;
+
+ public:
+  using arrays::backward;
+  using arrays::forward;
+  using value_type = typename First::value_type;
+  using device = typename First::device;
+  using input = Input;
+  using output = Output;
+  using shared = typename First::input;
+  using pending = typename First::output;
+  static_assert((equivalent(layout_v<typename Rest::input>, layout_v<shared>) && ...),
+                "the branches of a sum take one input: let their policies name the same input spec");
+  static_assert((equivalent(layout_v<typename Rest::output>, layout_v<pending>) && ...),
+                "the branches of a sum end alike: let their policies name the same output spec");
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+
+  struct saved {
+    tensor_of<shared> gathered;  ///< empty if it is the input itself, or made again
+    std::tuple<typename First::saved, typename Rest::saved...> branches;
+  };
+
+  sum(const context<device>& ctx, const std::string& name, First first, Rest... rest)
+      : gather_(ctx, "input of " + name),
+        resolve_(ctx, "output of " + name),
+        branches_(std::move(first), std::move(rest)...) {}
+
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    if (keep) *keep = {};  // of an earlier pass
+    tensor_of<shared> gathered = gather(mb, x);
+    tensor_of<pending> y = add_up(mb, gathered, keep, std::index_sequence_for<Rest...>{});
+    if (keep && !gather_.trivial() && mb.policy == recompute::none) keep->gathered = std::move(gathered);
+    if constexpr (resolved)
+      return std::move(y).template as<output>();
+    else
+      return resolve_.forward(mb, y);
+  }
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<input, output>, Gradient, output>);
+    const tensor_of<dual_t<pending>> dpending = unresolve(mb, dy);
+    if (!kept.gathered) kept.gathered = gather(mb, x);
+    tensor_of<dual_t<shared>> dshared = back(mb, kept, dpending, std::index_sequence_for<Rest...>{});
+    if constexpr (taken) {
+      return std::move(dshared).template as<dual_t<input>>();
+    } else {
+      typename redistribution<value_type, input, shared, device>::saved nothing;
+      return gather_.backward(mb, x, nothing, dshared);
+    }
+  }
+  template <class F>
+  void visit(F&& f) {
+    std::apply([&](auto&... b) { (b.visit(f), ...); }, branches_);
+  }
+  template <std::size_t I>
+  auto& get() {
+    return std::get<I>(branches_);
+  }
+
+ private:
+  /// Whether the branches take the input as it is, and their sum is the output as it is: then nothing is copied.
+  static constexpr bool taken = equivalent(layout_v<input>, layout_v<shared>);
+  static constexpr bool resolved = equivalent(layout_v<pending>, layout_v<output>);
+
+  /// Returns dy as the branches take it: a view of it where nothing moves.
+  template <spec_like Gradient>
+  tensor_of<dual_t<pending>> unresolve(const microbatch<device>& mb, const tensor_of<Gradient>& dy) {
+    if constexpr (resolved) {
+      return tensor_of<dual_t<pending>>(mb.ctx, const_cast<value_type*>(dy.data()));
+    } else {
+      typename redistribution<value_type, pending, output, device>::saved none;
+      const tensor_of<pending> no_output;
+      return resolve_.backward(mb, no_output, none, dy);
+    }
+  }
+  /// Returns x as the branches take it: a view of it where nothing moves.
+  tensor_of<shared> gather(const microbatch<device>& mb, const tensor_of<input>& x) {
+    if (gather_.trivial()) return tensor_of<shared>(mb.ctx, const_cast<value_type*>(x.data()));
+    return gather_.forward(mb, x);
+  }
+  template <std::size_t... Is>
+  tensor_of<pending> add_up(const microbatch<device>& mb, const tensor_of<shared>& x, saved* keep,
+                            std::index_sequence<Is...>) {
+    tensor_of<pending> y = std::get<0>(branches_).forward(mb, x, keep ? &std::get<0>(keep->branches) : nullptr);
+    ((y = one_more<Is + 1>(mb, x, keep, y)), ...);
+    return y;
+  }
+  template <std::size_t I>
+  tensor_of<pending> one_more(const microbatch<device>& mb, const tensor_of<shared>& x, saved* keep,
+                              const tensor_of<pending>& before) {
+    using branch = std::tuple_element_t<I, std::tuple<First, Rest...>>;
+    return detail::forward_plus(std::get<I>(branches_), mb, x.template view_as<typename branch::input>(),
+                                keep ? &std::get<I>(keep->branches) : nullptr,
+                                before.template view_as<typename branch::output>())
+        .template as<pending>();
+  }
+  template <class Gradient, std::size_t... Is>
+  tensor_of<dual_t<shared>> back(const microbatch<device>& mb, saved& kept, const Gradient& dy,
+                                 std::index_sequence<Is...>) {
+    tensor_of<dual_t<shared>> dx = std::get<0>(branches_).backward(mb, kept.gathered, std::get<0>(kept.branches), dy);
+    ((dx = one_more_back<Is + 1>(mb, kept, dy, dx)), ...);
+    return dx;
+  }
+  template <std::size_t I, class Gradient>
+  tensor_of<dual_t<shared>> one_more_back(const microbatch<device>& mb, saved& kept, const Gradient& dy,
+                                          const tensor_of<dual_t<shared>>& before) {
+    using branch = std::tuple_element_t<I, std::tuple<First, Rest...>>;
+    return detail::backward_plus(std::get<I>(branches_), mb, kept.gathered.template view_as<typename branch::input>(),
+                                 std::get<I>(kept.branches), dy.template view_as<dual_t<typename branch::output>>(),
+                                 before.template view_as<dual_t<typename branch::input>>())
+        .template as<dual_t<shared>>();
+  }
+
+  redistribution<value_type, input, shared, device> gather_;
+  redistribution<value_type, pending, output, device> resolve_;
+  std::tuple<First, Rest...> branches_;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

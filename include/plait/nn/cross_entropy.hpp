@@ -12,11 +12,8 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/feature_sum.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/made_for.hpp"
-#include "plait/nn/layer/names.hpp"
-#include "plait/nn/layer/other_arrays.hpp"
-#include "plait/nn/layer/saved_stamp.hpp"
+#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/other_arrays.hpp"
 #include "plait/nn/token_mean.hpp"
 #include "plait/tensor/check_values.hpp"
 

@@ -10,7 +10,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/activation.hpp"
-#include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/sequence_order.hpp"
 

@@ -13,11 +13,9 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/made_for.hpp"
-#include "plait/nn/layer/names.hpp"
-#include "plait/nn/layer/other_arrays.hpp"
+#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/other_arrays.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 #include "plait/tensor/check_values.hpp"
 

@@ -7,10 +7,10 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/names.hpp"
-#include "plait/nn/layer/other_arrays.hpp"
-#include "plait/nn/strategy/branch.hpp"
+#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/other_arrays.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {

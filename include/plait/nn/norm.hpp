@@ -1,5 +1,5 @@
 // RMSNorm and LayerNorm over the last dim, whole or sharded, as layers. Norms of each head's query and key are
-// elsewhere: nn/attention/head_norms.hpp.
+// elsewhere: nn/attention.hpp.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,12 @@
 #include "plait/layout/errors.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/made_for.hpp"
-#include "plait/nn/layer/names.hpp"
-#include "plait/nn/layer/open_sum.hpp"
-#include "plait/nn/layer/other_arrays.hpp"
-#include "plait/nn/layer/saved_stamp.hpp"
+#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/linear/core.hpp"
+#include "plait/nn/open_sum.hpp"
+#include "plait/nn/other_arrays.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/nn/parameter/kernel_sum.hpp"
+#include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/check_values.hpp"
@@ -165,8 +162,8 @@ class norm_core {
             "the same one, once"});
     const std::int64_t size = rows * columns;
     require_arrays(x, "dy", dy);
-    require_apart(weight->name(), "backward", {dx, size, "dx"},
-                  {{x, size, "x"}, {dy, size, "dy"}, {addend, size, "addend"}});
+    require_no_overlap(weight->name(), "backward", {dx, size, "dx"},
+                       {{x, size, "x"}, {dy, size, "dy"}, {addend, size, "addend"}});
   }
 
   /// Adds to the canonical sums over tokens of a parameter: add(row of x, ..., G* out) of some rows adds to out.

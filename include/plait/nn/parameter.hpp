@@ -1,15 +1,20 @@
 // A parameter between steps and in use: its gather, its gradient, its reduction, and the order of these calls.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "plait/core/box.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
@@ -19,20 +24,18 @@
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/describe.hpp"
-#include "plait/nn/parameter/all.hpp"
 #include "plait/nn/parameter/array.hpp"
-#include "plait/nn/parameter/home.hpp"
 #include "plait/nn/parameter/info.hpp"
-#include "plait/nn/parameter/initial_values.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/check_values.hpp"
+#include "plait/tensor/context.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
+#include "plait/tensor/parts.hpp"
 
 namespace plait {
 
-// The completion of a gradient that is a canonical sum, for a parameter by itself. Those in a bucket are completed
-// together: parallel/bucket.hpp.
+// The completion of a gradient that is a canonical sum, for a parameter outside buckets.
 
 /// Writes the complete gradient of elements from `begin` on in `array`: the sums of all its users over all axes over
 /// which `gradient` is partial, and then of the users. Throws where the parameter is not stored as it is used.
@@ -65,7 +68,7 @@ void join_terms(const context<Device>& ctx, parameter_array<Precision, Device>& 
 
 namespace plait::detail {
 
-// The texts of the calls that do not fit a parameter's life.
+// The texts of calls that a parameter's state forbids.
 
 [[noreturn]] inline void refuse_ungathered(const std::string& name, parameter_state state) {
   fail({"parameter ", name, " is used while it is ", name_of(state),
@@ -131,7 +134,7 @@ namespace plait::detail {
 
 namespace plait {
 
-// The complete gradient of a parameter, which is what optimizers take.
+// The complete gradient of a parameter: what optimizers take.
 
 template <class Precision, compute_device Device>
 class parameter;
@@ -666,6 +669,159 @@ using parameter_ptr = std::shared_ptr<parameter<Precision, Device>>;
 PLAIT_COMPILED_TEMPLATE(class parameter<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<double, cpu>)
+
+}  // namespace plait
+
+namespace plait::detail {
+
+// Two parameters in one memory of the caller's are refused: its gradient would be reduced, and its values updated,
+// twice.
+
+/// The arrays of callers that parameters use, by their addresses.
+class memory_users {
+ public:
+  /// Throws, with both names, where the parameter shares memory of the caller's with one that was added before. One
+  /// that is added again is the same, and a frozen one changes nothing.
+  template <class Parameter>
+  void add(const Parameter& p) {
+    if (!p.trainable()) return;
+    p.visit_callers_memory([&](const char* what, const auto* begin, std::int64_t elements) {
+      add(&p, p.name(), what, begin, static_cast<std::size_t>(elements) * sizeof *begin);
+    });
+  }
+  /// Adds an array of an owner that is known by its name alone.
+  void add(const std::string& name, const void* begin, std::size_t bytes) {
+    add(nullptr, name, "values", begin, bytes);
+  }
+  void clear() { users_.clear(); }
+
+ private:
+  struct user {
+    std::uintptr_t end;
+    const void* parameter;
+    std::string name;
+    const char* what;
+  };
+
+  void add(const void* parameter, const std::string& name, const char* what, const void* memory, std::size_t bytes) {
+    if (bytes == 0) return;
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
+    const auto next = users_.lower_bound(begin);
+    const auto check = [&](const auto& at) {
+      const user& other = at->second;
+      if (at->first >= end || begin >= other.end) return;
+      if (parameter == other.parameter && name == other.name && std::string_view(what) == other.what) return;
+      fail({"the ", what, " of parameter ", name, " share memory of the caller's with the ", other.what,
+            " of parameter ", other.name,
+            ", and would be changed twice in a step; let one layer use the parameter of the other "
+            "(linear_options::tied), or give each memory of its own"});
+    };
+    if (next != users_.end()) check(next);
+    if (next != users_.begin()) check(std::prev(next));
+    users_.try_emplace(begin, user{end, parameter, name, what});
+  }
+
+  std::map<std::uintptr_t, user> users_;
+};
+
+}  // namespace plait::detail
+
+namespace plait {
+
+// The calls of a step for all parameters of layers or models.
+
+/// Calls f with each parameter of the layers or models, in their order; with one that several have, as a tied table,
+/// once.
+template <class F, class... Layers>
+void each_parameter(F&& f, Layers&... layers) {
+  std::vector<const void*> met;
+  const auto first_time = [&](auto& p) {
+    if (std::find(met.begin(), met.end(), &p) != met.end()) return;
+    met.push_back(&p);
+    f(p);
+  };
+  (layers.visit(first_time), ...);
+}
+/// Gathers all parameters of layers or models, before a step's first pass. Values of the step before that are to be
+/// compared (`value_check`) are compared first. Collective.
+template <compute_device Device, class... Layers>
+void gather_parameters(const context<Device>& ctx, Layers&... layers) {
+  detail::compare_values(ctx);
+  each_parameter([&](auto& p) { p.gather(ctx); }, layers...);
+}
+namespace detail {
+
+template <class Parameter>
+std::int64_t elements_without_padding(const Parameter& p) {
+  std::int64_t elements = 1;
+  for (const std::int64_t n : p.info().shape) elements *= n;
+  return elements;
+}
+/// The part of the parameter `p` that is no padding, which is rows at its end.
+template <class Parameter>
+box part_without_padding(const Parameter& p) {
+  box part = p.part();
+  if (elements_without_padding(p) == part.global_size()) return part;
+  part.global[0] = p.info().shape[0];
+  part.local[0] = std::clamp<std::int64_t>(part.global[0] - part.offset[0], 0, part.local[0]);
+  return part;
+}
+
+}  // namespace detail
+
+/// Copies this rank's part of the parameter `p` out of the row-major array `whole`, which is without padding, to `out`,
+/// whose padding becomes zero: both in the device's memory, in its main stream.
+template <class Parameter, class T, compute_device Device>
+  requires requires(const Parameter& p) { p.info(); }
+void take_part(Device& device, const Parameter& p, const T* whole, T* out) {
+  take_part(device, detail::part_without_padding(p), whole, out);
+  detail::zero_padding(device, p.info().shape, p.part(), out);
+}
+/// Copies it back to its place in the whole array, whose other elements stay.
+template <class Parameter, class T, compute_device Device>
+  requires requires(const Parameter& p) { p.info(); }
+void put_part(Device& device, const Parameter& p, const T* in, T* whole) {
+  put_part(device, detail::part_without_padding(p), in, whole);
+}
+/// Sets all parameters of layers or models, and gathers them: `whole`, in the device's memory, has them as whole
+/// row-major arrays without padding, one after the other in the order of `visit`, and every rank takes its parts.
+/// Returns the elements of the arrays. Collective.
+template <compute_device Device, class T, class... Layers>
+std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... layers) {
+  std::int64_t taken = 0;
+  each_parameter(
+      [&](auto& p) {
+        p.fill_values(ctx, [&](auto* values) { take_part(ctx.device, p, whole + taken, values); });
+        p.gather(ctx);
+        taken += detail::elements_without_padding(p);
+      },
+      layers...);
+  return taken;
+}
+/// Begins the gradients of all parameters of layers or models. Throws where two of them share memory of the caller's.
+template <compute_device Device, class... Layers>
+void zero_gradients(const context<Device>& ctx, Layers&... layers) {
+  detail::memory_users users;
+  each_parameter(
+      [&](auto& p) {
+        users.add(p);
+        p.zero_gradient(ctx);
+      },
+      layers...);
+}
+/// Completes the gradients of all parameters of layers or models, each once, after a step's last pass: for programs
+/// with an optimizer of their own, which then read `gradient()` or their own memory. With one of plait's, call `reduce`
+/// for each, or let a training_step do it. Throws where two share memory of the caller's. Collective.
+template <compute_device Device, class... Layers>
+void reduce_all(const context<Device>& ctx, Layers&... layers) {
+  detail::memory_users users;
+  each_parameter(
+      [&](auto& p) {
+        users.add(p);
+        if (p.trainable()) static_cast<void>(p.reduce(ctx));
+      },
+      layers...);
+}
 
 }  // namespace plait
 

@@ -11,9 +11,8 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/embedding.hpp"
-#include "plait/nn/layer/made_for.hpp"
-#include "plait/nn/layer/names.hpp"
-#include "plait/nn/layer/other_arrays.hpp"
+#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/other_arrays.hpp"
 #include "plait/nn/sequence_order.hpp"
 
 namespace plait {

@@ -1,5 +1,4 @@
-// Strategies of the literature, and templates that change the attention policy or the storage of a strategy. They name
-// no extents: each serves meshes of any size.
+// Strategies of the literature, and templates that change the attention policy or the storage of a strategy.
 #pragma once
 
 #include <numeric>
@@ -92,5 +91,39 @@ inline tensor_extents split_tensor_ranks(std::int64_t ranks, std::int64_t kv_hea
   const std::int64_t shared = std::gcd(ranks, kv_heads);
   return {shared, ranks / shared};
 }
+
+// A strategy for blocks whose attention and MLP run in parallel, with one gather and one reduction.
+
+namespace detail {
+
+/// The residual with the axes of a branch's weights in another state, which shard nothing of it then.
+template <class S, state State>
+struct beside_value {
+  static constexpr layout value = [] {
+    layout a = layout_v<typename S::residual>;
+    for (axis_id axis : sharding_axes(layout_v<spec<typename S::query_heads>>)) {
+      for (dim_placement& p : a.dims)
+        if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
+      a.set(axis, State);
+    }
+    return a;
+  }();
+};
+
+}  // namespace detail
+
+/// `Base` for blocks whose branches stand side by side (PaLM, Chowdhery et al. 2022): y = x + attention(norm(x)) +
+/// mlp(norm(x)). Attention and MLP take the stream replicated over the axes of their weights and end partial over them,
+/// so that `sum<residual, residual, attention, mlp>` gathers once and reduces once for both, each way.
+template <class Base>
+struct in_parallel : Base {
+  static_assert(detail::sharding_axes(layout_v<spec<typename Base::query_heads>>) ==
+                    detail::sharding_axes(layout_v<spec<typename Base::feed_forward>>),
+                "branches side by side need heads and ffn sharded over the same axes, in the same order");
+  using branch_input = spec_from<detail::beside_value<Base, state::replicated>, typename Base::residual,
+                                 spec<typename Base::query_heads>>;
+  using branch_output =
+      spec_from<detail::beside_value<Base, state::partial>, typename Base::residual, spec<typename Base::query_heads>>;
+};
 
 }  // namespace plait

@@ -13,7 +13,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/nn/parameter/memory_users.hpp"
+#include "plait/nn/parameter.hpp"
 #include "plait/parallel/bucket.hpp"
 #include "plait/tensor/check_values.hpp"
 

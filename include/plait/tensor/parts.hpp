@@ -33,7 +33,7 @@ inline void require_arrays(const char* call, const box& part, const void* whole,
 
 /// Copies the elements of `part` from the row-major array `whole`, of part.global elements, to `out`, of part.local:
 /// both in the device's memory, in its main stream. Of a parameter, whose padding such an array may lack, the overload
-/// in nn/parameter/all.hpp takes one.
+/// in nn/parameter.hpp takes one.
 template <class T, compute_device Device>
 void take_part(Device& device, const box& part, const T* whole, T* out) {
   if (part.local_size() == 0) return;

@@ -1,5 +1,5 @@
 // The function that brings a tensor from one spec to another, planned at each call. As a layer with a backward pass it
-// is `redistribution` in nn/combinators/sum.hpp.
+// is `redistribution` in nn/combinators.hpp.
 #pragma once
 
 #include <string>

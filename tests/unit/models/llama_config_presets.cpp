@@ -7,7 +7,6 @@
 #include <string>
 
 #include "plait/models/llama_config.hpp"
-#include "plait/models/tensor_ranks.hpp"
 #include "support/temp_folder.hpp"
 #include "train_llama/flops.hpp"
 

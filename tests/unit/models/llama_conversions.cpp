@@ -1,6 +1,4 @@
 // program: files
-#include "plait/models/llama_conversions.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/models/llama_config_json.hpp"
+#include "plait/models/weights_order.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"
 

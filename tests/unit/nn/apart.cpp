@@ -8,7 +8,7 @@
 
 #include "plait/nn/activation.hpp"
 #include "plait/nn/attention.hpp"
-#include "plait/nn/combinators/sum.hpp"
+#include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"

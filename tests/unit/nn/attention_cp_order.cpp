@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/nn/attention/context_attention.hpp"
-#include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
-#include "plait/nn/attention/context_parallel/ring.hpp"
-#include "plait/nn/attention/context_parallel/ulysses.hpp"
+#include "plait/nn/attention/all_gather_kv.hpp"
+#include "plait/nn/attention/chosen.hpp"
+#include "plait/nn/attention/ring.hpp"
+#include "plait/nn/attention/ulysses.hpp"
 #include "plait/nn/dropout.hpp"
 #include "plait/nn/strategies.hpp"
 #include "support/token_runs.hpp"

@@ -1,6 +1,6 @@
 // program: attention_cp
 // Ring attention on up to 8 ranks equals one rank: forward, all gradients, bytes sent and kept.
-#include "plait/nn/attention/context_attention.hpp"
+#include "plait/nn/attention/chosen.hpp"
 #include "support/context_check.hpp"
 
 using namespace plait;

@@ -12,7 +12,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/parameter/all.hpp"
+#include "plait/nn/parameter.hpp"
 #include "support/linear_policies.hpp"
 
 using namespace plait;

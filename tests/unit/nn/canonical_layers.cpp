@@ -7,8 +7,8 @@
 #include <string>
 
 #include "plait/nn/attention.hpp"
-#include "plait/nn/attention/context_attention.hpp"
-#include "plait/nn/combinators/sum.hpp"
+#include "plait/nn/attention/chosen.hpp"
+#include "plait/nn/combinators.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"

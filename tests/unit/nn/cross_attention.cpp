@@ -3,7 +3,7 @@
 #include "plait/nn/attention/cross_attention.hpp"
 
 #include "plait/kernels/rope_frequencies.hpp"
-#include "plait/nn/attention/context_attention.hpp"
+#include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/strategies.hpp"
 #include "support/layer_check.hpp"
 

@@ -8,7 +8,6 @@
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/nn/strategy/parallel.hpp"
 #include "support/layer_check.hpp"
 
 using namespace plait;

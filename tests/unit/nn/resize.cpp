@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "plait/nn/attention.hpp"
-#include "plait/nn/combinators/sum.hpp"
+#include "plait/nn/combinators.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
-#include "plait/nn/layer/with_saved.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"

@@ -1,8 +1,6 @@
 // program: layers
 // What programs with memory and loops of their own use: policies in one line, a layer that keeps what its backward pass
 // needs, the loss in one call, and whole arrays of which each rank takes its parts.
-#include "plait/nn/layer/with_saved.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,9 +14,10 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
-#include "plait/nn/layer/policy.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/policy.hpp"
 
 namespace with_saved_layers {  // files of one program may have helpers of one name
 

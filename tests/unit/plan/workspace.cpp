@@ -11,7 +11,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/activation.hpp"
-#include "plait/nn/combinators/sum.hpp"
+#include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 

@@ -1,5 +1,5 @@
-// Attention between tensors of queries, keys and values, for layers of one's own. It sends nothing: a rank must have
-// all keys that its queries see.
+// Attention between tensors of queries, keys and values, for a program's own layers. A rank needs all keys that its
+// queries see.
 #pragma once
 
 #include <cmath>
@@ -10,14 +10,30 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/box.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/attention/local_heads.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/made_for.hpp"
-#include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer_checks.hpp"
+
+namespace plait::detail {
+
+// The kv heads that a rank's query heads use, where kv heads are replicated over some axes.
+
+/// Which of a rank's kv heads its query heads need.
+struct local_heads {
+  std::int64_t first = 0;  ///< of the local kv heads
+  std::int64_t used = 0;
+};
+
+/// `q` and `k` are this rank's parts [batch, seq, heads, head_dim]. Where kv heads are replicated over further axes,
+/// the queries here need only some of them. Throws where a rank's heads are neither whole groups nor a whole part of
+/// one.
+local_heads share_of_heads(const box& q, const box& k, const std::string& name);
+
+}  // namespace plait::detail
 
 namespace plait {
 
@@ -51,7 +67,7 @@ struct attention_core_value {
 /// Grouped-query attention alone: no projections, no parameters, no communication. Queries are a tensor of spec `Q`
 /// [batch, tokens, heads, head_dim], keys and values of `K`, with tokens of their own number and, if they are another
 /// sequence's, dim; every rank has all keys that its queries see. For a sequence of keys that is sharded see
-/// nn/attention/context_attention.hpp.
+/// nn/attention/chosen.hpp.
 template <class Precision, spec_like Q, spec_like K, compute_device Device = cpu>
 class attention_core {
   using T = activation_of<Precision>;
@@ -187,5 +203,21 @@ class attention_core {
 };
 
 }  // namespace plait
+
+namespace plait::detail {
+
+inline local_heads share_of_heads(const box& q, const box& k, const std::string& name) {
+  const std::int64_t heads = q.local[2];
+  const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
+  if (q.global[2] % k.global[2] != 0 || (heads >= group ? heads % group : group % heads) != 0)
+    fail(
+        {name, ": heads = ", q.global[2], ", kv_heads = ", k.global[2], " and ", heads,
+         " heads on each rank: heads must be a multiple of kv_heads, and the heads of a rank must be whole groups or a "
+         "whole part of one group of ",
+         group});
+  return {q.offset[2] / group - k.offset[2], heads >= group ? heads / group : 1};
+}
+
+}  // namespace plait::detail
 
 #include "plait/core/macros_on.hpp"

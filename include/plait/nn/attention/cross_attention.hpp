@@ -7,9 +7,8 @@
 
 #include "plait/nn/attention.hpp"
 #include "plait/nn/attention/core.hpp"
-#include "plait/nn/combinators/sum.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/names.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/layer_checks.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {

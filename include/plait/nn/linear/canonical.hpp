@@ -14,8 +14,8 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/canonical_product.hpp"
 #include "plait/nn/feature_sum.hpp"
-#include "plait/nn/linear/branch.hpp"
 #include "plait/nn/linear/rule.hpp"
+#include "plait/nn/parameter.hpp"
 
 namespace plait::detail {
 

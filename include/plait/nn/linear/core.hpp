@@ -17,21 +17,51 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/range.hpp"
-#include "plait/nn/layer/apart.hpp"
-#include "plait/nn/layer/made_for.hpp"
-#include "plait/nn/layer/names.hpp"
-#include "plait/nn/layer/saved_stamp.hpp"
-#include "plait/nn/linear/branch.hpp"
+#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/linear/canonical.hpp"
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/nn/parameter/kernel_sum.hpp"
+#include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/chunked_collective.hpp"
 #include "plait/tensor/executor.hpp"
+
+namespace plait {
+
+// Descriptions of linears that share an input: names, stored layouts, bias, adapter, and the caller's memory.
+
+/// One of the linears that share an input: its weight and bias as a checkpoint names them, and how they are stored.
+struct linear_branch {
+  parameter_info weight;
+  layout stored_weight;
+  bool bias = false;
+  parameter_info bias_info;
+  layout stored_bias;
+  lora_options lora{};
+};
+
+namespace detail {
+
+/// The dim of outputs that lie side by side.
+struct columns : dim_tag<"columns"> {};
+
+/// `a`, an output of one of several linears with this input, with its own dims as one dim that is whole here, and with
+/// the states of the axes in `moving` alone: what is left is what all of them share.
+inline layout side_by_side(const layout& a, const layout& input, const axis_list& moving) {
+  layout shared;
+  for (const dim_placement& p : a.dims)
+    if (input.has(p.dim)) shared.dims.push_back(p);
+  shared.dims.push_back({dim_of<columns>, {}});
+  for (axis_id axis : moving)
+    if (!a.sharded_by(axis)) shared.set(axis, a.state_of(axis));
+  return shared;
+}
+
+}  // namespace detail
+}  // namespace plait
 
 namespace plait::detail {
 
@@ -326,8 +356,8 @@ class linear_core : detail::linear_moves {
     require_sizes(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     detail::require_array(name, "x", x, input_size());
     detail::require_array(name, "y", y, output_size());
-    detail::require_apart(name, "forward", {y, output_size(), "y"},
-                          {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
+    detail::require_no_overlap(name, "forward", {y, output_size(), "y"},
+                               {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
     buffer<Device> gathered;
     if (gather_chunks_ || !gather_.trivial()) gathered = gathered_room(ctx);
     if (!gather_chunks_ && !gather_.trivial()) gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
@@ -392,7 +422,7 @@ class linear_core : detail::linear_moves {
     detail::require_array(name, "x", x, input_size());
     detail::require_array(name, "dy", dy, output_size());
     saved.stamp.use(name, weights_[0].get(), mb.index, x);
-    detail::require_apart(
+    detail::require_no_overlap(
         name, "backward", {dx, input_size(), "dx"},
         {{x, input_size(), "x"}, {dy, output_size(), "dy"}, {addend, input_size(), "addend"}, weights_read()});
     const bool weights = weights_trainable(), trains = weights || biases_.trainable();

@@ -8,7 +8,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/local_box.hpp"
-#include "plait/nn/linear/branch.hpp"
 
 namespace plait::detail {
 

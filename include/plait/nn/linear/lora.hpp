@@ -327,10 +327,14 @@ PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<double, cpu>)
 
-}  // namespace plait
+namespace detail {
 
-#ifndef PLAIT_COMPILED
-#include "plait/nn/linear/lora.ipp"  // IWYU pragma: keep
-#endif
+inline lora_derivation derive_lora_at_run_time(const layout& gathered, const linear_layouts& base) {
+  return find_lora(gathered, base);
+}
+
+}  // namespace detail
+
+}  // namespace plait
 
 #include "plait/core/macros_on.hpp"

@@ -1,26 +1,141 @@
 // The memory of parameters that lie one after the other, as layers use them: values and gradients.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "plait/comm/any_communicator.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/canonical_product.hpp"
+#include "plait/device/device.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/nn/token_leaves.hpp"
 #include "plait/tensor/canonical_exchange.hpp"
+#include "plait/tensor/context.hpp"
 #include "plait/tensor/microbatch.hpp"
+
+namespace plait::detail {
+
+// Kernels add gradients to the parameter's own memory if it has the type of their sums. Otherwise they add to numbers
+// of that type, which are then added to the narrower gradient and rounded once.
+
+/// Whether kernels for activations of T add to gradients of G themselves.
+template <class T, class G>
+inline constexpr bool sums_in_place = std::is_same_v<G, gradient_of<T>>;
+
+/// Calls f(sums), which adds to n numbers of gradient_of<T>: to `gradient`, or, where that is narrower, to zeros that
+/// are added to it afterwards. Null for a null gradient.
+template <class T, class G, compute_device Device, class F>
+void with_kernel_sum(Device& device, G* gradient, std::int64_t n, F&& f) {
+  using Sum = gradient_of<T>;
+  if constexpr (sums_in_place<T, G>) {
+    f(gradient);
+  } else {
+    if (gradient == nullptr) return f(static_cast<Sum*>(nullptr));
+    const auto size = static_cast<std::size_t>(n);
+    auto sums = make_buffer<Sum>(device, size), before = make_buffer<Sum>(device, size);
+    device.zero(sums.data(), sums.bytes(), device.main_stream());
+    f(sums.template data<Sum>());
+    kernels::cast(device, static_cast<const G*>(gradient), before.template data<Sum>(), n);
+    kernels::accumulate(device, static_cast<const Sum*>(before.template data<Sum>()), sums.template data<Sum>(), n);
+    kernels::cast(device, static_cast<const Sum*>(sums.template data<Sum>()), gradient, n);
+  }
+}
+
+}  // namespace plait::detail
 
 namespace plait {
 
-// The canonical sums of gradients: what each layer that uses an array of parameters adds to, leaf by leaf, and how
-// ranks join it. Under usual numerics there are none.
+// Where data parallelism keeps parameters between steps: how a parameter finds its slice. parallel/bucket.hpp moves
+// them.
+
+template <class Precision, compute_device Device>
+class parameter;
+template <class Precision, compute_device Device>
+class reduced_gradient;
+namespace detail {
+template <class Precision, compute_device Device>
+class parameter_rebinding;
+}  // namespace detail
+
+/// Some elements of what a rank would store of a parameter, in row-major order.
+struct parameter_piece {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+  friend bool operator==(const parameter_piece&, const parameter_piece&) = default;
+};
+
+/// Keeps parameters side by side in one flat array, of which every rank of a group has an even piece between steps, or
+/// all of it where nothing is cut.
+template <class Precision, compute_device Device>
+class parameter_home {
+ public:
+  virtual ~parameter_home() = default;
+  parameter_home(const parameter_home&) = delete;
+  parameter_home& operator=(const parameter_home&) = delete;
+
+  /// Brings the values of all its parameters to where layers read them. Collective over `axes`.
+  virtual void gather(const context<Device>& ctx) = 0;
+  /// Waits for a gather that is under way. Asks no rank for anything.
+  virtual void settle() = 0;
+
+  /// The axes whose ranks have a piece each; none: all of it is everywhere.
+  const axis_list& axes() const { return axes_; }
+  /// The communicator over these axes.
+  any_communicator& group() { return group_; }
+  /// The piece that `rank` of that group has of `size` elements which begin at `at` in the array.
+  parameter_piece piece_of(std::int64_t at, std::int64_t size, std::int64_t rank) const {
+    const std::int64_t first = rank * piece_ - at;
+    return {std::clamp<std::int64_t>(first, 0, size), std::clamp<std::int64_t>(first + piece_, 0, size)};
+  }
+  std::int64_t rank() const { return rank_; }
+  /// Pieces begin and end at multiples of so many elements of a layer's array; 0: at none, arrays are whole.
+  std::int64_t cuts_at() const { return cuts_at_; }
+
+ protected:
+  using parameter_type = parameter<Precision, Device>;
+  using master_type = master_of<Precision>;
+  using weight_type = weight_of<Precision>;
+  using gradient_type = gradient_of<Precision>;
+  friend parameter_type;
+
+  parameter_home() = default;
+
+  /// Has `p` live at `at` in this home's array, with the values that it has.
+  static void move(const context<Device>& ctx, parameter_type& p, parameter_home& home, std::int64_t at) {
+    p.move_to(ctx, home, at);
+  }
+  static void set_current(parameter_type& p, bool current) { p.set_current(current); }
+  static bool rounded_current(const parameter_type& p) { return p.rounded_current_; }
+  /// No pass may add to its gradient from now on.
+  static void begin_reduction(parameter_type& p) {
+    p.added_ = false;
+    if (!p.frozen_) p.phase_ = parameter_type::phase::reducing;
+  }
+  static reduced_gradient<Precision, Device> complete(parameter_type& p) { return p.complete_gradient(); }
+  static any_communicator& stages_of(parameter_type& p) { return p.stages_; }
+
+  axis_list axes_;
+  any_communicator group_;
+  std::int64_t piece_ = 0;  ///< elements, padding included
+  std::int64_t rank_ = 0;
+  std::int64_t cuts_at_ = 1;
+  master_type* masters_ = nullptr;      ///< of this rank's piece
+  weight_type* rounded_ = nullptr;      ///< where an optimizer puts them rounded; null: they are not
+  gradient_type* gradients_ = nullptr;  ///< of this rank's piece, once reduced
+};
+
+// Canonical sums of gradients: each layer that uses an array adds its leaves, and ranks join them.
 
 /// The gradients that one layer adds to an array of parameters, as a canonical sum over tokens. A tied table has two.
 template <class Precision, compute_device Device>

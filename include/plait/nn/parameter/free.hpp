@@ -9,7 +9,7 @@
 
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
-#include "plait/nn/layer/names.hpp"
+#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 

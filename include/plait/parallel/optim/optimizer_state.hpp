@@ -17,7 +17,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/moved_mark.hpp"
 #include "plait/device/buffer.hpp"
-#include "plait/nn/parameter/memory_users.hpp"
+#include "plait/nn/parameter.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {

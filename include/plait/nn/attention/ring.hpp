@@ -3,12 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
+#include "plait/nn/attention/all_gather_kv.hpp"
 
 namespace plait {
 
@@ -183,8 +184,12 @@ class ring_attention {
   all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back under canonical numerics
 };
 
-}  // namespace plait
+inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window)
+    : ranks_(static_cast<int>(blocks.size())), mine_(static_cast<int>(mine)), hops_(blocks.size()) {
+  for (int j = 0; j < ranks_; ++j)
+    for (int s = 1; s < ranks_; ++s)
+      if (sees(blocks[at(j + s)], blocks[at(j)], window)) hops_[at(j)] = s;
+  last_ = *std::max_element(hops_.begin(), hops_.end());
+}
 
-#ifndef PLAIT_COMPILED
-#include "plait/nn/attention/context_parallel/ring.ipp"  // IWYU pragma: keep
-#endif
+}  // namespace plait

@@ -10,7 +10,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
+#include "plait/nn/attention/all_gather_kv.hpp"
 
 namespace plait {
 

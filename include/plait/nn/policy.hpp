@@ -1,5 +1,4 @@
-// Refusals of members that are missing, misspelt or of the wrong kind in the policy of a linear or an embedding.
-// Whether specs go together is checked by the layers: nn/linear.hpp, nn/embedding.hpp.
+// Policies of linears and embeddings in one line each, and the refusals of a policy's members.
 #pragma once
 
 #include <type_traits>
@@ -8,6 +7,20 @@
 #include "plait/layout/spec.hpp"
 
 namespace plait {
+
+/// The policy of a linear without a bias, or of an embedding: `linear<float, layer_policy<input, weight, output>>`.
+template <spec_like Input, spec_like Weight, spec_like Output>
+struct layer_policy {
+  using input = Input;
+  using weight = Weight;
+  using output = Output;
+};
+/// The policy of a linear with a bias.
+template <spec_like Input, spec_like Weight, spec_like Output>
+struct biased_policy : layer_policy<Input, Weight, Output> {
+  static constexpr bool bias = true;
+};
+
 namespace detail {
 
 /// Says which members a linear's or an embedding's policy lacks, and which mean nothing or are of the wrong kind: the

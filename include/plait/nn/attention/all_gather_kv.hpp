@@ -3,13 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/nn/attention/whole.hpp"
+#include "plait/nn/attention/engine.hpp"
 #include "plait/tensor/canonical_exchange.hpp"
 
 namespace plait {
@@ -209,10 +210,27 @@ class all_gather_kv_attention {
   alone alone_;
 };
 
-}  // namespace plait
+namespace detail {
 
-#ifndef PLAIT_COMPILED
-#include "plait/nn/attention/context_parallel/all_gather_kv.ipp"  // IWYU pragma: keep
-#endif
+inline text_assembly::text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first,
+                                    std::size_t count, std::int64_t tokens)
+    : tokens_(tokens) {
+  for (std::size_t b = 0; b < count; ++b)
+    for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length});
+  std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
+  std::int64_t at = 0;
+  std::vector<token_run> runs;
+  for (piece& p : pieces_) {
+    p.to = at;
+    runs.push_back({at, p.position, p.length});
+    at += p.length;
+  }
+  length_ = at;
+  runs_ = joined(std::move(runs));
+}
+
+}  // namespace detail
+
+}  // namespace plait
 
 #include "plait/core/macros_on.hpp"
