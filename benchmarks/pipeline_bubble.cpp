@@ -12,8 +12,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/dualpipe_v.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "timing.hpp"
 
 using namespace plait;

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "plait/models/llama_stages.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/schedule/step/expand.hpp"
-#include "plait/schedule/step/simulate.hpp"
-#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/generators.hpp"
+#include "plait/schedule/simulate.hpp"
+#include "plait/schedule/verify.hpp"
 #include "timing.hpp"
 
 namespace {

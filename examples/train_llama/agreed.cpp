@@ -19,7 +19,7 @@
 #include "data_text.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"
-#include "plait/schedule/csv.hpp"
+#include "plait/schedule/parse.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model_run.hpp"
-#include "plait/schedule/step/order.hpp"
+#include "plait/schedule/order.hpp"
 #include "strategies.hpp"
 
 std::int64_t ranks_of_stage(const setup& s) {

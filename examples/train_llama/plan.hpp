@@ -9,7 +9,7 @@
 #include "plait/comm/ledger.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/plan/recompute_prices.hpp"
-#include "plait/schedule/step/posted.hpp"
+#include "plait/schedule/order.hpp"
 
 /// What is known of a run before it starts, from the types: how each tensor lies, what a step sends, what a rank holds.
 /// It needs neither ranks nor a GPU.

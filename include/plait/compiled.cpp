@@ -5,5 +5,5 @@
 #define PLAIT_COMPILING
 #include "plait/models/language_model.hpp"
 #include "plait/nn.hpp"
-#include "plait/schedule/step/order.hpp"
+#include "plait/schedule/order.hpp"
 #include "plait/train.hpp"

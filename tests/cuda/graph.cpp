@@ -9,7 +9,7 @@
 #include "plait/parallel/graph_step.hpp"
 #include "plait/parallel/layer_split.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
+#include "plait/schedule/generators.hpp"
 #include "small_training.hpp"
 
 using namespace plait;

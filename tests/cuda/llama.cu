@@ -4,7 +4,7 @@
 #include "cuda/llama_reference.hpp"
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/pipeline_parity.hpp"
 
 using namespace plait;

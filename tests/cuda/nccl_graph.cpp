@@ -23,7 +23,7 @@
 #include "plait/parallel/graph_step.hpp"
 #include "plait/parallel/weights_hash.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/nccl_runs.hpp"
 
 using namespace plait;

@@ -19,7 +19,7 @@
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "plait/schedule/simulate.hpp"
 #include "support/nccl_devices.hpp"
 

@@ -11,8 +11,7 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/parallel/executor.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/dualpipe_v.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/nccl_devices.hpp"
 
 using namespace plait;

@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "plait/comm/mpi.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/pipeline_parity.hpp"
 
 namespace {

@@ -3,7 +3,7 @@
 // GPT-2 as a pipeline, its embedding tied to the head in another stage or another chunk, equals one rank in double.
 #include <doctest/doctest.h>
 
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/gpt2_parity.hpp"
 
 using namespace plait;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "plait/schedule/generators/one_f_one_b.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/pipeline_parity.hpp"
 
 using namespace plait;

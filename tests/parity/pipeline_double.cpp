@@ -2,8 +2,7 @@
 // program: pipelines
 // Pipelines, in double: every schedule, on meshes of up to 16 ranks, equals one rank.
 #include "plait/models/llama_stages.hpp"
-#include "plait/schedule/generators/dualpipe_v.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/pipeline_parity.hpp"
 
 using namespace plait;

@@ -1,5 +1,5 @@
 // Schedules are verified, simulated and turned into programs in constant expressions.
-#include "plait/schedule/verified.hpp"
+#include "plait/schedule/generators.hpp"
 
 using namespace plait;
 

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "pipeline_parity.hpp"
-#include "plait/schedule/generators/dualpipe_v.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 
 /// Meshes dp x pp x cp x tp, each under another schedule and another way to see a sharded sequence, so that all of them
 /// meet all kinds of meshes.

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "plait/schedule/expand.hpp"
 #include "plait/schedule/parse.hpp"
-#include "plait/schedule/step/expand.hpp"
-#include "plait/schedule/step/simulate.hpp"
-#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/simulate.hpp"
+#include "plait/schedule/verify.hpp"
 
 /// Steps of units of one size, as text, and faults that are put into them.
 namespace plait::test {

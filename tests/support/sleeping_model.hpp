@@ -12,10 +12,10 @@
 
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/schedule/step/expand.hpp"
-#include "plait/schedule/step/simulate.hpp"
-#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/generators.hpp"
+#include "plait/schedule/simulate.hpp"
+#include "plait/schedule/verify.hpp"
 
 namespace plait::testing {
 

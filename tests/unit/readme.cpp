@@ -24,8 +24,7 @@
 #include "plait/parallel/units.hpp"
 #include "plait/parallel/weights_hash.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/schedule/verified.hpp"
+#include "plait/schedule/generators.hpp"
 #include "plait/tensor/parts.hpp"
 #include "support/temp_folder.hpp"
 

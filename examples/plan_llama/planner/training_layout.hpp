@@ -11,8 +11,8 @@
 #include "plait/core/error.hpp"
 #include "plait/core/recompute.hpp"
 #include "plait/plan/network_time.hpp"
-#include "plait/schedule/pipeline_shape.hpp"
-#include "plait/schedule/step/step_schedule.hpp"
+#include "plait/schedule/schedule.hpp"
+#include "plait/schedule/step.hpp"
 #include "plan_llama/planner/transformer_shape.hpp"
 
 namespace plait::planner {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "plait/parallel/shared_parameters.hpp"
-#include "plait/schedule/step/expand.hpp"
+#include "plait/schedule/expand.hpp"
 #include "plait/schedule/timeline.hpp"
 #include "train_llama/observe/step_trace.hpp"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plait/comm/wait_book.hpp"
-#include "plait/schedule/step/step_schedule.hpp"
+#include "plait/schedule/step.hpp"
 
 namespace plait {
 

@@ -13,8 +13,8 @@
 #include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/json_writer.hpp"
-#include "plait/schedule/posting.hpp"
 #include "plait/schedule/timeline.hpp"
+#include "plait/schedule/verify.hpp"
 
 namespace plait {
 

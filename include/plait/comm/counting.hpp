@@ -12,7 +12,7 @@
 
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/ledger.hpp"
-#include "plait/schedule/step/posted.hpp"
+#include "plait/schedule/order.hpp"
 
 namespace plait {
 

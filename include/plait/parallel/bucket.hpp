@@ -1,5 +1,5 @@
 // Parameters laid side by side in one flat array, which is gathered, reduced and cut evenly over data-parallel ranks,
-// in place. When, is the step's business: schedule/step/step_schedule.hpp.
+// in place. When, is the step's business: schedule/step.hpp.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 #include "plait/nn/parameter/info.hpp"
 #include "plait/parallel/placement.hpp"
 #include "plait/parallel/ranks.hpp"
-#include "plait/schedule/step/step_schedule.hpp"
+#include "plait/schedule/step.hpp"
 
 namespace plait {
 

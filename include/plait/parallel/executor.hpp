@@ -18,9 +18,8 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/parallel/step_watch.hpp"
-#include "plait/schedule/arrivals.hpp"
-#include "plait/schedule/step/expand.hpp"
-#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/verify.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {

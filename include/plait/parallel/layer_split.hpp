@@ -1,5 +1,5 @@
 // The split of a model's layers into stages of balanced costs. The rank of a stage is not decided here, but by the
-// schedule's shape: schedule/pipeline_shape.hpp.
+// schedule's shape: schedule/schedule.hpp.
 #pragma once
 
 #include <algorithm>

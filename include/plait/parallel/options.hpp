@@ -5,7 +5,7 @@
 #include "plait/parallel/placement.hpp"
 #include "plait/parallel/ranks.hpp"
 #include "plait/schedule/simulate.hpp"
-#include "plait/schedule/step/step_schedule.hpp"
+#include "plait/schedule/step.hpp"
 
 namespace plait {
 

@@ -22,9 +22,8 @@
 #include "plait/parallel/options.hpp"
 #include "plait/parallel/shared_parameters.hpp"
 #include "plait/parallel/units.hpp"
-#include "plait/schedule/generators/forward.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/schedule/step/expand.hpp"
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/generators.hpp"
 
 namespace plait::detail {
 

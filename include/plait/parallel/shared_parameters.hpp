@@ -13,7 +13,7 @@
 #include "plait/comm/counting.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/schedule/pipeline_shape.hpp"
+#include "plait/schedule/schedule.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 
 namespace plait::detail {

@@ -9,8 +9,8 @@
 #include "plait/comm/clock.hpp"
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/wait_book.hpp"
-#include "plait/schedule/program.hpp"
-#include "plait/schedule/step/simulate.hpp"
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/simulate.hpp"
 
 namespace plait {
 

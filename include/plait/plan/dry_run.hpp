@@ -14,7 +14,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/schedule/step/order.hpp"
+#include "plait/schedule/order.hpp"
 
 namespace plait {
 

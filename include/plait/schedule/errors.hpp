@@ -1,13 +1,14 @@
 // The errors of schedules and the text of each, for compilers and exceptions alike. The conditions are elsewhere:
-// schedule/verify.hpp, schedule/posting.hpp, and `check` of a policy. How an error is raised: core/refusal.hpp.
+// schedule/verify.hpp, schedule/verify.hpp, and `check` of a policy. How an error is raised: core/refusal.hpp.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "plait/core/refusal.hpp"
 #include "plait/core/type_list.hpp"
-#include "plait/schedule/pipeline_shape.hpp"
+#include "plait/schedule/schedule.hpp"
 
 namespace plait {
 
@@ -226,6 +227,96 @@ struct refused<schedule_error::deadlock, Facts...> {
 /// The text of an error, as the `static_assert` has it.
 constexpr const char* text_of(schedule_error e) {
   return detail::text_among<schedule_error, schedule_error::shape_illegal, schedule_error::deadlock>(e);
+}
+
+/// Every way in which a step can be refused.
+enum class step_error : std::uint8_t {
+  ok,
+  unknown_unit,
+  wrong_rank,
+  pass_incomplete,
+  message_within_pass,
+  pipeline_refused,
+  used_before_gather,
+  used_after_release,
+  used_after_update,
+  gathered_twice,
+  released_twice,
+  ends_gathered,
+  ends_released,
+  reduced_too_early,
+  reduced_twice,
+  reduction_missing,
+  copies_of_none,
+  copies_before_reduction,
+  copies_twice,
+  copies_missing,
+  ties_of_none,
+  ties_before_reduction,
+  ties_before_copies,
+  ties_twice,
+  ties_missing,
+  frozen,
+  buffer_taken,
+  norm_too_early,
+  norm_twice,
+  norm_missing,
+  updated_before_reduction,
+  updated_before_copies,
+  updated_before_ties,
+  updated_before_norm,
+  updated_twice,
+  update_missing,
+  collectives_cross,
+  collective_missing,
+  over_memory,
+};
+
+/// The text of an error, from a table in the order of the enumeration.
+constexpr const char* text_of(step_error code) {
+  constexpr const char* texts[] = {
+      "ok",
+      "there is no such unit",
+      "the unit belongs to a stage of another rank",
+      "a pass goes through all units of its stage, forward in their order and backward in the reverse",
+      "a message stands between the units of one pass, which is one action of the pipeline",
+      "passes and messages are no schedule of a pipeline",
+      "a pass reads parameters that were not gathered",
+      "a pass reads parameters that were released",
+      "a pass reads parameters that were updated and not gathered since",
+      "parameters are gathered that lie gathered",
+      "parameters are released that do not lie gathered",
+      "parameters that begin a step released end it gathered",
+      "parameters that begin a step gathered end it released, or updated and not gathered",
+      "a pass adds to a gradient whose reduction has begun: it must come after the last microbatch",
+      "a gradient is reduced twice, which would count it more than once",
+      "a gradient is never reduced",
+      "pieces of a gradient are summed over ranks with the same pieces, and the policy has none (hybrid)",
+      "pieces of a gradient are summed over ranks with the same pieces before the gradient is reduced",
+      "pieces of a gradient are summed twice over ranks with the same pieces",
+      "pieces of a gradient are never summed over the ranks with the same pieces",
+      "a gradient is summed over tied stages, and no other stage has its parameters (tied_to)",
+      "a gradient is summed over tied stages before it is reduced",
+      "a gradient is summed over tied stages before it is summed over the ranks with the same pieces",
+      "a gradient is summed over tied stages twice, which would count it more than once",
+      "a gradient is never summed over the stages that share its parameters",
+      "a frozen unit has no gradient to reduce and nothing to update",
+      "a pass adds to a gradient in a buffer that holds another unit's, whose reduction has not begun",
+      "the norm is taken before a gradient is reduced",
+      "the norm is taken twice",
+      "clipping needs a norm, and there is none",
+      "parameters are updated before their gradient is reduced",
+      "parameters are updated before their gradient is summed over the ranks with the same pieces",
+      "parameters are updated before their gradient is summed over the stages that share them",
+      "parameters are updated before the norm by which their gradient is clipped",
+      "parameters are updated twice",
+      "parameters are never updated",
+      "two ranks start the collectives that they share in different orders, which can deadlock",
+      "a collective that another rank takes part in is never started there",
+      "parameters and gradients are over the limit",
+  };
+  static_assert(std::size(texts) == static_cast<std::size_t>(step_error::over_memory) + 1, "an error has no text");
+  return texts[static_cast<std::size_t>(code)];
 }
 
 }  // namespace plait

@@ -1,7 +1,7 @@
-// Makes the schedule that a text names, or reads it from a CSV file, and verifies it. A user's own
-// policy has no name here: schedule/policy.hpp makes its schedule. Tested in tests/unit/schedule/text.cpp.
+// Schedules by name, as in "interleaved:2", and as CSV, from and to PyTorch's torch.distributed.pipelining.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
@@ -10,14 +10,132 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/schedule/csv.hpp"
-#include "plait/schedule/search/automatic.hpp"
-#include "plait/schedule/verified.hpp"
+#include "plait/schedule/automatic.hpp"
+#include "plait/schedule/generators.hpp"
+#include "plait/schedule/schedule.hpp"
 
 namespace plait {
+
+namespace detail {
+
+struct stage_action {
+  int rank = 0, stage = 0;
+  action_kind kind = action_kind::forward;
+  int microbatch = 0;
+};
+
+[[noreturn]] inline void bad_cell(int row, std::size_t column, std::string_view cell, const std::string& what) {
+  const std::string excerpt = cell.size() <= 60 ? std::string(cell) : std::string(cell.substr(0, 57)) + "...";
+  fail({"schedule CSV, row ", row + 1, ", cell ", column + 1, " \"", excerpt, "\": ", what});
+}
+
+inline std::string_view without_blanks(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '"')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\r' || text.back() == '"')) text.remove_suffix(1);
+  return text;
+}
+
+inline stage_action parse_cell(std::string_view part, int row, std::size_t column, std::string_view cell) {
+  stage_action result{.rank = row, .stage = -1, .microbatch = -1};  // a number too large for an int leaves its -1
+  const char* const end = part.data() + part.size();
+  const auto [letter_at, stage_error] = std::from_chars(part.data(), end, result.stage);
+  const std::string_view kinds = "FBIW";
+  if (stage_error != std::errc::invalid_argument && letter_at != end && kinds.find(*letter_at) != kinds.npos) {
+    const auto [rest, error] = std::from_chars(letter_at + 1, end, result.microbatch);
+    if (error != std::errc::invalid_argument && rest == end) {
+      if (result.stage < 0 || result.stage >= max_pipeline_ranks * max_chunks)
+        bad_cell(row, column, cell, cat({"stages are numbered from 0 to ", max_pipeline_ranks * max_chunks - 1}));
+      if (result.microbatch < 0 || result.microbatch >= max_microbatches)
+        bad_cell(row, column, cell, cat({"microbatches are numbered from 0 to ", max_microbatches - 1}));
+      result.kind = static_cast<action_kind>(kinds.find(*letter_at));
+      return result;
+    }
+  }
+  bad_cell(row, column, cell,
+           "an action is STAGE, then F, B, I or W, then MICROBATCH, as in 2F0; communication is derived, not given");
+}
+
+}  // namespace detail
+
+/// Reads a schedule in the text format of PyTorch's `torch.distributed.pipelining` (`_dump_csv` and `_load_csv`, format
+/// "compute_only"): a row for each rank, cells such as `0F0`, `1B2`, `0I0`, `0W0` (stage, kind, microbatch), empty
+/// where the rank idles. A pair that PyTorch overlaps, `(0F3;7B1)OVERLAP_F_B`, is read as its two actions in turn.
+///
+/// The numbers of chunks and microbatches and the placement of stages follow from the actions. Throws `error` with the
+/// row and the cell for what is no action, for sizes that are not legal, and for a placement that is neither straight
+/// nor a vee; whether the schedule is a legal one, `verify` says.
+inline schedule schedule_from_csv(std::string_view text, std::string_view name = "csv") {
+  std::vector<detail::stage_action> actions;
+  int row = 0, stages = 0, microbatches = 0;
+  while (!text.empty()) {
+    const std::size_t newline = text.find('\n');
+    std::string_view line = text.substr(0, newline);
+    text = newline == text.npos ? std::string_view{} : text.substr(newline + 1);
+    if (text.empty() && detail::without_blanks(line).empty()) break;  // after the last line feed
+    if (row == max_pipeline_ranks)
+      fail({"schedule CSV: more than ", max_pipeline_ranks, " rows, one row for each rank"});
+    for (std::size_t column = 0;; ++column) {
+      const std::size_t comma = line.find(',');
+      const std::string_view cell = detail::without_blanks(line.substr(0, comma));
+      std::string_view parts = cell;
+      if (const std::size_t close = cell.find(')'); !cell.empty() && cell.front() == '(' && close != cell.npos)
+        parts = cell.substr(1, close - 1);
+      while (!parts.empty()) {
+        const std::size_t semicolon = parts.find(';');
+        actions.push_back(detail::parse_cell(detail::without_blanks(parts.substr(0, semicolon)), row, column, cell));
+        parts = semicolon == parts.npos ? std::string_view{} : parts.substr(semicolon + 1);
+        stages = std::max(stages, actions.back().stage + 1);
+        microbatches = std::max(microbatches, actions.back().microbatch + 1);
+      }
+      if (comma == line.npos) break;
+      line.remove_prefix(comma + 1);
+    }
+    ++row;
+  }
+  if (actions.empty()) fail("schedule CSV: no action in the text; a row for each rank with cells as in 0F0,0B0");
+  if (stages > row * max_chunks)
+    fail({"schedule CSV: ", stages, " stages on ", row, " rows, one row for each rank, are more than ", max_chunks,
+          " chunks on each"});
+  if (stages % row != 0)
+    fail({"schedule CSV: ", stages, " stages do not divide evenly among ", row, " rows, one row for each rank"});
+
+  schedule s{name, {.ranks = row, .chunks = stages / row, .microbatches = microbatches}, {}};
+  detail::require_legal("schedule CSV", s.shape);
+  const auto fits = [&](const detail::stage_action& a) { return s.shape.rank_of(a.stage) == a.rank; };
+  if (!std::all_of(actions.begin(), actions.end(), fits)) {
+    s.shape.placement = stage_placement::vee;
+    if (const auto wrong = std::find_if_not(actions.begin(), actions.end(), fits); wrong != actions.end())
+      fail({"schedule CSV: stage ", wrong->stage, " stands in row ", wrong->rank + 1,
+            ", where neither a straight placement (row ", wrong->stage % row + 1, ") nor a vee (row ",
+            s.shape.rank_of(wrong->stage) + 1, ") has it"});
+  }
+  s.order.resize(static_cast<std::size_t>(row));
+  for (const detail::stage_action& a : actions)
+    s.order[static_cast<std::size_t>(a.rank)].push_back(
+        {a.kind, static_cast<std::uint8_t>(s.shape.chunk_of(a.stage)), static_cast<std::uint16_t>(a.microbatch)});
+  return s;
+}
+
+/// Writes that format, without cells for idle time: `_load_csv` reads it.
+inline std::string to_csv(const schedule& s) {
+  std::string text;
+  for (std::size_t r = 0; r < s.order.size(); ++r) {
+    bool first = true;
+    for (const action& a : s.order[r]) {
+      if (!first) text += ',';
+      first = false;
+      text += std::to_string(s.shape.stage_of(static_cast<int>(r), a.chunk));
+      text += letter(a.kind);
+      text += std::to_string(a.microbatch);
+    }
+    text += '\n';
+  }
+  return text;
+}
 
 /// The texts that `parse_schedule` knows.
 inline constexpr std::string_view schedule_names =

@@ -1,17 +1,21 @@
-// The times of a schedule's actions and messages for given costs, computed without a device or a communicator.
+// The times of a schedule, of a pipeline or of a whole step, for given costs: without a device or a communicator.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/schedule/transfer.hpp"
+#include "plait/schedule/step.hpp"
 
 namespace plait {
+
+// A pipeline alone.
 
 /// Times of one microbatch's actions, in any unit.
 struct action_times {
@@ -240,6 +244,427 @@ constexpr std::vector<held_activations> activations_over_time(const schedule& s,
       curve.push_back({a.end, static_cast<double>(--held) / s.shape.chunks});
   }
   return curve;
+}
+
+// A whole step: passes in one stream, gathers and reductions in two more that share a link.
+
+namespace detail {
+
+/// A rank's link: a queue of gathers, one of reductions and one of the reductions of copies. Those that have something
+/// get equal parts of the bandwidth.
+class shared_link {
+ public:
+  static constexpr std::size_t queues = 3;
+  struct use {
+    double begin, end;
+  };
+
+  explicit shared_link(double bandwidth) : bandwidth_(bandwidth) {}
+
+  /// Starts a transfer at a time, which must not be before earlier ones; returns its number.
+  std::size_t post(int queue, double at, double bytes, double latency) {
+    advance(at);
+    ends_.push_back(-1);
+    begins_.push_back(queues_[queue].empty() ? at : -1);
+    queues_[queue].push_back({ends_.size() - 1, bandwidth_ > 0 ? bytes + latency * bandwidth_ : 0});
+    return ends_.size() - 1;
+  }
+  /// When it went on the link, and when it was over; negative: not by now.
+  use known_use_of(std::size_t number) const { return {begins_[number], ends_[number]}; }
+  /// Returns when it is over.
+  double end_of(std::size_t number) {
+    while (ends_[number] < 0) finish_next();
+    return ends_[number];
+  }
+  void advance(double until) {
+    while (now_ < until) {
+      if (used_queues() == 0) {
+        now_ = until;
+        return;
+      }
+      if (next_end() > until) {
+        move(until - now_);
+        return;
+      }
+      finish_next();
+    }
+  }
+  /// The times when it was in use.
+  const std::vector<use>& uses() const { return uses_; }
+
+ private:
+  struct queued {
+    std::size_t number;
+    double left;  ///< bytes
+  };
+
+  int used_queues() const {
+    int used = 0;
+    for (const auto& q : queues_) used += q.empty() ? 0 : 1;
+    return used;
+  }
+  double rate() const { return bandwidth_ / used_queues(); }
+  double next_end() const {
+    double least = -1;
+    for (const auto& q : queues_)
+      if (!q.empty() && (least < 0 || q.front().left < least)) least = q.front().left;
+    return bandwidth_ > 0 ? now_ + least / rate() : now_;
+  }
+  void move(double time) {
+    if (time <= 0) return;
+    const double bytes = time * rate();
+    for (auto& q : queues_)
+      if (!q.empty()) q.front().left = std::max(0.0, q.front().left - bytes);  // rounding must not go below
+    if (!uses_.empty() && uses_.back().end == now_)
+      uses_.back().end = now_ + time;
+    else
+      uses_.push_back({now_, now_ + time});
+    now_ += time;
+  }
+  void finish_next() {
+    double least = -1;
+    std::size_t first = 0;
+    for (std::size_t q = 0; q < queues; ++q)
+      if (!queues_[q].empty() && (least < 0 || queues_[q].front().left < least))
+        least = queues_[q].front().left, first = q;
+    if (bandwidth_ > 0) move(least / rate());
+    ends_[queues_[first].front().number] = now_;
+    queues_[first].pop_front();
+    if (!queues_[first].empty()) begins_[queues_[first].front().number] = now_;
+  }
+
+  double bandwidth_, now_ = 0;
+  std::deque<queued> queues_[queues];
+  std::vector<double> begins_, ends_;  ///< negative: not yet
+  std::vector<use> uses_;
+};
+
+}  // namespace detail
+
+/// The costs of a step's parts. Times are in any one unit, bandwidths in bytes per such unit.
+struct step_costs {
+  std::vector<action_times> units{};  ///< of each unit, for one microbatch
+  std::vector<double> updates{};      ///< of each unit's optimizer; empty: nothing
+  std::vector<double> ties{};         ///< of each unit's sum with the one it is tied to; empty: nothing
+  double norm = 0;                    ///< once all gradients are reduced
+  double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
+  int data_ranks = 1;                 ///< n, that share a unit's parameters
+  int copy_ranks = 1;                 ///< r, that hold the same piece of them, in a hybrid
+  double gather_bytes = 2;            ///< of a parameter, as it is gathered
+  double reduce_bytes = 4;            ///< of a gradient, as it is reduced
+  double bandwidth = 0;  ///< of a rank's link to the others of its data axes; 0: communication takes no time
+  double latency = 0;    ///< of a gather or a reduction
+};
+
+/// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of it, and for the
+/// all-reduce of replicated gradients twice that; for the sum of pieces over r ranks that hold the same ones 2 (r-1)/r
+/// of a piece.
+inline double wire_bytes(const step_schedule& s, const step_costs& costs, step_op op, int unit) {
+  const double n = costs.data_ranks, size = static_cast<double>(s.units[static_cast<std::size_t>(unit)].parameters);
+  const double part = size * (n - 1) / n;
+  if (op == step_op::gather) return part * costs.gather_bytes;
+  if (op == step_op::reduce_copies)
+    return 2.0 * (costs.copy_ranks - 1) / costs.copy_ranks * size / n * costs.reduce_bytes;
+  return part * costs.reduce_bytes * (s.policy.level == zero_level::replicated ? 2 : 1);
+}
+
+struct timed_entry {
+  step_entry entry;
+  double start = 0, end = 0;
+  double waited = 0;  ///< how long the rank stood still before it, for a message, a gather, reductions or other ranks
+};
+
+/// A step among equal steps, the last of several that were simulated one after the other.
+struct step_simulation {
+  std::vector<std::vector<timed_entry>> ranks;  ///< of each rank, in its program's order; times from the step's begin
+  /// The gathers and reductions on each rank's link during the step, from when those of the kind before them are over;
+  /// also what the step before has started, and of what goes on after it the part that lies in the step.
+  std::vector<std::vector<timed_entry>> links;
+  /// The sums of each rank with those that hold the units its own are tied to: from when both have started them, and
+  /// those before them of the same two ranks are over.
+  std::vector<std::vector<timed_entry>> ties;
+  std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
+  std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
+  double period = 0;                ///< from one step's end to the next one's
+
+  /// The share of communication over the data axes that went on while something was computed; 1 where there is none.
+  double hidden_share() const {
+    double busy = 0, hidden = 0;
+    for (const double t : link_busy) busy += t;
+    for (const double t : link_hidden) hidden += t;
+    return busy > 0 ? hidden / busy : 1;
+  }
+  /// How long a rank stood still for entries of this kind: passes that wait for gathers or messages, the norm and
+  /// updates for reductions.
+  double waited(int rank, step_op op) const {
+    double sum = 0;
+    for (const timed_entry& e : ranks[static_cast<std::size_t>(rank)])
+      if (e.entry.op == op) sum += e.waited;
+    return sum;
+  }
+};
+
+namespace detail {
+
+/// The ranks of a pipeline, each in its own time, until all have run so many steps.
+class step_clock {
+ public:
+  step_clock(const step_schedule& s, const step_costs& costs, int steps)
+      : s_(s),
+        costs_(costs),
+        steps_(steps),
+        cells_(static_cast<std::size_t>(s.shape.stages()) * static_cast<std::size_t>(s.shape.microbatches)) {
+    for (std::size_t r = 0; r < s.programs.size(); ++r) {
+      ranks_.push_back({shared_link(costs.bandwidth), std::vector<std::size_t>(s.units.size(), none),
+                        std::vector<std::size_t>(s.units.size(), none),
+                        std::vector<std::size_t>(s.units.size(), none)});
+      ranks_.back().begins.push_back(0);
+    }
+    norms_.resize(static_cast<std::size_t>(steps));
+    ties_.assign(static_cast<std::size_t>(steps) * s.units.size(), -1.0);
+    arrivals_.assign(static_cast<std::size_t>(steps) * 2 * cells_, -1.0);
+  }
+
+  void run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t r = 0; r < ranks_.size(); ++r)
+        while (advance(r)) moved = true;
+    }
+    for (const rank_clock& r : ranks_)
+      if (r.step < steps_) fail("simulate: the step cannot finish; verify names the entry");
+  }
+
+  step_simulation last_step() {
+    step_simulation out;
+    double end = 0, before = 0;
+    for (rank_clock& r : ranks_) {
+      r.link.advance(r.now);
+      const double begin = r.begins[static_cast<std::size_t>(steps_ - 1)];
+      end = std::max(end, r.now);
+      before = std::max(before, begin);
+      double busy = 0, hidden = 0;
+      for (const shared_link::use& u : r.link.uses()) {
+        const double from = std::max(u.begin, begin), to = std::min(u.end, r.now);
+        if (to > from) busy += to - from;
+        for (const timed_entry& e : r.last) hidden += std::max(0.0, std::min(to, e.end) - std::max(from, e.start));
+      }
+      out.link_busy.push_back(busy);
+      out.link_hidden.push_back(hidden);
+      std::vector<timed_entry>& on_link = out.links.emplace_back();
+      for (std::size_t i = 0; i < r.posted.size(); ++i) {
+        const shared_link::use known = r.link.known_use_of(i);
+        const double until = known.end < 0 ? r.now : std::min(known.end, r.now), from = std::max(known.begin, begin);
+        if (known.begin >= 0 && until > from) on_link.push_back({r.posted[i], from - begin, until - begin, 0});
+      }
+      for (timed_entry& e : r.last) e.start -= begin, e.end -= begin;
+      for (timed_entry& e : r.ties) e.start -= begin, e.end -= begin;
+      out.ranks.push_back(r.last);
+      out.ties.push_back(r.ties);
+    }
+    out.period = end - before;
+    return out;
+  }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  struct rank_clock {
+    shared_link link;
+    std::vector<std::size_t> gathers, reductions, copies;  ///< the last of each unit on the link
+    std::vector<timed_entry> last{}, ties{};               ///< of the last step
+    std::vector<step_entry> posted{};                      ///< by their numbers on the link
+    std::vector<double> begins{};                          ///< of each step
+    std::vector<int> tying{};                              ///< units, in the order of their sums in this step
+    double now = 0;
+    std::size_t at = 0;
+    int step = 0;
+  };
+
+  /// When the input of a pass is there: negative, not yet.
+  double& arrival(int step, bool gradient, int stage, int microbatch) {
+    return arrivals_[(static_cast<std::size_t>(step) * 2 + (gradient ? 1 : 0)) * cells_ +
+                     static_cast<std::size_t>(stage * s_.shape.microbatches + microbatch)];
+  }
+
+  /// Runs the next entry of a rank; false where it waits for another rank, or is through.
+  bool advance(std::size_t rank) {
+    rank_clock& r = ranks_[rank];
+    if (r.step == steps_) return false;
+    const std::vector<step_entry>& program = s_.programs[rank];
+    if (r.at == program.size()) {
+      r.begins.push_back(r.now);
+      r.at = 0;
+      r.tying.clear();
+      ++r.step;
+      return true;
+    }
+    const step_entry& e = program[r.at];
+    double ready = r.now, lasts = 0;
+    const auto unit = static_cast<std::size_t>(e.unit);
+    switch (e.op) {
+      case step_op::pass: {
+        if (!input_is_there(r, e, ready)) return false;
+        if (reads_parameters(e.pass.kind))
+          for (const int used : s_.used_by(e.unit))
+            if (const std::size_t gather = r.gathers[static_cast<std::size_t>(used)]; gather != none)
+              ready = std::max(ready, r.link.end_of(gather));
+        lasts = costs_.units[unit].of(e.pass.kind);
+        break;
+      }
+      case step_op::gather:
+        r.posted.push_back(e);
+        r.gathers[unit] = r.link.post(0, r.now, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
+        break;
+      case step_op::reduce:
+        r.posted.push_back(e);
+        r.reductions[unit] = r.link.post(1, r.now, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
+        break;
+      case step_op::reduce_copies:
+        ready = std::max(ready, r.link.end_of(r.reductions[unit]));
+        r.posted.push_back(e);
+        r.copies[unit] = r.link.post(2, ready, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
+        break;
+      case step_op::reduce_ties:
+        ready = std::max(ready, reduced_at(r, unit));
+        tie(r.step, e.unit) = ready;
+        r.tying.push_back(e.unit);
+        break;
+      case step_op::norm: {
+        std::vector<double>& arrived = norms_[static_cast<std::size_t>(r.step)];
+        if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
+        if (arrived[rank] < 0) {
+          double there = r.now;
+          for (const step_entry& other : program)
+            if (other.unit >= 0 && other.op == s_.last_reduction(other.unit) && !finish_reduction(r, other.unit, there))
+              return false;
+          arrived[rank] = there;
+        }
+        if (*std::min_element(arrived.begin(), arrived.end()) < 0) return false;
+        ready = *std::max_element(arrived.begin(), arrived.end());
+        lasts = costs_.norm;
+        break;
+      }
+      case step_op::update:
+        if (!finish_reduction(r, e.unit, ready)) return false;
+        lasts = costs_.updates.empty() ? 0 : costs_.updates[unit];
+        break;
+      default:
+        break;
+    }
+    const double start = std::max(ready, r.now);
+    if (r.step == steps_ - 1) r.last.push_back({e, start, start + lasts, start - r.now});
+    r.now = start + lasts;
+    if (e.op == step_op::pass) hand_on(r, e);
+    ++r.at;
+    return true;
+  }
+
+  /// When a unit's gradient is summed over the data axes of its stage.
+  double reduced_at(rank_clock& r, std::size_t unit) {
+    double time = 0;
+    for (const std::size_t part : {r.reductions[unit], r.copies[unit]})
+      if (part != none) time = std::max(time, r.link.end_of(part));
+    return time;
+  }
+  /// When the rank of a tied unit has started to sum it with the other one: negative, not yet.
+  double& tie(int step, int unit) {
+    return ties_[static_cast<std::size_t>(step) * s_.units.size() + static_cast<std::size_t>(unit)];
+  }
+  /// Where the sum of a tied unit begins, which is started on its own rank; negative: not known yet.
+  double tie_begin(const rank_clock& r, int unit) {
+    const auto twin_of = [&](int u) { return s_.units[static_cast<std::size_t>(u)].tied_to; };
+    const double theirs = tie(r.step, twin_of(unit));
+    if (theirs < 0) return theirs;
+    double begin = std::max(tie(r.step, unit), theirs);
+    for (const int before : r.tying) {
+      if (before == unit) break;
+      if (s_.rank_of(twin_of(before)) == s_.rank_of(twin_of(unit)))
+        begin = std::max(begin, tie_begin(r, before) + tie_time(before));
+    }
+    return begin;
+  }
+  double tie_time(int unit) const { return costs_.ties.empty() ? 0 : costs_.ties[static_cast<std::size_t>(unit)]; }
+  /// Moves `time` on to when a unit's gradient is reduced, over the stages too where it is tied; false where the other
+  /// rank has not come to that.
+  bool finish_reduction(rank_clock& r, int unit, double& time) {
+    time = std::max(time, reduced_at(r, static_cast<std::size_t>(unit)));
+    if (s_.units[static_cast<std::size_t>(unit)].tied_to < 0) return true;
+    const double begin = tie_begin(r, unit), end = begin + tie_time(unit);
+    if (begin < 0) return false;
+    if (r.step == steps_ - 1 && end > begin &&
+        std::none_of(r.ties.begin(), r.ties.end(), [&](const timed_entry& e) { return e.entry.unit == unit; }))
+      r.ties.push_back({{step_op::reduce_ties, unit, {}, {}}, begin, end, 0});
+    time = std::max(time, end);
+    return true;
+  }
+  bool input_is_there(const rank_clock& r, const step_entry& e, double& ready) {
+    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage, mb = e.pass.microbatch;
+    const bool forward = e.pass.kind == action_kind::forward;
+    if (!forward && !gives_input_gradient(e.pass.kind)) return true;
+    if (!is_end(e.unit, forward)) return true;
+    if (forward ? stage == 0 : stage == s_.shape.stages() - 1) return true;
+    const double there = arrival(r.step, !forward, stage, mb);
+    if (there < 0) return false;
+    ready = std::max(ready, there);
+    return true;
+  }
+  /// The result of a pass's last unit reaches the next stage.
+  void hand_on(const rank_clock& r, const step_entry& e) {
+    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage;
+    const bool forward = e.pass.kind == action_kind::forward;
+    if (!forward && !gives_input_gradient(e.pass.kind)) return;
+    if (!is_end(e.unit, !forward)) return;
+    const int to = forward ? stage + 1 : stage - 1;
+    if (to < 0 || to == s_.shape.stages()) return;
+    const bool same_rank = s_.shape.rank_of(to) == s_.shape.rank_of(stage);
+    arrival(r.step, !forward, to, e.pass.microbatch) = r.now + (same_rank ? 0 : costs_.message);
+  }
+  /// Whether a unit is the first of its stage, or the last one.
+  bool is_end(int unit, bool first) const {
+    const int next = first ? unit - 1 : unit + 1;
+    return next < 0 || next == static_cast<int>(s_.units.size()) ||
+           s_.units[static_cast<std::size_t>(next)].stage != s_.units[static_cast<std::size_t>(unit)].stage;
+  }
+
+  const step_schedule& s_;
+  step_costs costs_;
+  int steps_;
+  std::size_t cells_;
+  std::vector<rank_clock> ranks_;
+  std::vector<std::vector<double>> norms_;  ///< of each step: when each rank reached it
+  std::vector<double>
+      ties_;  ///< of each step and unit: when its rank started its sum with a tied one; negative: not yet
+  std::vector<double> arrivals_;
+};
+
+}  // namespace detail
+
+/// Times of a step among equal steps: three are simulated, and the last is returned, so that gathers after an update
+/// hide behind the next forward pass as far as they can. Each rank goes through its program; a gather or a reduction is
+/// on its link from the time at which the entries before it are over, in the order of its kind; sends take
+/// `costs.message`. The sum of a tied unit takes `costs.ties` from when both ranks have come to it, and each has gone
+/// on meanwhile. The step must be one that `verify` accepts, and every stage must have a unit. Throws `error` for costs
+/// of other sizes, and where tied units cost differently.
+inline step_simulation simulate(const step_schedule& s, const step_costs& costs) {
+  if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
+  if (!costs.updates.empty() && costs.updates.size() != s.units.size())
+    fail("step_costs: updates has not one entry per unit");
+  if (!costs.ties.empty() && costs.ties.size() != s.units.size()) fail("step_costs: ties has not one entry per unit");
+  for (std::size_t u = 0; u < costs.ties.size(); ++u)
+    if (const int twin = s.units[u].tied_to; twin >= 0 && costs.ties[static_cast<std::size_t>(twin)] != costs.ties[u])
+      fail({"step_costs: ties is ", costs.ties[u], " of unit ", u, " and ", costs.ties[static_cast<std::size_t>(twin)],
+            " of unit ", twin, ", which exchange with each other; give both the same"});
+  if (costs.data_ranks < 1) fail({"step_costs: data_ranks is ", costs.data_ranks, "; legal is 1 or more"});
+  if (costs.copy_ranks < 1) fail({"step_costs: copy_ranks is ", costs.copy_ranks, "; legal is 1 or more"});
+  if (costs.copy_ranks > 1 && !s.policy.hybrid)
+    fail({"step_costs: copy_ranks is ", costs.copy_ranks, ", but the policy is no hybrid; legal is 1"});
+  std::vector<bool> has_units(static_cast<std::size_t>(s.shape.stages()), false);
+  for (const step_unit& u : s.units) has_units[static_cast<std::size_t>(u.stage)] = true;
+  for (std::size_t stage = 0; stage < has_units.size(); ++stage)
+    if (!has_units[stage]) fail({"simulate: stage ", stage, " has no unit, so its passes have no place in the step"});
+  detail::step_clock clock(s, costs, 3);
+  clock.run();
+  return clock.last_step();
 }
 
 }  // namespace plait

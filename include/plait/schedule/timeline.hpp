@@ -9,7 +9,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/schedule/simulate.hpp"
-#include "plait/schedule/step/simulate.hpp"
 
 namespace plait {
 

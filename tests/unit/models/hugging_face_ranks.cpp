@@ -20,7 +20,7 @@
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/weights_hash.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"
 #include "support/whole_tensor.hpp"

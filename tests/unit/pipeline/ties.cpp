@@ -20,7 +20,7 @@
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/units.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

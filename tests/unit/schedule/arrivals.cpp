@@ -1,18 +1,15 @@
 // program: schedules
 // Which sends have arrived by the schedule: an action can have its input only if they were taken, and no earlier action
 // says so.
-#include "plait/schedule/arrivals.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <vector>
 
-#include "plait/schedule/generators/dualpipe_v.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
-#include "plait/schedule/program.hpp"
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verify.hpp"
 
 using namespace plait;
 

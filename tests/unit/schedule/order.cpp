@@ -1,7 +1,7 @@
 // program: schedules
 // One order of all collectives and messages of a step on all ranks of a mesh: what agrees is accepted, and what does
 // not is refused by a text that names both calls.
-#include "plait/schedule/step/order.hpp"
+#include "plait/schedule/order.hpp"
 
 #include <doctest/doctest.h>
 

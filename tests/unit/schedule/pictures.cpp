@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/schedule/expand.hpp"
 #include "plait/schedule/parse.hpp"
-#include "plait/schedule/step/expand.hpp"
 #include "support/temp_folder.hpp"
 #include "train_llama/observe/pipeline_svg.hpp"
 #include "train_llama/observe/trace.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/verify.hpp"
 #include "support/made_steps.hpp"
 
 using namespace plait;

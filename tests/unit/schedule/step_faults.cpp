@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/verify.hpp"
 #include "support/made_steps.hpp"
 
 using namespace plait;

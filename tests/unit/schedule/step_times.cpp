@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "plait/schedule/step/simulate.hpp"
-#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/simulate.hpp"
+#include "plait/schedule/verify.hpp"
 #include "support/made_steps.hpp"
 
 using namespace plait;

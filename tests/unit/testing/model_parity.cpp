@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/gpt2_parity.hpp"
 #include "support/temp_folder.hpp"
 

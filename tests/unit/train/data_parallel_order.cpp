@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/deep_llama.hpp"
 #include "support/slow_link.hpp"
 

@@ -11,8 +11,7 @@
 
 #include "plait/models/llama_stages.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/generators.hpp"
 #include "support/deep_llama.hpp"
 
 using namespace plait;

@@ -337,10 +337,6 @@ PLAIT_INLINE step_verdict shared_order(const step_schedule& s, int a,
           .other_rank = more ? b : a};
 }
 
-}  // namespace detail
-
-namespace detail {
-
 PLAIT_INLINE std::vector<std::vector<step_entry>> pipeline_of(const step_schedule& s) {
   std::vector<std::vector<step_entry>> programs(s.programs.size());
   for (std::size_t r = 0; r < s.programs.size(); ++r) {
@@ -399,6 +395,43 @@ PLAIT_INLINE double peak_bytes(const step_schedule& s, int rank, step_memory mem
   detail::step_walk walk(s, rank, memory);
   static_cast<void>(walk.run());
   return walk.peak();
+}
+
+namespace detail {
+
+PLAIT_INLINE std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(
+    const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& programs, int rank) {
+  return find_arrived_sends(shape, programs, rank);
+}
+
+}  // namespace detail
+
+PLAIT_INLINE std::string describe(const schedule_verdict& v) {
+  if (v.ok()) return "ok";
+  std::string text;
+  const bool in_program = v.code >= schedule_error::send_misplaced;
+  if (v.rank >= 0) {
+    append(text, {"rank ", v.rank, ", "});
+    if (v.position >= 0) append(text, {in_program ? "step " : "action ", v.position, " "});
+    text += "(" + describe(v.step) + "): ";
+  }
+  text += text_of(v.code);
+  if (v.other_rank >= 0) {
+    append(text, {"; it waits for rank ", v.other_rank});
+    if (v.other_position >= 0)
+      append(text, {", which is stuck at ", in_program ? "step " : "action ", v.other_position, " (",
+                    describe(v.other_step), ")"});
+  }
+  if (v.below > 0 || v.above > 0) {
+    const bool both = v.below > 0 && v.above > 0;
+    text += v.code == schedule_error::over_activation_limit ? "; the nearest legal limit is "
+            : both                                          ? "; the nearest legal numbers of microbatches are "
+                                                            : "; the nearest legal number of microbatches is ";
+    if (v.below > 0) text += std::to_string(v.below);
+    if (both) text += " and ";
+    if (v.above > 0) text += std::to_string(v.above);
+  }
+  return text;
 }
 
 }  // namespace plait

@@ -4,14 +4,87 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "plait/schedule/action.hpp"
-#include "plait/schedule/pipeline_shape.hpp"
+#include "plait/core/text.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/schedule/step_entry.hpp"
 
 namespace plait {
+
+/// A message from one stage to the next (an activation) or to the one before (its gradient).
+enum class transfer_kind : std::uint8_t { activation, gradient };
+
+/// One message between two ranks. Stages on one rank hand over in place: that is no transfer.
+struct transfer {
+  transfer_kind kind = transfer_kind::activation;
+  int from_stage = 0;
+  int to_stage = 0;
+  int microbatch = 0;
+
+  friend constexpr bool operator==(const transfer&, const transfer&) = default;
+};
+
+/// "activation 3: stage 1 -> 2"
+inline std::string describe(const transfer& t) {
+  return cat({t.kind == transfer_kind::activation ? "activation " : "gradient ", t.microbatch, ": stage ", t.from_stage,
+              " -> ", t.to_stage});
+}
+
+/// The kinds of entries. Gathers, reductions, sends and receives are started where they stand; whoever needs one waits
+/// for it: a pass for its input and its unit's gather, the norm and updates for reductions. In a hybrid a reduction has
+/// two parts: `reduce` sums a unit's gradient over the ranks that share it out, and `reduce_copies`, which waits for
+/// that, the piece of a rank over those that hold the same piece. Where stages share parameters, `reduce_ties`, which
+/// waits for what is before, is the last part: the sum over these stages.
+enum class step_op : std::uint8_t {
+  pass,
+  send,
+  receive,
+  gather,
+  release,
+  reduce,
+  norm,
+  update,
+  reduce_copies,
+  reduce_ties
+};
+
+/// One entry of a rank's program. A pipeline's program has passes, sends and receives, and passes of whole stages; a
+/// step's has passes by units, and the other kinds too.
+struct step_entry {
+  step_op op = step_op::pass;
+  int unit = -1;             ///< of a pass, gather, release, reduction or update; -1: of a whole stage
+  plait::action pass{};      ///< of a pass: which one
+  plait::transfer transfer;  ///< of a send or a receive
+
+  friend constexpr bool operator==(const step_entry&, const step_entry&) = default;
+};
+
+/// "F3.1", "F3.1 of unit 5", "gather of unit 5", "send activation 3: stage 1 -> 2", "the norm"
+inline std::string describe(const step_entry& e) {
+  switch (e.op) {
+    case step_op::pass:
+      return e.unit < 0 ? describe(e.pass) : cat({describe(e.pass), " of unit ", e.unit});
+    case step_op::send:
+      return "send " + describe(e.transfer);
+    case step_op::receive:
+      return "receive " + describe(e.transfer);
+    case step_op::gather:
+      return cat({"gather of unit ", e.unit});
+    case step_op::release:
+      return cat({"release of unit ", e.unit});
+    case step_op::reduce:
+      return cat({"reduction of unit ", e.unit});
+    case step_op::update:
+      return cat({"update of unit ", e.unit});
+    case step_op::reduce_copies:
+      return cat({"reduction of the copies of unit ", e.unit});
+    case step_op::reduce_ties:
+      return cat({"reduction of unit ", e.unit, " over tied stages"});
+    default:
+      return "the norm";
+  }
+}
 
 /// Parameters that are gathered, reduced and updated together: by default those of a block, the embedding, the head. A
 /// forward pass of a stage goes through its units in order, a backward pass in the reverse order.
