@@ -15,8 +15,8 @@
 
 #include "deterministic/model.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
 #include "timing.hpp"
 
 using namespace plait;

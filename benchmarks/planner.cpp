@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/search.hpp"
 #include "plan_llama/planner/step_on_links.hpp"

@@ -10,7 +10,7 @@
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 
 namespace pl = plait;
 using pl::batch, pl::hidden, pl::ffn, pl::dp;

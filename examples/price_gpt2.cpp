@@ -9,7 +9,7 @@
 
 #include "gpt2.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plait/plan/program_price.hpp"
 
 namespace pl = plait;

@@ -17,7 +17,7 @@
 #include "paths.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/mapped_file.hpp"
-#include "plait/parallel/parameter_hash.hpp"
+#include "plait/parallel/step_result.hpp"
 #include "table.hpp"
 
 namespace {

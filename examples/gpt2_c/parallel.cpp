@@ -10,7 +10,7 @@
 
 #include "blocks.hpp"
 #include "plait/nn.hpp"
-#include "plait/parallel/optim/gradient_norm.hpp"
+#include "plait/parallel/gradient_norm.hpp"
 #ifdef PLAIT_WITH_MPI
 #include "plait/comm/mpi.hpp"
 #endif

@@ -23,7 +23,6 @@
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/step_communication.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "rank_batches.hpp"

@@ -16,7 +16,6 @@
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/parallel/parameter_hash.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "requests.hpp"
 #include "train_llama/observe/step_trace.hpp"

@@ -15,9 +15,9 @@
 #include "plait/layout/mesh.hpp"
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention/policy.hpp"
-#include "plait/parallel/layer_split.hpp"
 #include "plait/parallel/optim/lr_schedule.hpp"
 #include "plait/parallel/options.hpp"
+#include "plait/parallel/placement.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "train_llama/data/sampler.hpp"
 

@@ -8,8 +8,8 @@
 #include "plait/device/cuda.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
 
 namespace plait::test {
 

@@ -7,7 +7,7 @@
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/parallel/graph_step.hpp"
-#include "plait/parallel/layer_split.hpp"
+#include "plait/parallel/placement.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
 #include "small_training.hpp"

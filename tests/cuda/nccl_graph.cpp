@@ -21,7 +21,7 @@
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/graph_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/nccl_runs.hpp"

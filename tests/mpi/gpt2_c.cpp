@@ -15,7 +15,7 @@
 #include "plait/comm/mpi.hpp"
 #include "plait/core/error.hpp"
 #include "plait/nn.hpp"
-#include "plait/parallel/optim/gradient_norm.hpp"
+#include "plait/parallel/gradient_norm.hpp"
 
 // Three programs in one: all that they include stands above.
 #define main program

@@ -16,8 +16,8 @@
 #include "plait/kernels/exact_squares.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
 
 using namespace plait;
 

@@ -13,7 +13,7 @@
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/testing/placing.hpp"
 #include "plait/testing/trained_values.hpp"

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "plait/parallel/optim/muon_options.hpp"
+#include "plait/parallel/optim/muon.hpp"
 
 /// Muon on one matrix by loops in double, written from the papers alone.
 namespace plait::test {

@@ -10,8 +10,8 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
 #include "support/temp_folder.hpp"
 #include "train_llama/data/token_source.hpp"
 

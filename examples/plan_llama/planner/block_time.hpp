@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "plait/plan/kernel_time.hpp"
-#include "plait/plan/network_time.hpp"
+#include "plait/plan/machine_time.hpp"
 #include "plan_llama/planner/training_layout.hpp"
 
 namespace plait::planner {

@@ -14,8 +14,7 @@
 #include "plait/core/collective.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/median.hpp"
-#include "plait/plan/kernel_time.hpp"
-#include "plait/plan/network_time.hpp"
+#include "plait/plan/machine_time.hpp"
 #include "plan_llama/planner/pipeline_time.hpp"
 
 namespace plait::planner {

@@ -1,5 +1,5 @@
 // Descriptions of hardware from and to JSON files; it needs nlohmann/json. Every key is read or refused by name.
-// Machines that need no file are in plan/hardware_table.hpp.
+// Machines that need no file are in plan/hardware.hpp.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "plait/io/json_reader.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/mapped_file.hpp"
-#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 
 namespace plait::planner {

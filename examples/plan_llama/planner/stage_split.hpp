@@ -1,5 +1,5 @@
 // How many layers each rank of a pipeline has, in a formula's time. A search that balances costs is in
-// parallel/layer_split.hpp; the planner prices 10^5 layouts and takes the even split.
+// parallel/placement.hpp; the planner prices 10^5 layouts and takes the even split.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/recompute.hpp"
-#include "plait/plan/network_time.hpp"
+#include "plait/plan/machine_time.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "plait/schedule/step.hpp"
 #include "plan_llama/planner/transformer_shape.hpp"

@@ -22,7 +22,7 @@
 #include "plait/core/error.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/posix_file_system.hpp"
-#include "plait/parallel/parameter_hash.hpp"
+#include "plait/parallel/step_result.hpp"
 #include "train_llama/observe/step_record.hpp"
 
 namespace plait {

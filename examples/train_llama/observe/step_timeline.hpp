@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/parallel/shared_parameters.hpp"
+#include "plait/parallel/pipeline.hpp"
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/timeline.hpp"
 #include "train_llama/observe/step_trace.hpp"

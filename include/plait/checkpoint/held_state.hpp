@@ -21,7 +21,7 @@
 #include "plait/kernels/moments.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/parallel/optim/optimizer_state.hpp"
+#include "plait/parallel/optim/optimizer.hpp"
 
 namespace plait {
 

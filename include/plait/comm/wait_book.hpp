@@ -1,5 +1,5 @@
 // Where in its program a rank waited, for what was started where, and over which axes. The program itself is not known
-// here: places are numbers, which parallel/step_watch.hpp gives.
+// here: places are numbers, which parallel/executor.hpp gives.
 #pragma once
 
 #include <cstddef>

@@ -61,8 +61,8 @@ class untouchable_memory {
 
 }  // namespace detail
 
-/// Observer of the work that a program asks a `counting_device` for; planner::work_clock (plan/work_clock.hpp) turns it
-/// into seconds.
+/// Observer of the work that a program asks a `counting_device` for; planner::work_clock (plan/machine_time.hpp) turns
+/// it into seconds.
 class work_meter {
  public:
   /// A product of m x k and k x n in numbers of type `of`, whose result is added to what was there, or replaces it.

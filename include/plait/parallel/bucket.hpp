@@ -1,5 +1,5 @@
 // Parameters laid side by side in one flat array, which is gathered, reduced and cut evenly over data-parallel ranks,
-// in place. When, is the step's business: schedule/step.hpp.
+// in place.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +14,57 @@
 #include <vector>
 
 #include "plait/comm/request.hpp"
+#include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/info.hpp"
+#include "plait/parallel/options.hpp"
 #include "plait/parallel/placement.hpp"
-#include "plait/parallel/ranks.hpp"
 #include "plait/schedule/step.hpp"
 
 namespace plait {
 
+/// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the
+/// next unit does not queue behind the reduction of the last, and neither behind a collective of a layer.
+class data_ranks {
+ public:
+  /// Throws where an axis is named twice; those that the mesh does not have, or has one rank along, do not count.
+  data_ranks(world& ranks, const data_axes& axes) : ranks_(&ranks) {
+    for (const axis_id axis : ranks.shape().axes) {
+      const bool cuts = axes.shard.find(axis) >= 0, copies = axes.replicate.find(axis) >= 0;
+      if (cuts && copies) fail({"data_axes: ", axis.text(), " is among shard and replicate; legal is one of them"});
+      if (ranks.shape().extent(axis) == 1) continue;
+      if (cuts) shard_.push_back(axis);
+      if (copies) replicate_.push_back(axis);
+      if (cuts || copies) all_.push_back(axis);
+    }
+  }
+
+  world& ranks() const { return *ranks_; }
+  /// In the mesh's order, of more than one rank.
+  const axis_list& shard() const { return shard_; }
+  const axis_list& replicate() const { return replicate_; }
+  const axis_list& all() const { return all_; }
+
+  /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over the world.
+  any_communicator& gathers(const axis_list& axes) { return ranks_->group(axes, world::channel::gathers); }
+  any_communicator& reductions(const axis_list& axes) { return ranks_->group(axes, world::channel::reductions); }
+  /// The cost of updating the arrays that each of so many ranks along `axes` owns so far, with bucket_cut::whole.
+  std::vector<double>& loads(const axis_list& axes, std::int64_t owners) {
+    for (auto& [of, loads] : loads_)
+      if (of == axes) return loads;
+    return loads_.emplace_back(axes, std::vector<double>(static_cast<std::size_t>(owners), 0.0)).second;
+  }
+
+ private:
+  world* ranks_;
+  axis_list shard_, replicate_, all_;
+  std::vector<std::pair<axis_list, std::vector<double>>> loads_;
+};
+
 // The reduction of a bucket whose gradients are canonical sums: array by array, over norms' own axes first, then over
-// data-parallel ranks, who get their pieces. It replaces no collective otherwise.
+// data-parallel ranks, who get their pieces.
 
 /// The axes over which a bucket's gradients are reduced, one set after the other; any may be empty.
 struct canonical_axes {
@@ -212,8 +251,7 @@ inline void join_neighbours(std::vector<reduced_range>& all, std::int64_t block)
 
 namespace plait::detail {
 
-// Where the arrays of a bucket's parameters lie in it: their sizes and costs, as parallel/placement.hpp takes
-// them.
+// Where the arrays of a bucket's parameters lie in it, by their sizes and costs.
 
 /// Returns where the arrays lie in a bucket of `pieces` pieces. With `loads`, of each rank, every array has one owner.
 template <class Member, class Array>

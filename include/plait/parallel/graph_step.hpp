@@ -1,5 +1,4 @@
-// A training step recorded as a CUDA graph and replayed, with equal numbers. It is for GPUs only, and refuses a step
-// that a replay could not repeat.
+// A training step recorded as a CUDA graph and replayed, with equal numbers.
 #pragma once
 
 #include "plait/comm/threads.hpp"

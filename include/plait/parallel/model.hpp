@@ -1,4 +1,4 @@
-// The concept of a model, whole or one stage, from token ids to a summed loss. A layer is not a model: nn/layer.hpp.
+// The concept of a model, whole or one stage, from token ids to a summed loss.
 #pragma once
 
 #include <concepts>
@@ -6,7 +6,7 @@
 
 #include "plait/nn/layer.hpp"
 #include "plait/nn/token_mean.hpp"
-#include "plait/parallel/layer_split.hpp"
+#include "plait/parallel/placement.hpp"
 
 namespace plait {
 

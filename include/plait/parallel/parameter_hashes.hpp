@@ -1,5 +1,4 @@
-// A hash of each parameter of a model that does not depend on the mesh: two runs are compared by them, to find the
-// first parameter in which they differ.
+// Hashes of a model's parameters, of each and of all, that do not depend on the mesh. By them two runs are compared.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +12,39 @@
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/parallel/gather_whole.hpp"
-#include "plait/parallel/parameter_hash.hpp"
+#include "plait/parallel/step_result.hpp"
+#include "plait/tensor/executor.hpp"
 #include "plait/tensor/gather_records.hpp"
 
 namespace plait {
+
+/// A parameter's whole value or gradient, gathered on every rank, in host memory: row-major, with padding. `values` is
+/// this rank's piece of its part, which is of the parameter's stored layout. Collective over the mesh.
+template <class E, class Precision, compute_device Device>
+std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precision, Device>& p, const E* values) {
+  layout whole = p.stored();
+  for (dim_placement& d : whole.dims) {
+    for (axis_id axis : d.axes) whole.set(axis, state::invariant);
+    d.axes = {};
+  }
+  const executor gather(p.stored(), whole, ctx.ranks, p.sizes(), "gathering " + p.name());
+  buffer<Device> part;
+  if (auto* const home = p.home(); home && !home->axes().empty()) {
+    part = make_buffer<E>(ctx.device, static_cast<std::size_t>(p.size()));
+    const parameter_piece own = p.piece();
+    E* const to = part.template data<E>();
+    ctx.device.copy(to + own.begin, values, static_cast<std::size_t>(own.size()) * sizeof(E), ctx.device.main_stream());
+    for (int rank = 0; rank < home->group().size(); ++rank)
+      if (const parameter_piece theirs = p.piece_of(rank); theirs.size() > 0)
+        home->group().broadcast(to + theirs.begin, static_cast<std::size_t>(theirs.size()), dtype_of<E>, rank);
+    values = to;
+  }
+  auto all = make_buffer<E>(ctx.device, static_cast<std::size_t>(gather.target().local_size()));
+  gather.run(ctx.device, values, all.data(), dtype_of<E>);
+  std::vector<E> on_host(static_cast<std::size_t>(gather.target().local_size()));
+  ctx.device.download(on_host.data(), all.data(), all.bytes(), ctx.device.main_stream());
+  return on_host;
+}
 
 namespace detail {
 
@@ -101,6 +128,20 @@ std::vector<parameter_hash> parameter_hashes(const context<Device>& ctx, Model& 
     }
     return detail::hashes_of_stages(ctx, model, chunks);
   }
+}
+
+/// Returns the hash of all weights, of which these are the hashes: the sum of those, each folded onto its lower half.
+inline std::uint64_t weights_hash(const std::vector<parameter_hash>& all) {
+  std::uint64_t sum = 0;
+  for (const parameter_hash& p : all) sum += p.value ^ (p.value >> 32);
+  return sum;
+}
+
+/// A hash of all weights, without padding: equal hashes mean equal weights, on whatever mesh and however the layers are
+/// shared out. Collective over the mesh, and over the stages of a pipeline.
+template <compute_device Device, class Model>
+std::uint64_t weights_hash(const context<Device>& ctx, Model& model) {
+  return weights_hash(parameter_hashes(ctx, model));
 }
 
 }  // namespace plait

@@ -1,17 +1,14 @@
-// Measured choices of matrix products for all ranks: replicas compute the same bits only by the same algorithms. The
-// program decides what is measured, and when: `cuda::measure_products`.
+// Measured choices of matrix products for all ranks: replicas compute the same bits only by the same algorithms.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
 #include "plait/device/product_choices.hpp"
+#include "plait/tensor/gather_records.hpp"
 
 namespace plait {
 
@@ -26,24 +23,11 @@ namespace plait {
 template <class Device>
 product_choices agree_on_products(Device& device, any_communicator& ranks) {
   const std::string mine = device.products().text();
-  const auto stream = device.main_stream();
-  auto sizes = make_buffer<std::int64_t>(device, 1);
-  auto most = static_cast<std::int64_t>(mine.size());
-  device.upload(sizes.data(), &most, sizeof most, stream);
-  ranks.all_reduce(sizes.data(), sizes.data(), 1, dtype::i64, reduce_op::max);
-  device.download(&most, sizes.data(), sizeof most, stream);
-
-  const auto record = static_cast<std::size_t>(most) + 1, count = static_cast<std::size_t>(ranks.size());
-  std::string out = mine, all(record * count, '\0');
-  out.resize(record, '\0');  // which ends each text
-  buffer<Device> here(device, record), gathered(device, all.size());
-  device.upload(here.data(), out.data(), record, stream);
-  ranks.all_gather(here.data(), gathered.data(), record, dtype::u8);
-  device.download(all.data(), gathered.data(), all.size(), stream);
+  const auto all = gather_records(device, ranks, std::vector<char>(mine.begin(), mine.end()));
   product_choices agreed;
-  for (std::size_t r = 0; r < count; ++r) {
-    const std::string_view text(all.data() + r * record, std::strlen(all.data() + r * record));
-    const product_choices theirs = product_choices::parse(text, cat({"the products of rank ", r}));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const product_choices theirs =
+        product_choices::parse({all[r].data(), all[r].size()}, cat({"the products of rank ", r}));
     if (r == 0)
       agreed = theirs;
     else

@@ -1,5 +1,4 @@
 // The cost of a step's communication to all ranks, by axes: how long it was under way, and what share of it was hidden.
-// The numbers of the training are a step_result (parallel/step_result.hpp).
 #pragma once
 
 #include <algorithm>

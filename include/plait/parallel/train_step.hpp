@@ -12,8 +12,8 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/sequence_order.hpp"
+#include "plait/parallel/gradient_norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
-#include "plait/parallel/optim/gradient_norm.hpp"
 #include "plait/parallel/optim/optimizer.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/step_result.hpp"

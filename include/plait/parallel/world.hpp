@@ -1,5 +1,4 @@
-// The world of a stage and the communicator along the pipeline, from a mesh that has a pipeline axis. A mesh without
-// one needs only comm/world.hpp.
+// The world of a stage and the communicator along the pipeline, from a mesh that has a pipeline axis.
 #pragma once
 
 #include <cstddef>

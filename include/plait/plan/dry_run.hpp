@@ -1,5 +1,4 @@
-// The bytes that a layer or a training step sends and holds, found by running it where nothing is computed. Times are
-// not predicted: see schedule/simulate.hpp.
+// The bytes that a layer or a training step sends and holds, found by running it where nothing is computed.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A machine as the planner knows it: an accelerator's peaks and memory, what of them programs reach, and the levels of
-// its network.
+// A machine as the planner knows it: an accelerator's peaks and memory, what of them programs reach, the levels of its
+// network, and the machines that are known by name.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plait/core/error.hpp"
@@ -75,76 +76,255 @@ struct hardware {
   double share_of(number_kind kind) const { return product_share[static_cast<std::size_t>(kind)]; }
 };
 
-/// Throws `error`, its text starting with `source` and naming the key, unless `h` can be priced with.
-inline void validate(const hardware& h, const std::string& source) {
-  const auto positive = [&](const std::string& key, double value) {
+namespace detail {
+
+/// Checks of a description's numbers; each throws `error`, which begins with `source` and names the key.
+struct number_checks {
+  const std::string& source;
+
+  void positive(const std::string& key, double value) const {
     if (!(value > 0 && std::isfinite(value))) fail({source, ": ", key, " is ", value, "; legal is a positive number"});
-  };
-  const auto natural = [&](const std::string& key, double value) {
+  }
+  void natural(const std::string& key, double value) const {
     if (!(value >= 0 && std::isfinite(value))) fail({source, ": ", key, " is ", value, "; legal is 0 or more"});
-  };
-  const auto speed = [&](const std::string& key, double value) {
+  }
+  void speed(const std::string& key, double value) const {
     if (!(value >= 1e6 && std::isfinite(value)))
       fail({source, ": ", key, " is ", value, " bytes per second; legal is 1e6 or more, and 50 GB/s is 50e9"});
-  };
-  const auto share = [&](const std::string& key, double value) {
+  }
+  void share(const std::string& key, double value) const {
     if (!(value > 0 && value <= 1)) fail({source, ": ", key, " is ", value, "; legal is a share above 0, at most 1"});
-  };
-  const auto part = [&](const std::string& key, double value) {
+  }
+  void part(const std::string& key, double value) const {
     if (!(value >= 0 && value < 1)) fail({source, ": ", key, " is ", value, "; legal is 0 or more and below 1"});
-  };
-  if (h.name.empty()) fail({source, ": name is empty; legal is any name"});
+  }
+};
+
+inline void validate_products(const hardware& h, const number_checks& check) {
   double most = 0;
   for (std::size_t i = 0; i < h.peak.size(); ++i) {
     const std::string kind = name_of(static_cast<number_kind>(i));
-    natural("peak." + kind, h.peak[i]);
-    if (h.peak[i] > 0) share("product_share." + kind, h.product_share[i]);
+    check.natural("peak." + kind, h.peak[i]);
+    if (h.peak[i] > 0) check.share("product_share." + kind, h.product_share[i]);
     most = std::max(most, h.peak[i]);
   }
-  if (most == 0) fail({source, ": peak names no number type; legal are f32, bf16 and fp8"});
-  positive("memory", h.memory);
-  speed("memory_bandwidth", h.memory_bandwidth);
-  natural("reserved", h.reserved);
-  if (h.reserved >= h.memory)
-    fail({source, ": reserved is ", h.reserved, " and memory ", h.memory, "; nothing is left to allocate"});
-  part("fragmentation", h.fragmentation);
-  natural("product_depth", h.product_depth);
-  natural("product_area", h.product_area);
-  natural("adding_depth", h.adding_depth);
-  share("attention_share", h.attention_share);
-  natural("attention_block", h.attention_block);
-  natural("activation", h.activation);
-  share("flash1", h.flash1);
-  share("flash2", h.flash2);
-  share("memory_share", h.memory_share);
-  natural("launch", h.launch);
-  part("tensor_hidden", h.tensor_hidden);
-  part("data_hidden", h.data_hidden);
-  natural("straggling", h.straggling);
-  if (h.cores < 0) fail({source, ": cores is ", h.cores, "; legal is 1 or more, or 0 where each rank has its own"});
-  natural("turn", h.turn);
-  if (h.levels.empty()) fail({source, ": levels is empty; legal is one level or more, from the inside to the outside"});
-  if (h.levels.size() > max_levels)
-    fail({source, ": levels has ", h.levels.size(), " entries; legal are 1 to ", max_levels});
-  for (std::size_t i = 0; i < h.levels.size(); ++i) {
-    const network_level& l = h.levels[i];
+  if (most == 0) fail({check.source, ": peak names no number type; legal are f32, bf16 and fp8"});
+}
+
+inline void validate_levels(const std::vector<network_level>& levels, const number_checks& check) {
+  const std::string& source = check.source;
+  if (levels.empty()) fail({source, ": levels is empty; legal is one level or more, from the inside to the outside"});
+  if (levels.size() > max_levels)
+    fail({source, ": levels has ", levels.size(), " entries; legal are 1 to ", max_levels});
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const network_level& l = levels[i];
     const std::string key = cat({"levels[", i, "]."});
-    const bool last = i + 1 == h.levels.size();
+    const bool last = i + 1 == levels.size();
     if (last ? l.ranks != 0 : l.ranks < 1)
       fail({source, ": ", key, "ranks is ", l.ranks, "; legal is ",
             last ? "0 for the outermost level, which joins all" : "1 or more, 0 being for the outermost level"});
-    if (!last && i > 0 && (l.ranks <= h.levels[i - 1].ranks || l.ranks % h.levels[i - 1].ranks != 0))
+    if (!last && i > 0 && (l.ranks <= levels[i - 1].ranks || l.ranks % levels[i - 1].ranks != 0))
       fail({source, ": ", key, "ranks is ", l.ranks, "; legal is a multiple of the level inside it, ",
-            h.levels[i - 1].ranks});
-    speed(key + "bandwidth", l.bandwidth);
-    positive(key + "all_reduce_share", l.all_reduce_share);
-    natural(key + "latency", l.latency);
-    natural(key + "launch", l.launch);
-    natural(key + "fill", l.fill);
+            levels[i - 1].ranks});
+    check.speed(key + "bandwidth", l.bandwidth);
+    check.positive(key + "all_reduce_share", l.all_reduce_share);
+    check.natural(key + "latency", l.latency);
+    check.natural(key + "launch", l.launch);
+    check.natural(key + "fill", l.fill);
     if (l.shared_by < 1) fail({source, ": ", key, "shared_by is ", l.shared_by, "; legal is 1 or more"});
-    natural(key + "message_latency", l.message_latency);
-    if (l.message_bandwidth != 0) speed(key + "message_bandwidth", l.message_bandwidth);
+    check.natural(key + "message_latency", l.message_latency);
+    if (l.message_bandwidth != 0) check.speed(key + "message_bandwidth", l.message_bandwidth);
   }
+}
+
+}  // namespace detail
+
+/// Throws `error`, its text starting with `source` and naming the key, unless `h` can be priced with.
+inline void validate(const hardware& h, const std::string& source) {
+  const detail::number_checks check{source};
+  if (h.name.empty()) fail({source, ": name is empty; legal is any name"});
+  detail::validate_products(h, check);
+  check.positive("memory", h.memory);
+  check.speed("memory_bandwidth", h.memory_bandwidth);
+  check.natural("reserved", h.reserved);
+  if (h.reserved >= h.memory)
+    fail({source, ": reserved is ", h.reserved, " and memory ", h.memory, "; nothing is left to allocate"});
+  check.part("fragmentation", h.fragmentation);
+  check.natural("product_depth", h.product_depth);
+  check.natural("product_area", h.product_area);
+  check.natural("adding_depth", h.adding_depth);
+  check.share("attention_share", h.attention_share);
+  check.natural("attention_block", h.attention_block);
+  check.natural("activation", h.activation);
+  check.share("flash1", h.flash1);
+  check.share("flash2", h.flash2);
+  check.share("memory_share", h.memory_share);
+  check.natural("launch", h.launch);
+  check.part("tensor_hidden", h.tensor_hidden);
+  check.part("data_hidden", h.data_hidden);
+  check.natural("straggling", h.straggling);
+  if (h.cores < 0) fail({source, ": cores is ", h.cores, "; legal is 1 or more, or 0 where each rank has its own"});
+  check.natural("turn", h.turn);
+  detail::validate_levels(h.levels, check);
+}
+
+// The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks, shares are
+// fitted: benchmarks/planner/README.md says on what.
+
+namespace detail {
+
+inline constexpr double mebi = 1024.0 * 1024.0, gibi = 1024 * mebi;
+
+/// All Hopper parts share these: the tensor cores (data sheet, dense), and shares fitted on step times. Memories are
+/// what drivers report, in MiB, more than the name says.
+inline hardware hopper() {
+  hardware h;
+  h.peak = {66.9e12, 989.4e12, 1978.9e12};
+  h.memory = 81559 * mebi;
+  h.memory_bandwidth = 3.35e12;
+  h.reserved = 2.5 * gibi;
+  h.fragmentation = 0.03;
+  h.product_share = {0.70, 0.70, 0.685};
+  h.product_depth = 150;
+  h.product_area = 1.2e6;
+  h.attention_share = 0.54;
+  h.flash1 = 0.45;
+  h.flash2 = 0.6;
+  h.memory_share = 0.60;
+  h.launch = 3e-6;
+  h.tensor_hidden = 0.76;
+  h.data_hidden = 0.95;
+  h.straggling = 0.004;
+  // 8 H100 on NVSwitch: 361 to 367 GB/s for rings and 480 with NVLS (nccl-tests on 8 H200, which have the same links);
+  // one ConnectX-7 of 400 Gbit/s for each GPU: 48.5 GB/s.
+  h.levels = {{"NVLink", 8, 362e9, 480.0 / 362.0, 1.5e-6, 12e-6, 90e-6},
+              {"InfiniBand", 0, 48.5e9, 1, 6e-6, 20e-6, 150e-6}};
+  return h;
+}
+
+inline hardware a100() {
+  hardware h;
+  h.name = "A100";
+  h.peak = {19.5e12, 312e12, 0};
+  h.memory = 81920 * mebi;
+  h.memory_bandwidth = 2.039e12;
+  h.reserved = 2.0 * gibi;
+  h.fragmentation = 0.03;
+  h.product_share = {0.80, 0.825, 0};
+  h.product_depth = 150;  // these two: 183 products measured on A100 PCIe (SimuMax), median error 2.6 %
+  h.product_area = 6.0e5;
+  h.attention_share = 0.51;  // FlashAttention-2: 0.57 forward and 0.49 backward, measured on A100 PCIe (SimuMax)
+  h.flash1 = 0.7;
+  h.memory_share = 0.95;
+  h.launch = 4e-6;
+  h.tensor_hidden = 0.5;  // these two are guesses: no published step on A100 overlaps much
+  h.data_hidden = 0.7;
+  h.straggling = 0.004;
+  // 8 A100 on NVSwitch: 235 GB/s (nccl-tests); one ConnectX-6 of 200 Gbit/s for each GPU: 23.5 GB/s.
+  h.levels = {{"NVLink", 8, 235e9, 1, 2e-6, 25e-6, 200e-6}, {"InfiniBand", 0, 23.5e9, 1, 6e-6, 25e-6, 200e-6}};
+  return h;
+}
+
+inline hardware h100() {
+  hardware h = hopper();
+  h.name = "H100";
+  return h;
+}
+
+/// H200 has the cores of H100, and more and faster memory.
+inline hardware h200() {
+  hardware h = hopper();
+  h.name = "H200";
+  h.memory = 143771 * mebi;
+  h.memory_bandwidth = 4.8e12;
+  return h;
+}
+
+/// One Hopper GPU on a Grace CPU: 4 of them on NVLink without a switch, one 200 Gbit/s Slingshot or InfiniBand port for
+/// each, as in the Alps machine.
+inline hardware gh200() {
+  hardware h = hopper();
+  h.name = "GH200";
+  h.memory = 97871 * mebi;
+  h.memory_bandwidth = 4.0e12;
+  h.levels = {{"NVLink", 4, 300e9, 1, 1.5e-6, 12e-6, 90e-6}, {"Slingshot", 0, 23.5e9, 1, 8e-6, 25e-6, 150e-6}};
+  return h;
+}
+
+/// Nothing of Blackwell is fitted on step times. What its power allows for long is far below what its best products
+/// reach: products in bf16 have the share of 420 large ones that were measured one after the other (SimuMax; half of
+/// them between 0.47 and 0.55), and those in fp8 less by as much, from Hopper's in proportion to the best products of
+/// both (0.763 and 0.709 of the peak; ml-engineering). All else is Hopper's.
+inline hardware b200() {
+  hardware h = hopper();
+  h.name = "B200";
+  h.peak = {80e12, 2250e12, 4500e12};
+  h.memory = 183359 * mebi;
+  h.product_share = {0.70, 0.51, 0.56};
+  h.attention_share = 0.50;  // these two: 0.41 of the peak at 4096 tokens and 0.49 at 32768, both passes (SimuMax)
+  h.attention_block = 900;
+  h.memory_bandwidth = 8e12;
+  h.product_area = 2.0e6;
+  // 8 B200 on NVSwitch: 700 GB/s for rings, 850 with NVLS (NVIDIA's slides).
+  h.levels = {{"NVLink", 8, 700e9, 850.0 / 700.0, 1.5e-6, 12e-6, 90e-6},
+              {"InfiniBand", 0, 48.5e9, 1, 6e-6, 20e-6, 150e-6}};
+  return h;
+}
+
+/// B200 with more power, 72 of them on NVLink. Its shares are B200's in proportion to the best products (bf16 0.729 and
+/// 0.776 of the peak, fp8 0.723 and 0.763; ml-engineering).
+inline hardware gb200() {
+  hardware h = b200();
+  h.name = "GB200";
+  h.peak = {80e12, 2500e12, 5000e12};
+  h.product_share = {0.70, 0.48, 0.53};
+  h.attention_share = 0.47;
+  h.memory = 189471 * mebi;
+  h.levels[0].ranks = 72;
+  return h;
+}
+
+/// One core of a server as a rank of an in-process mesh. Its figures only say what magnitudes to expect; a file for
+/// the machine at hand takes their place.
+inline hardware cpu() {
+  hardware h;
+  h.name = "CPU";
+  h.peak = {100e9, 100e9, 0};
+  h.memory = 8e9;
+  h.memory_bandwidth = 10e9;
+  h.product_share = {0.6, 0.3, 0};
+  h.product_depth = 16;
+  h.product_area = 256;
+  h.attention_share = 0.1;
+  h.memory_share = 0.8;
+  h.launch = 1e-6;
+  h.straggling = 0.004;
+  h.levels = {{"shared memory", 0, 2e9, 1, 5e-6, 20e-6, 0}};
+  return h;
+}
+
+}  // namespace detail
+
+/// All machines that are known by name.
+inline std::vector<hardware> known_hardware() {
+  using namespace detail;
+  return {a100(), h100(), h200(), gh200(), b200(), gb200(), cpu()};
+}
+
+/// The machine called `name`, in capitals or not; `error` naming `field` and all machines otherwise.
+inline hardware hardware_called(std::string_view name, const std::string& field) {
+  const auto lower = [](std::string_view text) {
+    std::string out(text);
+    for (char& c : out)
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return out;
+  };
+  std::string names;
+  for (hardware& h : known_hardware()) {
+    if (lower(h.name) == lower(name)) return std::move(h);
+    names += (names.empty() ? "" : ", ") + lower(h.name);
+  }
+  fail({field, ": unknown hardware '", name, "'; known are ", names, "; or give the path of a description (.json)"});
 }
 
 }  // namespace plait::planner

@@ -11,11 +11,10 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/parallel/shared_parameters.hpp"
+#include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
-#include "plait/plan/network_time.hpp"
-#include "plait/plan/work_clock.hpp"
+#include "plait/plan/machine_time.hpp"
 #include "plait/schedule/simulate.hpp"
 
 namespace plait::planner {

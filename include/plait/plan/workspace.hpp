@@ -1,5 +1,4 @@
-// The bytes that a layer's calls take from its device, for a program that gives the device its own allocator. What a
-// layer sends, and the memory of a whole training step, is found by plan/dry_run.hpp.
+// The bytes that a layer's calls take from its device, for a program that gives the device its own allocator.
 #pragma once
 
 #include <cstddef>

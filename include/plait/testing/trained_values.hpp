@@ -14,7 +14,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/parallel/executor.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/testing/findings.hpp"
 
 namespace plait::testing {

@@ -10,9 +10,9 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/parallel/gradient_norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
-#include "plait/parallel/optim/gradient_norm.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "support/layer_check.hpp"
 #include "support/texts.hpp"
 

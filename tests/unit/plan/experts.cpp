@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/search.hpp"
 #include "plan_llama/planner/traffic.hpp"

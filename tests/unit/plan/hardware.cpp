@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "plait/plan/network_time.hpp"
+#include "plait/plan/machine_time.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/software_table.hpp"
 #include "support/texts.hpp"

@@ -7,7 +7,7 @@
 
 #include "plait/device/counting.hpp"
 #include "plait/kernels/counting.hpp"
-#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plait/schedule/choose_recompute.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"

@@ -12,7 +12,7 @@
 #include "../../../examples/gpt2.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/step_time.hpp"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/explain.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"

@@ -15,7 +15,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
-#include "plait/parallel/optim/gradient_norm.hpp"
+#include "plait/parallel/gradient_norm.hpp"
 #include "support/test_data.hpp"
 
 using namespace plait;

@@ -1,11 +1,10 @@
 // program: training_step
 // The Newton-Schulz iteration against loops in double, and the shares of owners.
-#include "plait/parallel/optim/newton_schulz.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
 
+#include "plait/parallel/optim/muon.hpp"
 #include "support/plain_muon.hpp"
 
 using namespace plait;

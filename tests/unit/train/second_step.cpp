@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "support/llama_parity.hpp"
 #include "support/temp_folder.hpp"
 

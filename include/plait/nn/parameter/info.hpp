@@ -31,7 +31,7 @@ struct parameter_info {
   bool tied_across_stages = false;
   /// Whether it belongs to a hidden layer. The rows of embeddings, of learned positions and of a model's head stand for
   /// one token or place each: they say no, and optimizers of matrices leave them alone
-  /// (parallel/optim/muon_options.hpp).
+  /// (parallel/optim/muon.hpp).
   bool hidden_layer = true;
 };
 

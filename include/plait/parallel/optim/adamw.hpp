@@ -1,5 +1,5 @@
-// AdamW on reduced gradients of parameters, or on the caller's tensors. It sends nothing: a gradient that is partial
-// does not compile.
+// AdamW on reduced gradients of parameters, or on the caller's tensors. A gradient that is partial does
+// not compile.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/parallel/optim/optimizer_state.hpp"
+#include "plait/parallel/optim/optimizer.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/tensor.hpp"
 

@@ -1,5 +1,4 @@
-// One of plait's optimizers, chosen when a program runs, as from its command line. Programs that always take the same
-// one need no such choice.
+// One of plait's optimizers, chosen when a program runs, as from its command line.
 #pragma once
 
 #include <cstddef>

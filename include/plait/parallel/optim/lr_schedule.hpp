@@ -1,5 +1,5 @@
-// The learning rate of every step: warm-up, then decay. It has nothing to do with pipeline schedules
-// (schedule/schedule.hpp), and no optimizer holds it: its rate goes to `begin_step`.
+// The learning rate of every step: warm-up, then decay. Its rate goes to an optimizer's
+// `begin_step`.
 #pragma once
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -13,17 +14,120 @@
 #include <vector>
 
 #include "plait/comm/world.hpp"
-#include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/balance_owners.hpp"
 #include "plait/layout/local_box.hpp"
-#include "plait/parallel/optim/muon_options.hpp"
-#include "plait/parallel/optim/optimizer_state.hpp"
+#include "plait/nn/parameter.hpp"
+#include "plait/parallel/optim/adamw.hpp"
+#include "plait/parallel/optim/optimizer.hpp"
 #include "plait/tensor/check_values.hpp"
+#include "plait/tensor/context.hpp"
 
 namespace plait {
+
+// The Newton-Schulz iteration that makes a matrix nearly orthogonal, in products of the device.
+
+/// The polynomial of a step, a s + b s^3 + c s^5 for each singular value s, and how many steps there are. The default
+/// (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks") brings values between 0.002 and 1 to
+/// 0.7 to 1.2 in five steps.
+struct newton_schulz_options {
+  int steps = 5;
+  double a = 3.4445, b = -4.7750, c = 2.0315;
+  double epsilon = 1e-7;  ///< is added to the norm that the matrix is divided by at first
+};
+
+/// Replaces the row-major `x` [rows, columns] by U V' nearly, where U S V' is its singular value decomposition:
+///   X = x / (|x| + epsilon);  in each step: A = X X';  B = b A + c A^2;  X = a X + B X,
+/// with the Frobenius norm. Where there are more rows than columns, A = X' X and X = a X + X B, which is equal and has
+/// the smaller A. T is float or double; products take factors of type `Factor`, T or, for float, bf16, and sum in T. A
+/// matrix of zeros stays so. Nothing waits on the host.
+template <class Factor, class T, compute_device Device>
+void newton_schulz(Device& device, T* x, std::int64_t rows, std::int64_t columns,
+                   const newton_schulz_options& how = {}) {
+  const std::int64_t n = rows * columns, k = std::min(rows, columns);
+  if (n == 0) return;
+  const bool tall = rows > columns;
+  auto sum = make_buffer<double>(device, 1);
+  auto* const squares = sum.template data<double>();
+  device.zero(squares, sizeof(double), device.main_stream());
+  const kernels::const_elements<T> all{x, n};
+  kernels::add_sum_squares(device, std::span<const kernels::const_elements<T>>(&all, 1), squares);
+  kernels::divide_by_norm(device, static_cast<const T*>(x), x, n, squares, how.epsilon);
+
+  auto products = make_buffer<T>(device, static_cast<std::size_t>(k * k));
+  auto x_factors = make_buffer<Factor>(device, static_cast<std::size_t>(n)),
+       a_factors = make_buffer<Factor>(device, static_cast<std::size_t>(k * k));
+  T* const a = products.template data<T>();
+  auto* const xf = x_factors.template data<Factor>();
+  auto* const af = a_factors.template data<Factor>();
+  const auto as_factors = [&](const T* from, Factor* to, std::int64_t count) {
+    if constexpr (std::is_same_v<T, Factor>) {
+      device.copy(to, from, static_cast<std::size_t>(count) * sizeof(T), device.main_stream());
+    } else {
+      kernels::cast(device, from, to, count);
+    }
+  };
+  const T one = 1, zero = 0, scale = static_cast<T>(how.a), linear = static_cast<T>(how.b),
+          square = static_cast<T>(how.c);
+  for (int step = 0; step < how.steps; ++step) {
+    as_factors(x, xf, n);
+    device.gemm(tall, !tall, k, k, tall ? rows : columns, one, static_cast<const Factor*>(xf), columns,
+                static_cast<const Factor*>(xf), columns, zero, a, k);
+    as_factors(a, af, k * k);
+    device.gemm(false, false, k, k, k, square, static_cast<const Factor*>(af), k, static_cast<const Factor*>(af), k,
+                linear, a, k);
+    as_factors(a, af, k * k);
+    if (tall) {
+      device.gemm(false, false, rows, columns, k, one, static_cast<const Factor*>(xf), columns,
+                  static_cast<const Factor*>(af), k, scale, x, columns);
+    } else {
+      device.gemm(false, false, rows, columns, k, one, static_cast<const Factor*>(af), k,
+                  static_cast<const Factor*>(xf), columns, scale, x, columns);
+    }
+  }
+}
+
+// The policy of Muon: its options, which parameters it takes, and how far a matrix moves.
+
+/// The factor of a matrix' update, beside the learning rate; named as by torch.optim.Muon.
+enum class muon_scale : std::uint8_t {
+  original,         ///< max(1, rows / columns)^0.5 (Jordan et al. 2024)
+  match_rms_adamw,  ///< 0.2 max(rows, columns)^0.5, the size of AdamW's updates (Liu et al. 2025, arXiv 2502.16982)
+};
+
+struct muon_options {
+  double momentum = 0.95;
+  bool nesterov = true;
+  muon_scale scale = muon_scale::match_rms_adamw;
+  double learning_rate_ratio = 1.0;  ///< the learning rate of hidden matrices over that of a step, which AdamW has
+  double weight_decay = 0.1;         ///< on hidden matrices that decay
+  newton_schulz_options newton_schulz{};
+  adamw_options adamw{};  ///< for every other parameter; its `moments` are the form of Muon's momentum as well
+};
+
+/// Throws unless the options are legal.
+inline void check(const muon_options& o) {
+  if (!(o.momentum >= 0 && o.momentum < 1)) fail({"muon: momentum = ", o.momentum, ", must be at least 0 and below 1"});
+  if (!(o.learning_rate_ratio > 0 && std::isfinite(o.learning_rate_ratio)))
+    fail({"muon: learning_rate_ratio = ", o.learning_rate_ratio, ", must be positive and finite"});
+  if (!(o.weight_decay >= 0)) fail({"muon: weight_decay = ", o.weight_decay, ", must be at least 0"});
+  if (o.scale != muon_scale::original && o.scale != muon_scale::match_rms_adamw)
+    fail({"muon: scale = ", static_cast<int>(o.scale), ", must be original or match_rms_adamw"});
+  if (o.newton_schulz.steps < 1) fail({"muon: newton_schulz.steps = ", o.newton_schulz.steps, ", must be at least 1"});
+  if (!(o.newton_schulz.epsilon > 0))
+    fail({"muon: newton_schulz.epsilon = ", o.newton_schulz.epsilon, ", must be positive"});
+  if (o.adamw.moments != moment_type::full && o.adamw.moments != moment_type::bf16)
+    fail({"muon: adamw.moments = ", name_of(o.adamw.moments), ", must be full or bf16, as Muon's own momentum is"});
+}
+
+/// Returns the factor of a matrix' update.
+inline double scale_of(muon_scale scale, std::int64_t rows, std::int64_t columns) {
+  const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
+  return scale == muon_scale::original ? std::sqrt(std::max(1.0, r / c)) : 0.2 * std::sqrt(std::max(r, c));
+}
 
 // Matrices that the ranks of a group store in parts, shared out among them: each has one owner, who is sent the parts,
 // works on the whole and sends them back.
@@ -338,10 +442,46 @@ PLAIT_COMPILED_TEMPLATE(class muon<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class muon<double, cpu>)
 PLAIT_COMPILED_TEMPLATE(class muon<bf16, cpu>)
 
-}  // namespace plait
+inline matrix_owners::matrix_owners(world& w, const axis_list& axes, const std::vector<stored_matrix>& matrices) {
+  std::vector<std::int64_t> members(static_cast<std::size_t>(w.shape().size(axes)));
+  const auto group = w.shape().group_of(w.rank(), axes);
+  for (std::int64_t r = 0; r < w.size(); ++r)
+    if (w.shape().group_of(r, axes) == group) members[static_cast<std::size_t>(w.shape().index_in(r, axes))] = r;
+  const auto here = static_cast<std::size_t>(w.shape().index_in(w.rank(), axes));
+  if (members.size() > 1) group_ = &w.group(axes);
 
-#ifndef PLAIT_COMPILED
-#include "plait/parallel/optim/muon.ipp"  // IWYU pragma: keep
-#endif
+  std::vector<double> costs;
+  for (const stored_matrix& m : matrices) {
+    costs.push_back(m.cost);
+    std::vector<box>& parts = parts_.emplace_back();
+    for (const std::int64_t r : members) parts.push_back(local_box(m.stored, w.shape(), m.sizes, r));
+  }
+  const std::vector<int> owner_of = balance_owners(costs, static_cast<int>(members.size()));
+  std::vector<std::vector<int>> owned(members.size());
+  for (std::size_t i = 0; i < matrices.size(); ++i)
+    owned[static_cast<std::size_t>(owner_of[i])].push_back(static_cast<int>(i));
+  std::size_t most = 0;
+  for (std::vector<int>& of_one : owned) {
+    std::stable_sort(of_one.begin(), of_one.end(), [&](int a, int b) {
+      return costs[static_cast<std::size_t>(a)] > costs[static_cast<std::size_t>(b)];
+    });
+    most = std::max(most, of_one.size());
+  }
+  for (std::size_t i = 0; i < most; ++i) {
+    round& r = rounds_.emplace_back();
+    for (const std::vector<int>& of_one : owned) r.matrices.push_back(i < of_one.size() ? of_one[i] : -1);
+    r.own = r.matrices[here];
+    for (std::size_t rank = 0; rank < members.size(); ++rank) {
+      r.part_size.push_back(elements(r.matrices[rank], here));
+      r.piece_size.push_back(elements(r.own, rank));
+    }
+    r.part_at.resize(members.size());
+    r.piece_at.resize(members.size());
+    std::exclusive_scan(r.part_size.begin(), r.part_size.end(), r.part_at.begin(), std::size_t{0});
+    std::exclusive_scan(r.piece_size.begin(), r.piece_size.end(), r.piece_at.begin(), std::size_t{0});
+  }
+}
+
+}  // namespace plait
 
 #include "plait/core/macros_on.hpp"

@@ -1,5 +1,4 @@
-// The norm of gradients of any layout over the mesh of one stage, and the factor by which clipping scales them. Stages
-// of a pipeline are not added up here: parallel/train_step.hpp does that.
+// The norm of gradients of any layout over the mesh of one stage, and the factor by which clipping scales them.
 #pragma once
 
 #include <algorithm>

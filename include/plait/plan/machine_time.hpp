@@ -1,5 +1,5 @@
-// The time of a collective on the levels of a network, from its bytes and from where the ranks of its group lie. What
-// runs beside it is not known here.
+// The time of kernels and of collectives on a machine by its description: products by their shape, attention by its
+// operations, other kernels by their bytes, collectives by their bytes and by where the ranks of their group lie.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,108 @@
 #include <cstdint>
 
 #include "plait/core/collective.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/device/counting.hpp"
 #include "plait/plan/hardware.hpp"
 
 namespace plait::planner {
+
+/// Bytes of an operand of a product.
+constexpr double operand_bytes(number_kind kind) {
+  return kind == number_kind::f32 ? 4 : kind == number_kind::bf16 ? 2 : 1;
+}
+
+/// Seconds of a dense product of m x k and k x n. The share of the peak falls where k is short, because a tile's start
+/// and end cost as much as so many steps, more where it adds to a result that was there, as weight gradients do; and
+/// where the result has few tiles for all cores; below that is the time in which the operands and the result pass
+/// memory.
+inline double product_seconds(const hardware& h, number_kind kind, double m, double n, double k, bool adds = false) {
+  const double depth = h.product_depth + (adds ? h.adding_depth : 0);
+  const double fill = k / (k + depth) * (m * n / (m * n + h.product_area));
+  const double computed = 2 * m * n * k / (h.peak_of(kind) * h.share_of(kind) * fill);
+  const double moved = (operand_bytes(kind) * (m * k + k * n) + (kind == number_kind::f32 ? 4 : 2) * m * n) /
+                       (h.memory_bandwidth * h.memory_share);
+  return h.launch + std::max(computed, moved);
+}
+
+/// Seconds of elementwise kernels that read and write so many bytes.
+inline double memory_seconds(const hardware& h, double bytes, double launches) {
+  return bytes / (h.memory_bandwidth * h.memory_share) + launches * h.launch;
+}
+
+/// Seconds of an activation of so many values, which passes `bytes`; backward, each takes twice as long to compute.
+inline double activation_seconds(const hardware& h, double bytes, double values, bool backward) {
+  return std::max(memory_seconds(h, bytes, 0), (backward ? 2 : 1) * values * h.activation);
+}
+
+/// Operations per second of a fused attention kernel: a share of the bf16 peak (f32: of its own peak).
+inline double attention_rate(const hardware& h, number_kind products) {
+  return h.peak_of(products == number_kind::f32 ? products : number_kind::bf16) * h.attention_share;
+}
+
+/// Seconds of computing, by what they are spent on.
+struct computed_seconds {
+  double products = 0, attention = 0, memory = 0;
+
+  constexpr double total() const { return products + attention + memory; }
+  friend constexpr computed_seconds operator-(const computed_seconds& a, const computed_seconds& b) {
+    return {a.products - b.products, a.attention - b.attention, a.memory - b.memory};
+  }
+  constexpr computed_seconds& operator+=(const computed_seconds& b) {
+    products += b.products, attention += b.attention, memory += b.memory;
+    return *this;
+  }
+  friend constexpr computed_seconds operator*(double factor, const computed_seconds& a) {
+    return {factor * a.products, factor * a.attention, factor * a.memory};
+  }
+};
+
+/// Adds up the seconds of what a `counting_device` is asked for (`counting_device::tell`). The hardware must outlive
+/// it.
+class work_clock final : public work_meter {
+ public:
+  explicit work_clock(const hardware& h) : h_(h) {}
+
+  const computed_seconds& now() const { return seconds_; }
+
+  /// Throws where the hardware has no peak for such numbers.
+  void product(dtype of, double m, double n, double k, bool adds) override {
+    const number_kind kind = kind_of(of);
+    if (h_.peak_of(kind) == 0)
+      fail({"hardware ", h_.name, " has no products in ", name_of(kind), ", in which the program multiplies"});
+    seconds_.products += product_seconds(h_, kind, m, n, k, adds);
+  }
+  void attention(dtype of, double operations, std::int64_t keys, bool forward) override {
+    // A causal kernel computes half of a square and the blocks that its mask cuts.
+    const double blocks = 1 + h_.attention_block / static_cast<double>(std::max<std::int64_t>(keys, 1));
+    seconds_.attention += operations * blocks / attention_rate(h_, kind_of(of)) + (forward ? 1 : 2) * h_.launch;
+  }
+  void moved(double bytes) override { seconds_.memory += memory_seconds(h_, bytes, 1); }
+  void kernel(dtype of, double operations, double bytes) override {
+    const double moved = memory_seconds(h_, bytes, 1);
+    const double peak = operations > 0 ? h_.peak_of(kind_of(of)) : 1;
+    if (peak == 0)
+      fail({"hardware ", h_.name, " has no products in ", name_of(kind_of(of)), ", in which a kernel_cost counts"});
+    seconds_.memory += std::max(moved, operations / peak + h_.launch);
+  }
+  void activation(double bytes, double values, bool backward) override {
+    seconds_.memory += activation_seconds(h_, bytes, values, backward) + h_.launch;
+  }
+
+ private:
+  static number_kind kind_of(dtype of) {
+    if (of == dtype::f32) return number_kind::f32;
+    if (of == dtype::bf16) return number_kind::bf16;
+    fail({"the planner prices products of float and bf16, and the program multiplies in ", name_of(of)});
+  }
+
+  const hardware& h_;
+  computed_seconds seconds_;
+};
+
+// Collectives and messages on the levels of a network.
 
 /// Where the ranks of a group lie: how many of them share a unit of each level of the network.
 struct group_place {
