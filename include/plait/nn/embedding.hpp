@@ -120,7 +120,7 @@ class embedding
                                            how.memory.gradient.pointer(), how.memory.master.pointer()));
     take_sizes(ctx, name);
     if (!ctx.numerics.canonical()) return;
-    if (width_ != used.global[1] || !resolve_.planned().to.partial.empty())
+    if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
       fail({name, ": canonical numerics (deterministic) have no order for a table whose rows are cut"});
     terms_ = &table_->add_terms(token_leaves(ctx.numerics, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
                                              ctx.ranks.rank(), token_grain::coarse, name));
@@ -139,15 +139,10 @@ class embedding
     const range profiled(on, names_.forward());
     made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     detail::require_array(table_->name(), "ids", ids, tokens_);
-    detail::require_array(table_->name(), "y", y, resolve_.target().local_size());
-    buffer<Device> product;
-    T* out = y;
-    if (!resolve_.trivial()) {
-      product = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
-      out = product.template data<T>();
-    }
-    kernels::embedding_forward(on, ids, table_->used_value(), out, tokens_, width_, first_, rows_, vocab_);
-    if (out != y) resolve_.run(on, out, y, dtype_of<T>);
+    detail::require_array(table_->name(), "y", y, resolve_.moves().target().local_size());
+    resolve_.reduce(on, y, {0, tokens_}, [&](detail::row_range, T* out) {
+      kernels::embedding_forward(on, ids, table_->used_value(), out, tokens_, width_, first_, rows_, vocab_);
+    });
     detail::note_forward(mb, *this, layout_v<input>, table_->name(), ids, tokens_);
   }
 
@@ -180,15 +175,10 @@ class embedding
     const range profiled(on, names_.backward());
     made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
     detail::require_array(table_->name(), "ids", ids, tokens_);
-    detail::require_array(table_->name(), "dy", dy, unresolve_.source().local_size());
-    detail::note_backward(mb, detail::dual_v<output>, table_->name(), dy, unresolve_.source().local_size());
+    detail::require_array(table_->name(), "dy", dy, unresolve_.moves().source().local_size());
+    detail::note_backward(mb, detail::dual_v<output>, table_->name(), dy, unresolve_.moves().source().local_size());
     buffer<Device> resolved;
-    const T* d = dy;
-    if (!unresolve_.trivial()) {
-      resolved = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
-      unresolve_.run(on, dy, resolved.data(), dtype_of<T>);
-      d = resolved.template data<T>();
-    }
+    const T* d = unresolve_.gather(on, dy, resolved);
     if (mb.deferred && resolved.empty()) {
       resolved = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
       on.copy(resolved.data(), dy, resolved.bytes(), on.main_stream());
@@ -271,9 +261,10 @@ class embedding
   }
   void take_sizes(const context<Device>& ctx, const std::string& name) {
     executor resolve(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name);
-    unresolve_ = executor(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
-    resolve_ = std::move(resolve);
-    tokens_ = resolve_.source().local_size() / width_;
+    executor unresolve(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
+    tokens_ = resolve.source().local_size() / width_;
+    resolve_ = {std::move(resolve), tokens_, width_};
+    unresolve_ = {std::move(unresolve), tokens_, width_};
     made_for_.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes,
                    {&layout_v<input>, &layout_v<output>, &layout_v<weight_spec>});
   }
@@ -293,7 +284,7 @@ class embedding
 
   detail::layer_names names_;
   std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
-  executor resolve_, unresolve_;
+  detail::row_stage resolve_, unresolve_;
   detail::made_for made_for_;
   parameter_ptr<Precision, Device> table_;
   gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics

@@ -1,5 +1,4 @@
-// RMSNorm and LayerNorm over the last dim, whole or sharded, as layers. Norms of each head's query and key are
-// elsewhere: nn/attention.hpp.
+// RMSNorm and LayerNorm over the last dim, whole or sharded: one layer of two kinds.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,6 @@
 #include "plait/layout/spec.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer_checks.hpp"
-#include "plait/nn/linear/core.hpp"
 #include "plait/nn/open_sum.hpp"
 #include "plait/nn/other_arrays.hpp"
 #include "plait/nn/parameter.hpp"
@@ -49,9 +47,6 @@ struct norm_value {
 }  // namespace plait::detail
 
 namespace plait {
-
-// The part that both norms over the last dim share: sizes, parameters, sums over rows.
-
 namespace detail {
 
 /// Runs `work(dy)` as a weight gradient; if it is deferred, on a copy of dy that the task owns.
@@ -64,7 +59,7 @@ void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t 
   mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
 }
 
-/// The shared part of both norms: sizes, the group that shares a row, and parameters of the last dim.
+/// The sizes of a norm, the group that shares a row, and the parameters of the last dim.
 template <class Precision, compute_device Device>
 class norm_core {
  public:
@@ -127,7 +122,7 @@ class norm_core {
   }
 
   /// Sums per-row values over the ranks that share the rows.
-  void sum_rows(S* values, std::int64_t count) {
+  void sum_rows(S* values, std::int64_t count) const {
     if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
   }
 
@@ -183,6 +178,8 @@ class norm_core {
     });
   }
 
+  bool trainable() const { return weight->trainable() || (bias && bias->trainable()); }
+
   std::int64_t rows = 0, columns = 0, columns_global = 0;
   made_for sizes;
   any_communicator* row_group = nullptr;
@@ -213,193 +210,159 @@ PLAIT_COMPILED_TEMPLATE(class detail::norm_core<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::norm_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::norm_core<double, cpu>)
 
-/// RMSNorm (Zhang and Sennrich 2019) over the last dim of `Input`: y = x w / sqrt(mean(x^2) + eps), with the input's
-/// spec. Under sequence parallelism its weight's gradient is partial over the axes of the sequence too; the type says
-/// so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside, both ways.
-template <class Precision, spec_like Input, compute_device Device = cpu>
-class rms_norm
-    : public layer_types<activation_of<Precision>, Input, Input, Device>,
-      public other_arrays<rms_norm<Precision, Input, Device>, activation_of<Precision>, Input, Input, Device> {
-  using value = detail::norm_value<Input>;
-  using T = activation_of<Precision>;
-  using S = statistic_of<Precision>;
+namespace detail {
 
- public:
-  using input = Input;
-  using output = Input;
-  static constexpr bool cheap = true;
-  struct saved {
-    buffer<Device> inv_rms;  ///< [rows]
-    detail::saved_stamp stamp{};
-  };
-  static_assert(enforced<value, among<Input>, Input>);
-  using other_arrays<rms_norm, T, Input, Input, Device>::forward;
-  using other_arrays<rms_norm, T, Input, Input, Device>::backward;
+// The kinds of norms: the kernels of rows that a rank has whole, of rows that ranks share, and of weight gradients.
+// `s` are the statistics of rows: `row_statistics` arrays [rows].
 
-  /// `stored` is how the weight lies between steps; by default, as the last dim.
-  explicit rms_norm(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                    const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
-      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, false, callers), eps_(eps) {}
-  /// On the caller's weight and gradient: this rank's part of the last dim.
-  rms_norm(const context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
-           gradient_of<Precision>* gradient)
-      : rms_norm(ctx, eps, name, value::derivation.stored, {weight, gradient}) {}
-  /// On the caller's memory, as `parameter_memory` says.
-  rms_norm(const context<Device>& ctx, double eps, const std::string& name, const parameter_memory<Precision>& callers)
-      : rms_norm(ctx, eps, name, value::derivation.stored, callers) {}
+/// y = x w / sqrt(mean(x^2) + eps); the statistic of a row is the inverse of the root.
+struct root_mean_square {
+  static constexpr bool with_bias = false;
+  static constexpr std::int64_t row_statistics = 1;
 
-  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
-                                    saved* keep = nullptr) {
-    tensor<T, output, Device> y(mb.ctx);
-    forward(mb, x, y, keep);
-    return y;
+  template <class Core, class Device, class T, class S>
+  static void forward(const Core& n, Device& device, const T* x, T* y, S* s, double eps, const T* addend, T* sum) {
+    kernels::rms_norm_forward(device, x, n.weight->used_value(), y, s, n.rows, n.columns, eps, addend, sum);
   }
-  /// Forward into a tensor that is there, such as a view of the caller's memory.
-  void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
-               saved* keep = nullptr) {
-    core_.require_forward_sizes(x.size(), y.size());
-    forward(mb, x.data(), y.data(), keep);
+  template <class Core, class Device, class T, class S>
+  static void forward_shared(const Core& n, Device& device, const T* x, T* y, S* s, double eps) {
+    kernels::row_sum_squares(device, x, s, n.rows, n.columns);
+    n.sum_rows(s, n.rows);
+    kernels::rms_apply(device, x, s, n.weight->used_value(), y, n.rows, n.columns, n.columns_global, eps);
+    kernels::rms_inverse(device, s, s, n.rows, n.columns_global, eps);
   }
-  /// Forward of a sum, which is computed in the same pass.
-  tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
-                                    saved* keep = nullptr) {
-    tensor<T, output, Device> y(mb.ctx);
-    forward(mb, x.data(), y.data(), keep, x.addend(), x.data());
-    x.closed();
-    return y;
+  template <class Core, class Device, class T, class S>
+  static void backward(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx, bool weights,
+                       const T* addend) {
+    kernels::rms_norm_backward(device, x, n.weight->used_value(), dy, s, dx, n.weight_sum(device, weights), n.rows,
+                               n.columns, addend);
   }
-  /// Forward on the caller's memory. Where `addend` is not null, the input is x + addend; it goes to `sum`, which may
-  /// be x.
-  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr,
-               T* sum = nullptr) {
-    const context<Device>& ctx = mb.ctx;
-    const range profiled(ctx.device, core_.names.forward());
-    core_.require_sizes(ctx);
-    core_.require_arrays(x, "y", y);
-    if (addend) core_.require_arrays(addend, "sum", sum);
-    auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
-    S* const r = inv.template data<S>();
-    if (!core_.row_group) {
-      kernels::rms_norm_forward(ctx.device, x, core_.weight->used_value(), y, r, core_.rows, core_.columns, eps_,
-                                addend, sum);
-    } else {
-      x = core_.added(ctx.device, x, addend, sum);
-      kernels::row_sum_squares(ctx.device, x, r, core_.rows, core_.columns);
-      core_.sum_rows(r, core_.rows);
-      kernels::rms_apply(ctx.device, x, r, core_.weight->used_value(), y, core_.rows, core_.columns,
-                         core_.columns_global, eps_);
-      kernels::rms_inverse(ctx.device, r, r, core_.rows, core_.columns_global, eps_);
-    }
-    if (keep) {
-      keep->inv_rms = std::move(inv);
-      keep->stamp.make(core_.weight.get(), mb.index, addend ? sum : x);
-    }
-    detail::note_forward(mb, *this, layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
+  template <class Core, class Device, class T, class S>
+  static void backward_shared(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx,
+                              const T* addend) {
+    auto dot = make_buffer<S>(device, static_cast<std::size_t>(n.rows));
+    S* const d = dot.template data<S>();
+    kernels::rms_norm_backward_dot(device, x, n.weight->used_value(), dy, d, n.rows, n.columns);
+    n.sum_rows(d, n.rows);
+    kernels::rms_norm_backward_dx(device, x, n.weight->used_value(), dy, s, d, dx, n.rows, n.columns, n.columns_global,
+                                  addend);
   }
-
-  /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
-  template <spec_like Gradient>
-  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
-                                            saved& kept, const tensor<T, Gradient, Device>& dy,
-                                            const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    tensor<T, dual_t<input>, Device> dx(mb.ctx);
-    backward(mb, x, kept, dy, dx, addend);
-    return dx;
+  template <class Core, class Device, class T, class S>
+  static void weight_gradients(const Core& n, Device& device, const T* x, const T* dy, const S* s) {
+    with_kernel_sum<T>(device, n.weight_gradient(device), n.columns, [&](auto* sums) {
+      kernels::rms_norm_backward_dweight(device, x, dy, s, sums, n.rows, n.columns);
+    });
   }
-  /// This overload writes into a tensor that is there.
-  template <spec_like Gradient>
-  void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
-                const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
-                const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
-    core_.require_backward_sizes(x.size(), dy.size(), dx.size());
-    backward(mb, x.data(), kept, dy.data(), dx.data(), detail::addend_array(core_.weight->name(), addend, x.size()));
-  }
-  /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Null: only the weights' gradients are
-  /// computed.
-  void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
-    const context<Device>& ctx = mb.ctx;
-    const range profiled(ctx.device, core_.names.backward());
-    core_.require_sizes(ctx);
-    core_.check_backward(kept.inv_rms, x, dy, dx, addend);
-    kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index, x);
-    detail::note_backward(mb, detail::dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
-    const S* const inv = kept.inv_rms.template data<S>();
-    if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
-      const bool now = !mb.deferred && !core_.canonical && core_.in_place;
-      kernels::rms_norm_backward(ctx.device, x, core_.weight->used_value(), dy, inv, dx,
-                                 core_.weight_sum(ctx.device, now), core_.rows, core_.columns, addend);
-      if (now) return;
-    } else if (dx) {
-      auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
-      kernels::rms_norm_backward_dot(ctx.device, x, core_.weight->used_value(), dy, dot.template data<S>(), core_.rows,
-                                     core_.columns);
-      core_.sum_rows(dot.template data<S>(), core_.rows);
-      kernels::rms_norm_backward_dx(ctx.device, x, core_.weight->used_value(), dy, inv, dot.template data<S>(), dx,
-                                    core_.rows, core_.columns, core_.columns_global, addend);
-    }
-    if (!core_.weight->trainable()) return;
-    detail::with_gradient_kept(
-        mb, dy, core_.rows * core_.columns, [this, &ctx, x, inv, i = mb.index, n = mb.count](const T* d) {
-          const range weights_shown(ctx.device, core_.names.weights());
-          if (core_.canonical)
-            return core_.add_terms(
-                ctx.device, *core_.weight, i, n, x, d, inv, nullptr,
-                [&](const T* rows_x, const T* rows_d, const S* rows_inv, const S*, auto* out, std::int64_t rows) {
-                  kernels::rms_norm_backward_dweight(ctx.device, rows_x, rows_d, rows_inv, out, rows, core_.columns);
+  template <class Core, class Device, class T, class S>
+  static void canonical_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
+                                  const T* dy, const S* s) {
+    n.add_terms(device, *n.weight, index, count, x, dy, s, static_cast<const S*>(nullptr),
+                [&](const T* rows_x, const T* rows_dy, const S* inverse, const S*, auto* out, std::int64_t rows) {
+                  kernels::rms_norm_backward_dweight(device, rows_x, rows_dy, inverse, out, rows, n.columns);
                 });
-          detail::with_kernel_sum<T>(ctx.device, core_.weight_gradient(ctx.device), core_.columns, [&](auto* sums) {
-            kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, sums, core_.rows, core_.columns);
-          });
-        });
   }
-
-  /// Makes the norm ready for other batches and lengths, those of this context (`linear::resize`).
-  void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
-  /// Binds the weight to other memory of the caller's (`linear::rebind`).
-  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
-
-  const parameter_ptr<Precision, Device>& weight() const { return core_.names.checked(core_.weight); }
-  template <class F>
-  void visit(F&& f) {
-    f(*core_.names.checked(core_.weight));
-  }
-
- private:
-  detail::norm_core<Precision, Device> core_;
-  double eps_;
 };
 
-/// LayerNorm (Ba et al. 2016) over the last dim of `Input`: y = (x - mean) / sqrt(var + eps) w + b, with the input's
-/// spec. If the last dim is sharded, the sum and then the centred squares are reduced inside.
-template <class Precision, spec_like Input, compute_device Device = cpu>
-class layer_norm
-    : public layer_types<activation_of<Precision>, Input, Input, Device>,
-      public other_arrays<layer_norm<Precision, Input, Device>, activation_of<Precision>, Input, Input, Device> {
-  using value = detail::norm_value<Input>;
+/// y = (x - mean) / sqrt(var + eps) w + b; the statistics are the means, then the inverses of the roots.
+struct mean_and_variance {
+  static constexpr bool with_bias = true;
+  static constexpr std::int64_t row_statistics = 2;
+
+  template <class Core, class Device, class T, class S>
+  static void forward(const Core& n, Device& device, const T* x, T* y, S* s, double eps, const T* addend, T* sum) {
+    kernels::layer_norm_forward(device, x, n.weight->used_value(), n.bias->used_value(), y, s, s + n.rows, n.rows,
+                                n.columns, eps, addend, sum);
+  }
+  template <class Core, class Device, class T, class S>
+  static void forward_shared(const Core& n, Device& device, const T* x, T* y, S* s, double eps) {
+    S *const mean = s, *const inverse = s + n.rows;
+    kernels::row_sums(device, x, mean, n.rows, n.columns);
+    n.sum_rows(mean, n.rows);
+    kernels::row_centred_squares(device, x, mean, inverse, n.rows, n.columns, n.columns_global);
+    n.sum_rows(inverse, n.rows);
+    kernels::layer_norm_statistics(device, mean, inverse, mean, inverse, n.rows, n.columns_global, eps);
+    kernels::layer_norm_apply(device, x, mean, inverse, n.weight->used_value(), n.bias->used_value(), y, n.rows,
+                              n.columns);
+  }
+  template <class Core, class Device, class T, class S>
+  static void backward(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx, bool weights,
+                       const T* addend) {
+    kernels::layer_norm_backward(device, x, n.weight->used_value(), dy, s, s + n.rows, dx,
+                                 n.weight_sum(device, weights), n.bias_sum(device, weights), n.rows, n.columns, addend);
+  }
+  template <class Core, class Device, class T, class S>
+  static void backward_shared(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx,
+                              const T* addend) {
+    auto dots = make_buffer<S>(device, static_cast<std::size_t>(2 * n.rows));
+    S* const d = dots.template data<S>();
+    kernels::layer_norm_backward_dots(device, x, n.weight->used_value(), dy, s, s + n.rows, d, n.rows, n.columns);
+    n.sum_rows(d, 2 * n.rows);
+    kernels::layer_norm_backward_dx(device, x, n.weight->used_value(), dy, s, s + n.rows, d, dx, n.rows, n.columns,
+                                    n.columns_global, addend);
+  }
+  template <class Core, class Device, class T, class S>
+  static void weight_gradients(const Core& n, Device& device, const T* x, const T* dy, const S* s) {
+    const auto to_bias = [&](auto&& add) { with_kernel_sum<T>(device, n.bias_gradient(device), n.columns, add); };
+    if (!n.weight->trainable())
+      return to_bias([&](auto* sums) { kernels::bias_gradient(device, dy, sums, n.rows, n.columns); });
+    with_kernel_sum<T>(device, n.weight_gradient(device), n.columns, [&](auto* sums) {
+      to_bias([&](auto* bias_sums) {
+        kernels::layer_norm_backward_dweight(device, x, dy, s, s + n.rows, sums, bias_sums, n.rows, n.columns);
+      });
+    });
+  }
+  template <class Core, class Device, class T, class S>
+  static void canonical_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
+                                  const T* dy, const S* s) {
+    n.add_terms(device, *n.weight, index, count, x, dy, s + n.rows, s,
+                [&](const T* rows_x, const T* rows_dy, const S* inverse, const S* mean, auto* out, std::int64_t rows) {
+                  using G = gradient_of<T>;
+                  auto unused = make_buffer<G>(device, static_cast<std::size_t>(n.columns));
+                  device.zero(unused.data(), unused.bytes(), device.main_stream());
+                  kernels::layer_norm_backward_dweight(device, rows_x, rows_dy, mean, inverse, out,
+                                                       unused.template data<G>(), rows, n.columns);
+                });
+    n.add_terms(device, *n.bias, index, count, x, dy, s + n.rows, static_cast<const S*>(nullptr),
+                [&](const T*, const T* rows_dy, const S*, const S*, auto* out, std::int64_t rows) {
+                  kernels::bias_gradient(device, rows_dy, out, rows, n.columns);
+                });
+  }
+};
+
+/// A norm over the last dim of `Input`, with the input's spec: what `Layer`, `rms_norm` or `layer_norm`, has of its
+/// kind. Under sequence parallelism the gradients of its parameters are partial over the axes of the sequence too; the
+/// type says so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside,
+/// forward and backward.
+template <class Layer, class Kind, class Precision, spec_like Input, compute_device Device>
+class norm_layer : public layer_types<activation_of<Precision>, Input, Input, Device>,
+                   public other_arrays<Layer, activation_of<Precision>, Input, Input, Device> {
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
+  using refusals = other_arrays<Layer, T, Input, Input, Device>;
+
+ protected:
+  using value = norm_value<Input>;
 
  public:
   using input = Input;
   using output = Input;
   static constexpr bool cheap = true;
   struct saved {
-    buffer<Device> statistics;  ///< mean [rows], then 1 / deviation [rows]
-    detail::saved_stamp stamp{};
+    buffer<Device> statistics;  ///< of rows
+    saved_stamp stamp{};
   };
   static_assert(enforced<value, among<Input>, Input>);
-  using other_arrays<layer_norm, T, Input, Input, Device>::forward;
-  using other_arrays<layer_norm, T, Input, Input, Device>::backward;
+  using refusals::backward;
+  using refusals::forward;
 
-  /// `stored` as for `rms_norm`.
-  explicit layer_norm(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
+  /// `stored` is how the parameters lie between steps; by default, as the last dim.
+  explicit norm_layer(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
                       const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
-      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, true, callers), eps_(eps) {}
-  /// On the caller's parameters.
-  layer_norm(const context<Device>& ctx, double eps, const std::string& name,
+      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, Kind::with_bias, callers), eps_(eps) {}
+  /// On the caller's memory, as `parameter_memory` says: this rank's part of the last dim.
+  norm_layer(const context<Device>& ctx, double eps, const std::string& name,
              const parameter_memory<Precision>& callers)
-      : layer_norm(ctx, eps, name, value::derivation.stored, callers) {}
+      : norm_layer(ctx, eps, name, value::derivation.stored, callers) {}
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr) {
@@ -430,26 +393,19 @@ class layer_norm
     core_.require_sizes(ctx);
     core_.require_arrays(x, "y", y);
     if (addend) core_.require_arrays(addend, "sum", sum);
-    auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
-    S* const mean = statistics.template data<S>();
-    S* const inv = mean + core_.rows;
-    const auto *w = core_.weight->used_value(), *b = core_.bias->used_value();
+    auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(Kind::row_statistics * core_.rows));
+    S* const s = statistics.template data<S>();
     if (!core_.row_group) {
-      kernels::layer_norm_forward(ctx.device, x, w, b, y, mean, inv, core_.rows, core_.columns, eps_, addend, sum);
+      Kind::forward(core_, ctx.device, x, y, s, eps_, addend, sum);
     } else {
       x = core_.added(ctx.device, x, addend, sum);
-      kernels::row_sums(ctx.device, x, mean, core_.rows, core_.columns);
-      core_.sum_rows(mean, core_.rows);
-      kernels::row_centred_squares(ctx.device, x, mean, inv, core_.rows, core_.columns, core_.columns_global);
-      core_.sum_rows(inv, core_.rows);
-      kernels::layer_norm_statistics(ctx.device, mean, inv, mean, inv, core_.rows, core_.columns_global, eps_);
-      kernels::layer_norm_apply(ctx.device, x, mean, inv, w, b, y, core_.rows, core_.columns);
+      Kind::forward_shared(core_, ctx.device, x, y, s, eps_);
     }
     if (keep) {
       keep->statistics = std::move(statistics);
       keep->stamp.make(core_.weight.get(), mb.index, addend ? sum : x);
     }
-    detail::note_forward(mb, *this, layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
+    note_forward(mb, static_cast<Layer&>(*this), layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
 
   /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
@@ -466,9 +422,9 @@ class layer_norm
   void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
+    static_assert(enforced<dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     core_.require_backward_sizes(x.size(), dy.size(), dx.size());
-    backward(mb, x.data(), kept, dy.data(), dx.data(), detail::addend_array(core_.weight->name(), addend, x.size()));
+    backward(mb, x.data(), kept, dy.data(), dx.data(), addend_array(core_.weight->name(), addend, x.size()));
   }
   /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Null: only the weights' gradients are
   /// computed.
@@ -478,75 +434,62 @@ class layer_norm
     core_.require_sizes(ctx);
     core_.check_backward(kept.statistics, x, dy, dx, addend);
     kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index, x);
-    detail::note_backward(mb, detail::dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
-    const S* const mean = kept.statistics.template data<S>();
-    const S* const inv = mean + core_.rows;
-    if (!core_.row_group) {
-      const bool now =
-          !mb.deferred && core_.weight->trainable() && !core_.canonical && core_.in_place;  // in the same pass
-      kernels::layer_norm_backward(ctx.device, x, core_.weight->used_value(), dy, mean, inv, dx,
-                                   core_.weight_sum(ctx.device, now), core_.bias_sum(ctx.device, now), core_.rows,
-                                   core_.columns, addend);
-      if (now) return;
-    } else if (dx) {
-      auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
-      kernels::layer_norm_backward_dots(ctx.device, x, core_.weight->used_value(), dy, mean, inv,
-                                        dots.template data<S>(), core_.rows, core_.columns);
-      core_.sum_rows(dots.template data<S>(), 2 * core_.rows);
-      kernels::layer_norm_backward_dx(ctx.device, x, core_.weight->used_value(), dy, mean, inv, dots.template data<S>(),
-                                      dx, core_.rows, core_.columns, core_.columns_global, addend);
-    }
-    const bool weight = core_.weight->trainable(), bias = core_.bias->trainable();
-    if (!weight && !bias) return;
-    detail::with_gradient_kept(
-        mb, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv, weight, i = mb.index, n = mb.count](const T* d) {
-          const range weights_shown(ctx.device, core_.names.weights());
-          if (core_.canonical) return canonical_gradients(ctx.device, i, n, x, d, mean, inv);
-          const auto to_bias = [&](auto&& add) {
-            detail::with_kernel_sum<T>(ctx.device, core_.bias_gradient(ctx.device), core_.columns, add);
-          };
-          if (!weight)
-            return to_bias([&](auto* sums) { kernels::bias_gradient(ctx.device, d, sums, core_.rows, core_.columns); });
-          detail::with_kernel_sum<T>(ctx.device, core_.weight_gradient(ctx.device), core_.columns, [&](auto* sums) {
-            to_bias([&](auto* bias_sums) {
-              kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, sums, bias_sums, core_.rows,
-                                                   core_.columns);
-            });
-          });
-        });
+    note_backward(mb, dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
+    const S* const s = kept.statistics.template data<S>();
+    // In one pass over x and dy, unless the weights' part of it is deferred.
+    const bool one_pass =
+        !core_.row_group && !mb.deferred && !core_.canonical && core_.in_place && core_.weight->trainable();
+    if (!core_.row_group)
+      Kind::backward(core_, ctx.device, x, dy, s, dx, one_pass, addend);
+    else if (dx)
+      Kind::backward_shared(core_, ctx.device, x, dy, s, dx, addend);
+    if (one_pass || !core_.trainable()) return;
+    with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, s, i = mb.index, n = mb.count](const T* d) {
+      const range weights_shown(ctx.device, core_.names.weights());
+      if (core_.canonical) return Kind::canonical_gradients(core_, ctx.device, i, n, x, d, s);
+      Kind::weight_gradients(core_, ctx.device, x, d, s);
+    });
   }
 
-  /// As `rms_norm`'s.
+  /// Makes the norm ready for other batches and lengths, those of this context (`linear::resize`).
   void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
+  /// Binds the parameters to other memory of the caller's (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
+  const parameter_ptr<Precision, Device>& weight() const { return core_.names.checked(core_.weight); }
   template <class F>
   void visit(F&& f) {
     f(*core_.names.checked(core_.weight));
-    f(*core_.bias);
+    if (core_.bias) f(*core_.bias);
   }
 
  private:
-  void canonical_gradients(Device& on, std::int64_t index, std::int64_t count, const T* x, const T* dy, const S* mean,
-                           const S* inv) {
-    const auto n = core_.columns;
-    core_.add_terms(
-        on, *core_.weight, index, count, x, dy, inv, mean,
-        [&](const T* rows_x, const T* d, const S* rows_inv, const S* rows_mean, auto* out, std::int64_t rows) {
-          using G = gradient_of<T>;
-          auto unused = make_buffer<G>(on, static_cast<std::size_t>(n));
-          on.zero(unused.data(), unused.bytes(), on.main_stream());
-          kernels::layer_norm_backward_dweight(on, rows_x, d, rows_mean, rows_inv, out, unused.template data<G>(), rows,
-                                               n);
-        });
-    core_.add_terms(on, *core_.bias, index, count, x, dy, inv, nullptr,
-                    [&](const T*, const T* d, const S*, const S*, auto* out, std::int64_t rows) {
-                      kernels::bias_gradient(on, d, out, rows, n);
-                    });
-  }
-
-  detail::norm_core<Precision, Device> core_;
+  norm_core<Precision, Device> core_;
   double eps_;
+};
+
+}  // namespace detail
+
+/// RMSNorm (Zhang and Sennrich 2019): y = x w / sqrt(mean(x^2) + eps).
+template <class Precision, spec_like Input, compute_device Device = cpu>
+class rms_norm : public detail::norm_layer<rms_norm<Precision, Input, Device>, detail::root_mean_square, Precision,
+                                           Input, Device> {
+  using base = detail::norm_layer<rms_norm, detail::root_mean_square, Precision, Input, Device>;
+
+ public:
+  using base::base;
+  /// On the caller's weight and gradient: this rank's part of the last dim.
+  rms_norm(const context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
+           gradient_of<Precision>* gradient)
+      : base(ctx, eps, name, parameter_memory<Precision>{weight, gradient}) {}
+};
+
+/// LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(var + eps) w + b.
+template <class Precision, spec_like Input, compute_device Device = cpu>
+class layer_norm : public detail::norm_layer<layer_norm<Precision, Input, Device>, detail::mean_and_variance, Precision,
+                                             Input, Device> {
+ public:
+  using detail::norm_layer<layer_norm, detail::mean_and_variance, Precision, Input, Device>::norm_layer;
 };
 
 }  // namespace plait

@@ -1,5 +1,4 @@
-// Linears that share an input, computed from a derivation that is a value. Specs are not checked here, but by the typed
-// layers that hold one.
+// Linears that share an input, computed from a derivation that is a value; typed layers check the specs.
 #pragma once
 
 #include <algorithm>
@@ -12,256 +11,22 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/range.hpp"
 #include "plait/nn/layer_checks.hpp"
+#include "plait/nn/linear/biases.hpp"
 #include "plait/nn/linear/canonical.hpp"
+#include "plait/nn/linear/collectives.hpp"
 #include "plait/nn/linear/lora.hpp"
-#include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 #include "plait/tensor/check_values.hpp"
-#include "plait/tensor/chunked_collective.hpp"
-#include "plait/tensor/executor.hpp"
 
 namespace plait {
-
-// Descriptions of linears that share an input: names, stored layouts, bias, adapter, and the caller's memory.
-
-/// One of the linears that share an input: its weight and bias as a checkpoint names them, and how they are stored.
-struct linear_branch {
-  parameter_info weight;
-  layout stored_weight;
-  bool bias = false;
-  parameter_info bias_info;
-  layout stored_bias;
-  lora_options lora{};
-};
-
-namespace detail {
-
-/// The dim of outputs that lie side by side.
-struct columns : dim_tag<"columns"> {};
-
-/// `a`, an output of one of several linears with this input, with its own dims as one dim that is whole here, and with
-/// the states of the axes in `moving` alone: what is left is what all of them share.
-inline layout side_by_side(const layout& a, const layout& input, const axis_list& moving) {
-  layout shared;
-  for (const dim_placement& p : a.dims)
-    if (input.has(p.dim)) shared.dims.push_back(p);
-  shared.dims.push_back({dim_of<columns>, {}});
-  for (axis_id axis : moving)
-    if (!a.sharded_by(axis)) shared.set(axis, a.state_of(axis));
-  return shared;
-}
-
-}  // namespace detail
-}  // namespace plait
-
-namespace plait::detail {
-
-// The biases of linears that share an input: their memory, their place in the output's rows, their gradients.
-
-/// Whether the product that makes a weight's gradient may make the bias's in the same pass.
-template <class Device, class T, class G>
-concept fuses_bias_gradients = requires(Device& d, std::int64_t n, const T* in, G* out) {
-  d.gemm_with_row_sums(true, false, n, n, n, 1.0, in, n, in, n, 0.0, out, n, out);
-};
-
-/// Biases in memory one after the other, of the branches that have one. Outputs are `batches` times rows, in which the
-/// branches' columns lie side by side.
-template <class Precision, compute_device Device>
-class linear_biases {
-  using T = activation_of<Precision>;
-  using W = weight_of<Precision>;
-  using G = gradient_of<Precision>;
-  using parameter = plait::parameter<Precision, Device>;
-
- public:
-  linear_biases() = default;
-  /// `columns` are those of each branch's product, `callers` the memory of all biases, where it is the caller's.
-  linear_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
-                const parameter_memory<Precision>& callers, std::int64_t batches, std::vector<std::int64_t> columns)
-      : batches_(batches), columns_(std::move(columns)), biases_(info.size()) {
-    std::vector<std::int64_t> sizes(info.size());
-    std::int64_t n = 0;
-    for (std::size_t i = 0; i < info.size(); ++i) {
-      total_ += columns_[i];
-      all_ = all_ && info[i].bias;
-      if (info[i].bias) n += sizes[i] = local_elements(d.branches[i].bias, ctx.ranks.shape(), ctx.sizes);
-    }
-    if (n == 0) return;
-    const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.bias.pointer(),
-                                                                            callers.bias_gradient.pointer());
-    master_of<Precision>* master = callers.bias_master.pointer();
-    std::int64_t at = 0;
-    for (std::size_t i = 0; i < info.size(); at += sizes[i++]) {
-      if (!info[i].bias) continue;
-      biases_[i] =
-          std::make_shared<parameter>(ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed,
-                                      d.branches[i].output, parameter_place<Precision, Device>{array, at, master});
-      if (master) master += biases_[i]->size();
-    }
-    if (ctx.numerics.canonical() && trainable())
-      terms_ = &array->add_terms(token_leaves(ctx.numerics, d.branches[0].output, ctx.ranks.shape(), ctx.sizes,
-                                              ctx.ranks.rank(), token_grain::fine, first_name()));
-  }
-
-  bool any() const {
-    return !biases_.empty() && std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p != nullptr; });
-  }
-  /// Null for a branch without one.
-  const parameter_ptr<Precision, Device>& operator[](std::size_t i) const { return biases_[i]; }
-  const std::vector<parameter_ptr<Precision, Device>>& all() const { return biases_; }
-  std::size_t size() const { return biases_.size(); }
-  bool trainable() const {
-    return std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p && p->trainable(); });
-  }
-  void require_gathered() const {
-    for (const auto& p : biases_)
-      if (p) p->require_gathered();
-  }
-  /// The row that a product may add to each row of its result; null unless it is one row, with all branches in it.
-  const W* row() const { return all_ && batches_ == 1 && !biases_.empty() ? biases_[0]->used_value() : nullptr; }
-
-  /// Adds them to the output, of `size` elements.
-  void add(Device& device, T* y, std::int64_t size) const {
-    each(0, biases_.size(), [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
-      const std::int64_t rows = size / stride / batches_;
-      for (std::int64_t b = 0; b < batches_; ++b)
-        kernels::add_bias(device, p.used_value() + b * n, y + b * rows * stride + at, rows, n, stride);
-    });
-  }
-  /// Adds to the gradients of those from `begin` to `end`, by a pass over the output's gradient.
-  void add_gradients(Device& device, const T* dy, std::int64_t size, std::size_t begin, std::size_t end) const {
-    each(begin, end, [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
-      if (!p.trainable()) return;
-      const std::int64_t rows = size / stride / batches_;
-      for (std::int64_t b = 0; b < batches_; ++b)
-        with_kernel_sum<T>(device, p.used_gradient(device) + b * n, n, [&](auto* sums) {
-          kernels::bias_gradient(device, dy + b * rows * stride + at, sums, rows, n, stride);
-        });
-    });
-  }
-  /// Adds those of a microbatch, whose output's gradient is dy, to the canonical sums over tokens.
-  void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
-    if (terms_ == nullptr || !trainable()) return;
-    for (const auto& p : biases_)
-      if (p && p->trainable()) p->begin_terms();
-    // A product that is scattered over its own features is wider than the output.
-    const std::int64_t stride = biases_.size() == 1 ? biases_[0]->used_size() / batches_ : total_;
-    terms_->add(device, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
-      buffer<Device> room;
-      const T* const rows = rows_of_leaf(device, leaf, dy, stride, room);
-      std::int64_t to = 0;
-      each(0, biases_.size(), [&](parameter&, std::int64_t at, std::int64_t n, std::int64_t) {
-        device.zero(out + to, static_cast<std::size_t>(n) * sizeof(G), device.main_stream());
-        with_kernel_sum<T>(device, out + to, n, [&](auto* sums) {
-          kernels::bias_gradient(device, rows + at, sums, leaf.count(), n, stride);
-        });
-        to += n;
-      });
-    });
-  }
-  /// Adds to the same gradients what product(sums) writes, `columns` sums: in place where nothing was added yet,
-  /// otherwise by a pass over so many numbers. False where product(sums) is, or does not make the gradients of all.
-  template <class F>
-  bool add_gradients_by(Device& device, std::size_t begin, std::size_t end, std::int64_t columns, F&& product) const {
-    if (batches_ != 1) return false;
-    bool overwrites = true;
-    for (std::size_t i = begin; i < end; ++i) {
-      if (!biases_[i] || !biases_[i]->trainable()) return false;
-      overwrites = overwrites && biases_[i]->gradient_is_empty();
-    }
-    const auto n = static_cast<std::size_t>(columns);
-    G* gradient = nullptr;
-    for (std::size_t i = end; i-- > begin;)  // the first one's is where all begin
-      gradient = overwrites ? biases_[i]->overwritten_gradient() : biases_[i]->used_gradient(device);
-    buffer<Device> terms;
-    if (!overwrites) terms = make_buffer<G>(device, n);
-    const bool done = product(overwrites ? gradient : terms.template data<G>());
-    if (done && !overwrites) kernels::accumulate(device, terms.template data<G>(), gradient, columns);
-    if (!done && overwrites) device.zero(gradient, n * sizeof(G), device.main_stream());
-    return done;
-  }
-
- private:
-  std::string first_name() const {
-    for (const auto& p : biases_)
-      if (p) return p->name();
-    return {};
-  }
-  /// Calls f(parameter, offset in a row, columns, row stride) for each from `begin` to `end`.
-  template <class F>
-  void each(std::size_t begin, std::size_t end, F&& f) const {
-    std::int64_t at = 0;
-    for (std::size_t i = 0; i < end; ++i) {
-      const std::int64_t n = biases_[i] ? biases_[i]->used_size() / batches_ : columns_[i];
-      if (biases_[i] && i >= begin) f(*biases_[i], at, n, biases_.size() == 1 ? n : total_);
-      at += n;
-    }
-  }
-
-  std::int64_t batches_ = 1, total_ = 0;
-  std::vector<std::int64_t> columns_;
-  std::vector<parameter_ptr<Precision, Device>> biases_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics
-  bool all_ = true;
-};
-
-PLAIT_COMPILED_TEMPLATE(class linear_biases<float, cpu>)
-PLAIT_COMPILED_TEMPLATE(class linear_biases<bf16, cpu>)
-PLAIT_COMPILED_TEMPLATE(class linear_biases<double, cpu>)
-
-// The collectives of linears that share an input, made ready for the sizes of a context, and the sizes of their
-// products.
-
-/// The collectives of linears that share an input, forward and backward, and the matrices that they multiply: `batches`
-/// times [rows, inner] by [inner, columns], of which each branch has its own.
-class linear_moves {
- public:
-  /// `name` is the first weight's.
-  linear_moves(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
-
-  /// Pipelines the collectives that stand beside a product with it, in so many chunks.
-  void cut(std::int64_t chunks, const std::string& name);
-
-  /// Makes everything anew for other sizes. Throws, and changes nothing, where a weight would have another size.
-  void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
-
-  /// Throws unless a call's sizes are those that the moves were made for.
-  void require_sizes(const std::string& name, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
-    made_for_.require(name, mesh, rank, now);
-  }
-
-  /// Elements of the input.
-  std::int64_t input_size() const { return gather_.source().local_size(); }
-  /// Elements of the output, of all branches.
-  std::int64_t output_size() const { return resolve_.target().local_size(); }
-
- protected:
-  executor gather_, spread_, resolve_, unresolve_;
-  chunked_collective gather_chunks_, spread_chunks_, resolve_chunks_, unresolve_chunks_;  ///< where they overlap
-  std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
-  std::vector<std::int64_t> columns_;  ///< of each branch
-
- private:
-  void make_resolution(world& ranks, dim_sizes sizes, const shared_linears& d, const std::string& name);
-
-  std::int64_t chunks_ = 1;
-  made_for made_for_;
-};
-
-}  // namespace plait::detail
-
-namespace plait {
-
-// The memory that linears keep between their passes, and whether a device adds within a product.
 
 /// The memory that linears keep of a forward pass beyond their input: the gathered input, unless it is the input
 /// itself, or is to be gathered again, or no weight needs it; what adapters have between their two weights.
@@ -285,7 +50,7 @@ concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* ou
 /// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
 /// rows.
 template <class Precision, compute_device Device>
-class linear_core : detail::linear_moves {
+class linear_core : detail::linear_collectives {
  public:
   using T = activation_of<Precision>;
   using W = weight_of<Precision>;
@@ -297,7 +62,7 @@ class linear_core : detail::linear_moves {
   linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
               std::int64_t overlap = 1)
-      : linear_moves(ctx.ranks, ctx.sizes, d, info[0].weight.name),
+      : linear_collectives(ctx.ranks, ctx.sizes, d, info[0].weight.name),
         names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
         inputs_first_(d.branches[0].inputs_first),
         weights_(info.size()),
@@ -305,7 +70,7 @@ class linear_core : detail::linear_moves {
     const bool with_bias = std::any_of(info.begin(), info.end(), [](const linear_branch& b) { return b.bias; });
     callers.require_complete(names_.layer(), !shared, with_bias);
     make_adapters(ctx, d, info);
-    if (overlap != 1) cut(overlap, info[0].weight.name);
+    if (overlap != 1) split_into_chunks(overlap, info[0].weight.name);
     if (shared)
       share(std::move(shared), d, info[0].weight.name);
     else
@@ -317,8 +82,8 @@ class linear_core : detail::linear_moves {
     if (!ctx.numerics.canonical()) return;
     canonical_ = {ctx,
                   d,
-                  resolve_,
-                  spread_,
+                  forward_output_.moves(),
+                  backward_input_.moves(),
                   {rows_, inner_, total_, inputs_first_, columns_},
                   batches_ != 1,
                   adapters_.any(),
@@ -327,12 +92,12 @@ class linear_core : detail::linear_moves {
     if (weights_trainable()) terms_ = &weights_[0]->add_terms(canonical_.tokens());
   }
 
-  std::int64_t rows() const { return batches_ * rows_; }
   std::int64_t columns() const { return total_; }
   /// Whether an addend of the output is added in the product's own pass.
-  bool adds_in_product() const { return detail::fuses_additions<Device, T> && resolve_.trivial(); }
-  using linear_moves::input_size;
-  using linear_moves::output_size;
+  bool adds_in_product() const { return detail::fuses_additions<Device, T> && forward_output_.trivial(); }
+  using linear_collectives::input_size;
+  using linear_collectives::output_size;
+  using linear_collectives::rows;
 
   /// Makes the collectives ready for the sizes of the context, in the same world: batches and lengths may change, and
   /// the weights' dims may not. What a forward pass has kept is of the sizes before.
@@ -358,46 +123,25 @@ class linear_core : detail::linear_moves {
     detail::require_array(name, "y", y, output_size());
     detail::require_no_overlap(name, "forward", {y, output_size(), "y"},
                                {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
-    buffer<Device> gathered;
-    if (gather_chunks_ || !gather_.trivial()) gathered = gathered_room(ctx);
-    if (!gather_chunks_ && !gather_.trivial()) gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
-    const T* const input = gathered.empty() ? x : gathered.template data<T>();
-    buffer<Device> adapted = adapters_.room(ctx.device);
+    buffer<Device> gathered, adapted = adapters_.room(ctx.device);
+    // What is added to the output is added in the product's pass, unless the product is summed over ranks first.
+    const bool in_product = canonical_.sums_output() ? !biases_.any() : forward_output_.trivial();
+    bool biased = false;
     if (canonical_.sums_output()) {
-      const bool biased = biases_.any();
-      canonical_.forward(ctx.device, input, weights(), y, biased ? nullptr : addend, output_size());
-      biases_.add(ctx.device, y, output_size());
-      if (biased && addend) kernels::accumulate(ctx.device, addend, y, output_size());
-    } else if (resolve_.trivial()) {
-      bool biased = false;
-      const auto product = [&](std::int64_t first, std::int64_t rows) {
-        biased = multiply(ctx, true, total_, inner_, {first, rows}, input, y + first * total_,
-                          addend ? addend + first * total_ : nullptr, true);
-        adapters_.add_outputs(ctx.device, {first, rows}, input, adapted, y + first * total_);
-      };
-      if (gather_chunks_)
-        gather_chunks_.gather(ctx.device, x, gathered.data(), dtype_of<T>, product);
-      else
-        product(0, rows());
-      if (!biased) biases_.add(ctx.device, y, output_size());
+      canonical_.forward(ctx.device, forward_input_.gather(ctx.device, x, gathered), weights(), y,
+                         in_product ? addend : nullptr, output_size());
     } else {
-      if (resolve_chunks_) {
-        resolve_chunks_
-            .reduce(ctx.device, y, dtype_of<T>,
-                    [&](std::int64_t first, std::int64_t rows, void* to) {
-                      multiply(ctx, true, total_, inner_, {first, rows}, input, static_cast<T*>(to), nullptr, false);
-                      adapters_.add_outputs(ctx.device, {first, rows}, input, adapted, static_cast<T*>(to));
-                    })
-            .wait();
-      } else {
-        auto product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
-        multiply(ctx, true, total_, inner_, all_rows(), input, product.template data<T>(), nullptr, false);
-        adapters_.add_outputs(ctx.device, all_rows(), input, adapted, product.template data<T>());
-        resolve_.run(ctx.device, product.data(), y, dtype_of<T>);
-      }
-      biases_.add(ctx.device, y, output_size());
-      if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
+      forward_input_.gather(ctx.device, x, gathered, [&](row_range come, const T* input) {
+        const auto product = [&](row_range rows, T* out) {
+          biased = multiply(ctx, true, total_, inner_, rows, input, out,
+                            in_product && addend ? addend + rows.first * total_ : nullptr, in_product);
+          adapters_.add_outputs(ctx.device, rows, input, adapted, out);
+        };
+        forward_output_.reduce(ctx.device, y, come, product).wait();
+      });
     }
+    if (!biased) biases_.add(ctx.device, y, output_size());
+    if (addend && !in_product) kernels::accumulate(ctx.device, addend, y, output_size());
     if (keep) {
       detail::saved_stamp stamp = keep->stamp;
       stamp.make(weights_[0].get(), mb.index, x);
@@ -427,54 +171,34 @@ class linear_core : detail::linear_moves {
         {{x, input_size(), "x"}, {dy, output_size(), "dy"}, {addend, input_size(), "addend"}, weights_read()});
     const bool weights = weights_trainable(), trains = weights || biases_.trainable();
     buffer<Device> resolved, kept_dy;
-    const T* d = dy;
-    if (mb.deferred && trains && (biases_.trainable() || unresolve_.trivial())) {
+    if (mb.deferred && trains && (biases_.trainable() || backward_output_.trivial())) {
       kept_dy = make_buffer<T>(ctx.device, static_cast<std::size_t>(output_size()));
       ctx.device.copy(kept_dy.data(), dy, kept_dy.bytes(), ctx.device.main_stream());
-      d = dy = kept_dy.template data<T>();
+      dy = kept_dy.template data<T>();
     }
-    if (!unresolve_.trivial()) {
-      resolved = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
-      if (!unresolve_chunks_ || !dx) unresolve_.run(ctx.device, dy, resolved.data(), dtype_of<T>);
-      d = resolved.template data<T>();
-    }
-    whole_gather<Device> again;  // of what was not kept, beside the product for dx
-    if (weights && saved.gathered.empty() && !gather_.trivial()) {
-      saved.gathered = gathered_room(ctx);
-      if (gather_chunks_ && dx)
-        again = gather_chunks_.start_whole(ctx.device, x, saved.gathered.data(), dtype_of<T>);
-      else
-        gather_.run(ctx.device, x, saved.gathered.data(), dtype_of<T>);
-    }
+    whole_gather<Device> again;  // of an input that was not kept
+    if (weights && saved.gathered.empty())
+      again = forward_input_.gather_beside(ctx.device, x, saved.gathered, dx != nullptr);
     buffer<Device> dadapted = adapters_.room(ctx.device);
     chunks_under_way<Device> spreading;
-    if (dx && spread_chunks_) {
-      spreading =
-          spread_chunks_.reduce(ctx.device, dx, dtype_of<T>, [&](std::int64_t first, std::int64_t rows, void* to) {
-            multiply(ctx, false, inner_, total_, {first, rows}, d, static_cast<T*>(to), nullptr, false);
-            adapters_.add_input_gradients(ctx.device, {first, rows}, d, dadapted, static_cast<T*>(to));
-          });
-    } else if (dx && canonical_.sums_input_gradient()) {
-      canonical_.backward(ctx.device, d, this->weights(), dx, addend, input_size());
-    } else if (dx) {
-      buffer<Device> gathered;
-      T* out = dx;
-      if (!spread_.trivial()) {
-        gathered = gathered_room(ctx);
-        out = gathered.template data<T>();
-      }
-      const auto product = [&](std::int64_t first, std::int64_t rows) {
-        multiply(ctx, false, inner_, total_, {first, rows}, d, out + first * inner_,
-                 out == dx && addend ? addend + first * inner_ : nullptr, false);
-        adapters_.add_input_gradients(ctx.device, {first, rows}, d, dadapted, out + first * inner_);
-      };
-      if (unresolve_chunks_)
-        unresolve_chunks_.gather(ctx.device, dy, resolved.data(), dtype_of<T>, product);
+    const bool in_product = canonical_.sums_input_gradient() || backward_input_.trivial();
+    const T* d = dy;
+    if (!dx || canonical_.sums_input_gradient()) {
+      d = backward_output_.gather(ctx.device, dy, resolved);
+      if (dx)
+        canonical_.backward(ctx.device, d, this->weights(), dx, addend, input_size());
       else
-        product(0, rows());
-      if (out != dx) spread_.run(ctx.device, out, dx, dtype_of<T>);
+        adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
+    } else {
+      backward_output_.gather(ctx.device, dy, resolved, [&](row_range come, const T* gradient) {
+        d = gradient;
+        spreading = backward_input_.reduce(ctx.device, dx, come, [&](row_range rows, T* out) {
+          multiply(ctx, false, inner_, total_, rows, gradient, out,
+                   in_product && addend ? addend + rows.first * inner_ : nullptr, false);
+          adapters_.add_input_gradients(ctx.device, rows, gradient, dadapted, out);
+        });
+      });
     }
-    if (!dx) adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
     again.finish(ctx.device);
     if (adapters_.trainable() && saved.adapted.empty()) {
       saved.adapted = adapters_.room(ctx.device);
@@ -493,9 +217,9 @@ class linear_core : detail::linear_moves {
           gradients(ctx, d, input, dy);
         adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
       });
-    if (!dx || spread_.trivial() || canonical_.sums_input_gradient()) return;
+    if (!dx || in_product) return;
     spreading.wait();
-    if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.target().local_size());
+    if (addend) kernels::accumulate(ctx.device, addend, dx, input_size());
   }
 
   const parameter_ptr<Precision, Device>& weight(std::size_t i) const { return names_.checked(weights_)[i]; }
@@ -551,10 +275,6 @@ class linear_core : detail::linear_moves {
   }
   const W* weights() const { return weights_[0]->used_value(); }
   detail::named_array weights_read() const { return {weights(), batches_ * total_ * inner_, "the weight"}; }
-
-  buffer<Device> gathered_room(const context<Device>& ctx) const {
-    return make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
-  }
 
   using row_range = detail::row_range;
   row_range all_rows() const { return {0, rows()}; }
@@ -616,7 +336,7 @@ class linear_core : detail::linear_moves {
           return ctx.device.gemm_with_row_sums(true, false, at - first, inner_, rows_, 1.0, d + first, total_, in,
                                                inner_, keep, gradient, inner_, sums);
         };
-        if (!inputs_first_ && unresolve_.trivial() && rows_ > 0 &&
+        if (!inputs_first_ && backward_output_.trivial() && rows_ > 0 &&
             biases_.add_gradients_by(ctx.device, begin, i, at - first, product))
           continue;
       }
@@ -654,9 +374,5 @@ PLAIT_COMPILED_TEMPLATE(class linear_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class linear_core<double, cpu>)
 
 }  // namespace plait
-
-#ifndef PLAIT_COMPILED
-#include "plait/nn/linear/core.ipp"  // IWYU pragma: keep
-#endif
 
 #include "plait/core/macros_on.hpp"

@@ -12,6 +12,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/nn/linear/collectives.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
 
@@ -86,11 +87,6 @@ constexpr lora_derivation derive_lora(const layout& gathered, const linear_layou
 }
 
 namespace detail {
-
-/// Rows of a matrix, of all batches: those that a product is computed of at a time.
-struct row_range {
-  std::int64_t first = 0, count = 0;
-};
 
 /// This rank's part of a linear's product: `batches` times [rows, inner] x [inner, columns], whose columns begin at
 /// `at` in rows of `total`.

@@ -1,4 +1,4 @@
-// The definitions of core.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of collectives.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,8 @@
 
 namespace plait::detail {
 
-PLAIT_INLINE linear_moves::linear_moves(world& ranks, const dim_sizes& sizes, const shared_linears& d,
-                                        const std::string& name)
-    : gather_(d.input, d.gathered, ranks, sizes, "input of " + name),
-      spread_(gather_.backward(), ranks, sizes, "gradient of the input of " + name) {
+PLAIT_INLINE linear_collectives::linear_collectives(world& ranks, const dim_sizes& sizes, const shared_linears& d,
+                                                    const std::string& name) {
   const mesh_shape& mesh = ranks.shape();
   const linear_layouts& first = d.branches[0];
   for (const dim_placement& p : d.input.dims) {
@@ -22,16 +20,24 @@ PLAIT_INLINE linear_moves::linear_moves(world& ranks, const dim_sizes& sizes, co
     (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
   }
   made_for_ = made_for(mesh, ranks.rank(), sizes, {&d.input});
+  executor gather(d.input, d.gathered, ranks, sizes, "input of " + name);
+  executor spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
   for (const linear_layouts& b : d.branches) {
     columns_.push_back(local_elements(b.weight, mesh, sizes) / inner_ / batches_);
     total_ += columns_.back();
     made_for_.add(sizes, b.output);
   }
-  make_resolution(ranks, sizes, d, name);
+  dim_sizes side_by_side_sizes = sizes;
+  executor resolve = resolution(ranks, side_by_side_sizes, d, name);
+  executor unresolve(resolve.backward(), ranks, side_by_side_sizes, "gradient of the output of " + name);
+  forward_input_ = {std::move(gather), rows(), inner_};
+  backward_input_ = {std::move(spread), rows(), inner_};
+  forward_output_ = {std::move(resolve), rows(), total_};
+  backward_output_ = {std::move(unresolve), rows(), total_};
 }
 
-PLAIT_INLINE void linear_moves::make_resolution(world& ranks, dim_sizes sizes, const shared_linears& d,
-                                                const std::string& name) {
+PLAIT_INLINE executor linear_collectives::resolution(world& ranks, dim_sizes& sizes, const shared_linears& d,
+                                                     const std::string& name) const {
   layout product = d.branches[0].product, output = d.branches[0].output;
   if (d.branches.size() > 1) {
     const axis_list moving = differing_axes(product, output);
@@ -47,34 +53,30 @@ PLAIT_INLINE void linear_moves::make_resolution(world& ranks, dim_sizes sizes, c
             describe(b.product), " to ", describe(b.output)});
     }
   }
-  resolve_ = executor(product, output, ranks, sizes, "output of " + name);
-  unresolve_ = executor(resolve_.backward(), ranks, sizes, "gradient of the output of " + name);
+  return executor(product, output, ranks, sizes, "output of " + name);
 }
 
-PLAIT_INLINE void linear_moves::cut(std::int64_t chunks, const std::string& name) {
-  check_overlap(name, chunks, gather_, resolve_);
-  check_overlap(name, chunks, unresolve_, spread_);
-  const auto of = [&](const executor& moves, std::int64_t width, const char* what) {
-    return moves.trivial() ? chunked_collective() : chunked_collective(moves, width, chunks, what + name);
-  };
-  gather_chunks_ = of(gather_, inner_, "input of ");
-  spread_chunks_ = of(spread_, inner_, "gradient of the input of ");
-  resolve_chunks_ = of(resolve_, total_, "output of ");
-  unresolve_chunks_ = of(unresolve_, total_, "gradient of the output of ");
+PLAIT_INLINE void linear_collectives::split_into_chunks(std::int64_t chunks, const std::string& name) {
+  check_overlap(name, chunks, forward_input_.moves(), forward_output_.moves());
+  check_overlap(name, chunks, backward_output_.moves(), backward_input_.moves());
+  forward_input_.split_into_chunks(chunks, "input of " + name);
+  backward_input_.split_into_chunks(chunks, "gradient of the input of " + name);
+  forward_output_.split_into_chunks(chunks, "output of " + name);
+  backward_output_.split_into_chunks(chunks, "gradient of the output of " + name);
   chunks_ = chunks;
 }
 
-PLAIT_INLINE void linear_moves::take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d,
-                                           const std::string& name) {
+PLAIT_INLINE void linear_collectives::take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d,
+                                                 const std::string& name) {
   made_for_.require_mesh(name, ranks.shape(), ranks.rank());
-  linear_moves now(ranks, sizes, d, name);
+  linear_collectives now(ranks, sizes, d, name);
   for (const linear_layouts& b : d.branches)
     for (const dim_placement& p : b.placed.dims)
       if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != sizes.of(p.dim))
         fail({name, ": resize changes ", p.dim.text(), " from ", *was, " to ", sizes.of(p.dim),
               ", and the weight has this dim: only dims that the weight does not have may change, such as batch and "
               "seq; make another layer for another weight"});
-  if (chunks_ != 1) now.cut(chunks_, name);
+  if (chunks_ != 1) now.split_into_chunks(chunks_, name);
   *this = std::move(now);
 }
 

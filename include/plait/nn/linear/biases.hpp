@@ -1,0 +1,188 @@
+// The biases of linears that share an input: their memory, their columns in the output's rows, their gradients.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/device/buffer.hpp"
+#include "plait/nn/linear/lora.hpp"
+#include "plait/nn/linear/rule.hpp"
+#include "plait/nn/parameter.hpp"
+#include "plait/nn/parameter/array.hpp"
+
+namespace plait {
+
+/// One of the linears that share an input: its weight and bias as a checkpoint names them, and how they are stored.
+struct linear_branch {
+  parameter_info weight;
+  layout stored_weight;
+  bool bias = false;
+  parameter_info bias_info;
+  layout stored_bias;
+  lora_options lora{};
+};
+
+namespace detail {
+
+/// Whether the product that makes a weight's gradient may make the bias's in the same pass.
+template <class Device, class T, class G>
+concept fuses_bias_gradients = requires(Device& d, std::int64_t n, const T* in, G* out) {
+  d.gemm_with_row_sums(true, false, n, n, n, 1.0, in, n, in, n, 0.0, out, n, out);
+};
+
+/// Biases in memory one after the other, of the branches that have one. Outputs are `batches` times rows, in which the
+/// branches' columns lie side by side.
+template <class Precision, compute_device Device>
+class linear_biases {
+  using T = activation_of<Precision>;
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
+  using parameter = plait::parameter<Precision, Device>;
+
+ public:
+  linear_biases() = default;
+  /// `columns` are those of each branch's product, `callers` the memory of all biases, where it is the caller's.
+  linear_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
+                const parameter_memory<Precision>& callers, std::int64_t batches, std::vector<std::int64_t> columns)
+      : batches_(batches), columns_(std::move(columns)), biases_(info.size()) {
+    std::vector<std::int64_t> sizes(info.size());
+    std::int64_t n = 0;
+    for (std::size_t i = 0; i < info.size(); ++i) {
+      total_ += columns_[i];
+      all_ = all_ && info[i].bias;
+      if (info[i].bias) n += sizes[i] = local_elements(d.branches[i].bias, ctx.ranks.shape(), ctx.sizes);
+    }
+    if (n == 0) return;
+    const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.bias.pointer(),
+                                                                            callers.bias_gradient.pointer());
+    master_of<Precision>* master = callers.bias_master.pointer();
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < info.size(); at += sizes[i++]) {
+      if (!info[i].bias) continue;
+      biases_[i] =
+          std::make_shared<parameter>(ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed,
+                                      d.branches[i].output, parameter_place<Precision, Device>{array, at, master});
+      if (master) master += biases_[i]->size();
+    }
+    if (ctx.numerics.canonical() && trainable())
+      terms_ = &array->add_terms(token_leaves(ctx.numerics, d.branches[0].output, ctx.ranks.shape(), ctx.sizes,
+                                              ctx.ranks.rank(), token_grain::fine, first_name()));
+  }
+
+  bool any() const {
+    return !biases_.empty() && std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p != nullptr; });
+  }
+  /// Null for a branch without one.
+  const parameter_ptr<Precision, Device>& operator[](std::size_t i) const { return biases_[i]; }
+  const std::vector<parameter_ptr<Precision, Device>>& all() const { return biases_; }
+  std::size_t size() const { return biases_.size(); }
+  bool trainable() const {
+    return std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p && p->trainable(); });
+  }
+  void require_gathered() const {
+    for (const auto& p : biases_)
+      if (p) p->require_gathered();
+  }
+  /// The row that a product may add to each row of its result; null unless it is one row, with all branches in it.
+  const W* row() const { return all_ && batches_ == 1 && !biases_.empty() ? biases_[0]->used_value() : nullptr; }
+
+  /// Adds them to the output, of `size` elements.
+  void add(Device& device, T* y, std::int64_t size) const {
+    each(0, biases_.size(), [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      const std::int64_t rows = size / stride / batches_;
+      for (std::int64_t b = 0; b < batches_; ++b)
+        kernels::add_bias(device, p.used_value() + b * n, y + b * rows * stride + at, rows, n, stride);
+    });
+  }
+  /// Adds to the gradients of those from `begin` to `end`, by a pass over the output's gradient.
+  void add_gradients(Device& device, const T* dy, std::int64_t size, std::size_t begin, std::size_t end) const {
+    each(begin, end, [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      if (!p.trainable()) return;
+      const std::int64_t rows = size / stride / batches_;
+      for (std::int64_t b = 0; b < batches_; ++b)
+        with_kernel_sum<T>(device, p.used_gradient(device) + b * n, n, [&](auto* sums) {
+          kernels::bias_gradient(device, dy + b * rows * stride + at, sums, rows, n, stride);
+        });
+    });
+  }
+  /// Adds those of a microbatch, whose output's gradient is dy, to the canonical sums over tokens.
+  void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
+    if (terms_ == nullptr || !trainable()) return;
+    for (const auto& p : biases_)
+      if (p && p->trainable()) p->begin_terms();
+    // A product that is scattered over its own features is wider than the output.
+    const std::int64_t stride = biases_.size() == 1 ? biases_[0]->used_size() / batches_ : total_;
+    terms_->add(device, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
+      buffer<Device> room;
+      const T* const rows = rows_of_leaf(device, leaf, dy, stride, room);
+      std::int64_t to = 0;
+      each(0, biases_.size(), [&](parameter&, std::int64_t at, std::int64_t n, std::int64_t) {
+        device.zero(out + to, static_cast<std::size_t>(n) * sizeof(G), device.main_stream());
+        with_kernel_sum<T>(device, out + to, n, [&](auto* sums) {
+          kernels::bias_gradient(device, rows + at, sums, leaf.count(), n, stride);
+        });
+        to += n;
+      });
+    });
+  }
+  /// Adds to the same gradients what product(sums) writes, `columns` sums: in place where nothing was added yet,
+  /// otherwise by a pass over so many numbers. False where product(sums) is, or does not make the gradients of all.
+  template <class F>
+  bool add_gradients_by(Device& device, std::size_t begin, std::size_t end, std::int64_t columns, F&& product) const {
+    if (batches_ != 1) return false;
+    bool overwrites = true;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!biases_[i] || !biases_[i]->trainable()) return false;
+      overwrites = overwrites && biases_[i]->gradient_is_empty();
+    }
+    const auto n = static_cast<std::size_t>(columns);
+    G* gradient = nullptr;
+    for (std::size_t i = end; i-- > begin;)  // the first one's is where all begin
+      gradient = overwrites ? biases_[i]->overwritten_gradient() : biases_[i]->used_gradient(device);
+    buffer<Device> terms;
+    if (!overwrites) terms = make_buffer<G>(device, n);
+    const bool done = product(overwrites ? gradient : terms.template data<G>());
+    if (done && !overwrites) kernels::accumulate(device, terms.template data<G>(), gradient, columns);
+    if (!done && overwrites) device.zero(gradient, n * sizeof(G), device.main_stream());
+    return done;
+  }
+
+ private:
+  std::string first_name() const {
+    for (const auto& p : biases_)
+      if (p) return p->name();
+    return {};
+  }
+  /// Calls f(parameter, offset in a row, columns, row stride) for each from `begin` to `end`.
+  template <class F>
+  void each(std::size_t begin, std::size_t end, F&& f) const {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < end; ++i) {
+      const std::int64_t n = biases_[i] ? biases_[i]->used_size() / batches_ : columns_[i];
+      if (biases_[i] && i >= begin) f(*biases_[i], at, n, biases_.size() == 1 ? n : total_);
+      at += n;
+    }
+  }
+
+  std::int64_t batches_ = 1, total_ = 0;
+  std::vector<std::int64_t> columns_;
+  std::vector<parameter_ptr<Precision, Device>> biases_;
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics
+  bool all_ = true;
+};
+
+PLAIT_COMPILED_TEMPLATE(class linear_biases<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class linear_biases<bf16, cpu>)
+PLAIT_COMPILED_TEMPLATE(class linear_biases<double, cpu>)
+
+}  // namespace detail
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

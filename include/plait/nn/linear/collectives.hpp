@@ -1,0 +1,163 @@
+// The collectives of linears that share an input, as stages before and after their products.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/world.hpp"
+#include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/device/buffer.hpp"
+#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/linear/overlap.hpp"
+#include "plait/nn/linear/rule.hpp"
+#include "plait/tensor/chunked_collective.hpp"
+#include "plait/tensor/executor.hpp"
+
+namespace plait::detail {
+
+/// Rows of a matrix, of all batches: those that a product is computed of at a time.
+struct row_range {
+  std::int64_t first = 0, count = 0;
+};
+
+/// A redistribution of a matrix's rows before a product, which `gather` hands them to, or after one, whose rows
+/// `reduce` takes. It goes whole, or in chunks that overlap with the product.
+class row_stage {
+ public:
+  row_stage() = default;
+  /// The product has `rows` rows, which are moved as rows of `width` elements.
+  row_stage(executor moves, std::int64_t rows, std::int64_t width)
+      : moves_(std::move(moves)), rows_(rows), width_(width) {}
+
+  /// Overlaps with the product from now on, in so many chunks. Throws `plait::error` that names `where`.
+  void split_into_chunks(std::int64_t chunks, std::string_view where) {
+    if (!trivial()) chunks_ = chunked_collective(moves_, width_, chunks, where);
+  }
+
+  const executor& moves() const { return moves_; }
+  /// Whether nothing is sent: the product reads the input, or writes the output, itself.
+  bool trivial() const { return moves_.trivial(); }
+
+  /// Returns all rows of `in`: in `room`, or where they are if nothing is sent.
+  template <class T, compute_device Device>
+  const T* gather(Device& device, const T* in, buffer<Device>& room) const {
+    if (trivial()) return in;
+    make_room<T>(device, room);
+    moves_.run(device, in, room.data(), dtype_of<T>);
+    return room.template data<T>();
+  }
+  /// Calls use(rows, array of all rows) for rows as they come, each once.
+  template <class T, compute_device Device, class Use>
+  void gather(Device& device, const T* in, buffer<Device>& room, Use&& use) const {
+    if (!chunks_) return use(row_range{0, rows_}, gather(device, in, room));
+    make_room<T>(device, room);
+    const T* const all = room.template data<T>();
+    chunks_.gather(device, in, room.data(), dtype_of<T>, [&](std::int64_t first, std::int64_t count) {
+      use(row_range{first, count}, all);
+    });
+  }
+  /// Gathers all rows to `room`, beside the work that follows if `overlaps`: until `whole_gather::finish`.
+  template <class T, compute_device Device>
+  whole_gather<Device> gather_beside(Device& device, const T* in, buffer<Device>& room, bool overlaps) const {
+    if (chunks_ && overlaps) {
+      make_room<T>(device, room);
+      return chunks_.start_whole(device, in, room.data(), dtype_of<T>);
+    }
+    gather(device, in, room);
+    return {};
+  }
+
+  /// Brings to `out` what make(rows, to) writes: `rows` of the product, or parts of them. The last chunks may be under
+  /// way when it returns.
+  template <class T, compute_device Device, class Make>
+  chunks_under_way<Device> reduce(Device& device, T* out, row_range rows, Make&& make) const {
+    if (chunks_)
+      return chunks_.reduce(device, out, dtype_of<T>, [&](std::int64_t first, std::int64_t count, void* to) {
+        make(row_range{first, count}, static_cast<T*>(to));
+      });
+    if (trivial()) {
+      make(rows, out + rows.first * width_);
+    } else {
+      buffer<Device> product;
+      make_room<T>(device, product);
+      make(rows, product.template data<T>());
+      moves_.run(device, product.data(), out, dtype_of<T>);
+    }
+    return {};
+  }
+
+ private:
+  template <class T, compute_device Device>
+  void make_room(Device& device, buffer<Device>& room) const {
+    room = make_buffer<T>(device, static_cast<std::size_t>(rows_ * width_));
+  }
+
+  executor moves_;
+  chunked_collective chunks_;
+  std::int64_t rows_ = 0, width_ = 0;
+};
+
+/// The dim of outputs that lie side by side.
+struct columns : dim_tag<"columns"> {};
+
+/// `a`, an output of one of several linears with this input, with its own dims as one dim that is whole here, and with
+/// the states of the axes in `moving` alone: what is left is what all of them share.
+inline layout side_by_side(const layout& a, const layout& input, const axis_list& moving) {
+  layout shared;
+  for (const dim_placement& p : a.dims)
+    if (input.has(p.dim)) shared.dims.push_back(p);
+  shared.dims.push_back({dim_of<columns>, {}});
+  for (axis_id axis : moving)
+    if (!a.sharded_by(axis)) shared.set(axis, a.state_of(axis));
+  return shared;
+}
+
+/// The collectives of linears that share an input, ready for the sizes of a context, and the sizes of their products:
+/// `batches` times [rows, inner] by [inner, columns], of which each branch has its own.
+class linear_collectives {
+ public:
+  /// `name` is the first weight's.
+  linear_collectives(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
+
+  /// Overlaps the collectives with the products beside them. Throws where a product waits and is waited for.
+  void split_into_chunks(std::int64_t chunks, const std::string& name);
+
+  /// Makes everything anew for other sizes. Throws, and changes nothing, where a weight would have another size.
+  void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
+
+  /// Throws unless a call's sizes are those that the collectives were made for.
+  void require_sizes(const std::string& name, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
+    made_for_.require(name, mesh, rank, now);
+  }
+
+  /// Elements of the input.
+  std::int64_t input_size() const { return forward_input_.moves().source().local_size(); }
+  /// Elements of the output, of all branches.
+  std::int64_t output_size() const { return forward_output_.moves().target().local_size(); }
+  /// Rows of the products, of all batches.
+  std::int64_t rows() const { return batches_ * rows_; }
+
+ protected:
+  row_stage forward_input_, backward_input_, forward_output_, backward_output_;
+  std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
+  std::vector<std::int64_t> columns_;  ///< of each branch
+
+ private:
+  /// Brings the products to the outputs; `sizes` gets the dim of outputs that lie side by side.
+  executor resolution(world& ranks, dim_sizes& sizes, const shared_linears& d, const std::string& name) const;
+
+  std::int64_t chunks_ = 1;
+  made_for made_for_;
+};
+
+}  // namespace plait::detail
+
+#ifndef PLAIT_COMPILED
+#include "plait/nn/linear/collectives.ipp"  // IWYU pragma: keep
+#endif
+
+#include "plait/core/macros_on.hpp"
