@@ -12,5 +12,5 @@
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/schedule/automatic.hpp"
-#include "plait/schedule/generators.hpp"
 #include "plait/schedule/simulate.hpp"
+#include "plait/schedule/verified.hpp"

@@ -8,7 +8,7 @@
 // expect: an action names a chunk that its rank does not have
 // expect: an action names a microbatch that the step does not have
 // errors-at-most: 8
-#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verified.hpp"
 
 using namespace plait;
 

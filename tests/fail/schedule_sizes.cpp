@@ -9,7 +9,7 @@
 // expect: microbatches<N> needs 1 to 65535 microbatches
 // expect: interleaved<V> needs 2 to 255 chunks per rank; with one chunk it is one_f_one_b
 // errors-at-most: 6
-#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verified.hpp"
 
 using namespace plait;
 

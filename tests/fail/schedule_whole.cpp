@@ -3,7 +3,7 @@
 // expect: the policy has another number of chunks, or places them otherwise, than the shape says
 // expect: a schedule has one list of actions for each rank
 // errors-at-most: 3
-#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verified.hpp"
 
 using namespace plait;
 

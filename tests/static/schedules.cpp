@@ -1,5 +1,5 @@
 // Schedules are verified, simulated and turned into programs in constant expressions.
-#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verified.hpp"
 
 using namespace plait;
 

@@ -24,7 +24,7 @@
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/units.hpp"
 #include "plait/parallel/world.hpp"
-#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verified.hpp"
 #include "plait/tensor/parts.hpp"
 #include "support/temp_folder.hpp"
 

@@ -150,6 +150,81 @@ struct program_layout {
   bool overlaps_data = true;  ///< collectives of data parallelism run beside passes
 };
 
+namespace detail {
+
+/// Seconds of one microbatch's passes on one rank.
+struct passes_of_rank {
+  double one = 0;
+  double layers = 0;  ///< that its stages have
+};
+
+/// Measures the passes of a rank's stages alone, where no step moves parameters and gradients. Adds them to `r`, and
+/// writes the costs of the stages.
+template <model Stage, class Meter, class Make>
+passes_of_rank price_passes(const context<counting_device>& ctx, const program_layout& l, int place, Meter&& meter,
+                            Make&& make, rank_price& r, schedule_costs& costs) {
+  passes_of_rank out;
+  if (static_cast<int>(l.parts.size()) != l.plan.shape.stages()) return out;  // a pipeline refuses others
+  const auto rounds = static_cast<double>(l.plan.shape.microbatches);
+  std::vector<std::unique_ptr<Stage>> alone;
+  for (int c = 0; c < l.plan.shape.chunks; ++c) {
+    const auto at = static_cast<std::size_t>(l.plan.shape.stage_of(place, c));
+    alone.push_back(make(ctx, l.parts[at], c > 0 && alone[0]->part().first ? alone[0].get() : nullptr));
+  }
+  for (const auto& stage : alone) {
+    gather_parameters(ctx, *stage);
+    zero_gradients(ctx, *stage);
+  }
+  for (std::size_t c = 0; c < alone.size(); ++c) {
+    Stage& stage = *alone[c];
+    meter_stage(ctx, stage, meter);  // makes what is made once
+    metered_stage m;
+    r.communication += rounds * meter([&] { m = meter_stage(ctx, stage, meter); }).communication;
+    for (const metered_pass* p : {&m.forward, &m.input, &m.weight}) {
+      r.passes += rounds * p->computed;
+      out.one += p->total();
+    }
+    out.layers += static_cast<double>(stage.part().size());
+    const int at = l.plan.shape.stage_of(place, static_cast<int>(c));
+    costs.stages[static_cast<std::size_t>(at)] = {m.forward.total(), m.input.total() + m.weight.total(),
+                                                  m.input.total(), m.weight.total()};
+  }
+  return out;
+}
+
+/// The seconds of data parallelism's communication that no pass hides. What a layer reduces last or gathers first has
+/// nothing beside it; where each microbatch gathers parameters, each has its part beside its passes.
+inline double exposed_seconds(const hardware& h, const program_layout& l, const rank_price& r,
+                              const passes_of_rank& passes) {
+  if (!l.overlaps_data) return r.data;
+  const bool each = l.how.parallel.level == zero_level::parameters;
+  const double times = each ? static_cast<double>(l.plan.shape.microbatches) : 1, part = r.data / times;
+  return times * std::max(part - h.data_hidden * passes.one, part / std::max(passes.layers, 1.0));
+}
+
+/// Adds what a step waits for beside its busiest rank's passes: `costs` are those of the pipeline, `busiest` and `busy`
+/// the seconds of the rank that computes most and of all ranks of one pipeline.
+inline void add_waits(program_price& out, const hardware& h, const program_layout& l, const schedule_costs& costs,
+                      double busiest, double busy) {
+  const std::int64_t places = l.mesh.size(axis_list{axis_of<pp>});
+  out.pipeline = places > 1 ? simulate(l.plan, costs).makespan : busiest;
+  out.bubble = out.pipeline - busiest;
+  const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
+  const double units = std::max(1.0, static_cast<double>(l.mesh.size()) / static_cast<double>(unit));
+  out.straggling = h.straggling * std::log2(units) * out.step();
+  if (h.cores <= 0 || l.mesh.size() <= h.cores) return;
+  const double pipelines = static_cast<double>(l.mesh.size() / places);
+  double waits = 0;  // for a core, of each message that a pass waits for
+  if (places > 1) {
+    schedule_costs in_turn = costs;
+    in_turn.link += h.turn;
+    waits = simulate(l.plan, in_turn).makespan - out.pipeline;
+  }
+  out.turns = std::max(0.0, pipelines * busy / static_cast<double>(h.cores) + waits - out.step());
+}
+
+}  // namespace detail
+
 /// The price of a training step with AdamW of a model whose stages are `Stage` on the `counting_device`. `sizes(mesh)`
 /// returns the dims' sizes on the mesh of a stage, which is the one without pp; `make(ctx, part, first)` makes a stage
 /// as `std::unique_ptr<Stage>`, as for `pipeline`. It takes as long as the layers' code without its kernels: some
@@ -157,9 +232,8 @@ struct program_layout {
 template <model Stage, class Sizes, class Make>
 program_price price_program(const hardware& h, const program_layout& l, Sizes&& sizes, Make&& make) {
   program_price out;
-  const axis_list along{axis_of<pp>};
-  const std::int64_t places = l.mesh.size(along), microbatches = l.plan.shape.microbatches;
-  const auto rounds = static_cast<double>(microbatches);
+  const std::int64_t places = l.mesh.size(axis_list{axis_of<pp>});
+  const auto rounds = static_cast<double>(l.plan.shape.microbatches);
   schedule_costs costs;
   costs.stages.resize(static_cast<std::size_t>(l.plan.shape.stages()));
   double busiest = 0, busy = 0;
@@ -180,35 +254,8 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
       work();
       return detail::metered_pass{clock.now() - before, detail::ledger_seconds(h, l.mesh, rank, book, sent)};
     };
-    double one = 0, last_passes = 0, layers = 0;
-    if (static_cast<int>(l.parts.size()) == l.plan.shape.stages()) {  // a pipeline refuses others
-      // Passes alone, of stages whose parameters and gradients no step moves.
-      std::vector<std::unique_ptr<Stage>> alone;
-      for (int c = 0; c < l.plan.shape.chunks; ++c) {
-        const auto at = static_cast<std::size_t>(l.plan.shape.stage_of(static_cast<int>(place), c));
-        alone.push_back(make(ctx, l.parts[at], c > 0 && alone[0]->part().first ? alone[0].get() : nullptr));
-      }
-      for (const auto& stage : alone) {
-        gather_parameters(ctx, *stage);
-        zero_gradients(ctx, *stage);
-      }
-      for (std::size_t c = 0; c < alone.size(); ++c) {
-        Stage& stage = *alone[c];
-        detail::meter_stage(ctx, stage, meter);  // makes what is made once
-        const ledger before = book;
-        const detail::metered_stage m = detail::meter_stage(ctx, stage, meter);
-        r.communication += rounds * detail::ledger_seconds(h, l.mesh, rank, book, before);
-        for (const detail::metered_pass* p : {&m.forward, &m.input, &m.weight}) {
-          r.passes += rounds * p->computed;
-          one += p->total();
-        }
-        last_passes = one;
-        layers += static_cast<double>(stage.part().size());
-        const int at = l.plan.shape.stage_of(static_cast<int>(place), static_cast<int>(c));
-        costs.stages[static_cast<std::size_t>(at)] = {m.forward.total(), m.input.total() + m.weight.total(),
-                                                      m.input.total(), m.weight.total()};
-      }
-    }
+    const detail::passes_of_rank passes =
+        detail::price_passes<Stage>(ctx, l, static_cast<int>(place), meter, make, r, costs);
     pipeline<Stage> stages(
         ctx, world_of.along(), l.plan, l.parts, [&](stage_layers part, Stage* first) { return make(ctx, part, first); },
         l.how);
@@ -218,14 +265,9 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
     r.peak_bytes = step.peak_bytes;
     r.optimizer = std::max(0.0, (clock.now() - before).total() / 2 - r.passes.total());
     r.data = std::max(0.0, detail::ledger_seconds(h, l.mesh, rank, step.traffic, {}) - r.communication);
-    // Where each microbatch gathers parameters, each has its part of the communication beside its passes. What a layer
-    // reduces last or gathers first has nothing beside it.
-    const double times = l.how.parallel.level == zero_level::parameters ? rounds : 1;
-    const double part = r.data / times;
-    r.exposed =
-        l.overlaps_data ? times * std::max(part - h.data_hidden * last_passes, part / std::max(layers, 1.0)) : r.data;
-    busiest = std::max(busiest, rounds * one);
-    busy += rounds * one + r.data + r.optimizer;
+    r.exposed = detail::exposed_seconds(h, l, r, passes);
+    busiest = std::max(busiest, rounds * passes.one);
+    busy += rounds * passes.one + r.data + r.optimizer;
     out.peak_bytes = std::max(out.peak_bytes, r.peak_bytes);
     out.exposed = std::max(out.exposed, r.exposed);
     out.optimizer = std::max(out.optimizer, r.optimizer);
@@ -235,21 +277,7 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
           costs.link, message_seconds(h, {places, stride},
                                       static_cast<double>(messages.payload) / static_cast<double>(messages.calls)));
   }
-  out.pipeline = places > 1 ? simulate(l.plan, costs).makespan : busiest;
-  out.bubble = out.pipeline - busiest;
-  const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
-  const double units = std::max(1.0, static_cast<double>(l.mesh.size()) / static_cast<double>(unit));
-  out.straggling = h.straggling * std::log2(units) * out.step();
-  if (h.cores > 0 && l.mesh.size() > h.cores) {
-    const double pipelines = static_cast<double>(l.mesh.size() / places);
-    double waits = 0;  // for a core, of each message that a pass waits for
-    if (places > 1) {
-      schedule_costs in_turn = costs;
-      in_turn.link += h.turn;
-      waits = simulate(l.plan, in_turn).makespan - out.pipeline;
-    }
-    out.turns = std::max(0.0, pipelines * busy / static_cast<double>(h.cores) + waits - out.step());
-  }
+  detail::add_waits(out, h, l, costs, busiest, busy);
   const auto bytes = static_cast<double>(out.peak_bytes);
   out.fits = bytes * (1 + h.fragmentation) + h.reserved <= h.memory;
   return out;

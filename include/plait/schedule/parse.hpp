@@ -15,8 +15,8 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/schedule/automatic.hpp"
-#include "plait/schedule/generators.hpp"
 #include "plait/schedule/schedule.hpp"
+#include "plait/schedule/verified.hpp"
 
 namespace plait {
 

@@ -1,5 +1,5 @@
 // Whether a schedule, of a pipeline or of a whole step, is complete, ordered, within its memory and free of deadlock.
-// For a policy in a `static_assert` see schedule/policy.hpp.
+// For a policy in a `static_assert` see schedule/verified.hpp.
 #pragma once
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verified.hpp"
 #include "support/test_data.hpp"
 
 using namespace plait;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/schedule/generators.hpp"
+#include "plait/schedule/verified.hpp"
 #include "support/schedule_runner.hpp"
 
 using namespace plait;

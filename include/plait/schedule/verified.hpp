@@ -1,0 +1,106 @@
+// `verify` of a schedule policy in a `static_assert`, with all policies that plait has.
+#pragma once
+
+#include "plait/schedule/errors.hpp"
+// The errors first: a compiler prints the way to them.
+#include "plait/core/macros_off.hpp"
+#include "plait/schedule/generators.hpp"
+#include "plait/schedule/policy.hpp"
+
+namespace plait {
+
+/// Arguments of `verify<...>`: the ranks along the pipeline axis (each holds as many stages as the policy has chunks),
+/// the microbatches of a step, and the most activations a rank may keep, in microbatch-stages.
+template <int N>
+struct pipeline_ranks {
+  static_assert(N >= 1, "pipeline_ranks<N> needs at least one rank");
+};
+template <int N>
+struct microbatches {
+  static_assert(N >= 1 && N <= max_microbatches, "microbatches<N> needs 1 to 65535 microbatches");
+};
+template <int N>
+struct activations_at_most {};
+
+/// The facts of a refusal, as types that a compiler prints.
+template <int Rank>
+struct at_rank {};
+template <int Position>
+struct at_position {};
+template <action_kind Kind, int Microbatch, int Chunk>
+struct at_action {};
+template <int Below, int Above>
+struct nearest_legal {};
+struct no_particular_action {};
+struct no_nearest {};
+
+namespace detail {
+
+template <class Policy, int Ranks, int Microbatches>
+constexpr schedule_verdict verdict_of(const verify_options& options) {
+  const pipeline_shape shape = shape_of<Policy>(Ranks, Microbatches);
+  if (const schedule_verdict v = check_shape<Policy>(shape); !v.ok()) return v;
+  const schedule s = Policy::make(shape);
+  if (s.shape != shape) return {.code = schedule_error::placement_differs};
+  return verify(s, options);
+}
+
+template <schedule_verdict V>
+constexpr auto action_fact() {
+  if constexpr (V.rank >= 0 && V.step.op == step_op::pass)
+    return at_action<V.step.pass.kind, V.step.pass.microbatch, V.step.pass.chunk>{};
+  else
+    return no_particular_action{};
+}
+template <schedule_verdict V>
+constexpr auto nearest_fact() {
+  if constexpr (V.below > 0 || V.above > 0)
+    return nearest_legal<V.below, V.above>{};
+  else
+    return no_nearest{};
+}
+
+template <class Verifier, class... Arguments>
+struct schedule_refusal {
+  static constexpr schedule_verdict v = Verifier::verdict;
+  using type = refused<v.code, Arguments..., at_rank<v.rank>, at_position<v.position>, decltype(action_fact<v>()),
+                       decltype(nearest_fact<v>())>;
+};
+
+template <class Policy, class... Arguments>
+struct verifier;
+template <class Policy, int Ranks, int Microbatches>
+struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>> {
+  static constexpr schedule_verdict verdict = verdict_of<Policy, Ranks, Microbatches>({});
+};
+template <class Policy, int Ranks, int Microbatches, int Limit>
+struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>, activations_at_most<Limit>> {
+  static constexpr schedule_verdict verdict =
+      verdict_of<Policy, Ranks, Microbatches>({.max_activations = static_cast<double>(Limit)});
+};
+
+}  // namespace detail
+
+/// Verifies a schedule at compile time. Returns true, or is an error whose text names what is broken and the first
+/// offending action.
+///
+/// It takes about a tenth of a second for 4 ranks and 16 microbatches, and fits the limits that compilers set by
+/// themselves up to 8 ranks with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s
+/// -fconstexpr-ops-limit, or `require_verified`, which takes milliseconds at run time.
+///
+///     static_assert(plait::verify<plait::interleaved<2>, plait::pipeline_ranks<4>, plait::microbatches<16>>());
+///     static_assert(plait::verify<plait::zb_h1, plait::pipeline_ranks<4>, plait::microbatches<16>,
+///                                 plait::activations_at_most<4>>());
+template <schedule_policy Policy, class Ranks, class Microbatches, class... Limits>
+constexpr bool verify() {
+  using verifier = detail::verifier<Policy, Ranks, Microbatches, Limits...>;
+  using consequence =
+      detail::consequence_of<verifier::verdict.ok(),
+                             detail::schedule_refusal<verifier, Policy, Ranks, Microbatches, Limits...>>;
+  // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
+  return requires { sizeof(typename consequence::type); } || true;
+}
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
