@@ -1,5 +1,6 @@
 // The timeline of a step from the events of its ranks, and the same step simulated from what its parts took. The events
-// come from step_trace.hpp; drawings are made by pipeline_svg.hpp. Tested in tests/unit/observe/step_timeline.cpp.
+// come from step_trace.hpp; drawings are made by pipeline_svg.hpp. Tested in
+// tests/unit/examples/observe/step_timeline.cpp.
 #pragma once
 
 #include <algorithm>
