@@ -2,7 +2,7 @@
 // Llama. A row is how many times as fast plait's way is.
 #include "harness.hpp"
 #include "library_calls.hpp"
-#include "plait/kernels/cuda/sort_pairs.hpp"
+#include "plait/kernels/cuda/launchers.hpp"
 #include "plait/kernels/kernels.hpp"
 
 namespace {

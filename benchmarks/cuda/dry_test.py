@@ -25,8 +25,8 @@ TINY = expected.Shape(tokens=32, microbatches=2, hidden=64, layers=2, heads=4, k
                       optimizer_layers=1, table_rows=8)
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 VECTOR_KERNELS = """
-#include "plait/kernels/cuda/rms_norm.hpp"
-#include "plait/kernels/cuda/swiglu.hpp"
+#include "plait/kernels/cuda/norms.hpp"
+#include "plait/kernels/cuda/elementwise.hpp"
 using plait::bf16;
 void use(plait::cuda& d, bf16* x, float* s) {
   plait::kernels::rms_norm_forward<bf16>(d, x, x, x, s, 1, 8, 1e-5);

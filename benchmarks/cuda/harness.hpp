@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/device/buffer.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/device/device.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"
 #include "plait/kernels/cuda/random.hpp"
 #include "plait/models/llama_config.hpp"

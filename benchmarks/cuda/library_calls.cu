@@ -5,7 +5,7 @@
 #include <cub/device/device_transform.cuh>
 
 #include "library_calls.hpp"
-#include "plait/device/cuda_check.hpp"
+#include "plait/device/cuda_launch.hpp"
 
 namespace bench::library {
 namespace {

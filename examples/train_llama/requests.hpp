@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 
 /// Requests and news of the ranks of a run, as all of them know them: of each the largest that some rank has said.
 struct requests {

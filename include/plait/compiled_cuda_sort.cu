@@ -1,12 +1,12 @@
-// The sort of kernels/cuda/sort_pairs.hpp, which the gradients of embeddings need. No other file includes CUB. It is
+// The sort of kernels/cuda/launchers.hpp, which the gradients of embeddings need. No other file includes CUB. It is
 // part of plait::compiled_cuda; programs that compile the other kernels by their headers compile this file beside their
 // own.
 #include <cstddef>
 #include <cub/device/device_radix_sort.cuh>
 
-#include "plait/device/buffer.hpp"
-#include "plait/device/cuda_check.hpp"
-#include "plait/kernels/cuda/sort_pairs.hpp"
+#include "plait/device/cuda_launch.hpp"
+#include "plait/device/device.hpp"
+#include "plait/kernels/cuda/launchers.hpp"
 
 namespace plait::kernels::detail {
 

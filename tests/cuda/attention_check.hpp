@@ -9,8 +9,7 @@
 
 #include "attention_reference.hpp"
 #include "device_array.hpp"
-#include "plait/kernels/cuda/attention_backward.hpp"
-#include "plait/kernels/cuda/attention_forward.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 
 /// A GPU's attention and its gradients beside the processor's.
 namespace plait::test {

@@ -17,7 +17,7 @@
 
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "small_training.hpp"
 #include "support/temp_folder.hpp"
 

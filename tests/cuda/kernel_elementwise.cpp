@@ -9,11 +9,7 @@
 
 #include "device_array.hpp"
 #include "kernel_elementwise_reference.hpp"
-#include "plait/kernels/cuda/activations.hpp"
-#include "plait/kernels/cuda/copy.hpp"
-#include "plait/kernels/cuda/elementwise.hpp"
-#include "plait/kernels/cuda/rope.hpp"
-#include "plait/kernels/cuda/swiglu.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 
 namespace {

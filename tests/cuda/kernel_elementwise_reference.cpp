@@ -1,9 +1,6 @@
 #include "kernel_elementwise_reference.hpp"
 
-#include "plait/kernels/cpu/activations.hpp"
-#include "plait/kernels/cpu/copy.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
-#include "plait/kernels/cpu/rope.hpp"
 
 namespace plait::test {
 

@@ -9,7 +9,7 @@
 #include "device_array.hpp"
 #include "kernel_embedding_reference.hpp"
 #include "plait/device/cuda_graph.hpp"
-#include "plait/kernels/cuda/embedding.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include "device_array.hpp"
 #include "kernel_losses_reference.hpp"
-#include "plait/kernels/cuda/cross_entropy.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 
 namespace {
 

@@ -7,7 +7,7 @@
 
 #include "device_array.hpp"
 #include "kernel_merge_lse_reference.hpp"
-#include "plait/kernels/cuda/merge_lse.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 
 namespace {
 

@@ -6,9 +6,7 @@
 
 #include "device_array.hpp"
 #include "kernel_norms_reference.hpp"
-#include "plait/kernels/cuda/elementwise.hpp"
-#include "plait/kernels/cuda/layer_norm.hpp"
-#include "plait/kernels/cuda/rms_norm.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 
 namespace {
 

@@ -14,9 +14,7 @@
 
 #include "device_array.hpp"
 #include "kernel_optimizer_reference.hpp"
-#include "plait/kernels/cuda/adamw.hpp"
-#include "plait/kernels/cuda/adamw_rounded.hpp"
-#include "plait/kernels/cuda/reductions.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/moments.hpp"
 
 namespace {

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/kernels/adamw_settings.hpp"
-#include "plait/kernels/elements.hpp"
+#include "plait/kernels/optimizer_settings.hpp"
+#include "plait/kernels/sums.hpp"
 
 namespace plait::test {
 

@@ -6,7 +6,7 @@
 
 #include "device_array.hpp"
 #include "kernel_random_reference.hpp"
-#include "plait/kernels/cuda/random.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/nccl/memory.hpp"
 #include "plait/device/cuda_graph.hpp"
-#include "plait/kernels/cuda/elementwise.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 #include "support/nccl_runs.hpp"
 #include "support/texts.hpp"
 

@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "plait/device/buffer.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/device/device.hpp"
 
 using namespace plait;
 

@@ -17,7 +17,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/device/cuda_graph.hpp"
-#include "plait/kernels/cuda/elementwise.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/graph_step.hpp"

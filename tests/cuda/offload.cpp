@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <string>
 
-#include "plait/device/buffer.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/device/device.hpp"
 #include "small_training.hpp"
 
 using namespace plait;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plait/comm/threads/cuda.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/parallel/product_tuning.hpp"
 
 using namespace plait;

@@ -1,7 +1,6 @@
 #pragma once
 
-#include "plait/kernels/cuda/attention_backward.hpp"
-#include "plait/kernels/cuda/attention_forward.hpp"
+#include "plait/kernels/cuda/kernels.hpp"
 
 namespace plait::test {
 

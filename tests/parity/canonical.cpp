@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/kernels/exact_squares.hpp"
+#include "plait/kernels/sums.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/parameter_hashes.hpp"

@@ -14,12 +14,9 @@
 // accesses map_kernel<8, unchanged, bf16, float>: 3 wide, 14 narrow
 #include <cstdint>
 
-#include "plait/kernels/cuda/attention_backward.hpp"
+#include "plait/kernels/cuda/attention.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"
-#include "plait/kernels/cuda/merge_lse.hpp"
-#include "plait/kernels/cuda/rms_norm.hpp"
-#include "plait/kernels/cuda/rope.hpp"
-#include "plait/kernels/cuda/swiglu.hpp"
+#include "plait/kernels/cuda/norms.hpp"
 
 namespace plait::kernels {
 

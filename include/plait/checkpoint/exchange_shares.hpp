@@ -15,7 +15,7 @@
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/whole_rows.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/io/byte_buffer.hpp"
 
 namespace plait::detail {

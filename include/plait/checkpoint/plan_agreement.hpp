@@ -14,7 +14,7 @@
 #include "plait/checkpoint/share_plan.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 
 namespace plait {
 

@@ -21,7 +21,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 
 namespace plait {
 

@@ -11,7 +11,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/kernels/value_digest.hpp"
+#include "plait/kernels/sums.hpp"
 #include "plait/layout/mesh.hpp"
 
 namespace plait {

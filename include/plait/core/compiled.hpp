@@ -27,9 +27,9 @@
 #define PLAIT_NO_CPU
 #endif
 
-/// Set where CUDA kernels are compiled: by nvcc, and by the tests' runtime for machines without a GPU. Other compilers
-/// see the declarations of launchers alone, and plait::compiled_cuda provides them.
-#if defined(__CUDACC__) || defined(PLAIT_CUDA_STAND_IN)
+/// Set where CUDA kernels are compiled: by nvcc, and by the tests' runtime for machines without a GPU, in programs that
+/// do not link plait::compiled_cuda. Other files see the declarations of launchers alone.
+#if (defined(__CUDACC__) || defined(PLAIT_CUDA_STAND_IN)) && !defined(PLAIT_COMPILED_CUDA)
 #define PLAIT_CUDA_KERNELS
 #endif
 

@@ -13,15 +13,12 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
-#include "plait/device/buffer.hpp"
 #include "plait/device/canonical_product.hpp"
 #include "plait/device/device.hpp"
-#include "plait/device/memory_functions.hpp"
 #ifdef PLAIT_PLAIN_PRODUCTS
-#include "plait/device/gemm_plain.hpp"
+#include "plait/device/gemm_problem.hpp"
 #else
-#include "plait/device/gemm_onednn.hpp"
-#include "plait/device/gemm_openblas.hpp"
+#include "plait/device/gemm_cpu.hpp"
 #endif
 
 namespace plait {

@@ -24,15 +24,10 @@
 #include "plait/core/same_bits.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/attention_choice.hpp"
-#include "plait/device/buffer.hpp"
-#include "plait/device/cuda_check.hpp"
+#include "plait/device/cuda_launch.hpp"
+#include "plait/device/cuda_memory.hpp"
 #include "plait/device/device.hpp"
-#include "plait/device/device_fault.hpp"
 #include "plait/device/gemm_cublaslt.hpp"
-#include "plait/device/memory_functions.hpp"
-#include "plait/device/pinned_memory.hpp"
-#include "plait/device/registered_memory.hpp"
-#include "plait/device/relaxed_capture.hpp"
 #include "plait/io/byte_buffer.hpp"
 
 namespace plait::detail {

@@ -1,13 +1,27 @@
-// The launch of CUDA kernels: grids, errors as exceptions, and dynamic shared memory, which kernels declare by
-// PLAIT_DYNAMIC_SHARED. Helpers for the inside of kernels are in kernels/cuda/math.hpp. Test: tests/cuda/launch.cu.
+// Calls of CUDA's runtime: their check, the launch of kernels and their dynamic shared memory, the faults that kernels
+// report, and calls while another part of the program records a graph. Test: tests/cuda/launch.cu.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
-#include "plait/device/cuda_check.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
+
+namespace plait::detail {
+
+/// Throws `plait::error` with what was being done, CUDA's name of the error and its text.
+inline void cuda_check(cudaError_t status, const char* doing) {
+  if (status == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // else the next launch would report this error as its own
+  fail({"cuda: ", doing, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)});
+}
+
+}  // namespace plait::detail
 
 /// The block's dynamic shared memory as an array of T, aligned to 16 bytes. All kernels share one name for it, because
 /// `extern` arrays of one name must have one type.
@@ -61,4 +75,49 @@ void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
              "asking for shared memory");
 }
 
+/// While it lives, the thread may ask for events, wait for streams, and take and give back memory though some stream is
+/// being recorded into a graph, maybe by another part of the program, in whatever mode: none of them is of that
+/// recording.
+class relaxed_capture {
+ public:
+  relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  relaxed_capture(const relaxed_capture&) = delete;
+  relaxed_capture& operator=(const relaxed_capture&) = delete;
+  ~relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 }  // namespace plait::detail
+
+namespace plait {
+
+/// An error that a kernel found in its data and could not throw: the first one since the last synchronisation. Lies in
+/// device memory.
+struct device_fault {
+  static constexpr int none = 0, embedding_id = 1, cross_entropy_target = 2;
+
+  int code = none;
+  int row = 0;
+  long long value = 0;
+  long long limit = 0;  ///< legal values are 0 to limit - 1
+};
+
+/// Returns the text of the error, in the words of the CPU's kernel.
+inline std::string text_of(const device_fault& fault) {
+  const std::string row = std::to_string(fault.row), value = std::to_string(fault.value);
+  const std::string last = std::to_string(fault.limit - 1);
+  switch (fault.code) {
+    case device_fault::embedding_id:
+      return cat({"embedding: token ", row, " has id ", value, ", legal are 0 to ", last});
+    case device_fault::cross_entropy_target:
+      return cat({"cross_entropy: row ", row, " has target ", value, ", legal are 0 to ", last, " and ignore_index"});
+    default:
+      return cat({"a kernel reported an unknown fault, code ", fault.code});
+  }
+}
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

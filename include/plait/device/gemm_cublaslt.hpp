@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/device/cuda_check.hpp"
+#include "plait/device/cuda_launch.hpp"
 #include "plait/device/gemm_problem.hpp"
 #include "plait/device/product_choices.hpp"
 

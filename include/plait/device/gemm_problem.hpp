@@ -1,14 +1,18 @@
-// The sizes and strides of one matrix product, with their check.
+// The sizes and strides of one matrix product with their check, and products without a library: by plain loops, and of
+// bf16 by a product of float. Tests: tests/unit/device/gemm.cpp, tests/unit/device/gemm_plain.cpp.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait {
 
@@ -26,10 +30,23 @@ struct gemm_problem {
 
   bool operator==(const gemm_problem&) const = default;
 
-  std::string text() const;
+  std::string text() const {
+    return cat({"gemm(trans_a=", int{trans_a}, ", trans_b=", int{trans_b}, ", m=", m, ", n=", n, ", k=", k,
+                ", lda=", lda, ", ldb=", ldb, ", ldc=", ldc, ")"});
+  }
 
   /// Throws `plait::error` for negative sizes or rows that overlap.
-  void check() const;
+  void check() const {
+    const auto at_least = [&](const char* name, std::int64_t value, std::int64_t least) {
+      if (value < least) {
+        fail({text(), ": ", name, " must be at least ", least, ", the length of a stored row"});
+      }
+    };
+    if (m < 0 || n < 0 || k < 0) fail({text(), ": m, n and k must not be negative"});
+    at_least("lda", lda, trans_a ? m : k);
+    at_least("ldb", ldb, trans_b ? k : n);
+    at_least("ldc", ldc, n);
+  }
 };
 
 /// C = beta * C, what a product over k = 0 leaves.
@@ -45,10 +62,75 @@ void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmeti
   }
 }
 
-}  // namespace plait
+namespace detail {
+/// to [rows, columns] = from, whose rows are `stride` elements apart.
+inline void widen_matrix(const bf16* from, std::int64_t rows, std::int64_t columns, std::int64_t stride, float* to) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c) to[r * columns + c] = to_float(from[r * stride + c]);
+}
+}  // namespace detail
 
-#ifndef PLAIT_COMPILED
-#include "plait/device/gemm_problem.ipp"  // IWYU pragma: keep
-#endif
+/// C = alpha op(A) op(B) + beta C for bf16 on a processor that has no instructions for it, by `gemm.run` of floats; a
+/// result in bf16 is rounded once. `scratch` grows to the size of the factors, and of C where that is bf16. `problem`
+/// has been checked.
+template <class Gemm, class Out>
+void widened_product(Gemm& gemm, std::vector<float>& scratch, const gemm_problem& problem, float alpha, const bf16* a,
+                     const bf16* b, float beta, Out* c) {
+  constexpr bool rounds = std::is_same_v<Out, bf16>;
+  gemm_problem p = problem;
+  const std::int64_t a_rows = p.trans_a ? p.k : p.m, b_rows = p.trans_b ? p.n : p.k;
+  const std::int64_t a_size = p.m * p.k, b_size = p.k * p.n, c_size = rounds ? p.m * p.n : 0;
+  const auto needed = static_cast<std::size_t>(a_size + b_size + c_size);
+  if (scratch.size() < needed) scratch.resize(needed);
+  float* const wide_a = scratch.data();
+  float* const wide_b = wide_a + a_size;
+  p.lda = p.trans_a ? p.m : p.k, p.ldb = p.trans_b ? p.k : p.n;
+  detail::widen_matrix(a, a_rows, p.lda, problem.lda, wide_a);
+  detail::widen_matrix(b, b_rows, p.ldb, problem.ldb, wide_b);
+  if constexpr (!rounds) {
+    gemm.run(p, alpha, wide_a, wide_b, beta, c);
+  } else {
+    float* const sums = wide_b + b_size;
+    p.ldc = p.n;
+    gemm.run(p, alpha, wide_a, wide_b, 0.0f, sums);
+    for (std::int64_t i = 0; i < p.m; ++i)
+      for (std::int64_t j = 0; j < p.n; ++j) {
+        bf16& out = c[i * problem.ldc + j];
+        out = to_bf16(sums[i * p.n + j] + (beta == 0 ? 0.0f : beta * to_float(out)));
+      }
+  }
+}
+
+/// C = alpha op(A) op(B) + beta C by plain loops, right and slow, with sums in double: for a machine without oneDNN and
+/// OpenBLAS, where a program defines PLAIT_PLAIN_PRODUCTS in all of its files. `problem` has been checked.
+template <class In, class Out>
+void plain_product(const gemm_problem& problem, std::type_identity_t<arithmetic<Out>> alpha, const In* a, const In* b,
+                   std::type_identity_t<arithmetic<Out>> beta, Out* c) {
+  const gemm_problem& p = problem;
+  for (std::int64_t i = 0; i < p.m; ++i)
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      double sum = 0;
+      for (std::int64_t k = 0; k < p.k; ++k)
+        sum += converted<double>(a[p.trans_a ? k * p.lda + i : i * p.lda + k]) *
+               converted<double>(b[p.trans_b ? j * p.ldb + k : k * p.ldb + j]);
+      Out& out = c[i * p.ldc + j];
+      out = converted<Out>(static_cast<double>(alpha) * sum +
+                           (beta == 0 ? 0.0 : static_cast<double>(beta) * converted<double>(out)));
+    }
+}
+
+/// Takes the place of `onednn_gemm`.
+class plain_gemm {
+ public:
+  explicit plain_gemm(int = 1) {}
+  template <class In, class Out>
+  void run(const gemm_problem& problem, float alpha, const In* a, const In* b, float beta, Out* c) {
+    plain_product(problem, alpha, a, b, beta, c);
+  }
+  static bool supports_bf16() { return false; }
+  static bool adds_in_order() { return false; }  // its sums are in double
+};
+
+}  // namespace plait
 
 #include "plait/core/macros_on.hpp"

@@ -1,5 +1,5 @@
 // Large pieces of host memory that nobody has set: for bytes on their way to a file or from one. What devices compute
-// with is in device/buffer.hpp.
+// with is in device/device.hpp.
 #pragma once
 
 #include <sys/mman.h>

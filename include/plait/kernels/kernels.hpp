@@ -9,9 +9,7 @@
 #include "plait/core/dtype.hpp"
 
 #ifndef PLAIT_NO_CPU
-#include "plait/kernels/cpu/activations.hpp"
 #include "plait/kernels/cpu/attention.hpp"
-#include "plait/kernels/cpu/copy.hpp"
 #include "plait/kernels/cpu/cross_entropy.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/embedding.hpp"
@@ -19,7 +17,6 @@
 #include "plait/kernels/cpu/optimizer.hpp"
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/cpu/reductions.hpp"
-#include "plait/kernels/cpu/rope.hpp"
 #endif
 
 #if defined(PLAIT_CUDA_KERNELS) || defined(PLAIT_COMPILED_CUDA)
@@ -34,7 +31,7 @@
 
 namespace plait::kernels {
 
-/// Refuses attention that a device cannot run; see kernels/cuda/attention_backward.hpp. Processors run all.
+/// Refuses attention that a device cannot run; see kernels/cuda/attention.hpp. Processors run all.
 template <class Device>
 void require_attention(const Device&, dtype, std::int64_t) {}
 

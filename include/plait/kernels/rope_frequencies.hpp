@@ -1,5 +1,5 @@
 // The frequencies of rotary position embeddings, and the cosines and sines of positions, made on the host for every
-// device. Queries and keys are rotated by kernels/cpu/rope.hpp and kernels/cuda/rope.hpp. Test:
+// device. Queries and keys are rotated by kernels/cpu/elementwise.hpp and kernels/cuda/elementwise.hpp. Test:
 // tests/unit/kernels/rope_embedding.cpp.
 #pragma once
 

@@ -10,8 +10,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/kernels/elements.hpp"
-#include "plait/kernels/exact_squares.hpp"
+#include "plait/kernels/sums.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/canonical_exchange.hpp"
 

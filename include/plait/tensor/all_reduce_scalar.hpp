@@ -3,7 +3,7 @@
 #pragma once
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {

@@ -12,7 +12,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/leaves.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 
 namespace plait {

@@ -19,7 +19,7 @@
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/kernels/value_digest.hpp"
+#include "plait/kernels/sums.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/tensor/broadcast_text.hpp"

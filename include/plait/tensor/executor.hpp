@@ -13,7 +13,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/cost.hpp"
 #include "plait/layout/local_box.hpp"

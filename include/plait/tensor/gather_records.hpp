@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 
 namespace plait {
 

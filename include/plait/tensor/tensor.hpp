@@ -6,7 +6,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"
 #endif

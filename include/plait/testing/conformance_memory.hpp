@@ -1,5 +1,5 @@
 // The arrays of the conformance suite, in the host's memory or, under a `memory_scope`, in that of a device. The
-// library's own memory is not this: device/buffer.hpp.
+// library's own memory is not this: device/device.hpp.
 #pragma once
 
 #include <cstddef>

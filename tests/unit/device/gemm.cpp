@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plait/device/cpu.hpp"
-#include "plait/device/gemm_widened.hpp"
+#include "plait/device/gemm_problem.hpp"
 
 namespace {
 

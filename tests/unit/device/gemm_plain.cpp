@@ -1,7 +1,5 @@
 // program: devices
 // Products by plain loops are those of oneDNN and OpenBLAS.
-#include "plait/device/gemm_plain.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "plait/device/cpu.hpp"
+#include "plait/device/gemm_problem.hpp"
 
 using namespace plait;
 

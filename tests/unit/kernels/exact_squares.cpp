@@ -1,6 +1,4 @@
 // Sums of squares as integers: exact, whatever the order and the parts, over all exponents; not finite is NaN.
-#include "plait/kernels/exact_squares.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
+#include "plait/kernels/sums.hpp"
 
 using namespace plait;
 namespace squares = plait::kernels::exact_squares;

@@ -22,7 +22,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/device/registered_memory.hpp"
+#include "plait/device/cuda_memory.hpp"
 
 namespace plait::nccl::detail {
 

@@ -17,7 +17,7 @@
 #include "plait/comm/request.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/registered_memory.hpp"
+#include "plait/device/cuda_memory.hpp"
 
 namespace plait::nccl::detail {
 

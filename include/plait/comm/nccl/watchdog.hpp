@@ -28,8 +28,8 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/device/registered_memory.hpp"
-#include "plait/device/relaxed_capture.hpp"
+#include "plait/device/cuda_launch.hpp"
+#include "plait/device/cuda_memory.hpp"
 
 namespace plait::nccl::detail {
 

@@ -99,7 +99,7 @@ void run(int ranks, const cuda::options& options, F&& body) {
 
 }  // namespace plait::threads
 
-#if defined(PLAIT_CUDA_KERNELS) && !defined(PLAIT_COMPILED_CUDA)  // it is no template
+#ifdef PLAIT_CUDA_KERNELS
 #include "plait/comm/threads/cuda.ipp"
 #endif
 

@@ -1,14 +1,20 @@
-// Arithmetic element by element on the CPU, casts, and biases of rows. Every array has n elements, where it is not
-// said to have rows; outputs may be the same array as an input. In bf16 each call rounds its result. Sums are in
-// kernels/cpu/reductions.hpp. Test: tests/unit/kernels/elementwise.cpp.
+// Kernels of the CPU that work element by element: arithmetic, casts, biases, activations, SwiGLU, strided copies and
+// rotary positions. Outputs may be the array of an input. In bf16 each call rounds its result. Tests:
+// tests/unit/kernels/elementwise.cpp, tests/unit/kernels/rope_embedding.cpp.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <span>
 #include <type_traits>
 
+#include "plait/core/box.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
+#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/strided_copy.hpp"
 
 namespace plait::kernels {
 
@@ -94,6 +100,279 @@ void bias_gradient(cpu&, const T* dy, gradient_of<T>* dbias, std::int64_t rows, 
                    std::int64_t stride = 0) {
   const std::int64_t row = stride == 0 ? columns : stride;
   simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return widened(dy[r * row + c]); });
+}
+
+// ---- activations -------------------------------------------------------------------------------------------------
+//
+// `backward` takes the input x of the forward pass and dy and writes dx, which may be the array of x or of dy.
+
+namespace detail {
+
+template <class T>
+PLAIT_ALWAYS_INLINE simd::pack<T> sigmoid(simd::pack<T> x) {
+  using A = arithmetic<T>;
+  return A(1) / (simd::exp<T>(-x) + A(1));
+}
+
+/// tanh u = 1 - 2 / (e^2u + 1)
+template <class T>
+PLAIT_ALWAYS_INLINE simd::pack<T> tanh(simd::pack<T> u) {
+  using A = arithmetic<T>;
+  return A(1) - A(2) / (simd::exp<T>(u * A(2)) + A(1));
+}
+
+inline constexpr double root_2_over_pi = 0.79788456080286535588;
+inline constexpr double gelu_cubic = 0.044715;
+
+}  // namespace detail
+
+/// y = max(x, 0)
+template <class T>
+void relu_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  simd::transform(
+      n, y, [](simd::pack<T> v) { return v > simd::pack<T>{} ? v : simd::pack<T>{}; }, x);
+}
+
+template <class T>
+void relu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  simd::transform(
+      n, dx, [](simd::pack<T> v, simd::pack<T> d) { return v > simd::pack<T>{} ? d : simd::pack<T>{}; }, x, dy);
+}
+
+/// y = x / (1 + e^-x)
+template <class T>
+void silu_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  simd::transform(
+      n, y, [](simd::pack<T> v) { return v * detail::sigmoid<T>(v); }, x);
+}
+
+template <class T>
+void silu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  using A = arithmetic<T>;
+  simd::transform(
+      n, dx,
+      [](simd::pack<T> v, simd::pack<T> d) {
+        const simd::pack<T> s = detail::sigmoid<T>(v);
+        return d * s * (v * (A(1) - s) + A(1));
+      },
+      x, dy);
+}
+
+/// y = x Phi(x) with the exact normal distribution function Phi (Hendrycks and Gimpel 2016).
+template <class T>
+void gelu_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  using A = arithmetic<T>;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const A v = widened(x[i]);
+    y[i] = converted<T>(A(0.5) * v * (A(1) + std::erf(v * A(M_SQRT1_2))));
+  }
+}
+
+template <class T>
+void gelu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  using A = arithmetic<T>;
+  constexpr A density_at_0 = A(0.39894228040143267794);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const A v = widened(x[i]);
+    const A distribution = A(0.5) * (A(1) + std::erf(v * A(M_SQRT1_2)));
+    dx[i] = converted<T>(widened(dy[i]) * (distribution + v * density_at_0 * std::exp(A(-0.5) * v * v)));
+  }
+}
+
+/// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 uses.
+template <class T>
+void gelu_tanh_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  using A = arithmetic<T>;
+  simd::transform(
+      n, y,
+      [](simd::pack<T> v) {
+        const simd::pack<T> u = A(detail::root_2_over_pi) * (v + A(detail::gelu_cubic) * v * v * v);
+        return A(0.5) * v * (detail::tanh<T>(u) + A(1));
+      },
+      x);
+}
+
+template <class T>
+void gelu_tanh_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  using A = arithmetic<T>;
+  simd::transform(
+      n, dx,
+      [](simd::pack<T> v, simd::pack<T> d) {
+        const simd::pack<T> u = A(detail::root_2_over_pi) * (v + A(detail::gelu_cubic) * v * v * v);
+        const simd::pack<T> du = A(detail::root_2_over_pi) * (A(3 * detail::gelu_cubic) * v * v + A(1));
+        const simd::pack<T> t = detail::tanh<T>(u);
+        return d * (A(0.5) * (t + A(1)) + A(0.5) * v * (A(1) - t * t) * du);
+      },
+      x, dy);
+}
+
+// ---- SwiGLU ------------------------------------------------------------------------------------------------------
+//
+// SwiGLU (Shazeer 2020): y = silu(gate) * up. `gate_up` is [rows, 2, ffn]: a row holds its gate columns, then its up
+// columns. y and dy are [rows, ffn]. The matrix products before and after it are the layer's, nn/mlp.hpp.
+
+template <class T>
+void swiglu_forward(cpu&, const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* const gate = gate_up + r * 2 * ffn;
+    simd::transform(
+        ffn, y + r * ffn, [](simd::pack<T> g, simd::pack<T> u) { return g * detail::sigmoid<T>(g) * u; }, gate,
+        gate + ffn);
+  }
+}
+
+/// dgate_up [rows, 2, ffn] from the forward input and dy; dgate_up may be the array of gate_up.
+template <class T>
+void swiglu_backward(cpu&, const T* gate_up, const T* dy, T* dgate_up, std::int64_t rows, std::int64_t ffn) {
+  constexpr std::int64_t w = simd::lanes<T>;
+  using A = arithmetic<T>;
+  using pack = simd::pack<T>;
+  const auto gradients = [](pack g, pack u, pack d, pack& dg, pack& du) {
+    const pack s = detail::sigmoid<T>(g);
+    du = d * g * s;
+    dg = d * u * s * (g * (A(1) - s) + A(1));
+  };
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* const gate = gate_up + r * 2 * ffn;
+    const T* const up = gate + ffn;
+    const T* const d = dy + r * ffn;
+    T* const dgate = dgate_up + r * 2 * ffn;
+    pack dg, du;
+    std::int64_t c = 0;
+    for (; c + w <= ffn; c += w) {
+      gradients(simd::load(gate + c), simd::load(up + c), simd::load(d + c), dg, du);
+      simd::store<T>(dg, dgate + c);
+      simd::store<T>(du, dgate + ffn + c);
+    }
+    if (const std::int64_t rest = ffn - c; rest > 0) {
+      gradients(simd::load_some(gate + c, rest, 0), simd::load_some(up + c, rest, 0), simd::load_some(d + c, rest, 0),
+                dg, du);
+      simd::store_some<T>(dg, dgate + c, rest);
+      simd::store_some<T>(du, dgate + ffn + c, rest);
+    }
+  }
+}
+
+// ---- strided copies ----------------------------------------------------------------------------------------------
+//
+// They pack a dim for a collective and unpack it again. The device itself copies whole arrays (device/cpu.hpp).
+
+/// Copies `rows` rows of `row_bytes` bytes; strides are the bytes between the starts of consecutive rows. Source and
+/// destination must not overlap.
+inline void copy_2d(cpu&, const void* from, void* to, std::int64_t rows, std::int64_t row_bytes,
+                    std::int64_t from_stride, std::int64_t to_stride) {
+  if (rows <= 0 || row_bytes <= 0) return;
+  const auto* source = static_cast<const unsigned char*>(from);
+  auto* target = static_cast<unsigned char*>(to);
+  if (from_stride == row_bytes && to_stride == row_bytes) {
+    std::memcpy(target, source, static_cast<std::size_t>(rows * row_bytes));
+    return;
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::memcpy(target + r * to_stride, source + r * from_stride, static_cast<std::size_t>(row_bytes));
+  }
+}
+
+/// Copies `planes` planes of `rows` rows of `row_bytes` bytes, with a byte stride for planes and one for rows on either
+/// side: what packs a middle dimension for a collective and unpacks it again.
+inline void copy_3d(cpu& device, const void* from, void* to, std::int64_t planes, std::int64_t rows,
+                    std::int64_t row_bytes, std::int64_t from_plane_stride, std::int64_t from_row_stride,
+                    std::int64_t to_plane_stride, std::int64_t to_row_stride) {
+  for (std::int64_t p = 0; p < planes; ++p) {
+    copy_2d(device, static_cast<const unsigned char*>(from) + p * from_plane_stride,
+            static_cast<unsigned char*>(to) + p * to_plane_stride, rows, row_bytes, from_row_stride, to_row_stride);
+  }
+}
+
+/// Copies `part` from an array that holds the box `from` to one that holds the box `to`, elements of `element_bytes`.
+/// Both arrays are row-major without gaps, and `part` lies in both boxes.
+inline void copy_box(cpu&, const void* in, const box& from, void* out, const box& to, const box& part,
+                     std::int64_t element_bytes) {
+  const strided_copy copy = copy_of(from, to, part, element_bytes);
+  const auto* const source = static_cast<const unsigned char*>(in) + offset_of(from, part) * element_bytes;
+  auto* const target = static_cast<unsigned char*>(out) + offset_of(to, part) * element_bytes;
+  const std::int64_t pieces = copy.pieces();
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    std::int64_t rest = piece, from_at = 0, to_at = 0;
+    for (auto d = static_cast<std::size_t>(copy.dims - 1); d-- > 0;) {
+      const std::int64_t index = rest % copy.size[d];
+      rest /= copy.size[d];
+      from_at += index * copy.from_stride[d];
+      to_at += index * copy.to_stride[d];
+    }
+    std::memcpy(target + to_at, source + from_at, static_cast<std::size_t>(copy.piece_bytes()));
+  }
+}
+
+// ---- rotary positions --------------------------------------------------------------------------------------------
+//
+// The rotate_half convention of Hugging Face: element i of a head is rotated with element i + head_dim / 2, by the
+// angle position * frequency[i] (kernels/rope_frequencies.hpp).
+
+/// cosine, sine [count, frequencies]: the rotations of the given positions (see `rope_rotations`).
+template <class T>
+void rope_table(cpu&, const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies, T* cosine,
+                T* sine) {
+  rope_rotations(positions, count, frequencies, cosine, sine);
+}
+
+namespace detail {
+/// direction is 1 to rotate and -1 to rotate back; `from` may be x.
+template <class T>
+void rotate(const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine,
+            std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride,
+            std::int64_t table_rows, arithmetic<T> direction) {
+  using A = arithmetic<T>;
+  const std::int64_t half = head_dim / 2;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const A* const c = cosine + r % table_rows * half;
+    const A* const s = sine + r % table_rows * half;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      T* const first = x + r * row_stride + h * head_dim;
+      T* const second = first + half;
+      const T* const source = from + r * from_stride + h * head_dim;
+      PLAIT_IVDEP
+      for (std::int64_t i = 0; i < half; ++i) {
+        const A a = widened(source[i]), b = widened(source[half + i]), turn = direction * s[i];
+        first[i] = converted<T>(a * c[i] - b * turn);
+        second[i] = converted<T>(b * c[i] + a * turn);
+      }
+    }
+  }
+}
+}  // namespace detail
+
+/// Rotates x [rows, heads, head_dim] in place; row_stride is the elements between rows, so queries or keys inside a
+/// fused projection can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows,
+/// head_dim / 2]: pass the local sequence length where rows are batch times sequence.
+template <class T>
+void rope_forward(cpu&, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
+                  std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rotate<T>(x, row_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, 1);
+}
+
+/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has rows that are from_stride
+/// elements apart, and must not overlap x.
+template <class T>
+void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
+                  const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                  std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rotate<T>(from, from_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, 1);
+}
+
+/// Turns the gradient of the rotated values into the gradient of the original ones, in place: the inverse rotation.
+template <class T>
+void rope_backward(cpu&, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
+                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rotate<T>(dx, row_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, -1);
+}
+
+/// Writes to dx the inverse rotation of another array, whose rows lie as those of `rope_forward`.
+template <class T>
+void rope_backward(cpu&, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
+                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                   std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rotate<T>(from, from_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, -1);
 }
 
 }  // namespace plait::kernels

@@ -9,12 +9,11 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
-#include "plait/kernels/adamw_settings.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/moments.hpp"
-#include "plait/kernels/muon_settings.hpp"
+#include "plait/kernels/optimizer_settings.hpp"
 
 namespace plait::kernels {
 

@@ -13,7 +13,6 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/philox.hpp"
-#include "plait/kernels/run_map.hpp"
 
 namespace plait::kernels {
 

@@ -13,8 +13,7 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/simd.hpp"
-#include "plait/kernels/elements.hpp"
-#include "plait/kernels/exact_squares.hpp"
+#include "plait/kernels/sums.hpp"
 
 namespace plait::kernels {
 
@@ -102,7 +101,7 @@ void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
 }  // namespace detail
 
 /// Adds the squares of all elements of all parts to `bins`, exactly: each square, rounded to double, is added as an
-/// integer to the three digits of its exponent's bin (kernels/exact_squares.hpp).
+/// integer to the three digits of its exponent's bin (kernels/sums.hpp).
 template <class G>
 void add_exact_squares(cpu&, std::span<const const_elements<G>> parts, std::int64_t* bins) {
   constexpr std::int64_t block = 2048;

@@ -29,7 +29,7 @@ struct attention_request {
 };
 
 /// The shape that a library is asked about and called with for a call: rows of lse have no gaps, nor has what is made
-/// in bf16 first because its caller wants float, or a sum (kernels/cuda/attention_library.hpp).
+/// in bf16 first because its caller wants float, or a sum (kernels/cuda/attention.hpp).
 inline attention_shape library_shape(const attention_shape& shape, const attention_request& request) {
   attention_shape s = shape.checked();
   const std::int64_t q_token = s.heads * s.head_dim, k_token = s.kv_heads * s.head_dim;

@@ -20,8 +20,8 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/device/device.hpp"
 #include "plait/kernels/cuda/attention_backend.hpp"
 
 namespace plait {

@@ -1,6 +1,6 @@
 // The kernels of attention and its gradients in float and double, without tensor cores: 256 threads as 16 x 16, of
 // which (y, x) makes the elements (y + 16 r, x + 16 c) of every product. Callers use
-// kernels/cuda/attention_forward.hpp and kernels/cuda/attention_backward.hpp.
+// kernels/cuda/attention.hpp and kernels/cuda/attention.hpp.
 #pragma once
 
 #include "plait/kernels/cuda/attention_tiles.hpp"

@@ -1,4 +1,5 @@
-// Helpers that CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block.
+// Parts that all CUDA kernels share: unrolled loops, conversions, accesses of 16 bytes, sums over a warp and a block,
+// and the report of a fault.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,6 +12,18 @@
 
 #include "plait/core/dtype.hpp"
 #include "plait/core/precision.hpp"
+#include "plait/device/cuda_launch.hpp"
+#include "plait/version.hpp"
+
+/// Unrolls the loop that follows; what lives in registers must be indexed by constants.
+#ifdef __CUDACC__
+#define PLAIT_UNROLL _Pragma("unroll")
+#define PLAIT_UNROLL_BY(n) PLAIT_PRAGMA(unroll n)
+#define PLAIT_PRAGMA(text) _Pragma(#text)
+#else
+#define PLAIT_UNROLL
+#define PLAIT_UNROLL_BY(n)
+#endif
 
 namespace plait::kernels {
 
@@ -144,3 +157,17 @@ __device__ inline S block_max(S value, S* scratch, S least) {
 }
 
 }  // namespace plait::kernels
+
+namespace plait::kernels::detail {
+
+/// Writes down what a kernel cannot throw; the first fault since the last synchronisation is kept. `cuda::synchronize`
+/// throws it.
+__device__ inline void report_fault(device_fault* faults, int code, std::int64_t row, std::int64_t value,
+                                    std::int64_t limit) {
+  if (atomicCAS(&faults->code, device_fault::none, code) != device_fault::none) return;
+  faults->row = static_cast<int>(row);
+  faults->value = value;
+  faults->limit = limit;
+}
+
+}  // namespace plait::kernels::detail

@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "plait/kernels/cuda/math.hpp"
-#include "plait/kernels/cuda/unroll.hpp"
 
 // With group = lane / 4 and pair = lane % 4 a lane holds, of the 16 x 16 factor A, rows group and group + 8 at columns
 // 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9; of the 16 x 8 factor B, column group at those rows; of the 16 x 8

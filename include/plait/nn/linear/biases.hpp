@@ -11,7 +11,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"

@@ -10,7 +10,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/nn/layer_checks.hpp"
 #include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"

@@ -13,7 +13,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/device/range.hpp"
 #include "plait/nn/layer_checks.hpp"
 #include "plait/nn/linear/biases.hpp"

@@ -14,7 +14,6 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
-#include "plait/device/buffer.hpp"
 #include "plait/device/canonical_product.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"

@@ -16,7 +16,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/balance_owners.hpp"
 #include "plait/layout/local_box.hpp"

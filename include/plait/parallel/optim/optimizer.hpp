@@ -19,8 +19,8 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/moved_mark.hpp"
-#include "plait/device/buffer.hpp"
-#include "plait/kernels/elements.hpp"
+#include "plait/device/device.hpp"
+#include "plait/kernels/sums.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/context.hpp"
 

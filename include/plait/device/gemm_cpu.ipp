@@ -1,4 +1,4 @@
-// The definitions of gemm_onednn.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of gemm_cpu.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
 #if __has_include(<omp.h>)
@@ -26,7 +26,7 @@ int omp_get_max_threads();
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/gemm_widened.hpp"
+#include "plait/device/gemm_problem.hpp"
 
 namespace plait {
 

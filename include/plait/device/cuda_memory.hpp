@@ -1,6 +1,8 @@
-// A piece of a GPU's memory that a communication library has registered, from which a device serves the buffers that
-// collectives read and write. Who asks for it and registers it is in comm/launch/nccl.hpp.
+// Special memory of `cuda` devices: pinned memory of the host, and memory that a communication library has registered.
+// Tests: tests/cuda/offload.cpp, tests/cuda/checkpoint_staging.cpp, tests/cuda/comm_nccl_memory.cpp.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -8,13 +10,59 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/device/cuda_launch.hpp"
+#include "plait/io/byte_buffer.hpp"
+
+namespace plait::detail {
+
+/// Returns memory of `cudaHostAlloc`, which every GPU of the process can reach. Throws `error` that names `what_for`
+/// and says what to do, where the host has no room.
+inline void* allocate_pinned(std::size_t bytes, std::string_view what_for, std::string_view what_to_do) {
+  void* pointer = nullptr;
+  const cudaError_t status = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    fail({"cuda: ", what_for, ": the host has no room for ", bytes, " bytes of pinned memory; ", what_to_do,
+          ", or allow the process more memory that is locked"});
+  }
+  cuda_check(status, "allocating pinned memory");
+  return pointer;
+}
+
+/// Pinned memory under device/allocator.hpp, which a GPU's kernels read and write at the address that the host uses
+/// (cuda::options::offload_optimizer). What is released to it must not be in use by a kernel any more.
+struct pinned_memory {
+  void* allocate(std::size_t bytes, std::uintptr_t) const {
+    return allocate_pinned(bytes, "options::offload_optimizer",
+                           "offload on fewer ranks of a machine, cut the optimizer's state over more ranks "
+                           "(zero_level::optimizer)");
+  }
+  void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { cudaFreeHost(pointer); }
+};
+
+/// Pinned memory that saves copy to, of no device object.
+struct pinned_staging {
+  static std::byte* allocate(std::size_t bytes) {
+    return static_cast<std::byte*>(allocate_pinned(
+        bytes, "saver_options::pinned_bytes",
+        "set it to 0, so that saves are staged in pageable memory and wait longer, save on more ranks"));
+  }
+  static void release(std::byte* memory) { cudaFreeHost(memory); }
+  /// Functions with names, because what nvcc makes of lambdas as pointers g++ does not compile.
+  static host_memory functions() { return {allocate, release}; }
+};
+
+}  // namespace plait::detail
 
 namespace plait {
 
-/// Memory of a device, its bytes, and the option that asked for it, which errors name.
+/// A piece of a GPU's memory that a communication library has registered (comm/launch/nccl.hpp), from which a device
+/// serves the buffers that collectives read and write; and the option that asked for it, which errors name.
 struct registered_memory {
   std::shared_ptr<void> data;
   std::size_t bytes = 0;
@@ -84,3 +132,5 @@ class registered_blocks {
 
 }  // namespace detail
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

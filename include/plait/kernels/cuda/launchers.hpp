@@ -1,0 +1,549 @@
+// The launchers of the CUDA kernels, each declared once; the headers beside this one define them, and kernels/cpu/ says
+// what each computes. For bf16, statistics, factors and gradients of weights are float. Pointers are into the device's
+// memory, and work goes to the main stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "plait/core/box.hpp"
+#include "plait/core/compiled.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/precision.hpp"
+#include "plait/device/cuda.hpp"
+#include "plait/kernels/attention_shape.hpp"
+#include "plait/kernels/cross_entropy_settings.hpp"
+#include "plait/kernels/cuda/attention_backend.hpp"
+#include "plait/kernels/optimizer_settings.hpp"
+#include "plait/kernels/philox.hpp"
+#include "plait/kernels/strided_copy.hpp"
+#include "plait/kernels/sums.hpp"
+
+namespace plait::kernels {
+
+// ---- element by element (kernels/cpu/elementwise.hpp) ------------------------------------------------------------
+
+/// y = a + b
+template <class T>
+void add(cuda& device, const T* a, const T* b, T* y, std::int64_t n);
+
+/// y += a; in bf16 each call rounds.
+template <class T>
+void accumulate(cuda& device, const T* a, T* y, std::int64_t n);
+
+/// y *= factor, a double whatever T is: where a template's parameters compute their types, g++, which compiles nvcc's
+/// side, and clang name the function differently, and do not link.
+template <class T>
+void scale(cuda& device, T* y, std::int64_t n, double factor);
+
+/// y += factor * x
+template <class T>
+void axpy(cuda& device, const T* x, T* y, std::int64_t n, double factor);
+
+/// y = a * b
+template <class T>
+void multiply(cuda& device, const T* a, const T* b, T* y, std::int64_t n);
+
+/// y = value, which may be of any number type.
+template <class T, class Value>
+void fill(cuda& device, T* y, std::int64_t n, Value value);
+
+/// y = x in another type: float, double or bf16, rounded to nearest even (double to bf16 by way of float).
+template <class From, class To>
+void cast(cuda& device, const From* x, To* y, std::int64_t n);
+
+/// y[r, c] += bias[c] for y [rows, columns], whose rows are `stride` elements apart (0: columns).
+template <class T>
+void add_bias(cuda& device, const T* bias, T* y, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0);
+
+/// dbias[c] += sum over r of dy[r, c], whose rows are `stride` elements apart (0: columns).
+template <class T>
+void bias_gradient(cuda& device, const T* dy, gradient_of<T>* dbias, std::int64_t rows, std::int64_t columns,
+                   std::int64_t stride = 0);
+
+// ---- activations -------------------------------------------------------------------------------------------------
+//
+// `backward` takes the input x of the forward pass and dy, and writes dx, which may be the array of x or of dy.
+
+/// y = max(x, 0)
+template <class T>
+void relu_forward(cuda& device, const T* x, T* y, std::int64_t n);
+
+template <class T>
+void relu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
+
+/// y = x / (1 + e^-x)
+template <class T>
+void silu_forward(cuda& device, const T* x, T* y, std::int64_t n);
+
+template <class T>
+void silu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
+
+/// y = x Phi(x) with the exact normal distribution function Phi (Hendrycks and Gimpel 2016).
+template <class T>
+void gelu_forward(cuda& device, const T* x, T* y, std::int64_t n);
+
+template <class T>
+void gelu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
+
+/// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 uses.
+template <class T>
+void gelu_tanh_forward(cuda& device, const T* x, T* y, std::int64_t n);
+
+template <class T>
+void gelu_tanh_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
+
+template <class T>
+void swiglu_forward(cuda& device, const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn);
+
+/// dgate_up [rows, 2, ffn] from the forward input and dy; dgate_up may be the array of gate_up.
+template <class T>
+void swiglu_backward(cuda& device, const T* gate_up, const T* dy, T* dgate_up, std::int64_t rows, std::int64_t ffn);
+
+// ---- strided copies ----------------------------------------------------------------------------------------------
+//
+// Each is one launch, or a copy by the device itself where nothing is strided.
+
+/// Copies `planes` planes of `rows` rows of `row_bytes` bytes, with a byte stride for planes and one for rows on either
+/// side. Source and destination must not overlap.
+void copy_3d(cuda& device, const void* from, void* to, std::int64_t planes, std::int64_t rows, std::int64_t row_bytes,
+             std::int64_t from_plane_stride, std::int64_t from_row_stride, std::int64_t to_plane_stride,
+             std::int64_t to_row_stride);
+
+/// Copies `rows` rows of `row_bytes` bytes; strides are the bytes between the starts of consecutive rows. Source and
+/// destination must not overlap.
+void copy_2d(cuda& device, const void* from, void* to, std::int64_t rows, std::int64_t row_bytes,
+             std::int64_t from_stride, std::int64_t to_stride);
+
+/// Copies `part` from an array that holds the box `from` to one that holds the box `to`, elements of `element_bytes`.
+/// Both arrays are row-major without gaps, and `part` lies in both boxes.
+void copy_box(cuda& device, const void* in, const box& from, void* out, const box& to, const box& part,
+              std::int64_t element_bytes);
+
+// ---- rotary positions --------------------------------------------------------------------------------------------
+//
+// The tables are made on the host and uploaded (kernels/rope_frequencies.hpp).
+
+/// cosine, sine [count, frequencies] in device memory: the rotations of the given positions, which like the frequencies
+/// are in host memory (see `rope_rotations`).
+template <class S>
+void rope_table(cuda& device, const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies,
+                S* cosine, S* sine);
+
+/// Rotates x [rows, heads, head_dim] in place; row_stride is the elements between rows, so queries or keys inside a
+/// fused projection can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows,
+/// head_dim / 2]: pass the local sequence length where rows are batch times sequence.
+template <class T>
+void rope_forward(cuda& device, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
+                  std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
+
+/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has rows that are from_stride
+/// elements apart, and must not overlap x.
+template <class T>
+void rope_forward(cuda& device, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
+                  const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                  std::int64_t row_stride, std::int64_t table_rows);
+
+/// Turns the gradient of the rotated values into the gradient of the original ones, in place: the inverse rotation.
+template <class T>
+void rope_backward(cuda& device, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
+                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
+
+/// Writes to dx the inverse rotation of another array, whose rows lie as those of `rope_forward`.
+template <class T>
+void rope_backward(cuda& device, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
+                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                   std::int64_t row_stride, std::int64_t table_rows);
+
+// ---- RMS norm (kernels/cpu/norms.hpp) ----------------------------------------------------------------------------
+
+/// out[r] = sum over c of x[r, c]^2.
+template <class T>
+void row_sum_squares(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns);
+
+/// inv_rms[r] from the sum of the squares of the whole row; inv_rms may be the array of sum_squares.
+template <class S>
+void rms_inverse(cuda& device, const S* sum_squares, S* inv_rms, std::int64_t rows, std::int64_t columns_global,
+                 double eps);
+
+/// y from the sums of the squares of the whole rows; y may be x.
+template <class T>
+void rms_apply(cuda& device, const T* x, const statistic_of<T>* sum_squares, const T* weight, T* y, std::int64_t rows,
+               std::int64_t columns, std::int64_t columns_global, double eps);
+
+/// The whole forward pass where rows are whole; writes y and inv_rms. Reads x once. Where `addend` is not null, its
+/// input is x + addend, rounded to T, which goes to `sum`; sum may be x.
+template <class T>
+void rms_norm_forward(cuda& device, const T* x, const T* weight, T* y, statistic_of<T>* inv_rms, std::int64_t rows,
+                      std::int64_t columns, double eps, const std::type_identity_t<T>* addend = nullptr,
+                      std::type_identity_t<T>* sum = nullptr);
+
+/// dot[r] = sum over the local columns of dy w x.
+template <class T>
+void rms_norm_backward_dot(cuda& device, const T* x, const T* weight, const T* dy, statistic_of<T>* dot,
+                           std::int64_t rows, std::int64_t columns);
+
+/// dx from the dots of the whole rows, plus `addend` (such as the gradient of a residual connection) where that is not
+/// null; dx may be dy, not addend.
+template <class T>
+void rms_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
+                          const statistic_of<T>* dot, T* dx, std::int64_t rows, std::int64_t columns,
+                          std::int64_t columns_global, const std::type_identity_t<T>* addend = nullptr);
+
+/// dweight[c] += sum over r of dy x inv_rms.
+template <class T>
+void rms_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* inv_rms,
+                               gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns);
+
+/// dx (must not be dy) and dweight (added to) from the dots of the whole rows.
+template <class T>
+void rms_norm_backward_apply(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
+                             const statistic_of<T>* dot, T* dx, gradient_of<T>* dweight, std::int64_t rows,
+                             std::int64_t columns, std::int64_t columns_global);
+
+/// The whole backward pass where rows are whole. Either of dx and dweight may be null, which skips it; dweight is added
+/// to, dx may be dy if dweight is null. `addend` (such as the gradient of a residual connection) is added to dx where
+/// it is not null; it must not be dx.
+template <class T>
+void rms_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms, T* dx,
+                       gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns,
+                       const std::type_identity_t<T>* addend = nullptr);
+
+// ---- layer norm --------------------------------------------------------------------------------------------------
+
+/// out[r] = sum over c of x[r, c].
+template <class T>
+void row_sums(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns);
+
+/// out[r] = sum over the local columns of (x - mean)^2, where mean = sums[r] / columns_global.
+template <class T>
+void row_centred_squares(cuda& device, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
+                         std::int64_t columns, std::int64_t columns_global);
+
+/// mean and inv_std of whole rows from the two reduced sums; either may be written over its source.
+template <class S>
+void layer_norm_statistics(cuda& device, const S* sums, const S* centred_squares, S* mean, S* inv_std,
+                           std::int64_t rows, std::int64_t columns_global, double eps);
+
+/// y = (x - mean) inv_std w + b; y may be x.
+template <class T>
+void layer_norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inv_std,
+                      const T* weight, const T* bias, T* y, std::int64_t rows, std::int64_t columns);
+
+/// The whole forward pass where rows are whole; writes y, mean and inv_std. Reads x once. Where `addend` is not null,
+/// its input is x + addend, rounded to T, which goes to `sum`; sum may be x.
+template <class T>
+void layer_norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, statistic_of<T>* mean,
+                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps,
+                        const std::type_identity_t<T>* addend = nullptr, std::type_identity_t<T>* sum = nullptr);
+
+/// dots[r, 0] = sum of dy w and dots[r, 1] = sum of dy w (x - mean) inv_std over the local columns; dots is [rows, 2].
+template <class T>
+void layer_norm_backward_dots(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                              const statistic_of<T>* inv_std, statistic_of<T>* dots, std::int64_t rows,
+                              std::int64_t columns);
+
+/// dx = inv_std (dy w - (dots[r, 0] + normalised x * dots[r, 1]) / columns_global) from the dots of the whole rows; dx
+/// may be dy. `addend` (such as the gradient of a residual connection) is added where it is not null; it must not be
+/// dx.
+template <class T>
+void layer_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                            const statistic_of<T>* inv_std, const statistic_of<T>* dots, T* dx, std::int64_t rows,
+                            std::int64_t columns, std::int64_t columns_global,
+                            const std::type_identity_t<T>* addend = nullptr);
+
+/// dweight[c] += sum over r of dy (x - mean) inv_std and dbias[c] += sum over r of dy; dbias may be null. One pass.
+template <class T>
+void layer_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* mean,
+                                 const statistic_of<T>* inv_std, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                                 std::int64_t rows, std::int64_t columns);
+
+/// The whole backward pass where rows are whole. dx or dweight may be null, which skips it (dbias goes with dweight);
+/// dweight and dbias are added to, dx may be dy if dweight is null. `addend` is added to dx where it is not null; it
+/// must not be dx.
+template <class T>
+void layer_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                         const statistic_of<T>* inv_std, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                         std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend = nullptr);
+
+// ---- attention ---------------------------------------------------------------------------------------------------
+
+/// Attention in blocks, scores never in memory: on tensor cores for bf16 (head_dim and strides multiples of 8, arrays
+/// on 16-byte boundaries), with plain multiply-adds for float and double. Writes o (0 for queries that see nothing) and
+/// lse [batch, heads, q_len], the natural logarithm of the sum of the exponentials of the scaled scores. The work is in
+/// proportion to the pairs that see each other. O is T or statistic_of<T>.
+/// head_dim is at most 256; throws `plait::error` for a shape that cannot be. `choice` says whose kernels run bf16, see
+/// `attention_backend_for`.
+template <class T, attention_result<T> O>
+void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
+                       const attention_shape& shape, const attention_choice& choice);
+
+/// Uses the device's choice.
+template <class T, attention_result<T> O>
+void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
+                       const attention_shape& shape) {
+  attention_forward(device, q, k, v, o, lse, shape, attention_choice_of(device));
+}
+
+/// delta [batch, heads, q_len] as lse lies: the sum of o * d_o over a head's elements, all that `attention_backward`
+/// needs to know of o. Where that is called for one piece of the keys after another, this is made once. O is T or
+/// statistic_of<T>.
+template <class T, attention_result<T> O>
+void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape);
+
+/// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
+/// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
+/// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
+/// d_o; null has it made here. Where it is given, plait's kernels do not read o, which may be null, and a library does.
+/// O, the type of o, and G, that of the gradients, are T or statistic_of<T>. Every sum has one order, so equal inputs
+/// give equal bits. Demands on the shape as for `attention_forward`.
+template <class T, attention_result<T> O, attention_result<T> G>
+void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
+                        const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
+                        attention_accumulate accumulate, const statistic_of<T>* delta, const attention_choice& choice);
+
+/// Uses the device's choice.
+template <class T, attention_result<T> O, attention_result<T> G>
+void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
+                        const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
+                        attention_accumulate accumulate = {}, const statistic_of<T>* delta = nullptr) {
+  attention_backward(device, q, k, v, o, lse, d_o, dq, dk, dv, shape, accumulate, delta, attention_choice_of(device));
+}
+
+/// The shared memory, in bytes of a block, that plait's own kernels of attention and its gradients need for `type`
+/// activations. GPUs have 99 KB (8.6, 8.9, 12.0), 163 KB (8.0) or 227 KB (9.0, 10.0) to give.
+std::size_t attention_shared_bytes(dtype type, std::int64_t head_dim);
+
+/// Refuses a model whose attention this GPU cannot run, when the model is made and not in its first step. What plait's
+/// kernels have no room for, the device's library may run, if it does so for a plain shape of this head_dim; of masks
+/// and strides, the launch decides.
+inline void require_attention(const cuda& device, dtype type, std::int64_t head_dim) {
+  const attention_choice& choice = device.attention();
+  const bool asks = type == dtype::bf16 && choice.library != nullptr && choice.backend != attention_backend::own;
+  const bool forced = asks && choice.backend == attention_backend::cudnn;
+  const std::size_t needed = attention_shared_bytes(type, head_dim), there = device.shared_bytes_per_block();
+  if (asks && (forced || needed > there)) {
+    attention_shape plain;
+    plain.q_len = plain.k_len = 128;
+    plain.head_dim = head_dim;
+    if (choice.library->supports(plain.checked(), type)) return;
+    if (forced)
+      fail({"attention: cuDNN is chosen, but does not support head_dim = ", head_dim,
+            "; choose attention_backend::automatic or own"});
+  }
+  if (needed > there)
+    fail({"attention: head_dim = ", head_dim, " in ", name_of(type), " needs ", needed,
+          " bytes of shared memory, of which a block on GPU ", device.index(), " (", device.name(), ") has ", there,
+          asks ? ", and the device's attention_library does not support it" : "", "; use a smaller head_dim, ",
+          asks ? "" : "an attention_library such as cuDNN's, ", "or a GPU with more"});
+}
+
+/// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
+/// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim,
+/// q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose batches and
+/// whose lse lie as those of o. Where many sets are merged, a float o collects the parts without rounding each time.
+template <class T, class Other>
+void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
+               std::int64_t other_stride, const attention_shape& shape);
+
+// ---- cross entropy (kernels/cpu/cross_entropy.hpp) ---------------------------------------------------------------
+//
+// The vocabulary may be split over ranks and padded. A target outside the vocabulary is reported by the next
+// `synchronize`, and until then is ignored.
+
+/// row_max[r] over the valid local columns; -infinity where there are none.
+template <class T>
+void cross_entropy_max(cuda& device, const T* logits, statistic_of<T>* row_max, std::int64_t rows,
+                       const vocabulary_range& range);
+
+/// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the
+/// logit of the target (0 if it is another rank's), and the sum of the logits (needed for label smoothing; may be
+/// null).
+template <class T, class Id>
+void cross_entropy_statistics(cuda& device, const T* logits, const Id* targets, const statistic_of<T>* row_max,
+                              statistic_of<T>* sum_exp, statistic_of<T>* target_logit, statistic_of<T>* sum_logits,
+                              std::int64_t rows, const vocabulary_range& range, const cross_entropy_settings& settings);
+
+/// `cross_entropy_max` and `cross_entropy_statistics` relative to the local maximum, in one pass over the logits. Where
+/// the vocabulary is whole these are final.
+template <class T, class Id>
+void cross_entropy_local_statistics(cuda& device, const T* logits, const Id* targets, statistic_of<T>* row_max,
+                                    statistic_of<T>* sum_exp, statistic_of<T>* target_logit,
+                                    statistic_of<T>* sum_logits, std::int64_t rows, const vocabulary_range& range,
+                                    const cross_entropy_settings& settings);
+
+/// sum_exp[r] *= exp(local_max[r] - global_max[r]).
+template <class S>
+void cross_entropy_rescale(cuda& device, const S* local_max, const S* global_max, S* sum_exp, std::int64_t rows);
+
+/// loss[r] = (1 - eps) (lse - x_target) + eps (lse - mean x) + z lse^2 from statistics over the whole vocabulary, with
+/// lse = max + log(sum_exp); 0 for an ignored row. sum_logits may be null without label smoothing.
+template <class S, class Id>
+void cross_entropy_loss(cuda& device, const Id* targets, const S* row_max, const S* sum_exp, const S* target_logit,
+                        const S* sum_logits, S* loss, std::int64_t rows, const vocabulary_range& range,
+                        const cross_entropy_settings& s);
+
+/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]), where scale[r] is
+/// the gradient of loss[r]; 0 in padding and ignored rows. dlogits may be logits.
+template <class T, class Id>
+void cross_entropy_backward(cuda& device, const T* logits, const Id* targets, const statistic_of<T>* row_max,
+                            const statistic_of<T>* sum_exp, const statistic_of<T>* scale, T* dlogits, std::int64_t rows,
+                            const vocabulary_range& range, const cross_entropy_settings& s);
+
+// ---- embedding (kernels/cpu/embedding.hpp) -----------------------------------------------------------------------
+//
+// `table` [rows_local, width] holds the rows first ... first + rows_local - 1. An id outside [0, vocab) is reported by
+// the next `synchronize`, and until then has zeros for a row; an id in another rank's range contributes zeros.
+
+/// y[t] = table[ids[t] - first], or zeros; y is [tokens, width].
+template <class T, class Id>
+void embedding_forward(cuda& device, const Id* ids, const T* table, T* y, std::int64_t tokens, std::int64_t width,
+                       std::int64_t first, std::int64_t rows_local, std::int64_t vocab);
+
+/// dtable[ids[t] - first] += dy[t] for the ids in range; dtable is [rows_local, width] of `gradient_of<T>`. The first
+/// 128 tokens of a row are added to it in their order; every further 128 are summed first, and these sums added in
+/// their order. At most 2^31 - 1 tokens and rows; more throw `plait::error`. Links with compiled_cuda_sort.cu.
+template <class T, class Id>
+void embedding_backward(cuda& device, const Id* ids, const T* dy, gradient_of<T>* dtable, std::int64_t tokens,
+                        std::int64_t width, std::int64_t first, std::int64_t rows_local, std::int64_t vocab);
+
+}  // namespace plait::kernels
+
+namespace plait::kernels::detail {
+
+/// Keys with a value each, in one of two arrays of `count`, between which a sort moves them.
+struct key_values {
+  std::uint32_t* keys[2];
+  int* values[2];
+  int now = 0;  ///< the arrays that hold them
+};
+
+/// Sorts by the lowest `bits` of the keys on the main stream; values of equal keys keep their order. Moves `now`. Its
+/// definition is in compiled_cuda_sort.cu, because what includes CUB compiles for longer.
+void sort_pairs(cuda& device, key_values& pairs, int count, int bits);
+
+}  // namespace plait::kernels::detail
+
+namespace plait::kernels {
+
+// ---- optimizers (kernels/cpu/optimizer.hpp) ----------------------------------------------------------------------
+//
+// Each is a few launches for many tensors. `scalars` lies in device memory.
+
+/// One step of AdamW on every tensor, in place, by one launch for 60 tensors or so:
+///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
+///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
+///   weight = master, rounded, where there is a weight.
+/// Where `scalars->update` is 0, nothing. `scalars` lies in device memory. M, G, W: (float, float, float), (double,
+/// double, double), (float, float, bf16), (float, bf16, bf16).
+template <class M, class G, class W>
+void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
+                  const adamw_scalars* scalars);
+
+/// One step of AdamW on every tensor, in place, by the formula above, with moments that are rounded
+/// for memory, and where M is bf16, values too. The random bits are the processor's. `scalars` lies in device memory. G
+/// is the type of the arithmetic, or bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
+template <class M, class G, class W, class S>
+void adamw_update(cuda& device, std::span<const adamw_rounded_tensor<M, G, W, S>> tensors,
+                  const adamw_settings& settings, const adamw_scalars* scalars);
+
+/// The momentum of one step on every tensor:
+///   g = gradient * gradient_scale;  momentum += (1 - b) (g - momentum);
+///   direction = g + b (momentum - g), or momentum without Nesterov.
+/// Where `scalars->update` is 0, the momentum stays as it is and the direction is 0. `scalars` lies in device memory.
+/// M, G: (float, float), (double, double), (float, bf16).
+template <class M, class G>
+void muon_momentum(cuda& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
+                   const adamw_scalars* scalars);
+
+/// As above, with momenta in bf16, rounded by the processor's random bits.
+template <class M, class G>
+void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
+                   const adamw_scalars* scalars);
+
+/// The update of one step on every tensor, in place:
+///   master = master (1 - lr * weight_decay) - lr * scale * direction;
+///   weight = master, rounded, where there is a weight.
+/// Where `scalars->update` is 0, nothing. `scalars` lies in device memory. M, W: (float, float), (double, double),
+/// (float, bf16).
+template <class M, class W>
+void muon_update(cuda& device, std::span<const muon_tensor<M, W>> tensors, const adamw_scalars* scalars);
+
+/// y = x / (sqrt(*squares) + epsilon), of n elements; y may be x. `squares` lies in device memory. T: float, double.
+template <class T>
+void divide_by_norm(cuda& device, const T* x, T* y, std::int64_t n, const double* squares, double epsilon);
+
+// ---- random numbers and dropout (kernels/cpu/random.hpp) ---------------------------------------------------------
+//
+// Every number is keyed by (seed, stream, global row-major index of the element), so a tensor does not depend on how it
+// is split. A normal number may differ from the CPU's in its last place.
+
+/// x = mean + std * normal. Computed in double, rounded to T.
+template <class T>
+void fill_normal(cuda& device, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double mean,
+                 double std);
+
+/// x uniform between low and high.
+template <class T>
+void fill_uniform(cuda& device, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double low,
+                  double high);
+
+/// y = x / (1 - p) where an element is kept, x times 0 with probability p. y may be x. Throws `plait::error` unless 0
+/// <= p < 1.
+template <class T>
+void dropout_forward(cuda& device, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream,
+                     double p);
+
+/// dx from dy with the same mask, made anew from the same (seed, stream). dx may be dy.
+template <class T>
+void dropout_backward(cuda& device, const T* dy, T* dx, const box& part, std::uint64_t seed, std::uint64_t stream,
+                      double p);
+
+// ---- sums into a number in memory (kernels/cpu/reductions.hpp) ---------------------------------------------------
+//
+// Every sum is made of one partial sum for each chunk of elements, in double, which one block then adds in order: the
+// result depends neither on the device nor on which block came first.
+
+/// *out = the sum of n elements. These sums are no calls of CUB's `DeviceReduce`: its order of sums follows the number
+/// of the GPU's multiprocessors, and it takes one array a call, where gradients are hundreds.
+template <class S>
+void sum(cuda& device, const S* x, std::int64_t n, double* out);
+
+/// *out = the digest of n elements: numbers, token ids or positions. Its sketches are summed in any order, and its hash
+/// is not affected by that.
+template <class T>
+void digest(cuda& device, const T* x, std::int64_t n, value_digest* out);
+
+/// *out += the sum of the squares of all elements of all parts.
+template <class G>
+void add_sum_squares(cuda& device, std::span<const const_elements<G>> parts, double* out);
+
+/// *out = the sum of n elements, each rounded to a multiple of `quantum`: exact, so that it depends on no order.
+template <class S>
+void sum_of_multiples(cuda& device, const S* x, std::int64_t n, double quantum, double* out);
+
+/// Adds the squares of all elements of all parts to `bins`, as integers (kernels/sums.hpp).
+template <class G>
+void add_exact_squares(cuda& device, std::span<const const_elements<G>> parts, std::int64_t* bins);
+/// *out = the sum that the bins are.
+void sum_of_bins(cuda& device, const std::int64_t* bins, double* out);
+
+/// *y = 1 / *x where *x > 0, else 0.
+void reciprocal(cuda& device, const double* x, double* y);
+
+/// y[i] = *value, rounded to T.
+template <class T>
+void fill_from(cuda& device, T* y, std::int64_t n, const double* value);
+
+/// norm = sqrt(*squares), factor = what clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_,
+/// limit / (norm + 1e-6) where that is below 1 (a limit of 0 does not clip), and update = 1, or 0 where the norm is not
+/// finite: then the step must be skipped, and factor is 0.
+void clip(cuda& device, const double* squares, double limit, clip_numbers* out);
+
+}  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

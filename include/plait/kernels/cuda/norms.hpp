@@ -1,0 +1,667 @@
+// CUDA kernels of RMS norm and layer norm. Test: tests/cuda/kernel_norms.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plait/kernels/cuda/arrays.hpp"
+#include "plait/kernels/cuda/launchers.hpp"
+
+namespace plait::kernels::detail {
+
+// ---- whole rows, for both norms: y = n w + b with n = (x - mean) inverse -----------------------------------------
+//
+// RMS norm has neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>.
+
+inline __host__ __device__ float inverse_root(float x) { return 1.0f / sqrtf(x); }
+inline __host__ __device__ double inverse_root(double x) { return 1.0 / sqrt(x); }
+
+template <class S>
+struct row_moments {
+  S mean, inverse;
+};
+
+/// Row r of x + addend, rounded to T, into registers and into `sum`, where chunks that are not held are read again.
+template <class S, int Width, class T>
+__device__ inline void load_sum(held_row<Width, T>& in, const T* x, const T* addend, T* sum, std::int64_t r,
+                                std::int64_t rows, std::int64_t columns) {
+  const auto add = [](chunk<Width, T>& to, const chunk<Width, T>& more) {
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) to.at[j] = number<T>(number<S>(to.at[j]) + number<S>(more.at[j]));
+  };
+  held_row<Width, T> more;
+  in.load(x, r, rows, columns);
+  more.load(addend, r, rows, columns);
+  T* const to = sum + r * columns;
+  each_held<Width, true>(
+      columns,
+      [&](std::int64_t c, int k, const chunk<Width, T>&, const chunk<Width, T>&) {
+        add(in.held[k], more.held[k]);
+        store_chunk(to + c, in.held[k]);
+      },
+      in, more);
+  for (std::int64_t c = held_row<Width, T>::column_of(held_chunks); c < columns;
+       c += static_cast<std::int64_t>(blockDim.x) * Width) {
+    chunk<Width, T> both = load_chunk<Width>(in.row + c);
+    add(both, load_chunk<Width>(more.row + c));
+    store_chunk(to + c, both);
+  }
+  in.row = to;
+}
+
+/// y and the statistics of whole rows of x, or, if `Sum`, of x + addend, which is written to `sum`.
+template <int Width, bool Centred, bool Sum, class T, class S>
+static __global__ void __launch_bounds__(most_row_threads, Sum ? 1 : 0)
+    norm_forward_kernel(const T* x, const T* weight, const T* bias, T* y, S* mean_out, S* inverse_out,
+                        std::int64_t rows, std::int64_t columns, S eps, const T* addend, T* sum_out) {
+  __shared__ S scratch[warp_lanes];
+  const S count = static_cast<S>(columns);
+  for (std::int64_t r = first_row(); r < rows; r += row_step()) {
+    held_row<Width, T> in;
+    if constexpr (Sum)
+      load_sum<S>(in, x, addend, sum_out, r, rows, columns);
+    else
+      in.load(x, r, rows, columns);
+    S mean = 0;
+    if constexpr (Centred) {
+      S sum = 0;
+      each_held<Width, false>(
+          columns,
+          [&](std::int64_t, int, const chunk<Width, T>& v) {
+            PLAIT_UNROLL
+            for (int j = 0; j < Width; ++j) sum += number<S>(v.at[j]);
+          },
+          in);
+      mean = row_sum(sum, scratch) / count;
+    }
+    S squares = 0;
+    each_held<Width, false>(
+        columns,
+        [&](std::int64_t, int, const chunk<Width, T>& v) {
+          PLAIT_UNROLL
+          for (int j = 0; j < Width; ++j) {
+            const S centred = number<S>(v.at[j]) - mean;
+            squares += centred * centred;
+          }
+        },
+        in);
+    const S inverse = inverse_root(row_sum(squares, scratch) / count + eps);
+    if (threadIdx.x == 0) {
+      if constexpr (Centred) mean_out[r] = mean;
+      inverse_out[r] = inverse;
+    }
+    each_held<Width, false>(
+        columns,
+        [&](std::int64_t c, int, const chunk<Width, T>& v) {
+          const auto w = load_chunk<Width>(weight + c);
+          chunk<Width, T> b{}, out;
+          if constexpr (Centred) b = load_chunk<Width>(bias + c);
+          PLAIT_UNROLL
+          for (int j = 0; j < Width; ++j) {
+            S value = (number<S>(v.at[j]) - mean) * inverse * number<S>(w.at[j]);
+            if constexpr (Centred) value += number<S>(b.at[j]);
+            out.at[j] = number<T>(value);
+          }
+          store_chunk(y + r * columns + c, out);
+        },
+        in);
+  }
+}
+
+template <bool Centred, class T, class S>
+void norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, S* mean, S* inverse,
+                  std::int64_t rows, std::int64_t columns, double eps, const T* addend, T* sum) {
+  if (rows <= 0) return;
+  constexpr int width = vector16<T>::size;
+  with_chunk<width>(aligned16(x, weight, bias, y, addend, sum) && columns % width == 0, [&](auto chosen) {
+    constexpr int n = decltype(chosen)::value;
+    const dim3 block = row_block<n>(columns);
+    plait::detail::launch(
+        device, {plait::detail::blocks_for(rows, block.y), block},
+        addend == nullptr ? norm_forward_kernel<n, Centred, false, T, S> : norm_forward_kernel<n, Centred, true, T, S>,
+        x, weight, bias, y, mean, inverse, rows, columns, static_cast<S>(eps), addend, sum);
+  });
+}
+
+/// dx of a chunk: inverse (dy w - shift - n pull) + addend, where shift and pull are the row's means of dy w and dy w
+/// n.
+template <int Width, class T, class S>
+__device__ inline void store_norm_dx(const chunk<Width, T>& x, const chunk<Width, T>& w, const chunk<Width, T>& dy,
+                                     S mean, S inverse, S shift, S pull, const T* addend, T* dx) {
+  chunk<Width, T> out, add{};
+  if (addend != nullptr) add = load_chunk<Width>(addend);
+  PLAIT_UNROLL
+  for (int j = 0; j < Width; ++j) {
+    const S normalised = (number<S>(x.at[j]) - mean) * inverse;
+    out.at[j] = number<T>(inverse * (number<S>(dy.at[j]) * number<S>(w.at[j]) - shift - normalised * pull) +
+                          number<S>(add.at[j]));
+  }
+  store_chunk(dx, out);
+}
+
+/// The chunks of a thread, summed over the warps of a block's second dimension, to row blockIdx.x of partial.
+template <int Width, class S>
+__device__ inline void store_partial(const row_of<S, Width> (&sums)[held_chunks], S* tile, S* partial,
+                                     std::int64_t columns) {
+  if (blockDim.y == 1) {
+    PLAIT_UNROLL
+    for (int k = 0; k < held_chunks; ++k) {
+      const std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width;
+      if (c >= columns) continue;
+      chunk<Width, S> out;
+      PLAIT_UNROLL
+      for (int j = 0; j < Width; ++j) out.at[j] = sums[k][j];
+      store_chunk(partial + blockIdx.x * columns + c, out);
+    }
+    return;
+  }
+  for (unsigned warp = 0; warp < blockDim.y; ++warp) {
+    if (threadIdx.y == warp) {
+      PLAIT_UNROLL
+      for (int k = 0; k < held_chunks; ++k) {
+        PLAIT_UNROLL
+        for (int j = 0; j < Width; ++j) {
+          S& to = tile[(k * warp_lanes + static_cast<int>(threadIdx.x)) * Width + j];
+          to = warp == 0 ? sums[k][j] : to + sums[k][j];
+        }
+      }
+    }
+    __syncthreads();
+  }
+  for (std::int64_t c = threadIdx.y * warp_lanes + threadIdx.x; c < columns; c += blockDim.y * warp_lanes)
+    partial[blockIdx.x * columns + c] = tile[c];
+  __syncthreads();
+}
+
+/// Most threads to a row where the sums of the weights' gradients are held in registers as well.
+inline constexpr int norm_backward_threads = 256;
+
+/// dx of whole rows; with `Weight` also partial[0, block, c] of dy n and, if `Centred`, partial[1, block, c] of dy, for
+/// which a row must be held entirely.
+template <int Width, bool Centred, bool Weight, class T, class S>
+static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_row_threads, 1)
+    norm_backward_kernel(const T* x, const T* weight, const T* dy, const S* mean_in, const S* inverse_in, T* dx,
+                         S* partial, std::int64_t rows, std::int64_t columns, const T* addend) {
+  __shared__ S scratch[warp_lanes];
+  S dweight[held_chunks][Width] = {};
+  S dbias[held_chunks][Width] = {};
+  const S count = static_cast<S>(columns);
+  // With weights few blocks walk over many rows: the next one is on its way while one is summed.
+  held_row<Width, T> in, gradient, next_in, next_gradient;
+  if constexpr (Weight) {
+    next_in.load(x, first_row(), rows, columns);
+    next_gradient.load(dy, first_row(), rows, columns);
+  }
+  for (std::int64_t r = first_row(); r < rows; r += row_step()) {
+    if constexpr (Weight) {
+      in = next_in;
+      gradient = next_gradient;
+      next_in.load(x, r + row_step(), rows, columns);
+      next_gradient.load(dy, r + row_step(), rows, columns);
+    } else {
+      in.load(x, r, rows, columns);
+      gradient.load(dy, r, rows, columns);
+    }
+    const S inverse = inverse_in[r];
+    S mean = 0, shift = 0, pull = 0;
+    if constexpr (Centred) mean = mean_in[r];
+    each_held<Width, Weight>(
+        columns,
+        [&](std::int64_t c, int k, const chunk<Width, T>& v, const chunk<Width, T>& d) {
+          const auto w = load_chunk<Width>(weight + c);
+          PLAIT_UNROLL
+          for (int j = 0; j < Width; ++j) {
+            const S normalised = (number<S>(v.at[j]) - mean) * inverse, g = number<S>(d.at[j]);
+            if constexpr (Centred) shift += g * number<S>(w.at[j]);
+            pull += g * number<S>(w.at[j]) * normalised;
+            if constexpr (Weight) {
+              dweight[k][j] += g * normalised;
+              if constexpr (Centred) dbias[k][j] += g;
+            }
+          }
+        },
+        in, gradient);
+    if constexpr (Centred) shift = row_sum(shift, scratch) / count;
+    pull = row_sum(pull, scratch) / count;
+    each_held<Width, Weight>(
+        columns,
+        [&](std::int64_t c, int, const chunk<Width, T>& v, const chunk<Width, T>& d) {
+          store_norm_dx(v, load_chunk<Width>(weight + c), d, mean, inverse, shift, pull,
+                        addend == nullptr ? nullptr : addend + r * columns + c, dx + r * columns + c);
+        },
+        in, gradient);
+  }
+  if constexpr (Weight) {
+    __shared__ S tile[held_chunks * warp_lanes * Width];
+    store_partial<Width>(dweight, tile, partial, columns);
+    if constexpr (Centred) store_partial<Width>(dbias, tile, partial + gridDim.x * columns, columns);
+  }
+}
+
+/// sums[0] of dy n and sums[1] of dy over the rows.
+template <bool Centred, class T>
+struct norm_weight_term {
+  using sum_type = arithmetic<T>;
+  static constexpr int outputs = Centred ? 2 : 1;
+  const T *x, *dy;
+  const sum_type *mean, *inverse;
+  std::int64_t columns;
+
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, row_of<row_of<sum_type, Width>, outputs>& sums) const {
+    const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
+    const sum_type scale = inverse[r];
+    sum_type centre = 0;
+    if constexpr (Centred) centre = mean[r];
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) {
+      const auto g = number<sum_type>(d.at[j]);
+      sums[0][j] += g * ((number<sum_type>(v.at[j]) - centre) * scale);
+      if constexpr (Centred) sums[1][j] += g;
+    }
+  }
+};
+
+template <bool Centred, class T, class G, class S>
+void norm_backward_weight(cuda& device, const T* x, const T* dy, const S* mean, const S* inverse, G* dweight, G* dbias,
+                          std::int64_t rows, std::int64_t columns) {
+  constexpr int width = vector16<T>::size;
+  add_column_sums_of<width>(device, aligned16(x, dy) && columns % width == 0, rows, columns,
+                            norm_weight_term<Centred, T>{x, dy, mean, inverse, columns}, dweight, dbias);
+}
+
+/// The whole backward pass of whole rows, in one pass over x and dy if a row fits into the registers of a block.
+template <bool Centred, class T, class G, class S>
+void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const S* mean, const S* inverse, T* dx,
+                   G* dweight, G* dbias, std::int64_t rows, std::int64_t columns, const T* addend) {
+  if (rows <= 0 || columns <= 0) return;
+  if (dx == nullptr) {
+    if (dweight != nullptr) norm_backward_weight<Centred>(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
+    return;
+  }
+  constexpr int width = vector16<T>::size;
+  with_chunk<width>(aligned16(x, weight, dy, dx, addend) && columns % width == 0, [&](auto chosen) {
+    constexpr int n = decltype(chosen)::value;
+    if (dweight != nullptr && columns <= std::int64_t{norm_backward_threads} * held_chunks * n) {
+      const dim3 block = row_block<n>(columns, norm_backward_threads);
+      constexpr std::int64_t blocks = 512;  // fill the largest GPUs; beyond, four rows to each keep the scratch small
+      const std::int64_t groups = std::clamp((rows + 4 * block.y - 1) / (4 * block.y), std::int64_t{1}, blocks);
+      auto partial = make_buffer<S>(device, static_cast<std::size_t>((Centred ? 2 : 1) * groups * columns));
+      plait::detail::launch(device, {static_cast<unsigned>(groups), block},
+                            norm_backward_kernel<n, Centred, true, T, S>, x, weight, dy, mean, inverse, dx,
+                            partial.template data<S>(), rows, columns, addend);
+      finish_columns(device, static_cast<const S*>(partial.template data<S>()), dweight, dbias, groups, columns);
+      return;
+    }
+    if (dweight != nullptr) norm_backward_weight<Centred>(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
+    const dim3 block = row_block<n>(columns);
+    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block},
+                          norm_backward_kernel<n, Centred, false, T, S>, x, weight, dy, mean, inverse, dx,
+                          static_cast<S*>(nullptr), rows, columns, addend);
+  });
+}
+
+}  // namespace plait::kernels::detail
+
+namespace plait::kernels {
+
+// ---- RMS norm ----------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+template <class T>
+struct squares_term {
+  static constexpr int outputs = 1;
+  using S = arithmetic<T>;
+  const T* x;
+  std::int64_t columns;
+
+  __device__ int row(std::int64_t) const { return 0; }
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
+    const auto v = load_chunk<Width>(x + r * columns + c);
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) sums[0] += number<S>(v.at[j]) * number<S>(v.at[j]);
+  }
+};
+
+template <class T>
+struct rms_dot_term {
+  static constexpr int outputs = 1;
+  using S = arithmetic<T>;
+  const T *x, *weight, *dy;
+  std::int64_t columns;
+
+  __device__ int row(std::int64_t) const { return 0; }
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
+    const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
+    const auto w = load_chunk<Width>(weight + c);
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) sums[0] += number<S>(d.at[j]) * number<S>(w.at[j]) * number<S>(v.at[j]);
+  }
+};
+
+template <class T>
+struct rms_apply_rows {
+  using S = arithmetic<T>;
+  const T *x, *weight;
+  const S* sum_squares;
+  T* y;
+  std::int64_t columns;
+  S columns_global, eps;
+
+  __device__ S row(std::int64_t r) const { return inverse_root(sum_squares[r] / columns_global + eps); }
+  template <int Width>
+  __device__ void at(std::int64_t r, std::int64_t c, S inverse) const {
+    const auto v = load_chunk<Width>(x + r * columns + c), w = load_chunk<Width>(weight + c);
+    chunk<Width, T> out;
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) out.at[j] = number<T>(number<S>(v.at[j]) * inverse * number<S>(w.at[j]));
+    store_chunk(y + r * columns + c, out);
+  }
+};
+
+template <class T>
+struct rms_dx_rows {
+  using S = arithmetic<T>;
+  struct numbers {
+    S inverse, pull;
+  };
+  const T *x, *weight, *dy;
+  const S *inverse, *dot;
+  T* dx;
+  std::int64_t columns;
+  S columns_global;
+  const T* addend;
+
+  __device__ numbers row(std::int64_t r) const { return {inverse[r], dot[r] * inverse[r] / columns_global}; }
+  template <int Width>
+  __device__ void at(std::int64_t r, std::int64_t c, numbers of) const {
+    const std::int64_t at = r * columns + c;
+    store_norm_dx(load_chunk<Width>(x + at), load_chunk<Width>(weight + c), load_chunk<Width>(dy + at), S(0),
+                  of.inverse, S(0), of.pull, addend == nullptr ? nullptr : addend + at, dx + at);
+  }
+};
+
+template <class S>
+struct mean_to_inverse {
+  double columns_global, eps;
+  __device__ S operator()(S sum) const {
+    return static_cast<S>(inverse_root(static_cast<double>(sum) / columns_global + eps));
+  }
+};
+
+}  // namespace detail
+
+template <class T>
+void row_sum_squares(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
+  constexpr int width = vector16<T>::size;
+  detail::row_sums_of<width>(device, aligned16(x) && columns % width == 0, rows, columns,
+                             detail::squares_term<T>{x, columns}, out);
+}
+
+template <class S>
+void rms_inverse(cuda& device, const S* sum_squares, S* inv_rms, std::int64_t rows, std::int64_t columns_global,
+                 double eps) {
+  detail::map(device, rows, detail::mean_to_inverse<S>{static_cast<double>(columns_global), eps}, inv_rms, sum_squares);
+}
+
+template <class T>
+void rms_apply(cuda& device, const T* x, const statistic_of<T>* sum_squares, const T* weight, T* y, std::int64_t rows,
+               std::int64_t columns, std::int64_t columns_global, double eps) {
+  constexpr int width = vector16<T>::size;
+  using S = statistic_of<T>;
+  detail::row_map<width>(device, aligned16(x, weight, y) && columns % width == 0, rows, columns,
+                         detail::rms_apply_rows<T>{x, weight, sum_squares, y, columns, static_cast<S>(columns_global),
+                                                   static_cast<S>(eps)});
+}
+
+template <class T>
+void rms_norm_forward(cuda& device, const T* x, const T* weight, T* y, statistic_of<T>* inv_rms, std::int64_t rows,
+                      std::int64_t columns, double eps, const std::type_identity_t<T>* addend,
+                      std::type_identity_t<T>* sum) {
+  detail::norm_forward<false>(device, x, weight, static_cast<const T*>(nullptr), y,
+                              static_cast<statistic_of<T>*>(nullptr), inv_rms, rows, columns, eps,
+                              static_cast<const T*>(addend), static_cast<T*>(sum));
+}
+
+template <class T>
+void rms_norm_backward_dot(cuda& device, const T* x, const T* weight, const T* dy, statistic_of<T>* dot,
+                           std::int64_t rows, std::int64_t columns) {
+  constexpr int width = vector16<T>::size;
+  detail::row_sums_of<width>(device, aligned16(x, weight, dy) && columns % width == 0, rows, columns,
+                             detail::rms_dot_term<T>{x, weight, dy, columns}, dot);
+}
+
+template <class T>
+void rms_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
+                          const statistic_of<T>* dot, T* dx, std::int64_t rows, std::int64_t columns,
+                          std::int64_t columns_global, const std::type_identity_t<T>* addend) {
+  constexpr int width = vector16<T>::size;
+  detail::row_map<width>(device, aligned16(x, weight, dy, dx, addend) && columns % width == 0, rows, columns,
+                         detail::rms_dx_rows<T>{x, weight, dy, inv_rms, dot, dx, columns,
+                                                static_cast<statistic_of<T>>(columns_global), addend});
+}
+
+template <class T>
+void rms_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* inv_rms,
+                               gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns) {
+  detail::norm_backward_weight<false>(device, x, dy, static_cast<const statistic_of<T>*>(nullptr), inv_rms, dweight,
+                                      static_cast<gradient_of<T>*>(nullptr), rows, columns);
+}
+
+template <class T>
+void rms_norm_backward_apply(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
+                             const statistic_of<T>* dot, T* dx, gradient_of<T>* dweight, std::int64_t rows,
+                             std::int64_t columns, std::int64_t columns_global) {
+  rms_norm_backward_dx(device, x, weight, dy, inv_rms, dot, dx, rows, columns, columns_global);
+  rms_norm_backward_dweight(device, x, dy, inv_rms, dweight, rows, columns);
+}
+
+template <class T>
+void rms_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms, T* dx,
+                       gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns,
+                       const std::type_identity_t<T>* addend) {
+  detail::norm_backward<false>(device, x, weight, dy, static_cast<const statistic_of<T>*>(nullptr), inv_rms, dx,
+                               dweight, static_cast<gradient_of<T>*>(nullptr), rows, columns,
+                               static_cast<const T*>(addend));
+}
+
+// ---- layer norm --------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+template <class T>
+struct sum_term {
+  static constexpr int outputs = 1;
+  using S = arithmetic<T>;
+  const T* x;
+  std::int64_t columns;
+
+  __device__ int row(std::int64_t) const { return 0; }
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
+    const auto v = load_chunk<Width>(x + r * columns + c);
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) sums[0] += number<S>(v.at[j]);
+  }
+};
+
+template <class T>
+struct centred_squares_term {
+  static constexpr int outputs = 1;
+  using S = arithmetic<T>;
+  const T* x;
+  const S* sums_in;
+  std::int64_t columns;
+  S columns_global;
+
+  __device__ S row(std::int64_t r) const { return sums_in[r] / columns_global; }
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, S mean, S (&sums)[1]) const {
+    const auto v = load_chunk<Width>(x + r * columns + c);
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) {
+      const S centred = number<S>(v.at[j]) - mean;
+      sums[0] += centred * centred;
+    }
+  }
+};
+
+/// sums[0] of dy w and sums[1] of dy w n.
+template <class T>
+struct layer_dots_term {
+  static constexpr int outputs = 2;
+  using S = arithmetic<T>;
+  const T *x, *weight, *dy;
+  const S *mean, *inverse;
+  std::int64_t columns;
+
+  __device__ row_moments<S> row(std::int64_t r) const { return {mean[r], inverse[r]}; }
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, row_moments<S> of, S (&sums)[2]) const {
+    const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
+    const auto w = load_chunk<Width>(weight + c);
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) {
+      const S g = number<S>(d.at[j]) * number<S>(w.at[j]);
+      sums[0] += g;
+      sums[1] += g * ((number<S>(v.at[j]) - of.mean) * of.inverse);
+    }
+  }
+};
+
+template <class S>
+static __global__ void layer_statistics_kernel(const S* sums, const S* centred_squares, S* mean, S* inv_std,
+                                               std::int64_t rows, double columns, double eps) {
+  const std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (r >= rows) return;
+  const double sum = static_cast<double>(sums[r]), squares = static_cast<double>(centred_squares[r]);
+  mean[r] = static_cast<S>(sum / columns);
+  inv_std[r] = static_cast<S>(inverse_root(squares / columns + eps));
+}
+
+template <class T>
+struct layer_apply_rows {
+  using S = arithmetic<T>;
+  const T *x, *weight, *bias;
+  const S *mean, *inverse;
+  T* y;
+  std::int64_t columns;
+
+  __device__ row_moments<S> row(std::int64_t r) const { return {mean[r], inverse[r]}; }
+  template <int Width>
+  __device__ void at(std::int64_t r, std::int64_t c, row_moments<S> of) const {
+    const auto v = load_chunk<Width>(x + r * columns + c);
+    const auto w = load_chunk<Width>(weight + c), b = load_chunk<Width>(bias + c);
+    chunk<Width, T> out;
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) {
+      out.at[j] = number<T>((number<S>(v.at[j]) - of.mean) * of.inverse * number<S>(w.at[j]) + number<S>(b.at[j]));
+    }
+    store_chunk(y + r * columns + c, out);
+  }
+};
+
+template <class T>
+struct layer_dx_rows {
+  using S = arithmetic<T>;
+  struct numbers {
+    S mean, inverse, shift, pull;
+  };
+  const T *x, *weight, *dy;
+  const S *mean, *inverse, *dots;
+  T* dx;
+  std::int64_t columns;
+  S columns_global;
+  const T* addend;
+
+  __device__ numbers row(std::int64_t r) const {
+    return {mean[r], inverse[r], dots[2 * r] / columns_global, dots[2 * r + 1] / columns_global};
+  }
+  template <int Width>
+  __device__ void at(std::int64_t r, std::int64_t c, numbers of) const {
+    const std::int64_t at = r * columns + c;
+    store_norm_dx(load_chunk<Width>(x + at), load_chunk<Width>(weight + c), load_chunk<Width>(dy + at), of.mean,
+                  of.inverse, of.shift, of.pull, addend == nullptr ? nullptr : addend + at, dx + at);
+  }
+};
+
+}  // namespace detail
+
+template <class T>
+void row_sums(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
+  constexpr int width = vector16<T>::size;
+  detail::row_sums_of<width>(device, aligned16(x) && columns % width == 0, rows, columns,
+                             detail::sum_term<T>{x, columns}, out);
+}
+
+template <class T>
+void row_centred_squares(cuda& device, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
+                         std::int64_t columns, std::int64_t columns_global) {
+  constexpr int width = vector16<T>::size;
+  detail::row_sums_of<width>(
+      device, aligned16(x) && columns % width == 0, rows, columns,
+      detail::centred_squares_term<T>{x, sums, columns, static_cast<statistic_of<T>>(columns_global)}, out);
+}
+
+template <class S>
+void layer_norm_statistics(cuda& device, const S* sums, const S* centred_squares, S* mean, S* inv_std,
+                           std::int64_t rows, std::int64_t columns_global, double eps) {
+  if (rows <= 0) return;
+  plait::detail::launch(device, {plait::detail::blocks_for(rows, 128), 128}, detail::layer_statistics_kernel<S>, sums,
+                        centred_squares, mean, inv_std, rows, static_cast<double>(columns_global), eps);
+}
+
+template <class T>
+void layer_norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inv_std,
+                      const T* weight, const T* bias, T* y, std::int64_t rows, std::int64_t columns) {
+  constexpr int width = vector16<T>::size;
+  detail::row_map<width>(device, aligned16(x, weight, bias, y) && columns % width == 0, rows, columns,
+                         detail::layer_apply_rows<T>{x, weight, bias, mean, inv_std, y, columns});
+}
+
+template <class T>
+void layer_norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, statistic_of<T>* mean,
+                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps,
+                        const std::type_identity_t<T>* addend, std::type_identity_t<T>* sum) {
+  detail::norm_forward<true>(device, x, weight, bias, y, mean, inv_std, rows, columns, eps,
+                             static_cast<const T*>(addend), static_cast<T*>(sum));
+}
+
+template <class T>
+void layer_norm_backward_dots(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                              const statistic_of<T>* inv_std, statistic_of<T>* dots, std::int64_t rows,
+                              std::int64_t columns) {
+  constexpr int width = vector16<T>::size;
+  detail::row_sums_of<width>(device, aligned16(x, weight, dy) && columns % width == 0, rows, columns,
+                             detail::layer_dots_term<T>{x, weight, dy, mean, inv_std, columns}, dots);
+}
+
+template <class T>
+void layer_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                            const statistic_of<T>* inv_std, const statistic_of<T>* dots, T* dx, std::int64_t rows,
+                            std::int64_t columns, std::int64_t columns_global, const std::type_identity_t<T>* addend) {
+  constexpr int width = vector16<T>::size;
+  detail::row_map<width>(device, aligned16(x, weight, dy, dx, addend) && columns % width == 0, rows, columns,
+                         detail::layer_dx_rows<T>{x, weight, dy, mean, inv_std, dots, dx, columns,
+                                                  static_cast<statistic_of<T>>(columns_global), addend});
+}
+
+template <class T>
+void layer_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* mean,
+                                 const statistic_of<T>* inv_std, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                                 std::int64_t rows, std::int64_t columns) {
+  detail::norm_backward_weight<true>(device, x, dy, mean, inv_std, dweight, dbias, rows, columns);
+}
+
+template <class T>
+void layer_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                         const statistic_of<T>* inv_std, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                         std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend) {
+  detail::norm_backward<true>(device, x, weight, dy, mean, inv_std, dx, dweight, dbias, rows, columns,
+                              static_cast<const T*>(addend));
+}
+
+}  // namespace plait::kernels
