@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "plait/checkpoint/boxes.hpp"
-#include "plait/checkpoint/manifest_check.hpp"
-#include "plait/checkpoint/manifest_json.hpp"
+#include "plait/checkpoint/manifest.hpp"
 #include "plait/io/crc32c.hpp"
 
 /// What the format of checkpoints costs one thread: checksums beside `copy`, the memory's own rate, and manifests of

@@ -14,8 +14,8 @@
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
-#include "plait/checkpoint/read_flat.hpp"
-#include "plait/checkpoint/safetensors_stream.hpp"
+#include "plait/checkpoint/safetensors.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "table.hpp"
 

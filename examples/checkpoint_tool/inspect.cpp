@@ -12,7 +12,7 @@
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
-#include "plait/checkpoint/step_list.hpp"
+#include "plait/checkpoint/step_directory.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "table.hpp"

@@ -7,7 +7,7 @@
 
 #include "commands.hpp"
 #include "plait/core/error.hpp"
-#include "plait/io/standard_descriptors.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "table.hpp"
 
 namespace {

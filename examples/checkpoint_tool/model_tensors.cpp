@@ -1,6 +1,6 @@
 #include "model_tensors.hpp"
 
-#include "plait/checkpoint/write_weights.hpp"
+#include "plait/checkpoint/model_weights.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/models/llama_config.hpp"
 
 /// Returns the names and shapes that a model of this shape has: it is built on a device that only counts.

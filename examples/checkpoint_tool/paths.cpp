@@ -6,7 +6,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "plait/checkpoint/step_list.hpp"
+#include "plait/checkpoint/step_directory.hpp"
 #include "plait/io/posix_file_system.hpp"
 
 namespace {

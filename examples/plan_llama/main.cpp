@@ -15,7 +15,7 @@
 #include "measure.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/io/standard_descriptors.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/ranking.hpp"

@@ -12,8 +12,8 @@
 
 #include "held_out_loss.hpp"
 #include "model_run.hpp"
-#include "plait/checkpoint/load_weights.hpp"
-#include "plait/checkpoint/one_directory.hpp"
+#include "plait/checkpoint/agree.hpp"
+#include "plait/checkpoint/model_weights.hpp"
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"

@@ -20,7 +20,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
-#include "plait/io/standard_descriptors.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "planned.hpp"
 #include "print_plan.hpp"
 #include "recompute.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "options.hpp"
-#include "plait/checkpoint/finished_save.hpp"
+#include "plait/checkpoint/step_directory.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/axis_times.hpp"
 #include "plait/comm/ledger.hpp"

@@ -11,8 +11,8 @@
 
 #include "check_files.hpp"
 #include "data_text.hpp"
-#include "plait/checkpoint/loaded_state.hpp"
-#include "plait/checkpoint/step_list.hpp"
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/step_directory.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_config_json.hpp"

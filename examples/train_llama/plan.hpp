@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "options.hpp"
-#include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/comm/ledger.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/plan/recompute_prices.hpp"

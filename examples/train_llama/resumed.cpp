@@ -20,7 +20,7 @@
 #include "agreed.hpp"
 #include "checkpoint_files.hpp"
 #include "plait/checkpoint/load_state.hpp"
-#include "plait/checkpoint/tensors_of_step.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plan.hpp"
 

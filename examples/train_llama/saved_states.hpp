@@ -14,7 +14,7 @@
 #include "checkpoint_files.hpp"
 #include "model_run.hpp"
 #include "plait/checkpoint/load_state.hpp"
-#include "plait/checkpoint/load_weights.hpp"
+#include "plait/checkpoint/model_weights.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "resumed.hpp"

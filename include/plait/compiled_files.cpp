@@ -4,12 +4,10 @@
 #define PLAIT_COMPILED  // everything else is in compiled.cpp
 #endif
 #define PLAIT_COMPILING_FILES
-#include "plait/checkpoint/manifest_json.hpp"
-#include "plait/checkpoint/manifest_json.ipp"
-#include "plait/checkpoint/safetensors_directory.hpp"
-#include "plait/checkpoint/safetensors_directory.ipp"
-#include "plait/checkpoint/safetensors_reader.hpp"
-#include "plait/checkpoint/safetensors_reader.ipp"
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/checkpoint/manifest.ipp"
+#include "plait/checkpoint/safetensors.hpp"
+#include "plait/checkpoint/safetensors.ipp"
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/share.ipp"
 #include "plait/models/export_hugging_face.hpp"

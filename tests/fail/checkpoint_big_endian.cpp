@@ -4,4 +4,4 @@
 #undef __BYTE_ORDER__
 #define __BYTE_ORDER__ __ORDER_BIG_ENDIAN__
 #endif
-#include "plait/checkpoint/safetensors_format.hpp"
+#include "plait/checkpoint/safetensors.hpp"

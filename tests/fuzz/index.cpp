@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "plait/checkpoint/safetensors_directory.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t size) {
   try {

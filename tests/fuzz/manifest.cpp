@@ -1,10 +1,10 @@
 // The reader of manifests: any text gives a manifest that is written and read back as it was, and whose small tensors
 // have every element in exactly one box, counted one by one; or an error.
+#include "plait/checkpoint/manifest.hpp"
+
 #include <cstdlib>
 #include <string_view>
 #include <vector>
-
-#include "plait/checkpoint/manifest_json.hpp"
 
 namespace {
 

@@ -1,12 +1,12 @@
 // The reader of safetensors files: any bytes give entries that lie in the file and take what their shapes say, or an
 // error. A first byte that is odd makes the rest a header: the length before it and data after it, as many bytes as the
 // second byte says, are put there, so that inputs reach what is behind them.
+#include "plait/checkpoint/safetensors.hpp"
+
 #include <cstdlib>
 #include <cstring>
 #include <span>
 #include <vector>
-
-#include "plait/checkpoint/safetensors_reader.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t size) {
   if (size < 2) return 0;

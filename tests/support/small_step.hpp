@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/safetensors_stream.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 
 namespace plait::test {

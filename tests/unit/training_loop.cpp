@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "plait/checkpoint/resume.hpp"
+#include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"

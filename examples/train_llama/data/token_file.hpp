@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/io/foreign_file.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 

@@ -1,15 +1,23 @@
-// Work that may fail on some ranks and must then fail on all, with one text: reading and writing files. It waits for
-// everybody, so that it is for what happens between steps.
+// Work that may fail on some ranks and must then fail on all of them with one text: reading and writing files, and the
+// test that a directory is one for all ranks.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "plait/checkpoint/step_directory.hpp"
+#include "plait/comm/agreement.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plait/tensor/broadcast_text.hpp"
 #include "plait/tensor/gather_records.hpp"
 
 namespace plait {
@@ -54,4 +62,67 @@ void agree_on(Device& device, any_communicator& ranks, const std::string& mine, 
   if (!all.empty()) throw error_of_all(what + all);
 }
 
+namespace detail {
+
+/// Returns whether `mark` is in `directory` within a second: a file system of a network may show for a while what a
+/// directory held before.
+inline bool sees_mark(file_system& files, const std::string& directory, const std::string& mark) {
+  for (std::chrono::milliseconds pause(1);; pause *= 2) {
+    try {
+      if (files.kind_of(path_in(directory, mark))) return true;
+      if (pause.count() > 512) return false;
+      files.list(directory);  // has the directory read again
+    } catch (const error&) {  // it is not there
+      if (pause.count() > 512) return false;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace detail
+
+/// Throws `error_of_all`, its text beginning with `what`, unless `directory` is the same one on all ranks: rank 0 makes
+/// an empty directory in it, which each rank must see within a second. The error names the ranks that do not, and
+/// their hosts. Collective over `ranks`.
+template <compute_device Device>
+void require_one_directory(Device& device, any_communicator& ranks, const std::string& directory,
+                           const std::string& what = "", file_system& files = machine_files()) {
+  if (ranks.size() == 1) return;
+  std::string mark, problem;
+  try {
+    if (ranks.rank() == 0) {
+      // Where rank 0 dies before it removes this, the next writer of the directory does.
+      mark = cat({step_name(0), detail::temporary_mark, detail::unguessable_suffix()});
+      files.make_directory(detail::path_in(directory, mark));
+    }
+  } catch (const std::exception& e) {
+    problem = e.what();
+  }
+  agree_on(device, ranks, problem, what);
+  mark = broadcast_text(device, ranks, mark);
+  const bool seen = detail::sees_mark(files, directory, mark);
+  const std::vector<std::string> blind = gather_texts(device, ranks, seen ? "" : detail::host_name());
+  try {
+    if (ranks.rank() == 0) files.remove_directory(detail::path_in(directory, mark));
+  } catch (const error&) {  // it stays until the next writer comes
+  }
+  std::vector<std::size_t> without;
+  std::vector<std::string> hosts;
+  for (std::size_t r = 0; r < blind.size(); ++r) {
+    if (blind[r].empty()) continue;
+    without.push_back(r);
+    if (std::find(hosts.begin(), hosts.end(), blind[r]) == hosts.end()) hosts.push_back(blind[r]);
+  }
+  if (without.empty()) return;
+  std::string names;
+  for (std::size_t i = 0; i < std::min<std::size_t>(hosts.size(), 8); ++i)
+    append(names, {i == 0 ? "" : ", ", hosts[i]});
+  if (hosts.size() > 8) append(names, {" and ", hosts.size() - 8, " more"});
+  throw error_of_all(
+      cat({what, "'", directory, "' is not one directory for all ranks: ", detail::ranks_text(without), " on ", names,
+           " cannot see what rank 0 makes in it; name a directory on a file system that ", "all hosts share"}));
+}
+
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -1,5 +1,5 @@
-// Boxes of one tensor as a checkpoint meets them: flat ranges as boxes, intersections, and an index that finds which
-// boxes another one overlaps.
+// Boxes of one tensor in a checkpoint: flat ranges as boxes, runs that two boxes have in common, an index that finds
+// overlapping boxes, the boxes of a rank's shard, and which rows ranks read for each other.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -219,6 +220,173 @@ class box_index {
   std::vector<std::uint32_t> order_;
   std::vector<node> nodes_;
 };
+
+// A shard lies in the dims of a layout, with padding; a checkpoint knows a parameter's own shape, without padding.
+
+/// A box of a tensor, and where it lies in memory: its elements are row-major, without gaps, from `at` on.
+struct placed_box {
+  box where;            ///< its dims are those of the tensor's shape
+  std::int64_t at = 0;  ///< of its first element
+};
+
+namespace detail {
+
+/// Which dims of a box each dim of `shape` is: those before `ends[j]`, from the end of the one before. Only the leading
+/// dim of the box may have padding, which `logical` loses. Throws where the shape is no such grouping.
+inline std::vector<int> grouped_dims(box& logical, const std::vector<std::int64_t>& shape, const std::string& name) {
+  std::int64_t elements = 1, row = 1;
+  for (const std::int64_t n : shape) elements *= n;
+  for (int d = 1; d < logical.dims; ++d) row *= logical.global[static_cast<std::size_t>(d)];
+  if (logical.dims > 0 && row > 0 && elements % row == 0 && elements / row <= logical.global[0])
+    logical.global[0] = elements / row;
+  std::vector<int> ends;
+  int d = 0;
+  for (const std::int64_t n : shape) {
+    std::int64_t merged = 1;
+    while (d < logical.dims && (merged < n || (merged == n && logical.global[static_cast<std::size_t>(d)] == 1)))
+      merged *= logical.global[static_cast<std::size_t>(d++)];
+    if (merged != n) fail({"checkpoint: ", name, ": the dims of its layout do not make its shape"});
+    ends.push_back(d);
+  }
+  if (d != logical.dims || shape.size() > static_cast<std::size_t>(max_dims))
+    fail({"checkpoint: ", name, ": the dims of its layout do not make its shape"});
+  return ends;
+}
+
+/// The dim along which `b` has to be cut so that groups become ranges, or -1: the first of several elements before (or
+/// at) a dim whose group goes on with one that `b` has in part.
+inline int dim_to_cut(const box& b, const std::vector<int>& ends) {
+  int begin = 0, last = -1;
+  for (const int end : ends) {
+    int partial = -1;  // the last dim of the group that is not whole
+    for (int d = begin; d < end; ++d)
+      if (b.local[static_cast<std::size_t>(d)] != b.global[static_cast<std::size_t>(d)]) partial = d;
+    for (int d = begin; d < partial; ++d)
+      if (b.local[static_cast<std::size_t>(d)] > 1) last = d;
+    begin = end;
+  }
+  for (int d = 0; d <= last; ++d)
+    if (b.local[static_cast<std::size_t>(d)] > 1) return d;
+  return -1;
+}
+
+inline void add_grouped(const box& b, std::int64_t at, const std::vector<int>& ends, std::vector<placed_box>& out) {
+  if (b.local_size() == 0) return;
+  if (const int cut = dim_to_cut(b, ends); cut >= 0) {  // one by one, since what comes before has one element each
+    const auto c = static_cast<std::size_t>(cut);
+    box one = b;
+    one.local[c] = 1;
+    for (std::int64_t i = 0; i < b.local[c]; ++i) {
+      one.offset[c] = b.offset[c] + i;
+      add_grouped(one, at + i * one.local_size(), ends, out);
+    }
+    return;
+  }
+  placed_box merged{{}, at};
+  std::size_t d = 0;
+  for (const int end : ends) {
+    const auto j = static_cast<std::size_t>(merged.where.dims++);
+    merged.where.global[j] = merged.where.local[j] = 1;
+    for (; d < static_cast<std::size_t>(end); ++d) {
+      merged.where.global[j] *= b.global[d];
+      merged.where.local[j] *= b.local[d];
+      merged.where.offset[j] = merged.where.offset[j] * b.global[d] + b.offset[d];
+    }
+  }
+  out.push_back(merged);
+}
+
+}  // namespace detail
+
+/// Returns the elements [begin, end) of `part`, counted row-major, as boxes of a tensor of `shape`, in that order and
+/// without what is padding; `at` counts from `begin`. A dim of the shape is one dim of the part or several that follow
+/// each other, as [heads * head_dim, hidden] is of (heads, head_dim, hidden); the leading dim of the part may be longer
+/// than the shape's. Throws `error` naming `name` where it is otherwise.
+inline std::vector<placed_box> boxes_of_part(const box& part, std::int64_t begin, std::int64_t end,
+                                             const std::vector<std::int64_t>& shape, const std::string& name) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return {};
+  box logical = part;
+  const std::vector<int> ends = detail::grouped_dims(logical, shape, name);
+  std::vector<placed_box> out;
+  std::int64_t at = 0;
+  for (const box& flat : boxes_of_flat_range(part, begin, end)) {
+    box b = flat;
+    if (b.dims > 0) {
+      b.global[0] = logical.global[0];
+      b.local[0] = std::clamp<std::int64_t>(b.global[0] - b.offset[0], 0, b.local[0]);
+    }
+    detail::add_grouped(b, at, ends, out);
+    at += flat.local_size();
+  }
+  return out;
+}
+
+// A file has rows one after the other, so a shard that cuts rows is many short runs with gaps between them. Ranks that
+// hold parts of the same rows read whole rows instead, some each, and send each other the parts.
+
+/// A box of a rank's share of a tensor, and how it is read.
+struct planned_read {
+  placed_box own;            ///< what this rank needs
+  std::vector<box> parts{};  ///< what each of the ranks needs that read rows for each other; empty: each reads its own
+  std::vector<box> slabs{};  ///< and what each of them reads: some rows, all of them as wide as all parts together
+  std::size_t self = 0;      ///< which of those ranks this is
+
+  bool by_rows() const { return !parts.empty(); }
+  const box& read() const { return by_rows() ? slabs[self] : own.where; }
+};
+
+namespace detail {
+
+/// The smallest box that has several parts of the same rows, if they tile it; else one without elements.
+inline box joined_rows(const std::vector<box>& parts) {
+  box all = parts.front();
+  std::int64_t elements = 0;
+  for (const box& b : parts) {
+    if (b.dims != all.dims || b.offset[0] != all.offset[0] || b.local[0] != all.local[0]) return {};
+    for (std::size_t d = 1; d < static_cast<std::size_t>(all.dims); ++d) {
+      const std::int64_t end = std::max(all.offset[d] + all.local[d], b.offset[d] + b.local[d]);
+      all.offset[d] = std::min(all.offset[d], b.offset[d]);
+      all.local[d] = end - all.offset[d];
+    }
+    elements += b.local_size();
+  }
+  if (elements != all.local_size()) all.dims = 0;
+  return all;
+}
+
+/// Some rows of a box: the i-th of `n` shares of them.
+inline box rows_of(box all, std::int64_t i, std::int64_t n) {
+  const std::int64_t rows = all.local[0], first = rows * i / n;
+  all.offset[0] += first;
+  all.local[0] = rows * (i + 1) / n - first;
+  return all;
+}
+
+}  // namespace detail
+
+/// Plans how rank `self` of several reads its share of a tensor: `shares` are those of all of them (`boxes_of_part`),
+/// the same on every rank, and so is what `short_runs(box)` answers, whether the runs of a box are short and have gaps
+/// between them in the files. A box is read by rows where that is so for one of the ranks.
+template <class ShortRuns>
+std::vector<planned_read> plan_reads(const std::vector<std::vector<placed_box>>& shares, std::size_t self,
+                                     ShortRuns&& short_runs) {
+  std::vector<planned_read> all;
+  const auto ranks = static_cast<std::int64_t>(shares.size());
+  const bool alike =
+      std::all_of(shares.begin(), shares.end(), [&](const auto& s) { return s.size() == shares.front().size(); });
+  for (std::size_t k = 0; k < shares[self].size(); ++k) {
+    planned_read& next = all.emplace_back(planned_read{shares[self][k]});
+    next.self = self;
+    if (ranks == 1 || !alike || next.own.where.dims < 2 || next.own.where.local[0] < 2) continue;
+    std::vector<box> parts;
+    for (const std::vector<placed_box>& share : shares) parts.push_back(share[k].where);
+    const box joined = detail::joined_rows(parts);
+    if (joined.dims == 0 || std::none_of(parts.begin(), parts.end(), short_runs)) continue;
+    for (std::int64_t i = 0; i < ranks; ++i) next.slabs.push_back(detail::rows_of(joined, i, ranks));
+    next.parts = std::move(parts);
+  }
+  return all;
+}
 
 }  // namespace plait
 

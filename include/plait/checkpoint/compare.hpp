@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/read_flat.hpp"
-#include "plait/checkpoint/safetensors_format.hpp"
+#include "plait/checkpoint/safetensors.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"

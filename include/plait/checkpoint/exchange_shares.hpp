@@ -1,5 +1,5 @@
 // Sends what ranks have read to those that need it, many tensors in one collective and no more bytes at once than a
-// limit: parts of rows (checkpoint/whole_rows.hpp), then shares of what several ranks hold the same.
+// limit: parts of rows (checkpoint/boxes.hpp), then shares of what several ranks hold the same.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,6 @@
 
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/held_state.hpp"
-#include "plait/checkpoint/whole_rows.hpp"
 #include "plait/device/device.hpp"
 #include "plait/io/byte_buffer.hpp"
 

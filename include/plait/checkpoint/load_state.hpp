@@ -1,5 +1,5 @@
-// Loads a saved training state into a model and its optimizer, on whatever mesh, with whatever schedule, policy of data
-// parallelism and precision they have. Whole tensors of other programs: checkpoint/load_weights.hpp.
+// Loads a saved training state into a model and its optimizer, on any mesh, with any schedule, policy of data
+// parallelism and precision.
 #pragma once
 
 #include <algorithm>
@@ -16,33 +16,83 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "plait/checkpoint/agree.hpp"
+#include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/exchange_shares.hpp"
 #include "plait/checkpoint/held_state.hpp"
-#include "plait/checkpoint/loaded_state.hpp"
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/part_boxes.hpp"
-#include "plait/checkpoint/reads_ahead.hpp"
 #include "plait/checkpoint/step_data.hpp"
-#include "plait/checkpoint/step_list.hpp"
-#include "plait/checkpoint/tensors_of_step.hpp"
-#include "plait/checkpoint/whole_rows.hpp"
+#include "plait/checkpoint/step_directory.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
+#include "plait/io/machine_files.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/tensor/broadcast_text.hpp"
 #include "plait/tensor/check_values.hpp"
 
-namespace plait::detail {
+namespace plait {
 
-// The checksums of boxes that no rank has read whole: ranks put together what each of them has read of one, and read
-// the rest.
+/// A state that has been loaded.
+struct loaded_state {
+  std::uint64_t step = 0;
+  std::string path;                                          ///< the directory of the step
+  saved_scalars scalars{};                                   ///< as they were saved
+  std::vector<std::pair<std::string, std::string>> blobs{};  ///< likewise, on every rank
+  std::uint64_t bytes = 0;                                   ///< that this rank has read
+  std::vector<invalid_step> passed_over{};                   ///< newer steps beside it that are damaged; on rank 0
 
+  /// Returns a scalar of this type; nothing where there is none.
+  template <class T>
+  std::optional<T> find_scalar(std::string_view name) const {
+    for (const auto& [key, value] : scalars)
+      if (key == name)
+        if (const T* const found = std::get_if<T>(&value)) return *found;
+    return std::nullopt;
+  }
+  /// Returns the scalar of this name. Throws `error` naming it where there is none.
+  template <class T>
+  T scalar(std::string_view name) const {
+    if (const std::optional<T> found = find_scalar<T>(name)) return *found;
+    fail({"'", path, "' has no scalar '", name, "' of this type"});
+  }
+  /// Returns the bytes of a blob. Throws `error` naming it where there is none.
+  const std::string& blob(std::string_view name) const {
+    for (const auto& [key, bytes_of_it] : blobs)
+      if (key == name) return bytes_of_it;
+    fail({"'", path, "' has no blob '", name, "'"});
+  }
+};
+
+/// Thrown on every rank where a step has weights alone, and a run was to resume from it.
+class no_optimizer_state : public error_of_all {
+ public:
+  using error_of_all::error_of_all;
+};
+
+/// Says how a step's tensors become those of a model where the two are not the same. Names are a parameter's or
+/// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
+struct load_rules {
+  std::vector<held_tensor> tensors{};  ///< of the program's own, beside the model's and the optimizer's
+  std::function<std::string(const std::string&)> stored_name{};  ///< what a tensor of the model is called in the step
+  std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
+  std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
+  std::size_t exchange_bytes = std::size_t{64} << 20;    ///< most that ranks send each other at once, of a rank
+  /// Whether bytes are read to where they belong, where the host's memory is that. It takes no second copy of the state
+  /// and half of the time, and after an error the tensors have no values: for a program that ends then.
+  bool in_place = false;
+  read_sizes read_ahead{};  ///< how much of the files a rank reads while it does something else
+};
+
+namespace detail {
+
+/// The checksums of boxes that no rank has read whole. Ranks combine the sums of what each has read, and read the rest.
 class sums_of_parts {
  public:
   /// Adds what a rank has read of a box for a tensor that it holds.
@@ -98,12 +148,6 @@ class sums_of_parts {
 
   std::map<key_of_part, sum_of_part> sums_;
 };
-
-}  // namespace plait::detail
-
-namespace plait {
-
-namespace detail {
 
 /// Reads and exchanges what the ranks hold.
 template <compute_device Device>
@@ -448,6 +492,45 @@ loaded_state load_tensors(const context<Device>& ctx, any_communicator ranks, co
   detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
   loader.load({});
   return loader.state();
+}
+
+namespace detail {
+
+/// Returns the newest step in `directory`, or "" where there is none. Throws where there are steps, and none is whole.
+inline std::string newest_step_or_none(file_system& files, const std::string& directory) {
+  if (!files.kind_of(directory)) return {};
+  std::vector<invalid_step> passed_over;
+  if (const auto newest = newest_step(files, directory, &passed_over)) return newest->path;
+  if (passed_over.empty()) return {};
+  fail({"'", directory, "' has steps, and none is whole: '", passed_over[0].path, "': ", passed_over[0].reason,
+        "; to begin anew, use another directory"});
+}
+
+}  // namespace detail
+
+/// Loads the newest step in `directory`, as `load_state` does, or initializes every parameter of `model` where there is
+/// none; rank 0 decides which, for all. Returns what was loaded; nothing where training begins. Throws `error_of_all`
+/// where steps are there and none is whole. Collective over `ranks`, which are those of all stages.
+///
+///     const auto found = resume_or_initialize(ctx, ranks, model, optimizer, "steps");
+///     for (std::uint64_t done = found ? found->step : 0; done < steps; ++done) ...
+template <compute_device Device, class Model, class Optimizer>
+std::optional<loaded_state> resume_or_initialize(const context<Device>& ctx, any_communicator ranks, Model& model,
+                                                 Optimizer& optimizer, const std::string& directory,
+                                                 load_rules rules = {}, file_system& files = machine_files()) {
+  std::string answer;  // the path of a step; after a blank, an error
+  if (ranks.rank() == 0) {
+    try {
+      answer = detail::newest_step_or_none(files, directory);
+    } catch (const std::exception& e) {
+      answer = std::string(" ") + e.what();
+    }
+  }
+  answer = broadcast_text(ctx.device, ranks, answer);
+  if (answer.starts_with(' ')) throw error_of_all(answer.substr(1));
+  if (!answer.empty()) return load_state(ctx, ranks, model, optimizer, answer, std::move(rules), files);
+  model.visit([&](auto& p) { p.initialize(ctx); });
+  return std::nullopt;
 }
 
 }  // namespace plait

@@ -1,5 +1,5 @@
-// The contents of a saved step: tensors as boxes, each a range of bytes of a file, scalars, blobs. Types only:
-// checkpoint/manifest_json.hpp reads and writes them, checkpoint/manifest_check.hpp says what is consistent.
+// The contents of a saved step: tensors as boxes, each a range of bytes of a file, scalars and blobs; and their JSON,
+// one array of numbers for all boxes of a tensor, so that millions of them take seconds.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_format.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/core/box.hpp"
 #include "plait/core/text.hpp"
 
@@ -106,4 +106,22 @@ inline std::string entry_name(const stored_tensor& tensor, const stored_box& par
   return whole ? tensor.name : tensor.name + text_of_box(tensor, part);
 }
 
+/// Throws `error`, its text starting with `source`, unless `m` is what a step can be loaded from: names not empty,
+/// UTF-8 and used once; files at different paths below data/ without "." or ".."; boxes within their tensors, of as
+/// many bytes as their extents say, covering each element exactly once; ranges of bytes that follow the header of their
+/// file to its end without holes or overlaps. The text names the tensor and the first element that is missing or there
+/// twice. Takes O(n log n) for n boxes.
+void check_manifest(const manifest& m, const std::string& source);
+
+/// Returns the text of `m`. Throws `error` starting with `source` as `check_manifest` does.
+std::string manifest_text(const manifest& m, const std::string& source = "manifest");
+
+/// Reads the text of a manifest, strictly: the keys that `manifest_text` writes, each once, format and version first,
+/// and nothing else; checked by `check_manifest`. Throws `error` starting with `source`.
+manifest parse_manifest(std::string_view text, const std::string& source = "manifest");
+
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/checkpoint/manifest.ipp"  // IWYU pragma: keep
+#endif

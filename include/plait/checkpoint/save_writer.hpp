@@ -22,10 +22,8 @@
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/own_file_check.hpp"
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/step_directory.hpp"
-#include "plait/checkpoint/step_list.hpp"
 #include "plait/checkpoint/verify.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"

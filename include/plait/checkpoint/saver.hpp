@@ -23,12 +23,10 @@
 #include <variant>
 #include <vector>
 
-#include "plait/checkpoint/finished_save.hpp"
+#include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/held_state.hpp"
-#include "plait/checkpoint/one_directory.hpp"
-#include "plait/checkpoint/plan_agreement.hpp"
+#include "plait/checkpoint/save_plan.hpp"
 #include "plait/checkpoint/save_writer.hpp"
-#include "plait/checkpoint/share_plan.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/comm/agreement.hpp"
 #include "plait/core/error.hpp"

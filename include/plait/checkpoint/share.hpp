@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/safetensors_stream.hpp"
-#include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"

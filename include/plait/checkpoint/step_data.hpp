@@ -1,27 +1,79 @@
-// The data files of a saved step: which boxes of a tensor there are, blobs, the checksums of whole boxes. Tensors are
-// read by checkpoint/reads_ahead.hpp, and from end to end by checkpoint/read_flat.hpp.
+// Reads the data files of a saved step: boxes of tensors in the background, in large blocks and converted to another
+// type, or tensors from end to end. Every checksum is compared.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/stored_boxes.hpp"
+#include "plait/checkpoint/safetensors.hpp"
+#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/precision.hpp"
 #include "plait/io/byte_buffer.hpp"
+#include "plait/io/copy_past_cache.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
-#include "plait/io/open_files.hpp"
+#include "plait/io/read_ahead.hpp"
 
 namespace plait {
+
+/// Indices of the boxes of tensors, each made when it is first asked for. Used by one thread at a time.
+class stored_boxes {
+ public:
+  /// Runs at least so long are read one by one; shorter ones with what lies between them. In bytes.
+  static constexpr std::int64_t long_run = 16 << 10;
+
+  /// Returns the indices, ascending, of the boxes of `tensor` that have an element in common with `wanted`. The tensor
+  /// stays where it is.
+  std::vector<std::uint32_t> overlapping(const stored_tensor& tensor, const box& wanted) {
+    const auto [found, is_new] = indices_.try_emplace(&tensor);
+    if (is_new) {
+      std::vector<box> boxes;
+      for (const stored_box& b : tensor.boxes) boxes.push_back(tensor.box_of(b));
+      found->second = box_index(boxes);
+    }
+    return found->second.overlapping(wanted);
+  }
+  /// Returns whether `wanted` lies in some box of the tensor as short runs with gaps between them, which are read too.
+  bool has_short_runs(const stored_tensor& tensor, const box& wanted) {
+    for (const std::uint32_t i : overlapping(tensor, wanted)) {
+      const box whole = tensor.box_of(tensor.boxes[i]);
+      const std::optional<box> common = intersection(whole, wanted);
+      if (!common) continue;
+      const std::int64_t elements = common->local_size(), run = detail::common_run(*common, whole, whole).first;
+      if (run < elements && run * static_cast<std::int64_t>(size_of(tensor.dtype)) < long_run) return true;
+    }
+    return false;
+  }
+  /// Returns the place in its file of the first element of `wanted`, a box of the tensor; 0 where it has none.
+  std::uint64_t place_of(const stored_tensor& tensor, const box& wanted) {
+    for (const std::uint32_t i : overlapping(tensor, wanted)) {
+      const box whole = tensor.box_of(tensor.boxes[i]);
+      const std::optional<box> common = intersection(whole, wanted);
+      if (!common || common->offset != wanted.offset) continue;
+      const auto at = static_cast<std::uint64_t>(detail::place_in(whole, common->offset));
+      return tensor.boxes[i].stored.position + at * size_of(tensor.dtype);
+    }
+    return 0;
+  }
+
+ private:
+  std::map<const stored_tensor*, box_index> indices_;
+};
 
 /// Tells of a box that was not read whole what was read: where all of its elements were read once, by whatever readers,
 /// the sums of these add up (by exclusive or) to its checksum.
@@ -72,7 +124,7 @@ class step_data {
   }
   /// Bytes read so far.
   std::uint64_t bytes() const { return bytes_; }
-  /// Returns a data file, for whoever reads from it (checkpoint/reads_ahead.hpp); `add_bytes` says how much.
+  /// Returns a data file, for whoever reads from it (checkpoint/step_data.hpp); `add_bytes` says how much.
   std::shared_ptr<const open_file> hold(std::uint32_t file) { return open_.hold(file); }
   void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
 
@@ -94,6 +146,485 @@ class step_data {
   byte_buffer scratch_;
   std::uint64_t bytes_ = 0;
 };
+
+/// A box of a saved tensor and where its elements go, row-major.
+struct wanted_box {
+  const stored_tensor* tensor = nullptr;
+  box wanted;
+  std::byte* out = nullptr;
+  std::optional<dtype> type{};  ///< of the elements there; none: that of the saved ones, whatever it is
+  std::size_t owner = 0;        ///< a number that the caller knows it by; those of a list do not fall
+};
+
+namespace detail {
+
+/// The part that a wanted box and a stored one have in common, on its way to memory.
+struct common_box {
+  common_box(const wanted_box& w, std::uint32_t stored_box_index, const box& stored_whole, const box& both)
+      : for_whom(w), index(stored_box_index), whole(stored_whole), common(both) {
+    std::tie(run, outer) = common_run(common, whole, for_whom.wanted);
+    runs = common.local_size() / run;
+    left = static_cast<std::uint64_t>(common.local_size()) * width();
+  }
+  const stored_tensor& tensor() const { return *for_whom.tensor; }
+  const stored_box& stored() const { return tensor().boxes[index]; }
+  std::size_t width() const { return size_of(tensor().dtype); }
+  bool converts() const { return for_whom.type && safetensors_dtype_of(*for_whom.type) != tensor().dtype; }
+  bool is_whole() const { return common.local_size() == whole.local_size(); }
+  /// Returns where the i-th run begins in the stored and in the wanted box, in elements.
+  std::pair<std::int64_t, std::int64_t> places(std::int64_t i) const {
+    per_dim at = common.offset;
+    for (int d = outer - 1; d >= 0; --d) {
+      at[d] += i % common.local[d];
+      i /= common.local[d];
+    }
+    return {place_in(whole, at), place_in(for_whom.wanted, at)};
+  }
+  /// Returns the place of its first byte in the file.
+  std::uint64_t position(std::int64_t i) const {
+    return stored().stored.position + static_cast<std::uint64_t>(places(i).first) * width();
+  }
+
+  wanted_box for_whom;
+  std::uint32_t index;  ///< in `tensor().boxes`
+  box whole, common;
+  std::int64_t run = 0, runs = 0;  ///< elements that follow each other in both, and how often
+  int outer = 0;                   ///< the dims before those of a run
+  std::uint32_t sum = 0;           ///< of the bytes that have been read, as in `partly_read`
+  std::uint64_t left = 0;          ///< bytes that have not
+};
+
+/// Runs of a common box that are read together, or a part of one.
+struct piece_of_box {
+  std::shared_ptr<common_box> from;
+  std::uint64_t begin = 0, end = 0;  ///< in the file
+  std::int64_t first = 0, runs = 0;  ///< which runs; a part of a run is of one
+  std::uint32_t sum = 0;
+  std::uint64_t bytes = 0;  ///< what is wanted of it
+
+  std::uint32_t file() const { return from->stored().stored.file; }
+};
+
+/// Gives blocks one after the other. Boxes are planned some at a time, so that the plan of any state is small.
+class planned_blocks {
+ public:
+  struct block : file_block {
+    std::uint32_t which_file = 0;
+    std::vector<piece_of_box> pieces;
+  };
+  /// Blocks smaller than this are read as they are; larger ones from page to page, which goes past the system's cache.
+  static constexpr std::uint64_t large = std::uint64_t{256} << 10, page = 4096;
+  /// Boxes of at least this size are read directly into their destination, where both have the same page offset.
+  static constexpr std::uint64_t straight = std::uint64_t{1} << 20;
+
+  planned_blocks(const manifest& saved, stored_boxes& boxes, std::vector<wanted_box> wanted, std::size_t block_bytes)
+      : saved_(saved), boxes_(boxes), wanted_(std::move(wanted)), block_bytes_(block_bytes) {
+    if (!wanted_.empty()) unread_.resize(wanted_.back().owner + 1);
+  }
+
+  /// Returns the next block, whose file is not open yet; nothing after the last one.
+  std::optional<block> next() {
+    while (next_ == pieces_.size()) {
+      if (planned_ == wanted_.size()) return std::nullopt;
+      plan();
+    }
+    block out;
+    out.which_file = pieces_[next_].file();
+    out.into = goes_straight(pieces_[next_]);
+    const bool alone = out.into != nullptr;
+    const std::uint64_t align = block_bytes_ >= large ? page : 1;
+    const std::uint64_t limit = (pieces_[next_].begin + block_bytes_) / align * align;
+    std::uint64_t end = 0, bytes = 0;
+    while (next_ < pieces_.size() && (out.pieces.empty() || !alone)) {
+      piece_of_box& p = pieces_[next_];
+      if (p.file() != out.which_file || p.begin >= limit) break;
+      if (!out.pieces.empty() && p.begin < out.pieces.front().begin) break;  // it overlaps one that was cut
+      if (!out.pieces.empty() && (p.begin > end + bytes / most_gap || goes_straight(p) != nullptr)) break;
+      std::uint64_t to = p.end;
+      if (to > limit) {  // at the end of an element
+        const std::size_t width = p.from->width();
+        to = p.runs > 1 ? p.begin : p.begin + (limit - p.begin) / width * width;
+        if (to == p.begin) break;
+      }
+      piece_of_box& taken = out.pieces.emplace_back(p);
+      taken.end = p.begin = to;
+      if (p.runs == 1) taken.bytes = to - taken.begin;
+      end = std::max(end, to);
+      bytes += taken.bytes;
+      if (p.begin < p.end) break;  // the rest is of the next one
+      ++next_;
+    }
+    out.position = out.pieces.front().begin;
+    if (!alone && end - out.position > large) {
+      out.position = out.position / page * page;
+      end = std::max(end, std::min((end + page - 1) / page * page, saved_.files[out.which_file].bytes));
+    }
+    out.bytes = end - out.position;
+    return out;
+  }
+  /// Says that all of a common box has been read.
+  void has_read(const common_box& one) { --unread_[one.for_whom.owner]; }
+  /// Returns whether all that an owner wants has been read.
+  bool has_all(std::size_t owner) const {
+    const bool is_planned = planned_ == wanted_.size() || wanted_[planned_].owner > owner;
+    return is_planned && (owner >= unread_.size() || unread_[owner] == 0);
+  }
+
+ private:
+  /// A gap between two boxes is read with them where it is at most so small a part of what is wanted before it.
+  static constexpr std::uint64_t most_gap = 16;
+
+  /// Returns where a piece can be read to straight away, or nothing.
+  static std::byte* goes_straight(const piece_of_box& p) {
+    const common_box& b = *p.from;
+    if (p.runs > 1 || b.converts() || static_cast<std::uint64_t>(b.run) * b.width() < straight) return nullptr;
+    const auto [from, to] = b.places(p.first);
+    const std::uint64_t before = b.stored().stored.position + static_cast<std::uint64_t>(from) * b.width();
+    std::byte* const out = b.for_whom.out + static_cast<std::size_t>(to) * b.width() + (p.begin - before);
+    return (reinterpret_cast<std::uintptr_t>(out) - p.begin) % page == 0 ? out : nullptr;
+  }
+
+  /// Plans the next boxes: about as many as make some blocks, so that those of one file can be joined.
+  void plan() {
+    constexpr std::uint64_t blocks = 16;
+    pieces_.clear();
+    next_ = 0;
+    for (std::uint64_t bytes = 0; planned_ < wanted_.size() && bytes < blocks * block_bytes_; ++planned_) {
+      const wanted_box& w = wanted_[planned_];
+      for (const std::uint32_t i : boxes_.overlapping(*w.tensor, w.wanted)) {
+        const box whole = w.tensor->box_of(w.tensor->boxes[i]);
+        const std::optional<box> common = intersection(whole, w.wanted);
+        if (!common) continue;
+        const auto both = std::make_shared<common_box>(w, i, whole, *common);
+        bytes += both->left;
+        ++unread_[w.owner];
+        add(both);
+      }
+    }
+    std::stable_sort(pieces_.begin(), pieces_.end(), [](const piece_of_box& a, const piece_of_box& b) {
+      return std::make_tuple(a.file(), a.begin) < std::make_tuple(b.file(), b.begin);
+    });
+  }
+  void add(const std::shared_ptr<common_box>& both) {
+    const auto run = static_cast<std::uint64_t>(both->run) * both->width();
+    const bool apart = run >= std::min<std::uint64_t>(stored_boxes::long_run, block_bytes_ / 4);
+    const std::uint64_t most = block_bytes_ - std::min<std::uint64_t>(block_bytes_ / 2, page);
+    for (std::int64_t i = 0; i < both->runs; ++i) {
+      const std::uint64_t begin = both->position(i);
+      if (i > 0 && !apart && begin + run - pieces_.back().begin <= most) {
+        pieces_.back().end = begin + run;
+        pieces_.back().bytes += run;
+        ++pieces_.back().runs;
+      } else {
+        pieces_.push_back({both, begin, begin + run, i, 1, 0, run});
+      }
+    }
+  }
+
+  const manifest& saved_;
+  stored_boxes& boxes_;
+  std::vector<wanted_box> wanted_;
+  std::size_t block_bytes_;
+  std::size_t planned_ = 0;  ///< how many of `wanted_`
+  std::vector<piece_of_box> pieces_;
+  std::size_t next_ = 0;             ///< of `pieces_`
+  std::vector<std::size_t> unread_;  ///< by owner: common boxes that are planned and have not been read
+};
+
+}  // namespace detail
+
+/// Returns the type of a tensor's elements, or nothing where a file's are of no type that weights are written in: F64,
+/// F32 and BF16.
+constexpr std::optional<dtype> weight_dtype_of(safetensors_dtype type) {
+  for (const dtype one : {dtype::f64, dtype::f32, dtype::bf16})
+    if (safetensors_dtype_of(one) == type) return one;
+  return std::nullopt;
+}
+
+/// Converts `n` elements of a file to F64, F32 or BF16, with one rounding; copies them where they are of the type that
+/// is asked for, whatever it is. Throws as `copy_elements`, naming `name`, and for another type.
+inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
+                          const std::string& name) {
+  const auto count = static_cast<std::size_t>(n);
+  if (safetensors_dtype_of(to) == from) {
+    std::memcpy(out, in, count * size_of(to));
+    return;
+  }
+  if (to != dtype::f64 && to != dtype::f32 && to != dtype::bf16)
+    fail({"tensor '", name, "' holds ", name_of(from), " elements, which do not become ", plait::name_of(to)});
+  const safetensors_entry entry{name, from, {n}, {in, count * size_of(from)}};
+  if (to == dtype::f64) {
+    std::vector<double> values(count);
+    copy_elements(entry, values.data());
+    std::memcpy(out, values.data(), count * sizeof(double));
+    return;
+  }
+  std::vector<float> values(count);
+  copy_elements(entry, values.data());
+  if (to == dtype::f32) {
+    std::memcpy(out, values.data(), count * sizeof(float));
+  } else {
+    std::vector<bf16> rounded(count);
+    for (std::size_t i = 0; i < count; ++i) rounded[i] = to_bf16(values[i]);
+    std::memcpy(out, rounded.data(), count * sizeof(bf16));
+  }
+}
+
+/// How much is read ahead: `threads` blocks of `bytes` at once, and as much memory.
+struct read_sizes {
+  int threads = 2;
+  std::size_t bytes = std::size_t{4} << 20;
+};
+
+/// Returns nothing, or what is wrong with the sizes, which are called `threads` and `bytes`.
+inline std::string fault_of(const read_sizes& s, const std::string& threads, const std::string& bytes) {
+  if (s.threads < 1 || s.threads > 64) return cat({threads, " is ", s.threads, "; legal are 1 to 64"});
+  constexpr std::size_t least = 64, most = std::size_t{1} << 30;
+  if (s.bytes < least || s.bytes > most) return cat({bytes, " is ", s.bytes, "; legal are ", least, " to ", most});
+  return {};
+}
+
+/// Boxes on their way to memory. The caller waits for those of one owner after the other.
+class reads_ahead {
+ public:
+  /// Begins to read. `data` is of the step whose manifest is `saved`; it is not used by others until `finish` has
+  /// returned, or this is destroyed. No file is opened by this thread. The sizes are legal.
+  reads_ahead(const manifest& saved, step_data& data, std::vector<wanted_box> wanted, read_sizes sizes) {
+    std::uint64_t all = 0;
+    for (const wanted_box& w : wanted)
+      all += static_cast<std::uint64_t>(w.wanted.local_size()) * size_of(w.tensor->dtype);
+    if (all == 0) return;
+    sizes.bytes = static_cast<std::size_t>(std::min<std::uint64_t>(sizes.bytes, std::max<std::uint64_t>(all, 64)));
+    const std::uint64_t blocks = (all + sizes.bytes - 1) / sizes.bytes;
+    sizes.threads = static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(sizes.threads), blocks));
+    source_.emplace(saved, data, std::move(wanted), sizes.bytes);
+    ahead_.emplace(*source_, sizes.threads, sizes.bytes + 2 * detail::planned_blocks::page);
+  }
+
+  /// Waits until all that `owner` wants is there and the checksums of the boxes that it wanted whole are right. Returns
+  /// whether nothing has failed so far; where something has, no thread writes anywhere any more.
+  bool wait(std::size_t owner) {
+    return !ahead_ || ahead_->wait([&] { return source_->blocks.has_all(owner); });
+  }
+  /// Waits for all. Throws the `error` that names the tensor, box, file and position of a box whose checksum is
+  /// another, and as `open_file::read` and `file_system::open`.
+  void finish() {
+    if (ahead_) ahead_->finish();
+  }
+  /// Returns what was read of boxes that were not wanted whole, each with its owner; after `finish`.
+  std::vector<std::pair<std::size_t, partly_read>> take_partly_read() {
+    return source_ ? std::exchange(source_->partly, {}) : std::vector<std::pair<std::size_t, partly_read>>{};
+  }
+
+ private:
+  struct source {
+    using block = detail::planned_blocks::block;
+
+    source(const manifest& saved, step_data& d, std::vector<wanted_box> wanted, std::size_t bytes)
+        : data(d), blocks(saved, d.boxes(), std::move(wanted), bytes) {}
+
+    std::optional<block> next() {
+      std::optional<block> one = blocks.next();
+      if (one) one->file = data.hold(one->which_file);
+      return one;
+    }
+    void use(block& one, std::span<const std::byte> bytes) const {
+      for (detail::piece_of_box& p : one.pieces) {
+        const auto mine =
+            bytes.subspan(static_cast<std::size_t>(p.begin - one.position), static_cast<std::size_t>(p.end - p.begin));
+        p.runs == 1 ? use_part_of_run(p, mine) : use_runs(p, mine);
+      }
+    }
+    void used(block& one) {
+      data.add_bytes(one.bytes);
+      for (const detail::piece_of_box& p : one.pieces) {
+        detail::common_box& from = *p.from;
+        from.sum ^= p.sum;
+        from.left -= p.bytes;
+        if (from.left > 0) continue;
+        if (!from.is_whole()) {
+          const auto bytes = static_cast<std::uint64_t>(from.common.local_size()) * from.width();
+          partly.emplace_back(from.for_whom.owner, partly_read{&from.tensor(), from.index, from.sum, bytes});
+        } else if (from.sum != from.stored().stored.crc32c) {
+          data.damaged(from.tensor(), from.stored());
+        }
+        blocks.has_read(from);
+      }
+    }
+
+    step_data& data;
+    detail::planned_blocks blocks;
+    std::vector<std::pair<std::size_t, partly_read>> partly;
+  };
+
+  /// Copies or converts elements to their place in the wanted box, unless they were read to it.
+  static void put(const detail::common_box& from, std::int64_t at, std::span<const std::byte> bytes) {
+    const wanted_box& w = from.for_whom;
+    const std::size_t width = from.converts() ? size_of(*w.type) : from.width();
+    std::byte* const out = w.out + static_cast<std::size_t>(at) * width;
+    if (from.converts())
+      convert_saved(from.tensor().dtype, *w.type, bytes.data(), out,
+                    static_cast<std::int64_t>(bytes.size() / from.width()), from.tensor().name);
+    else if (out != bytes.data())
+      copy_past_cache(out, bytes.data(), bytes.size());
+  }
+  /// Bytes are summed up and copied some at a time, so that the cache has them still.
+  static void use_part_of_run(detail::piece_of_box& p, std::span<const std::byte> bytes) {
+    constexpr std::size_t at_once = std::size_t{128} << 10;
+    const detail::common_box& from = *p.from;
+    const auto [stored, wanted] = from.places(p.first);
+    const std::uint64_t in_box = p.begin - from.stored().stored.position;
+    const auto into_run = static_cast<std::int64_t>(in_box / from.width()) - stored;
+    std::uint32_t sum = 0;
+    for (std::size_t at = 0; at < bytes.size(); at += at_once) {
+      const auto some = bytes.subspan(at, std::min(at_once, bytes.size() - at));
+      sum = crc32c(some, sum);
+      put(from, wanted + into_run + static_cast<std::int64_t>(at / from.width()), some);
+    }
+    p.sum = behind(from, in_box + bytes.size(), sum);
+  }
+  static void use_runs(detail::piece_of_box& p, std::span<const std::byte> bytes) {
+    const detail::common_box& from = *p.from;
+    const std::size_t run = static_cast<std::size_t>(from.run) * from.width();
+    std::uint64_t last_step = 0, end = p.begin - from.stored().stored.position;
+    std::uint32_t sum = 0, power = detail::crc32c_power(0);
+    for (std::int64_t i = p.first; i < p.first + p.runs; ++i) {
+      const auto [stored, wanted] = from.places(i);
+      const std::uint64_t begin = static_cast<std::uint64_t>(stored) * from.width();
+      const auto some = bytes.subspan(static_cast<std::size_t>(begin + from.stored().stored.position - p.begin), run);
+      const std::uint64_t step = begin + run - end;  // runs that follow each other in equal steps share a power
+      if (step != last_step) power = detail::crc32c_power(last_step = step);
+      sum = detail::crc32c_multiply(power, sum) ^ crc32c(some);
+      end = begin + run;
+      put(from, wanted, some);
+    }
+    p.sum = behind(from, end, sum);
+  }
+  /// Returns what bytes of a box that end at byte `end` of it, whose sum is `sum`, have in the sum of the box.
+  static std::uint32_t behind(const detail::common_box& from, std::uint64_t end, std::uint32_t sum) {
+    return detail::crc32c_multiply(detail::crc32c_power(from.stored().stored.bytes - end), sum);
+  }
+
+  std::optional<source> source_;
+  std::optional<read_ahead<source>> ahead_;
+};
+
+/// Returns the number of elements of a tensor, whose manifest was checked.
+inline std::int64_t elements_of(const stored_tensor& tensor) { return elements_of_shape(tensor.shape); }
+
+/// Returns how many elements to read at once: as many as fit in `bytes`, at least one, in whole rows where a row fits
+/// (whole planes of rows where those do), so that a chunk is one box.
+inline std::int64_t chunk_elements(const stored_tensor& tensor, std::uint64_t bytes) {
+  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(bytes / size_of(tensor.dtype), 1));
+  std::int64_t row = 1;
+  for (std::size_t d = tensor.shape.size(); d-- > 0;) {
+    if (tensor.shape[d] == 0 || row > most / tensor.shape[d]) break;
+    row *= tensor.shape[d];
+  }
+  return most - most % row;
+}
+
+/// Calls f(begin, end, bytes) for each chunk of a tensor in turn: elements [begin, end), which take about
+/// `chunk_bytes`.
+template <class F>
+void each_chunk(const stored_tensor& tensor, std::uint64_t chunk_bytes, F&& f) {
+  const std::int64_t size = elements_of(tensor), chunk = chunk_elements(tensor, chunk_bytes);
+  for (std::int64_t begin = 0; begin < size; begin += std::min(size - begin, chunk)) {
+    const std::int64_t end = begin + std::min(size - begin, chunk);
+    f(begin, end, static_cast<std::uint64_t>(end - begin) * size_of(tensor.dtype));
+  }
+}
+
+/// Reads a step's tensors one after the other, each from its first element to its last. Used by one thread.
+class flat_reader {
+ public:
+  /// `path` is the step's directory, whose manifest must outlive this.
+  flat_reader(file_system& files, std::string path, const manifest& saved)
+      : saved_(saved), data_(files, std::move(path), saved) {}
+
+  /// Reads the next elements of a tensor into `out`, from `begin` on, up to `end`; with the last of them, the checksums
+  /// of all its boxes have been compared. Throws `error` that names the tensor, box, file and position where they
+  /// differ, and as `reads_ahead::finish` does; or if the elements are not the next ones.
+  void read(const stored_tensor& tensor, std::int64_t begin, std::int64_t end, std::byte* out) {
+    if (begin == 0) begin_tensor(tensor);
+    if (tensor_ != &tensor || begin != next_) fail({"the elements of '", tensor.name, "' are read out of order"});
+    stored_box all;
+    std::copy(tensor.shape.begin(), tensor.shape.end(), all.extent.begin());
+    std::vector<wanted_box> wanted;
+    for (const box& part : boxes_of_flat_range(tensor.box_of(all), begin, end)) {
+      wanted.push_back({&tensor, part, out});
+      out += static_cast<std::uint64_t>(part.local_size()) * size_of(tensor.dtype);
+    }
+    reads_ahead ahead(saved_, data_, std::move(wanted), {});
+    ahead.finish();
+    for (const auto& [owner, part] : ahead.take_partly_read()) {
+      const auto found = sums_.try_emplace(part.box, 0u).first;
+      found->second ^= part.sum;
+    }
+    next_ = end;
+    if (end == elements_of(tensor)) end_tensor();
+  }
+  /// Reads a blob whole. Throws `error` as for tensors.
+  std::string read(const stored_blob& blob) { return data_.read(blob); }
+
+ private:
+  void begin_tensor(const stored_tensor& tensor) {
+    tensor_ = &tensor;
+    next_ = 0;
+    sums_.clear();
+  }
+  /// Boxes that lay in one chunk were compared when they were read.
+  void end_tensor() {
+    for (const auto& [box, sum] : sums_) {
+      const stored_box& stored = tensor_->boxes[box];
+      if (sum != stored.stored.crc32c) data_.damaged(*tensor_, stored);
+    }
+    tensor_ = nullptr;
+  }
+
+  const manifest& saved_;
+  step_data data_;
+  const stored_tensor* tensor_ = nullptr;  ///< the one that is being read
+  std::int64_t next_ = 0;
+  std::map<std::uint32_t, std::uint32_t> sums_;  ///< by box, of those that are read in parts
+};
+
+/// Returns whether a tensor of this name belongs to an optimizer, and is no weight.
+inline bool is_of_optimizer(std::string_view name) { return name.starts_with("optim."); }
+
+/// Returns the tensors of a step that are `wanted`, in that order; their types are not compared. Throws `error`, its
+/// text starting with `source`, with the names of all that are missing, that nobody wants (of weights alone, where
+/// `weights_only`), and that have another shape.
+inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
+                                                         const std::vector<safetensors_declaration>& wanted,
+                                                         const std::string& source, bool weights_only) {
+  std::map<std::string_view, const stored_tensor*> there;
+  for (const stored_tensor& t : saved.tensors)
+    if (!weights_only || !is_of_optimizer(t.name)) there.emplace(t.name, &t);
+  std::vector<const stored_tensor*> found;
+  std::vector<std::string> missing, unexpected;
+  std::string wrong;
+  for (const safetensors_declaration& w : wanted) {
+    const auto at = there.find(w.name);
+    if (at == there.end()) {
+      missing.push_back(w.name);
+      continue;
+    }
+    if (at->second->shape != w.shape)
+      append(wrong, {wrong.empty() ? "" : "; ", "'", w.name, "' has the shape ", detail::shape_text(at->second->shape),
+                     ", and the model needs ", detail::shape_text(w.shape)});
+    found.push_back(at->second);
+    there.erase(at);
+  }
+  for (const auto& [name, tensor] : there) unexpected.emplace_back(name);
+  std::string problem;
+  if (!missing.empty()) problem = cat({"the model needs ", detail::quoted(missing), ", which it has not"});
+  if (!unexpected.empty())
+    append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", detail::quoted(unexpected)});
+  if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
+  if (!problem.empty()) fail({source, ": ", problem});
+  return found;
+}
 
 }  // namespace plait
 

@@ -1,5 +1,5 @@
 // The element types of arrays, as values and as C++ types, and `bf16`. Which of them a layer uses for weights,
-// gradients and statistics is in core/precision.hpp; the types of files are in checkpoint/safetensors_format.hpp.
+// gradients and statistics is in core/precision.hpp; the types of files are in checkpoint/safetensors.hpp.
 #pragma once
 
 #include <bit>

@@ -1,12 +1,12 @@
 // The few operations on files that saving and loading need, as an abstract class, so that tests can crash between any
-// two of them. What the machine does: io/posix_file_system.hpp; the order that survives a crash:
-// checkpoint/step_directory.hpp. Single small files are written by io/atomic_file.hpp.
+// two of them. The machine's files: io/posix_file_system.hpp.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -166,6 +166,36 @@ inline void remove_all(file_system& files, const std::string& path, file_kind ki
   for (const directory_entry& entry : files.list(path)) remove_all(files, path + "/" + entry.name, entry.kind);
   files.remove_directory(path);
 }
+
+/// Used by one thread at a time.
+class open_files {
+ public:
+  /// Most files that are open at once.
+  static constexpr std::size_t most = 64;
+
+  open_files(file_system& files, std::vector<std::string> paths)
+      : files_(files), paths_(std::move(paths)), open_(paths_.size()) {}
+
+  /// Returns the i-th file, which stays open until `most` others have been asked for. Throws as `file_system::open`.
+  const open_file& at(std::size_t i) { return *hold(i); }
+  /// Returns the same file, which stays open as long as somebody holds it. Other threads may read from it.
+  std::shared_ptr<const open_file> hold(std::size_t i) {
+    if (open_[i]) return open_[i];
+    open_[i] = files_.open(paths_[i]);
+    order_.push_back(i);
+    if (order_.size() > most) {
+      open_[order_.front()].reset();
+      order_.pop_front();
+    }
+    return open_[i];
+  }
+
+ private:
+  file_system& files_;
+  std::vector<std::string> paths_;
+  std::vector<std::shared_ptr<const open_file>> open_;
+  std::deque<std::size_t> order_;  ///< of those that are open, the oldest first
+};
 
 }  // namespace plait
 

@@ -1,5 +1,5 @@
 // Parses JSON that somebody else has written into nlohmann's tree, with limits to its length and depth and each key
-// once. Large headers are read without a tree: checkpoint/safetensors_reader.hpp. To write JSON: io/json_writer.hpp.
+// once. Large headers are read without a tree: checkpoint/safetensors.hpp. To write JSON: io/json_writer.hpp.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/io/foreign_file.hpp"
+#include "plait/io/mapped_file.hpp"
 
 namespace plait {
 

@@ -12,13 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/convert.hpp"
-#include "plait/checkpoint/one_directory.hpp"
-#include "plait/checkpoint/read_flat.hpp"
-#include "plait/checkpoint/tensors_of_step.hpp"
-#include "plait/checkpoint/write_weights.hpp"
+#include "plait/checkpoint/agree.hpp"
+#include "plait/checkpoint/model_weights.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/io/atomic_folder.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/weights_order.hpp"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_directory.hpp"
+#include "plait/checkpoint/weight_files.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama_config_json.hpp"

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_writer.hpp"
-#include "plait/checkpoint/weight_tensor.hpp"
+#include "plait/checkpoint/safetensors.hpp"
+#include "plait/checkpoint/weight_files.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama_config.hpp"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/read_flat.hpp"
-#include "plait/checkpoint/step_list.hpp"
+#include "plait/checkpoint/step_data.hpp"
+#include "plait/checkpoint/step_directory.hpp"
 #include "support/memory_file_system.hpp"
 #include "support/small_step.hpp"
 #include "support/temp_folder.hpp"

@@ -1,4 +1,6 @@
 // program: files
+#include "plait/checkpoint/manifest.hpp"
+
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -8,8 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/manifest_check.hpp"
-#include "plait/checkpoint/manifest_json.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

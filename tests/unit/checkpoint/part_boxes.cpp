@@ -1,12 +1,11 @@
 // program: files
-#include "plait/checkpoint/part_boxes.hpp"
-
 #include <doctest/doctest.h>
 
 #include <map>
 #include <random>
 #include <vector>
 
+#include "plait/checkpoint/boxes.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

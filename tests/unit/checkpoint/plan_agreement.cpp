@@ -1,12 +1,11 @@
 // program: saver
-#include "plait/checkpoint/plan_agreement.hpp"
-
 #include <doctest/doctest.h>
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "plait/checkpoint/save_plan.hpp"
 #include "support/saved_tensors.hpp"
 
 using namespace plait;

@@ -1,5 +1,3 @@
-#include "plait/checkpoint/reads_ahead.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "support/memory_file_system.hpp"
 #include "support/temp_folder.hpp"

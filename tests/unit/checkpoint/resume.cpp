@@ -1,7 +1,5 @@
 // program: saver
 // A loop resumes or begins on all ranks alike, also where one of them does not see the newest step yet.
-#include "plait/checkpoint/resume.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/checkpoint/load_state.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/saved_tensors.hpp"

@@ -1,4 +1,6 @@
 // program: files
+#include "plait/checkpoint/safetensors.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -9,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_reader.hpp"
-#include "plait/checkpoint/safetensors_writer.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

@@ -1,6 +1,4 @@
 // program: files
-#include "plait/checkpoint/safetensors_shards.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -8,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "plait/io/atomic_folder.hpp"
-#include "plait/io/file_of_parts.hpp"
+#include "plait/checkpoint/weight_files.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

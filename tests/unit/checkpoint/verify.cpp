@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "support/memory_file_system.hpp"
 #include "support/small_step.hpp"
 #include "support/temp_folder.hpp"

@@ -8,7 +8,6 @@
 
 #include <csignal>
 
-#include "plait/io/open_files.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "support/temp_folder.hpp"
 

@@ -1,5 +1,4 @@
 // program: io
-#include "plait/io/ring_file.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "plait/checkpoint/load_weights.hpp"
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/model_weights.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"

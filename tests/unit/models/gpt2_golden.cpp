@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "../../../examples/gpt2.hpp"
-#include "plait/checkpoint/load_weights.hpp"
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/model_weights.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/train_step.hpp"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"
 

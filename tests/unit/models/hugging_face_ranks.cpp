@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/load_weights.hpp"
+#include "plait/checkpoint/model_weights.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"

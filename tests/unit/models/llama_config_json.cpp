@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "support/llama_configs.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/weights_order.hpp"
 #include "support/temp_folder.hpp"

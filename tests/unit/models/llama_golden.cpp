@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "plait/checkpoint/load_weights.hpp"
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/model_weights.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/load_weights.hpp"
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/model_weights.hpp"
+#include "plait/checkpoint/safetensors.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/nn/strategies.hpp"

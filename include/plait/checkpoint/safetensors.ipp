@@ -1,4 +1,4 @@
-// The definitions of safetensors_reader.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of safetensors.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -16,11 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/io/foreign_file.hpp"
+#include "plait/io/json_reader.hpp"
+#include "plait/io/mapped_file.hpp"
 
 namespace plait {
 
@@ -232,6 +233,24 @@ PLAIT_INLINE safetensors_table parse_safetensors_header(std::span<const std::byt
   }
   if (position != data_bytes) {
     header.bad(cat({"the tensors end at byte ", position, " of the data, and the file has ", data_bytes}));
+  }
+  return out;
+}
+
+PLAIT_INLINE std::map<std::string, std::string> parse_safetensors_index(std::string_view text,
+                                                                        const std::string& source) {
+  const nlohmann::json json = parse_json(text, source);
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (map == json.end() || !map->is_object())
+    fail({source, ": it has no weight_map, an object from the names of tensors to those of files"});
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, file] : map->items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : std::string();
+    if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos)
+      fail({source, ": the file of tensor '", tensor, "' is ",
+            file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 200),
+            "; legal is the name of a .safetensors file in the same folder"});
+    out.emplace(tensor, name);
   }
   return out;
 }

@@ -1,5 +1,5 @@
-// Whether the plans of all ranks for a save fit together, by one sum over the ranks before a byte is written. No plan
-// is sent: only where they do not fit, ranks say what they have of the tensors concerned.
+// Which boxes of a training state each rank writes, and whether the plans of all ranks make whole tensors: one sum over
+// the ranks shows that before a byte is written.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,47 @@
 #include <vector>
 
 #include "plait/checkpoint/agree.hpp"
-#include "plait/checkpoint/share_plan.hpp"
+#include "plait/checkpoint/boxes.hpp"
+#include "plait/checkpoint/held_state.hpp"
+#include "plait/checkpoint/share.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 
 namespace plait {
+
+/// One rank's part of a save.
+struct share_plan {
+  /// Elements [begin, end) of a tensor, which go to byte `to` of what is staged.
+  struct copy {
+    const held_tensor* from;
+    std::int64_t begin, end;
+    std::size_t to;
+  };
+  std::vector<staged_share::staged_box> boxes;
+  std::vector<copy> copies;  ///< one for each box
+  std::size_t bytes = 0;
+};
+
+/// Plans what this rank writes of `held`, which is sorted by the size of elements, so that each of them lies on a
+/// multiple of its size. Ranks that hold the same elements write a part of them each.
+template <compute_device Device>
+share_plan plan_share(const context<Device>& ctx, std::vector<held_tensor>& held) {
+  std::stable_sort(held.begin(), held.end(),
+                   [](const held_tensor& a, const held_tensor& b) { return a.element_bytes() > b.element_bytes(); });
+  share_plan plan;
+  for (const held_tensor& h : held) {
+    if (!h.counts) continue;
+    const auto [begin, end] = own_share(ctx, h);
+    for (const placed_box& b : boxes_of_part(h.part, begin, end, h.shape, h.name)) {
+      const std::int64_t at = begin + b.at;
+      plan.boxes.push_back({h.name, safetensors_dtype_of(h.type), b.where});
+      plan.copies.push_back({&h, at, at + b.where.local_size(), plan.bytes});
+      plan.bytes += static_cast<std::size_t>(b.where.local_size()) * h.element_bytes();
+    }
+  }
+  return plan;
+}
 
 namespace detail {
 

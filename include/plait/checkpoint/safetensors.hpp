@@ -1,0 +1,513 @@
+// The safetensors format: element types and conversions, headers and indices, whole files read from a map, written at
+// once or piece by piece, and files of a limited size. Malformed files: tests/unit/checkpoint/safetensors.cpp.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/precision.hpp"
+#include "plait/io/atomic_file.hpp"
+#include "plait/io/crc32c.hpp"
+#include "plait/io/file_system.hpp"
+#include "plait/io/json_writer.hpp"
+#include "plait/io/mapped_file.hpp"
+
+namespace plait {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian and are used in place");
+
+/// The element types of the safetensors format that plait reads and writes.
+enum class safetensors_dtype : std::uint8_t { boolean, u8, i8, i16, u16, f16, bf16, i32, u32, f32, i64, u64, f64 };
+
+namespace detail {
+
+struct safetensors_dtype_row {
+  safetensors_dtype type;
+  std::string_view name;
+  std::uint64_t size;
+};
+inline constexpr std::array<safetensors_dtype_row, 13> safetensors_dtypes{{{safetensors_dtype::boolean, "BOOL", 1},
+                                                                           {safetensors_dtype::u8, "U8", 1},
+                                                                           {safetensors_dtype::i8, "I8", 1},
+                                                                           {safetensors_dtype::i16, "I16", 2},
+                                                                           {safetensors_dtype::u16, "U16", 2},
+                                                                           {safetensors_dtype::f16, "F16", 2},
+                                                                           {safetensors_dtype::bf16, "BF16", 2},
+                                                                           {safetensors_dtype::i32, "I32", 4},
+                                                                           {safetensors_dtype::u32, "U32", 4},
+                                                                           {safetensors_dtype::f32, "F32", 4},
+                                                                           {safetensors_dtype::i64, "I64", 8},
+                                                                           {safetensors_dtype::u64, "U64", 8},
+                                                                           {safetensors_dtype::f64, "F64", 8}}};
+
+}  // namespace detail
+
+constexpr std::string_view name_of(safetensors_dtype type) {
+  return detail::safetensors_dtypes[static_cast<std::size_t>(type)].name;
+}
+/// Bytes of one element.
+constexpr std::uint64_t size_of(safetensors_dtype type) {
+  return detail::safetensors_dtypes[static_cast<std::size_t>(type)].size;
+}
+constexpr std::optional<safetensors_dtype> find_safetensors_dtype(std::string_view name) {
+  for (const auto& row : detail::safetensors_dtypes) {
+    if (row.name == name) return row.type;
+  }
+  return std::nullopt;
+}
+/// How the elements of a plait tensor are called in a file.
+constexpr safetensors_dtype safetensors_dtype_of(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return safetensors_dtype::f32;
+    case dtype::f64:
+      return safetensors_dtype::f64;
+    case dtype::bf16:
+      return safetensors_dtype::bf16;
+    case dtype::i32:
+      return safetensors_dtype::i32;
+    case dtype::i64:
+      return safetensors_dtype::i64;
+    case dtype::u8:
+      return safetensors_dtype::u8;
+  }
+  return safetensors_dtype::u8;
+}
+
+namespace detail {
+
+inline std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (std::int64_t n : shape) append(text, {(text.empty() ? "" : ", "), n});
+  return cat({"[", text, "]"});
+}
+
+}  // namespace detail
+
+/// Whether a type is one of real numbers that weights have: loads convert these to each other.
+constexpr bool is_floating(safetensors_dtype type) {
+  return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
+         type == safetensors_dtype::bf16;
+}
+
+/// Returns the number of elements of a shape that a reader has accepted, whose product may overflow where an extent
+/// is 0.
+inline std::int64_t elements_of_shape(std::span<const std::int64_t> shape) {
+  for (const std::int64_t extent : shape)
+    if (extent == 0) return 0;
+  std::int64_t n = 1;
+  for (const std::int64_t extent : shape) n *= extent;
+  return n;
+}
+
+/// One tensor of a file: row-major elements in `bytes`, which need not be aligned. A scalar has the shape {}.
+struct safetensors_entry {
+  std::string name;
+  safetensors_dtype dtype = safetensors_dtype::f32;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;
+
+  /// Number of elements; exact for entries that a reader or writer has accepted.
+  std::int64_t size() const { return static_cast<std::int64_t>(bytes.size() / size_of(dtype)); }
+};
+
+using safetensors_metadata = std::vector<std::pair<std::string, std::string>>;
+
+/// The longest header that readers of the format accept.
+inline constexpr std::uint64_t safetensors_max_header = 100'000'000;
+
+/// Bytes of a tensor, or nothing when they do not fit 63 bits or an extent is negative.
+inline std::optional<std::uint64_t> safetensors_bytes(const std::vector<std::int64_t>& shape, safetensors_dtype type) {
+  std::uint64_t bytes = size_of(type);
+  bool empty = false;
+  for (std::int64_t extent : shape) {
+    if (extent < 0) return std::nullopt;
+    empty = empty || extent == 0;
+  }
+  if (empty) return 0;
+  for (std::int64_t extent : shape) {
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent), &bytes)) return std::nullopt;
+  }
+  if (bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return std::nullopt;
+  return bytes;
+}
+
+/// IEEE binary16 to float, exact.
+inline float float_from_f16(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const int fraction = bits & 1023;
+  float magnitude = 0;
+  if (exponent == 31) {
+    magnitude = fraction != 0 ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
+  } else {
+    magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                              : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  }
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+namespace detail {
+
+template <class Stored, class T, class Convert>
+void convert_elements(const safetensors_entry& entry, T* out, Convert&& convert) {
+  for (std::size_t i = 0; i < entry.bytes.size() / sizeof(Stored); ++i) {
+    Stored value;
+    std::memcpy(&value, entry.bytes.data() + i * sizeof(Stored), sizeof(Stored));
+    out[i] = convert(value);
+  }
+}
+
+}  // namespace detail
+
+/// The elements of `entry` as `T`, row-major, `entry.size()` of them. To double, float and bf16: from F64, F32, F16 and
+/// BF16, rounded to nearest even (F64 to bf16 by way of float). To integers: from BOOL and every integer type, values
+/// that do not fit throw `error`. Other pairs throw `error`; nothing is converted between integers and floating point.
+template <class T>
+  requires(std::floating_point<T> || std::same_as<T, bf16> || (std::integral<T> && !std::same_as<T, bool>))
+void copy_elements(const safetensors_entry& entry, T* out) {
+  if constexpr (!std::integral<T>) {
+    const auto widen = [](auto value) { return converted<T>(value); };
+    switch (entry.dtype) {
+      case safetensors_dtype::f64:
+        return detail::convert_elements<double>(entry, out, widen);
+      case safetensors_dtype::f32:
+        return detail::convert_elements<float>(entry, out, widen);
+      case safetensors_dtype::f16:
+        return detail::convert_elements<std::uint16_t>(entry, out,
+                                                       [](std::uint16_t b) { return converted<T>(float_from_f16(b)); });
+      case safetensors_dtype::bf16:
+        return detail::convert_elements<std::uint16_t>(entry, out,
+                                                       [](std::uint16_t b) { return converted<T>(bf16{b}); });
+      default:
+        break;
+    }
+  } else {
+    const auto narrow = [&](auto value) {
+      if (!std::in_range<T>(value)) {
+        fail({"tensor '", entry.name, "': the element ", value, " does not fit ", 8 * sizeof(T), " bits"});
+      }
+      return static_cast<T>(value);
+    };
+    switch (entry.dtype) {
+      case safetensors_dtype::boolean:
+      case safetensors_dtype::u8:
+        return detail::convert_elements<std::uint8_t>(entry, out, narrow);
+      case safetensors_dtype::i8:
+        return detail::convert_elements<std::int8_t>(entry, out, narrow);
+      case safetensors_dtype::i16:
+        return detail::convert_elements<std::int16_t>(entry, out, narrow);
+      case safetensors_dtype::u16:
+        return detail::convert_elements<std::uint16_t>(entry, out, narrow);
+      case safetensors_dtype::i32:
+        return detail::convert_elements<std::int32_t>(entry, out, narrow);
+      case safetensors_dtype::u32:
+        return detail::convert_elements<std::uint32_t>(entry, out, narrow);
+      case safetensors_dtype::i64:
+        return detail::convert_elements<std::int64_t>(entry, out, narrow);
+      case safetensors_dtype::u64:
+        return detail::convert_elements<std::uint64_t>(entry, out, narrow);
+      default:
+        break;
+    }
+  }
+  fail({"tensor '", entry.name, "': ", name_of(entry.dtype), " elements cannot be read as ",
+        std::floating_point<T> ? "floating point" : "integers"});
+}
+
+namespace detail {
+
+/// Returns names in quotes, the first twenty of them.
+inline std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 20); ++i)
+    append(text, {i == 0 ? "'" : ", '", names[i], "'"});
+  if (names.size() > 20) append(text, {" and ", names.size() - 20, " more"});
+  return text;
+}
+
+}  // namespace detail
+
+/// The content of a safetensors file.
+struct safetensors_contents {
+  std::vector<safetensors_entry> entries;  ///< in the order of their data
+  safetensors_metadata metadata;
+};
+
+/// A tensor of a file, and where in the file its bytes are.
+struct safetensors_position {
+  std::string name;
+  safetensors_dtype dtype = safetensors_dtype::f32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t position = 0, bytes = 0;
+};
+
+/// The header of a safetensors file.
+struct safetensors_table {
+  std::vector<safetensors_position> tensors;  ///< in the order of their data
+  safetensors_metadata metadata;
+};
+
+/// Returns how many bytes come before the data: 8 and those of the header. `start` is the file's first bytes, 8 at
+/// least where the file has so many. Throws `error`, its text starting with `source`, where there are not so many.
+std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                     const std::string& source);
+
+/// Reads the header of a safetensors file: u64 length N of the header, JSON of N bytes, data. `start` is the file's
+/// bytes as far as the data at least, `file_bytes` the length of all of it. White space around the JSON is allowed, all
+/// else is strict: data of the tensors contiguous from 0 to the last byte of the file without holes or overlaps, each
+/// as long as its shape says, no name or key twice. Throws `error`, its text starting with `source` and naming the
+/// tensor.
+safetensors_table parse_safetensors_header(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                           const std::string& source);
+
+inline constexpr const char* safetensors_file_name = "model.safetensors";
+inline constexpr const char* safetensors_index_name = "model.safetensors.index.json";
+
+/// Returns the file of each tensor, as the text of a model.safetensors.index.json says. Throws `error`, its text
+/// starting with `source`, where it has no weight_map, or one that names something else than .safetensors files of the
+/// same folder.
+std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& source);
+
+/// Reads the bytes of a whole safetensors file. The spans of the result point into `file`. Throws as
+/// `parse_safetensors_header`.
+inline safetensors_contents parse_safetensors(std::span<const std::byte> file, const std::string& source) {
+  safetensors_table table = parse_safetensors_header(file, file.size(), source);
+  safetensors_contents out{{}, std::move(table.metadata)};
+  for (safetensors_position& t : table.tensors)
+    out.entries.push_back({std::move(t.name), t.dtype, std::move(t.shape), file.subspan(t.position, t.bytes)});
+  return out;
+}
+
+/// An open safetensors file. The entries point into the mapped file and live as long as any copy of the reader.
+class safetensors_reader {
+ public:
+  /// Errors as `mapped_file` and `parse_safetensors`, both naming `field` and the path.
+  explicit safetensors_reader(const std::string& path, const std::string& field = "path")
+      : file_(std::make_shared<const mapped_file>(path, field)),
+        source_(cat({field, ": '", path, "'"})),
+        contents_(parse_safetensors(file_->bytes(), source_)) {
+    by_name_.resize(contents_.entries.size());
+    for (std::size_t i = 0; i < by_name_.size(); ++i) by_name_[i] = i;
+    std::sort(by_name_.begin(), by_name_.end(), [&](std::size_t a, std::size_t b) { return name(a) < name(b); });
+  }
+
+  const std::vector<safetensors_entry>& entries() const { return contents_.entries; }
+  const safetensors_metadata& metadata() const { return contents_.metadata; }
+
+  /// The tensor called `wanted`, or null.
+  const safetensors_entry* find(std::string_view wanted) const {
+    const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), wanted,
+                                        [&](std::size_t i, std::string_view key) { return name(i) < key; });
+    return found != by_name_.end() && name(*found) == wanted ? &contents_.entries[*found] : nullptr;
+  }
+  /// The tensor called `wanted`; throws `error` when there is none.
+  const safetensors_entry& at(std::string_view wanted) const {
+    if (const auto* entry = find(wanted)) return *entry;
+    fail({source_, ": there is no tensor '", wanted, "' among its ", entries().size()});
+  }
+  /// The elements of tensor `wanted` as `T`; errors as `at` and `copy_elements`.
+  template <class T>
+  std::vector<T> read(std::string_view wanted) const {
+    const safetensors_entry& entry = at(wanted);
+    std::vector<T> out(static_cast<std::size_t>(entry.size()));
+    copy_elements(entry, out.data());
+    return out;
+  }
+
+ private:
+  std::string_view name(std::size_t i) const { return contents_.entries[i].name; }
+
+  std::shared_ptr<const mapped_file> file_;
+  std::string source_;
+  safetensors_contents contents_;
+  std::vector<std::size_t> by_name_;
+};
+
+/// Where the data of a file that plait writes start is a multiple of this many bytes, a page.
+inline constexpr std::uint64_t safetensors_alignment = 4096;
+
+/// A tensor of a file whose data come later: row-major, a scalar has the shape {}.
+struct safetensors_declaration {
+  std::string name;
+  safetensors_dtype dtype = safetensors_dtype::f32;
+  std::vector<std::int64_t> shape;
+};
+
+/// Where everything in a file lies, in bytes from its first one.
+struct safetensors_plan {
+  std::string header;                    ///< the first bytes of the file: header length and header, padded with spaces
+  std::vector<std::uint64_t> positions;  ///< of each tensor's data, in the order they were declared
+  std::vector<std::uint64_t> bytes;      ///< of each tensor
+  std::uint64_t file_bytes = 0;
+};
+
+/// Returns the plan of a file with the data of `tensors` in this order; the data start at a multiple of
+/// `safetensors_alignment`. Throws `error`, its text starting with `source`, for a name that is empty, reserved, used
+/// twice or no UTF-8, and for sizes that overflow or take too long a header.
+inline safetensors_plan plan_safetensors(const std::vector<safetensors_declaration>& tensors,
+                                         const safetensors_metadata& metadata, const std::string& source) {
+  std::unordered_set<std::string_view> names;
+  const auto claim = [&](const std::string& name) {
+    if (!is_utf8(name)) fail({source, ": the name '", name, "' is not UTF-8"});
+    if (!names.insert(name).second) fail({source, ": the name '", name, "' is used twice"});
+  };
+  json_object header;
+  if (!metadata.empty()) {
+    json_object values;
+    for (const auto& [key, value] : metadata) {
+      claim(key);
+      if (!is_utf8(value)) fail({source, ": the metadata of '", key, "' is not UTF-8"});
+      values.add(key, value);
+    }
+    header.add("__metadata__", values);
+  }
+  names.clear();
+  safetensors_plan out;
+  std::uint64_t end = 0;  // of the data, from their first byte
+  for (const safetensors_declaration& tensor : tensors) {
+    if (tensor.name.empty() || tensor.name == "__metadata__")
+      fail({source, ": '", tensor.name, "' cannot be the name of a tensor"});
+    claim(tensor.name);
+    const auto bytes = safetensors_bytes(tensor.shape, tensor.dtype);
+    if (!bytes || *bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) - end)
+      fail({source, ": tensor '", tensor.name, "' makes the file longer than 2^63 bytes, or an extent is negative"});
+    out.positions.push_back(end);
+    out.bytes.push_back(*bytes);
+    end += *bytes;
+    header.add(tensor.name, json_object()
+                                .add("dtype", name_of(tensor.dtype))
+                                .add("shape", tensor.shape)
+                                .add("data_offsets", std::vector<std::uint64_t>{end - *bytes, end}));
+  }
+  std::string text = header.text();
+  const std::uint64_t unpadded = 8 + text.size();
+  text.append((safetensors_alignment - unpadded % safetensors_alignment) % safetensors_alignment, ' ');
+  if (text.size() > safetensors_max_header) {
+    fail({source, ": ", tensors.size(), " tensors make a header of ", text.size(), " bytes; readers accept ",
+          safetensors_max_header, "; use several files"});
+  }
+  const std::uint64_t length = text.size();
+  out.header.resize(8);
+  std::memcpy(out.header.data(), &length, 8);
+  out.header += text;
+  for (std::uint64_t& position : out.positions) position += out.header.size();
+  out.file_bytes = out.header.size() + end;
+  return out;
+}
+
+/// Writes a safetensors file in one step. Tensors with wider elements come first (else in the given order), so that
+/// each starts on a multiple of its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `field`,
+/// and for data whose length is not that of the shape.
+inline void write_safetensors(const std::string& path, std::vector<safetensors_entry> entries,
+                              const safetensors_metadata& metadata = {}, const std::string& field = "path") {
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const auto& a, const auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
+  const std::string source = cat({field, ": '", path, "'"});
+  std::vector<safetensors_declaration> tensors;
+  for (const safetensors_entry& entry : entries) tensors.push_back({entry.name, entry.dtype, entry.shape});
+  const safetensors_plan plan = plan_safetensors(tensors, metadata, source);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].bytes.size() != plan.bytes[i]) {
+      fail({source, ": tensor '", entries[i].name, "' has ", entries[i].bytes.size(),
+            " bytes, and its shape and dtype take ", plan.bytes[i]});
+    }
+  }
+  atomic_file file(path, field);
+  file.write(plan.header);
+  for (const safetensors_entry& entry : entries) file.write(entry.bytes.data(), entry.bytes.size());
+  file.commit();
+}
+
+/// A safetensors file on its way to the disk. Destroyed before `finish`, it leaves a file that no reader accepts.
+class safetensors_stream {
+ public:
+  /// Creates the file, which must not exist, and writes its header.
+  safetensors_stream(file_system& files, const std::string& path, safetensors_plan plan)
+      : plan_(std::move(plan)), sums_(plan_.bytes.size(), 0), file_(files.create(path)) {
+    const auto header = std::as_bytes(std::span(plan_.header));
+    header_sum_ = crc32c(header);
+    file_->write(0, header);
+    end_ = header.size();
+  }
+
+  /// Writes the next bytes of the data, which may end anywhere, within a tensor or after several. Throws `error` when
+  /// they are more than were declared.
+  void append(std::span<const std::byte> bytes) {
+    expect(bytes);
+    file_->write(end_, bytes);
+    sum_up(bytes);
+  }
+  /// Appends bytes that stay as they are until `finish` has returned or this is destroyed: they are summed up
+  /// while the system writes them, where it does so by itself (`open_file::start_write`).
+  void append_lasting(std::span<const std::byte> bytes) {
+    expect(bytes);
+    file_->start_write(end_, bytes);
+    sum_up(bytes);
+  }
+
+  /// Syncs and closes the file. Throws `error` if bytes are missing.
+  void finish() {
+    if (end_ != plan_.file_bytes)
+      fail({"'", file_->path(), "': ", plan_.file_bytes - end_, " bytes of what was declared are missing"});
+    file_->sync();
+    file_.reset();
+  }
+
+  const safetensors_plan& plan() const { return plan_; }
+  /// Returns the checksum of the header with its length and padding.
+  std::uint32_t header_crc32c() const { return header_sum_; }
+  /// Returns the checksum of each tensor's data, in the order they were declared; of what has been appended so far.
+  const std::vector<std::uint32_t>& crc32c_of_tensors() const { return sums_; }
+
+ private:
+  void expect(std::span<const std::byte> bytes) const {
+    if (bytes.size() > plan_.file_bytes - end_) {
+      fail({"'", file_->path(), "': ", bytes.size(), " bytes are too many; ", plan_.file_bytes - end_,
+            " are left of what was declared"});
+    }
+  }
+  void sum_up(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const std::uint64_t left = plan_.positions[tensor_] + plan_.bytes[tensor_] - end_;
+      const auto some = bytes.first(std::min<std::uint64_t>(left, bytes.size()));
+      sums_[tensor_] = crc32c(some, sums_[tensor_]);
+      end_ += some.size();
+      bytes = bytes.subspan(some.size());
+      if (some.size() == left) ++tensor_;
+    }
+  }
+
+  safetensors_plan plan_;
+  std::vector<std::uint32_t> sums_;
+  std::unique_ptr<open_file> file_;
+  std::uint32_t header_sum_ = 0;
+  std::uint64_t end_ = 0;   ///< of what has been written
+  std::size_t tensor_ = 0;  ///< the one that the next byte is of, unless it has none
+};
+
+}  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/checkpoint/safetensors.ipp"  // IWYU pragma: keep
+#endif
+
+#include "plait/core/macros_on.hpp"
