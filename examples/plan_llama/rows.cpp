@@ -90,7 +90,7 @@ std::map<std::string, bool*> fact_columns(pp::software& s) {
           {"gathers_late", &s.gathers_late},
           {"packs_gradients", &s.packs_gradients},
           {"reduces_whole", &s.reduces_whole},
-          {"broadcasts_pieces", &s.broadcasts_pieces},
+          {"broadcasts_slices", &s.broadcasts_slices},
           {"selective_drops_scores_only", &s.selective_drops_scores_only},
           {"reduces_each_microbatch", &s.reduces_each_microbatch},
           {"overlaps_tensor", &s.overlaps_tensor},

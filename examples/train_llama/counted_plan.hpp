@@ -69,8 +69,8 @@ run_plan plan_for(const setup& s, Counted& counted) {
   double& optimizers = offloads(s.opt) ? plan.on_host : plan.optimizer;
   model.visit([&](auto& p) {
     // What a step holds for a while, such as gathered parameters, is among what it keeps.
-    const auto piece = static_cast<double>(p.piece().size()), used = static_cast<double>(p.used_size());
-    const bool moves = !p.gather_plan().trivial(), cut = p.home() != nullptr && !p.home()->axes().empty();
+    const auto piece = static_cast<double>(p.slice().size()), used = static_cast<double>(p.used_size());
+    const bool moves = !p.gather_plan().trivial(), cut = p.storage() != nullptr && !p.storage()->axes().empty();
     const bool rounded = !std::is_same_v<weight, master>, away = cut && level == plait::zero_level::parameters;
     plan.weights += (away ? (rounded ? piece : 0) : used) * sizeof(weight);
     if (rounded)
@@ -82,7 +82,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
     else
       plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
     optimizers += static_cast<double>(plait::moment_bytes<Precision>(
-        optimizer, p.info(), p.piece().size(), (p.array_offset() + p.piece().begin) % plait::kernels::moment_block));
+        optimizer, p.info(), p.slice().size(), (p.array_offset() + p.slice().begin) % plait::kernels::moment_block));
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
   });

@@ -119,7 +119,7 @@ TEST_CASE("weights and an optimizer's state go to pinned memory, and stay as the
       saver.save(ctx, model, optimizer, step);
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
       model.visit([&](auto& p) {
-        ctx.device.zero(p.changed_piece(), static_cast<std::size_t>(p.piece().size()) * sizeof(float),
+        ctx.device.zero(p.changed_slice(), static_cast<std::size_t>(p.slice().size()) * sizeof(float),
                         ctx.device.main_stream());
       });
       CHECK(saver.wait(ctx.device).at(0).failure == "");

@@ -1,4 +1,4 @@
-// Arrays of a bucket that have one owner each, in constant expressions: pieces stay as small as sizes allow, and over
+// Arrays of a bucket that have one owner each, in constant expressions: slices stay as small as sizes allow, and over
 // the units of a model the work of the owners is balanced.
 #include "plait/parallel/placement.hpp"
 
@@ -27,14 +27,14 @@ constexpr unit block() {
 
 struct outcome {
   double most = 0, mean = 0;  ///< of the ranks' loads
-  std::int64_t largest = 0;   ///< piece
+  std::int64_t largest = 0;   ///< slice
 };
 
 constexpr outcome place_blocks(int blocks, std::size_t ranks) {
   const unit u = block();
   std::vector<double> loads(ranks, 0.0);
   outcome out{};
-  for (int i = 0; i < blocks; ++i) out.largest = std::max(out.largest, place_whole(u.sizes, u.costs, 128, loads).piece);
+  for (int i = 0; i < blocks; ++i) out.largest = std::max(out.largest, place_whole(u.sizes, u.costs, 128, loads).slice);
   for (const double load : loads) {
     out.most = std::max(out.most, load);
     out.mean += load / static_cast<double>(ranks);
@@ -46,12 +46,12 @@ constexpr bool balanced(int blocks, std::size_t ranks, double by) {
   const outcome all = place_blocks(blocks, ranks);
   return all.most <= by * all.mean;
 }
-/// Whether `blocks` units have no larger pieces than one has.
+/// Whether `blocks` units have no larger slices than one has.
 constexpr bool as_small(int blocks, std::size_t ranks) {
   return place_blocks(blocks, ranks).largest == place_blocks(1, ranks).largest;
 }
-constexpr bool lies(const bucket_placement& p, std::vector<std::int64_t> begins, std::int64_t piece) {
-  return p.begins == begins && p.piece == piece;
+constexpr bool lies(const bucket_placement& p, std::vector<std::int64_t> begins, std::int64_t slice) {
+  return p.begins == begins && p.slice == slice;
 }
 constexpr bool second_unit_goes_to_the_other() {
   std::vector<double> loads(2, 0.0);

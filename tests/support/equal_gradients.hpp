@@ -85,7 +85,7 @@ made_outcome run_made_gradients(const made_run& how, const optimizer_options& op
     }
     std::size_t predicted = 0;
     model.visit([&](auto& p) {
-      const parameter_piece piece = p.piece();
+      const storage_slice piece = p.slice();
       predicted += moment_bytes<Precision>(options, p.info(), piece.size(),
                                            (p.array_offset() + piece.begin) % kernels::moment_block);
     });

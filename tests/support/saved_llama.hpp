@@ -137,7 +137,7 @@ state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, 
       for (const std::string& name : names) {
         const std::string full = "optim." + p.name() + "." + name;
         const auto as = [&]<class T>(T) {
-          std::vector<T> values(static_cast<std::size_t>(p.piece().size()));
+          std::vector<T> values(static_cast<std::size_t>(p.slice().size()));
           if (const auto found = held.find(full); found != held.end())  // none where this rank has no piece
             found->second.read(found->second.begin, found->second.end, reinterpret_cast<std::byte*>(values.data()));
           add(full, p, values.data());

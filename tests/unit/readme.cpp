@@ -208,7 +208,7 @@ TEST_CASE("ZeRO in a loop of one's own") {
 
     CHECK(y.size() > 0);
     CHECK(dx.size() == x.size());
-    CHECK(up.weight()->piece().size() < up.weight()->size());
+    CHECK(up.weight()->slice().size() < up.weight()->size());
     CHECK(world.ledger().total("dp", pl::collective::reduce_scatter).calls == 1);
     CHECK(world.ledger().total("dp", pl::collective::all_reduce).calls == 0);
   });

@@ -97,7 +97,7 @@ inline std::vector<software> known_software() {
     s.gradient_bytes = s.reduced_bytes = 2;
     s.loss_bytes = 24;
     s.overlaps_tensor = s.async_tensor = false;
-    s.reduces_whole = s.broadcasts_pieces = true;
+    s.reduces_whole = s.broadcasts_slices = true;
   });
   // Nanotron: a layer's pass keeps the host busy for 2.2 ms (4.4 ms for both, from its own sweep of layouts). Norms are
   // flash-attn's Triton kernel (nn/layer_norm.py, TritonRMSNorm); what a column-parallel linear gathers is gathered

@@ -132,7 +132,7 @@ class link_simulation {
     return stage * static_cast<std::size_t>(s_.shape.microbatches) + a.microbatch;
   }
 
-  bool gathers_beside() const { return job_.program.overlaps_data && !job_.program.broadcasts_pieces; }
+  bool gathers_beside() const { return job_.program.overlaps_data && !job_.program.broadcasts_slices; }
   void queue_gather(std::size_t p, int chunk) {
     const auto stage = static_cast<std::size_t>(s_.shape.stage_of(static_cast<int>(p), chunk));
     if (work_.gather[stage].seconds == 0) {

@@ -111,7 +111,7 @@ struct reduction_time {
 /// Seconds in which pieces of parameters of so many bytes together come to all ranks over which they are cut.
 inline double gather_seconds(const hardware& h, const software& program, const training_layout& l,
                              const data_groups& groups, double bytes) {
-  if (program.broadcasts_pieces && l.zero != zero_level::parameters) return broadcasts_seconds(h, groups.cut, bytes);
+  if (program.broadcasts_slices && l.zero != zero_level::parameters) return broadcasts_seconds(h, groups.cut, bytes);
   return collective_seconds(h, groups.cut, collective::all_gather, bytes);
 }
 
@@ -135,7 +135,7 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
   if (l.zero == zero_level::replicated) return waits(out, backward);
   const double in = gather_seconds(h, program, l, groups, weights);
   const auto microbatches = static_cast<double>(l.microbatches(job));
-  const double awaited = program.broadcasts_pieces ? in : waits(in, forward);
+  const double awaited = program.broadcasts_slices ? in : waits(in, forward);
   if (l.zero == zero_level::optimizer) return waits(out, backward) + awaited;
   const double reductions = program.reduces_each_microbatch ? microbatches : 1;
   if (l.zero == zero_level::gradients) return reductions * waits(out, backward) + awaited;

@@ -124,7 +124,7 @@ struct software {
   bool gathers_late = false;  ///< with parameters cut, a backward pass gathers a layer's when the one before is over
   bool packs_gradients = false;  ///< what is reduced after a microbatch is first put side by side, cast and divided
   bool reduces_whole = false;    ///< with the optimizer's state cut, gradients are summed whole, and not into pieces
-  bool broadcasts_pieces =
+  bool broadcasts_slices =
       false;  ///< updated pieces come as a broadcast of each, one after the other, before the next step
   bool keeps_gathered = true;      ///< products keep their gathered inputs beside the norms' outputs
   bool keeps_fp8 = false;          ///< of inputs of products in fp8, the fp8 form is kept, not the one it was made from

@@ -191,12 +191,12 @@ held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Dev
   held_tensor held;
   held.shape = p.info().shape;
   held.part = p.part();
-  held.begin = p.piece().begin;
-  held.end = p.piece().end;
+  held.begin = p.slice().begin;
+  held.end = p.slice().end;
   const mesh_shape& mesh = ctx.ranks.shape();
   const axis_list sharding = sharding_axes(p.stored(), mesh);
   for (const axis_id axis : mesh.axes)
-    if (mesh.extent(axis) > 1 && !sharding.contains(axis) && !(p.home() && p.home()->axes().contains(axis)))
+    if (mesh.extent(axis) > 1 && !sharding.contains(axis) && !(p.storage() && p.storage()->axes().contains(axis)))
       held.copies.push_back(axis);
   held.counts = p.counts();
   const layout& stored = p.stored();
@@ -223,14 +223,14 @@ std::vector<held_tensor> held_weights(const context<Device>& ctx, Model& model) 
     held.name = p.name();
     held.type = dtype_of<M>;
     held.read = [&ctx, &p](std::int64_t from, std::int64_t to, std::byte* out) {
-      detail::read_to_host(ctx, out, std::as_const(p).value() + (from - p.piece().begin),
+      detail::read_to_host(ctx, out, std::as_const(p).value() + (from - p.slice().begin),
                            static_cast<std::size_t>(to - from) * sizeof(M));
     };
     held.write = [&ctx, &p](const std::byte* in) {
-      ctx.device.upload(p.changed_piece(), in, static_cast<std::size_t>(p.piece().size()) * sizeof(M),
+      ctx.device.upload(p.changed_slice(), in, static_cast<std::size_t>(p.slice().size()) * sizeof(M),
                         ctx.device.main_stream());
     };
-    held.target = [&p] { return reinterpret_cast<std::byte*>(p.changed_piece()); };
+    held.target = [&p] { return reinterpret_cast<std::byte*>(p.changed_slice()); };
   });
   return all;
 }

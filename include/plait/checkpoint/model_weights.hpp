@@ -49,7 +49,7 @@ void each_run(const box& part, F&& f) {
 /// As `each_run`, for those elements of the part that are in `piece` and have a global index below `logical`, which is
 /// where the padding of the leading dim begins.
 template <class F>
-void each_run_of(const box& part, const parameter_piece& piece, std::int64_t logical, F&& f) {
+void each_run_of(const box& part, const storage_slice& piece, std::int64_t logical, F&& f) {
   each_run(part, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
     const std::int64_t begin = std::max(to, piece.begin);
     const std::int64_t end = std::min({to + count, piece.end, to + logical - from});
@@ -158,7 +158,7 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
   std::vector<T> values(static_cast<std::size_t>(p.size()));
   try {
     detail::run_reader<T> in(full, values.data());
-    detail::each_run_of(p.part(), p.piece(), full.size(),
+    detail::each_run_of(p.part(), p.slice(), full.size(),
                         [&](std::int64_t from, std::int64_t to, std::int64_t count) { in.add(from, to, count); });
     in.flush();
   } catch (const error& e) {
@@ -260,7 +260,7 @@ template <class Precision, compute_device Device>
 bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   const mesh_shape& mesh = ctx.ranks.shape();
   for (axis_id axis : mesh.axes) {
-    const bool cut = p.stored().sharded_by(axis) || (p.home() && p.home()->axes().contains(axis));
+    const bool cut = p.stored().sharded_by(axis) || (p.storage() && p.storage()->axes().contains(axis));
     if (!cut && ctx.ranks.coordinate(axis) != 0) return false;
   }
   return p.counts();
@@ -336,7 +336,7 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
   std::map<std::size_t, file_of_parts> files;
   std::vector<std::byte> converted_run;
   model.visit([&](auto& p) {
-    const parameter_piece own = p.piece();
+    const storage_slice own = p.slice();
     if (own.size() == 0 || !detail::writes(ctx, p)) return;
     using master = typename std::remove_cvref_t<decltype(p)>::master_type;
     std::vector<master> values(static_cast<std::size_t>(own.size()));

@@ -53,7 +53,7 @@ class member {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(group_->members.size()); }
   int world_rank() const { return group_->members[static_cast<std::size_t>(rank_)]; }
-  const group& home() const { return *group_; }
+  const group& storage() const { return *group_; }
   world& run() { return *world_; }
   /// From now on, operations are on the memory of this engine's device; splits inherit it.
   void use(std::shared_ptr<device_engine> engine) { engine_ = std::move(engine); }
@@ -162,7 +162,7 @@ class communicator : public verbs<communicator> {
   int size() const { return self().size(); }
   /// Rank among all threads of the run.
   int world_rank() const { return self().world_rank(); }
-  const std::string& label() const { return self().home().label; }
+  const std::string& label() const { return self().storage().label; }
   /// Whether calls return before a device has done what they ask for.
   bool enqueues() const { return self().on_device(); }
 

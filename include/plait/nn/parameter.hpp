@@ -150,9 +150,9 @@ class reduced_gradient {
   reduced_gradient& operator=(reduced_gradient&&) noexcept = default;
 
   plait::parameter<Precision, Device>& parameter() const { return *parameter_; }
-  /// This rank's piece of its part, which is in the dual layout of `parameter().stored()`.
+  /// This rank's slice of its part, which is in the dual layout of `parameter().stored()`.
   const gradient_of<Precision>* data() const { return std::as_const(*parameter_).gradient(); }
-  std::int64_t size() const { return parameter_->piece().size(); }
+  std::int64_t size() const { return parameter_->slice().size(); }
 
  private:
   friend class plait::parameter<Precision, Device>;
@@ -324,15 +324,15 @@ class parameter {
   const parameter_info& info() const { return info_; }
   const layout& stored() const { return stored_; }
   const layout& used() const { return used_; }
-  /// The part of the (padded) global parameter that this rank stores, or of which it stores a piece.
+  /// The part of the (padded) global parameter that this rank stores, or of which it stores a slice.
   const box& part() const { return part_; }
   std::int64_t size() const { return part_.local_size(); }
-  /// The piece of it that this rank has between steps, and updates: all of it, but where data parallelism cuts it over
-  /// the ranks of `home()->axes()`.
-  parameter_piece piece() const { return home_ ? piece_of(home_->rank()) : parameter_piece{0, size()}; }
-  parameter_piece piece_of(std::int64_t rank) const { return home_->piece_of(at_home_, size(), rank); }
+  /// The slice of it that this rank has between steps, and updates: all of it, but where data parallelism cuts it over
+  /// the ranks of `storage()->axes()`.
+  storage_slice slice() const { return storage_ ? slice_of(storage_->rank()) : storage_slice{0, size()}; }
+  storage_slice slice_of(std::int64_t rank) const { return storage_->slice_of(in_storage_, size(), rank); }
   /// Where data parallelism keeps it; null: nowhere but here.
-  parameter_home<Precision, Device>* home() const { return home_; }
+  flat_storage<Precision, Device>* storage() const { return storage_; }
   /// The global (padded) sizes of its dims, of which the context need not know all: an adapter's rank is its own.
   dim_sizes sizes() const {
     dim_sizes all;
@@ -348,18 +348,18 @@ class parameter {
     return sums ? parameter_state::accumulating : parameter_state::gathered;
   }
 
-  /// Master values, to change them: the parameter is stale then. Throws where this rank has a piece; use `fill_values`.
+  /// Master values, to change them: the parameter is stale then. Throws where this rank has a slice; use `fill_values`.
   master_type* value() {
-    if (home_ && !home_->axes().empty())
-      fail({"parameter ", info_.name, ": this rank has elements ", piece().begin, " to ", piece().end, " of ", size(),
+    if (storage_ && !storage_->axes().empty())
+      fail({"parameter ", info_.name, ": this rank has elements ", slice().begin, " to ", slice().end, " of ", size(),
             ", because data parallelism cuts it; change its values by fill_values(ctx, fill)"});
-    return changed_piece();
+    return changed_slice();
   }
-  /// Master values of this rank's piece.
+  /// Master values of this rank's slice.
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
   /// Those, for whoever changes them: the parameter is stale then.
-  master_type* changed_piece() {
-    if (home_) home_->settle();  // or a gather of the values before would call these gathered
+  master_type* changed_slice() {
+    if (storage_) storage_->settle();  // or a gather of the values before would call these gathered
     set_changed();
     return master();
   }
@@ -368,14 +368,14 @@ class parameter {
   /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
   template <class F>
   void fill_values(const context<Device>& ctx, F&& fill) {
-    if (!home_ || home_->axes().empty()) return fill(value());
+    if (!storage_ || storage_->axes().empty()) return fill(value());
     auto whole = make_buffer<master_type>(ctx.device, static_cast<std::size_t>(size()));
     fill(whole.template data<master_type>());
-    const parameter_piece own = piece();
-    ctx.device.copy(changed_piece(), whole.template data<master_type>() + own.begin,
+    const storage_slice own = slice();
+    ctx.device.copy(changed_slice(), whole.template data<master_type>() + own.begin,
                     static_cast<std::size_t>(own.size()) * sizeof(master_type), ctx.device.main_stream());
   }
-  /// The gradient of this rank's piece. Throws where passes have added to it and `reduce` has not completed it, unless
+  /// The gradient of this rank's slice. Throws where passes have added to it and `reduce` has not completed it, unless
   /// there is nothing to complete.
   const gradient_type* gradient() const {
     if ((added_ || phase_ == phase::reducing) && needs_reduction()) detail::refuse_incomplete(info_.name);
@@ -407,7 +407,7 @@ class parameter {
   /// Gives a layer that begins to use its array a canonical sum of its own. Throws once data parallelism has taken
   /// them.
   gradient_terms<Precision, Device>& add_terms(token_leaves leaves) {
-    if (home_) detail::refuse_late_layer(info_.name);
+    if (storage_) detail::refuse_late_layer(info_.name);
     return array_->add_terms(std::move(leaves));
   }
   /// Begins to add to the canonical sums of its array. Throws as `used_gradient` does.
@@ -425,7 +425,8 @@ class parameter {
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
   void freeze() {
     if (frozen_) return;
-    if (home_) fail({"parameter ", info_.name, ": freeze comes before data parallelism lays parameters side by side"});
+    if (storage_)
+      fail({"parameter ", info_.name, ": freeze comes before data parallelism lays parameters side by side"});
     frozen_ = true;
     phase_ = phase::none;
     stored_gradient_.reset();
@@ -449,8 +450,8 @@ class parameter {
   /// Brings the stored values to where layers read them. Collective over the axes of its plan; where data parallelism
   /// keeps it, over those that cut it, for all that are kept together.
   void gather(const context<Device>& ctx) {
-    if (home_) {
-      if (!current_) home_->gather(ctx);
+    if (storage_) {
+      if (!current_) storage_->gather(ctx);
       return;
     }
     require_given();
@@ -500,7 +501,7 @@ class parameter {
   /// `reduce` in two parts: the sum over stages that share the parameter is under way between them.
   void start_reduction(const context<Device>& ctx) {
     if (frozen_ || phase_ != phase::accumulating) detail::refuse_reduction(info_.name, frozen_, reduction_begun());
-    if (home_)
+    if (storage_)
       fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
     if (empty_) clear_gradient(ctx.device);  // no pass has met it
     added_ = false;
@@ -521,7 +522,7 @@ class parameter {
     return complete_gradient();
   }
 
-  /// For optimizers: the master values of this rank's piece, to change, and, where they are rounded in place, where the
+  /// For optimizers: the master values of this rank's slice, to change, and, where they are rounded in place, where the
   /// rounded ones go (the optimizer then writes all of them). The parameter counts as updated from now on.
   struct update_target {
     master_type* master;
@@ -532,9 +533,9 @@ class parameter {
       fail({"parameter ", info_.name, ": an optimizer updates it while it is ", name_of(state()),
             "; reduce(ctx) comes first, and each gradient is used once"});
     weight_type* to = nullptr;
-    if (rounded && home_ && home_->rounded_)
-      to = home_->rounded_ + home_begin();
-    else if (rounded && !home_ && gather_.trivial())
+    if (rounded && storage_ && storage_->rounded_)
+      to = storage_->rounded_ + storage_begin();
+    else if (rounded && !storage_ && gather_.trivial())
       to = array_->values() + at_;
     phase_ = phase::updated;
     current_ = false;
@@ -565,16 +566,16 @@ class parameter {
   static constexpr std::uint64_t stream_of(std::string_view name) { return fnv1a(name); }
 
  private:
-  friend class parameter_home<Precision, Device>;
+  friend class flat_storage<Precision, Device>;
   friend class detail::parameter_rebinding<Precision, Device>;
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
   /// Whether a gradient that passes have added to is not complete: a sum over ranks is pending.
-  bool needs_reduction() const { return home_ || stages_ || canonical_ || !reduce_.trivial(); }
+  bool needs_reduction() const { return storage_ || stages_ || canonical_ || !reduce_.trivial(); }
   bool reduction_begun() const { return phase_ == phase::reducing || phase_ == phase::reduced; }
 
   void require_given() const {
-    if (!only_counts<Device> && !given_ && piece().size() > 0)
+    if (!only_counts<Device> && !given_ && slice().size() > 0)
       detail::refuse_unset_values(info_.name, array_->callers_values(), describe(stored_));
   }
   void clear_gradient(Device& device) {
@@ -596,27 +597,27 @@ class parameter {
     current_ = current;
     if (current && phase_ == phase::updated) phase_ = phase::none;
   }
-  void move_to(const context<Device>& ctx, parameter_home<Precision, Device>& home, std::int64_t at) {
-    if (home_ && !home_->axes().empty() && !(home.piece_of(at, size(), home.rank()) == piece()))
+  void move_to(const context<Device>& ctx, flat_storage<Precision, Device>& storage, std::int64_t at) {
+    if (storage_ && !storage_->axes().empty() && !(storage.slice_of(at, size(), storage.rank()) == slice()))
       fail({"parameter ", info_.name, ": another training step has cut it in another way; a model has one policy"});
-    const bool has_values = home_ || (rounded ? !stored_value_.empty() : array_->has_values());
-    const master_type* const old = has_values ? master() - piece().begin : nullptr;
-    if (home_) home_->settle();  // a gather to there would be taken for one to the new place
-    home_ = &home, at_home_ = at, rounded_current_ = false;
-    const parameter_piece own = piece();
+    const bool has_values = storage_ || (rounded ? !stored_value_.empty() : array_->has_values());
+    const master_type* const old = has_values ? master() - slice().begin : nullptr;
+    if (storage_) storage_->settle();  // a gather to there would be taken for one to the new place
+    storage_ = &storage, in_storage_ = at, rounded_current_ = false;
+    const storage_slice own = slice();
     if (old)
       ctx.device.copy(master(), old + own.begin, static_cast<std::size_t>(own.size()) * sizeof(master_type),
                       ctx.device.main_stream());
     stored_value_.reset();
   }
-  /// Where this rank's piece begins in the home's.
-  std::int64_t home_begin() const { return at_home_ + piece().begin - home_->rank() * home_->piece_; }
+  /// Where this rank's slice begins in the storage's.
+  std::int64_t storage_begin() const { return in_storage_ + slice().begin - storage_->rank() * storage_->slice_; }
 
   gradient_type* summed() { return array_->gradients() + at_; }
   bool empty_terms() const { return array_->terms().empty(); }
   bool has_stored_values() const { return callers_master_ || !stored_value_.empty(); }
   master_type* master() {
-    if (home_) return home_->masters_ + home_begin();
+    if (storage_) return storage_->masters_ + storage_begin();
     if (callers_master_) return callers_master_;
     if constexpr (!rounded) {
       if (gather_.trivial()) return array_->values() + at_;
@@ -633,7 +634,7 @@ class parameter {
     return stored_value_.template data<master_type>();
   }
   gradient_type* stored_gradient() {
-    if (home_) return home_->gradients_ + home_begin();
+    if (storage_) return storage_->gradients_ + storage_begin();
     if (gather_.trivial()) return summed();
     if (stored_gradient_.empty() && trainable())
       stored_gradient_ = make_collective_buffer<gradient_type>(*device_, static_cast<std::size_t>(size()));
@@ -649,8 +650,8 @@ class parameter {
   std::int64_t at_ = 0;  ///< in the array
   master_type* callers_master_ = nullptr;
   buffer<Device> stored_value_, stored_gradient_;
-  parameter_home<Precision, Device>* home_ = nullptr;
-  std::int64_t at_home_ = 0;
+  flat_storage<Precision, Device>* storage_ = nullptr;
+  std::int64_t in_storage_ = 0;
   any_communicator stages_;
   request tying_;  ///< the sum over them
   phase phase_ = phase::none;

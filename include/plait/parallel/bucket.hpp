@@ -64,7 +64,7 @@ class data_ranks {
 };
 
 // The reduction of a bucket whose gradients are canonical sums: array by array, over norms' own axes first, then over
-// data-parallel ranks, who get their pieces.
+// data-parallel ranks, who get their slices.
 
 /// The axes over which a bucket's gradients are reduced, one set after the other; any may be empty.
 struct canonical_axes {
@@ -80,9 +80,9 @@ class canonical_bucket {
 
  public:
   canonical_bucket() = default;
-  /// Of a bucket that is cut into pieces of `piece` elements, of which this rank has the one of `rank`.
-  canonical_bucket(canonical_axes axes, std::int64_t piece, std::int64_t rank)
-      : axes_(std::move(axes)), piece_(piece), rank_(rank) {}
+  /// Of a bucket whose slices have `slice` elements; this rank has slice number `rank`.
+  canonical_bucket(canonical_axes axes, std::int64_t slice, std::int64_t rank)
+      : axes_(std::move(axes)), slice_(slice), rank_(rank) {}
 
   /// Adds the arrays of a bucket's members, which begin there in it. Collective over the axes.
   template <class Member>
@@ -136,12 +136,12 @@ class canonical_bucket {
         s.whole = std::move(own);
     }
   }
-  /// Waits, and writes this rank's piece of the complete gradients, or all of them.
+  /// Waits, and writes this rank's slice of the complete gradients, or all of them.
   void finish(const context<Device>& ctx, G* gradients) {
     for (sum& s : sums_) {
       const element_range mine =
           s.moving ? s.moving->parts[static_cast<std::size_t>(rank_)] : element_range{0, s.array->size()};
-      G* const to = gradients + s.begin + mine.begin - (axes_.cut.empty() ? 0 : rank_ * piece_);
+      G* const to = gradients + s.begin + mine.begin - (axes_.cut.empty() ? 0 : rank_ * slice_);
       G* const into = s.adds ? nullptr : to;  // the last exchange writes there
       partial_sums<G, Device> own;
       if (s.moving) {
@@ -180,13 +180,13 @@ class canonical_bucket {
   std::vector<element_range> parts_of(std::int64_t begin, std::int64_t size, std::int64_t ranks) const {
     std::vector<element_range> parts;
     for (std::int64_t r = 0; r < ranks; ++r)
-      parts.push_back({std::clamp<std::int64_t>(r * piece_ - begin, 0, size),
-                       std::clamp<std::int64_t>((r + 1) * piece_ - begin, 0, size)});
+      parts.push_back({std::clamp<std::int64_t>(r * slice_ - begin, 0, size),
+                       std::clamp<std::int64_t>((r + 1) * slice_ - begin, 0, size)});
     return parts;
   }
 
   canonical_axes axes_;
-  std::int64_t piece_ = 0, rank_ = 0;
+  std::int64_t slice_ = 0, rank_ = 0;
   std::vector<sum> sums_;
 };
 
@@ -253,9 +253,9 @@ namespace plait::detail {
 
 // Where the arrays of a bucket's parameters lie in it, by their sizes and costs.
 
-/// Returns where the arrays lie in a bucket of `pieces` pieces. With `loads`, of each rank, every array has one owner.
+/// Returns where the arrays lie in a bucket of `slices` slices. With `loads`, of each rank, every array has one owner.
 template <class Member, class Array>
-bucket_placement place_arrays(std::span<const Member> members, const std::vector<Array*>& arrays, std::int64_t pieces,
+bucket_placement place_arrays(std::span<const Member> members, const std::vector<Array*>& arrays, std::int64_t slices,
                               std::int64_t block, std::vector<double>* loads) {
   std::vector<std::int64_t> sizes;
   std::vector<double> costs(arrays.size(), 0.0);
@@ -264,9 +264,9 @@ bucket_placement place_arrays(std::span<const Member> members, const std::vector
     for (const Member& m : members)
       if (m.who->array().get() == arrays[i] && m.who->trainable()) costs[i] += update_cost(m.who->info());
   }
-  if (!loads) return place_evenly(sizes, pieces, block);
+  if (!loads) return place_evenly(sizes, slices, block);
   if (!members[0].who->info().tied_across_stages) return place_whole(sizes, costs, block, *loads);
-  std::vector<double> none(loads->size(), 0.0);  // for two stages that sum their pieces must place alike
+  std::vector<double> none(loads->size(), 0.0);  // for two stages that sum their slices must place alike
   bucket_placement out = place_whole(sizes, costs, block, none);
   for (std::size_t i = 0; i < none.size(); ++i) (*loads)[i] += none[i];
   return out;
@@ -281,16 +281,16 @@ namespace plait {
 ///
 ///     level         values             gradients           master values and optimizer state
 ///     replicated    all                all                 all
-///     optimizer     all                all                 a piece
-///     gradients     all                all while summed,   a piece
-///                                      then a piece
-///     parameters    all while used,    likewise            a piece
-///                   else a piece
+///     optimizer     all                all                 a slice
+///     gradients     all                all while summed,   a slice
+///                                      then a slice
+///     parameters    all while used,    likewise            a slice
+///                   else a slice
 template <class Precision, compute_device Device>
-class parameter_bucket final : public parameter_home<Precision, Device> {
-  using home = parameter_home<Precision, Device>;
-  using home::axes_, home::group_, home::piece_, home::rank_, home::cuts_at_, home::masters_, home::rounded_,
-      home::gradients_;
+class parameter_bucket final : public flat_storage<Precision, Device> {
+  using storage = flat_storage<Precision, Device>;
+  using storage::axes_, storage::group_, storage::slice_, storage::rank_, storage::cuts_at_, storage::masters_,
+      storage::rounded_, storage::gradients_;
 
  public:
   using parameter = plait::parameter<Precision, Device>;
@@ -322,27 +322,27 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// Starts to bring the values to where layers read them; `finish_gather` waits. Nothing where they are there.
   void start_gather(const context<Device>& ctx) {
     if (gathering_ || !stale()) return;
-    require_home();
+    require_in_storage();
     constexpr dtype type = dtype_of<weight_type>;
     if (!values_) {
       make_values(ctx);
       place_values(values_);
     }
-    weight_type* const slot = values_ + rank_ * piece_;
+    weight_type* const slot = values_ + rank_ * slice_;
     weight_type* const own = level_ == zero_level::parameters && rounded ? rounded_ : slot;
     if constexpr (rounded) {
       bool all_rounded = true;
-      for (const member& m : members_) all_rounded = all_rounded && home::rounded_current(*m.who);
-      if (!all_rounded) kernels::cast(ctx.device, masters_, own, piece_);
+      for (const member& m : members_) all_rounded = all_rounded && storage::rounded_current(*m.who);
+      if (!all_rounded) kernels::cast(ctx.device, masters_, own, slice_);
     }
     gathering_ = true;
     const void* const from = !rounded && level_ == zero_level::parameters ? static_cast<const void*>(masters_) : own;
     if (axes_.empty()) {  // all of it is here, and with zero_level::parameters elsewhere than where layers read
-      const auto bytes = static_cast<std::size_t>(piece_) * sizeof(weight_type);
+      const auto bytes = static_cast<std::size_t>(slice_) * sizeof(weight_type);
       if (from != values_) ctx.device.copy(values_, from, bytes, ctx.device.main_stream());
       return;
     }
-    gathers_->start_all_gather(from, values_, static_cast<std::size_t>(piece_), type).swap(gather_);
+    gathers_->start_all_gather(from, values_, static_cast<std::size_t>(slice_), type).swap(gather_);
   }
   void finish_gather() {
     if (!gathering_) return;
@@ -364,7 +364,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// Gives back the memory of the values that layers read. Only `zero_level::parameters` does without.
   void release() {
     if (level_ != zero_level::parameters) return;
-    require_home();
+    require_in_storage();
     finish_gather();
     set_current(false);
     whole_values_.reset();
@@ -373,7 +373,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
 
   /// The gradients of a step begin: nothing was added yet. Waits for reductions of a step that an exception has ended.
   void begin_step(const context<Device>& ctx) {
-    require_home();
+    require_in_storage();
     reduction_.wait(), copying_.wait(), tying_.wait(), terms_.abandon();
     copies_started_ = ties_started_ = false;
     sent_.reset();
@@ -401,7 +401,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     ctx.ranks.checks().note_reduction();
     need_gradients(ctx);
     for (const member& m : members_) require_used(*m.who);
-    for (const member& m : members_) home::begin_reduction(*m.who);
+    for (const member& m : members_) storage::begin_reduction(*m.who);
     if (canonical_) return terms_.start(ctx);
     constexpr dtype type = dtype_of<gradient_type>;
     for (const reduced_range& r : rest_)
@@ -416,18 +416,18 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       start_sum(summed_, gradients_, type);
     }
   }
-  /// Waits until this rank's gradients are summed over the ranks that share them out. Where it keeps a piece alone, the
+  /// Waits until this rank's gradients are summed over the ranks that share them out. Where it keeps a slice alone, the
   /// memory of all gradients is free then.
   void finish_sum() {
     reduction_.wait();
     if (!canonical_) free_gradients();
   }
-  /// In a hybrid, starts to sum the piece over the ranks that hold the same one; `finish_reduction` waits. Before that
+  /// In a hybrid, starts to sum the slice over the ranks that hold the same one; `finish_reduction` waits. Before that
   /// it waits for the sum over those that share the gradients out.
   void start_copies() {
     if (!copies_ || canonical_) return;
     finish_sum();
-    const auto n = static_cast<std::size_t>(piece_);
+    const auto n = static_cast<std::size_t>(slice_);
     void* const at = sent_.empty() ? static_cast<void*>(gradients_) : own_sent();
     const dtype type = sent_.empty() ? dtype_of<gradient_type> : dtype_of<sent_type>;
     copies_->start_all_reduce(at, at, n, type, reduce_op::sum).swap(copying_);
@@ -438,8 +438,8 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   void start_ties(const context<Device>& ctx) {
     if (!tied()) return;
     finish_own(ctx);
-    const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : piece_);
-    home::stages_of(*members_[0].who)
+    const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : slice_);
+    storage::stages_of(*members_[0].who)
         .start_all_reduce(gradients_, gradients_, n, dtype_of<gradient_type>, reduce_op::sum)
         .swap(tying_);
     ties_started_ = true;
@@ -453,7 +453,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       fail({"parameter_bucket: start_ties is missing before finish_reduction of ", members_[0].who->name()});
     tying_.wait();
     for (const member& m : members_)
-      if (m.who->trainable()) f(home::complete(*m.who));
+      if (m.who->trainable()) f(storage::complete(*m.who));
   }
   /// Lets what is under way go on, where a backend needs to be asked.
   void progress() {
@@ -465,8 +465,8 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
 
  private:
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
-  void require_home() const {
-    if (members_[0].who->home() != this)
+  void require_in_storage() const {
+    if (members_[0].who->storage() != this)
       fail({"training step: another one has been made for this model since, and parameter ", members_[0].who->name(),
             " lies where that one put it; use the newer"});
   }
@@ -478,7 +478,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     const reduction_axes& how = members_[0].how;
     axis_list joined = axes_.empty() ? how.shard : axis_list();
     for (const axis_id axis : how.replicate) joined.push_back(axis);
-    terms_ = {{axes_, ctx.ranks.shape().in_order(joined)}, piece_, rank_};
+    terms_ = {{axes_, ctx.ranks.shape().in_order(joined)}, slice_, rank_};
     terms_.add(ctx, std::span<const member>(members_), arrays_, begins_);
   }
 
@@ -506,25 +506,25 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       copies_ = &ranks.reductions(how.replicate);
     }
     if (!reduced.empty() && trainable_) reductions_ = &ranks.reductions(reduced);
-    std::int64_t pieces = 1;
+    std::int64_t slices = 1;
     if (!axes_.empty()) {
       gathers_ = &ranks.gathers(axes_);
       group_ = *gathers_;
       rank_ = gathers_->rank();
-      pieces = gathers_->size();
+      slices = gathers_->size();
     }
     std::int64_t elements = 0;
     for (const array* a : arrays_) elements += a->size();
-    if (elements < pieces)
+    if (elements < slices)
       fail({"data parallelism: ", members_[0].who->name(), " and what is kept with it have ", elements,
-            elements == 1 ? " element" : " elements", ", which cannot be cut over ", pieces,
+            elements == 1 ? " element" : " elements", ", which cannot be cut over ", slices,
             " ranks; legal are zero_level::replicated, and fewer ranks along data_axes::shard"});
-    bucket_placement at = detail::place_arrays(std::span<const member>(members_), arrays_, pieces, block_,
-                                               cut.is_whole() ? &ranks.loads(axes_, pieces) : nullptr);
+    bucket_placement at = detail::place_arrays(std::span<const member>(members_), arrays_, slices, block_,
+                                               cut.is_whole() ? &ranks.loads(axes_, slices) : nullptr);
     begins_ = std::move(at.begins);
-    piece_ = at.piece;
+    slice_ = at.slice;
     cuts_at_ = cut.is_whole() ? 0 : block_;
-    total_ = piece_ * pieces;
+    total_ = slice_ * slices;
   }
 
   std::int64_t begin_of(const parameter& p) const {
@@ -535,26 +535,26 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   void move_in(const context<Device>& ctx, const std::shared_ptr<parameter_bucket>& self) {
     const bool apart = rounded || level_ == zero_level::parameters;
     if (apart) {
-      const auto n = static_cast<std::size_t>(piece_);
+      const auto n = static_cast<std::size_t>(slice_);
       own_masters_ = rounded ? make_optimizer_buffer<master_type>(ctx.device, n)
                              : make_collective_buffer<master_type>(ctx.device, n);
       masters_ = own_masters_.template data<master_type>();
     }
     if (rounded && level_ == zero_level::parameters) {
-      own_rounded_ = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(piece_));
+      own_rounded_ = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(slice_));
       rounded_ = own_rounded_.template data<weight_type>();
     }
     if (level_ != zero_level::parameters) {
       make_values(ctx);
       if constexpr (rounded)
-        rounded_ = values_ + rank_ * piece_;
+        rounded_ = values_ + rank_ * slice_;
       else
-        masters_ = values_ + rank_ * piece_;
+        masters_ = values_ + rank_ * slice_;
     }
     if (apart) ctx.device.zero(masters_, own_masters_.bytes(), ctx.device.main_stream());  // padding is sent too
     for (const member& m : members_) {
       const std::int64_t at = begin_of(*m.who);
-      home::move(ctx, *m.who, *this, at);
+      storage::move(ctx, *m.who, *this, at);
       if (m.how.rest.empty() || !m.who->trainable()) continue;
       rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest)});
     }
@@ -580,23 +580,23 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     if (axes_.empty()) {
       gradients_ = summed_;
     } else if (level_ == zero_level::optimizer) {
-      gradients_ = summed_ + rank_ * piece_;
+      gradients_ = summed_ + rank_ * slice_;
     } else {
-      own_gradients_ = make_collective_buffer<gradient_type>(ctx.device, static_cast<std::size_t>(piece_));
+      own_gradients_ = make_collective_buffer<gradient_type>(ctx.device, static_cast<std::size_t>(slice_));
       gradients_ = own_gradients_.template data<gradient_type>();
     }
   }
-  /// Starts to sum `all` over the data ranks: all of it in place, or this rank's piece into `own`.
+  /// Starts to sum `all` over the data ranks: all of it in place, or this rank's slice into `own`.
   template <class E>
   void start_sum(E* all, E* own, dtype type) {
     if (axes_.empty())
       reductions_->start_all_reduce(all, all, static_cast<std::size_t>(total_), type, reduce_op::sum).swap(reduction_);
     else
-      reductions_->start_reduce_scatter(all, own, static_cast<std::size_t>(piece_), type, reduce_op::sum)
+      reductions_->start_reduce_scatter(all, own, static_cast<std::size_t>(slice_), type, reduce_op::sum)
           .swap(reduction_);
   }
   /// Whether other stages have these parameters too, and sum their gradients with this one's.
-  bool tied() const { return trainable_ && home::stages_of(*members_[0].who); }
+  bool tied() const { return trainable_ && storage::stages_of(*members_[0].who); }
   /// Waits until this rank's gradients are summed over all ranks of its stage, in their own type.
   void finish_own(const context<Device>& ctx) {
     if (copies_ && !canonical_ && !std::exchange(copies_started_, false))
@@ -607,11 +607,11 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       terms_.finish(ctx, gradients_);
       free_gradients();
     } else if (!sent_.empty()) {
-      kernels::cast(ctx.device, own_sent(), gradients_, axes_.empty() ? total_ : piece_);
+      kernels::cast(ctx.device, own_sent(), gradients_, axes_.empty() ? total_ : slice_);
       sent_.reset();
     }
   }
-  /// Gives back the memory of all gradients where a piece of them is kept.
+  /// Gives back the memory of all gradients where a slice of them is kept.
   void free_gradients() {
     if (level_ < zero_level::gradients || axes_.empty()) return;
     summed_ = nullptr;
@@ -619,13 +619,13 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     for (const auto& a : arrays_) a->use_gradients(nullptr);
   }
   /// Where this rank's gradients are summed as they are sent.
-  sent_type* own_sent() { return sent_.template data<sent_type>() + (axes_.empty() ? 0 : rank_ * piece_); }
+  sent_type* own_sent() { return sent_.template data<sent_type>() + (axes_.empty() ? 0 : rank_ * slice_); }
   void set_current(bool current) {
-    for (const member& m : members_) home::set_current(*m.who, current);
+    for (const member& m : members_) storage::set_current(*m.who, current);
   }
 
   zero_level level_;
-  std::int64_t block_;  ///< at multiples of which arrays and pieces begin
+  std::int64_t block_;  ///< at multiples of which arrays and slices begin
   gradient_wire wire_;
   std::vector<member> members_;
   std::vector<array*> arrays_;        ///< which keep the bucket alive
@@ -634,7 +634,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   bool trainable_ = false, gathering_ = false, copies_started_ = false, ties_started_ = false;
   any_communicator* gathers_ = nullptr;
   any_communicator* reductions_ = nullptr;  ///< null: nothing to reduce over data axes
-  any_communicator* copies_ = nullptr;      ///< of pieces, in a hybrid
+  any_communicator* copies_ = nullptr;      ///< of slices, in a hybrid
   std::vector<reduced_range> rest_;
   buffer<Device> whole_values_, whole_gradients_, own_masters_, own_rounded_, own_gradients_;
   buffer<Device> sent_;  ///< gradients as they travel, where that is not their own type

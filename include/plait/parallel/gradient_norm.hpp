@@ -89,7 +89,7 @@ class gradient_norm {
   part& share(world& w, const parameter<Precision, Device>& p) {
     axis_list axes;
     for (axis_id axis : w.shape().axes) {
-      const bool cuts = p.home() != nullptr && p.home()->axes().find(axis) >= 0;
+      const bool cuts = p.storage() != nullptr && p.storage()->axes().find(axis) >= 0;
       if (w.shape().extent(axis) > 1 && (cuts || p.stored().sharded_by(axis))) axes.push_back(axis);
     }
     for (part& same : parts_)

@@ -29,14 +29,14 @@ std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precisio
   }
   const executor gather(p.stored(), whole, ctx.ranks, p.sizes(), "gathering " + p.name());
   buffer<Device> part;
-  if (auto* const home = p.home(); home && !home->axes().empty()) {
+  if (auto* const storage = p.storage(); storage && !storage->axes().empty()) {
     part = make_buffer<E>(ctx.device, static_cast<std::size_t>(p.size()));
-    const parameter_piece own = p.piece();
+    const storage_slice own = p.slice();
     E* const to = part.template data<E>();
     ctx.device.copy(to + own.begin, values, static_cast<std::size_t>(own.size()) * sizeof(E), ctx.device.main_stream());
-    for (int rank = 0; rank < home->group().size(); ++rank)
-      if (const parameter_piece theirs = p.piece_of(rank); theirs.size() > 0)
-        home->group().broadcast(to + theirs.begin, static_cast<std::size_t>(theirs.size()), dtype_of<E>, rank);
+    for (int rank = 0; rank < storage->group().size(); ++rank)
+      if (const storage_slice theirs = p.piece_of(rank); theirs.size() > 0)
+        storage->group().broadcast(to + theirs.begin, static_cast<std::size_t>(theirs.size()), dtype_of<E>, rank);
     values = to;
   }
   auto all = make_buffer<E>(ctx.device, static_cast<std::size_t>(gather.target().local_size()));

@@ -240,7 +240,7 @@ void note_backward(const microbatch<Device>& mb, const layout& a, std::string_vi
 template <class T, compute_device Device, class Parameter>
 void note_piece(const context<Device>& ctx, const Parameter& p, std::string_view what, const T* data,
                 std::int64_t size) {
-  note_value(ctx, p.stored(), what, p.name(), data, size, p.home() ? p.home()->axes() : axis_list());
+  note_value(ctx, p.stored(), what, p.name(), data, size, p.storage() ? p.storage()->axes() : axis_list());
 }
 /// Notes what an optimizer is about to use: the reduced gradient of a parameter and its master values.
 template <compute_device Device, class Gradient>

@@ -220,7 +220,7 @@ TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer
       how.cut = bucket_cut::whole;
       pipeline<small_llama> whole(ctx, model, 1, how);
       model.visit([&](auto& p) {
-        if (p.piece().size() > 0) loads[static_cast<std::size_t>(c.rank())] += update_cost(p.info());
+        if (p.slice().size() > 0) loads[static_cast<std::size_t>(c.rank())] += update_cost(p.info());
       });
     });
     double most = 0, sum = 0;

@@ -248,7 +248,7 @@ TEST_CASE("gathers that begin late are waited for in backward passes, and broadc
   job.program.gathers_late = true;
   CHECK(on_links(h, job, "dp=32,zero=3") > early);
   CHECK(on_links(h, job, "dp=32,zero=3") == doctest::Approx(priced(h, job, "dp=32,zero=3").step()).epsilon(0.02));
-  job.program.reduces_whole = job.program.broadcasts_pieces = true;
+  job.program.reduces_whole = job.program.broadcasts_slices = true;
   // Whole sums cross machines where pieces are summed within one.
   const pp::training_layout hybrid = pp::parse_layout("tp=2,pp=2,dp=16,zero=1,replicate=dp:4", "x");
   CHECK(pp::detail::work_on_links(h, job, hybrid).reduce.front().level == 1);

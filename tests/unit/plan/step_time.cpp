@@ -172,7 +172,7 @@ TEST_CASE("facts about a program's data parallelism change its price as they say
 
   // InternEvo: gradients are summed whole over all, and each of the owners broadcasts.
   job.program.overlaps_data = false;
-  job.program.reduces_whole = job.program.broadcasts_pieces = true;
+  job.program.reduces_whole = job.program.broadcasts_slices = true;
   const double whole = pp::collective_seconds(h, all, all_reduce, 2 * n);
   CHECK(split("dp=64,zero=1").data == doctest::Approx(whole + pp::broadcasts_seconds(h, all, 2 * n)));
   CHECK(split("dp=64,zero=1,replicate=dp:8").data == doctest::Approx(whole + pp::broadcasts_seconds(h, node, 2 * n)));

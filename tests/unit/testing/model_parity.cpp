@@ -47,7 +47,7 @@ struct penalised : gpt2::model<double, S, Device> {
         if (p.name() != "wpe.weight") return;
         const double* const values = std::as_const(p).value();
         double* const sums = p.used_gradient(mb.ctx.device);
-        for (std::int64_t i = 0; i < p.piece().size(); ++i)
+        for (std::int64_t i = 0; i < p.slice().size(); ++i)
           sums[i] += 0.1 * values[i] / static_cast<double>(mb.ctx.ranks.size());
       });
     return dy;

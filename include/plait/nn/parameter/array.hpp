@@ -68,34 +68,34 @@ class parameter_rebinding;
 }  // namespace detail
 
 /// Some elements of what a rank would store of a parameter, in row-major order.
-struct parameter_piece {
+struct storage_slice {
   std::int64_t begin = 0, end = 0;
   std::int64_t size() const { return end - begin; }
-  friend bool operator==(const parameter_piece&, const parameter_piece&) = default;
+  friend bool operator==(const storage_slice&, const storage_slice&) = default;
 };
 
-/// Keeps parameters side by side in one flat array, of which every rank of a group has an even piece between steps, or
+/// Keeps parameters side by side in one flat array, of which every rank of a group has an even slice between steps, or
 /// all of it where nothing is cut.
 template <class Precision, compute_device Device>
-class parameter_home {
+class flat_storage {
  public:
-  virtual ~parameter_home() = default;
-  parameter_home(const parameter_home&) = delete;
-  parameter_home& operator=(const parameter_home&) = delete;
+  virtual ~flat_storage() = default;
+  flat_storage(const flat_storage&) = delete;
+  flat_storage& operator=(const flat_storage&) = delete;
 
   /// Brings the values of all its parameters to where layers read them. Collective over `axes`.
   virtual void gather(const context<Device>& ctx) = 0;
   /// Waits for a gather that is under way. Asks no rank for anything.
   virtual void settle() = 0;
 
-  /// The axes whose ranks have a piece each; none: all of it is everywhere.
+  /// The axes whose ranks have a slice each; none: all of it is everywhere.
   const axis_list& axes() const { return axes_; }
   /// The communicator over these axes.
   any_communicator& group() { return group_; }
-  /// The piece that `rank` of that group has of `size` elements which begin at `at` in the array.
-  parameter_piece piece_of(std::int64_t at, std::int64_t size, std::int64_t rank) const {
-    const std::int64_t first = rank * piece_ - at;
-    return {std::clamp<std::int64_t>(first, 0, size), std::clamp<std::int64_t>(first + piece_, 0, size)};
+  /// The slice that `rank` of that group has of `size` elements which begin at `at` in the array.
+  storage_slice slice_of(std::int64_t at, std::int64_t size, std::int64_t rank) const {
+    const std::int64_t first = rank * slice_ - at;
+    return {std::clamp<std::int64_t>(first, 0, size), std::clamp<std::int64_t>(first + slice_, 0, size)};
   }
   std::int64_t rank() const { return rank_; }
   /// Pieces begin and end at multiples of so many elements of a layer's array; 0: at none, arrays are whole.
@@ -108,11 +108,11 @@ class parameter_home {
   using gradient_type = gradient_of<Precision>;
   friend parameter_type;
 
-  parameter_home() = default;
+  flat_storage() = default;
 
-  /// Has `p` live at `at` in this home's array, with the values that it has.
-  static void move(const context<Device>& ctx, parameter_type& p, parameter_home& home, std::int64_t at) {
-    p.move_to(ctx, home, at);
+  /// Has `p` live at `at` in this storage's array, with the values that it has.
+  static void move(const context<Device>& ctx, parameter_type& p, flat_storage& storage, std::int64_t at) {
+    p.move_to(ctx, storage, at);
   }
   static void set_current(parameter_type& p, bool current) { p.set_current(current); }
   static bool rounded_current(const parameter_type& p) { return p.rounded_current_; }
@@ -126,12 +126,12 @@ class parameter_home {
 
   axis_list axes_;
   any_communicator group_;
-  std::int64_t piece_ = 0;  ///< elements, padding included
+  std::int64_t slice_ = 0;  ///< elements, padding included
   std::int64_t rank_ = 0;
   std::int64_t cuts_at_ = 1;
-  master_type* masters_ = nullptr;      ///< of this rank's piece
+  master_type* masters_ = nullptr;      ///< of this rank's slice
   weight_type* rounded_ = nullptr;      ///< where an optimizer puts them rounded; null: they are not
-  gradient_type* gradients_ = nullptr;  ///< of this rank's piece, once reduced
+  gradient_type* gradients_ = nullptr;  ///< of this rank's slice, once reduced
 };
 
 // Canonical sums of gradients: each layer that uses an array adds its leaves, and ranks join them.

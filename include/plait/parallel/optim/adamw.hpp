@@ -135,24 +135,24 @@ class adamw {
     moments_.forget_step();
   }
 
-  /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its piece.
+  /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its slice.
   /// Throws where the parameter is cut within a block of 8-bit moments, and for these under canonical numerics, as
   /// blocks are counted in what a rank stores.
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     check_cut(ctx, p);
-    const parameter_piece piece = p.piece();
-    if (piece.size() == p.size() || !moments_.has(p.name(), p.size())) return;
-    if (piece.size() == 0) return moments_.drop(p.name());
+    const storage_slice slice = p.slice();
+    if (slice.size() == p.size() || !moments_.has(p.name(), p.size())) return;
+    if (slice.size() == 0) return moments_.drop(p.name());
     const auto at = [&](std::int64_t n, std::int64_t begin) {
       return kernels::places_of(options_.moments, sizeof(A), n, (p.array_offset() + begin) % kernels::moment_block);
     };
-    const kernels::moment_places whole = at(p.size(), 0), now = at(piece.size(), piece.begin);
+    const kernels::moment_places whole = at(p.size(), 0), now = at(slice.size(), slice.begin);
     const std::size_t bytes = now.second,
-                      begin = whole.second / static_cast<std::size_t>(p.size()) * static_cast<std::size_t>(piece.begin);
+                      begin = whole.second / static_cast<std::size_t>(p.size()) * static_cast<std::size_t>(slice.begin);
     const std::size_t scales = now.second_scales - now.first_scales;
     const auto block =
-        static_cast<std::size_t>((p.array_offset() % kernels::moment_block + piece.begin) / kernels::moment_block);
-    moments_.cut(ctx, p.name(), piece.size(), now.bytes,
+        static_cast<std::size_t>((p.array_offset() % kernels::moment_block + slice.begin) / kernels::moment_block);
+    moments_.cut(ctx, p.name(), slice.size(), now.bytes,
                  {{begin, 0, bytes},
                   {whole.second + begin, now.second, bytes},
                   {whole.first_scales + block, now.first_scales, scales},
@@ -166,10 +166,10 @@ class adamw {
       fail(
           {"adamw: canonical numerics (deterministic) have no order for moments = int8, whose blocks lie otherwise on "
            "other layouts; legal are full and bf16"});
-    if (!p.home() || p.home()->axes().empty()) return;
-    if (p.home()->cuts_at() % kernels::moment_block == 0) return;
+    if (!p.storage() || p.storage()->axes().empty()) return;
+    if (p.storage()->cuts_at() % kernels::moment_block == 0) return;
     fail({"adamw: moments = int8 have a scale for each ", kernels::moment_block,
-          " elements, and data parallelism cuts ", p.name(), " at any multiple of ", p.home()->cuts_at(),
+          " elements, and data parallelism cuts ", p.name(), " at any multiple of ", p.storage()->cuts_at(),
           "; legal cuts are bucket_cut::blocks(n), n a multiple of ", kernels::moment_block,
           ", and bucket_cut::whole, and legal moments with this one full and bf16"});
   }
@@ -186,7 +186,7 @@ class adamw {
       moments_.require_own_memory(p);
       detail::note_update(ctx, g);
       note_moments(ctx, p);
-      const parameter_piece piece = p.piece();
+      const storage_slice slice = p.slice();
       const G* const values = g.data();
       const auto target = p.begin_update();
       all.push_back({target.master,
@@ -196,7 +196,7 @@ class adamw {
                      decay_of(p.info().decays),
                      p.name(),
                      place_of(p),
-                     {kernels::run_map::of(p.part()), piece.begin, p.stream_of(p.name())},
+                     {kernels::run_map::of(p.part()), slice.begin, p.stream_of(p.name())},
                      p.array()});
     }
     run(ctx, std::move(all));
@@ -246,11 +246,11 @@ class adamw {
   }
   /// The steps that each parameter was left out of, where there are any: part of the state, as `step` is.
   std::map<std::string, std::int64_t> missed_steps() const { return moments_.missed_steps(); }
-  /// Calls f(optimizer_tensor) for both moments of this rank's piece of `p`; they are zero where there was no step yet.
+  /// Calls f(optimizer_tensor) for both moments of this rank's slice of `p`; they are zero where there was no step yet.
   template <class F>
   void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
     using code = optimizer_tensor::code;
-    const std::int64_t n = p.piece().size(), place = place_of(p);
+    const std::int64_t n = p.slice().size(), place = place_of(p);
     if (n == 0) return;
     const kernels::moment_places at = kernels::places_of(options_.moments, sizeof(A), n, place);
     std::byte* const memory = moments_.find(ctx, p.name(), n, at.bytes);
@@ -275,12 +275,12 @@ class adamw {
   }
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
-  /// Notes both moments of this rank's piece, but in the first step, where they are zero, and not those of 8 bits,
+  /// Notes both moments of this rank's slice, but in the first step, where they are zero, and not those of 8 bits,
   /// which are codes, so that their difference is no number.
   void note_moments(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if constexpr (!only_counts<Device>) {
       if (step_ == 1 || options_.moments == moment_type::int8 || !detail::notes_values(ctx)) return;
-      const std::int64_t n = p.piece().size();
+      const std::int64_t n = p.slice().size();
       const std::size_t bytes = kernels::places_of(options_.moments, sizeof(A), n, 0).bytes;
       const std::byte* const memory = n == 0 ? nullptr : moments_.find(ctx, p.name(), n, bytes);
       if (options_.moments == moment_type::bf16)
@@ -290,13 +290,13 @@ class adamw {
     }
   }
 
-  /// The place of the first element of a parameter's piece in a block of moments.
+  /// The place of the first element of a parameter's slice in a block of moments.
   static std::int64_t place_of(const parameter<Precision, Device>& p) {
-    return (p.array_offset() + p.piece().begin) % kernels::moment_block;
+    return (p.array_offset() + p.slice().begin) % kernels::moment_block;
   }
   double decay_of(bool decays) const { return decays ? options_.weight_decay : 0; }
 
-  /// One tensor of a step, or the piece of it that this rank updates.
+  /// One tensor of a step, or the slice of it that this rank updates.
   struct one {
     M* master;
     const G* gradient;

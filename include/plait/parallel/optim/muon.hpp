@@ -260,7 +260,7 @@ class muon {
   template <class F>
   void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
     if (!is_hidden_matrix(p.info())) return others_.visit_state(ctx, p, f);
-    const std::int64_t n = p.piece().size();
+    const std::int64_t n = p.slice().size();
     if (n == 0) return;
     f(optimizer_tensor{"momentum_buffer", optimizer_tensor::code::none, narrow() ? dtype::bf16 : dtype_of<M>,
                        momenta_.find(ctx, p.name(), n, momentum_bytes(n)), nullptr, 0, n});
@@ -271,14 +271,14 @@ class muon {
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if (!is_hidden_matrix(p.info())) return others_.prepare(ctx, p);
     check_cut(ctx, p);
-    if (p.piece().size() == 0) momenta_.drop(p.name());  // another data rank's; loaded before that was known
+    if (p.slice().size() == 0) momenta_.drop(p.name());  // another data rank's; loaded before that was known
   }
   /// The checks of `prepare`.
   void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
     if (!is_hidden_matrix(p.info())) return others_.check_cut(ctx, p);
     const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
     if (!axes.empty()) static_cast<void>(ctx.ranks.group(axes));
-    const std::int64_t n = p.piece().size();
+    const std::int64_t n = p.slice().size();
     if (n != 0 && n != p.size())
       fail({"muon: data parallelism cuts the matrix ", p.name(),
             " into pieces, and its update needs all of it: use bucket_cut::whole, or zero_level::replicated"});
@@ -362,7 +362,7 @@ class muon {
   void note_momentum(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if constexpr (!only_counts<Device>) {
       if (step() == 1 || !detail::notes_values(ctx)) return;
-      const std::int64_t n = p.piece().size();
+      const std::int64_t n = p.slice().size();
       const std::byte* const memory = n == 0 ? nullptr : momenta_.find(ctx, p.name(), n, momentum_bytes(n));
       if (narrow())
         detail::note_piece(ctx, p, "the momentum of ", reinterpret_cast<const bf16*>(memory), n);

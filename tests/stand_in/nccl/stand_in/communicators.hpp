@@ -36,7 +36,7 @@ inline ncclComm_t add(std::shared_ptr<clique> ranks, std::shared_ptr<threads::de
   out->busy = blocking ? 0 : 2;
   static_cast<void>(cudaGetDevice(&out->device));
   out->ranks->devices.insert(out->device);
-  auto& met = out->ranks->met[&out->member->home()];
+  auto& met = out->ranks->met[&out->member->storage()];
   if (met == nullptr) met = std::make_shared<meetings>();
   out->met = met;
   const ncclComm_t comm = out.get();

@@ -55,7 +55,7 @@ inline std::shared_ptr<rendezvous> make_rendezvous(ncclComm_t comm, const thread
                                                    std::size_t parts) {
   auto r = std::make_shared<rendezvous>();
   r->op.parts.resize(parts);
-  r->op.begin(what, 0, &comm->member->home());
+  r->op.begin(what, 0, &comm->member->storage());
   ::stand_in::meeting& m = *r->in_streams;
   m.missing = parts;
   m.given_up = [world = comm->ranks->world] { return world->failed(); };
