@@ -55,7 +55,6 @@
   PLAIT_LAUNCHER(rms_norm_backward_dot<T>)                                                                           \
   PLAIT_LAUNCHER(rms_norm_backward_dx<T>)                                                                            \
   PLAIT_LAUNCHER(rms_norm_backward_dweight<T>)                                                                       \
-  PLAIT_LAUNCHER(rms_norm_backward_apply<T>)                                                                         \
   PLAIT_LAUNCHER(rms_norm_backward<T>)                                                                               \
   PLAIT_LAUNCHER(attention_delta<T, T>)                                                                              \
   PLAIT_LAUNCHER(cross_entropy_max<T>)                                                                               \

@@ -1,6 +1,6 @@
-// Every kernel for the device that computes nothing. Those that are most of a step's time say what they would do, in
-// kernels/counting.hpp; the others, here, do nothing. A kernel that is missing in both does not compile in a dry
-// run.
+// Every kernel for the device that computes nothing. Those that are most of a step's time count what they would read
+// and write, or how many operations they would compute; the others do nothing. A kernel that is missing here does not
+// compile in a dry run.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,6 @@
 #include "plait/kernels/cross_entropy_settings.hpp"
 
 namespace plait::kernels {
-
-// The kernels that are most of a step's time beside products, for the device that computes nothing: each says what it
-// would read and write, or how many operations it would compute.
 
 namespace detail {
 
@@ -98,125 +95,69 @@ void pass_logits(counting_device& device, double arrays, const Arguments&... arg
 
 }  // namespace detail
 
-/// Elementwise kernels, by the arrays that they read and write.
-template <class T, class... Arguments>
-void accumulate(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<1>(arguments...));
-}
-template <class T, class... Arguments>
-void add(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<1>(arguments...));
-}
-template <class T, class... Arguments>
-void axpy(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<1>(arguments...));
-}
-template <class T, class... Arguments>
-void multiply(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<1>(arguments...));
-}
-template <class T, class... Arguments>
-void scale(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<1>(arguments...));
-}
-template <class T, class... Arguments>
-void fill(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 1, detail::elements<1>(arguments...));
-}
-template <class T, class... Arguments>
-void relu_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<1>(arguments...));
-}
-template <class T, class... Arguments>
-void relu_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<1>(arguments...));
-}
+// ---- kernels of one type, by their arguments after the first pointer ---------------------------------------------
+
+#define PLAIT_COUNTS(kernel, ...)                                                  \
+  template <class T, class... Arguments>                                           \
+  void kernel(counting_device& device, T* const&, const Arguments&... arguments) { \
+    __VA_ARGS__;                                                                   \
+  }
+/// Reads and writes `arrays` arrays, as long as the product of the first `sizes` sizes.
+#define PLAIT_PASSES(kernel, arrays, sizes) \
+  PLAIT_COUNTS(kernel, detail::pass<T>(device, arrays, detail::elements<sizes>(arguments...)))
+/// An activation, which processors may take longer to compute than to move.
+#define PLAIT_ACTIVATES(kernel, arrays, sizes, backward) \
+  PLAIT_COUNTS(kernel, detail::activate<T>(device, arrays, detail::elements<sizes>(arguments...), backward))
+
+PLAIT_PASSES(accumulate, 3, 1)
+PLAIT_PASSES(add, 3, 1)
+PLAIT_PASSES(axpy, 3, 1)
+PLAIT_PASSES(multiply, 3, 1)
+PLAIT_PASSES(scale, 2, 1)
+PLAIT_PASSES(fill, 1, 1)
+PLAIT_PASSES(relu_forward, 2, 1)
+PLAIT_PASSES(relu_backward, 3, 1)
+PLAIT_PASSES(rms_norm_forward, 2, 2)
+PLAIT_PASSES(rms_norm_backward, 3, 2)
+PLAIT_PASSES(layer_norm_forward, 2, 2)
+PLAIT_PASSES(layer_norm_backward, 3, 2)
+PLAIT_PASSES(rms_apply, 2, 2)
+PLAIT_PASSES(layer_norm_apply, 2, 2)
+PLAIT_PASSES(layer_norm_backward_dx, 3, 2)
+PLAIT_PASSES(layer_norm_backward_dweight, 2, 2)
+PLAIT_PASSES(add_bias, 2, 2)
+PLAIT_PASSES(bias_gradient, 1, 2)
+
+PLAIT_ACTIVATES(gelu_forward, 2, 1, false)
+PLAIT_ACTIVATES(gelu_backward, 3, 1, true)
+PLAIT_ACTIVATES(gelu_tanh_forward, 2, 1, false)
+PLAIT_ACTIVATES(gelu_tanh_backward, 3, 1, true)
+PLAIT_ACTIVATES(silu_forward, 2, 1, false)
+PLAIT_ACTIVATES(silu_backward, 3, 1, true)
+PLAIT_ACTIVATES(swiglu_forward, 3, 2, false)
+PLAIT_ACTIVATES(swiglu_backward, 5, 2, true)
+
+PLAIT_COUNTS(rope_forward, detail::rotate_heads<T>(device, arguments...))
+PLAIT_COUNTS(rope_backward, detail::rotate_heads<T>(device, arguments...))
+PLAIT_COUNTS(dropout_forward, detail::pass_box<T>(device, arguments...))
+PLAIT_COUNTS(dropout_backward, detail::pass_box<T>(device, arguments...))
+PLAIT_COUNTS(cross_entropy_max, detail::pass_logits<T>(device, 1, arguments...))
+PLAIT_COUNTS(cross_entropy_statistics, detail::pass_logits<T>(device, 1, arguments...))
+PLAIT_COUNTS(cross_entropy_local_statistics, detail::pass_logits<T>(device, 1, arguments...))
+PLAIT_COUNTS(cross_entropy_backward, detail::pass_logits<T>(device, 2, arguments...))
+// 4 operations for each visible pair of positions and each element of a head, and 10 backward.
+PLAIT_COUNTS(attention_forward, detail::attend<std::remove_const_t<T>>(device, 4, arguments...))
+PLAIT_COUNTS(attention_backward, detail::attend<std::remove_const_t<T>>(device, 10, arguments...))
+
+#undef PLAIT_ACTIVATES
+#undef PLAIT_PASSES
+#undef PLAIT_COUNTS
+
+// ---- kernels of several types ------------------------------------------------------------------------------------
+
 template <class From, class To, class... Arguments>
 void cast(counting_device& device, From* const&, To* const&, const Arguments&... arguments) {
   device.count_moved(static_cast<double>(detail::elements<1>(arguments...)) * (sizeof(From) + sizeof(To)));
-}
-/// Those of rows and columns.
-template <class T, class... Arguments>
-void rms_norm_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void rms_norm_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void layer_norm_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void layer_norm_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void rms_apply(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void layer_norm_apply(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void layer_norm_backward_dx(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 3, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void layer_norm_backward_dweight(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void add_bias(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 2, detail::elements<2>(arguments...));
-}
-template <class T, class... Arguments>
-void bias_gradient(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass<T>(device, 1, detail::elements<2>(arguments...));
-}
-/// Activations, which processors may take longer to compute than to move.
-template <class T, class... Arguments>
-void gelu_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 2, detail::elements<1>(arguments...), false);
-}
-template <class T, class... Arguments>
-void gelu_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 3, detail::elements<1>(arguments...), true);
-}
-template <class T, class... Arguments>
-void gelu_tanh_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 2, detail::elements<1>(arguments...), false);
-}
-template <class T, class... Arguments>
-void gelu_tanh_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 3, detail::elements<1>(arguments...), true);
-}
-template <class T, class... Arguments>
-void silu_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 2, detail::elements<1>(arguments...), false);
-}
-template <class T, class... Arguments>
-void silu_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 3, detail::elements<1>(arguments...), true);
-}
-template <class T, class... Arguments>
-void swiglu_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 3, detail::elements<2>(arguments...), false);
-}
-template <class T, class... Arguments>
-void swiglu_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::activate<T>(device, 5, detail::elements<2>(arguments...), true);
-}
-/// Rotary positions: heads' values are read and written; the stride of where they come from is not a size.
-template <class T, class... Arguments>
-void rope_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::rotate_heads<T>(device, arguments...);
-}
-template <class T, class... Arguments>
-void rope_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::rotate_heads<T>(device, arguments...);
 }
 template <class Id, class T, class... Arguments>
 void embedding_forward(counting_device& device, Id* const&, T* const&, const Arguments&... arguments) {
@@ -227,42 +168,6 @@ template <class Id, class T, class G, class... Arguments>
 void embedding_backward(counting_device& device, Id* const&, T* const&, G* const&, const Arguments&... arguments) {
   device.count_moved(static_cast<double>(detail::elements<2>(arguments...)) * (sizeof(T) + 2 * sizeof(G)));
 }
-/// Dropout of a part: a box has its extents.
-template <class T, class... Arguments>
-void dropout_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass_box<T>(device, arguments...);
-}
-template <class T, class... Arguments>
-void dropout_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass_box<T>(device, arguments...);
-}
-template <class T, class... Arguments>
-void cross_entropy_max(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass_logits<T>(device, 1, arguments...);
-}
-template <class T, class... Arguments>
-void cross_entropy_statistics(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass_logits<T>(device, 1, arguments...);
-}
-template <class T, class... Arguments>
-void cross_entropy_local_statistics(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass_logits<T>(device, 1, arguments...);
-}
-template <class T, class... Arguments>
-void cross_entropy_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::pass_logits<T>(device, 2, arguments...);
-}
-
-/// 4 operations for each visible pair of positions and each element of a head, and 10 backward.
-template <class T, class... Arguments>
-void attention_forward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::attend<std::remove_const_t<T>>(device, 4, arguments...);
-}
-template <class T, class... Arguments>
-void attention_backward(counting_device& device, T* const&, const Arguments&... arguments) {
-  detail::attend<std::remove_const_t<T>>(device, 10, arguments...);
-}
-
 /// AdamW: all of a tensor's arrays are read, and all but its gradient written.
 template <class Tensor, std::size_t Extent, class... Arguments>
 void adamw_update(counting_device& device, const std::span<Tensor, Extent>& tensors, const Arguments&...) {
@@ -281,67 +186,43 @@ void add_sum_squares(counting_device& device, const std::span<Part, Extent>& par
   device.count_moved(bytes);
 }
 
-template <class... Arguments>
-void add_exact_squares(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void attention_delta(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void clip(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void copy_2d(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void copy_3d(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void copy_box(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void cross_entropy_loss(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void cross_entropy_rescale(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void digest(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void divide_by_norm(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void fill_from(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void fill_normal(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void fill_uniform(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void layer_norm_backward_dots(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void layer_norm_statistics(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void merge_lse(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void muon_momentum(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void muon_update(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void reciprocal(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void rms_inverse(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void rms_norm_backward_apply(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void rms_norm_backward_dot(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void rms_norm_backward_dweight(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void rms_norm_backward_dx(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void rope_table(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void row_centred_squares(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void row_sum_squares(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void row_sums(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void sum_of_bins(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void sum_of_multiples(counting_device&, const Arguments&...) {}
-template <class... Arguments>
-void sum(counting_device&, const Arguments&...) {}
+// ---- kernels that are a small part of a step ---------------------------------------------------------------------
+
+#define PLAIT_COUNTS_NOTHING(kernel) \
+  template <class... Arguments>      \
+  void kernel(counting_device&, const Arguments&...) {}
+
+PLAIT_COUNTS_NOTHING(add_exact_squares)
+PLAIT_COUNTS_NOTHING(attention_delta)
+PLAIT_COUNTS_NOTHING(clip)
+PLAIT_COUNTS_NOTHING(copy_2d)
+PLAIT_COUNTS_NOTHING(copy_3d)
+PLAIT_COUNTS_NOTHING(copy_box)
+PLAIT_COUNTS_NOTHING(cross_entropy_loss)
+PLAIT_COUNTS_NOTHING(cross_entropy_rescale)
+PLAIT_COUNTS_NOTHING(digest)
+PLAIT_COUNTS_NOTHING(divide_by_norm)
+PLAIT_COUNTS_NOTHING(fill_from)
+PLAIT_COUNTS_NOTHING(fill_normal)
+PLAIT_COUNTS_NOTHING(fill_uniform)
+PLAIT_COUNTS_NOTHING(layer_norm_backward_dots)
+PLAIT_COUNTS_NOTHING(layer_norm_statistics)
+PLAIT_COUNTS_NOTHING(merge_lse)
+PLAIT_COUNTS_NOTHING(muon_momentum)
+PLAIT_COUNTS_NOTHING(muon_update)
+PLAIT_COUNTS_NOTHING(reciprocal)
+PLAIT_COUNTS_NOTHING(rms_inverse)
+PLAIT_COUNTS_NOTHING(rms_norm_backward_dot)
+PLAIT_COUNTS_NOTHING(rms_norm_backward_dweight)
+PLAIT_COUNTS_NOTHING(rms_norm_backward_dx)
+PLAIT_COUNTS_NOTHING(rope_table)
+PLAIT_COUNTS_NOTHING(row_centred_squares)
+PLAIT_COUNTS_NOTHING(row_sum_squares)
+PLAIT_COUNTS_NOTHING(row_sums)
+PLAIT_COUNTS_NOTHING(sum_of_bins)
+PLAIT_COUNTS_NOTHING(sum_of_multiples)
+PLAIT_COUNTS_NOTHING(sum)
+
+#undef PLAIT_COUNTS_NOTHING
 
 }  // namespace plait::kernels

@@ -197,8 +197,9 @@ TEST_CASE("norms, with an addend and without") {
       kernels::row_sum_squares(device, x.data(), mean.data(), rows, n), out.exact(mean);
       kernels::rms_apply(device, x.data(), mean.data(), w.data(), y.data(), rows, n, n, 1e-5), out(y);
       kernels::rms_norm_backward_dot(device, x.data(), w.data(), dy.data(), mean.data(), rows, n), out.exact(mean);
-      kernels::rms_norm_backward_apply(device, x.data(), w.data(), dy.data(), inverse.data(), mean.data(), dx.data(),
-                                       dw.data(), rows, n, n);
+      kernels::rms_norm_backward_dx(device, x.data(), w.data(), dy.data(), inverse.data(), mean.data(), dx.data(), rows,
+                                    n, n);
+      kernels::rms_norm_backward_dweight(device, x.data(), dy.data(), inverse.data(), dw.data(), rows, n);
       out(dx), out.exact(dw);
 
       kernels::layer_norm_forward(device, x.data(), w.data(), bias.data(), y.data(), mean.data(), inverse.data(), rows,

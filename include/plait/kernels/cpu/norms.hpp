@@ -132,15 +132,6 @@ void rms_norm_backward_dweight(cpu&, const T* x, const T* dy, const statistic_of
   });
 }
 
-/// dx (must not be dy) and dweight (added to) from the dots of the whole rows.
-template <class T>
-void rms_norm_backward_apply(cpu& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
-                             const statistic_of<T>* dot, T* dx, gradient_of<T>* dweight, std::int64_t rows,
-                             std::int64_t columns, std::int64_t columns_global) {
-  rms_norm_backward_dx(device, x, weight, dy, inv_rms, dot, dx, rows, columns, columns_global);
-  rms_norm_backward_dweight(device, x, dy, inv_rms, dweight, rows, columns);
-}
-
 /// The whole backward pass where rows are whole. Either of dx and dweight may be null, which skips it; dweight is added
 /// to, dx may be dy if dweight is null. `addend` (such as the gradient of a residual connection) is added to dx where
 /// it is not null; it must not be dx.

@@ -199,12 +199,6 @@ template <class T>
 void rms_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* inv_rms,
                                gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns);
 
-/// dx (must not be dy) and dweight (added to) from the dots of the whole rows.
-template <class T>
-void rms_norm_backward_apply(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
-                             const statistic_of<T>* dot, T* dx, gradient_of<T>* dweight, std::int64_t rows,
-                             std::int64_t columns, std::int64_t columns_global);
-
 /// The whole backward pass where rows are whole. Either of dx and dweight may be null, which skips it; dweight is added
 /// to, dx may be dy if dweight is null. `addend` (such as the gradient of a residual connection) is added to dx where
 /// it is not null; it must not be dx.

@@ -452,14 +452,6 @@ void rms_norm_backward_dweight(cuda& device, const T* x, const T* dy, const stat
 }
 
 template <class T>
-void rms_norm_backward_apply(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
-                             const statistic_of<T>* dot, T* dx, gradient_of<T>* dweight, std::int64_t rows,
-                             std::int64_t columns, std::int64_t columns_global) {
-  rms_norm_backward_dx(device, x, weight, dy, inv_rms, dot, dx, rows, columns, columns_global);
-  rms_norm_backward_dweight(device, x, dy, inv_rms, dweight, rows, columns);
-}
-
-template <class T>
 void rms_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms, T* dx,
                        gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns,
                        const std::type_identity_t<T>* addend) {
