@@ -42,7 +42,7 @@ class caching_allocator {
     for (auto& [pointer, used] : live_) to_source(pointer, used.block_bytes, used.stream);
   }
 
-  /// Blocks that nobody but their owner may write to, such as the scratch memory of a recorded graph. Ends with
+  /// Blocks that only their owner may write to, such as the scratch memory of a recorded graph. Ends with
   /// `give_back`.
   class scratch {
    public:
@@ -250,7 +250,7 @@ class caching_allocator {
 /// The functions of a program's allocator: with them, every byte that a device hands out comes from the program, and
 /// goes back to it. `Where` is what memory is bound to besides, as a CUDA stream is.
 ///
-/// `allocate` returns null where memory is exhausted; it is asked once more after all blocks that nobody uses have gone
+/// `allocate` returns null where memory is exhausted; it is asked once more after all unused blocks have gone
 /// back, and then an error is thrown. It is asked for blocks, which are up to an eighth larger than what they serve
 /// (`caching_allocator::rounded`), and which stay with the device when they are released, until `release_cache` or the
 /// device's end. `release` is given the bytes that were asked for, and must not throw. Both run one at a time, in any
@@ -268,8 +268,8 @@ struct memory_functions {
     fail({device, ": options::memory has ", allocate ? "allocate and no release" : "release and no allocate",
           "; give both, or none for memory of the device's own"});
   }
-  /// Returns what `allocate` returns, which must lie on a boundary of so many bytes: where it does not, it is released,
-  /// and an error thrown.
+  /// Returns what `allocate` returns, which must lie on a boundary of `boundary` bytes: where it does not, it is
+  /// released, and an error thrown.
   void* allocate_aligned(std::size_t boundary, std::string_view device, std::size_t bytes, Where... where) const {
     void* const pointer = allocate(bytes, where...);
     if (reinterpret_cast<std::uintptr_t>(pointer) % boundary == 0) return pointer;

@@ -36,7 +36,7 @@ class attention_library {
   attention_library& operator=(const attention_library&) = default;
 };
 
-/// The choice of a device's owner. The library belongs to whoever made it and outlives its use; null: there is none.
+/// The choice of a device's owner. The program owns the library, which outlives its use; null: there is none.
 struct attention_choice {
   attention_backend backend = attention_backend::automatic;
   attention_library* library = nullptr;

@@ -1,5 +1,5 @@
-// Products on the CPU whose sums have one order, whatever the sizes and strides of the factors: those of
-// `cpu::options::canonical`. They are no other arithmetic than the library's, but held to it.
+// Products on the CPU whose sums have one order, whatever the sizes and strides of the factors, for
+// `cpu::options::canonical`.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 namespace plait {
 
 // Products on the CPU whose terms are added one after the other, whatever is cut: tiles of sums in registers, as in
-// BLIS, of which no sum is ever split.
+// BLIS, and no sum is ever split.
 
 /// Multiplies by fused multiply-adds, in registers of AVX2 where the processor has them, whatever the program is
 /// compiled for. Keeps memory for packed copies of the factors. Used by one thread at a time.
@@ -41,8 +41,8 @@ class ordered_products {
 /// by fused multiply-adds, from zero (bf16 in hardware: pair by pair, the second of each first, and what is subnormal
 /// counts as zero, as VDPBF16PS does); each such sum, times alpha, is added to beta C in the order of k. So cutting
 /// rows or columns changes no bit. On processors with AVX-512, oneDNN keeps to this for products of 16 rows and columns
-/// or more, which is looked at for every new problem, and refused where it does not hold. All others are computed by
-/// `ordered_products`: small ones, those of double, and on processors for which oneDNN has other kernels, which add
+/// or more; this is checked for every new problem, and refused where it does not hold. All others are computed by
+/// `ordered_products`: small ones, products of double, and on processors for which oneDNN has other kernels, which add
 /// some elements of a product in one order and some in another.
 class canonical_products {
  public:

@@ -101,7 +101,7 @@ PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const double* a, const do
 #undef PLAIT_FOR_AVX2
 #endif
 
-/// The function for tiles of so many rows on this processor.
+/// The function for tiles of this number of rows on this processor.
 template <class E>
 using tile_function = void (*)(std::int64_t, const E*, const E*, bool, E*, std::int64_t);
 template <class E>

@@ -69,11 +69,11 @@ class work_meter {
   virtual void product(dtype of, double m, double n, double k, bool adds) = 0;
   /// Attention over `keys` positions, by the operations of what is visible.
   virtual void attention(dtype of, double operations, std::int64_t keys, bool forward) = 0;
-  /// A kernel that reads and writes so many bytes.
+  /// A kernel that reads and writes `bytes`.
   virtual void moved(double bytes) = 0;
   /// A kernel of the program's own (nn/layer.hpp).
   virtual void kernel(dtype of, double operations, double bytes) = 0;
-  /// An activation of so many values, which reads and writes so many bytes.
+  /// An activation of `values` values, which reads and writes `bytes`.
   virtual void activation(double bytes, double values, bool backward) = 0;
 
  protected:
@@ -82,8 +82,8 @@ class work_meter {
 
 /// A device that computes nothing and counts the bytes that are asked for: a layer, a model or a whole step that runs
 /// on it, in a `world::counting`, shows what it allocates, keeps and sends, for sizes that no machine at hand could
-/// hold (plan/dry_run.hpp). Its memory is address space without access: a program that touches it is told why, and
-/// ends by a segmentation fault.
+/// hold (plan/dry_run.hpp). Its memory is address space without access: a program that touches it gets a text that
+/// says why, and a segmentation fault.
 class counting_device {
  public:
   static constexpr bool only_counts = true;
@@ -141,7 +141,7 @@ class counting_device {
     fixed_order_attention_ = std::max(fixed_order_attention_, bytes);
   }
 
-  /// Tells `meter` of all work from here on; null: nobody. It must outlive that work.
+  /// Reports all later work to `meter`, which must outlive that work; null: to none.
   void tell(work_meter* meter) { meter_ = meter; }
   void count_moved(double bytes) {
     if (meter_) meter_->moved(bytes);

@@ -45,8 +45,8 @@ inline void double_gemm(int threads, const gemm_problem& problem, double alpha, 
 class cpu {
  public:
   struct options {
-    /// Threads that one product may use; at least 1. OpenBLAS, which does those of doubles, has one number for the
-    /// whole process: where products of several devices run side by side, the first one's.
+    /// Threads that one product may use; at least 1. OpenBLAS, for products of double, has one number for the whole
+    /// process: where products of several devices run at once, the first one's.
     int threads = 1;
     /// Whether sums in products have one order, whatever their sizes (device/canonical_product.hpp): what contexts with
     /// canonical numerics need. With one thread.
@@ -153,8 +153,8 @@ class cpu {
     }
   }
 
-  /// Whether bf16 products run in hardware here (avx512_bf16 or amx_bf16). Elsewhere they are as right, and slower than
-  /// those of floats.
+  /// Whether bf16 products run in hardware here (avx512_bf16 or amx_bf16). Elsewhere they are as exact, and slower
+  /// than products of float.
   static bool supports_bf16() { return detail::float_gemm::supports_bf16(); }
 
  private:

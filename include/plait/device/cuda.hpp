@@ -129,7 +129,7 @@ class cuda_pool {
     if (pool_ != nullptr) cuda_check(cudaMemPoolTrimTo(pool_, 0), "giving memory back");
   }
 
-  std::size_t expected = 0;  ///< what the plan says, for the text of the error
+  std::size_t expected = 0;  ///< by the plan, for the text of the error
 
  private:
   /// Marks, in a stream's key, blocks of registered memory: no address has this bit.
@@ -328,7 +328,7 @@ class cuda {
     /// Whether what optimizers alone use lies in pinned memory of the host, which their kernels read and write over the
     /// bus: AdamW's moments, Muon's momenta, float masters of narrower weights. No bit of a result changes. An update
     /// takes as long as the bus needs for those bytes, both ways at a time: within one kernel some elements come while
-    /// others are computed and others go back. Copies of the next bucket's state beside an update would hide no more
+    /// others are computed and others go back. Copies of the next bucket's state during an update would hide no more
     /// than the update's own work, a hundredth of that time (16 bytes of an element at 25 GB/s, 28 at 3 TB/s), and need
     /// room on the device for the state of two buckets.
     bool offload_optimizer = false;
@@ -538,7 +538,7 @@ class cuda {
     for (const stream& s : {main_, side_}) s.synchronize();
     pool_.trim();
   }
-  /// Returns them likewise where a library is about to take memory, but waits for no stream of the program's, gives
+  /// Returns cached blocks where a library is about to take memory, but waits for no stream of the program's, gives
   /// nothing back to its allocator, and does nothing while a graph is recorded.
   void make_room() {
     if (options_.memory || capturing(main_)) return;
@@ -553,8 +553,7 @@ class cuda {
   /// Returns scratch memory to whatever is put into the main stream from now on.
   void give_back(const std::shared_ptr<scratch>& owned) { allocator_.give_back(owned, key(main_)); }
   std::size_t scratch_bytes() const { return allocator_.scratch_bytes(); }
-  /// Sets the bytes that the plan says a rank will hold, which stand beside the device's memory in an out-of-memory
-  /// error.
+  /// Sets the bytes that a rank will hold by the plan; an out-of-memory error names them.
   void expect_bytes(std::size_t bytes) { pool_.expected = bytes; }
 
   /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, as `cpu::gemm`: (float, float), (double, double),
@@ -590,8 +589,8 @@ class cuda {
                      main_.handle());
   }
 
-  /// The algorithms of products: measured among so many from now on, then used (`cublaslt_gemm::measure`, `adopt`). For
-  /// several ranks there is parallel/product_tuning.hpp.
+  /// The algorithms of products: measured among this number from now on, then used (`cublaslt_gemm::measure`, `adopt`).
+  /// For several ranks there is parallel/product_tuning.hpp.
   void measure_products(int candidates) { gemm_.measure(candidates); }
   const product_choices& products() { return gemm_.choices(); }
   /// The products among them that could not be measured (`product_choices::unmeasured`): by product, the bytes missing.

@@ -12,7 +12,7 @@ namespace plait {
 
 /// Work of a device's main stream, recorded once and replayed with one launch: the gaps between small kernels go. What
 /// was recorded is addresses and numbers, so a replay reads and writes the same memory: what `work` asks the device for
-/// belongs to the graph until its end, and serves nobody else. Buffers from before the recording are the caller's to
+/// belongs to the graph until its end. Buffers from before the recording are the caller's to
 /// keep. The device must outlive it.
 class cuda_graph {
  public:
@@ -72,7 +72,7 @@ class cuda_graph {
     give_back();
   }
 
-  /// Bytes of device memory that replays use, beside buffers from before the recording.
+  /// Bytes of device memory that replays use, without buffers from before the recording.
   std::size_t scratch_bytes() const { return scratch_ == nullptr ? 0 : scratch_->bytes(); }
 
  private:

@@ -66,7 +66,7 @@ void launch(const Device& device, const launch_shape& shape, void (*kernel)(Para
   launch(device.main_stream().handle(), shape, kernel, arguments...);
 }
 
-/// Lets a kernel use `bytes` of dynamic shared memory where that is more than the 48 KB that need no leave.
+/// Lets a kernel use `bytes` of dynamic shared memory where that is more than the 48 KB that every kernel may use.
 template <class... Parameters>
 void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
   if (bytes <= 48 * 1024) return;

@@ -45,8 +45,8 @@ concept compute_device = requires(D& d, typename D::stream s, typename D::event 
   { e.done() } -> std::convertible_to<bool>;
 };
 
-/// Whether the kernels of layers on a device are compiled here, or elsewhere in the program. Of `cuda` device/cuda.hpp
-/// says so, which files that compile no kernels may include as well.
+/// Whether the kernels of layers on a device are compiled here, or elsewhere in the program. For `cuda` device/cuda.hpp
+/// defines it, which files that compile no kernels may include as well.
 template <class D>
 inline constexpr bool has_kernels = true;
 

@@ -48,8 +48,8 @@ class onednn_gemm {
 
 namespace detail {
 
-/// OpenBLAS' number of threads, of which a process has one, while a product runs. Where products of several threads run
-/// side by side, the first one's number holds for all; after the last one, the program's own number returns.
+/// OpenBLAS' number of threads, which is one for the process, while a product runs. Where products of several threads
+/// run at once, the first one's number holds for all; after the last one, the program's own number returns.
 class openblas_threads {
  public:
   explicit openblas_threads(int threads) {

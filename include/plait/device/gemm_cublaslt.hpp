@@ -90,7 +90,7 @@ inline void cublas_check(cublasStatus_t status, const gemm_problem& problem, con
 
 }  // namespace detail
 
-/// The work of a product beside multiplying, in the same pass over C. `bias` [n], on a 16-byte boundary, is added to
+/// The work that a product does in its pass over C after multiplying. `bias` [n], on a 16-byte boundary, is added to
 /// every row; `addend` [m, n] is read in C's place: C = product + beta * addend, without a copy. Null: not there.
 template <class C>
 struct gemm_epilogue {
@@ -167,10 +167,10 @@ class cublaslt_gemm {
     entries_.clear();
   }
 
-  /// From now on, each problem that is met for the first time has so many proposed algorithms timed, three times each,
+  /// From now on, each new problem has this number of proposed algorithms timed, three times each,
   /// into scratch memory of the size of C; where there is none, or the stream is being recorded, it is left out, and
-  /// `choices().unmeasured()` has it. The results go on to be the first algorithm's, so that ranks which measure
-  /// otherwise compute the same; `adopt` uses what was found.
+  /// `choices().unmeasured()` has it. The results remain the first algorithm's, so that all ranks compute
+  /// equal bits; `adopt` uses what was found.
   void measure(int candidates) {
     if (candidates < 1 || candidates > most_candidates)
       fail({"products: ", candidates, " candidates, must be 1 (nothing is measured) to ", most_candidates});
@@ -214,7 +214,7 @@ class cublaslt_gemm {
 
   static constexpr std::size_t max_entries = 4096;
 
-  /// The use that a product makes of a vector beside its factors. Texts of choices have its number.
+  /// The use that a product makes of a vector, the third input after its factors. Texts of choices have its number.
   enum class beside : std::uint8_t { nothing = 0, bias = 1, row_sums = 2 };
 
   struct key {

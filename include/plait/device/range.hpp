@@ -54,7 +54,7 @@ class range {
   range(const Device&, const char* name) {
     if constexpr (!std::is_same_v<Device, cpu>) open(name);
   }
-  /// A range with a number beside its name, such as the bytes of a collective; on any device.
+  /// A range with a number after its name, such as the bytes of a collective; on any device.
   range(const char* name, std::uint64_t number) { open(name, number); }
   range(const range&) = delete;
   range& operator=(const range&) = delete;

@@ -30,13 +30,13 @@ std::int64_t elements(const Arguments&... arguments) {
   return product;
 }
 
-/// A kernel that passes `arrays` arrays of so many values of type T.
+/// A kernel that passes `arrays` arrays of `values` values of type T.
 template <class T>
 void pass(counting_device& device, double arrays, std::int64_t values) {
   device.count_moved(arrays * static_cast<double>(values) * sizeof(T));
 }
 
-/// An activation of so many values, which passes `arrays` arrays of them.
+/// An activation of `values` values, which passes `arrays` arrays of them.
 template <class T>
 void activate(counting_device& device, double arrays, std::int64_t values, bool backward) {
   device.count_activation(arrays * static_cast<double>(values) * sizeof(T), static_cast<double>(values), backward);
@@ -163,7 +163,7 @@ template <class Id, class T, class... Arguments>
 void embedding_forward(counting_device& device, Id* const&, T* const&, const Arguments&... arguments) {
   detail::pass<T>(device, 2, detail::elements<2>(arguments...));
 }
-/// Gradients are read, and added to those of the table.
+/// Gradients are read, and added to the gradient of the table.
 template <class Id, class T, class G, class... Arguments>
 void embedding_backward(counting_device& device, Id* const&, T* const&, G* const&, const Arguments&... arguments) {
   device.count_moved(static_cast<double>(detail::elements<2>(arguments...)) * (sizeof(T) + 2 * sizeof(G)));

@@ -24,7 +24,7 @@ PLAIT_HOST_DEVICE constexpr To bits_as(From x) {
 // Up with the probability of the remainder, so that the mean of rounded numbers is exact. The random bits of an element
 // depend only on its place in the whole tensor.
 
-/// Which elements of which tensor an array holds: element i of the array is element `first + i` of the part that `map`
+/// The elements of a tensor that an array holds: element i of the array is element `first + i` of the part that `map`
 /// describes. `stream` is the tensor's.
 struct rounded_elements {
   run_map map{};
@@ -61,21 +61,19 @@ static_assert(to_bf16_stochastically(bits_as<float>(0xFF800000u), 7).bits == to_
 /// The forms in which AdamW keeps its two moments of an element. All are computed in the type of the arithmetic.
 ///
 ///   full   the type of the arithmetic: float, for doubles double
-///   bf16   rounded stochastically: where beta2 is 0.999, a step moves a second moment by a thousandth at most towards
-///          smaller values, and the nearest of numbers that are 1/256 apart would be the old one for ever
+///   bf16   rounded stochastically: where beta2 is 0.999, a step lowers a second moment by a thousandth at most, and
+///          rounding to the nearest of numbers in steps of 1/256 would never change it
 ///   int8   8 bits, rounded stochastically, and a scale of 8 bits for each block of `moment_block` elements
 ///
-/// Blocks with a scale each are those of Dettmers et al. 2022 (8-bit optimizers, arXiv 2110.02861), and scales that are
-/// powers of 2 those of the OCP Microscaling formats (2023): a new scale leaves what is kept as it is. A code is a
-/// small floating-point number below the scale, that is, a map which is logarithmic but for straight lines between
-/// powers of
-/// 2. A linear one would make zero of whatever is below 1/254 of a block's largest, and AdamW, whose steps are the
-/// quotient of the two, would move such elements not at all or by far too much.
+/// Blocks have a scale each, as in Dettmers et al. 2022 (8-bit optimizers, arXiv 2110.02861). Scales are powers of 2,
+/// as in the OCP Microscaling formats (2023), so that a new scale does not change the numbers that are kept. A code is
+/// a small floating-point number below the scale. A linear code would round all numbers below 1/254 of a block's
+/// largest to zero; AdamW, whose steps are the quotient of the two moments, would then move such elements wrongly.
 ///
 ///   first moment    sign, 4 bits of exponent, 3 of mantissa: down to 2^-17 of the scale, and zero
 ///   second moment   5 bits of exponent, 3 of mantissa: down to 2^-31 of the scale, its root to 2^-15.5, and no zero
-///                   (Li et al. 2023, arXiv 2309.01507): smaller ones count as so large, so that steps are too small
-///                   rather than too large
+///                   (Li et al. 2023, arXiv 2309.01507): smaller ones are raised to that, so that steps are too
+///                   small rather than too large
 ///
 /// A rounding adds an error of 0.03 to 0.05 of the number, by chance up or down; over steps that adds up to about
 /// 0.04 / (1 - beta^2)^0.5 of it: 0.09 of first moments at 0.9, 0.13 of second ones at 0.95, 0.9 at 0.999.
@@ -116,7 +114,7 @@ PLAIT_HOST_DEVICE constexpr std::uint8_t moment_scale(float most) {
   return exponent < 32 ? std::uint8_t{0} : static_cast<std::uint8_t>(exponent);
 }
 
-/// Returns the code of a first moment in a block of this scale; 16 random bits say which of its two neighbours.
+/// Returns the code of a first moment in a block of this scale; 16 random bits choose one of its two neighbours.
 PLAIT_HOST_DEVICE constexpr std::uint8_t first_moment_code(float x, std::uint8_t scale, std::uint32_t random) {
   const auto bits = bits_as<std::uint32_t>(x);
   const std::uint32_t sign = bits >> 24 & 0x80u, size = bits & 0x7FFFFFFFu;
@@ -135,7 +133,7 @@ PLAIT_HOST_DEVICE constexpr float first_moment(std::uint8_t code, std::uint8_t s
   return scale == 0 ? 0.0f : code & 0x80 ? -value : value;
 }
 
-/// Returns the code of a second moment, likewise.
+/// Returns the code of a second moment in a block of this scale; 16 random bits choose one of its two neighbours.
 PLAIT_HOST_DEVICE constexpr std::uint8_t second_moment_code(float x, std::uint8_t scale, std::uint32_t random) {
   const std::uint32_t bits = bits_as<std::uint32_t>(x) + ((random & 0xFFFFu) << 4 | 8u);
   const std::int32_t code = static_cast<std::int32_t>(bits >> 20) - (scale - 31) * 8;

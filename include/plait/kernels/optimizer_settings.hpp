@@ -74,7 +74,7 @@ struct adamw_rounded_tensor {
   rounded_elements elements{};
 };
 
-// Muon takes the numbers of a step of AdamW, which runs beside it.
+// Muon takes the numbers of a step of AdamW, which updates the other tensors.
 
 /// The settings of Muon's momentum, which stay the same over all steps (Jordan et al. 2024).
 struct muon_settings {
@@ -92,8 +92,8 @@ struct muon_momentum_tensor {
   std::int64_t size = 0;
 };
 
-/// As `muon_momentum_tensor`, with momenta in bf16: they are rounded stochastically, because the nearest of numbers
-/// that are 1/256 apart would forget small gradients for ever.
+/// As `muon_momentum_tensor`, with momenta in bf16: they are rounded stochastically, because rounding
+/// to the nearest of numbers in steps of 1/256 would lose small gradients.
 template <class M, class G>
 struct muon_rounded_tensor {
   const G* gradient = nullptr;
@@ -110,8 +110,8 @@ struct muon_tensor {
   const M* direction = nullptr;
   W* weight = nullptr;  ///< receives the new value rounded to W; may be null
   std::int64_t size = 0;
-  double scale = 1.0;         ///< of the direction, beside the learning rate
-  double weight_decay = 0.0;  ///< likewise
+  double scale = 1.0;         ///< of the direction, times the learning rate
+  double weight_decay = 0.0;  ///< times the learning rate
 };
 
 }  // namespace plait::kernels

@@ -170,7 +170,7 @@ PLAIT_ALWAYS_INLINE void row_gradients(const T* scores, const T* dprobabilities,
     const simd::pack<T> p = simd::exp<T>(masked<T>(simd::load(scores + c) - lse, count - c));
     const simd::pack<T> d = p * (simd::load(dprobabilities + c) - delta);
     simd::store<To>(p, probabilities + c);
-    simd::store<To>(p > simd::pack<T>{} ? d : simd::pack<T>{}, dscores + c);  // 0 times what is not a number is not 0
+    simd::store<To>(p > simd::pack<T>{} ? d : simd::pack<T>{}, dscores + c);  // 0 times NaN is NaN
     c += w;
   }
   for (; c < width; c += w) {
@@ -294,7 +294,7 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, st
 /// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
 /// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim,
 /// q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose batches and
-/// whose lse lie as those of o. (T is the type of statistics: engines merge nothing that is rounded.)
+/// lse lie as for o. T is the type of statistics, because rounded results are not merged.
 template <class T, std::same_as<T> Other>
 void merge_lse(cpu&, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape) {
@@ -327,8 +327,8 @@ PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const bf16*, const bf16*, c
 PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const double*, const double*, const double*, double*, double*,
                                                const attention_shape&))
 
-/// delta [batch, heads, q_len] as lse lies: the sum of o * d_o over a head's elements, of which `attention_backward`
-/// needs nothing else about o. Where that is called for one piece of the keys after another, this is made once.
+/// delta [batch, heads, q_len], in the layout of lse: the sum of o * d_o over a head's elements, all that
+/// `attention_backward` needs to know of o. Calls for several pieces of the keys share it.
 template <class T, class O>
 void attention_delta(cpu&, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape) {
   using S = statistic_of<T>;

@@ -367,7 +367,7 @@ void rope_backward(cpu&, T* dx, const statistic_of<T>* cosine, const statistic_o
   detail::rotate<T>(dx, row_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, -1);
 }
 
-/// Writes to dx the inverse rotation of another array, whose rows lie as those of `rope_forward`.
+/// Writes to dx the inverse rotation of another array, whose rows lie as for `rope_forward`.
 template <class T>
 void rope_backward(cpu&, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
                    const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,

@@ -13,8 +13,8 @@
 namespace plait::kernels {
 
 // RMS norm (Zhang and Sennrich 2019) on the CPU: y = x w inv_rms, where inv_rms[rows] = 1 / sqrt(mean(x^2) + eps) is
-// kept for the backward pass. Where a row lies on several ranks, `columns` are the local ones, those of weights and
-// their gradients too, `columns_global` all of them, and the caller sums `row_sum_squares` and `rms_norm_backward_dot`
+// kept for the backward pass. Where a row lies on several ranks, `columns` are the local ones, also of weights and
+// their gradients, `columns_global` all of them, and the caller sums `row_sum_squares` and `rms_norm_backward_dot`
 // over the ranks between the halves. The layer is in nn/norm.hpp.
 
 /// out[r] = sum over c of x[r, c]^2.

@@ -35,8 +35,8 @@ void sum_of_multiples(cpu&, const S* x, std::int64_t n, double quantum, double* 
 
 namespace detail {
 
-/// Adds the squares of n elements to bins: those of the five largest bins that some element falls into are summed in
-/// registers, lane by lane, and what is smaller one by one.
+/// Adds the squares of n elements to bins: the five largest bins that an element falls into are summed in
+/// registers, lane by lane, and smaller ones element by element.
 template <class G>
 void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
   namespace exact = exact_squares;

@@ -55,7 +55,7 @@ __device__ inline void store_chunk(T* to, const chunk<Width, T>& c) {
   }
 }
 
-/// The elements of a chunk of which every type of an operation takes whole 16-byte accesses.
+/// The elements of a chunk that is a whole number of 16-byte accesses for every type of an operation.
 template <class... T>
 constexpr int chunk_width() {
   int most = 1;
@@ -96,7 +96,7 @@ static __global__ void map_kernel(std::int64_t n, F f, Out* y, const In*... in) 
 }
 
 /// y[i] = f(in_0[i], in_1[i], ...), computed in the `arithmetic` of the inputs; y may be one of the inputs. No call of
-/// CUB's `DeviceTransform`: memory bounds both, and CUB belongs in no header (kernels/cuda/launchers.hpp says why).
+/// CUB's `DeviceTransform`: memory bounds both, and no header includes CUB (`sort_pairs`).
 template <class F, class Out, class... In>
 void map(cuda& device, std::int64_t n, F f, Out* y, const In*... in) {
   if (n <= 0) return;
@@ -169,8 +169,8 @@ struct held_row {
   }
 };
 
-/// Calls f(column, k, chunk_0, chunk_1, ...) for each of this thread's chunks of some rows; k counts them. What is not
-/// held is read again; `Held` promises that there is nothing of the kind.
+/// Calls f(column, k, chunk_0, chunk_1, ...) for each of this thread's chunks of some rows; k counts them. Chunks
+/// that are not held are read again; `Held` promises that all are held.
 template <int Width, bool Held, class F, class... T>
 __device__ inline void each_held(std::int64_t columns, F f, const held_row<Width, T>&... rows) {
   PLAIT_UNROLL

@@ -18,7 +18,7 @@ namespace plait::kernels {
 template <class R, class T>
 concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>>;
 
-/// The demands of a call of attention beside its shape.
+/// The properties of a call of attention that are not in its shape.
 struct attention_request {
   dtype type = dtype::bf16;  ///< of queries, keys and values
   bool gradients = false;    ///< whether this is the backward pass

@@ -78,7 +78,7 @@ class cudnn_attention final : public attention_library {
   }
 
   /// Puts one direction of a checked shape into an empty graph, which needs no GPU: where `set_sm_version` was called
-  /// on it before, `validate` says whether cuDNN would take the shape.
+  /// on it before, `validate` finds whether cuDNN supports the shape.
   static void describe(graph& g, const kernels::attention_shape& s, bool backward,
                        const cudnn_attention_options& options) {
     namespace fe = cudnn_frontend;

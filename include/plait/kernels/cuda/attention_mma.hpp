@@ -194,8 +194,8 @@ void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const 
 
 // ---- backward: one kernel makes dK and dV, one dQ, and neither adds atomically -----------------------------------
 
-/// A block owns 64 rows of two matrices, 16 to a warp, and goes through rows of two others, `step` at a time, the next
-/// of which arrive while it works on these.
+/// A block owns 64 rows of two matrices, 16 to a warp, and goes through rows of two others, `step` at a time; the
+/// next ones arrive while it works on these.
 template <int Width>
 struct backward_tiles {
   static constexpr int warps = 4, threads = 32 * warps, own = 16 * warps, step = Width <= 64 ? 64 : 32;

@@ -78,7 +78,7 @@ struct attention_sizes {
     }
     return first < k_len ? first : k_len;
   }
-  /// How many queries, from the first on, may see key j or one before it, for all that `first_key` says.
+  /// The number of queries, from the first on, that may see key j or an earlier one, if `first_key` is not regarded.
   __device__ int end_query(int b, int j) const {
     const std::int64_t in_window = static_cast<std::int64_t>(j) - lower + 1;
     int end = in_window < 0 ? 0 : in_window < q_len ? static_cast<int>(in_window) : q_len;

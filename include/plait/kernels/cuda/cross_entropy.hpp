@@ -14,8 +14,8 @@
 
 namespace plait::kernels::detail {
 
-// The walk of a block of threads over one row that may begin anywhere, in 16-byte vectors where it can. It serves
-// kernels/cuda/cross_entropy.hpp; rows whose vectors all begin alike are in kernels/cuda/arrays.hpp.
+// The walk of a block of threads over one row that may begin anywhere, in 16-byte vectors where it can.
+// kernels/cuda/arrays.hpp has rows that all begin on 16-byte boundaries.
 
 /// Lets a block walk over `size` elements of a row that may begin anywhere: calls vectors(i, j) for the indices of two
 /// whole 16-byte vectors, which can be on their way at once (j is -1 where there is one left), and single(i) for the
@@ -260,7 +260,7 @@ __global__ static void gradients_of_rows(const T* logits, const Id* targets, con
   }
 }
 
-/// Threads for a row of `columns` elements, of which each takes a vector at a time.
+/// Threads for a row of `columns` elements; each takes a vector at a time.
 template <class T>
 plait::detail::launch_shape block_per_row(std::int64_t rows, std::int64_t columns) {
   const std::int64_t vectors = (columns + vector16<T>::size - 1) / vector16<T>::size;

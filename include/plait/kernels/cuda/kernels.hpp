@@ -1,5 +1,5 @@
 // Every CUDA kernel. Where kernels are compiled, this includes them; other files see the launchers, which
-// plait::compiled_cuda provides. Layers include kernels/kernels.hpp, which adds this; cuDNN's attention is apart, in
+// plait::compiled_cuda provides. Layers include kernels/kernels.hpp, which adds this; cuDNN's attention is in
 // kernels/cuda/attention_cudnn.hpp.
 #pragma once
 

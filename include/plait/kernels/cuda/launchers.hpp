@@ -1,6 +1,6 @@
-// The launchers of the CUDA kernels, each declared once; the headers beside this one define them, and kernels/cpu/ says
-// what each computes. For bf16, statistics, factors and gradients of weights are float. Pointers are into the device's
-// memory, and work goes to the main stream.
+// The launchers of the CUDA kernels, each declared once; the other headers of this folder define them, and kernels/cpu/
+// documents what each computes. For bf16, statistics, factors and gradients of weights are float. Pointers are into the
+// device's memory, and work goes to the main stream.
 #pragma once
 
 #include <cstddef>
@@ -153,7 +153,7 @@ template <class T>
 void rope_backward(cuda& device, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                    std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
 
-/// Writes to dx the inverse rotation of another array, whose rows lie as those of `rope_forward`.
+/// Writes to dx the inverse rotation of another array, whose rows lie as for `rope_forward`.
 template <class T>
 void rope_backward(cuda& device, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
                    const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
@@ -270,8 +270,8 @@ void layer_norm_backward(cuda& device, const T* x, const T* weight, const T* dy,
 /// on 16-byte boundaries), with plain multiply-adds for float and double. Writes o (0 for queries that see nothing) and
 /// lse [batch, heads, q_len], the natural logarithm of the sum of the exponentials of the scaled scores. The work is in
 /// proportion to the pairs that see each other. O is T or statistic_of<T>.
-/// head_dim is at most 256; throws `plait::error` for a shape that cannot be. `choice` says whose kernels run bf16, see
-/// `attention_backend_for`.
+/// head_dim is at most 256; throws `plait::error` for a shape that cannot be. `choice` selects the kernels for bf16
+/// (`attention_backend_for`).
 template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape, const attention_choice& choice);
@@ -283,9 +283,8 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
   attention_forward(device, q, k, v, o, lse, shape, attention_choice_of(device));
 }
 
-/// delta [batch, heads, q_len] as lse lies: the sum of o * d_o over a head's elements, all that `attention_backward`
-/// needs to know of o. Where that is called for one piece of the keys after another, this is made once. O is T or
-/// statistic_of<T>.
+/// delta [batch, heads, q_len], in the layout of lse: the sum of o * d_o over a head's elements, all that
+/// `attention_backward` needs to know of o. Calls for several pieces of the keys share it. O is T or statistic_of<T>.
 template <class T, attention_result<T> O>
 void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape);
 
@@ -339,7 +338,7 @@ inline void require_attention(const cuda& device, dtype type, std::int64_t head_
 /// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
 /// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim,
 /// q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose batches and
-/// whose lse lie as those of o. Where many sets are merged, a float o collects the parts without rounding each time.
+/// lse lie as for o. Where many sets are merged, a float o collects the parts without rounding each time.
 template <class T, class Other>
 void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape);

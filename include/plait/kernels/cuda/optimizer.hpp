@@ -39,7 +39,7 @@ struct adamw_numbers {
   }
 };
 
-/// Divisions and roots in double, once for each block of threads, all of which call it.
+/// Divisions and roots in double, once for each block; all of its threads call it.
 __device__ inline void adamw_share_numbers(double* shared, const adamw_scalars& scalars, double weight_decay) {
   if (threadIdx.x == 0) {
     const double learning_rate = scalars.learning_rate;
@@ -161,7 +161,7 @@ __device__ inline S rounded_moment(A x, std::uint8_t scale, bool second, std::ui
   }
 }
 
-/// Every warp takes whole blocks of moments, of which a lane has two stretches of four elements. An entry's size counts
+/// Every warp takes whole blocks of moments, and a lane two stretches of four elements of each. An entry's size counts
 /// from the beginning of its first block.
 template <class M, class G, class W, class S>
 __global__ static void adamw_rounded_step(const __grid_constant__ tensor_table<adamw_rounded_tensor<M, G, W, S>> table,
@@ -248,7 +248,7 @@ namespace detail {
 inline constexpr std::int64_t muon_chunk = 8192;  ///< elements of a block; a multiple of every pack
 inline constexpr int muon_threads = 256;
 
-/// The elements of a block: those of one chunk of one entry.
+/// The elements of a block of threads: one chunk of one entry.
 struct chunk_of_entry {
   int entry;
   std::int64_t begin;
