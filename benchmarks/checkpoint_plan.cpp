@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/save_plan.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"

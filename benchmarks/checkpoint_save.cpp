@@ -13,7 +13,7 @@
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/io/copy_past_cache.hpp"
+#include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/machine_files.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"

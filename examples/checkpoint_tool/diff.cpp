@@ -15,7 +15,7 @@
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
-#include "plait/checkpoint/compare.hpp"
+#include "plait/checkpoint/verify.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "table.hpp"
 

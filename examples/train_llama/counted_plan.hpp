@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/save_plan.hpp"
+#include "plait/checkpoint/held_state.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"

@@ -191,7 +191,7 @@ class llama_run final : public model_run {
   void ask() {
     mine_ = since_.since();
     exchange_.start({static_cast<double>(interrupted.load()), static_cast<double>(save_asked.load()),
-                     states_.has_news() ? 1.0 : 0.0, static_cast<double>(mine_.size())});
+                     states_.has_finished_save() ? 1.0 : 0.0, static_cast<double>(mine_.size())});
   }
   void hear() {
     asked_ = exchange_.finish();

@@ -93,7 +93,7 @@ class saved_states {
     return saver_ ? saver_->wait_for_room(ctx_.device) : std::vector<plait::finished_save>();
   }
 
-  bool has_news() const { return saver_ && saver_->has_news(); }
+  bool has_finished_save() const { return saver_ && saver_->has_finished_save(); }
 
   /// The samples that the run was trained on before step `index`.
   std::int64_t samples_before(std::int64_t index) const {

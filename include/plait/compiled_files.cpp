@@ -8,8 +8,6 @@
 #include "plait/checkpoint/manifest.ipp"
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/checkpoint/safetensors.ipp"
-#include "plait/checkpoint/share.hpp"
-#include "plait/checkpoint/share.ipp"
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/export_hugging_face.ipp"
 #include "plait/models/llama_config_json.hpp"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 
 #include "plait/layout/make_plan.hpp"
@@ -115,16 +116,16 @@ class plan_simulator {
     for (std::int64_t i = 0; i < w_.mesh.size(axes); ++i) {
       const std::int64_t from = static_cast<std::int64_t>(member(rank, axes, i));
       const box there = w_.part(before, from);
-      const box common = intersect(wanted, there);
-      box target = common, source = common;
+      const std::optional<box> common = intersect(wanted, there);
+      if (!common) continue;
+      box target = *common, source = *common;
       for (std::size_t d = 0; d < a.dims.size(); ++d) {
         target.offset[d] -= wanted.offset[d], target.global[d] = wanted.local[d];
         source.offset[d] -= there.offset[d], source.global[d] = there.local[d];
       }
-      if (common.local_size() == 0) continue;
       paste(a, cut(held[static_cast<std::size_t>(from)], source), target);
-      filled += common.local_size();
-      if (from != rank) sent_ += static_cast<std::uint64_t>(common.local_size());
+      filled += common->local_size();
+      if (from != rank) sent_ += static_cast<std::uint64_t>(common->local_size());
     }
     if (filled != wanted.local_size()) throw std::logic_error("an all-to-all whose group does not hold what it needs");
     return a;

@@ -49,12 +49,6 @@ constexpr void add_flat_boxes(const box& part, int d, std::int64_t begin, std::i
   add_flat_boxes(rows(last, 1), d + 1, 0, end % row, out);
 }
 
-constexpr bool same_tensor(const box& a, const box& b) {
-  bool same = a.dims == b.dims;
-  for (int d = 0; same && d < a.dims; ++d) same = a.global[d] == b.global[d];
-  return same;
-}
-
 }  // namespace detail
 
 /// Returns the elements [begin, end) of `whole`, counted row-major in its local part, as boxes of the same tensor: at
@@ -67,19 +61,6 @@ constexpr flat_boxes boxes_of_flat_range(const box& whole, std::int64_t begin, s
   flat_boxes out;
   detail::add_flat_boxes(whole, 0, begin, end, out);
   return out;
-}
-
-/// Returns what `a` and `b`, boxes of one tensor, have in common, or nothing. Throws `error` if the tensors differ in
-/// shape.
-constexpr std::optional<box> intersection(const box& a, const box& b) {
-  if (!detail::same_tensor(a, b)) fail("boxes of tensors of different shape have no intersection");
-  box common = a;
-  for (int d = 0; d < a.dims; ++d) {
-    common.offset[d] = std::max(a.offset[d], b.offset[d]);
-    common.local[d] = std::min(a.offset[d] + a.local[d], b.offset[d] + b.local[d]) - common.offset[d];
-    if (common.local[d] <= 0) return std::nullopt;
-  }
-  return common;
 }
 
 namespace detail {
@@ -133,7 +114,7 @@ class box_index {
   /// Throws `error` if the boxes are not of one tensor.
   explicit box_index(std::span<const box> boxes) : boxes_(boxes.begin(), boxes.end()), order_(boxes.size()) {
     for (const box& b : boxes_) {
-      if (!detail::same_tensor(b, boxes_.front())) fail("an index takes boxes of one tensor; their shapes differ");
+      if (!same_tensor(b, boxes_.front())) fail("an index takes boxes of one tensor; their shapes differ");
     }
     std::iota(order_.begin(), order_.end(), 0u);
     if (!boxes_.empty()) build(0, static_cast<std::uint32_t>(boxes_.size()));
@@ -149,14 +130,14 @@ class box_index {
       const node& at = nodes_[open.back()];
       const auto self = open.back();
       open.pop_back();
-      if (!intersection(at.bounds, wanted)) continue;
+      if (!intersect(at.bounds, wanted)) continue;
       if (at.right != 0) {
         open.push_back(at.right);
         open.push_back(self + 1);
         continue;
       }
       for (std::uint32_t i = at.begin; i < at.end; ++i) {
-        if (intersection(boxes_[order_[i]], wanted)) found.push_back(order_[i]);
+        if (intersect(boxes_[order_[i]], wanted)) found.push_back(order_[i]);
       }
     }
     std::sort(found.begin(), found.end());

@@ -1,10 +1,11 @@
-// Saves training states while training goes on: every rank copies its share to host memory and returns; a thread of its
-// own checksums and writes it, and rank 0's commits. Loading: checkpoint/load_state.hpp. What a step on disk is:
-// checkpoint/step_directory.hpp.
+// Saves training states while training continues: each rank copies its shard to host memory and returns; a thread of
+// its own writes it, and rank 0 commits the step when all ranks have written theirs.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,10 +15,12 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -25,17 +28,412 @@
 
 #include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/held_state.hpp"
-#include "plait/checkpoint/save_plan.hpp"
-#include "plait/checkpoint/save_writer.hpp"
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/checkpoint/verify.hpp"
 #include "plait/comm/agreement.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
+#include "plait/io/file_system.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/tensor/broadcast_text.hpp"
 
 namespace plait {
+
+namespace detail {
+
+/// A save, from its staging until all ranks know its outcome.
+struct save_job {
+  using clock = std::chrono::steady_clock;
+
+  std::uint64_t step = 0;
+  saved_scalars scalars;
+  std::string layout, path;
+  retention keep{};                           ///< as it was when the save began
+  std::optional<step_in_progress> directory;  ///< on rank 0
+  std::size_t arena = 0;
+  staged_share share;
+  std::function<void()> copies_end{};         ///< waits until the device has filled the arena; empty: it is filled
+  std::vector<std::function<void()>> rest{};  ///< what makes elements of what was copied
+  clock::time_point begin, staged;            ///< of `save`; when the arena was filled, as far as is known
+  double stall = 0, background = 0;
+  std::string failure, warning, damage;
+  std::vector<stored_bytes> written{};  ///< the parts of this rank's file
+
+  // Guarded by the writer's mutex.
+  const char* doing = "waiting for the save before it";
+  clock::time_point since{};  ///< when it last made progress
+  bool ended = false;         ///< this rank has written its file, or failed
+  bool abandoned = false;     ///< the others no longer wait for it
+};
+
+/// The thread of a rank that writes jobs one after the other, without collectives or a device. The thread shares
+/// ownership: if a call of the file system never returns, the saver abandons both, and the file system must outlive
+/// them.
+class save_writer {
+ public:
+  using clock = save_job::clock;
+
+  /// The failure of a rank that stopped because another one failed.
+  static constexpr const char* stopped_for_another = "another rank has failed";
+
+  save_writer(file_system& files, int rank, int ranks, double deadline, std::optional<step_root> root)
+      : files_(files), rank_(rank), ranks_(ranks), deadline_(deadline), root_(std::move(root)) {}
+
+  static std::shared_ptr<save_writer> start(file_system& files, int rank, int ranks, double deadline,
+                                            std::optional<step_root> root) {
+    auto writer = std::make_shared<save_writer>(files, rank, ranks, deadline, std::move(root));
+    writer->thread_ = std::thread([writer] { writer->work(); });
+    return writer;
+  }
+
+  step_root& root() { return *root_; }
+  byte_buffer& arena(std::size_t i) { return arenas_[i]; }
+  static constexpr std::size_t most_jobs = 2;
+  /// Names the best step that is already there. Called before the first job.
+  void begin_with_best(std::uint64_t step) {
+    const std::lock_guard lock(mutex_);
+    best_ = step;
+  }
+
+  void add(std::shared_ptr<save_job> next) {
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(next));
+    }
+    changed_.notify_all();
+  }
+  bool has_ended(const save_job& j) {
+    const std::lock_guard lock(mutex_);
+    return j.ended;
+  }
+  /// Limits each call of the file system to `seconds` from now on.
+  void hurry(double seconds) {
+    const std::lock_guard lock(mutex_);
+    patience_ = std::min(patience_, seconds);
+  }
+  /// Returns how many seconds a call of the file system may take.
+  double patience() {
+    const std::lock_guard lock(mutex_);
+    return patience_;
+  }
+  /// Returns the operation that a job has been in for longer than the deadline, or nothing. Waiting for other ranks has
+  /// a deadline of its own.
+  std::string stuck_at(const save_job& j) {
+    const std::lock_guard lock(mutex_);
+    return is_stuck(j) ? j.doing : "";
+  }
+  /// Whether the thread is still busy with an abandoned job.
+  bool lags() {
+    const std::lock_guard lock(mutex_);
+    return active_job_ != nullptr && (active_job_->abandoned || verification_is_stuck());
+  }
+  /// Called when all ranks know that a save is committed. If it is due for verification, this rank re-reads its file
+  /// when it is idle; once all ranks have, rank 0 need not read the whole step before it removes older ones.
+  void committed(const save_job& j) {
+    const std::string root = j.path.substr(0, j.path.rfind('/'));
+    {
+      const std::lock_guard lock(mutex_);
+      if (!verification_turns_.is_next(j.keep.last)) return;
+      verification_.emplace(j.step,
+                            cat({root, "/", step_name(j.step), "/", data_file_name(static_cast<std::uint32_t>(rank_))}),
+                            j.written);
+    }
+    changed_.notify_all();
+  }
+  /// Stops this rank's part of a job with which another rank has failed.
+  void stop(const save_job& j) {
+    {
+      const std::lock_guard lock(mutex_);
+      failed_elsewhere_ = &j;
+    }
+    changed_.notify_all();
+  }
+  /// Waits for this rank's part of the job; returns false after the deadline.
+  bool wait_for_end(const save_job& j) {
+    std::unique_lock lock(mutex_);
+    while (!j.ended) {
+      if (is_stuck(j)) return false;
+      changed_.wait_for(lock, std::chrono::milliseconds(20));
+    }
+    return true;
+  }
+  /// Removes the oldest job, whether it has ended or not.
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    failed_elsewhere_ = nullptr;  // the next save may be made where this one was
+    if (!jobs_.front()->ended) {
+      jobs_.front()->abandoned = true;
+      left_behind_.push_back(jobs_.front());
+    }
+    jobs_.pop_front();
+  }
+  /// Waits until a job or a verification changes its state, at most for `limit`.
+  void wait_for_change(std::chrono::milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, limit);
+  }
+  /// Waits for the remaining jobs; rank 0 abandons those that others have not written. Detaches the thread if it is
+  /// stuck after `patience`, at most ten seconds.
+  void finish() {
+    std::unique_lock lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+    const auto begin = clock::now();
+    const double moment = std::clamp(patience_, 1.0, 10.0);
+    const auto stuck = [&] {
+      return active_job_ != nullptr && seconds_since(begin) > moment &&
+             (active_job_->abandoned || seconds_since(active_job_->since) > patience_);
+    };
+    while (!thread_exited_ && !stuck()) changed_.wait_for(lock, std::chrono::milliseconds(20));
+    const bool exited = thread_exited_;
+    lock.unlock();
+    if (exited)
+      thread_.join();
+    else
+      thread_.detach();
+  }
+
+ private:
+  static double seconds(clock::time_point from, clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+  static double seconds_since(clock::time_point t) { return seconds(t, clock::now()); }
+
+  /// Requires mutex_.
+  bool is_stuck(const save_job& j) const {
+    if (j.ended || active_job_ == nullptr) return false;
+    return active_job_ == &j ? seconds_since(j.since) > patience_ : active_job_->abandoned || verification_is_stuck();
+  }
+  /// Requires mutex_.
+  bool verification_is_stuck() const {
+    return active_job_ == &verification_job_ && seconds_since(verification_job_.since) > patience_;
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      std::shared_ptr<save_job> next;
+      changed_.wait(lock, [&] {
+        for (const auto& j : jobs_) {
+          if (next == nullptr && !j->ended) next = j;
+        }
+        return next != nullptr || ending_ || verification_;
+      });
+      if (next == nullptr && ending_) break;
+      if (next == nullptr) {
+        verify_some(lock);
+        continue;
+      }
+      active_job_ = next.get();
+      next->doing = "writing its file";
+      next->since = clock::now();
+      lock.unlock();
+      write(*next);
+      lock.lock();
+      if (next->background == 0) next->background = seconds_since(next->staged);
+      next->ended = true;
+      active_job_ = nullptr;
+      changed_.notify_all();
+      next.reset();
+      const auto gone = std::exchange(left_behind_, {});
+      lock.unlock();
+      for (const auto& j : gone) {  // removes their directories once the file system answers again
+        if (j->directory) j->directory->abandon();
+      }
+      lock.lock();
+    }
+    verification_.reset();
+    root_.reset();  // releases the directory before `finish` returns
+    thread_exited_ = true;
+    changed_.notify_all();
+  }
+  /// Re-reads some bytes of the file that is due for verification. Requires mutex_, which it releases meanwhile.
+  void verify_some(std::unique_lock<std::mutex>& lock) {
+    std::optional<own_file_check> check = std::exchange(verification_, std::nullopt);
+    verification_job_.since = clock::now();
+    active_job_ = &verification_job_;
+    lock.unlock();
+    const own_file_check::state state = check->go_on(files_);
+    lock.lock();
+    active_job_ = nullptr;
+    changed_.notify_all();
+    if (state == own_file_check::state::whole) {
+      read_again_ = check->step();
+    } else if (state == own_file_check::state::faulty) {
+      verification_turns_.forget();  // rank 0 reads the step and reports the fault
+    } else if (!verification_) {
+      verification_ = std::move(check);
+    }
+  }
+  /// Notes that a job has made progress and is not stuck.
+  void report_progress(save_job& j, const char* doing) {
+    const std::lock_guard lock(mutex_);
+    j.doing = doing;
+    j.since = clock::now();
+  }
+  /// Throws if the job was abandoned or another rank has failed with it.
+  void require_wanted(const save_job& j) {
+    const std::lock_guard lock(mutex_);
+    if (j.abandoned || failed_elsewhere_ == &j) fail(stopped_for_another);
+  }
+  /// Begins the next operation of a job, unless no rank needs it any more.
+  void begin_operation(save_job& j, const char* doing) {
+    require_wanted(j);
+    report_progress(j, doing);
+  }
+  bool is_stopped(const save_job& j) {
+    const std::lock_guard lock(mutex_);
+    return failed_elsewhere_ == &j;
+  }
+  void write(save_job& j) {
+    const auto writer = static_cast<std::uint32_t>(rank_);
+    const std::string name = writer_name(writer);
+    try {
+      if (j.copies_end) {
+        begin_operation(j, "waiting for the device's copies");
+        std::exchange(j.copies_end, nullptr)();
+        j.staged = clock::now();
+      }
+      if (!j.rest.empty()) {
+        begin_operation(j, "decoding what was copied");
+        for (const std::function<void()>& make : std::exchange(j.rest, {})) make();
+      }
+      written_share done =
+          write_share(files_, j.path, writer, j.share, [&] { begin_operation(j, "writing its file"); });
+      j.written = ranges_of(done);
+      done.read_again = takes_the_place_of_all(j) && is_whole(j) ? j.step : read_again_;
+      has_written_ = true;
+      if (writer == 0)
+        commit(j, done);
+      else
+        leave(j.path, name + ".note", note_text(done));
+    } catch (const std::exception& e) {
+      j.failure = is_stopped(j) ? stopped_for_another : e.what();  // rank 0 may have removed the directory
+      if (writer == 0) j.directory->abandon();
+      try {
+        if (writer != 0) leave(j.path, name + ".failed", j.failure);
+      } catch (const std::exception&) {  // rank 0 learns of it in take_ended
+      }
+    }
+  }
+  /// Whether only this step will stay. Each rank then re-reads its file before the commit, so that rank 0 need not read
+  /// all files before it removes the older step.
+  bool takes_the_place_of_all(const save_job& j) {
+    if (j.keep.last > 1) return false;
+    const std::string root = j.path.substr(0, j.path.rfind('/'));
+    return has_written_ || !steps_by_name(files_, files_.list(root), root).empty();
+  }
+  /// Re-reads this rank's file. If it differs from what was written, rank 0 reads the step and reports the fault.
+  bool is_whole(save_job& j) {
+    own_file_check check(j.step, j.path + "/" + data_file_name(static_cast<std::uint32_t>(rank_)), j.written);
+    auto state = own_file_check::state::under_way;
+    while (state == own_file_check::state::under_way) {
+      begin_operation(j, "reading its file again");
+      state = check.go_on(files_);
+    }
+    return state == own_file_check::state::whole;
+  }
+  /// Leaves a text for rank 0, which removes it before the step is committed; it is never synced.
+  void leave(const std::string& directory, const std::string& name, const std::string& text) {
+    const std::string path = directory + "/" + name;
+    files_.create(path + ".tmp")->write(0, std::as_bytes(std::span(text)));
+    files_.rename(path + ".tmp", path);
+  }
+  /// Adds the files of the other ranks as they arrive. Resets `whole`, the step that this rank has verified, unless all
+  /// others have verified it too.
+  void collect(save_job& j, manifest& all, std::map<std::string, std::size_t>& known,
+               std::optional<std::uint64_t>& whole) {
+    const auto begin = clock::now();
+    const auto waited = [&] { return std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - begin); };
+    std::vector<bool> have(static_cast<std::size_t>(ranks_), false);
+    have[0] = true;
+    std::size_t missing = have.size() - 1;
+    for (auto pause = std::chrono::milliseconds(1); missing > 0;
+         pause = std::clamp<std::chrono::milliseconds>(waited() / 16, pause, std::chrono::milliseconds(100))) {
+      begin_operation(j, "waiting for the files of other ranks");
+      for (const directory_entry& entry : files_.list(j.path)) {
+        const std::string path = j.path + "/" + entry.name;
+        if (entry.name.ends_with(".failed")) fail({"rank ", writer_of(entry.name), ": ", read_whole(files_, path)});
+        if (!entry.name.ends_with(".note")) continue;
+        const written_share theirs = parse_note(read_whole(files_, path));
+        if (theirs.read_again != whole) whole.reset();
+        add_share(all, known, theirs);
+        files_.remove_file(path);
+        have.at(writer_of(entry.name)) = true;
+        --missing;
+      }
+      if (missing == 0) break;
+      const auto first = std::find(have.begin(), have.end(), false) - have.begin();
+      if (seconds_since(begin) > deadline_)
+        fail({missing, " of ", have.size(), " ranks, rank ", first, " among them, have written nothing within ",
+              deadline_, " s (saver_options::deadline)"});
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, pause, [&] { return failed_elsewhere_ == &j || ending_; })) fail(stopped_for_another);
+    }
+  }
+  void commit(save_job& j, const written_share& own) {
+    manifest all;
+    all.step = j.step;
+    all.layout = j.layout;
+    all.scalars = std::move(j.scalars);
+    std::map<std::string, std::size_t> known;
+    add_share(all, known, own);
+    std::optional<std::uint64_t> whole = own.read_again;
+    collect(j, all, known, whole);
+    begin_operation(j, "committing the step");
+    j.warning = j.directory->commit(all);
+    j.background = seconds_since(j.staged);
+    const auto warn = [&](const std::string& what) { append(j.warning, {j.warning.empty() ? "" : "; ", what}); };
+    try {
+      const retained kept = root_->retain(
+          to_keep(j),
+          [&](const committed_step& step) {
+            const auto faults =
+                verify_step(files_, step.path, [&] { begin_operation(j, "verifying the steps that stay"); });
+            begin_operation(j, "removing older steps");
+            if (step.step == j.step && !faults.empty()) j.damage = faults.front();
+            return faults.empty() ? std::string() : faults.front();
+          },
+          whole);
+      if (!kept.refusal.empty()) warn(kept.refusal);
+    } catch (const std::exception& e) {  // the step is saved
+      warn(cat({"older steps are not removed: ", e.what()}));
+    }
+  }
+  /// The retention of a save. A best step that was never committed does not replace one that was.
+  retention to_keep(const save_job& j) {
+    retention keep = j.keep;
+    if (keep.best && !files_.kind_of(path_in(root_->path(), step_name(*keep.best)))) keep.best = best_;
+    best_ = keep.best;
+    return keep;
+  }
+
+  file_system& files_;
+  const int rank_, ranks_;
+  const double deadline_;
+  double patience_ = deadline_;    ///< seconds for one call of the file system; guarded by mutex_
+  std::optional<step_root> root_;  ///< on rank 0
+  std::optional<std::uint64_t> best_{};
+  check_turns verification_turns_;
+  std::optional<own_file_check> verification_;
+  save_job verification_job_;                  ///< is `active_job_` during a verification
+  std::optional<std::uint64_t> read_again_{};  ///< the newest step whose file of this rank was verified
+  bool has_written_ = false;
+  std::array<byte_buffer, most_jobs> arenas_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<save_job>> jobs_;  ///< oldest first
+  std::vector<std::shared_ptr<save_job>> left_behind_;
+  const save_job* active_job_ = nullptr;        ///< the one that the thread works on
+  const save_job* failed_elsewhere_ = nullptr;  ///< the save with which another rank failed
+  bool ending_ = false, thread_exited_ = false;
+  std::thread thread_;
+};
+
+}  // namespace detail
 
 struct saver_options {
   std::string directory;   ///< made if it is missing; one job at a time may save there
@@ -119,7 +517,7 @@ class checkpoint_saver {
   template <compute_device Device>
   std::vector<finished_save> save(const context<Device>& ctx, std::uint64_t step, saved_extras extras) {
     const auto begin = clock::now();
-    told_later_ = wait_for_room(ctx.device);
+    unreported_ = wait_for_room(ctx.device);
     if (all_reduce_scalar(ctx.device, ranks_, writer_->lags() ? 1.0 : 0.0, reduce_op::max) != 0)
       throw error_of_all(cat(
           {"checkpoint: step ", step, " is not saved: a save before it is stuck in a call of the ", "file system"}));
@@ -155,12 +553,12 @@ class checkpoint_saver {
     next->stall = std::chrono::duration<double>(next->staged - begin).count();
     jobs_.push_back(next);
     writer_->add(std::move(next));
-    return std::exchange(told_later_, {});
+    return std::exchange(unreported_, {});
   }
   /// Returns the saves that have ended since the last call, and waits for none.
   template <compute_device Device>
   std::vector<finished_save> finished(Device& device) {
-    std::vector<finished_save> all = std::exchange(told_later_, {});
+    std::vector<finished_save> all = std::exchange(unreported_, {});
     while (!jobs_.empty()) {
       const auto some = take_ended(device);
       if (some.empty()) break;
@@ -171,7 +569,7 @@ class checkpoint_saver {
   /// Waits for all saves that are under way.
   template <compute_device Device>
   std::vector<finished_save> wait(Device& device) {
-    std::vector<finished_save> all = std::exchange(told_later_, {});
+    std::vector<finished_save> all = std::exchange(unreported_, {});
     while (!jobs_.empty())
       for (finished_save& s : wait_for_one(device)) all.push_back(std::move(s));
     return all;
@@ -181,15 +579,15 @@ class checkpoint_saver {
   template <compute_device Device>
   std::vector<finished_save> wait_for_room(Device& device) {
     while (jobs_.size() >= detail::save_writer::most_jobs)
-      for (finished_save& s : wait_for_one(device)) told_later_.push_back(std::move(s));
-    return std::exchange(told_later_, {});
+      for (finished_save& s : wait_for_one(device)) unreported_.push_back(std::move(s));
+    return std::exchange(unreported_, {});
   }
   std::size_t under_way() const { return jobs_.size(); }
-  /// Returns whether this rank has something to tell of its oldest save. While no rank has, `finished` returns nothing,
-  /// so that ranks which ask each other something anyway can ask that with it. Not collective.
-  bool has_news() const {
+  /// Returns whether this rank knows the outcome of a save. While no rank does, `finished` returns nothing, so a
+  /// program can add this to another reduction and skip the call. Not collective.
+  bool has_finished_save() const {
     std::string stuck_at;
-    return !told_later_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != under_way_still);
+    return !unreported_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != under_way_still);
   }
   /// From the next save on step `best`, which may be that one, is kept whatever its age, and the one before it no
   /// longer is for this reason, once `best` is committed. Not collective.
@@ -329,15 +727,15 @@ class checkpoint_saver {
     if (all == under_way_still) return {};
     if (all == stuck) return give_up_all(device, stuck_at);
     if (all == failed) {  // everybody comes to an end, which training does not wait for
-      writer_->give_up(j);
+      writer_->stop(j);
       if (all_reduce_scalar(device, ranks_, writer_->has_ended(j) ? 0.0 : 1.0, reduce_op::max) != 0) return {};
     }
-    const bool here = writer_->end(j);
+    const bool here = writer_->wait_for_end(j);
     finished_save out = outcome_of(j, here);
     if (all == failed) {
-      // A rank that failed by itself says so, and not one that wrote its part, or gave up for its sake.
-      const bool own = here && !j.failure.empty() && j.failure != detail::save_writer::gave_up;
-      out.failure = said_by_one(device, own, here ? j.failure : std::string());
+      // Report the rank whose own write failed, not ranks that succeeded or stopped because of it.
+      const bool own = here && !j.failure.empty() && j.failure != detail::save_writer::stopped_for_another;
+      out.failure = first_error_of(device, own, here ? j.failure : std::string());
     }
     if (all == committed && here) writer_->committed(j);
     writer_->forget();
@@ -347,7 +745,7 @@ class checkpoint_saver {
   /// The saves under way, of which none will be waited for any more.
   template <compute_device Device>
   std::vector<finished_save> give_up_all(Device& device, const std::string& stuck_at) {
-    const std::string why = said_by_one(
+    const std::string why = first_error_of(
         device, !stuck_at.empty(),
         cat({"it has been ", stuck_at, " for more than ", writer_->patience(),
              " s in one call of the file system or the device, which does not answer (saver_options::deadline)"}));
@@ -359,14 +757,14 @@ class checkpoint_saver {
     }
     return all;
   }
-  /// The text of the first rank that has something to say, with its number where it is not 0.
+  /// Returns the text of the first rank that `has_failed`, with its number unless that is 0. Collective.
   template <compute_device Device>
-  std::string said_by_one(Device& device, bool speaks, const std::string& text) {
+  std::string first_error_of(Device& device, bool has_failed, const std::string& text) {
     const double first =
-        all_reduce_scalar(device, ranks_, speaks ? -static_cast<double>(ranks_.rank()) : -1e18, reduce_op::max);
-    const int who = static_cast<int>(-first);
-    const std::string said = broadcast_text(device, ranks_, text, who);
-    return who == 0 ? said : cat({"rank ", who, ": ", said});
+        all_reduce_scalar(device, ranks_, has_failed ? -static_cast<double>(ranks_.rank()) : -1e18, reduce_op::max);
+    const int rank = static_cast<int>(-first);
+    const std::string error = broadcast_text(device, ranks_, text, rank);
+    return rank == 0 ? error : cat({"rank ", rank, ": ", error});
   }
   /// Leaves out what the writer may still change, unless the job has `ended`.
   static finished_save outcome_of(const detail::save_job& j, bool ended) {
@@ -382,14 +780,14 @@ class checkpoint_saver {
   std::vector<finished_save> wait_for_one(Device& device) {
     while (true) {
       if (auto some = take_ended(device); !some.empty()) return some;
-      writer_->wait_a_little();
+      writer_->wait_for_change(std::chrono::milliseconds(5));
     }
   }
 
   any_communicator ranks_;
   saver_options options_;
-  std::deque<std::shared_ptr<detail::save_job>> jobs_;  ///< oldest first; likewise in the writer
-  std::vector<finished_save> told_later_;               ///< that a save has waited for before it failed itself
+  std::deque<std::shared_ptr<detail::save_job>> jobs_;  ///< oldest first, as in the writer
+  std::vector<finished_save> unreported_;               ///< finished saves not yet returned to the caller
   std::shared_ptr<detail::save_writer> writer_;
 };
 

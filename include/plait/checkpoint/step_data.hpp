@@ -24,7 +24,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/io/byte_buffer.hpp"
-#include "plait/io/copy_past_cache.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
 #include "plait/io/read_ahead.hpp"
@@ -52,7 +51,7 @@ class stored_boxes {
   bool has_short_runs(const stored_tensor& tensor, const box& wanted) {
     for (const std::uint32_t i : overlapping(tensor, wanted)) {
       const box whole = tensor.box_of(tensor.boxes[i]);
-      const std::optional<box> common = intersection(whole, wanted);
+      const std::optional<box> common = intersect(whole, wanted);
       if (!common) continue;
       const std::int64_t elements = common->local_size(), run = detail::common_run(*common, whole, whole).first;
       if (run < elements && run * static_cast<std::int64_t>(size_of(tensor.dtype)) < long_run) return true;
@@ -63,7 +62,7 @@ class stored_boxes {
   std::uint64_t place_of(const stored_tensor& tensor, const box& wanted) {
     for (const std::uint32_t i : overlapping(tensor, wanted)) {
       const box whole = tensor.box_of(tensor.boxes[i]);
-      const std::optional<box> common = intersection(whole, wanted);
+      const std::optional<box> common = intersect(whole, wanted);
       if (!common || common->offset != wanted.offset) continue;
       const auto at = static_cast<std::uint64_t>(detail::place_in(whole, common->offset));
       return tensor.boxes[i].stored.position + at * size_of(tensor.dtype);
@@ -293,7 +292,7 @@ class planned_blocks {
       const wanted_box& w = wanted_[planned_];
       for (const std::uint32_t i : boxes_.overlapping(*w.tensor, w.wanted)) {
         const box whole = w.tensor->box_of(w.tensor->boxes[i]);
-        const std::optional<box> common = intersection(whole, w.wanted);
+        const std::optional<box> common = intersect(whole, w.wanted);
         if (!common) continue;
         const auto both = std::make_shared<common_box>(w, i, whole, *common);
         bytes += both->left;

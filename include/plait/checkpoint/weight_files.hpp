@@ -69,22 +69,15 @@ inline std::vector<weight_tensor> weights_in_memory(std::span<const safetensors_
 inline std::vector<weight_tensor> weights_of_file(const std::string& path, const std::string& field,
                                                   file_system& files = machine_files()) {
   const std::string source = cat({field, ": '", path, "'"});
-  std::shared_ptr<const open_file> file;
-  std::uint64_t size = 0;
+  const std::shared_ptr<const open_file> file = naming_field(field, [&] { return files.open(path); });
   std::vector<std::byte> start(8);
-  try {
-    file = files.open(path);
-    size = file->size();
-    file->read(0, std::span(start).first(static_cast<std::size_t>(std::min<std::uint64_t>(size, 8))));
-  } catch (const error& e) {
-    fail({field, ": ", e.what()});
-  }
+  const std::uint64_t size = naming_field(field, [&] {
+    const std::uint64_t bytes = file->size();
+    file->read(0, std::span(start).first(static_cast<std::size_t>(std::min<std::uint64_t>(bytes, 8))));
+    return bytes;
+  });
   start.resize(safetensors_header_end(start, size, source));
-  try {
-    file->read(0, start);
-  } catch (const error& e) {
-    fail({field, ": ", e.what()});
-  }
+  naming_field(field, [&] { file->read(0, start); });
   std::vector<weight_tensor> all;
   for (safetensors_position& t : parse_safetensors_header(start, size, source).tensors)
     all.push_back(

@@ -2,10 +2,13 @@
 // layout/local_box.hpp makes it from a layout and a mesh. Copies between boxes: kernels/strided_copy.hpp.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <optional>
 
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/version.hpp"
 
@@ -47,6 +50,26 @@ struct box {
     return n;
   }
 };
+
+/// Whether two boxes are of tensors of one shape.
+constexpr bool same_tensor(const box& a, const box& b) {
+  bool same = a.dims == b.dims;
+  for (int d = 0; same && d < a.dims; ++d) same = a.global[d] == b.global[d];
+  return same;
+}
+
+/// Returns what `a` and `b`, boxes of one tensor, have in common, or nothing. Throws `error` if the tensors differ in
+/// shape.
+constexpr std::optional<box> intersect(const box& a, const box& b) {
+  if (!same_tensor(a, b)) fail("boxes of tensors of different shape have no intersection");
+  box common = a;
+  for (int d = 0; d < a.dims; ++d) {
+    common.offset[d] = std::max(a.offset[d], b.offset[d]);
+    common.local[d] = std::min(a.offset[d] + a.local[d], b.offset[d] + b.local[d]) - common.offset[d];
+    if (common.local[d] <= 0) return std::nullopt;
+  }
+  return common;
+}
 
 }  // namespace plait
 

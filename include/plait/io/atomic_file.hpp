@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -20,6 +21,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/posix_file_system.hpp"
 
 namespace plait {
 
@@ -59,8 +61,7 @@ class atomic_file {
   void write(const void* data, std::size_t bytes) {
     const char* next = static_cast<const char*>(data);
     while (bytes > 0) {
-      const ssize_t written = ::write(descriptor_, next, bytes);
-      if (written < 0 && errno == EINTR) continue;
+      const ssize_t written = detail::uninterrupted([&] { return ::write(descriptor_, next, bytes); });
       if (written < 0) fail_with("cannot write");
       next += written;
       bytes -= static_cast<std::size_t>(written);
@@ -110,61 +111,39 @@ inline void write_file_atomically(const std::string& path, std::string_view cont
   file.commit();
 }
 
-/// An open file of which this rank writes parts. `field` is what the user set to name it; every error text starts with
-/// it.
+/// A file of a known size that several ranks write by offset at once. `field` is what the user set to name it; every
+/// error text starts with it.
 class file_of_parts {
  public:
   /// Makes `path` with so many bytes, on one rank. Throws `error` where it is there already or the disk is too full.
   static file_of_parts create(const std::string& path, std::uint64_t bytes, const std::string& field) {
-    file_of_parts file(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, field);
-    if (bytes == 0) return file;
-    int why = 0;
-    do why = ::posix_fallocate(file.descriptor_, 0, static_cast<off_t>(bytes));
-    while (why == EINTR);
+    file_of_parts file(path, O_RDWR | O_CREAT | O_EXCL, field);
+    int why = bytes == 0 ? 0 : EINTR;
+    while (why == EINTR) why = ::posix_fallocate(file.file_->descriptor(), 0, static_cast<off_t>(bytes));
     if (why != 0) fail({field, ": cannot make '", path, "' with ", bytes, " bytes: ", std::strerror(why)});
     return file;
   }
   /// Opens what another rank has made.
   static file_of_parts open(const std::string& path, const std::string& field) {
-    return file_of_parts(path, O_WRONLY | O_CLOEXEC, field);
-  }
-  file_of_parts(file_of_parts&& other) noexcept
-      : path_(std::move(other.path_)),
-        field_(std::move(other.field_)),
-        descriptor_(std::exchange(other.descriptor_, -1)) {}
-  file_of_parts& operator=(file_of_parts&&) = delete;
-  ~file_of_parts() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+    return file_of_parts(path, O_WRONLY, field);
   }
 
   void write(std::uint64_t offset, const void* data, std::size_t bytes) {
-    const char* next = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t written = ::pwrite(descriptor_, next, bytes, static_cast<off_t>(offset));
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail_with("cannot write");
-      next += written;
-      offset += static_cast<std::uint64_t>(written);
-      bytes -= static_cast<std::size_t>(written);
-    }
+    naming_field(field_, [&] { file_->write(offset, {static_cast<const std::byte*>(data), bytes}); });
   }
   /// Brings what this rank has written to the disk. At most once, and no `write` after it.
   void close() {
-    if (::fsync(descriptor_) != 0) fail_with("cannot sync");
-    if (::close(std::exchange(descriptor_, -1)) != 0) fail_with("cannot close");
+    naming_field(field_, [&] { file_->sync(); });
+    file_.reset();
   }
 
  private:
   file_of_parts(const std::string& path, int flags, const std::string& field)
-      : path_(path), field_(field), descriptor_(::open(path.c_str(), flags, 0666)) {
-    if (descriptor_ < 0) fail_with("cannot open");
-  }
-  [[noreturn]] void fail_with(const char* what) const {
-    fail({field_, ": ", what, " '", path_, "': ", std::strerror(errno)});
-  }
+      : field_(field),
+        file_(naming_field(field, [&] { return std::make_unique<detail::posix_file>(path, flags, "open"); })) {}
 
-  std::string path_, field_;
-  int descriptor_;
+  std::string field_;
+  std::unique_ptr<detail::posix_file> file_;
 };
 
 /// A new folder: files go into `temporary()`, beside where it will be, and `commit` renames that. Destroyed before
@@ -207,7 +186,7 @@ class atomic_folder {
 
   /// Makes the folder visible under its name, once its files are on the disk. At most once.
   void commit() {
-    sync(temporary_);
+    naming_field(field_, [&] { machine_files().sync_directory(temporary_); });
     const bool taken = is_taken();
     if (taken || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
       const std::string why = taken ? taken_text() : cat({": cannot make '", path_, "': ", std::strerror(errno)});
@@ -215,7 +194,7 @@ class atomic_folder {
     }
     temporary_.clear();
     const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
-    sync(parent.empty() ? "." : parent.string());
+    naming_field(field_, [&] { machine_files().sync_directory(parent.empty() ? "." : parent.string()); });
   }
 
  private:
@@ -240,18 +219,6 @@ class atomic_folder {
       temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
     } while (!std::filesystem::create_directory(temporary_, error) && !error);
     if (error) fail({field_, ": cannot make the folder '", path_, "': ", error.message()});
-  }
-  void sync(const std::string& folder) const {
-    const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0) fail_with("cannot open the folder", folder);
-    const int synced = ::fsync(descriptor);
-    const int why = errno;
-    ::close(descriptor);
-    errno = why;
-    if (synced != 0) fail_with("cannot sync the folder", folder);
-  }
-  [[noreturn]] void fail_with(const char* what, const std::string& folder) const {
-    fail({field_, ": ", what, " '", folder, "': ", std::strerror(errno)});
   }
 
   std::string field_, path_, temporary_;

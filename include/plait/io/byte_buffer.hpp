@@ -1,5 +1,4 @@
-// Large pieces of host memory that nobody has set: for bytes on their way to a file or from one. What devices compute
-// with is in device/device.hpp.
+// Large host memory without values, for bytes on their way to a file or from one, and the copy of such bytes.
 #pragma once
 
 #include <sys/mman.h>
@@ -7,9 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #include "plait/version.hpp"
 
@@ -90,5 +94,33 @@ class byte_buffer {
   std::unique_ptr<std::byte[], release> memory_;
   std::size_t size_ = 0;
 };
+
+/// Copies `bytes` bytes between ranges that do not overlap. Many of them are written past the processor's cache, which
+/// otherwise reads every line of the destination before it is written over: a third of what the memory has to move.
+/// Nor does it matter how far apart the ranges are: where that is 16 bytes more than a number of pages, as from a page
+/// of a file to what malloc gives, std::memcpy takes five times as long on an AMD EPYC.
+inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__x86_64__)
+  constexpr std::size_t line = 64, many = std::size_t{64} << 10;
+  if (bytes >= many) {
+    const std::size_t before = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
+    std::memcpy(to, from, before);
+    std::size_t at = before;
+    for (; at + line <= bytes; at += line) {
+      const auto* const in = reinterpret_cast<const __m128i*>(from + at);
+      auto* const out = reinterpret_cast<__m128i*>(to + at);
+      const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
+      const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+      _mm_stream_si128(out, a);
+      _mm_stream_si128(out + 1, b);
+      _mm_stream_si128(out + 2, c);
+      _mm_stream_si128(out + 3, d);
+    }
+    _mm_sfence();  // before another thread is told that they are there
+    from += at, to += at, bytes -= at;
+  }
+#endif
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
 
 }  // namespace plait

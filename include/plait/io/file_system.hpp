@@ -25,6 +25,16 @@ namespace plait {
   fail({"cannot ", operation, " '", path, "': ", std::strerror(system_error)});
 }
 
+/// Does `work` for a file that the setting `field` names; the text of an `error` that it throws begins with `field`.
+template <class Work>
+auto naming_field(const std::string& field, Work&& work) {
+  try {
+    return work();
+  } catch (const error& e) {
+    fail({field, ": ", e.what()});
+  }
+}
+
 /// An open file. `write` and `read` may be called from several threads at once, for ranges that do not overlap; one
 /// thread at a time begins writes. Destroyed, it is closed; what was not synced then may be lost.
 class open_file {

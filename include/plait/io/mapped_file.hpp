@@ -4,12 +4,9 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +14,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "plait/version.hpp"
 
 namespace plait {
@@ -30,22 +28,7 @@ class mapped_file {
   /// Maps `path`. `field` is what the user set to name this file; every error text starts with it.
   /// Throws `error` when the path cannot be opened or is no regular file. An empty file maps to no bytes.
   mapped_file(std::string path, const std::string& field) : path_(std::move(path)) {
-    const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0) fail({field, ": cannot open '", path_, "': ", std::strerror(errno)});
-    struct closer {
-      int descriptor;
-      ~closer() { ::close(descriptor); }
-    } close_at_exit{descriptor};
-    struct stat status {};
-    if (::fstat(descriptor, &status) != 0) fail({field, ": cannot examine '", path_, "': ", std::strerror(errno)});
-    if (S_ISDIR(status.st_mode)) fail({field, ": '", path_, "' is a folder; name a file"});
-    if (!S_ISREG(status.st_mode))
-      fail({field, ": '", path_, "' is no regular file; pipes and devices cannot be mapped"});
-    size_ = static_cast<std::size_t>(status.st_size);
-    if (size_ == 0) return;
-    void* start = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (start == MAP_FAILED) fail({field, ": cannot map '", path_, "': ", std::strerror(errno)});
-    data_ = static_cast<const std::byte*>(start);
+    naming_field(field, [&] { map(); });
   }
   ~mapped_file() {
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
@@ -57,6 +40,19 @@ class mapped_file {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
  private:
+  void map() {
+    const detail::posix_descriptor file(path_, O_RDONLY | O_NONBLOCK, "open");
+    struct stat status {};
+    if (::fstat(file.value(), &status) != 0) fail_file("examine", path_, errno);
+    if (S_ISDIR(status.st_mode)) fail({"'", path_, "' is a folder; name a file"});
+    if (!S_ISREG(status.st_mode)) fail({"'", path_, "' is no regular file; pipes and devices cannot be mapped"});
+    size_ = static_cast<std::size_t>(status.st_size);
+    if (size_ == 0) return;
+    void* const start = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.value(), 0);
+    if (start == MAP_FAILED) fail_file("map", path_, errno);
+    data_ = static_cast<const std::byte*>(start);
+  }
+
   std::string path_;
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;

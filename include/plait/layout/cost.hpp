@@ -44,8 +44,8 @@ constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to,
   for (std::int64_t r = 0; r < mesh.size(); ++r)
     if (mesh.group_of(r, axes) == group) {
       const box held = local_box(from, mesh, sizes, r);
-      moved +=
-          static_cast<std::uint64_t>(held.local_size() - intersect(held, local_box(to, mesh, sizes, r)).local_size());
+      const std::optional<box> stays = intersect(held, local_box(to, mesh, sizes, r));
+      moved += static_cast<std::uint64_t>(held.local_size() - (stays ? stays->local_size() : 0));
     }
   return moved;
 }

@@ -42,17 +42,4 @@ constexpr axis_list sharding_axes(const layout& a, const mesh_shape& mesh) {
   return axes;
 }
 
-/// The part of `a` that also lies in `b`, both parts of one tensor.
-constexpr box intersect(const box& a, const box& b) {
-  box c = a;
-  for (std::size_t d = 0; d < static_cast<std::size_t>(a.dims); ++d) {
-    const std::int64_t low = a.offset[d] > b.offset[d] ? a.offset[d] : b.offset[d];
-    const std::int64_t end_a = a.offset[d] + a.local[d], end_b = b.offset[d] + b.local[d];
-    c.offset[d] = low;
-    c.local[d] = (end_a < end_b ? end_a : end_b) - low;
-    if (c.local[d] < 0) c.local[d] = 0;
-  }
-  return c;
-}
-
 }  // namespace plait

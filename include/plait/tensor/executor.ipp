@@ -1,8 +1,10 @@
 // The definitions of executor.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "plait/core/box.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -102,11 +104,19 @@ PLAIT_INLINE std::vector<executor::peer> executor::peers(const redistribution_st
   const std::int64_t own = w.rank();
   const box mine_before = local_box(plan_.before(i), w.shape(), sizes, own);
   const box mine_after = local_box(s.after, w.shape(), sizes, own);
+  const auto common = [](const box& a, const box& b) {  // without elements if nothing is common
+    box out = a;
+    if (const std::optional<box> both = intersect(a, b))
+      out = *both;
+    else
+      out.local[0] = 0;
+    return out;
+  };
   for (std::int64_t r = 0; r < w.size(); ++r)
     if (w.shape().group_of(r, s.axes) == w.shape().group_of(own, s.axes))
       all[static_cast<std::size_t>(w.shape().index_in(r, s.axes))] = {
-          intersect(mine_before, local_box(s.after, w.shape(), sizes, r)),
-          intersect(mine_after, local_box(plan_.before(i), w.shape(), sizes, r))};
+          common(mine_before, local_box(s.after, w.shape(), sizes, r)),
+          common(mine_after, local_box(plan_.before(i), w.shape(), sizes, r))};
   return all;
 }
 

@@ -84,13 +84,13 @@ TEST_CASE("every flat range of small boxes is at most 2n-1 boxes, in order, whol
 
 TEST_CASE("intersections") {
   const box a = make({8, 8}, {0, 2}, {4, 4}), b = make({8, 8}, {2, 4}, {6, 4});
-  CHECK(same(plait::intersection(a, b).value(), make({8, 8}, {2, 4}, {2, 2})));
-  CHECK(same(plait::intersection(b, a).value(), make({8, 8}, {2, 4}, {2, 2})));
-  CHECK_FALSE(plait::intersection(a, make({8, 8}, {4, 2}, {4, 4})));
-  CHECK_FALSE(plait::intersection(a, make({8, 8}, {1, 3}, {0, 1})));
-  CHECK(plait::intersection(make({}, {}, {}), make({}, {}, {})));
-  CHECK_ERROR(plait::intersection(a, make({8, 9}, {0, 0}, {1, 1})), "different shape");
-  CHECK_ERROR(plait::intersection(a, make({8}, {0}, {1})), "different shape");
+  CHECK(same(plait::intersect(a, b).value(), make({8, 8}, {2, 4}, {2, 2})));
+  CHECK(same(plait::intersect(b, a).value(), make({8, 8}, {2, 4}, {2, 2})));
+  CHECK_FALSE(plait::intersect(a, make({8, 8}, {4, 2}, {4, 4})));
+  CHECK_FALSE(plait::intersect(a, make({8, 8}, {1, 3}, {0, 1})));
+  CHECK(plait::intersect(make({}, {}, {}), make({}, {}, {})));
+  CHECK_ERROR(plait::intersect(a, make({8, 9}, {0, 0}, {1, 1})), "different shape");
+  CHECK_ERROR(plait::intersect(a, make({8}, {0}, {1})), "different shape");
 }
 
 TEST_CASE("the index finds what a scan finds") {
@@ -117,7 +117,7 @@ TEST_CASE("the index finds what a scan finds") {
       const box wanted = some(global);
       std::vector<std::uint32_t> expected;
       for (std::size_t i = 0; i < boxes.size(); ++i) {
-        if (plait::intersection(boxes[i], wanted)) expected.push_back(static_cast<std::uint32_t>(i));
+        if (plait::intersect(boxes[i], wanted)) expected.push_back(static_cast<std::uint32_t>(i));
       }
       CHECK(index.overlapping(wanted) == expected);
     }

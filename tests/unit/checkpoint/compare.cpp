@@ -1,6 +1,4 @@
 // program: steps
-#include "plait/checkpoint/compare.hpp"
-
 #include <doctest/doctest.h>
 
 #include <array>
@@ -12,6 +10,7 @@
 
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/checkpoint/verify.hpp"
 #include "support/memory_file_system.hpp"
 #include "support/small_step.hpp"
 #include "support/temp_folder.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/checkpoint/save_plan.hpp"
+#include "plait/checkpoint/held_state.hpp"
 #include "support/saved_tensors.hpp"
 
 using namespace plait;

@@ -70,7 +70,7 @@ TEST_CASE("two saves are under way at once, and a third waits for the first") {
     saver.save(ctx, 2, {.tensors = mine.held()});
     mine.fill(3);
     CHECK(saver.under_way() == 2);
-    CHECK_FALSE(saver.has_news());
+    CHECK_FALSE(saver.has_finished_save());
     CHECK(saver.finished(ctx.device).empty());  // nothing has passed the gate, and nobody waits
     std::thread opener;
     if (ranks.rank() == 0) {
@@ -82,12 +82,12 @@ TEST_CASE("two saves are under way at once, and a third waits for the first") {
     const auto first = saver.save(ctx, 3, {.tensors = mine.held()});
     CHECK(first.size() >= 1);
     CHECK(first.at(0).step == 1);
-    while (ranks.rank() == 0 && !saver.has_news()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (ranks.rank() == 1) CHECK_FALSE(saver.has_news());  // rank 0 commits, and knows
+    while (ranks.rank() == 0 && !saver.has_finished_save()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (ranks.rank() == 1) CHECK_FALSE(saver.has_finished_save());  // rank 0 commits, and knows
     all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
     CHECK(saver.finished(ctx.device).size() >= 1);
     saver.wait(ctx.device);
-    CHECK_FALSE(saver.has_news());
+    CHECK_FALSE(saver.has_finished_save());
     if (opener.joinable()) opener.join();
     for (std::uint64_t step = 1; step <= 3; ++step) {
       own_tensors other(ctx, 0);
@@ -218,7 +218,7 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
       saver.save(ctx, 2, {.tensors = mine.held()});
       // Returns although the gate is shut, and what it has waited for is told all the same.
       CHECK_ERROR(saver.save(ctx, 3, {.tensors = mine.held()}), "step 3 is not saved", "stuck in a call of the file");
-      CHECK(saver.has_news());
+      CHECK(saver.has_finished_save());
       const auto ended = saver.wait(ctx.device);
       REQUIRE(ended.size() == 2);
       for (const finished_save& s : ended) {

@@ -136,7 +136,7 @@ TEST_CASE("training does not wait for the ranks that go on where one has failed 
     own_tensors mine(ctx, 1);
     checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 60}, files);
     saver.save(ctx, 1, {.tensors = mine.held()});
-    while (ranks.rank() == 2 && !saver.has_news()) std::this_thread::yield();
+    while (ranks.rank() == 2 && !saver.has_finished_save()) std::this_thread::yield();
     CHECK(saver.finished(ctx.device).empty());
     files.open_gate();
     while (!list_steps(disk, "steps").leftovers.empty()) std::this_thread::yield();

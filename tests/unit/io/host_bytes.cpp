@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "plait/io/byte_buffer.hpp"
-#include "plait/io/copy_past_cache.hpp"
 
 namespace {
 
