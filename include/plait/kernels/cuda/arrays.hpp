@@ -113,6 +113,14 @@ void map(cuda& device, std::int64_t n, F f, Out* y, const In*... in) {
 // The threads of a block's first dimension share a row, chunk by chunk; narrow rows have one warp each and several to a
 // block (its second dimension), and wider ones a block.
 
+/// Calls f as `with_chunk` does, for rows of `columns` elements of T, which begin on 16-byte boundaries if `aligned`
+/// and if they have no remainder.
+template <class T, class F>
+void with_row_chunk(bool aligned, std::int64_t columns, F&& f) {
+  constexpr int width = vector16<T>::size;
+  with_chunk<width>(aligned && columns % width == 0, f);
+}
+
 /// The chunks of a row that a thread can hold in registers; those beyond are read again.
 inline constexpr int held_chunks = 4;
 /// Most threads of a block of these kernels, which leaves each 128 registers.
@@ -200,10 +208,10 @@ static __global__ void __launch_bounds__(most_row_threads, 2)
 }
 
 /// op.at<Width>(r, c, op.row(r)) for each chunk, which begins at column c of row r.
-template <int Width, class Op>
-void row_map(cuda& device, bool vectors, std::int64_t rows, std::int64_t columns, Op op) {
+template <class T, class Op>
+void row_map(cuda& device, bool aligned, std::int64_t rows, std::int64_t columns, Op op) {
   if (rows <= 0 || columns <= 0) return;
-  with_chunk<Width>(vectors, [&](auto width) {
+  with_row_chunk<T>(aligned, columns, [&](auto width) {
     constexpr int n = decltype(width)::value;
     const dim3 block = row_block<n>(columns);
     plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block}, row_map_kernel<n, Op>, op, rows,
@@ -230,10 +238,10 @@ static __global__ void __launch_bounds__(most_row_threads, 1)
 }
 
 /// out[r, i] = the sum over the columns of what term.add<Width>(r, c, term.row(r), sums) adds to sums[i] for a chunk.
-template <int Width, class Term, class S>
-void row_sums_of(cuda& device, bool vectors, std::int64_t rows, std::int64_t columns, Term term, S* out) {
+template <class T, class Term, class S>
+void row_sums_of(cuda& device, bool aligned, std::int64_t rows, std::int64_t columns, Term term, S* out) {
   if (rows <= 0) return;
-  with_chunk<Width>(vectors, [&](auto width) {
+  with_row_chunk<T>(aligned, columns, [&](auto width) {
     constexpr int n = decltype(width)::value;
     const dim3 block = row_block<n>(columns);
     plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block}, row_sums_kernel<n, Term, S>, term,
@@ -309,13 +317,13 @@ void finish_columns(cuda& device, const S* partial, G* first, G* second, std::in
 }
 
 /// first[c] += and second[c] += the sums over the rows of what term.add<Width>(r, c, sums) adds to sums[0] and sums[1].
-/// The order of the sums depends on the sizes and on `vectors` alone.
-template <int Width, class Term, class G>
-void add_column_sums_of(cuda& device, bool vectors, std::int64_t rows, std::int64_t columns, Term term, G* first,
+/// The order of the sums depends only on the sizes and on `aligned`.
+template <class T, class Term, class G>
+void add_column_sums_of(cuda& device, bool aligned, std::int64_t rows, std::int64_t columns, Term term, G* first,
                         G* second = nullptr) {
   if (rows <= 0 || columns <= 0) return;
   using S = typename Term::sum_type;
-  with_chunk<Width>(vectors, [&](auto width) {
+  with_row_chunk<T>(aligned, columns, [&](auto width) {
     constexpr int n = decltype(width)::value;
     constexpr std::int64_t blocks = 512;  // fill the largest GPUs
     const std::int64_t tiles = (columns + warp_lanes * n - 1) / (warp_lanes * n);

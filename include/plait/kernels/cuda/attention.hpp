@@ -68,9 +68,10 @@ struct moved_rows {
 template <bool Add, class From, class To>
 void move_rows(cuda& device, const From* x, token_rows from, To* y, token_rows to, std::int64_t batches,
                std::int64_t tokens, std::int64_t width) {
-  constexpr int wide = chunk_width<From, To>();
-  const bool vectors = aligned16(x, y) && width % wide == 0 && from.stride % wide == 0 && to.stride % wide == 0;
-  row_map<wide>(device, vectors, batches * tokens, width, moved_rows<From, To, Add>{x, y, from, to, tokens});
+  using narrower = std::conditional_t<(sizeof(From) < sizeof(To)), From, To>;
+  constexpr int wide = vector16<narrower>::size;
+  const bool aligned = aligned16(x, y) && from.stride % wide == 0 && to.stride % wide == 0;
+  row_map<narrower>(device, aligned, batches * tokens, width, moved_rows<From, To, Add>{x, y, from, to, tokens});
 }
 
 /// A bf16 array that a library writes or reads in the place of the caller's: the caller's own where T is bf16 and no

@@ -122,19 +122,17 @@ void cast(cuda& device, const From* x, To* y, std::int64_t n) {
 
 template <class T>
 void add_bias(cuda& device, const T* bias, T* y, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
-  constexpr int width = vector16<T>::size;
   const std::int64_t step = stride == 0 ? columns : stride;
-  detail::row_map<width>(device, aligned16(bias, y) && columns % width == 0 && step % width == 0, rows, columns,
-                         detail::bias_rows<T>{bias, y, step});
+  detail::row_map<T>(device, aligned16(bias, y) && step % vector16<T>::size == 0, rows, columns,
+                     detail::bias_rows<T>{bias, y, step});
 }
 
 template <class T>
 void bias_gradient(cuda& device, const T* dy, gradient_of<T>* dbias, std::int64_t rows, std::int64_t columns,
                    std::int64_t stride) {
-  constexpr int width = vector16<T>::size;
   const std::int64_t step = stride == 0 ? columns : stride;
-  detail::add_column_sums_of<width>(device, aligned16(dy) && columns % width == 0 && step % width == 0, rows, columns,
-                                    detail::bias_term<T>{dy, step}, dbias);
+  detail::add_column_sums_of<T>(device, aligned16(dy) && step % vector16<T>::size == 0, rows, columns,
+                                detail::bias_term<T>{dy, step}, dbias);
 }
 
 }  // namespace plait::kernels
@@ -331,16 +329,13 @@ struct swiglu_gradient_rows {
 
 template <class T>
 void swiglu_forward(cuda& device, const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn) {
-  constexpr int width = vector16<T>::size;
-  detail::row_map<width>(device, aligned16(gate_up, y) && ffn % width == 0, rows, ffn,
-                         detail::swiglu_rows<T>{gate_up, y, ffn});
+  detail::row_map<T>(device, aligned16(gate_up, y), rows, ffn, detail::swiglu_rows<T>{gate_up, y, ffn});
 }
 
 template <class T>
 void swiglu_backward(cuda& device, const T* gate_up, const T* dy, T* dgate_up, std::int64_t rows, std::int64_t ffn) {
-  constexpr int width = vector16<T>::size;
-  detail::row_map<width>(device, aligned16(gate_up, dy, dgate_up) && ffn % width == 0, rows, ffn,
-                         detail::swiglu_gradient_rows<T>{gate_up, dy, dgate_up, ffn});
+  detail::row_map<T>(device, aligned16(gate_up, dy, dgate_up), rows, ffn,
+                     detail::swiglu_gradient_rows<T>{gate_up, dy, dgate_up, ffn});
 }
 
 // ---- strided copies ----------------------------------------------------------------------------------------------

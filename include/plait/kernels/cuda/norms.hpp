@@ -112,8 +112,7 @@ template <bool Centred, class T, class S>
 void norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, S* mean, S* inverse,
                   std::int64_t rows, std::int64_t columns, double eps, const T* addend, T* sum) {
   if (rows <= 0) return;
-  constexpr int width = vector16<T>::size;
-  with_chunk<width>(aligned16(x, weight, bias, y, addend, sum) && columns % width == 0, [&](auto chosen) {
+  with_row_chunk<T>(aligned16(x, weight, bias, y, addend, sum), columns, [&](auto chosen) {
     constexpr int n = decltype(chosen)::value;
     const dim3 block = row_block<n>(columns);
     plait::detail::launch(
@@ -265,9 +264,8 @@ struct norm_weight_term {
 template <bool Centred, class T, class G, class S>
 void norm_backward_weight(cuda& device, const T* x, const T* dy, const S* mean, const S* inverse, G* dweight, G* dbias,
                           std::int64_t rows, std::int64_t columns) {
-  constexpr int width = vector16<T>::size;
-  add_column_sums_of<width>(device, aligned16(x, dy) && columns % width == 0, rows, columns,
-                            norm_weight_term<Centred, T>{x, dy, mean, inverse, columns}, dweight, dbias);
+  add_column_sums_of<T>(device, aligned16(x, dy), rows, columns,
+                        norm_weight_term<Centred, T>{x, dy, mean, inverse, columns}, dweight, dbias);
 }
 
 /// The whole backward pass of whole rows, in one pass over x and dy if a row fits into the registers of a block.
@@ -279,8 +277,7 @@ void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const
     if (dweight != nullptr) norm_backward_weight<Centred>(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
     return;
   }
-  constexpr int width = vector16<T>::size;
-  with_chunk<width>(aligned16(x, weight, dy, dx, addend) && columns % width == 0, [&](auto chosen) {
+  with_row_chunk<T>(aligned16(x, weight, dy, dx, addend), columns, [&](auto chosen) {
     constexpr int n = decltype(chosen)::value;
     if (dweight != nullptr && columns <= std::int64_t{norm_backward_threads} * held_chunks * n) {
       const dim3 block = row_block<n>(columns, norm_backward_threads);
@@ -396,9 +393,7 @@ struct mean_to_inverse {
 
 template <class T>
 void row_sum_squares(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
-  constexpr int width = vector16<T>::size;
-  detail::row_sums_of<width>(device, aligned16(x) && columns % width == 0, rows, columns,
-                             detail::squares_term<T>{x, columns}, out);
+  detail::row_sums_of<T>(device, aligned16(x), rows, columns, detail::squares_term<T>{x, columns}, out);
 }
 
 template <class S>
@@ -410,11 +405,10 @@ void rms_inverse(cuda& device, const S* sum_squares, S* inv_rms, std::int64_t ro
 template <class T>
 void rms_apply(cuda& device, const T* x, const statistic_of<T>* sum_squares, const T* weight, T* y, std::int64_t rows,
                std::int64_t columns, std::int64_t columns_global, double eps) {
-  constexpr int width = vector16<T>::size;
   using S = statistic_of<T>;
-  detail::row_map<width>(device, aligned16(x, weight, y) && columns % width == 0, rows, columns,
-                         detail::rms_apply_rows<T>{x, weight, sum_squares, y, columns, static_cast<S>(columns_global),
-                                                   static_cast<S>(eps)});
+  detail::row_map<T>(device, aligned16(x, weight, y), rows, columns,
+                     detail::rms_apply_rows<T>{x, weight, sum_squares, y, columns, static_cast<S>(columns_global),
+                                               static_cast<S>(eps)});
 }
 
 template <class T>
@@ -429,19 +423,17 @@ void rms_norm_forward(cuda& device, const T* x, const T* weight, T* y, statistic
 template <class T>
 void rms_norm_backward_dot(cuda& device, const T* x, const T* weight, const T* dy, statistic_of<T>* dot,
                            std::int64_t rows, std::int64_t columns) {
-  constexpr int width = vector16<T>::size;
-  detail::row_sums_of<width>(device, aligned16(x, weight, dy) && columns % width == 0, rows, columns,
-                             detail::rms_dot_term<T>{x, weight, dy, columns}, dot);
+  detail::row_sums_of<T>(device, aligned16(x, weight, dy), rows, columns,
+                         detail::rms_dot_term<T>{x, weight, dy, columns}, dot);
 }
 
 template <class T>
 void rms_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
                           const statistic_of<T>* dot, T* dx, std::int64_t rows, std::int64_t columns,
                           std::int64_t columns_global, const std::type_identity_t<T>* addend) {
-  constexpr int width = vector16<T>::size;
-  detail::row_map<width>(device, aligned16(x, weight, dy, dx, addend) && columns % width == 0, rows, columns,
-                         detail::rms_dx_rows<T>{x, weight, dy, inv_rms, dot, dx, columns,
-                                                static_cast<statistic_of<T>>(columns_global), addend});
+  detail::row_map<T>(device, aligned16(x, weight, dy, dx, addend), rows, columns,
+                     detail::rms_dx_rows<T>{x, weight, dy, inv_rms, dot, dx, columns,
+                                            static_cast<statistic_of<T>>(columns_global), addend});
 }
 
 template <class T>
@@ -584,17 +576,14 @@ struct layer_dx_rows {
 
 template <class T>
 void row_sums(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
-  constexpr int width = vector16<T>::size;
-  detail::row_sums_of<width>(device, aligned16(x) && columns % width == 0, rows, columns,
-                             detail::sum_term<T>{x, columns}, out);
+  detail::row_sums_of<T>(device, aligned16(x), rows, columns, detail::sum_term<T>{x, columns}, out);
 }
 
 template <class T>
 void row_centred_squares(cuda& device, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
                          std::int64_t columns, std::int64_t columns_global) {
-  constexpr int width = vector16<T>::size;
-  detail::row_sums_of<width>(
-      device, aligned16(x) && columns % width == 0, rows, columns,
+  detail::row_sums_of<T>(
+      device, aligned16(x), rows, columns,
       detail::centred_squares_term<T>{x, sums, columns, static_cast<statistic_of<T>>(columns_global)}, out);
 }
 
@@ -609,9 +598,8 @@ void layer_norm_statistics(cuda& device, const S* sums, const S* centred_squares
 template <class T>
 void layer_norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inv_std,
                       const T* weight, const T* bias, T* y, std::int64_t rows, std::int64_t columns) {
-  constexpr int width = vector16<T>::size;
-  detail::row_map<width>(device, aligned16(x, weight, bias, y) && columns % width == 0, rows, columns,
-                         detail::layer_apply_rows<T>{x, weight, bias, mean, inv_std, y, columns});
+  detail::row_map<T>(device, aligned16(x, weight, bias, y), rows, columns,
+                     detail::layer_apply_rows<T>{x, weight, bias, mean, inv_std, y, columns});
 }
 
 template <class T>
@@ -626,19 +614,17 @@ template <class T>
 void layer_norm_backward_dots(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
                               const statistic_of<T>* inv_std, statistic_of<T>* dots, std::int64_t rows,
                               std::int64_t columns) {
-  constexpr int width = vector16<T>::size;
-  detail::row_sums_of<width>(device, aligned16(x, weight, dy) && columns % width == 0, rows, columns,
-                             detail::layer_dots_term<T>{x, weight, dy, mean, inv_std, columns}, dots);
+  detail::row_sums_of<T>(device, aligned16(x, weight, dy), rows, columns,
+                         detail::layer_dots_term<T>{x, weight, dy, mean, inv_std, columns}, dots);
 }
 
 template <class T>
 void layer_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
                             const statistic_of<T>* inv_std, const statistic_of<T>* dots, T* dx, std::int64_t rows,
                             std::int64_t columns, std::int64_t columns_global, const std::type_identity_t<T>* addend) {
-  constexpr int width = vector16<T>::size;
-  detail::row_map<width>(device, aligned16(x, weight, dy, dx, addend) && columns % width == 0, rows, columns,
-                         detail::layer_dx_rows<T>{x, weight, dy, mean, inv_std, dots, dx, columns,
-                                                  static_cast<statistic_of<T>>(columns_global), addend});
+  detail::row_map<T>(device, aligned16(x, weight, dy, dx, addend), rows, columns,
+                     detail::layer_dx_rows<T>{x, weight, dy, mean, inv_std, dots, dx, columns,
+                                              static_cast<statistic_of<T>>(columns_global), addend});
 }
 
 template <class T>
