@@ -272,7 +272,7 @@ struct table_policy {
   using weight = spec<shard<vocab, tp>, hidden>;
   using output = spec<shard<seq, tp>, hidden>;
 };
-struct biased_policy : up_policy {
+struct up_policy_with_bias : up_policy {
   static constexpr bool bias = true;
 };
 
@@ -289,7 +289,7 @@ TEST_CASE("attach: a bias and a table of the caller's") {
           w.write(values(inner * width, 1.0), width, 0, 0, stream);
           b.write(values(inner, 0.5), inner, 0, rank * f, stream);
           embedding<float, table_policy, cuda> embed(here, 6, "embed", {.memory = {table.data, dtable.data}});
-          linear<float, biased_policy, cuda> up(here, "up", {.memory = {w.data, dw.data, b.data, db.data}});
+          linear<float, up_policy_with_bias, cuda> up(here, "up", {.memory = {w.data, dw.data, b.data, db.data}});
           CHECK(here.device().bytes_in_use() == 0);
           const auto* tokens_of_zero = reinterpret_cast<const std::int64_t*>(ids.data);
           linear_saved<cuda> kept;

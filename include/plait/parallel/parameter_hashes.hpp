@@ -35,7 +35,7 @@ std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precisio
     E* const to = part.template data<E>();
     ctx.device.copy(to + own.begin, values, static_cast<std::size_t>(own.size()) * sizeof(E), ctx.device.main_stream());
     for (int rank = 0; rank < storage->group().size(); ++rank)
-      if (const storage_slice theirs = p.piece_of(rank); theirs.size() > 0)
+      if (const storage_slice theirs = p.slice_of(rank); theirs.size() > 0)
         storage->group().broadcast(to + theirs.begin, static_cast<std::size_t>(theirs.size()), dtype_of<E>, rank);
     values = to;
   }
