@@ -105,10 +105,11 @@ function(plait_add_cuda_on_cpu_test target part)
   # The order in which a block's threads run decides nothing, or a barrier is missing. Both are tried on kernels and on
   # communicators, which have one GPU for all ranks in the one and a GPU for each in the other; what uses them has one.
   # What is staged has both as well, because streams run as late as they can in the one alone.
+  # What calls cuDNN has one: its own kernels are not there, and those around it are tested in both.
   set(orders shuffle)
   if(name STREQUAL "llama")
     set(orders forward)
-  elseif(NOT PLAIT_SANITIZE AND name MATCHES "^(attention|checkpoint_staging|kernel_|launch|comm_)|nccl" AND NOT name STREQUAL "nccl_graph")
+  elseif(NOT PLAIT_SANITIZE AND name MATCHES "^(attention|checkpoint_staging|kernel_|launch|comm_)|nccl" AND NOT name MATCHES "^(nccl_graph|attention_cudnn)$")
     set(orders forward shuffle)
   endif()
   list(GET orders 0 first_order)

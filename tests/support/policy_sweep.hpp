@@ -161,20 +161,25 @@ class policy_sweep {
   int runs_ = 0;
 };
 
-/// Runs drawn policies of every level on every factorisation of so many ranks that has data ranks. With
-/// PLAIT_FULL_GRID=1 in the environment every combination of clipping, microbatches, cut, optimizer, hybrid and reshard
-/// is one, and only the other settings are drawn.
+/// Runs drawn policies on every factorisation of `sizes` ranks that has data ranks: of every level up to 8 ranks, and
+/// of one level in turn above. With PLAIT_FULL_GRID=1 in the environment every combination of level, clipping,
+/// microbatches, cut, optimizer, hybrid and reshard is one, and only the other settings are drawn.
 template <class T>
 void sweep_policies(policy_sweep<T>& sweep, std::initializer_list<std::int64_t> sizes, bool with_muon,
                     std::uint64_t seed) {
-  const char* const full = std::getenv("PLAIT_FULL_GRID");
+  const char* const asked = std::getenv("PLAIT_FULL_GRID");
+  const bool full = asked != nullptr && std::string(asked) == "1";
   std::uint64_t key = 0;
+  int turn = 0;
   for (const std::int64_t ranks : sizes)
     for (const pipeline_mesh& m : factorisations(ranks)) {
       if (m.dp * m.cp == 1) continue;
+      ++turn;
       for (const zero_level level : all_levels) {
-        if (full == nullptr || std::string(full) != "1") {
-          sweep.run(draw_settings(level, m, with_muon, drawn_numbers(++key, seed)), m);
+        if (!full) {
+          ++key;
+          if (ranks <= 8 || static_cast<int>(level) == turn % 4)
+            sweep.run(draw_settings(level, m, with_muon, drawn_numbers(key, seed)), m);
           continue;
         }
         for (const bool clip : {false, true})
