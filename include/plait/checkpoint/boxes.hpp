@@ -217,14 +217,14 @@ namespace detail {
 inline std::vector<int> grouped_dims(box& logical, const std::vector<std::int64_t>& shape, const std::string& name) {
   std::int64_t elements = 1, row = 1;
   for (const std::int64_t n : shape) elements *= n;
-  for (int d = 1; d < logical.dims; ++d) row *= logical.global[static_cast<std::size_t>(d)];
+  for (int d = 1; d < logical.dims; ++d) row *= logical.global[d];
   if (logical.dims > 0 && row > 0 && elements % row == 0 && elements / row <= logical.global[0])
     logical.global[0] = elements / row;
   std::vector<int> ends;
   int d = 0;
   for (const std::int64_t n : shape) {
     std::int64_t merged = 1;
-    while (d < logical.dims && (merged < n || (merged == n && logical.global[static_cast<std::size_t>(d)] == 1)))
+    while (d < logical.dims && (merged < n || (merged == n && logical.global[d] == 1)))
       merged *= logical.global[static_cast<std::size_t>(d++)];
     if (merged != n) fail({"checkpoint: ", name, ": the dims of its layout do not make its shape"});
     ends.push_back(d);
@@ -234,20 +234,20 @@ inline std::vector<int> grouped_dims(box& logical, const std::vector<std::int64_
   return ends;
 }
 
-/// The dim along which `b` has to be cut so that groups become ranges, or -1: the first of several elements before (or
-/// at) a dim whose group goes on with one that `b` has in part.
+/// The dim along which `b` has to be cut so that groups become ranges, or -1: the first dim of several elements, if
+/// some dim of several elements comes before a partial dim of its group.
 inline int dim_to_cut(const box& b, const std::vector<int>& ends) {
   int begin = 0, last = -1;
   for (const int end : ends) {
     int partial = -1;  // the last dim of the group that is not whole
     for (int d = begin; d < end; ++d)
-      if (b.local[static_cast<std::size_t>(d)] != b.global[static_cast<std::size_t>(d)]) partial = d;
+      if (b.local[d] != b.global[d]) partial = d;
     for (int d = begin; d < partial; ++d)
-      if (b.local[static_cast<std::size_t>(d)] > 1) last = d;
+      if (b.local[d] > 1) last = d;
     begin = end;
   }
   for (int d = 0; d <= last; ++d)
-    if (b.local[static_cast<std::size_t>(d)] > 1) return d;
+    if (b.local[d] > 1) return d;
   return -1;
 }
 

@@ -67,10 +67,10 @@ struct held_tensor {
   std::size_t element_bytes() const { return size_of(type); }
 };
 
-/// Things that a program saves beside a model and its optimizer.
+/// Data that a program saves in addition to a model and its optimizer.
 struct saved_extras {
   saved_scalars scalars{};                                   ///< equal on all ranks; rank 0's are written
-  std::vector<std::pair<std::string, std::string>> blobs{};  ///< names and bytes; likewise
+  std::vector<std::pair<std::string, std::string>> blobs{};  ///< names and bytes; rank 0's are written
   std::vector<held_tensor> tensors{};                        ///< of the program's own, such as an average of weights
 };
 
@@ -117,8 +117,7 @@ bool keeps_on_host(const Device& device) {
   return false;
 }
 
-/// Copies bytes of the device to those of a save, which nobody reads soon: of a GPU's not before its main stream gets
-/// there, if `out` is pinned.
+/// Copies bytes of the device to `out`. On a GPU with pinned `out`, the copy is queued in the main stream.
 template <compute_device Device>
 void read_to_host(const context<Device>& ctx, std::byte* out, const void* from, std::size_t bytes) {
   if constexpr (std::is_same_v<Device, cpu>)
@@ -396,7 +395,7 @@ std::array<std::uint64_t, 3> sums_of_ranks(Device& device, any_communicator& ran
   return own;
 }
 
-/// Finds the tensors whose boxes do not cover them, of which each rank knows those that it has. Collective.
+/// Names the tensors whose boxes do not cover them; each rank knows its own boxes. Collective.
 template <compute_device Device>
 std::string plan_differences(Device& device, any_communicator& ranks,
                              const std::vector<staged_share::staged_box>& boxes) {

@@ -41,6 +41,13 @@ namespace plait {
 
 namespace detail {
 
+/// Returns a set of axes as a number with one bit for each axis, the same on every rank.
+inline unsigned number_of_axes(const mesh_shape& mesh, const axis_list& axes) {
+  unsigned number = 0;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i) number |= unsigned{axes.contains(mesh.axes[i])} << i;
+  return number;
+}
+
 /// Sends what ranks have read to those that need it, many tensors in one collective: parts of rows, then shares of
 /// replicated tensors. Ranks of a group must add the same tensors in the same order. Tensors of different groups may
 /// come between them.
@@ -58,7 +65,7 @@ class share_exchange {
       if (r.by_rows())
         for (const box& part : r.parts) bytes += static_cast<std::size_t>(part.local_size()) * h.element_bytes();
     bytes /= static_cast<std::size_t>(ctx_.ranks.shape().size(h.across));
-    batch<rows_entry>& to = rows_[key_of(h.across)];
+    batch<rows_entry>& to = rows_[number_of_axes(ctx_.ranks.shape(), h.across)];
     to.axes = h.across;
     if (!to.entries.empty() && to.bytes + bytes > most_) exchange_rows(to);
     to.entries.push_back({&h, &reads, slot, share});
@@ -84,7 +91,7 @@ class share_exchange {
       ctx_.device.upload(to + own * most, share, most, ctx_.device.main_stream());
       return group.all_gather(to + own * most, to, most, dtype::u8);
     }
-    batch<copies_entry>& to = copies_[key_of(h.copies)];
+    batch<copies_entry>& to = copies_[number_of_axes(ctx_.ranks.shape(), h.copies)];
     to.axes = h.copies;
     if (!to.entries.empty() && to.bytes + all > most_) exchange_copies(to);
     to.entries.push_back({&h, share});
@@ -115,13 +122,6 @@ class share_exchange {
     std::size_t bytes = 0;
   };
 
-  /// Axes as a number, one bit for each, by which batches are in the same order on every rank.
-  unsigned key_of(const axis_list& axes) const {
-    unsigned key = 0;
-    const mesh_shape& mesh = ctx_.ranks.shape();
-    for (std::size_t i = 0; i < mesh.axes.size(); ++i) key |= unsigned{axes.contains(mesh.axes[i])} << i;
-    return key;
-  }
   /// Bytes of the largest share.
   static std::size_t share_bytes(const held_tensor& h, std::int64_t copies) {
     return static_cast<std::size_t>((h.size() + copies - 1) / copies) * h.element_bytes();
@@ -267,9 +267,9 @@ struct loaded_state {
   std::uint64_t step = 0;
   std::string path;                                          ///< the directory of the step
   saved_scalars scalars{};                                   ///< as they were saved
-  std::vector<std::pair<std::string, std::string>> blobs{};  ///< likewise, on every rank
+  std::vector<std::pair<std::string, std::string>> blobs{};  ///< as they were saved, on every rank
   std::uint64_t bytes = 0;                                   ///< that this rank has read
-  std::vector<invalid_step> passed_over{};                   ///< newer steps beside it that are damaged; on rank 0
+  std::vector<invalid_step> passed_over{};  ///< newer steps of its directory that are damaged; on rank 0
 
   /// Returns a scalar of this type; nothing where there is none.
   template <class T>
@@ -302,7 +302,7 @@ class no_optimizer_state : public error_of_all {
 /// Says how a step's tensors become those of a model where the two are not the same. Names are a parameter's or
 /// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
 struct load_rules {
-  std::vector<held_tensor> tensors{};  ///< of the program's own, beside the model's and the optimizer's
+  std::vector<held_tensor> tensors{};  ///< of the program's own, in addition to the model's and the optimizer's
   std::function<std::string(const std::string&)> stored_name{};  ///< what a tensor of the model is called in the step
   std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
   std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
@@ -418,8 +418,8 @@ class state_loader {
   }
 
   /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own, or
-  /// `load_rules::in_place`: then ranks send each other tensors while they read others, and one that has failed goes on
-  /// to send what it has, so that nobody waits for it.
+  /// `load_rules::in_place`: then ranks send each other tensors while they read others, and a rank that has failed
+  /// still sends what it has, so that no rank waits for it.
   void load(std::vector<held_tensor> held) {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
@@ -519,8 +519,8 @@ class state_loader {
       const stored_tensor& t = *found->second;
       met[static_cast<std::size_t>(&t - saved_.tensors.data())] = 1;
       if (t.shape != h.shape)
-        append(wrong, {wrong.empty() ? "" : "; ", "'", h.name, "' has the shape ", text_of(t.shape),
-                       ", and the model needs ", text_of(h.shape)});
+        append(wrong, {wrong.empty() ? "" : "; ", "'", h.name, "' has the shape ", shape_text(t.shape),
+                       ", and the model needs ", shape_text(h.shape)});
       else if (safetensors_dtype_of(h.type) != t.dtype &&
                !(is_floating(t.dtype) && is_floating(safetensors_dtype_of(h.type))))
         append(wrong, {wrong.empty() ? "" : "; ", "'", h.name, "' holds ", name_of(t.dtype),
@@ -535,12 +535,7 @@ class state_loader {
       const std::string& name = saved_.tensors[i].name;
       if (!known && !(rules_.may_ignore && rules_.may_ignore(name))) unexpected.push_back(name);
     }
-    std::string problem;
-    if (!missing.empty()) problem = cat({"the model needs ", quoted(missing), ", which it has not"});
-    if (!unexpected.empty())
-      append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", quoted(unexpected)});
-    if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
-    agree_on(ctx_.device, ranks_, problem, cat({"checkpoint: '", path_, "': "}));
+    agree_on(ctx_.device, ranks_, mismatch_text(missing, unexpected, wrong), cat({"checkpoint: '", path_, "': "}));
     held = std::move(found_ones);
   }
   /// Makes the groups that are needed: all ranks of a world make a group, and a rank may hold nothing that the others
@@ -550,15 +545,10 @@ class state_loader {
     std::uint64_t sets = 0, cut = 0;  // one bit for each set of axes, which is a number below 2^max_axes
     std::array<std::uint64_t, 64> ranges{};
     static_assert(max_axes <= 6);
-    const auto number_of = [&](const axis_list& axes) {
-      unsigned set = 0;
-      for (std::size_t i = 0; i < mesh.axes.size(); ++i) set |= unsigned{axes.contains(mesh.axes[i])} << i;
-      return set;
-    };
     for (const held_tensor& h : held) {
-      if (mesh.size(h.copies) > 1) sets |= std::uint64_t{1} << number_of(h.copies);
+      if (mesh.size(h.copies) > 1) sets |= std::uint64_t{1} << number_of_axes(mesh, h.copies);
       if (mesh.size(h.across) == 1) continue;
-      const unsigned set = number_of(h.across);
+      const unsigned set = number_of_axes(mesh, h.across);
       cut |= std::uint64_t{1} << set;
       ranges[set] = fnv1a(cat({ranges[set], " ", h.name, " ", h.begin, " ", h.end}));
     }
@@ -575,12 +565,6 @@ class state_loader {
       if (std::count(theirs.begin(), theirs.end(), ranges[set]) != group.size()) apart_.push_back(axes);
     }
   }
-  static std::string text_of(const std::vector<std::int64_t>& shape) {
-    std::string text;
-    for (const std::int64_t n : shape) append(text, {text.empty() ? "" : ", ", n});
-    return "[" + text + "]";
-  }
-
   std::size_t share_bytes(const held_tensor& h) const {
     const auto [begin, end] = own_share(ctx_, h);
     return static_cast<std::size_t>(end - begin) * h.element_bytes();

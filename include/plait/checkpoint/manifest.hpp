@@ -77,7 +77,7 @@ inline constexpr std::string_view manifest_format = "plait checkpoint";
 /// A scalar keeps its type and every bit: whole numbers that fit 64 signed bits are `std::int64_t`, larger ones
 /// `std::uint64_t`; a double may be infinite or a NaN.
 using stored_scalar = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
-/// Values that are saved beside tensors, by name: the position in the data, a seed, settings.
+/// Values that are saved with tensors, by name: the position in the data, a seed, settings.
 using saved_scalars = std::vector<std::pair<std::string, stored_scalar>>;
 
 /// Everything that a committed step holds.

@@ -228,7 +228,7 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const safe
   load_weights(ctx, model, std::span<const weight_tensor>(weights_in_memory(entries)), source, aliases);
 }
 
-/// Names that a Llama's checkpoint may hold beside its parameters.
+/// Names that a Llama's checkpoint may hold in addition to its parameters.
 template <class Config>
 parameter_aliases tied_names(const Config& config) {
   if (!config.tie_embeddings) return {};

@@ -167,13 +167,50 @@ inline float float_from_f16(std::uint16_t bits) {
 
 namespace detail {
 
-template <class Stored, class T, class Convert>
-void convert_elements(const safetensors_entry& entry, T* out, Convert&& convert) {
-  for (std::size_t i = 0; i < entry.bytes.size() / sizeof(Stored); ++i) {
-    Stored value;
-    std::memcpy(&value, entry.bytes.data() + i * sizeof(Stored), sizeof(Stored));
-    out[i] = convert(value);
+/// The bits of an F16 element.
+struct f16_bits {
+  std::uint16_t bits;
+};
+/// Returns the number that a stored element is: a float for F16, else the element itself.
+template <class Stored>
+auto value_of_element(Stored stored) {
+  if constexpr (std::same_as<Stored, f16_bits>)
+    return float_from_f16(stored.bits);
+  else
+    return stored;
+}
+
+/// Calls f(Stored{}) with the type in which elements of `type` are stored.
+template <class F>
+decltype(auto) with_stored_type(safetensors_dtype type, F&& f) {
+  switch (type) {
+    case safetensors_dtype::boolean:
+    case safetensors_dtype::u8:
+      return f(std::uint8_t{});
+    case safetensors_dtype::i8:
+      return f(std::int8_t{});
+    case safetensors_dtype::i16:
+      return f(std::int16_t{});
+    case safetensors_dtype::u16:
+      return f(std::uint16_t{});
+    case safetensors_dtype::i32:
+      return f(std::int32_t{});
+    case safetensors_dtype::u32:
+      return f(std::uint32_t{});
+    case safetensors_dtype::i64:
+      return f(std::int64_t{});
+    case safetensors_dtype::u64:
+      return f(std::uint64_t{});
+    case safetensors_dtype::f16:
+      return f(f16_bits{});
+    case safetensors_dtype::bf16:
+      return f(bf16{});
+    case safetensors_dtype::f32:
+      return f(float{});
+    case safetensors_dtype::f64:
+      break;
   }
+  return f(double{});
 }
 
 }  // namespace detail
@@ -184,53 +221,26 @@ void convert_elements(const safetensors_entry& entry, T* out, Convert&& convert)
 template <class T>
   requires(std::floating_point<T> || std::same_as<T, bf16> || (std::integral<T> && !std::same_as<T, bool>))
 void copy_elements(const safetensors_entry& entry, T* out) {
-  if constexpr (!std::integral<T>) {
-    const auto widen = [](auto value) { return converted<T>(value); };
-    switch (entry.dtype) {
-      case safetensors_dtype::f64:
-        return detail::convert_elements<double>(entry, out, widen);
-      case safetensors_dtype::f32:
-        return detail::convert_elements<float>(entry, out, widen);
-      case safetensors_dtype::f16:
-        return detail::convert_elements<std::uint16_t>(entry, out,
-                                                       [](std::uint16_t b) { return converted<T>(float_from_f16(b)); });
-      case safetensors_dtype::bf16:
-        return detail::convert_elements<std::uint16_t>(entry, out,
-                                                       [](std::uint16_t b) { return converted<T>(bf16{b}); });
-      default:
-        break;
-    }
-  } else {
-    const auto narrow = [&](auto value) {
-      if (!std::in_range<T>(value)) {
-        fail({"tensor '", entry.name, "': the element ", value, " does not fit ", 8 * sizeof(T), " bits"});
+  detail::with_stored_type(entry.dtype, [&](auto stored) {
+    using number = decltype(detail::value_of_element(stored));
+    if constexpr (std::integral<T> != std::integral<number>) {
+      fail({"tensor '", entry.name, "': ", name_of(entry.dtype), " elements cannot be read as ",
+            std::integral<T> ? "integers" : "floating point"});
+    } else {
+      for (std::size_t i = 0; i < entry.bytes.size() / sizeof stored; ++i) {
+        auto element = stored;
+        std::memcpy(&element, entry.bytes.data() + i * sizeof element, sizeof element);
+        const number value = detail::value_of_element(element);
+        if constexpr (!std::integral<T>) {
+          out[i] = converted<T>(value);
+        } else {
+          if (!std::in_range<T>(value))
+            fail({"tensor '", entry.name, "': the element ", value, " does not fit ", 8 * sizeof(T), " bits"});
+          out[i] = static_cast<T>(value);
+        }
       }
-      return static_cast<T>(value);
-    };
-    switch (entry.dtype) {
-      case safetensors_dtype::boolean:
-      case safetensors_dtype::u8:
-        return detail::convert_elements<std::uint8_t>(entry, out, narrow);
-      case safetensors_dtype::i8:
-        return detail::convert_elements<std::int8_t>(entry, out, narrow);
-      case safetensors_dtype::i16:
-        return detail::convert_elements<std::int16_t>(entry, out, narrow);
-      case safetensors_dtype::u16:
-        return detail::convert_elements<std::uint16_t>(entry, out, narrow);
-      case safetensors_dtype::i32:
-        return detail::convert_elements<std::int32_t>(entry, out, narrow);
-      case safetensors_dtype::u32:
-        return detail::convert_elements<std::uint32_t>(entry, out, narrow);
-      case safetensors_dtype::i64:
-        return detail::convert_elements<std::int64_t>(entry, out, narrow);
-      case safetensors_dtype::u64:
-        return detail::convert_elements<std::uint64_t>(entry, out, narrow);
-      default:
-        break;
     }
-  }
-  fail({"tensor '", entry.name, "': ", name_of(entry.dtype), " elements cannot be read as ",
-        std::floating_point<T> ? "floating point" : "integers"});
+  });
 }
 
 namespace detail {

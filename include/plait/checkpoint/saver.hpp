@@ -592,7 +592,7 @@ class checkpoint_saver {
   /// From the next save on step `best`, which may be that one, is kept whatever its age, and the one before it no
   /// longer is for this reason, once `best` is committed. Not collective.
   void keep_best(std::uint64_t best) { options_.keep.best = best; }
-  /// Before the first save of a job that goes on: `best` is there already, and is kept until another best is committed.
+  /// For a resumed job, before its first save: step `best` exists and is kept until another best is committed.
   /// Not collective.
   void begin_with_best(std::uint64_t best) {
     keep_best(best);
@@ -742,7 +742,7 @@ class checkpoint_saver {
     jobs_.pop_front();
     return {out};
   }
-  /// The saves under way, of which none will be waited for any more.
+  /// Fails all saves under way, because one of them is stuck.
   template <compute_device Device>
   std::vector<finished_save> give_up_all(Device& device, const std::string& stuck_at) {
     const std::string why = first_error_of(

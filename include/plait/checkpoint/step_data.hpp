@@ -83,6 +83,21 @@ struct partly_read {
   std::uint64_t bytes = 0;  ///< how many
 };
 
+/// Returns the checksum of a range of a file, which is read in blocks. Throws `error` if the file ends before.
+inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, std::uint64_t bytes,
+                               byte_buffer& scratch) {
+  constexpr std::uint64_t block = std::uint64_t{4} << 20, page = 4096;
+  scratch.grow(static_cast<std::size_t>(std::min(bytes, block) + page));
+  std::byte* const to = scratch.data() + position % page;  // the page offset of the file: reads go past the cache
+  std::uint32_t sum = 0;
+  for (std::uint64_t at = 0; at < bytes; at += block) {
+    const std::span<std::byte> some(to, static_cast<std::size_t>(std::min(block, bytes - at)));
+    file.read(position + at, some);
+    sum = crc32c(some, sum);
+  }
+  return sum;
+}
+
 /// The data of a saved step. Used by one thread at a time.
 class step_data {
  public:
@@ -90,21 +105,12 @@ class step_data {
   step_data(file_system& files, std::string path, const manifest& saved)
       : path_(std::move(path)), saved_(saved), open_(files, paths_of(path_, saved)) {}
 
-  /// Returns which boxes overlap, for whoever plans reads.
+  /// Finds the boxes that overlap another one.
   stored_boxes& boxes() { return boxes_; }
   /// Reads a box for its checksum alone. Throws as `damaged`, and as `open_file::read` and `file_system::open`.
   void verify(const stored_tensor& tensor, std::uint32_t box) {
-    constexpr std::uint64_t at_once = std::uint64_t{4} << 20, page = 4096;
     const stored_bytes& stored = tensor.boxes[box].stored;
-    const open_file& from = open_.at(stored.file);
-    scratch_.grow(static_cast<std::size_t>(std::min(stored.bytes, at_once) + page));
-    std::byte* const to = scratch_.data() + stored.position % page;  // as in the file: the system's cache is passed
-    std::uint32_t sum = 0;
-    for (std::uint64_t at = 0; at < stored.bytes; at += at_once) {
-      const std::span<std::byte> some(to, static_cast<std::size_t>(std::min(at_once, stored.bytes - at)));
-      from.read(stored.position + at, some);
-      sum = crc32c(some, sum);
-    }
+    const std::uint32_t sum = crc32c_of(open_.at(stored.file), stored.position, stored.bytes, scratch_);
     bytes_ += stored.bytes;
     if (sum != stored.crc32c) damaged(tensor, tensor.boxes[box]);
   }
@@ -123,7 +129,7 @@ class step_data {
   }
   /// Bytes read so far.
   std::uint64_t bytes() const { return bytes_; }
-  /// Returns a data file, for whoever reads from it (checkpoint/step_data.hpp); `add_bytes` says how much.
+  /// Returns a data file to read from; the reader reports the bytes with `add_bytes`.
   std::shared_ptr<const open_file> hold(std::uint32_t file) { return open_.hold(file); }
   void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
 
@@ -591,8 +597,23 @@ class flat_reader {
 /// Returns whether a tensor of this name belongs to an optimizer, and is no weight.
 inline bool is_of_optimizer(std::string_view name) { return name.starts_with("optim."); }
 
+namespace detail {
+
+/// Returns how the tensors of a step differ from those of a model, in words; nothing if they do not.
+inline std::string mismatch_text(const std::vector<std::string>& missing, const std::vector<std::string>& unexpected,
+                                 const std::string& wrong) {
+  std::string problem;
+  if (!missing.empty()) problem = cat({"the model needs ", quoted(missing), ", which it has not"});
+  if (!unexpected.empty())
+    append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", quoted(unexpected)});
+  if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
+  return problem;
+}
+
+}  // namespace detail
+
 /// Returns the tensors of a step that are `wanted`, in that order; their types are not compared. Throws `error`, its
-/// text starting with `source`, with the names of all that are missing, that nobody wants (of weights alone, where
+/// text starting with `source`, with the names of all that are missing, that are not wanted (of weights alone, where
 /// `weights_only`), and that have another shape.
 inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
                                                          const std::vector<safetensors_declaration>& wanted,
@@ -616,11 +637,7 @@ inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
     there.erase(at);
   }
   for (const auto& [name, tensor] : there) unexpected.emplace_back(name);
-  std::string problem;
-  if (!missing.empty()) problem = cat({"the model needs ", detail::quoted(missing), ", which it has not"});
-  if (!unexpected.empty())
-    append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", detail::quoted(unexpected)});
-  if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
+  const std::string problem = detail::mismatch_text(missing, unexpected, wrong);
   if (!problem.empty()) fail({source, ": ", problem});
   return found;
 }

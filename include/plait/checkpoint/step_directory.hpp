@@ -90,7 +90,7 @@ inline bool is_made_by_writer(std::string_view name, std::string_view mark) {
 
 inline std::string path_in(const std::string& directory, std::string_view name) { return cat({directory, "/", name}); }
 
-/// All that a COMMIT says. It is never parsed: a step is whole if its COMMIT is exactly this.
+/// The text of a COMMIT. It is never parsed: a step is whole if its COMMIT is exactly this.
 inline std::string commit_text(std::uint64_t step, std::string_view manifest) {
   char sum[16];
   std::snprintf(sum, sizeof sum, "%08" PRIx32, crc32c(std::as_bytes(std::span(manifest))));
@@ -293,7 +293,7 @@ struct retained {
 
 namespace detail {
 
-/// 128 random bits in hexadecimal digits, so that nobody finds or meets a directory by its name.
+/// 128 random bits in hexadecimal digits, so that no directory is guessed or met by its name.
 inline std::string unguessable_suffix() {
   std::random_device random;
   std::string out;

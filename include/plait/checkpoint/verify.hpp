@@ -35,20 +35,6 @@
 
 namespace plait {
 
-/// Returns the checksum of a range of a file, which is read in pieces. Throws `error` if the file ends before.
-inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, std::uint64_t bytes) {
-  constexpr std::uint64_t piece = std::uint64_t{4} << 20, page = 4096;
-  byte_buffer buffer(std::min(bytes, piece) + page);  // as far behind a page as in the file: read past the cache
-  std::uint32_t sum = 0;
-  for (std::uint64_t done = 0; done < bytes;) {
-    const std::span<std::byte> some(buffer.data() + (position + done) % page, std::min(bytes - done, piece));
-    file.read(position + done, some);
-    sum = crc32c(some, sum);
-    done += some.size();
-  }
-  return sum;
-}
-
 namespace detail {
 
 /// Reads the ranges of a step's files and puts what is wrong into words.
@@ -96,7 +82,7 @@ class step_verifier {
     }
     check({i, file.header_crc32c, 0, file.header_bytes}, [] { return std::string("the header"); });
   }
-  /// `name` says what the bytes are, if it comes to that.
+  /// `name` is called for the text of an error.
   template <class Name>
   void check(const stored_bytes& stored, Name&& name) {
     if (each_) each_();
@@ -109,7 +95,7 @@ class step_verifier {
       return;
     }
     try {
-      const std::uint32_t sum = crc32c_of(open_->at(stored.file), stored.position, stored.bytes);
+      const std::uint32_t sum = crc32c_of(open_->at(stored.file), stored.position, stored.bytes, scratch_);
       if (sum == stored.crc32c) return;
       char sums[64];
       std::snprintf(sums, sizeof sums, "%08" PRIx32 ", and in the manifest %08" PRIx32, sum, stored.crc32c);
@@ -124,6 +110,7 @@ class step_verifier {
   const std::function<void()>& each_;
   manifest manifest_;
   std::optional<open_files> open_;
+  byte_buffer scratch_;
   std::vector<bool> readable_;  ///< by file
   std::vector<std::string> found_;
 };
@@ -247,11 +234,17 @@ inline void add_gap(double a, double b, double gap, tensor_difference& into) {
   }
 }
 
-/// Adds elements that are stored as `Stored` and stand for the numbers that `value` makes of them.
-template <class Stored, class Value>
-void add_elements(std::span<const std::byte> a, std::span<const std::byte> b, tensor_difference& into, Value&& value) {
+/// Adds elements that are stored as `Stored`.
+template <class Stored>
+void add_elements(std::span<const std::byte> a, std::span<const std::byte> b, tensor_difference& into) {
+  const auto value = [](Stored stored) {
+    if constexpr (std::same_as<Stored, bf16>)
+      return to_float(stored);
+    else
+      return value_of_element(stored);
+  };
   for (std::size_t at = 0; at < a.size(); at += sizeof(Stored)) {
-    Stored x, y;
+    Stored x{}, y{};
     std::memcpy(&x, a.data() + at, sizeof(Stored));
     std::memcpy(&y, b.data() + at, sizeof(Stored));
     const auto p = value(x), q = value(y);
@@ -259,7 +252,7 @@ void add_elements(std::span<const std::byte> a, std::span<const std::byte> b, te
     if (std::memcmp(&x, &y, sizeof(Stored)) == 0) continue;
     add_size(static_cast<double>(q), into);
     double gap = 0;
-    if constexpr (std::integral<decltype(p)>) {  // exact in 64 bits too
+    if constexpr (std::integral<decltype(value(x))>) {  // exact in 64 bits too
       const auto u = static_cast<std::uint64_t>(p), v = static_cast<std::uint64_t>(q);
       gap = static_cast<double>(p > q ? u - v : v - u);
     } else {
@@ -277,35 +270,7 @@ inline void add_difference(safetensors_dtype type, std::span<const std::byte> a,
                            tensor_difference& into) {
   if (a.size() != b.size() || a.size() % size_of(type) != 0)
     fail({"elements of ", a.size(), " and of ", b.size(), " bytes cannot be compared as ", name_of(type)});
-  const auto as = [&]<class Stored>(auto&& value) { detail::add_elements<Stored>(a, b, into, value); };
-  const auto itself = [](auto x) { return x; };
-  switch (type) {
-    case safetensors_dtype::boolean:
-    case safetensors_dtype::u8:
-      return as.operator()<std::uint8_t>(itself);
-    case safetensors_dtype::i8:
-      return as.operator()<std::int8_t>(itself);
-    case safetensors_dtype::i16:
-      return as.operator()<std::int16_t>(itself);
-    case safetensors_dtype::u16:
-      return as.operator()<std::uint16_t>(itself);
-    case safetensors_dtype::i32:
-      return as.operator()<std::int32_t>(itself);
-    case safetensors_dtype::u32:
-      return as.operator()<std::uint32_t>(itself);
-    case safetensors_dtype::i64:
-      return as.operator()<std::int64_t>(itself);
-    case safetensors_dtype::u64:
-      return as.operator()<std::uint64_t>(itself);
-    case safetensors_dtype::f16:
-      return as.operator()<std::uint16_t>([](std::uint16_t bits) { return float_from_f16(bits); });
-    case safetensors_dtype::bf16:
-      return as.operator()<std::uint16_t>([](std::uint16_t bits) { return to_float(bf16{bits}); });
-    case safetensors_dtype::f32:
-      return as.operator()<float>(itself);
-    case safetensors_dtype::f64:
-      return as.operator()<double>(itself);
-  }
+  detail::with_stored_type(type, [&]<class Stored>(Stored) { detail::add_elements<Stored>(a, b, into); });
 }
 
 /// Reads two tensors of one shape and type from end to end, with memory for about `chunk_bytes` of each, and compares

@@ -51,7 +51,7 @@ class open_file {
     }
   }
   /// Begins to write all of `bytes`, which must stay as they are until `finish_writes`, `sync` or the destructor has
-  /// returned; another thread of the system may write them. What fails is told by one of the next calls.
+  /// returned; another thread of the system may write them. A failure is thrown by one of the next calls.
   virtual void start_write(std::uint64_t offset, std::span<const std::byte> bytes) { write(offset, bytes); }
   /// Returns when no write is under way.
   virtual void finish_writes() {}

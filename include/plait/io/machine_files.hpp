@@ -42,7 +42,7 @@ class write_ring {
 
 namespace detail {
 
-/// Makes a ring for so many writes at once.
+/// Makes a ring for `writes` writes at once.
 using ring_maker = std::unique_ptr<write_ring> (*)(unsigned writes);
 
 class ring_file final : public posix_file {

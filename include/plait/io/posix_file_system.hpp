@@ -276,7 +276,7 @@ class posix_file_system : public file_system {
   }
 };
 
-/// Returns the files of this machine, for whoever was given no others.
+/// Returns the files of this machine, the default of functions that take a file system.
 inline file_system& machine_files() {
   static posix_file_system files;
   return files;
