@@ -78,20 +78,14 @@ schedule lay_out(const schedule_name& name, const pipeline_shape& shape, const s
     const double end = now + costs.of(shape, chosen->kind, stage);
     s.order[static_cast<std::size_t>(r)].push_back(*chosen);
     me.free_at = end;
-    int to = -1;
+    const int to = target_of(shape, chosen->kind, stage);
     if (chosen->kind == action_kind::forward) {
       ++me.held;
-      if (stage == last)
-        known.gradient(stage, chosen->microbatch) = end;
-      else
-        to = stage + 1;
-    } else if (gives_input_gradient(chosen->kind)) {
-      if (stage > 0) to = stage - 1;
-      if (chosen->kind == action_kind::input_backward)
-        me.pending.push_back(weight_backward_of(chosen->chunk, chosen->microbatch));
-    } else {
-      ++me.oldest;
+      if (stage == last) known.gradient(stage, chosen->microbatch) = end;
     }
+    if (chosen->kind == action_kind::input_backward)
+      me.pending.push_back(weight_backward_of(chosen->chunk, chosen->microbatch));
+    if (chosen->kind == action_kind::weight_backward) ++me.oldest;
     if (frees_activations(chosen->kind)) --me.held;
     if (to < 0) continue;
     const double arrival = end + costs.of_link(shape, r, shape.rank_of(to));
@@ -239,6 +233,20 @@ struct automatic_options {
 
 namespace detail {
 
+/// How many chunk activations a rank may keep. Throws `error` for a limit that no schedule keeps to.
+inline int chunks_limit(const pipeline_shape& shape, const automatic_options& options) {
+  if (options.max_activations != options.max_activations)
+    fail(
+        "schedule automatic: max_activations is no number; legal are 1 and more, and any negative number for no limit");
+  const int most = shape.chunks * shape.microbatches;
+  const int limit = options.max_activations < 0
+                        ? most
+                        : static_cast<int>(std::min(options.max_activations * shape.chunks + 1e-9, 1.0 * most));
+  if (limit < std::min(most, shape.chunks))
+    fail({"schedule automatic: max_activations is ", options.max_activations, ", and a rank must keep at least 1"});
+  return limit;
+}
+
 /// The goal of the search: a small makespan, or the longest span of a rank.
 inline double length_of(const simulation& times, bool by_span) {
   if (!by_span) return times.makespan;
@@ -291,15 +299,7 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
 inline schedule automatic(const pipeline_shape& shape, const schedule_costs& costs = {},
                           const automatic_options& options = {}) {
   detail::require_costs("schedule automatic", shape, costs);
-  if (options.max_activations != options.max_activations)
-    fail(
-        "schedule automatic: max_activations is no number; legal are 1 and more, and any negative number for no limit");
-  const int most = shape.chunks * shape.microbatches;
-  const int limit = options.max_activations < 0
-                        ? most
-                        : static_cast<int>(std::min(options.max_activations * shape.chunks + 1e-9, 1.0 * most));
-  if (limit < std::min(most, shape.chunks))
-    fail({"schedule automatic: max_activations is ", options.max_activations, ", and a rank must keep at least 1"});
+  const int limit = detail::chunks_limit(shape, options);
 
   schedule best;
   double length = detail::never;

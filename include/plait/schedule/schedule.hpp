@@ -94,6 +94,18 @@ constexpr bool frees_activations(action_kind kind) {
   return kind == action_kind::backward || kind == action_kind::weight_backward;
 }
 
+/// The stage whose result an action of `stage` needs: a forward that of the stage before, B and I that of the stage
+/// after. -1: none.
+constexpr int source_of(const pipeline_shape& shape, action_kind kind, int stage) {
+  if (kind == action_kind::forward) return stage - 1;
+  return gives_input_gradient(kind) && stage + 1 < shape.stages() ? stage + 1 : -1;
+}
+/// The stage that needs the result of an action of `stage`; -1: none.
+constexpr int target_of(const pipeline_shape& shape, action_kind kind, int stage) {
+  if (kind == action_kind::forward) return stage + 1 < shape.stages() ? stage + 1 : -1;
+  return gives_input_gradient(kind) ? stage - 1 : -1;
+}
+
 /// One entry of a schedule. Generators, verifier, simulator, executor and trace share it; which stage a chunk is, the
 /// `pipeline_shape` says.
 struct action {

@@ -125,8 +125,19 @@ constexpr void require_costs(const char* who, const pipeline_shape& shape, const
     fail("schedule_costs: links has not one entry per pair of ranks");
 }
 
+/// Sorts the transfers by time, and finds the makespan.
+constexpr void complete(simulation& of) {
+  for (const std::vector<timed_action>& mine : of.ranks)
+    if (!mine.empty()) of.makespan = std::max(of.makespan, mine.back().end);
+  timed_transfer* const first = of.transfers.data();
+  std::sort(first, first + of.transfers.size(), [](const timed_transfer& a, const timed_transfer& b) {
+    return a.sent != b.sent ? a.sent < b.sent : a.sequence < b.sequence;
+  });
+}
+
 /// Runs a schedule whose actions name existing chunks and microbatches. Returns false when it cannot finish: some
-/// rank's next action waits for what never comes. `done[rank]` counts the actions that ran.
+/// rank's next action waits for what never comes. `done[rank]` counts the actions that ran. Plain pointers in the
+/// loops: a compiler that evaluates this counts every call of a vector's member.
 constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simulation& out, std::vector<int>& done) {
   const pipeline_shape& shape = s.shape;
   const auto cells = static_cast<std::size_t>(shape.stages()) * static_cast<std::size_t>(shape.microbatches);
@@ -139,13 +150,13 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
   out = {};
   out.ranks.resize(ranks);
   for (std::size_t r = 0; r < ranks; ++r) out.ranks[r].reserve(s.order[r].size());
-
   out.transfers.reserve(2 * cells);
 
-  const int last = shape.stages() - 1;
   int sequence = 0;
-  for (bool moved = true; moved;) {
+  bool finished = false;
+  for (bool moved = true; moved && !finished;) {
     moved = false;
+    finished = true;
     for (int r = 0; r < shape.ranks; ++r) {
       const auto rank = static_cast<std::size_t>(r);
       const action* const order = s.order[rank].data();
@@ -155,54 +166,35 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
       auto i = static_cast<std::size_t>(done[rank]);
       for (; i < size; ++i) {
         const action a = order[i];
+        const bool forward = a.kind == action_kind::forward, gives = gives_input_gradient(a.kind);
         const int stage = shape.stage_of(r, a.chunk);
-        const auto cell = static_cast<std::size_t>(stage * shape.microbatches + a.microbatch);
-        const auto row = static_cast<std::size_t>(shape.microbatches);
-        double ready = 0;
-        int to = -1;
-        if (a.kind == action_kind::forward) {
-          if (stage > 0) {
-            if (forward_end[cell - row] < 0) break;
-            ready = forward_end[cell - row] + costs.of_link(shape, shape.rank_of(stage - 1), r);
-          }
-          if (stage < last) to = stage + 1;
-        } else if (gives_input_gradient(a.kind)) {
-          if (forward_end[cell] < 0) break;
-          if (stage < last) {
-            if (backward_end[cell + row] < 0) break;
-            ready = backward_end[cell + row] + costs.of_link(shape, shape.rank_of(stage + 1), r);
-          }
-          if (stage > 0) to = stage - 1;
-        } else if (backward_end[cell] < 0) {
-          break;
+        const int from = source_of(shape, a.kind, stage), to = target_of(shape, a.kind, stage);
+        const int cell = stage * shape.microbatches + a.microbatch;
+        double* const ends = forward ? forward_end : backward_end;
+        if (!forward && (gives ? forward_end : backward_end)[cell] < 0) break;
+        double start = free_at;
+        if (from >= 0) {
+          const double there = ends[from * shape.microbatches + a.microbatch];
+          if (there < 0) break;
+          start = std::max(start, there + costs.of_link(shape, shape.rank_of(from), r));
         }
-        const double start = free_at > ready ? free_at : ready;
-        const double end = start + costs.of(shape, a.kind, stage);
-        free_at = end;
-        if (a.kind == action_kind::forward) forward_end[cell] = end;
-        if (gives_input_gradient(a.kind)) backward_end[cell] = end;
-        timeline.push_back({a, start, end, sequence});
+        free_at = start + costs.of(shape, a.kind, stage);
+        if (forward || gives) ends[cell] = free_at;
+        timeline.push_back({a, start, free_at, sequence});
         if (to >= 0 && shape.rank_of(to) != r) {
-          const auto kind = to > stage ? transfer_kind::activation : transfer_kind::gradient;
-          out.transfers.push_back(
-              {{kind, stage, to, a.microbatch}, end, end + costs.of_link(shape, r, shape.rank_of(to)), sequence});
+          const auto kind = forward ? transfer_kind::activation : transfer_kind::gradient;
+          const double arrived = free_at + costs.of_link(shape, r, shape.rank_of(to));
+          out.transfers.push_back({{kind, stage, to, a.microbatch}, free_at, arrived, sequence});
         }
         ++sequence;
         moved = true;
       }
       now[rank] = free_at;
       done[rank] = static_cast<int>(i);
+      finished = finished && i == size;
     }
   }
-  bool finished = true;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    out.makespan = std::max(out.makespan, now[r]);
-    finished = finished && static_cast<std::size_t>(done[r]) == s.order[r].size();
-  }
-  timed_transfer* const first = out.transfers.data();
-  std::sort(first, first + out.transfers.size(), [](const timed_transfer& a, const timed_transfer& b) {
-    return a.sent != b.sent ? a.sent < b.sent : a.sequence < b.sequence;
-  });
+  complete(out);
   return finished;
 }
 
@@ -500,57 +492,7 @@ class step_clock {
     }
     const step_entry& e = program[r.at];
     double ready = r.now, lasts = 0;
-    const auto unit = static_cast<std::size_t>(e.unit);
-    switch (e.op) {
-      case step_op::pass: {
-        if (!input_is_there(r, e, ready)) return false;
-        if (reads_parameters(e.pass.kind))
-          for (const int used : s_.used_by(e.unit))
-            if (const std::size_t gather = r.gathers[static_cast<std::size_t>(used)]; gather != none)
-              ready = std::max(ready, r.link.end_of(gather));
-        lasts = costs_.units[unit].of(e.pass.kind);
-        break;
-      }
-      case step_op::gather:
-        r.posted.push_back(e);
-        r.gathers[unit] = r.link.post(0, r.now, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
-        break;
-      case step_op::reduce:
-        r.posted.push_back(e);
-        r.reductions[unit] = r.link.post(1, r.now, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
-        break;
-      case step_op::reduce_copies:
-        ready = std::max(ready, r.link.end_of(r.reductions[unit]));
-        r.posted.push_back(e);
-        r.copies[unit] = r.link.post(2, ready, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
-        break;
-      case step_op::reduce_ties:
-        ready = std::max(ready, reduced_at(r, unit));
-        tie(r.step, e.unit) = ready;
-        r.tying.push_back(e.unit);
-        break;
-      case step_op::norm: {
-        std::vector<double>& arrived = norms_[static_cast<std::size_t>(r.step)];
-        if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
-        if (arrived[rank] < 0) {
-          double there = r.now;
-          for (const step_entry& other : program)
-            if (other.unit >= 0 && other.op == s_.last_reduction(other.unit) && !finish_reduction(r, other.unit, there))
-              return false;
-          arrived[rank] = there;
-        }
-        if (*std::min_element(arrived.begin(), arrived.end()) < 0) return false;
-        ready = *std::max_element(arrived.begin(), arrived.end());
-        lasts = costs_.norm;
-        break;
-      }
-      case step_op::update:
-        if (!finish_reduction(r, e.unit, ready)) return false;
-        lasts = costs_.updates.empty() ? 0 : costs_.updates[unit];
-        break;
-      default:
-        break;
-    }
+    if (!begin(rank, e, ready, lasts)) return false;
     const double start = std::max(ready, r.now);
     if (r.step == steps_ - 1) r.last.push_back({e, start, start + lasts, start - r.now});
     r.now = start + lasts;
@@ -559,12 +501,70 @@ class step_clock {
     return true;
   }
 
-  /// When a unit's gradient is summed over the data axes of its stage.
-  double reduced_at(rank_clock& r, std::size_t unit) {
-    double time = 0;
-    for (const std::size_t part : {r.reductions[unit], r.copies[unit]})
-      if (part != none) time = std::max(time, r.link.end_of(part));
-    return time;
+  /// Begins an entry: it may start at `ready` and takes the rank for `lasts`. False where it waits for another rank.
+  bool begin(std::size_t rank, const step_entry& e, double& ready, double& lasts) {
+    rank_clock& r = ranks_[rank];
+    const auto unit = static_cast<std::size_t>(e.unit);
+    switch (e.op) {
+      case step_op::pass:
+        lasts = costs_.units[unit].of(e.pass.kind);
+        if (!input_is_there(r, e, ready)) return false;
+        if (reads_parameters(e.pass.kind))
+          for (const int used : s_.used_by(e.unit)) wait_for(r, r.gathers[static_cast<std::size_t>(used)], ready);
+        return true;
+      case step_op::gather:
+        r.gathers[unit] = post(r, 0, e, ready);
+        return true;
+      case step_op::reduce:
+        r.reductions[unit] = post(r, 1, e, ready);
+        return true;
+      case step_op::reduce_copies:
+        wait_for(r, r.reductions[unit], ready);
+        r.copies[unit] = post(r, 2, e, ready);
+        return true;
+      case step_op::reduce_ties:
+        wait_for_reduction(r, unit, ready);
+        tie(r.step, e.unit) = ready;
+        r.tying.push_back(e.unit);
+        return true;
+      case step_op::norm:
+        lasts = costs_.norm;
+        return begin_norm(rank, ready);
+      case step_op::update:
+        lasts = costs_.updates.empty() ? 0 : costs_.updates[unit];
+        return finish_reduction(r, e.unit, ready);
+      default:
+        return true;
+    }
+  }
+  /// The norm begins on all ranks when the last of them has its gradients reduced.
+  bool begin_norm(std::size_t rank, double& ready) {
+    std::vector<double>& arrived = norms_[static_cast<std::size_t>(ranks_[rank].step)];
+    if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
+    if (arrived[rank] < 0) {
+      double there = ranks_[rank].now;
+      for (const step_entry& e : s_.programs[rank])
+        if (e.unit >= 0 && e.op == s_.last_reduction(e.unit) && !finish_reduction(ranks_[rank], e.unit, there))
+          return false;
+      arrived[rank] = there;
+    }
+    ready = *std::max_element(arrived.begin(), arrived.end());
+    return *std::min_element(arrived.begin(), arrived.end()) >= 0;
+  }
+  /// Puts an entry in a queue of the rank's link; returns its number there.
+  std::size_t post(rank_clock& r, int queue, const step_entry& e, double at) {
+    r.posted.push_back(e);
+    return r.link.post(queue, at, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
+  }
+  /// Moves `time` on to the end of what has this number on the link, if anything has.
+  void wait_for(rank_clock& r, std::size_t number, double& time) {
+    if (number != none) time = std::max(time, r.link.end_of(number));
+  }
+
+  /// Moves `time` on to when a unit's gradient is summed over the data axes of its stage.
+  void wait_for_reduction(rank_clock& r, std::size_t unit, double& time) {
+    wait_for(r, r.reductions[unit], time);
+    wait_for(r, r.copies[unit], time);
   }
   /// When the rank of a tied unit has started to sum it with the other one: negative, not yet.
   double& tie(int step, int unit) {
@@ -587,7 +587,7 @@ class step_clock {
   /// Moves `time` on to when a unit's gradient is reduced, over the stages too where it is tied; false where the other
   /// rank has not come to that.
   bool finish_reduction(rank_clock& r, int unit, double& time) {
-    time = std::max(time, reduced_at(r, static_cast<std::size_t>(unit)));
+    wait_for_reduction(r, static_cast<std::size_t>(unit), time);
     if (s_.units[static_cast<std::size_t>(unit)].tied_to < 0) return true;
     const double begin = tie_begin(r, unit), end = begin + tie_time(unit);
     if (begin < 0) return false;
@@ -597,25 +597,21 @@ class step_clock {
     time = std::max(time, end);
     return true;
   }
+  /// Moves `ready` on to when the input of a pass is there; false where it is not known yet.
   bool input_is_there(const rank_clock& r, const step_entry& e, double& ready) {
-    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage, mb = e.pass.microbatch;
+    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage;
     const bool forward = e.pass.kind == action_kind::forward;
-    if (!forward && !gives_input_gradient(e.pass.kind)) return true;
-    if (!is_end(e.unit, forward)) return true;
-    if (forward ? stage == 0 : stage == s_.shape.stages() - 1) return true;
-    const double there = arrival(r.step, !forward, stage, mb);
+    if (source_of(s_.shape, e.pass.kind, stage) < 0 || !is_end(e.unit, forward)) return true;
+    const double there = arrival(r.step, !forward, stage, e.pass.microbatch);
     if (there < 0) return false;
     ready = std::max(ready, there);
     return true;
   }
   /// The result of a pass's last unit reaches the next stage.
   void hand_on(const rank_clock& r, const step_entry& e) {
-    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage;
+    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage, to = target_of(s_.shape, e.pass.kind, stage);
     const bool forward = e.pass.kind == action_kind::forward;
-    if (!forward && !gives_input_gradient(e.pass.kind)) return;
-    if (!is_end(e.unit, !forward)) return;
-    const int to = forward ? stage + 1 : stage - 1;
-    if (to < 0 || to == s_.shape.stages()) return;
+    if (to < 0 || !is_end(e.unit, !forward)) return;
     const bool same_rank = s_.shape.rank_of(to) == s_.shape.rank_of(stage);
     arrival(r.step, !forward, to, e.pass.microbatch) = r.now + (same_rank ? 0 : costs_.message);
   }

@@ -65,21 +65,15 @@ namespace detail {
 
 /// The message that an action needs, or the one that it makes. False: none, or handed over on the rank.
 constexpr bool input_of(const pipeline_shape& shape, int rank, const action& a, transfer& t) {
-  const int stage = shape.stage_of(rank, a.chunk);
-  const bool forward = a.kind == action_kind::forward;
-  if (!forward && !gives_input_gradient(a.kind)) return false;
-  const int from = forward ? stage - 1 : stage + 1;
-  if (from < 0 || from >= shape.stages() || shape.rank_of(from) == rank) return false;
-  t = {forward ? transfer_kind::activation : transfer_kind::gradient, from, stage, a.microbatch};
+  const int stage = shape.stage_of(rank, a.chunk), from = source_of(shape, a.kind, stage);
+  if (from < 0 || shape.rank_of(from) == rank) return false;
+  t = {a.kind == action_kind::forward ? transfer_kind::activation : transfer_kind::gradient, from, stage, a.microbatch};
   return true;
 }
 constexpr bool output_of(const pipeline_shape& shape, int rank, const action& a, transfer& t) {
-  const int stage = shape.stage_of(rank, a.chunk);
-  const bool forward = a.kind == action_kind::forward;
-  if (!forward && !gives_input_gradient(a.kind)) return false;
-  const int to = forward ? stage + 1 : stage - 1;
-  if (to < 0 || to >= shape.stages() || shape.rank_of(to) == rank) return false;
-  t = {forward ? transfer_kind::activation : transfer_kind::gradient, stage, to, a.microbatch};
+  const int stage = shape.stage_of(rank, a.chunk), to = target_of(shape, a.kind, stage);
+  if (to < 0 || shape.rank_of(to) == rank) return false;
+  t = {a.kind == action_kind::forward ? transfer_kind::activation : transfer_kind::gradient, stage, to, a.microbatch};
   return true;
 }
 
@@ -196,126 +190,156 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
 
 /// The run itself, of programs that `check_steps` accepts. Plain pointers in the loops: a compiler that evaluates this
 /// counts every call of a vector's member.
-constexpr schedule_verdict run_programs(const pipeline_shape& shape,
-                                        const std::vector<std::vector<step_entry>>& programs, posting_rule rule) {
+class posting_run {
+ public:
+  constexpr posting_run(const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& programs,
+                        posting_rule rule)
+      : shape_(shape),
+        programs_(programs),
+        rule_(rule),
+        width_(queues_of(rule, shape)),
+        queues_(programs.size() * width_),
+        next_(programs.size(), 0),
+        arrived_(slots(shape), 0),
+        computed_(slots(shape), 0),
+        home_(static_cast<std::size_t>(shape.stages()), 0) {  // clang 16 with libstdc++ 12 needs the 0
+    if (width_ == 1)
+      for (std::size_t r = 0; r < programs.size(); ++r) queues_[r].steps.reserve(programs[r].size());
+    for (std::size_t i = 0; i < home_.size(); ++i) home_[i] = shape.rank_of(static_cast<int>(i));
+  }
+
+  constexpr schedule_verdict run() {
+    schedule_verdict v;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t r = 0; r < programs_.size(); ++r) {
+        moved = advance(r) || moved;
+        moved = exchange(r, v) || moved;
+        if (!v.ok()) return v;
+      }
+    }
+    return stuck();
+  }
+
+ private:
   struct queue {
     std::vector<int> steps;  ///< positions in the program, in the order of posting
     std::size_t head = 0;
     constexpr bool waits() const { return head < steps.size(); }
   };
-  const auto ranks = programs.size();
-  const std::size_t width = queues_of(rule, shape);
-  std::vector<queue> all_queues(ranks * width);
-  queue* const queues = all_queues.data();
-  if (width == 1)
-    for (std::size_t r = 0; r < ranks; ++r) queues[r].steps.reserve(programs[r].size());
-  std::vector<std::size_t> next(ranks, 0);               // the step of each rank that is not yet done or posted
-  std::vector<unsigned char> arrived(slots(shape), 0);   // messages
-  std::vector<unsigned char> computed(slots(shape), 0);  // by from_stage and kind, for hand-over on a rank
-  std::vector<int> rank_of_stage(static_cast<std::size_t>(shape.stages()),
-                                 0);  // clang 16 with libstdc++ 12 needs the 0
-  for (std::size_t i = 0; i < rank_of_stage.size(); ++i) rank_of_stage[i] = shape.rank_of(static_cast<int>(i));
-  const int* const home = rank_of_stage.data();
-  const auto output_slot = [&](int stage, transfer_kind kind, int microbatch) {
-    return slot_of(shape, {kind, stage, 0, microbatch});
-  };
-  const auto ready = [&](int rank, const action& a) {
-    const int stage = shape.stage_of(rank, a.chunk);
-    transfer t;
-    if (input_of(shape, rank, a, t)) return arrived[slot_of(shape, t)] != 0;
-    if (a.kind == action_kind::forward)
-      return stage == 0 || computed[output_slot(stage - 1, transfer_kind::activation, a.microbatch)] != 0;
-    if (gives_input_gradient(a.kind) && stage + 1 < shape.stages())
-      return computed[output_slot(stage + 1, transfer_kind::gradient, a.microbatch)] != 0;
-    return true;
-  };
 
-  // The peer's queue for a message between two stages.
-  const auto theirs_of = [&](const step_entry& step) {
-    const step_op other_end = step.op == step_op::send ? step_op::receive : step_op::send;
-    return queue_of(rule, shape, {other_end, -1, {}, step.transfer});
-  };
+  constexpr std::size_t output_slot(int stage, const action& a) const {
+    const bool forward = a.kind == action_kind::forward;
+    return slot_of(shape_, {forward ? transfer_kind::activation : transfer_kind::gradient, stage, 0, a.microbatch});
+  }
+  constexpr bool ready(int rank, const action& a) const {
+    const int from = source_of(shape_, a.kind, shape_.stage_of(rank, a.chunk));
+    return from < 0 || (home_.data()[from] == rank ? computed_ : arrived_).data()[output_slot(from, a)] != 0;
+  }
+  /// The rank at the other end of a message.
+  constexpr int peer_of(const step_entry& step) const {
+    return home_.data()[step.op == step_op::send ? step.transfer.to_stage : step.transfer.from_stage];
+  }
 
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      const int rank = static_cast<int>(r);
-      const step_entry* const mine_steps = programs[r].data();
-      const std::size_t size = programs[r].size();
-      // Compute and post as far as possible.
-      std::size_t at = next[r];
-      for (; at < size; ++at) {
-        const step_entry& step = mine_steps[at];
-        if (step.op == step_op::pass) {
-          if (rule == posting_rule::blocking && queues[r].waits()) break;
-          if (!ready(rank, step.pass)) break;
-          const int stage = shape.stage_of(rank, step.pass.chunk);
-          if (step.pass.kind == action_kind::forward)
-            computed[output_slot(stage, transfer_kind::activation, step.pass.microbatch)] = 1;
-          else if (gives_input_gradient(step.pass.kind))
-            computed[output_slot(stage, transfer_kind::gradient, step.pass.microbatch)] = 1;
-        } else {
-          if (rule == posting_rule::blocking && queues[r].waits()) break;
-          queues[r * width + queue_of(rule, shape, step)].steps.push_back(static_cast<int>(at));
+  /// A rank computes and posts as far as possible. True: it has moved.
+  constexpr bool advance(std::size_t r) {
+    const int rank = static_cast<int>(r);
+    const step_entry* const steps = programs_[r].data();
+    const std::size_t size = programs_[r].size(), first = next_[r];
+    const bool blocks = rule_ == posting_rule::blocking;
+    queue* const queues = queues_.data() + r * width_;
+    std::size_t at = first;
+    for (; at < size; ++at) {
+      const step_entry& step = steps[at];
+      if (blocks && queues->waits()) break;
+      if (step.op != step_op::pass) {
+        queues[queue_of(rule_, shape_, step)].steps.push_back(static_cast<int>(at));
+        continue;
+      }
+      if (!ready(rank, step.pass)) break;
+      if (step.pass.kind == action_kind::forward || gives_input_gradient(step.pass.kind))
+        computed_.data()[output_slot(shape_.stage_of(rank, step.pass.chunk), step.pass)] = 1;
+    }
+    next_[r] = at;
+    return at != first;
+  }
+
+  /// Lets messages of a rank pass whose counterpart is at the head as well. True: some did, or `v` says what is wrong.
+  constexpr bool exchange(std::size_t r, schedule_verdict& v) {
+    bool moved = false;
+    for (std::size_t q = 0; q < width_; ++q) {
+      for (queue& mine = queues_.data()[r * width_ + q]; mine.waits();) {
+        const int position = mine.steps[mine.head];
+        const step_entry& step = programs_[r].data()[position];
+        const auto peer = static_cast<std::size_t>(peer_of(step));
+        queue& theirs = queues_.data()[peer * width_ + queue_of_peer(r, step)];
+        if (!theirs.waits()) break;
+        const int their_position = theirs.steps[theirs.head];
+        const step_entry& other = programs_[peer].data()[their_position];
+        if (other.op == step.op || peer_of(other) != static_cast<int>(r)) break;
+        if (!(other.transfer == step.transfer)) {
+          v = {.code = schedule_error::messages_cross,
+               .rank = static_cast<int>(r),
+               .position = position,
+               .step = step,
+               .other_rank = static_cast<int>(peer),
+               .other_position = their_position,
+               .other_step = other};
+          return true;
         }
+        arrived_.data()[slot_of(shape_, step.transfer)] = 1;
+        ++mine.head;
+        ++theirs.head;
         moved = true;
       }
-      next[r] = at;
-      // Let messages pass whose counterpart is at the head as well.
-      for (std::size_t q = 0; q < width; ++q) {
-        for (queue& mine = queues[r * width + q]; mine.waits();) {
-          const int position = mine.steps[mine.head];
-          const step_entry& step = mine_steps[position];
-          const bool send = step.op == step_op::send;
-          const auto peer = static_cast<std::size_t>(home[send ? step.transfer.to_stage : step.transfer.from_stage]);
-          // Seen from the peer, this rank is the other end, and the message goes the other way.
-          const std::size_t theirs_at = rule == posting_rule::per_peer             ? r
-                                        : rule == posting_rule::per_peer_direction ? r * 2 + (send ? 0 : 1)
-                                        : rule == posting_rule::per_stage_and_kind ? theirs_of(step)
-                                                                                   : 0;
-          queue& theirs = queues[peer * width + theirs_at];
-          if (!theirs.waits()) break;
-          const int their_position = theirs.steps[theirs.head];
-          const step_entry& other = programs[peer].data()[their_position];
-          const int other_peer = home[other.op == step_op::send ? other.transfer.to_stage : other.transfer.from_stage];
-          if (other.op == step.op || other_peer != rank) break;
-          if (!(other.transfer == step.transfer))
-            return {.code = schedule_error::messages_cross,
-                    .rank = rank,
-                    .position = position,
-                    .step = step,
-                    .other_rank = static_cast<int>(peer),
-                    .other_position = their_position,
-                    .other_step = other};
-          arrived[slot_of(shape, step.transfer)] = 1;
-          ++mine.head;
-          ++theirs.head;
-          moved = true;
-        }
-      }
     }
+    return moved;
+  }
+  /// The queue of the peer of rank `r` in which the other end of a message is posted.
+  constexpr std::size_t queue_of_peer(std::size_t r, const step_entry& step) const {
+    const bool send = step.op == step_op::send;
+    if (rule_ == posting_rule::per_peer) return r;
+    if (rule_ == posting_rule::per_peer_direction) return r * 2 + (send ? 0 : 1);
+    if (rule_ != posting_rule::per_stage_and_kind) return 0;
+    return queue_of(rule_, shape_, {send ? step_op::receive : step_op::send, -1, {}, step.transfer});
   }
 
-  // What holds a rank up: the head of its first queue that waits, else its next step; -1: nothing.
-  const auto stuck_at = [&](std::size_t r) {
-    for (std::size_t q = 0; q < width; ++q)
-      if (const queue& mine = queues[r * width + q]; mine.waits()) return mine.steps[mine.head];
-    return next[r] < programs[r].size() ? static_cast<int>(next[r]) : -1;
-  };
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const int position = stuck_at(r);
-    if (position < 0) continue;
-    const step_entry& step = programs[r][static_cast<std::size_t>(position)];
-    schedule_verdict v{
-        .code = schedule_error::deadlock, .rank = static_cast<int>(r), .position = position, .step = step};
-    if (step.op == step_op::pass) return v;
-    v.other_rank = shape.rank_of(step.op == step_op::send ? step.transfer.to_stage : step.transfer.from_stage);
-    v.other_position = stuck_at(static_cast<std::size_t>(v.other_rank));
-    if (v.other_position >= 0)
-      v.other_step = programs[static_cast<std::size_t>(v.other_rank)][static_cast<std::size_t>(v.other_position)];
-    return v;
+  /// The entry that holds a rank up: the head of its first queue that waits, else its next step; -1: nothing.
+  constexpr int stuck_at(std::size_t r) const {
+    for (std::size_t q = 0; q < width_; ++q)
+      if (const queue& mine = queues_[r * width_ + q]; mine.waits()) return mine.steps[mine.head];
+    return next_[r] < programs_[r].size() ? static_cast<int>(next_[r]) : -1;
   }
-  return {};
+  constexpr schedule_verdict stuck() const {
+    for (std::size_t r = 0; r < programs_.size(); ++r) {
+      const int position = stuck_at(r);
+      if (position < 0) continue;
+      const step_entry& step = programs_[r][static_cast<std::size_t>(position)];
+      schedule_verdict v{
+          .code = schedule_error::deadlock, .rank = static_cast<int>(r), .position = position, .step = step};
+      if (step.op == step_op::pass) return v;
+      v.other_rank = peer_of(step);
+      const auto other = static_cast<std::size_t>(v.other_rank);
+      v.other_position = stuck_at(other);
+      if (v.other_position >= 0) v.other_step = programs_[other][static_cast<std::size_t>(v.other_position)];
+      return v;
+    }
+    return {};
+  }
+
+  const pipeline_shape& shape_;
+  const std::vector<std::vector<step_entry>>& programs_;
+  posting_rule rule_;
+  std::size_t width_;  ///< queues of a rank
+  std::vector<queue> queues_;
+  std::vector<std::size_t> next_;                  ///< the step of each rank that is not yet done or posted
+  std::vector<unsigned char> arrived_, computed_;  ///< results: as messages, and on the rank that made them
+  std::vector<int> home_;                          ///< the rank of each stage
+};
+
+constexpr schedule_verdict run_programs(const pipeline_shape& shape,
+                                        const std::vector<std::vector<step_entry>>& programs, posting_rule rule) {
+  return posting_run(shape, programs, rule).run();
 }
 
 }  // namespace detail

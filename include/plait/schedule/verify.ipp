@@ -118,71 +118,79 @@ class step_walk {
     switch (e.op) {
       case step_op::pass:
         return take_pass(e);
-      case step_op::gather: {
-        unit_state& u = of(e.unit);
-        if (u.gathered && u.updated < u.gathered_at) return refuse(step_error::gathered_twice, u.gathered_at);
-        // A replicated optimizer updates where parameters are used: there is never anything to gather.
-        if (u.gathered && (u.updated < 0 || s_.policy.level == zero_level::replicated))
-          return refuse(step_error::gathered_twice);
-        u.gathered = true;
-        u.gathered_at = at_;
-        return weigh();
-      }
-      case step_op::release: {
-        unit_state& u = of(e.unit);
-        if (!u.gathered) return refuse(step_error::released_twice, u.released);
-        u.gathered = false;
-        u.released = at_;
-        return {};
-      }
+      case step_op::gather:
+        return take_gather(e);
+      case step_op::release:
+        return take_release(e);
       case step_op::reduce:
         return take_reduction(e);
-      case step_op::reduce_copies: {
-        unit_state& u = of(e.unit);
-        if (!s_.policy.hybrid) return refuse(step_error::copies_of_none);
-        if (!described(e.unit).trainable) return refuse(step_error::frozen);
-        if (u.copies >= 0) return refuse(step_error::copies_twice, u.copies);
-        if (u.reduced < 0) return refuse(step_error::copies_before_reduction, later(step_op::reduce, e.unit));
-        u.copies = at_;
-        return {};
-      }
+      case step_op::reduce_copies:
+        return take_copies(e);
       case step_op::reduce_ties:
         return take_ties(e);
       case step_op::norm:
-        if (norm_ >= 0) return refuse(step_error::norm_twice, norm_);
-        norm_ = at_;
-        shared_.push_back({at_, e});
-        for (std::size_t u = 0; u < state_.size(); ++u)
-          if (mine(static_cast<int>(u)) && s_.units[u].trainable) {
-            const int unit = static_cast<int>(u);
-            if (state_[u].reduced < 0) {
-              if (const int at = later(step_op::reduce, unit); at >= 0) return refuse(step_error::norm_too_early, at);
-              return missing(step_error::reduction_missing, step_op::reduce, unit, at_);
-            }
-            const auto part = [&](step_op op, step_error code) {
-              const int at = later(op, unit);
-              return at >= 0 ? refuse(step_error::norm_too_early, at) : missing(code, op, unit, at_);
-            };
-            if (s_.policy.hybrid && state_[u].copies < 0)
-              return part(step_op::reduce_copies, step_error::copies_missing);
-            if (s_.units[u].tied_to >= 0 && state_[u].ties < 0)
-              return part(step_op::reduce_ties, step_error::ties_missing);
-          }
-        return {};
-      case step_op::update: {
-        unit_state& u = of(e.unit);
-        if (!described(e.unit).trainable) return refuse(step_error::frozen);
-        if (u.updated >= 0) return refuse(step_error::updated_twice, u.updated);
-        if (u.reduced < 0) return refuse(step_error::updated_before_reduction, u.added);
-        if (s_.policy.hybrid && u.copies < 0) return refuse(step_error::updated_before_copies, u.reduced);
-        if (described(e.unit).tied_to >= 0 && u.ties < 0) return refuse(step_error::updated_before_ties, u.reduced);
-        if (s_.policy.clip && norm_ < 0) return refuse(step_error::updated_before_norm, u.reduced);
-        u.updated = at_;
-        return {};
-      }
+        return take_norm(e);
+      case step_op::update:
+        return take_update(e);
       default:
         return {};
     }
+  }
+
+  step_verdict take_gather(const step_entry& e) {
+    unit_state& u = of(e.unit);
+    if (u.gathered && u.updated < u.gathered_at) return refuse(step_error::gathered_twice, u.gathered_at);
+    // A replicated optimizer updates where parameters are used: there is never anything to gather.
+    if (u.gathered && (u.updated < 0 || s_.policy.level == zero_level::replicated))
+      return refuse(step_error::gathered_twice);
+    u.gathered = true;
+    u.gathered_at = at_;
+    return weigh();
+  }
+  step_verdict take_release(const step_entry& e) {
+    unit_state& u = of(e.unit);
+    if (!u.gathered) return refuse(step_error::released_twice, u.released);
+    u.gathered = false;
+    u.released = at_;
+    return {};
+  }
+  step_verdict take_copies(const step_entry& e) {
+    unit_state& u = of(e.unit);
+    if (!s_.policy.hybrid) return refuse(step_error::copies_of_none);
+    if (!described(e.unit).trainable) return refuse(step_error::frozen);
+    if (u.copies >= 0) return refuse(step_error::copies_twice, u.copies);
+    if (u.reduced < 0) return refuse(step_error::copies_before_reduction, later(step_op::reduce, e.unit));
+    u.copies = at_;
+    return {};
+  }
+  /// The norm comes after every part of each reduction.
+  step_verdict take_norm(const step_entry& e) {
+    if (norm_ >= 0) return refuse(step_error::norm_twice, norm_);
+    norm_ = at_;
+    shared_.push_back({at_, e});
+    for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
+      if (!mine(unit) || !described(unit).trainable) continue;
+      const unit_state& u = of(unit);
+      const auto part = [&](step_op op, step_error code) {
+        const int at = later(op, unit);
+        return at >= 0 ? refuse(step_error::norm_too_early, at) : missing(code, op, unit, at_);
+      };
+      if (u.reduced < 0) return part(step_op::reduce, step_error::reduction_missing);
+      if (s_.policy.hybrid && u.copies < 0) return part(step_op::reduce_copies, step_error::copies_missing);
+      if (described(unit).tied_to >= 0 && u.ties < 0) return part(step_op::reduce_ties, step_error::ties_missing);
+    }
+    return {};
+  }
+  step_verdict take_update(const step_entry& e) {
+    unit_state& u = of(e.unit);
+    if (!described(e.unit).trainable) return refuse(step_error::frozen);
+    if (u.updated >= 0) return refuse(step_error::updated_twice, u.updated);
+    if (u.reduced < 0) return refuse(step_error::updated_before_reduction, u.added);
+    if (s_.policy.hybrid && u.copies < 0) return refuse(step_error::updated_before_copies, u.reduced);
+    if (described(e.unit).tied_to >= 0 && u.ties < 0) return refuse(step_error::updated_before_ties, u.reduced);
+    if (s_.policy.clip && norm_ < 0) return refuse(step_error::updated_before_norm, u.reduced);
+    u.updated = at_;
+    return {};
   }
 
   /// Where such an entry of a unit comes from here on; -1: nowhere.
