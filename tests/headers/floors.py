@@ -3,7 +3,9 @@ opens with a comment of one to four lines that says what it is; files that the c
 with a subject, not with "What" or "The same"; none says "Next:" or "Likewise", and no text has an option of a
 program, such as --mesh: an error names the field, and the program adds its option. Beside headers there is nothing but
 sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
-first, after macros of these names.
+first, after macros of these names. A function has at most MOST_FUNCTION_LINES lines, from the line of its opening brace
+to that of its closing one, and a folder at most MOST_FILES files; LONG_FUNCTIONS and LARGE_FOLDERS name what is larger
+today, and their numbers only ever fall.
 
 The lowest floors include only the standard library.
 
@@ -17,6 +19,20 @@ FLOORS = ["core", "layout", "schedule", "io", "device", "kernels", "comm", "tens
           "models", "testing"]
 STANDARD_ONLY = {"core", "layout", "schedule"}
 MOST_OPENING_LINES = 4
+MOST_FUNCTION_LINES = 60
+LONG_FUNCTIONS = {
+    "kernels/cpu/attention.hpp": 141,
+    "kernels/cuda/attention_cudnn.hpp": 63,
+    "kernels/cuda/attention_mma.hpp": 155,
+    "kernels/cuda/attention_scalar.hpp": 74,
+    "models/llama_stages.hpp": 66,
+    "nn/linear/core.hpp": 64,
+    "testing/model_parity.hpp": 61,
+}  # the lines of the longest function of a file
+MOST_FILES = 15
+LARGE_FOLDERS = {
+    "comm": 27, "core": 20, "device": 17, "kernels/cuda": 18, "layout": 17, "nn": 24, "schedule": 17, "tensor": 23,
+}
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at
 OPTION = re.compile(r'"[^"\n]*(?<![\w-])--[a-z][a-z-]+[^"\n]*"')  # of a program, in a text
@@ -24,6 +40,53 @@ NO_SUBJECT = re.compile(r"///? (What|The same)\b")  # where an opening comment o
 PROTECTED = re.compile(r'^#pragma push_macro\("(\w+)"\)$', re.MULTILINE)
 NO_CODE = re.compile(r"""//[^\n]*|/\*.*?\*/|^[ \t]*\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+NO_FUNCTION = re.compile(r"[^{]*\bPLAIT_\w+\(|(template\s*<.*?>\s*(requires.*?)?)?(namespace|class|struct|union|enum|extern)\b", re.DOTALL)
+
+
+def longest_function(text: str) -> tuple[int, int]:
+    """The number of lines of the longest function, and the line in which its body begins. A body begins with a brace
+    after a parameter list, outside of other bodies."""
+    empty = lambda match: re.sub(r"[^\n]+", " ", match.group(0))
+    line, head, open_braces, longest = 1, "", [], (0, 0)
+    for letter in NO_CODE.sub(empty, DIRECTIVE.sub(empty, text)):
+        line += letter == "\n"
+        if letter == "{":
+            body = ")" in head and not NO_FUNCTION.match(head.strip()) and not any(b for b, _ in open_braces)
+            open_braces.append((body, line))
+        elif letter == "}" and open_braces:
+            body, begin = open_braces.pop()
+            if body:
+                longest = max(longest, (line - begin + 1, begin))
+        head = "" if letter in "{};" else head + letter
+    return longest
+
+
+def sizes(root: pathlib.Path) -> list[str]:
+    """Complaints about long functions and large folders."""
+    complaints = []
+    folders: dict[str, int] = {}
+    for file in sorted(root.glob("plait/*/**/*.*")):
+        name = file.relative_to(root / "plait").as_posix()
+        folder = name.rpartition("/")[0]
+        folders[folder] = folders.get(folder, 0) + 1
+        lines, begin = longest_function(file.read_text())
+        if lines > LONG_FUNCTIONS.get(name, MOST_FUNCTION_LINES):
+            complaints.append(f"plait/{name}: the function whose body begins in line {begin} has {lines} lines; at most "
+                              f"{LONG_FUNCTIONS.get(name, MOST_FUNCTION_LINES)} are legal: give its parts names")
+        elif name in LONG_FUNCTIONS and lines < LONG_FUNCTIONS[name]:
+            complaints.append(f"plait/{name}: its longest function has {lines} lines now: lower LONG_FUNCTIONS")
+    for name in LONG_FUNCTIONS.keys() - {f.relative_to(root / "plait").as_posix() for f in root.glob("plait/**/*")}:
+        complaints.append(f"plait/{name}: does not exist: remove it from LONG_FUNCTIONS")
+    for folder, files in sorted(folders.items()):
+        if files > LARGE_FOLDERS.get(folder, MOST_FILES):
+            complaints.append(f"plait/{folder}: has {files} files; at most {LARGE_FOLDERS.get(folder, MOST_FILES)} are "
+                              "legal: let files that make one idea be one, or give some a folder of their own")
+        elif files < LARGE_FOLDERS.get(folder, 0):
+            complaints.append(f"plait/{folder}: has {files} files now: lower LARGE_FOLDERS")
+    return complaints
 
 
 def floor_of(path: str) -> str | None:
@@ -104,6 +167,7 @@ def main() -> int:
         if name not in includes and name != "plait/version.hpp":
             complaints.append(f"{name}: includes no header of plait, so not version.hpp, which says what compilers it needs")
     complaints += circles(includes)
+    complaints += sizes(root)
     for complaint in complaints:
         print(complaint)
     print(f"{seen} headers, {len(complaints)} complaints")
