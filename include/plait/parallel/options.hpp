@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "plait/core/tag.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/parallel/placement.hpp"
 #include "plait/schedule/simulate.hpp"
 #include "plait/schedule/step.hpp"
