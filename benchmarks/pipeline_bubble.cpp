@@ -68,7 +68,7 @@ double makespan(const schedule& plan, std::chrono::duration<double> unit) {
     pipeline_world ranks(whole, any_communicator(c));
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
-    pipeline_executor<cpu> executor(ranks.along(), plan);
+    step_executor<cpu> executor(ranks.along(), plan);
     sleeper stages{plan.shape, c.rank(), unit};
     ranks.root().barrier();
     begin[static_cast<std::size_t>(c.rank())] = comm_clock();
@@ -100,7 +100,7 @@ void bookkeeping(int ranks, int microbatches) {
     pipeline_world all(whole, any_communicator(c));
     cpu device;
     context<cpu> ctx{device, all.stage(), {}, 1};
-    pipeline_executor<cpu> executor(all.along(), plan);
+    step_executor<cpu> executor(all.along(), plan);
     sleeper stages{plan.shape, c.rank(), {}};
     std::vector<double> times;
     for (int i = 0; i < 20; ++i) times.push_back(bench::processor_seconds([&] { executor.run(ctx, stages); }));

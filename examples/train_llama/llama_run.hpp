@@ -84,7 +84,7 @@ class llama_run final : public model_run {
     if (!step_) {
       step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
       since_.begin();  // with what was loaded the ledger began anew
-      if (asks_at_norm) step_->around_norm([&] { ask(); }, [&] { hear(); });
+      if (asks_at_norm) step_->on_norm([&] { ask(); }, [&] { hear(); });
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
     with_communication_ = with_communication;
@@ -210,7 +210,7 @@ class llama_run final : public model_run {
     heard_->clear();
     const double origin = plait::comm_clock();
     std::vector<plait::timed_entry> times;
-    plait::pipeline_executor<Device>& executor = model_.executor();
+    plait::step_executor<Device>& executor = model_.executor();
     executor.events = &events;
     executor.measured().times = &times;
     repeated_->run(ctx_);

@@ -226,7 +226,7 @@ double train(const pl::schedule& plan, durations& times, bool as_graph = false) 
       loss.begin(ctx);
     };
     begin();
-    pl::pipeline_executor<pl::cuda> executor(along, pl::expand(plan, pl::units_of_stages(plan.shape), {.clip = false}));
+    pl::step_executor<pl::cuda> executor(along, pl::expand(plan, pl::units_of_stages(plan.shape), {.clip = false}));
     if (!as_graph) return measured([&] { executor.run(ctx, stages); });
     executor.release_by_schedule();
     for (int i = 0; i < 2; ++i) {
@@ -242,7 +242,7 @@ double train(const pl::schedule& plan, durations& times, bool as_graph = false) 
 /// The same schedule without tensor parallelism.
 double idle(const pl::schedule& plan, const durations& times) {
   return run_ranks(mesh_of(1), {}, [&](const auto& ctx, pl::any_communicator& along, const auto& measured) {
-    pl::pipeline_executor<pl::cuda> executor(along, pl::expand(plan, pl::units_of_stages(plan.shape), {.clip = false}));
+    pl::step_executor<pl::cuda> executor(along, pl::expand(plan, pl::units_of_stages(plan.shape), {.clip = false}));
     idle_stages stages{plan.shape, times, along.rank()};
     measured([&] { executor.run(ctx, stages); });
   });

@@ -94,7 +94,7 @@ void check(int ranks, int microbatches) {
                           [&](nccl::communicator& comm, cuda& device) {
                             pipeline_world all(whole, any_communicator(comm));
                             context<cuda> ctx{device, all.stage(), {}, 1};
-                            pipeline_executor<cuda> executor(all.along(), plan);
+                            step_executor<cuda> executor(all.along(), plan);
                             doubling stages{plan.shape, comm.rank(), {}};
                             executor.run(ctx, stages);
                             device.synchronize();

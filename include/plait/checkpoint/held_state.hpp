@@ -128,7 +128,7 @@ void read_to_host(const context<Device>& ctx, std::byte* out, const void* from, 
     ctx.device.download(out, from, bytes, ctx.device.main_stream());
 }
 
-/// Elements [from, to) of moments in 8 bits, which are in so many blocks from `first` on.
+/// Elements [from, to) of moments in 8 bits, and their blocks from `first` on.
 struct coded_range {
   coded_range(const optimizer_tensor& t, std::int64_t from, std::int64_t to)
       : first((t.place + from) / kernels::moment_block),

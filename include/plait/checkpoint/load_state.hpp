@@ -336,7 +336,7 @@ class sums_of_parts {
     const std::vector<std::uint64_t> all =
         gather_all(ctx.device, ranks, std::move(mine), static_cast<std::size_t>(most));
     for (std::size_t i = 0; i < all.size(); i += width)
-      if (all[i + 3] != 0)  // else added to have as many as the others
+      if (all[i + 3] != 0)  // else added, for equal numbers on all ranks
         add({all[i], all[i + 1]}, static_cast<std::uint32_t>(all[i + 2]), all[i + 3]);
   }
   /// Compares, after `gather`, and reads the rest of each box, in turns with the other ranks. Throws

@@ -289,7 +289,7 @@ class planned_blocks {
     return (reinterpret_cast<std::uintptr_t>(out) - p.begin) % page == 0 ? out : nullptr;
   }
 
-  /// Plans the next boxes: about as many as make some blocks, so that those of one file can be joined.
+  /// Plans the next boxes, about enough for some blocks, so that those of one file can be joined.
   void plan() {
     constexpr std::uint64_t blocks = 16;
     pieces_.clear();

@@ -184,7 +184,7 @@ class own_file_check {
 class check_turns {
  public:
   /// Returns whether a step that has just been committed is one to read again, where the newest `last` stay. Where only
-  /// the newest does, it would be gone before anybody asks.
+  /// the newest does, it would be gone before a question about it.
   bool is_next(std::uint64_t last) {
     ++since_;
     if (last < 2 || (is_known_ && since_ < last - 1)) return false;

@@ -31,7 +31,7 @@
 
 namespace plait {
 
-/// A tensor with a name, whose elements are read when somebody asks for them.
+/// A tensor with a name, whose elements are read on request.
 struct weight_tensor {
   std::string name;
   safetensors_dtype dtype = safetensors_dtype::f32;
@@ -140,7 +140,7 @@ inline std::vector<std::byte> bytes_of(const weight_tensor& tensor) {
   return all;
 }
 
-/// The files of a folder that have tensors, open. No element is read before somebody asks for it.
+/// The files of a folder that have tensors, open. Elements are read on request.
 class safetensors_directory {
  public:
   /// Throws `error`, its text starting with `field` and `path`: where the folder has no weights, or a file of one is

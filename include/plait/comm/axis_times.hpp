@@ -11,8 +11,8 @@
 
 namespace plait {
 
-/// Returns the share of `seconds` under way in which nobody waited, 0 to 1; NaN where nothing was under way, or where
-/// it was not measured.
+/// Returns the share of `seconds` under way in which the rank did not wait, 0 to 1; NaN where nothing was under way, or
+/// where it was not measured.
 inline double hidden_share(double seconds, double waited) {
   return seconds > 0 ? 1 - waited / seconds : std::numeric_limits<double>::quiet_NaN();
 }
@@ -21,7 +21,7 @@ inline double hidden_share(double seconds, double waited) {
 struct axis_times {
   std::string axes;    ///< as the ledger names them: "dp", "cp+dp"
   double seconds = 0;  ///< under way; NaN: not measured, as calls only enqueue work on a device
-  double waited = 0;   ///< of that, spent inside the communicator; NaN likewise
+  double waited = 0;   ///< of that, spent inside the communicator; NaN if unknown
 
   double hidden() const { return hidden_share(seconds, waited); }
 };
@@ -30,8 +30,8 @@ struct axis_times {
 struct axis_communication {
   std::string axes;
   double seconds = 0;   ///< under way, mean over the ranks that have such a group; NaN: not measured
-  double waited = 0;    ///< of that, spent inside the communicator, mean over those ranks; NaN likewise
-  double worst = 0;     ///< the least hidden share of a rank; NaN likewise
+  double waited = 0;    ///< of that, spent inside the communicator, mean over those ranks; NaN if unknown
+  double worst = 0;     ///< the least hidden share of a rank; NaN if unknown
   int worst_rank = -1;  ///< which rank has it
 
   double hidden() const { return hidden_share(seconds, waited); }

@@ -19,7 +19,7 @@ namespace plait {
 /// Where the communicators of one rank of a mesh that does not run write what the rank starts, in order.
 struct call_log {
   posted_program posted;
-  /// Whose `waits` says where in its program the rank is; null: nobody.
+  /// Its `waits` says where in its program the rank is; null: unknown.
   const ledger* book = nullptr;
   /// The ranks of the whole mesh that are those of this rank's stage, by their place there.
   std::vector<int> stage_ranks;
@@ -29,7 +29,7 @@ struct call_log {
 
 /// A communicator without ranks behind it, to find out what a program would send: it has a rank, a size and a label,
 /// and every operation is over at once and moves nothing. A `world` made for counting counts its calls as it would
-/// those of any other, and writes them into its `call_log`. Its one subgroup is itself, because nobody else can be
+/// those of any other, and writes them into its `call_log`. Its one subgroup is itself, because no other rank can be
 /// asked.
 class counting_communicator : public verbs<counting_communicator> {
  public:

@@ -73,7 +73,7 @@ struct ledger {
 
   /// Starts a new period; the rows stay.
   void clear();
-  /// Forgets what has been communicated since `before` was copied from this ledger, as by somebody who only looks on;
+  /// Forgets what has been communicated since `before` was copied from this ledger, as by an observer;
   /// the rows stay. Then and now nothing may be under way.
   void restore(const ledger& before);
 };

@@ -23,7 +23,7 @@
 
 namespace plait::mpi {
 
-/// Initialises MPI if nobody has, and finalises it then. Asks for MPI_THREAD_MULTIPLE.
+/// Initialises MPI if it is not, and finalises it then. Asks for MPI_THREAD_MULTIPLE.
 class environment {
  public:
   explicit environment(int* argc = nullptr, char*** argv = nullptr) {

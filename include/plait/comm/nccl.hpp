@@ -49,7 +49,7 @@ class communicator : public verbs<communicator> {
   const std::string& label() const { return self().label; }
   /// Calls return before the GPU has done what they ask for.
   bool enqueues() const { return true; }
-  /// Whether a mesh may use it for the group of all its ranks, and save another. Not one of the caller's, which nobody
+  /// Whether a mesh may use it for the group of all its ranks, and save another. Not one of the caller's, which nothing
   /// aborts: what layers send in it would never end where a rank is lost.
   bool serves_groups() const { return self().link.owned; }
   ncclComm_t get() const { return self().link.comm; }

@@ -1,4 +1,4 @@
-// The definitions of recorder.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of recorder.hpp, which includes them unless PLAIT_COMPILED is defined.
 #pragma once
 
 #include <algorithm>

@@ -88,7 +88,7 @@ inline void store_block(T* __restrict dst, const A* __restrict acc, std::size_t 
 }
 
 /// Reduces elements [begin, end) of `n` sources and gives every finished block to `store(begin, block, count)`. The
-/// order is source 0, 1, ..., n-1 whoever calls it, so the result depends on nothing but the data. A block is read
+/// order is source 0, 1, ..., n-1 on every rank, so the result depends on nothing but the data. A block is read
 /// from all sources before it is stored: a destination may be one of the sources.
 template <reduce_op Op, class T, class Source, class Store>
 void reduce_range(int n, const Source& source, std::size_t begin, std::size_t end, const Store& store) {

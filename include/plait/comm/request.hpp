@@ -19,7 +19,7 @@ struct request_ops {
   bool (*done)(void* owner, void* object);
   /// Waits without throwing, because the buffers are about to go; used by the destructor.
   void (*drop)(void* owner, void* object) noexcept;
-  /// When the operation was complete, in seconds of `comm_clock`; 0: it is not, or nobody knows. Null: nobody knows.
+  /// When the operation was complete, in seconds of `comm_clock`; 0: it is not, or it is unknown. Null: it is unknown.
   double (*completed)(void* owner, void* object) noexcept = nullptr;
 };
 
@@ -27,7 +27,8 @@ struct request_ops {
 struct request_times {
   double started = 0;  ///< when `start` returned
   /// When it was complete, as the backend knows it, or else when `done` first said so; 0 where neither was before
-  /// `wait`, which then found it so when it returned. What nobody asks about seems to last until it is waited for.
+  /// `wait`, which then found it so when it returned. An operation that is never asked about seems to last until it is
+  /// waited for.
   double completed = 0;
   double waited_from = 0, waited_to = 0;  ///< when the rank stood in `wait`
 };
@@ -123,7 +124,7 @@ class request {
   void* object_ = nullptr;
   std::shared_ptr<request_observer> observer_;
   std::uint64_t token_ = 0;
-  mutable request_times times_;  ///< where somebody observes
+  mutable request_times times_;  ///< where an observer is set
 };
 
 }  // namespace plait

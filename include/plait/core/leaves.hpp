@@ -99,7 +99,7 @@ class leaf_tree {
   std::vector<entry> roots_;
 };
 
-/// The partial sums that whoever has the leaves of `ranges` ends with.
+/// The partial sums that a rank with the leaves of `ranges` ends with.
 inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
   leaf_tree<char> tree(leaves);
   for (const leaf_range& r : ranges)

@@ -115,7 +115,7 @@ inline void write_file_atomically(const std::string& path, std::string_view cont
 /// error text starts with it.
 class file_of_parts {
  public:
-  /// Makes `path` with so many bytes, on one rank. Throws `error` where it is there already or the disk is too full.
+  /// Makes `path` with `bytes` bytes, on one rank. Throws `error` where it is there already or the disk is too full.
   static file_of_parts create(const std::string& path, std::uint64_t bytes, const std::string& field) {
     file_of_parts file(path, O_RDWR | O_CREAT | O_EXCL, field);
     int why = bytes == 0 ? 0 : EINTR;

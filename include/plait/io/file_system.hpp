@@ -188,7 +188,7 @@ class open_files {
 
   /// Returns the i-th file, which stays open until `most` others have been asked for. Throws as `file_system::open`.
   const open_file& at(std::size_t i) { return *hold(i); }
-  /// Returns the same file, which stays open as long as somebody holds it. Other threads may read from it.
+  /// Returns the same file, which stays open as long as a handle to it lives. Other threads may read from it.
   std::shared_ptr<const open_file> hold(std::size_t i) {
     if (open_[i]) return open_[i];
     open_[i] = files_.open(paths_[i]);

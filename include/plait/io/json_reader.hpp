@@ -1,4 +1,4 @@
-// Parses JSON that somebody else has written into nlohmann's tree, with limits to its length and depth and each key
+// Parses JSON of other programs into nlohmann's tree, with limits to its length and depth and each key
 // once. Large headers are read without a tree: checkpoint/safetensors.hpp. To write JSON: io/json_writer.hpp.
 #pragma once
 

@@ -55,7 +55,7 @@ class ring_file final : public posix_file {
   ring_file(const std::string& path, int flags, const char* operation, ring_maker make)
       : posix_file(path, flags, operation), make_(make) {}
   ~ring_file() override {
-    while (under_way_ > 0 && !broken_) {  // the system must not read memory that is somebody else's then
+    while (under_way_ > 0 && !broken_) {  // the system must not read memory that has another owner then
       try {
         end_one();
       } catch (const error&) {

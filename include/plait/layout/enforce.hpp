@@ -99,7 +99,7 @@ struct layout_refusal {
 /// `accepted`, or the class whose instantiation is the error.
 template <class Verdict, class Where, class... Specs>
 using consequence = typename consequence_of<Verdict::value.ok(), layout_refusal<Verdict, Where, Specs...>>::type;
-/// Refuses likewise, but is silent after an earlier refusal.
+/// Refuses in the same way, but is silent after an earlier refusal.
 template <class Verdict, class Where, class... Specs>
 using later_consequence = typename consequence_of<refused_before<Where> || Verdict::value.ok(),
                                                   layout_refusal<Verdict, Where, Specs...>>::type;

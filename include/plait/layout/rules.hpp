@@ -74,7 +74,7 @@ constexpr void settle(layout& result, axis_id axis, state s) {
 
 /// Contraction of two tensors by dim names (einsum): `out` lists the dims of the result in order; a shared dim in `out`
 /// is a batch dim, every dim that is not in `out` is summed. Per axis: dims that are sharded alike and summed leave a
-/// partial result; a sharded operand needs a replicated (not invariant) partner; a partial one likewise.
+/// partial result; a sharded or partial operand needs a replicated (not invariant) partner.
 constexpr derived_layout contract(const layout& a, const layout& b, const dim_list& out) {
   derived_layout r;
   r.verdict = detail::same_parts(a, b);

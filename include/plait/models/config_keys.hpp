@@ -17,7 +17,7 @@
 
 namespace plait::detail {
 
-// Typed access to the keys of a JSON object that somebody else has written; what is wrong is said by file and key.
+// Typed access to the keys of another program's JSON object; errors name the file and the key.
 
 /// Typed access to one JSON object; every complaint names the file and the key.
 class config_reader {

@@ -1,4 +1,4 @@
-// The definitions of export_hugging_face.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of export_hugging_face.hpp, which includes them unless PLAIT_COMPILED is defined.
 #pragma once
 
 #include <array>

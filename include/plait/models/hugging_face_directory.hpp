@@ -1,5 +1,5 @@
 // A model directory as one value: the shape from Hugging Face's config.json, and all weights under the names that a
-// `llama` has for its parameters, whoever's order they lie in.
+// `llama` has for its parameters, in whichever order they lie.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The definitions of llama_config_json.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of llama_config_json.hpp, which includes them unless PLAIT_COMPILED is defined.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ inline rope_scaling parse_rope_scaling(const config_reader& rope, const config_r
 struct llama_family {
   std::string_view model_type;
   std::string_view architecture;
-  std::int64_t kv_heads;  ///< 0: as many as heads
+  std::int64_t kv_heads;  ///< 0: the number of heads
   std::int64_t head_dim;  ///< 0: hidden / heads
   std::int64_t max_position;
 };

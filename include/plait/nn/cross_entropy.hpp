@@ -265,7 +265,7 @@ class cross_entropy_loss
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
   feature_sum<Device> columns_;  ///< under canonical numerics
-  std::int64_t all_rows_ = 0;    ///< of a microbatch on all ranks, likewise
+  std::int64_t all_rows_ = 0;    ///< of a microbatch on all ranks, under canonical numerics
 };
 
 }  // namespace plait

@@ -260,7 +260,7 @@ struct layer_types {
 ///
 /// `mb` is a `const microbatch<Device>&`. The caller holds a layer's input until the backward pass is over, deferred
 /// weight gradients included. A forward pass forgets what an earlier one has kept in the same `saved`
-/// (testing/layer_parity.hpp sees to it). What a layer sends, keeps and allocates nobody has to write down: `dry_run`
+/// (testing/layer_parity.hpp sees to it). What a layer sends, keeps and allocates is not written down: `dry_run`
 /// finds out. A class that lacks something is told what, where it is used as a layer (`layer_requirements`).
 template <class L>
 concept layer = detail::names_layer_types<L> && std::default_initializable<typename L::saved> && detail::forwards<L> &&
@@ -288,7 +288,7 @@ concept adds_to_gradient =
     };
 
 /// A layer whose output is cheap to make again, such as a norm or an activation: `static constexpr bool cheap = true;`.
-/// Under `recompute::selective` nobody keeps it.
+/// It is not kept under `recompute::selective`.
 template <class L>
 inline constexpr bool is_cheap = [] {
   if constexpr (requires { L::cheap; })

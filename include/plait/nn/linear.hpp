@@ -106,7 +106,7 @@ struct linear_options {
   bool hidden_layer = true;
   /// A low-rank adapter: weight and bias are frozen then.
   lora_options lora{};
-  /// The chunks of `overlap`, where they are chosen at run time; 0: as many as the policy says.
+  /// The chunks of `overlap`, where they are chosen at run time; 0: the policy's.
   std::int64_t overlap = 0;
 };
 
@@ -114,7 +114,7 @@ struct linear_options {
 /// have
 ///
 ///     static constexpr bool bias = true;
-///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`; a bias likewise
+///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`; also a bias
 ///     using overlap = pl::overlap<4>;    // nn/linear/overlap.hpp: collectives in 4 chunks, beside the products
 ///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
 ///

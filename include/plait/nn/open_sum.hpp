@@ -1,4 +1,4 @@
-// A sum of two tensors that is computed by whoever reads it first: the residual stream between two branches, where a
+// A sum of two tensors that its first reader computes: the residual stream between two branches, where a
 // product has not added it.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace plait {
 
-/// A tensor, or the sum of two: then it is open until somebody has computed it, in the memory of the first. A layer may
+/// A tensor, or the sum of two: then it is open until it is computed, in the memory of the first. A layer may
 /// take its input so, and add in its first pass over it. Move-only.
 template <class T, spec_like Spec, compute_device Device>
 class open_sum {

@@ -177,7 +177,7 @@ constexpr void require_one_precision() {
 struct own_memory_t {};
 inline constexpr own_memory_t own_memory{};
 
-/// Where memory lies, in the caller's words: at a pointer, in the layer's own memory, or nothing is said.
+/// Where memory lies: at the caller's pointer, in the layer's own memory, or unsaid.
 template <class T>
 class memory_at {
  public:
@@ -202,7 +202,7 @@ class memory_at {
 };
 
 /// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
-/// are zero. A layer of which nothing is said has memory of its own. Who gives one of them says something of all that
+/// are zero. A layer without any of it has memory of its own. A caller that gives one of them names all that
 /// the layer has, so that nothing is allocated unseen: `pl::own_memory` where the layer is to allocate it.
 ///
 /// Masters are those of precisions whose weights are rounded (`bf16`), as the parameter is stored; with
@@ -216,7 +216,7 @@ struct parameter_memory {
   memory_at<master_of<Precision>> master{};
   memory_at<master_of<Precision>> bias_master{};
 
-  /// Whether anything is said of any of it.
+  /// Whether any of it is named.
   bool says_anything() const {
     return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
            bias_master.said();
@@ -265,7 +265,7 @@ struct memory_part {
   bool said;
 };
 
-/// For a layer that is made of several: throws if something is said of the memory of one and nothing of another's.
+/// For a layer that is made of several: throws if the memory of one is named and that of another is not.
 inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
   const char* first = nullptr;
   for (const memory_part& p : parts)
@@ -357,13 +357,13 @@ class parameter {
   }
   /// Master values of this rank's slice.
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
-  /// Those, for whoever changes them: the parameter is stale then.
+  /// The values, to be changed: the parameter is stale then.
   master_type* changed_slice() {
     if (storage_) storage_->settle();  // or a gather of the values before would call these gathered
     set_changed();
     return master();
   }
-  /// Whether somebody but an optimizer has changed values since the last gather.
+  /// Whether values have changed since the last gather, but for an optimizer's update.
   bool values_changed() const { return changed_; }
   /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
   template <class F>
@@ -457,7 +457,7 @@ class parameter {
     require_given();
     if constexpr (!rounded) {
       if (!gather_.trivial()) gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
-      master();  // memory, if nobody has asked for it
+      master();  // memory, if it was not asked for yet
     } else if (gather_.trivial()) {
       if (!rounded_current_ && (has_stored_values() || !array_->callers_values()))
         kernels::cast(ctx.device, master(), array_->values() + at_, size());
@@ -657,8 +657,8 @@ class parameter {
   phase phase_ = phase::none;
   bool current_ = false;          ///< whether layers may read the used values
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
-  bool changed_ = true;           ///< whether they are to be rounded or gathered because of somebody else
-  bool given_ = false;            ///< whether anybody has set the stored values
+  bool changed_ = true;           ///< whether they are to be rounded or gathered after a change from outside
+  bool given_ = false;            ///< whether the stored values were set
   bool counts_ = true, frozen_ = false, canonical_ = false;
   bool added_ = false;  ///< whether a pass has asked for the gradient since its sum began
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds

@@ -1,4 +1,4 @@
-// The definitions of sequence_order.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+// The definitions of sequence_order.hpp, which includes them unless PLAIT_COMPILED is defined.
 #pragma once
 
 #include <algorithm>

@@ -83,7 +83,7 @@ struct stored_over_dp : Base {
   using stored = shard_further<Weight, hidden, dp>;
 };
 
-/// The extents of tp and tp_rep for a number of tensor-parallel ranks: as many as share out the kv heads go to tp.
+/// The extents of tp and tp_rep for a number of tensor-parallel ranks: tp gets those that share out the kv heads.
 struct tensor_extents {
   std::int64_t tp = 1, tp_rep = 1;
 };

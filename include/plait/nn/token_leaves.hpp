@@ -66,7 +66,7 @@ class token_leaves {
   std::vector<piece> pieces_;
 };
 
-/// The leaves of a dim of features: as many as divide both it and `numerics::features`.
+/// The leaves of a dim of features: the greatest number that divides both it and `numerics::features`.
 std::int64_t feature_leaves(const numerics& order, std::int64_t size);
 
 }  // namespace plait

@@ -41,7 +41,7 @@ template <spec_like LossSum, spec_like Labels, compute_device Device>
 class token_mean;
 
 /// The gradient of a summed loss with spec `LossSum`: 1 / (counted tokens of the global batch), one number on the
-/// device. Only `token_mean` makes it, or whoever says explicitly that another weight is meant.
+/// device. Only `token_mean` makes it, or `weighted`, which names another weight.
 template <spec_like LossSum, compute_device Device = cpu>
 class loss_seed {
  public:
@@ -111,7 +111,7 @@ class token_mean {
   void add(const context<Device>& ctx, const tensor<double, LossSum, Device>& sum) {
     kernels::accumulate(ctx.device, sum.data(), sum_.data(), 1);
   }
-  /// The summed loss on this rank so far, for whoever has to complete it over the stages of a pipeline.
+  /// The summed loss on this rank so far, to be completed over the stages of a pipeline.
   double* pending_sum() { return sum_.data(); }
   void finish(const context<Device>& ctx) {
     complete_count(ctx);

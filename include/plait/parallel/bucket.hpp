@@ -50,7 +50,7 @@ class data_ranks {
   /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over the world.
   any_communicator& gathers(const axis_list& axes) { return ranks_->group(axes, world::channel::gathers); }
   any_communicator& reductions(const axis_list& axes) { return ranks_->group(axes, world::channel::reductions); }
-  /// The cost of updating the arrays that each of so many ranks along `axes` owns so far, with bucket_cut::whole.
+  /// The cost of updating the arrays that each of `ranks` ranks along `axes` owns so far, with bucket_cut::whole.
   std::vector<double>& loads(const axis_list& axes, std::int64_t owners) {
     for (auto& [of, loads] : loads_)
       if (of == axes) return loads;
@@ -284,8 +284,8 @@ namespace plait {
 ///     optimizer     all                all                 a slice
 ///     gradients     all                all while summed,   a slice
 ///                                      then a slice
-///     parameters    all while used,    likewise            a slice
-///                   else a slice
+///     parameters    all while used,    all while used,     a slice
+///                   else a slice       else a slice
 template <class Precision, compute_device Device>
 class parameter_bucket final : public flat_storage<Precision, Device> {
   using storage = flat_storage<Precision, Device>;
@@ -355,7 +355,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     finish_gather();
   }
   void settle() override { finish_gather(); }
-  /// Whether somebody has changed values since the last gather, or an optimizer has.
+  /// Whether values have changed since the last gather, by an optimizer or otherwise.
   bool stale() const {
     return std::any_of(members_.begin(), members_.end(), [](const member& m) {
       return m.who->state() == parameter_state::stale || m.who->state() == parameter_state::updated;

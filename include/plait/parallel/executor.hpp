@@ -99,7 +99,7 @@ class step_watch {
 ///     void       perform(ctx, step_entry)              a gather, release, reduction, norm or update where it stands
 ///     void       enter(ctx, unit, action_kind)         a pass begins to use the parameters of a unit
 ///     void       watch(unit_watcher*)                  whom passes of stages with several units tell when they begin to
-///                                                      use one, by its number in the stage; null: nobody
+///                                                      use one, by its number in the stage; null: none
 template <class S, class Device>
 concept pipeline_stages =
     requires(S& s, const context<Device>& ctx, int chunk, int microbatch, typename S::activation x,
@@ -117,11 +117,11 @@ concept pipeline_stages =
 /// passes of units is done there, and nothing is done elsewhere. Which rank is which comes from the schedule: rank r of
 /// `along` is the pipeline's rank r.
 template <compute_device Device>
-class pipeline_executor {
+class step_executor {
  public:
   /// Collective over `along`. Every rank is given the same step but for the units of other ranks, which count only
   /// where a message concerns them. Throws where this rank's part is one that `verify` refuses.
-  pipeline_executor(any_communicator along, step_schedule step)
+  step_executor(any_communicator along, step_schedule step)
       : along_(std::move(along)), step_(std::move(step)), units_of_(static_cast<std::size_t>(step_.shape.stages())) {
     if (along_.size() != step_.shape.ranks)
       fail({"pipeline: the schedule is for ", step_.shape.ranks, " ranks, and the pipeline axis has ", along_.size()});
@@ -139,16 +139,16 @@ class pipeline_executor {
     if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under the same label
   }
   /// A pipeline's schedule alone, where nothing is gathered, reduced or updated.
-  pipeline_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
-      : pipeline_executor(std::move(along), expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs)) {}
+  step_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
+      : step_executor(std::move(along), expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs)) {}
 
   const pipeline_shape& shape() const { return step_.shape; }
   const step_schedule& step() const { return step_; }
   any_communicator& along() { return along_; }
   const any_communicator& along() const { return along_; }
 
-  /// Releases what has been sent once the schedule says that it has arrived, and asks nobody, so that runs can be
-  /// recorded. More memory is held so: that of every activation until its gradient is back.
+  /// Releases what has been sent once the schedule says that it has arrived, without a question to a device, so that
+  /// runs can be recorded. More memory is held so: that of every activation until its gradient is back.
   void release_by_schedule() { by_schedule_ = true; }
 
   /// Where `run` puts what happened when; null: nowhere.
@@ -191,7 +191,7 @@ class pipeline_executor {
       bool released() const { return !value.data && !back.data; }
     };
 
-    pass(pipeline_executor& e, const context<Device>& context, Stages& s, bool keeping)
+    pass(step_executor& e, const context<Device>& context, Stages& s, bool keeping)
         : owner(e),
           ctx(context),
           stages(s),
@@ -423,7 +423,7 @@ class pipeline_executor {
         (*owner.events)[event].bytes = static_cast<std::uint64_t>(data.size()) * sizeof(typename Tensor::value_type);
     }
 
-    pipeline_executor& owner;
+    step_executor& owner;
     const context<Device>& ctx;
     Stages& stages;
     bool keeps;
@@ -449,7 +449,7 @@ class pipeline_executor {
   step_watch watch_;
 };
 
-PLAIT_COMPILED_TEMPLATE(class pipeline_executor<cpu>)
+PLAIT_COMPILED_TEMPLATE(class step_executor<cpu>)
 
 }  // namespace plait
 

@@ -197,7 +197,7 @@ struct reduced_units {
 };
 
 /// A model as one or more stages, shared out over the ranks of a pipeline and run by a schedule: what `training_step`
-/// runs, and whoever visits parameters sees as a model with this rank's parameters. Every model is one, of one stage
+/// runs, and visitors of parameters see as a model with this rank's parameters. Every model is one, of one stage
 /// where nothing else is said.
 template <model Stage>
 class pipeline {
@@ -237,7 +237,7 @@ class pipeline {
     const int rank = along.rank();
     executor_.emplace(std::move(along), step_of(plan, rank));
   }
-  /// A whole model as a pipeline of one stage, for so many microbatches in a step. The model must outlive it.
+  /// A whole model as a pipeline of one stage, for `microbatches` microbatches in a step. The model must outlive it.
   pipeline(const context<device>& ctx, Stage& whole, int microbatches, const pipeline_options& options = {})
       : shape_{1, 1, microbatches},
         options_(options),
@@ -252,7 +252,7 @@ class pipeline {
   }
 
   const pipeline_shape& shape() const { return shape_; }
-  pipeline_executor<device>& executor() { return *executor_; }
+  step_executor<device>& executor() { return *executor_; }
   /// The names of the step's units, by their number in it; empty for those of other ranks.
   std::vector<std::string> unit_names() const {
     std::vector<std::string> names;
@@ -297,12 +297,12 @@ class pipeline {
   }
   /// The ranks that hold the other stages; one where there is no pipeline.
   const any_communicator& along() const { return executor_->along(); }
-  /// From here on a step asks nobody whether something is done, so that it can be recorded (`release_by_schedule`).
+  /// From here on a step never asks whether something is done, so that it can be recorded (`release_by_schedule`).
   void prepare_recording() {
     executor_->release_by_schedule();
     units_.ask_nobody();
   }
-  /// Brings values that somebody has changed, such as whoever loads a checkpoint, to where layers read them, but for
+  /// Brings values that have changed, as by a loaded checkpoint, to where layers read them, but for
   /// parameters that are gathered at each use. The next pass would do it.
   void gather_changed(const context<device>& ctx) {
     units_.gather_changed(ctx);
@@ -558,7 +558,7 @@ class pipeline {
   std::vector<Stage*> stages_;  ///< of this rank, by chunk
   parameter_units<precision_type, device> units_;
   std::vector<int> local_;  ///< of each unit of the step: its number here, or -1
-  std::optional<pipeline_executor<device>> executor_, forward_;
+  std::optional<step_executor<device>> executor_, forward_;
 };
 
 }  // namespace plait

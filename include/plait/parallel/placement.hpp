@@ -35,11 +35,12 @@ class bucket_cut {
           {"bucket_cut::blocks(", n, "): legal are multiples of ", alignment, " from ", alignment, " to ", most_block});
     return bucket_cut(n);
   }
-  /// Pieces and arrays begin at multiples of so many elements: 256 bytes of the narrowest type, as libraries like it.
+  /// Slices and arrays begin at multiples of this number of elements: 256 bytes of the narrowest type, as libraries
+  /// like it.
   static constexpr std::int64_t alignment = 128;
 
   constexpr bool is_whole() const { return block_ == 0; }
-  /// Pieces and arrays begin at multiples of so many elements in a bucket.
+  /// Slices and arrays begin at multiples of this number of elements in a bucket.
   constexpr std::int64_t block() const { return is_whole() ? alignment : block_; }
   friend constexpr bool operator==(const bucket_cut&, const bucket_cut&) = default;
 

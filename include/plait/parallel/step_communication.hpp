@@ -34,7 +34,7 @@ struct sent_axis_times {
 ///     for (const axis_communication& c : communication_of_ranks(device, world.root(), clock.since())) ...
 ///
 /// It takes two collectives, or one where the caller knows how many records a rank has at most. (Ranks that wait for
-/// each other here wait for gathers that a step has left on their way: `training_step::around_norm` is before them.)
+/// each other here wait for gathers that a step has left on their way: `training_step::on_norm` is before them.)
 template <compute_device Device>
 std::vector<axis_communication> communication_of_ranks(Device& device, any_communicator& ranks,
                                                        const std::vector<axis_times>& mine, std::size_t most = 0) {

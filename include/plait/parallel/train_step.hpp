@@ -216,12 +216,10 @@ class training_step {
     return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
   }
 
-  /// From here on every run calls `begin` when its gradients are reduced and their norm is about to be, and `end` when
-  /// that is known. Neither may touch what a step works on. Between the two stands what the ranks of a program ask each
-  /// other in every step, beside collectives that all of them wait for: where one connection carries all, as over TCP,
-  /// whoever asks after the step waits for the gathers that follow the updates, which the next forward pass was to
-  /// hide. Not for steps that are recorded.
-  void around_norm(std::function<void()> begin, std::function<void()> end) {
+  /// Sets callbacks around the norm's all-reduce, for host values to travel with it: `begin` runs when the gradients
+  /// are reduced, `end` when the norm is known. Neither may touch what a step works on, and recorded steps call
+  /// neither. Questions after a step would wait for the gathers behind its updates, which the next forward pass hides.
+  void on_norm(std::function<void()> begin, std::function<void()> end) {
     norm_begins_ = std::move(begin);
     norm_ends_ = std::move(end);
   }

@@ -196,7 +196,7 @@ class parameter_units {
       for (parameter* p : u.alone) p->abandon_gradient();
     }
   }
-  /// Steps are recorded, where nobody can be asked whether something has arrived.
+  /// Steps are recorded: a recording cannot ask whether something has arrived.
   void ask_nobody() { asks_ = false; }
   /// Waits until all that is on its way has arrived.
   void settle() {

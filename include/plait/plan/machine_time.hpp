@@ -23,8 +23,8 @@ constexpr double operand_bytes(number_kind kind) {
 }
 
 /// Seconds of a dense product of m x k and k x n. The share of the peak falls where k is short, because a tile's start
-/// and end cost as much as so many steps, more where it adds to a result that was there, as weight gradients do; and
-/// where the result has few tiles for all cores; below that is the time in which the operands and the result pass
+/// and end cost as much as this number of steps, more where it adds to a result that was there, as weight gradients do;
+/// and where the result has few tiles for all cores; below that is the time in which the operands and the result pass
 /// memory.
 inline double product_seconds(const hardware& h, number_kind kind, double m, double n, double k, bool adds = false) {
   const double depth = h.product_depth + (adds ? h.adding_depth : 0);
@@ -35,12 +35,12 @@ inline double product_seconds(const hardware& h, number_kind kind, double m, dou
   return h.launch + std::max(computed, moved);
 }
 
-/// Seconds of elementwise kernels that read and write so many bytes.
+/// Seconds of elementwise kernels that read and write `bytes`.
 inline double memory_seconds(const hardware& h, double bytes, double launches) {
   return bytes / (h.memory_bandwidth * h.memory_share) + launches * h.launch;
 }
 
-/// Seconds of an activation of so many values, which passes `bytes`; backward, each takes twice as long to compute.
+/// Seconds of an activation of `values` numbers, which passes `bytes`; backward, each takes twice as long to compute.
 inline double activation_seconds(const hardware& h, double bytes, double values, bool backward) {
   return std::max(memory_seconds(h, bytes, 0), (backward ? 2 : 1) * values * h.activation);
 }
@@ -196,7 +196,7 @@ inline double broadcasts_seconds(const hardware& h, const group_place& g, double
 
 /// Seconds in which each rank sends tokens of `bytes` together to the ranks of `chosen` experts each, or gets them
 /// back, experts being chosen evenly. An all-to-all sends a token once for each of them; where tokens go `once`, each
-/// goes once into every unit that has an expert of it, and is handed on within (DeepEP).
+/// is sent once into every unit that has an expert of it, and is handed on within (DeepEP).
 inline double exchange_seconds(const hardware& h, const group_place& g, double bytes, double chosen, bool once) {
   if (!once) return collective_seconds(h, g, collective::all_to_all, bytes * chosen);
   const auto n = static_cast<double>(g.size);

@@ -17,7 +17,7 @@
 
 namespace plait {
 
-/// How dear bytes are beside the operations of matrix products, to compare what is made again: a byte that is written
+/// The price of bytes in operations of matrix products, to compare what is made again: a byte that is written
 /// anew, and one that is sent anew. The defaults are an H100's in bf16 (989 TFLOP/s, 3.35 TB/s, 450 GB/s over NVLink).
 struct recompute_rates {
   double operations_per_byte = 300;

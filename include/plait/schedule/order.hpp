@@ -35,7 +35,7 @@ struct posted_call {
   /// Calls of one number are posted together and wait for each other's ends only, as the messages of a ring
   /// (`comm_group`).
   int together = -1;
-  bool asynchronous = false;  ///< whether the rank goes on before it is complete
+  bool asynchronous = false;  ///< whether the rank continues before it is complete
   int entry = -1;             ///< in which entry of the rank's program; -1: in none
 };
 

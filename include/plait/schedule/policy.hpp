@@ -33,7 +33,7 @@ constexpr std::string_view schedule_name_of() {
     return "custom";
 }
 
-/// The shape that a policy has on so many ranks, with so many microbatches.
+/// The shape that a policy has on `ranks` ranks, with `microbatches` microbatches.
 template <schedule_policy Policy>
 constexpr pipeline_shape shape_of(int ranks, int microbatches) {
   pipeline_shape shape{.ranks = ranks, .chunks = 1, .microbatches = microbatches};

@@ -15,9 +15,9 @@
 namespace plait {
 
 /// The sizes that a schedule may have, which `pipeline_shape::legal` checks wherever one comes in. An action has room
-/// for so many chunks and microbatches; ranks, and the number of *cells* (a microbatch in a stage), are bounded so that
-/// no product of sizes overflows an int, and that what is not a schedule at all is refused before memory is asked for.
-/// Checking and simulating a schedule takes some hundred bytes for each of its cells.
+/// for a number of chunks and microbatches; ranks, and the number of *cells* (a microbatch in a stage), are bounded so
+/// that no product of sizes overflows an int, and that what is not a schedule at all is refused before memory is asked
+/// for. Checking and simulating a schedule takes some hundred bytes for each of its cells.
 inline constexpr int max_pipeline_ranks = 1024, max_chunks = 255, max_microbatches = 65535, max_cells = 1 << 22;
 
 /// These sizes in words, for messages.
@@ -79,7 +79,7 @@ constexpr void require_legal(const char* who, const pipeline_shape& shape) {
 /// A computation of a rank for one microbatch in one of its chunks of the model.
 ///
 /// A *backward* is either one action, B, or two (arXiv 2401.10241): I gives the gradient of the chunk's input, on which
-/// the stage before waits, and W the gradients of its weights, on which nobody waits.
+/// the stage before waits, and W the gradients of its weights, on which no stage waits.
 enum class action_kind : std::uint8_t { forward, backward, input_backward, weight_backward };
 
 /// F, B, I or W.

@@ -370,7 +370,7 @@ struct timed_entry {
 struct step_simulation {
   std::vector<std::vector<timed_entry>> ranks;  ///< of each rank, in its program's order; times from the step's begin
   /// The gathers and reductions on each rank's link during the step, from when those of the kind before them are over;
-  /// also what the step before has started, and of what goes on after it the part that lies in the step.
+  /// also what the step before has started; of what ends after the step, the part within it.
   std::vector<std::vector<timed_entry>> links;
   /// The sums of each rank with those that hold the units its own are tied to: from when both have started them, and
   /// those before them of the same two ranks are over.
@@ -398,7 +398,7 @@ struct step_simulation {
 
 namespace detail {
 
-/// The ranks of a pipeline, each in its own time, until all have run so many steps.
+/// The ranks of a pipeline, each in its own time, until all have run `steps` steps.
 class step_clock {
  public:
   step_clock(const step_schedule& s, const step_costs& costs, int steps)

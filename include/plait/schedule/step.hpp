@@ -31,11 +31,11 @@ inline std::string describe(const transfer& t) {
               " -> ", t.to_stage});
 }
 
-/// The kinds of entries. Gathers, reductions, sends and receives are started where they stand; whoever needs one waits
-/// for it: a pass for its input and its unit's gather, the norm and updates for reductions. In a hybrid a reduction has
-/// two parts: `reduce` sums a unit's gradient over the ranks that share it out, and `reduce_copies`, which waits for
-/// that, the piece of a rank over those that hold the same piece. Where stages share parameters, `reduce_ties`, which
-/// waits for what is before, is the last part: the sum over these stages.
+/// The kinds of entries. Gathers, reductions, sends and receives are started where they stand; an entry that needs one
+/// waits for it: a pass for its input and its unit's gather, the norm and updates for reductions. In a hybrid a
+/// reduction has two parts: `reduce` sums a unit's gradient over the ranks that share it out, and `reduce_copies`,
+/// which waits for that, the piece of a rank over those that hold the same piece. Where stages share parameters,
+/// `reduce_ties`, which waits for what is before, is the last part: the sum over these stages.
 enum class step_op : std::uint8_t {
   pass,
   send,

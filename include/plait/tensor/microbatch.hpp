@@ -104,7 +104,7 @@ struct microbatch {
   recompute policy = recompute::none;
   /// Of each block, for a stack whose blocks differ in that; empty: all by `policy`.
   std::span<const recompute> policies{};
-  /// Who is told which unit of parameters the pass uses; null: nobody.
+  /// The observer of the units of parameters that the pass uses; null: none.
   unit_watcher* units = nullptr;
   /// The number of the first unit of the layers that this goes through, in its stage; negative: they are in one unit.
   int first_unit = 0;

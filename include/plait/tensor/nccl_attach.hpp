@@ -79,7 +79,7 @@ class attached_rank {
     const auto n = static_cast<std::size_t>(all.size);
     if (n == 1) return;
     void* memory = nullptr;
-    const cuda::stream side = device_.side_stream();  // the caller's may hold work that nobody has begun yet
+    const cuda::stream side = device_.side_stream();  // the caller's may hold work that has not begun
     if (programs_memory) {
       programs_meeting_ = buffer<cuda>(device_, (n + 1) * sizeof(place), side);  // ready for it
       memory = programs_meeting_.data();

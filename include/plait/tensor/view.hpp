@@ -46,7 +46,7 @@ class const_tensor {
   operator const tensor<T, Spec, Device>&() const { return view_; }  // NOLINT: the conversion is the purpose
 
  private:
-  tensor<T, Spec, Device> view_;  ///< handed out as const alone, so that nobody writes what it views
+  tensor<T, Spec, Device> view_;  ///< handed out as const alone: what it views is not written
 };
 
 /// A view of memory that is const.

@@ -29,7 +29,7 @@ namespace plait::testing {
 /// The training run of a check. Every token is a function of its global sample and position, so that all meshes see
 /// the same data.
 struct model_setup {
-  /// Global sizes of all dims, for a microbatch of so many samples over the whole mesh (of a stage).
+  /// Global sizes of all dims, for a microbatch of this number of samples over the whole mesh (of a stage).
   std::function<dim_sizes(const mesh_shape& mesh, std::int64_t samples)> sizes;
   std::int64_t layers = 1;
   std::int64_t vocab = 2;
@@ -213,7 +213,7 @@ template <class Make, class Launch = on_cpu>
 model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found,
                           const Launch& launch = {}) {
   model_setup alone = how;
-  alone.parallel = {};  // one rank has nobody to share with
+  alone.parallel = {};  // one rank shares with no other
   model_outcome one = std::move(train_on(detail::of_one_rank(mesh), alone, make, nullptr, launch)[0]);
   for (const std::vector<named_values>* step : {&one.first_gradients, &one.last_gradients})
     for (const named_values& g : *step) {

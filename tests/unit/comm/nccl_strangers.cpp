@@ -58,11 +58,11 @@ double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC
 /// Rank 0 of two in a thread, and the greeting of rank 1.
 struct two_ranks {
   std::vector<nccl::launch_place> ranks = places(2, free_port());
-  nccl::detail::meeting first;
+  nccl::detail::rendezvous_server first;
   std::string problem;
   std::thread holding;
 
-  explicit two_ranks(nccl::detail::newcomer_limits limits) : first(ranks[0], 20, limits) {}
+  explicit two_ranks(nccl::detail::connection_limits limits) : first(ranks[0], 20, limits) {}
   ~two_ranks() {
     if (holding.joinable()) holding.join();
   }

@@ -152,7 +152,7 @@ TEST_CASE("what ranks ask each other around the norm comes before the gathers of
       int begun = 0, ended = 0;
       const auto gathers = [&] { return w.ledger().total("dp", collective::all_gather).calls; };
       std::uint64_t before = 0;
-      step.around_norm(
+      step.on_norm(
           [&] {
             ++begun;
             CHECK(gathers() == before);

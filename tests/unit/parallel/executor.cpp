@@ -46,7 +46,7 @@ result run(const schedule& plan) {
     pipeline_world ranks(whole, any_communicator(testing::slow_communicator(c, look_at_tags)));
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
-    pipeline_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(shape), {.clip = false}));
+    step_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(shape), {.clip = false}));
     widening stages(shape, c.rank());
     const auto rank = static_cast<std::size_t>(c.rank());
     executor.events = &all.events[rank];
@@ -118,8 +118,7 @@ TEST_CASE("a schedule for another number of ranks is refused by name") {
   threads::run(2, [&](threads::communicator c) {
     pipeline_world ranks(whole, any_communicator(c));
     try {
-      pipeline_executor<cpu> executor(ranks.along(),
-                                      all_forward_all_backward(3, 1, 4, stage_placement::straight, false));
+      step_executor<cpu> executor(ranks.along(), all_forward_all_backward(3, 1, 4, stage_placement::straight, false));
     } catch (const error& e) {
       if (c.rank() == 0) text = e.what();
     }
@@ -139,7 +138,7 @@ TEST_CASE("a stage that throws leaves nothing behind") {
     pipeline_world ranks(whole, any_communicator(c));
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
-    pipeline_executor<cpu> executor(ranks.along(), plan);
+    step_executor<cpu> executor(ranks.along(), plan);
     failing stages(plan.shape, 0);
     CHECK_THROWS_AS(executor.run(ctx, stages), error);
     CHECK(device.bytes_in_use() == 0);

@@ -104,8 +104,8 @@ std::string token_in(const Get& get) {
 /// secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where rank 0 listens. Throws
 /// `plait::error` that names the variable that is missing or malformed.
 ///
-/// PLAIT_PORT, where it is set, is the port, whoever started the processes: a program whose process group was made by
-/// torch.distributed, or whose own store listens on MASTER_PORT, sets it to another free port of rank 0's host, the
+/// PLAIT_PORT, where it is set, is the port, however the processes were started: a program whose process group was made
+/// by torch.distributed, or whose own store listens on MASTER_PORT, sets it to another free port of rank 0's host, the
 /// same for all ranks. torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the
 /// next port is used then.
 template <class Get>

@@ -33,10 +33,11 @@ namespace detail {
 inline constexpr std::string_view hello_magic = "plaitid2";
 inline constexpr std::size_t hello_head = 20;
 inline constexpr std::size_t longest_answer = 1 << 16;
-inline constexpr double farewell_seconds = 3;  ///< for which rank 0 tells latecomers why it has given up
+inline constexpr double refusal_grace =
+    3;  ///< seconds in which rank 0 still answers, with the reason, after it has given up
 
-/// Bounds of what strangers take from rank 0.
-struct newcomer_limits {
+/// Bounds of what unknown connections take from rank 0.
+struct connection_limits {
   std::size_t most = 256;  ///< connections that have not said who they are; the oldest makes room for the next
   double seconds = 5;      ///< until a connection must have said it
 };
@@ -73,20 +74,20 @@ inline bool equal_tokens(std::string_view a, std::string_view b) {
 
 inline tcp_socket listener(const launch_place& here) {
   if (!here.bind.empty()) return listener_on(here.bind, here.port);
-  const std::string& a = here.address;  // nobody else is to reach what is between processes of one host
+  const std::string& a = here.address;  // no other host is to reach what is between processes of one host
   if (a == "localhost" || a == "::1" || a.starts_with("127.")) return listener_on(a, here.port);
   return listener(here.port);
 }
 
-/// The meeting place, and the variables that say it.
+/// The address of the rendezvous, and the variables that name it.
 inline std::string where(const launch_place& here) {
   return cat({here.address, ":", here.port, " (MASTER_ADDR, and MASTER_PORT or PLAIT_PORT)"});
 }
 
-/// The side of rank 0.
-class meeting {
+/// Rank 0 of the rendezvous: it gives every other rank the payload.
+class rendezvous_server {
  public:
-  meeting(const launch_place& here, double deadline, newcomer_limits limits = {})
+  rendezvous_server(const launch_place& here, double deadline, connection_limits limits = {})
       : size_(here.size),
         address_(here.address),
         where_(where(here)),
@@ -122,7 +123,7 @@ class meeting {
   }
 
  private:
-  struct newcomer {
+  struct connection {
     tcp_socket socket;
     std::string text;
     double until;
@@ -142,7 +143,7 @@ class meeting {
     return more == 0 ? out : cat({out, " and ", more, " more"});
   }
 
-  /// Ends the meeting for all: those who are here, and for a while those who come.
+  /// Refuses all ranks: those that have connected, and for `refusal_grace` those that connect.
   [[noreturn]] void refuse(const std::string& why) {
     refusal_ = answer_of(false, why);
     for (const tcp_socket& s : here_) {
@@ -151,7 +152,7 @@ class meeting {
     std::vector<bool> told(here_.size());
     for (std::size_t r = 0; r < told.size(); ++r) told[r] = static_cast<bool>(here_[r]);
     told[0] = true;
-    until_ = comm_clock() + std::min(farewell_seconds, seconds_);
+    until_ = comm_clock() + std::min(refusal_grace, seconds_);
     while (comm_clock() < until_ && std::find(told.begin(), told.end(), false) != told.end()) {
       for (tcp_socket& s : here_) s = tcp_socket();
       look();
@@ -166,7 +167,7 @@ class meeting {
   void look() {
     // A full table of descriptors leaves the listener ready for ever: it is not asked then.
     std::vector<pollfd> watched{{listener_.get(), static_cast<short>(full_ ? 0 : POLLIN), 0}};
-    for (const newcomer& n : newcomers_) watched.push_back({n.socket.get(), POLLIN, 0});
+    for (const connection& n : connections_) watched.push_back({n.socket.get(), POLLIN, 0});
     for (const tcp_socket& s : here_) {
       if (s) watched.push_back({s.get(), POLLIN, 0});
     }
@@ -176,23 +177,23 @@ class meeting {
       char byte;
       if (s && ::recv(s.get(), &byte, 1, MSG_PEEK) >= 0) s = tcp_socket();
     }
-    for (newcomer& n : newcomers_) listen_to(n);
-    std::erase_if(newcomers_, [](const newcomer& n) { return !n.socket || comm_clock() > n.until; });
+    for (connection& n : connections_) listen_to(n);
+    std::erase_if(connections_, [](const connection& n) { return !n.socket || comm_clock() > n.until; });
     for (full_ = false;;) {
       tcp_socket s(::accept(listener_.get(), nullptr, nullptr));
       if (!s) {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         full_ = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-        if (full_ && !newcomers_.empty()) newcomers_.erase(newcomers_.begin());
+        if (full_ && !connections_.empty()) connections_.erase(connections_.begin());
         break;
       }
-      if (newcomers_.size() >= limits_.most) newcomers_.erase(newcomers_.begin());
-      newcomers_.push_back({std::move(s), {}, comm_clock() + limits_.seconds});
+      if (connections_.size() >= limits_.most) connections_.erase(connections_.begin());
+      connections_.push_back({std::move(s), {}, comm_clock() + limits_.seconds});
     }
   }
 
-  /// Takes what has come of a greeting. One that is malformed, or of another job, is dropped and harms nobody.
-  void listen_to(newcomer& n) {
+  /// Takes what has come of a greeting. One that is malformed, or of another job, is dropped without harm.
+  void listen_to(connection& n) {
     const std::size_t wanted = hello_head + token_.size();
     char bytes[hello_head + most_token_bytes];
     const ssize_t got = ::recv(n.socket.get(), bytes, wanted - n.text.size(), 0);
@@ -229,14 +230,14 @@ class meeting {
 
   int size_;
   std::string address_, where_, token_;
-  newcomer_limits limits_;
+  connection_limits limits_;
   double seconds_, until_;
   tcp_socket listener_;
   std::vector<tcp_socket> here_;  ///< by rank; empty until the rank has come
-  std::vector<newcomer> newcomers_;
+  std::vector<connection> connections_;
   int turned_away_ = 0;
   bool full_ = false;    ///< whether there was no descriptor for the last connection
-  std::string refusal_;  ///< the answer to everybody, once the meeting has ended
+  std::string refusal_;  ///< the answer to every rank after a refusal
 };
 
 /// The side of the other ranks.
@@ -280,7 +281,7 @@ inline std::string share(const launch_place& here, const std::string& payload, d
           " are legal"});
   if (here.size == 1) return payload;
   if (here.rank != 0) return detail::ask(here, deadline);
-  detail::meeting(here, deadline).hold(payload);
+  detail::rendezvous_server(here, deadline).hold(payload);
   return payload;
 }
 

@@ -45,8 +45,8 @@ inline void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer
 /// The most elements in a message of a large collective, in which n go between this rank and rank k. Over a slow link
 /// 60 KiB, which Open MPI over TCP sends without asking the receiver first (up to 64 KiB with a header): of a longer
 /// message the question and the answer stand behind all that was sent before, and then all messages under way share the
-/// connection, so that the first ends with the last, whoever waits for it. Not more than 2048 messages. Elsewhere
-/// pieces cost the processor more time than they save.
+/// connection, so that the first ends with the last, in whatever order they are waited for. Not more than 2048
+/// messages. Elsewhere pieces cost the processor more time than they save.
 inline std::size_t piece_of(const state& s, std::size_t k, std::size_t n, dtype t) {
   if (s.piece == 0 && !s.slow[k]) return s.limit;
   const std::size_t bytes = s.piece > 0 ? s.piece : std::max<std::size_t>(60 << 10, n * size_of(t) / 2048);

@@ -48,7 +48,7 @@ struct state {
   std::size_t limit = INT_MAX;                   ///< elements per MPI call
   std::size_t piece = 0;                         ///< bytes of a message of a large started collective; 0: by `slow`
   MPI_Errhandler callers = MPI_ERRHANDLER_NULL;  ///< of a communicator of the caller's
-  std::string dropped;                           ///< what went wrong where nobody waited; the next operation says it
+  std::string dropped;                           ///< an error that no wait has thrown; the next operation throws it
   std::uint64_t sequence = 0;
   call_count called;            ///< the same on all ranks that have come as far, as messages do not count
   std::uint64_t exchanges = 0;  ///< collectives by messages that were started
@@ -106,7 +106,7 @@ struct pending {
     return &requests.back();
   }
 
-  /// Returns whether it is complete; goes on with what follows when its requests are. One thread at a time.
+  /// Returns whether it is complete; starts what follows when its requests are. One thread at a time.
   bool advance() {
     int done = 0;
     std::vector<MPI_Status> status(expected.empty() ? 0 : requests.size());
@@ -200,7 +200,7 @@ class mover {
   std::thread thread_;
 };
 
-/// An operation that was started: its rank asks and waits for it, while a mover may see to it that it goes on. The
+/// An operation that was started: its rank asks and waits for it, while a mover may advance it. The
 /// flight recorder is the rank's own, so the rank alone notes there what it has seen.
 class operation {
  public:
@@ -213,7 +213,7 @@ class operation {
     if (moved_) pending_.home->moves->remove(*this);
   }
 
-  /// Returns whether it is complete. Throws what went wrong, whoever met it.
+  /// Returns whether it is complete. Throws its error, whichever thread met it.
   bool test() {
     if (!advance()) return false;
     if (!std::exchange(noted_, true)) pending_.home->flight->mark(pending_.ticket, flight_recorder::state::completed);
@@ -279,7 +279,7 @@ class operation {
 };
 
 inline void mover::move_others(operation& o) {
-  if (allowed_ || flying_.empty()) return;  // one thread alone: nobody else looks at the list
+  if (allowed_ || flying_.empty()) return;  // one thread alone: no other looks at the list
   for (operation* const other : flying_)
     if (other != &o) static_cast<void>(other->advance());
 }

@@ -113,7 +113,7 @@ struct state {
     return cuda::stream(own_side_.get());
   }
 
-  /// Puts the main stream behind what was started on this communicator and nobody has waited for: NCCL runs a
+  /// Puts the main stream after what was started on this communicator and not waited for: NCCL runs a
   /// communicator's operations in one order. Those of other communicators are left alone.
   void join_last_started() {
     const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);

@@ -42,7 +42,8 @@ struct doomed_communicator {
 };
 
 /// Aborts communicators side by side: each may wait for kernels that only the end of another lets go. Ends the process
-/// where they take longer than `grace` seconds (0: waits for ever), because whoever waits for it would wait for ever.
+/// where they take longer than `grace` seconds (0: waits for ever), because a rank that waits for it would wait for
+/// ever.
 inline void abort_side_by_side(const std::vector<doomed_communicator>& doomed, double grace, const std::string& why) {
   struct progress {
     std::mutex mutex;
@@ -125,7 +126,7 @@ class team {
     std::unique_lock lock(mutex_);
     aborted_.wait(lock, [this] { return !aborting_; });
   }
-  /// Ends all communicators of the team that it owns: the watching thread aborts them, and nobody waits for that here.
+  /// Ends all communicators of the team that it owns: the watching thread aborts them, without a wait here.
   /// Since NCCL 2.26 an abort ends when no graph holds calls of the communicator any more, and the calling thread may
   /// have to unwind to destroy one. Only the first reason counts; `leaving` is a rank that an exception unwinds, whose
   /// reason is known later.
@@ -247,7 +248,7 @@ class session {
     return op;
   }
   /// The operation is in `stream`, or in the graph that the stream is being recorded in: then it is over here, since
-  /// nobody watches a replay.
+  /// no thread watches a replay.
   void enqueued(operation& op, cuda::stream stream) {
     const bool recorded = cuda::capturing(stream);
     op.event.record(stream);

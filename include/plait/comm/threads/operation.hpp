@@ -144,7 +144,7 @@ struct part {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   bool here = false;
-  bool starts = false;       ///< the rank goes on, and waits later
+  bool starts = false;       ///< the rank continues, and waits later
   std::uint64_t ticket = 0;  ///< in the rank's flight recorder
   // all_to_all_v: counts and offsets per peer, in elements (the vectors keep their memory between operations)
   std::vector<std::size_t> send_counts, send_offsets, receive_counts, receive_offsets;
@@ -167,7 +167,7 @@ struct part {
 };
 
 /// One collective, or one message (part 0 sends, part 1 receives). It moves through three states, kept in `word`:
-/// filling, open (every rank is here; units of work may be taken by whoever waits for it), finished. Operations are
+/// filling, open (every rank is here; units of work may be taken by ranks that wait for it), finished. Operations are
 /// reused, so the steady state allocates nothing.
 struct operation {
   static constexpr std::uint32_t open = 1, finished = 2;

@@ -43,7 +43,7 @@ struct group {
 /// The invariant behind exact deadlock detection: `running` counts the ranks that are neither asleep nor gone. A rank
 /// falls asleep under the mutex, after it has seen there that its operation has not moved. Whoever moves an operation
 /// does so under the mutex too and counts the ranks that it wakes as running on their behalf, before they run. So
-/// `running == 0` means that nobody can move anything any more, and it is seen by the rank that makes it so.
+/// `running == 0` means that no rank can move anything any more, and it is seen by the rank that makes it so.
 class world {
  public:
   explicit world(int ranks)

@@ -15,7 +15,7 @@ namespace plait {
 
 /// Who needs whose keys on a ring of ranks, and so how far each block travels: rank r holds block r at step 0 and block
 /// r - s, modulo the ranks, at step s, if the block comes so far. A block stops at the last rank that sees some of it:
-/// under a causal mask without zigzag, block j makes c - 1 - j hops, and nobody waits for what nobody sees.
+/// under a causal mask without zigzag, block j makes c - 1 - j hops, and no rank waits for keys that it does not see.
 class ring_route {
  public:
   ring_route() = default;
@@ -29,7 +29,7 @@ class ring_route {
   std::size_t block(int s) const { return at(mine_ - s); }
   /// Whether it is here then.
   bool holds(int s) const { return s <= hops_[block(s)]; }
-  /// Whether it goes on to the next rank.
+  /// Whether it is sent to the next rank.
   bool sends(int s) const { return s < hops_[block(s)]; }
   /// Whether the block of step s + 1 comes from the previous rank.
   bool receives(int s) const { return s + 1 < ranks_ && holds(s + 1); }

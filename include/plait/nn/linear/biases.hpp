@@ -133,7 +133,7 @@ class linear_biases {
     });
   }
   /// Adds to the same gradients what product(sums) writes, `columns` sums: in place where nothing was added yet,
-  /// otherwise by a pass over so many numbers. False where product(sums) is, or does not make the gradients of all.
+  /// otherwise by a pass over `columns` numbers. False where product(sums) is, or does not make the gradients of all.
   template <class F>
   bool add_gradients_by(Device& device, std::size_t begin, std::size_t end, std::int64_t columns, F&& product) const {
     if (batches_ != 1) return false;

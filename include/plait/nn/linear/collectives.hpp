@@ -33,7 +33,7 @@ class row_stage {
   row_stage(executor moves, std::int64_t rows, std::int64_t width)
       : moves_(std::move(moves)), rows_(rows), width_(width) {}
 
-  /// Overlaps with the product from now on, in so many chunks. Throws `plait::error` that names `where`.
+  /// Overlaps with the product from now on, in `chunks` chunks. Throws `plait::error` that names `where`.
   void split_into_chunks(std::int64_t chunks, std::string_view where) {
     if (!trivial()) chunks_ = chunked_collective(moves_, width_, chunks, where);
   }

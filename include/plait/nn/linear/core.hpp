@@ -366,7 +366,7 @@ class linear_core : detail::linear_collectives {
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;
   detail::canonical_linear<Precision, Device> canonical_;  ///< under canonical numerics
-  gradient_terms<Precision, Device>* terms_ = nullptr;     ///< of the weights, likewise
+  gradient_terms<Precision, Device>* terms_ = nullptr;     ///< of the weights, under canonical numerics
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)

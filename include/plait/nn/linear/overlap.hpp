@@ -17,7 +17,7 @@ namespace plait {
 ///
 ///     using overlap = pl::overlap<4>;
 ///
-/// The all-gather of its input, and backward that of its output's gradient, comes in so many chunks of rows: the
+/// The all-gather of its input, and backward that of its output's gradient, comes in chunks of rows: the
 /// product of those that have come runs while the next are on their way. The reduction of its output, and backward that
 /// of its input's gradient, goes in chunks as they are computed, and the last of the gradient's go beside the product
 /// for the weight's gradient (Wang et al. 2023). Chunks need not divide the rows. What recomputation gathers again for

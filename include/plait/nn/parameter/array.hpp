@@ -216,8 +216,8 @@ const T* rows_of_leaf(Device& device, const token_leaves::leaf& leaf, const T* f
 }  // namespace detail
 
 /// Values and gradients of one or several parameters, one after the other, so that one product can use them all. The
-/// memory is the caller's, or the array's own, which is made when it is first needed, or lent by whoever moves the
-/// parameters of several arrays together.
+/// memory is the caller's, or the array's own, which is made when it is first needed, or lent by a bucket that moves
+/// the parameters of several arrays together.
 template <class Precision, compute_device Device>
 class parameter_array {
  public:
@@ -256,7 +256,7 @@ class parameter_array {
   bool has_values() const { return values_ != nullptr; }
   /// The values that are there; null where none are made yet.
   const weight_type* existing_values() const { return values_; }
-  /// The gradients, likewise; null where all parameters are frozen.
+  /// The gradients in the same order; null where all parameters are frozen.
   gradient_type* gradients() {
     if (!gradients_ && !lent() && trainable()) {
       own_gradients_ = make_collective_buffer<gradient_type>(*device_, static_cast<std::size_t>(size_));

@@ -239,7 +239,7 @@ class adamw {
   }
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return step_; }
-  /// Goes on as after so many steps: for whoever loads what `visit_state` shows.
+  /// Continues as after `steps` steps: for code that loads what `visit_state` shows.
   void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {}) {
     step_ = step;
     moments_.resume(std::move(missed));

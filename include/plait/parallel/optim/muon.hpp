@@ -140,7 +140,7 @@ struct stored_matrix {
 };
 
 /// The owners of matrices that the same axes shard, and their exchange made ready for one rank. In each round every
-/// rank has at most one matrix, so that no more memory is needed than for one: its dearest one in the first round.
+/// rank has at most one matrix, so that no more memory is needed than for one: its costliest one in the first round.
 class matrix_owners {
  public:
   /// A round as this rank sees it; counts and offsets are in elements.

@@ -142,7 +142,7 @@ class optimizer_state {
     before_ = std::move(missed);
     for (auto& [name, state] : kept_) start(name, state);
   }
-  /// Returns them for whoever saves or loads them, at any time.
+  /// Returns them, to be saved or loaded at any time.
   std::byte* find(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
     return of(ctx, name, n, bytes).memory.template data<std::byte>();
   }

@@ -39,7 +39,7 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
     pipeline_world ranks(whole, any_communicator(c), heard);
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
-    pipeline_executor<cpu> executor(ranks.along(), plan);
+    step_executor<cpu> executor(ranks.along(), plan);
     widening stages(plan.shape, ranks.along().rank());
     std::vector<pipeline_event> events;
     executor.events = &events;
@@ -131,7 +131,7 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
     pipeline_world ranks(whole, any_communicator(testing::slow_communicator(c, link)), heard);
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
-    pipeline_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(plan.shape), {}));
+    step_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(plan.shape), {}));
     moving stages(plan.shape, ranks.along().rank(), ranks.stage().group(axis_list(axis_of<dp>)));
     std::vector<timed_entry> times;
     std::vector<pipeline_event> events;
