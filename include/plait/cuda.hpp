@@ -1,5 +1,5 @@
 // Layers and training on GPUs, for files that nvcc compiles or programs that link plait::compiled_cuda: the device, its
-// kernels, in-process ranks on device memory, and steps as CUDA graphs. NCCL is apart: comm/launch/nccl.hpp, and
+// kernels, in-process ranks on device memory, and steps as CUDA graphs. NCCL is separate: comm/launch/nccl.hpp, and
 // tensor/nccl_attach.hpp for an existing `ncclComm_t`.
 #pragma once
 

@@ -48,7 +48,7 @@ struct held_tensor {
   box part;                         ///< in the dims of its layout, with padding
   std::int64_t begin = 0, end = 0;
   axis_list copies;    ///< axes of the stage's mesh whose ranks hold the same elements
-  axis_list across{};  ///< axes over which rows are cut: those that shard a dim behind the leading one
+  axis_list across{};  ///< axes over which rows are cut: those that shard a dim after the leading one
   bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
   dtype type{};        ///< of its elements in a checkpoint
   /// Copies [from, to) of the part's elements, at once or in the device's main stream (`downloads_later`), for which

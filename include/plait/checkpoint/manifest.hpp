@@ -100,7 +100,7 @@ inline std::string text_of_box(const stored_tensor& tensor, const stored_box& pa
   return out + "]";
 }
 
-/// Returns the name of a box in its data file: the tensor's if the box is all of it, else with the box behind it.
+/// Returns the name of a box in its data file: the tensor's if the box is all of it, else with the box after it.
 inline std::string entry_name(const stored_tensor& tensor, const stored_box& part) {
   const bool whole = std::equal(tensor.shape.begin(), tensor.shape.end(), part.extent.begin());
   return whole ? tensor.name : tensor.name + text_of_box(tensor, part);

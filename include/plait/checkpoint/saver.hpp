@@ -501,7 +501,7 @@ class checkpoint_saver {
   /// with it when the last byte has left, and `finished_save::stall` counts until then. Copies in a stream of their own
   /// could hide behind the next forward pass only if each of whatever writes states in place waited for them, a
   /// replayed graph, a load and the allocator among these: one that forgot would spoil a save that no checksum finds.
-  /// Moments in 8 bits are copied as they are, and decoded behind the training.
+  /// Moments in 8 bits are copied as they are, and decoded beside the training.
   template <compute_device Device, class Model, class Optimizer>
   std::vector<finished_save> save(const context<Device>& ctx, Model& model, Optimizer& optimizer, std::uint64_t step,
                                   saved_extras extras = {}) {

@@ -132,7 +132,7 @@ inline written_share write_share(file_system& files, const std::string& director
 
 namespace detail {
 
-/// Writes a note: each number with a blank behind it, each text behind its length.
+/// Writes a note: each number with a blank after it, each text after its length.
 class note_writer {
  public:
   void number(std::integral auto value) {

@@ -76,7 +76,7 @@ inline constexpr std::string_view latest_file = "LATEST";
 inline constexpr std::string_view trash_directory = ".trash";
 inline constexpr std::string_view temporary_mark = ".tmp-";
 
-/// Whether a name ends in 32 hexadecimal digits, as `unguessable_suffix` makes them, behind a step's name and `mark`.
+/// Whether a name ends in 32 hexadecimal digits, as `unguessable_suffix` makes them, after a step's name and `mark`.
 /// Files of other names are not made by a writer, and stay.
 inline bool is_made_by_writer(std::string_view name, std::string_view mark) {
   constexpr std::size_t digits = 32;
@@ -98,7 +98,7 @@ inline std::string commit_text(std::uint64_t step, std::string_view manifest) {
               " bytes, CRC-32C ", sum, "\n"});
 }
 
-/// Returns the step that a manifest says it is of; nothing where it is none.
+/// Returns the step that a manifest names; nothing for what is no manifest.
 inline std::optional<std::uint64_t> step_of_manifest(const std::string& text) {
   try {
     return parse_manifest(text, "").step;

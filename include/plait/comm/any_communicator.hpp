@@ -1,4 +1,4 @@
-// A communicator of any backend behind one type.
+// A communicator of any backend as one type.
 #pragma once
 
 #include <algorithm>

@@ -21,14 +21,14 @@ inline double comm_clock() {
 /// way together count once.
 class busy_time {
  public:
-  /// An operation begins of which a span will be told later: `last` says that nothing more comes of it.
+  /// An operation begins whose span is reported later: `last` says that nothing more comes of it.
   void open() { ++open_; }
   void last();
   /// Adds a span, in seconds of one clock.
   void add(double from, double to);
   /// The length of the union of what was told.
   double seconds() const;
-  /// Starts at 0 again. What is open stays open, and counts with its whole length once it is told.
+  /// Starts at 0 again. What is open stays open, and counts with its whole length once it is reported.
   void clear() {
     total_ = 0;
     spans_.clear();

@@ -29,7 +29,7 @@ class verbs {
 
  public:
   /// out[i] = in_0[i] op ... op in_{p-1}[i], equal in every bit on every rank; in == out is allowed. The maximum and
-  /// the minimum of numbers of which one is a NaN is a NaN, whichever rank has it. (Not on NCCL, which gives that of
+  /// the minimum of numbers with a NaN among them is a NaN, whichever rank has it. (Not on NCCL, which gives that of
   /// the others: ask for the sum as well where a NaN must be seen there.)
   void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     self().run({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});

@@ -27,7 +27,7 @@ struct call_log {
   int next_group = 0;  ///< of messages
 };
 
-/// A communicator without ranks behind it, to find out what a program would send: it has a rank, a size and a label,
+/// A communicator without other ranks, to find out what a program would send: it has a rank, a size and a label,
 /// and every operation is over at once and moves nothing. A `world` made for counting counts its calls as it would
 /// those of any other, and writes them into its `call_log`. Its one subgroup is itself, because no other rank can be
 /// asked.
@@ -58,7 +58,7 @@ class counting_communicator : public verbs<counting_communicator> {
     const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
     return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
   }
-  /// Returns the communicator of two of its ranks, of which this rank is the one at `rank`.
+  /// Returns the communicator of two of its ranks; this rank is the one at `rank`.
   counting_communicator pair(int rank, int first, int second, const std::string& label) const {
     if (!log_) return counting_communicator(rank, 2, label);
     const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;

@@ -39,7 +39,7 @@ struct ledger {
     std::array<entry, collective_kinds> kinds{};
     /// How long an operation over several ranks was under way: a call while it lasts, and what is started until it is
     /// complete (`request_times`), which is counted once it has been waited for. Of this time, the seconds of `kinds`
-    /// were spent inside the communicator, and the rest was hidden behind something else.
+    /// were spent inside the communicator, and the rest was hidden.
     busy_time under_way{};
     bool timed = true;  ///< false: calls only enqueue work on a device, so that seconds are not those of communication
   };

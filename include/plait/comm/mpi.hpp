@@ -294,7 +294,7 @@ class communicator : public verbs<communicator> {
   bool by_messages(const call& c) const { return c.payload(size()) >= large && size() > 1 && has_exchange_tags(); }
   bool has_exchange_tags() const { return self().most_tag >= exchange_tag + exchange_tags; }
 
-  /// The tag of the next collective by messages, and the one behind it.
+  /// The tag of the next collective by messages, and the one after it.
   int exchange_tags_of() const { return exchange_tag + static_cast<int>(2 * self().exchanges++ % exchange_tags); }
 
   void post_all_to_all(pending& p, bool blocking, const call& c) const {

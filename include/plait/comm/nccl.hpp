@@ -55,7 +55,7 @@ class communicator : public verbs<communicator> {
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 
-  /// In the main stream, behind what this communicator started before it. A barrier returns when all ranks have called
+  /// In the main stream, after what this communicator started before it. A barrier returns when all ranks have called
   /// it and the GPU has done what was in the main stream before.
   void run(const call& c) {
     detail::state& s = self();

@@ -27,7 +27,7 @@ struct value_check {
   }
   static const value_check always;  ///< every step
   static const value_check off;     ///< nothing
-  static const value_check first;  ///< the first step, and the first after anything that `value_checks::arm` is told of
+  static const value_check first;   ///< the first step, and the first after a call of `value_checks::arm`
 
   /// Returns the same, where differences up to `relative` times a value's norm are no error: for ranks on unlike
   /// processors, which round otherwise.

@@ -26,9 +26,9 @@ class wait_book {
 
   void add(int started, const std::string& axes, double seconds);
 
-  /// By place; those behind the last one had no waits.
+  /// By place; later places had no waits.
   const std::vector<std::vector<entry>>& places() const { return places_; }
-  /// Seconds in all, of which some may have been at no place.
+  /// Seconds in all, with or without a place.
   double seconds() const { return all_; }
 
  private:

@@ -27,7 +27,7 @@ class world {
   /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ.
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr);
   /// The view of `rank` on a mesh that does not run: everything is counted, and nothing communicated.
-  /// `stage_ranks` are the ranks of a larger mesh, of which `shape` is a stage, by their place in this one; empty: this
+  /// `stage_ranks` are the ranks of a larger mesh that has `shape` as a stage, by their place in this one; empty: this
   /// is the whole mesh.
   static world counting(const mesh_shape& shape, std::int64_t rank = 0, std::vector<int> stage_ranks = {}) {
     return world(shape, rank, std::move(stage_ranks));

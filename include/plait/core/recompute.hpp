@@ -21,7 +21,7 @@ constexpr const char* name_of(recompute policy) {
   return policy == recompute::none ? "none" : policy == recompute::selective ? "selective" : "full";
 }
 
-/// The mode of each layer of a model, by its number in the whole model, and the head behind them. The head's
+/// The mode of each layer of a model, by its number in the whole model, and the head after them. The head's
 /// product is expensive, so the head has `none` or `selective`. One mode converts to the
 /// same for all layers.
 class layer_recompute {

@@ -77,7 +77,7 @@ inline constexpr tag_info dim_info_of{T::plait_dim_name, detail::hash_of_type<T>
 
 /// Identity of a tag at run time and in `constexpr` code: the address of a variable that knows the tag. Shared
 /// libraries that hide their symbols each have that variable once, so at run time two of one type are one identity,
-/// too. Two tags with one name are two identities. `Kind` keeps axes and dims apart.
+/// too. Two tags with one name are two identities. `Kind` distinguishes axes and dims.
 template <class Kind>
 struct tag_id {
   const tag_info* info = nullptr;

@@ -27,7 +27,7 @@ namespace plait {
 ///
 /// `Source` is where memory comes from: `void* allocate(std::size_t, stream)` (throws or returns non-null) and
 /// `void release(void*, std::size_t, stream) noexcept`. One with several kinds of memory has `key_of(pointer, stream)`:
-/// the stream under which a block is kept apart. Thread-safe.
+/// the stream that a block is kept for. Thread-safe.
 template <class Source>
 class caching_allocator {
  public:
@@ -66,7 +66,7 @@ class caching_allocator {
     const std::lock_guard lock(mutex_);
     if (open_ != nullptr) close();
   }
-  /// Blocks that have been released go back to the cache, as blocks of `stream`, which is behind all work on them; the
+  /// Blocks that have been released go back to the cache, as blocks of `stream`, which runs after all work on them; the
   /// others follow when they are released.
   void give_back(const std::shared_ptr<scratch>& owned, stream_key stream) {
     if (owned == nullptr) return;

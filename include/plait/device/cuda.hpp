@@ -177,7 +177,7 @@ class cuda_pool {
 };
 
 // Pinned host memory through which a GPU gets what the host uploads. It is for one device object and its thread; large
-// transfers of one's own go around it with cudaMemcpyAsync.
+// a program's own transfers go around it with cudaMemcpyAsync.
 
 /// Copies to a device whose source may die, or change, as soon as the call returns. CUDA itself promises that for
 /// pageable memory only where it stages the copy; a GPU that reads such memory by itself (Grace Hopper, or with

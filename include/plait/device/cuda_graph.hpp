@@ -65,7 +65,7 @@ class cuda_graph {
     detail::cuda_check(cudaGraphLaunch(executable_, device_.main_stream().handle()), "launching a graph");
   }
 
-  /// Forgets what is recorded. Its memory serves others again, in the main stream and so behind the last replay.
+  /// Forgets what is recorded. Its memory serves others again, in the main stream and so after the last replay.
   void reset() {
     if (executable_ == nullptr) return;
     cudaGraphExecDestroy(std::exchange(executable_, nullptr));

@@ -116,7 +116,7 @@ inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t by
       _mm_stream_si128(out + 2, c);
       _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence();  // before another thread is told that they are there
+    _mm_sfence();  // before another thread learns that they are there
     from += at, to += at, bytes -= at;
   }
 #endif

@@ -71,7 +71,7 @@ inline std::string read_file(const std::string& path, const std::string& field, 
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-/// Returns what a file is that begins with `start`, to be put behind "this is"; nothing where it is none of those that
+/// Returns what a file is that begins with `start`, to be put after "this is"; nothing where it is none of those that
 /// people take for text, tokens, JSON or weights.
 inline std::string_view foreign_file(std::string_view start) {
   struct kind {

@@ -123,7 +123,7 @@ class posix_file : public open_file {
         const ssize_t written = pwrite(direct, offset, bytes.first(part));
         if (written > 0) return static_cast<std::size_t>(written);
         if (written < 0 && errno != EINVAL) fail_file("write", path(), errno);
-        refuse_direct();  // a disk with other blocks than it said
+        refuse_direct();  // a disk with other blocks than it reported
       }
     }
     const ssize_t written = pwrite(descriptor_.value(), offset, bytes);

@@ -13,7 +13,7 @@
 
 namespace plait {
 
-// The functions that an `activation` layer applies; one's own is a struct with the same two.
+// The functions that an `activation` layer applies; a program's own is a struct with the same two.
 
 struct relu {
   template <class Device, class T>

@@ -178,7 +178,7 @@ struct attention_lora {
 
 /// Options of a self-attention, beside its strategy.
 struct attention_options {
-  /// A token sees itself and window - 1 tokens before it; 0: all before it. Without a causal mask it sees all behind
+  /// A token sees itself and window - 1 tokens before it; 0: all before it. Without a causal mask it sees all after
   /// it, too.
   std::int64_t window = 0;
   /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
@@ -186,7 +186,7 @@ struct attention_options {
   bool documents = false;
   /// The policy that `chosen` stands for.
   chosen_policy context = chosen_policy::ring;
-  /// Whether a token sees none behind it. Without a mask the sequence must be whole.
+  /// Whether a token sees none after it. Without a mask the sequence must be whole.
   bool causal = true;
   /// Inverse rotary frequencies, head_dim / 2 of them; none: queries and keys are not rotated.
   std::vector<double> frequencies{};

@@ -19,7 +19,7 @@ namespace plait {
 /// Dropout with counter-based random numbers: an element's mask depends on the seed, the layer's name, the global index
 /// of its sample and its place in the sample, not on the mesh; nothing is kept for the backward pass. The leading dim
 /// counts samples. Tokens in zigzag order have the masks that they have in the original order. `Spec` must not be
-/// partial: dropout is no linear map, and belongs behind the pending sum.
+/// partial: dropout is no linear map, and belongs after the pending sum.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class dropout {
  public:

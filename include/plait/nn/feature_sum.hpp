@@ -25,12 +25,12 @@ constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
          !placed.axes_of(dim).empty();
 }
 
-/// A sum over a dim in canonical leaves, of which each rank has neighbours, and its all-reduce or reduce-scatter.
+/// A sum over a dim in canonical leaves, neighbours on each rank, and its all-reduce or reduce-scatter.
 template <compute_device Device>
 class feature_sum {
  public:
   feature_sum() = default;
-  /// `placed` shards `dim`, of which there are `leaves` leaves; `moves` brings the sum to where it is to be. Throws
+  /// `placed` shards `dim`, which has `leaves` leaves; `moves` brings the sum to where it is to be. Throws
   /// `plait::error` that names `name` where ranks cannot share out the leaves, or `moves` is another plan.
   feature_sum(const context<Device>& ctx, const layout& placed, dim_id dim, std::int64_t leaves, const executor& moves,
               const std::string& name)

@@ -248,7 +248,7 @@ struct layer_types {
   using tensor_of = tensor<T, Spec, Device>;
 };
 
-/// A layer of one's own calls kernels of its own by `kernel(ctx, cost, f)` (nn/layer.hpp), so that it can be
+/// A program's own layer calls its own kernels by `kernel(ctx, cost, f)` (nn/layer.hpp), so that it can be
 /// planned, too: a dry run counts them, and ends a program that touches its memory otherwise.
 ///
 /// Combinators, language models and dry runs ask this of a layer, beside the types of `layer_types`:
@@ -260,8 +260,8 @@ struct layer_types {
 ///
 /// `mb` is a `const microbatch<Device>&`. The caller holds a layer's input until the backward pass is over, deferred
 /// weight gradients included. A forward pass forgets what an earlier one has kept in the same `saved`
-/// (testing/layer_parity.hpp sees to it). What a layer sends, keeps and allocates is not written down: `dry_run`
-/// finds out. A class that lacks something is told what, where it is used as a layer (`layer_requirements`).
+/// (testing/layer_parity.hpp checks it). What a layer sends, keeps and allocates is not written down: `dry_run`
+/// finds out. What a class lacks is named where it is used as a layer (`layer_requirements`).
 template <class L>
 concept layer = detail::names_layer_types<L> && std::default_initializable<typename L::saved> && detail::forwards<L> &&
                 detail::backwards<L> && requires(L& l) { l.visit(detail::any_visitor{}); };

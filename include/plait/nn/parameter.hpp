@@ -324,7 +324,7 @@ class parameter {
   const parameter_info& info() const { return info_; }
   const layout& stored() const { return stored_; }
   const layout& used() const { return used_; }
-  /// The part of the (padded) global parameter that this rank stores, or of which it stores a slice.
+  /// The part of the (padded) global parameter that this rank stores, whole or a slice of it.
   const box& part() const { return part_; }
   std::int64_t size() const { return part_.local_size(); }
   /// The slice of it that this rank has between steps, and updates: all of it, but where data parallelism cuts it over
@@ -333,7 +333,7 @@ class parameter {
   storage_slice slice_of(std::int64_t rank) const { return storage_->slice_of(in_storage_, size(), rank); }
   /// Where data parallelism keeps it; null: nowhere but here.
   flat_storage<Precision, Device>* storage() const { return storage_; }
-  /// The global (padded) sizes of its dims, of which the context need not know all: an adapter's rank is its own.
+  /// The global (padded) sizes of its dims, also of dims that the context does not know: an adapter's rank is its own.
   dim_sizes sizes() const {
     dim_sizes all;
     for (std::size_t d = 0; d < stored_.dims.size(); ++d) all.set(stored_.dims[d].dim, part_.global[d]);

@@ -26,7 +26,7 @@
 namespace plait {
 
 /// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the
-/// next unit does not queue behind the reduction of the last, and neither behind a collective of a layer.
+/// next unit does not wait for the reduction of the last, and neither waits for a collective of a layer.
 class data_ranks {
  public:
   /// Throws where an axis is named twice; those that the mesh does not have, or has one rank along, do not count.
@@ -625,7 +625,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   }
 
   zero_level level_;
-  std::int64_t block_;  ///< at multiples of which arrays and slices begin
+  std::int64_t block_;  ///< arrays and slices begin at multiples of it
   gradient_wire wire_;
   std::vector<member> members_;
   std::vector<array*> arrays_;        ///< which keep the bucket alive

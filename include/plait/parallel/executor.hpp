@@ -39,7 +39,7 @@ struct pipeline_event {
 };
 
 /// Where a rank is in the program of its step. Waits are written down in every run; a place is the number of an entry
-/// of the rank's program, and the number behind the last one is the end of the step.
+/// of the rank's program, and the number after the last one is the end of the step.
 class step_watch {
  public:
   /// Where the times of what is computed are put, in seconds of `comm_clock`: of each unit of a pass by itself, without
@@ -90,7 +90,7 @@ class step_watch {
 /// other shapes between other stages; an empty one goes into the first stage and comes out of the last.
 ///
 ///     activation input(ctx, chunk)                               memory for what arrives from the stage before
-///     gradient   output_gradient(ctx, chunk)                     memory for what arrives from the stage behind
+///     gradient   output_gradient(ctx, chunk)                     memory for what arrives from the next stage
 ///     activation forward(ctx, chunk, microbatch, activation, saved*)         null: there will be no backward pass
 ///     gradient   backward(ctx, chunk, microbatch, saved&, gradient, weight_work*)      null: weight gradients at once
 ///
@@ -261,7 +261,7 @@ class step_executor {
     void end_pass() {
       const bool forward = now.kind == action_kind::forward;
       const units& of = owner.units_of_[static_cast<std::size_t>(stage_now)];
-      // Units of which a pass has nothing to do, such as those without weight gradients.
+      // Units without work in a pass, such as those without weight gradients.
       if (now.kind == action_kind::weight_backward)
         for (int unit = of.count; unit-- > 0;)
           if (of.first + unit < (unit_now < 0 ? of.first + of.count : unit_now)) enter(unit);
@@ -393,7 +393,7 @@ class step_executor {
     static constexpr dtype type_of(const Tensor&) {
       return dtype_of<typename Tensor::value_type>;
     }
-    /// Tells the messages from one rank to another apart, on the communicator of their kind: small, because MPI
+    /// Distinguishes the messages from one rank to another, on the communicator of their kind: small, because MPI
     /// promises tags up to 32767 only.
     int tag_of(const transfer& t) const {
       const pipeline_shape& shape = owner.shape();

@@ -43,7 +43,7 @@ class gradient_norm {
     }
     return all;
   }
-  /// The sum of the squares under canonical numerics, as integers in the device's memory, of which
+  /// The sum of the squares under canonical numerics, as integers in the device's memory;
   /// `kernels::sum_of_bins` makes one number: they are exact, and can be added over stages in any order. Ranks that
   /// have the same gradients share them out. Collective over the mesh.
   std::int64_t* exact_squares(const context<Device>& ctx)

@@ -11,7 +11,7 @@
 namespace plait {
 
 /// A model as a pipeline runs it: one stage from token ids to a summed loss, or the whole model where there is one
-/// stage. `language_model` is one; a model of one's own has
+/// stage. `language_model` is one; a program's own has
 ///
 ///     types       precision_type; device; tokens (a tensor of ids, and of labels); activation (what goes from stage to
 ///                 stage) and gradient (its gradient, going back); logits; saved (what a forward pass keeps);

@@ -48,7 +48,7 @@ std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precisio
 
 namespace detail {
 
-/// Returns the hash of the whole of a parameter's values or gradient, of which `local` is this rank's piece.
+/// Returns the hash of a whole parameter's values or gradient; `local` is this rank's slice.
 /// Collective.
 template <class E, class Precision, compute_device Device>
 std::uint64_t hash_of_whole(const context<Device>& ctx, const parameter<Precision, Device>& p, const E* local) {
@@ -59,7 +59,7 @@ std::uint64_t hash_of_whole(const context<Device>& ctx, const parameter<Precisio
   return fnv1a(bytes, fnv1a(p.name()));
 }
 
-/// A parameter's hashes as they travel, the names apart.
+/// A parameter's hashes as they travel, without its name.
 struct sent_hashes {
   std::uint64_t value, gradient;
   std::uint64_t has_gradient;
@@ -130,7 +130,7 @@ std::vector<parameter_hash> parameter_hashes(const context<Device>& ctx, Model& 
   }
 }
 
-/// Returns the hash of all weights, of which these are the hashes: the sum of those, each folded onto its lower half.
+/// Returns the hash of all weights: the sum of their hashes, each folded onto its lower half.
 inline std::uint64_t weights_hash(const std::vector<parameter_hash>& all) {
   std::uint64_t sum = 0;
   for (const parameter_hash& p : all) sum += p.value ^ (p.value >> 32);

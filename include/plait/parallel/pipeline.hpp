@@ -126,7 +126,7 @@ inline std::string made_as(const parameter_info& info) {
   return text;
 }
 
-// From a schedule and the units of one rank to its step. The stages of other ranks, of which a rank knows no
+// From a schedule and the units of one rank to its step. The stages of other ranks, where a rank knows no
 // parameters, stand as one unit each.
 
 /// `local` becomes the number that each unit of the step has among `units`; -1 for those of other ranks.
@@ -276,7 +276,7 @@ class pipeline {
   double dropout() const { return stages_[0]->dropout(); }
 
   /// A whole step: forward and backward passes of all microbatches, the first sample of the first one being
-  /// `first_sample`, and what the policy of data parallelism places among and behind them. Adds the losses to `loss`,
+  /// `first_sample`, and what the policy of data parallelism places among and after them. Adds the losses to `loss`,
   /// on the rank that has the last stage, and takes the seed from it. `optimizer.norm(gradients)` is called once, when
   /// the gradients of this rank's trainable parameters are reduced, and `optimizer.update(gradients)` for those of each
   /// unit, where the step's program has it. `starts` are the `microbatch::document_starts` of each microbatch, where

@@ -115,7 +115,7 @@ constexpr bucket_placement place_whole(std::span<const std::int64_t> sizes, std:
 // The split of a model's layers into stages of balanced costs.
 
 /// The part of a model that one pipeline stage holds: consecutive layers; the first stage has the embedding in front
-/// of them, the last one the final norm, the output projection and the loss behind them.
+/// of them, the last one the final norm, the output projection and the loss after them.
 struct stage_layers {
   std::int64_t begin = 0, end = 0;
   bool first = true, last = true;

@@ -218,7 +218,7 @@ class training_step {
 
   /// Sets callbacks around the norm's all-reduce, for host values to travel with it: `begin` runs when the gradients
   /// are reduced, `end` when the norm is known. Neither may touch what a step works on, and recorded steps call
-  /// neither. Questions after a step would wait for the gathers behind its updates, which the next forward pass hides.
+  /// neither. Questions after a step would wait for the gathers after its updates, which the next forward pass hides.
   void on_norm(std::function<void()> begin, std::function<void()> end) {
     norm_begins_ = std::move(begin);
     norm_ends_ = std::move(end);

@@ -18,7 +18,7 @@ namespace plait {
 class pipeline_world {
  public:
   /// Collective over `root`, whose ranks are those of `whole`, in order. A mesh without the axis has one stage.
-  /// `events` is told of every communication, if it is given.
+  /// `events` observes every communication, if it is given.
   pipeline_world(const mesh_shape& whole, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr,
                  axis_id axis = axis_of<pp>)
       : whole_(checked(whole, root)),

@@ -148,7 +148,7 @@ inline double sharing(const network_level& level) { return static_cast<double>(l
 ///
 /// A ring moves bytes (n-1)/n through every link (twice for an all-reduce), and where c of the group's ranks share a
 /// unit, they have c links out of it (NCCL's rings, one for each network card): the slowest level decides. Steps: n - 1
-/// for a ring, of which one for each unit crosses the level; an all-reduce may be a tree, with a logarithm of steps
+/// for a ring, where one for each unit crosses the level; an all-reduce may be a tree, with a logarithm of steps
 /// (nccl/src/graph/tuning.cc).
 inline double collective_seconds(const hardware& h, const group_place& g, collective kind, double bytes) {
   if (g.size <= 1) return 0;

@@ -140,7 +140,7 @@ metered_stage meter_stage(const context<counting_device>& ctx, Stage& stage, Met
 
 }  // namespace detail
 
-/// A model of one's own on a mesh: `mesh` has its axes from the outside to the inside, as ranks are numbered, pp among
+/// A program's own model on a mesh: `mesh` has its axes from the outside to the inside, as ranks are numbered, pp among
 /// them or not; `plan` is the schedule, and `parts` the layers of its stages.
 struct program_layout {
   mesh_shape mesh;

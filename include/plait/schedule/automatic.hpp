@@ -270,7 +270,7 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
     const std::size_t from = random(order.size());
     const std::size_t to = std::min(order.size() - 1, from + 1 + random(4));
     if (from == to) continue;
-    // Moves one action behind up to four others, or the last of them before the others.
+    // Moves one action after up to four others, or the last of them before the others.
     const bool back = random(2) == 0;
     const auto first = order.begin() + static_cast<std::ptrdiff_t>(from);
     const auto end = order.begin() + static_cast<std::ptrdiff_t>(to) + 1;

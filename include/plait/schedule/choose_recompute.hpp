@@ -66,7 +66,7 @@ struct recompute_choice {
 
 namespace detail {
 
-/// Choices for the layers of one chunk of which no other is as good in everything, built up layer by layer.
+/// The Pareto-optimal choices for the layers of one chunk, built up layer by layer.
 class chunk_choices {
  public:
   struct state {
@@ -184,7 +184,7 @@ class recompute_search {
       const recompute_price& sum = chunks_[chunk].sum(i);
       if (found_ && cost + sum.cost + cheapest_[chunk + 1] >= cost_) break;  // as are all that follow
       sums_[chunk] = sum;
-      if (bytes(sums_) > budget_) continue;  // even with the least of the chunks behind
+      if (bytes(sums_) > budget_) continue;  // even with the least of the later chunks
       chosen_[chunk] = i;
       take(chunk + 1, cost + sum.cost);
     }
@@ -195,7 +195,7 @@ class recompute_search {
   const std::vector<std::vector<chunk_in_flight>>& times_;
   std::int64_t budget_;
   std::vector<recompute_price> least_, sums_{};
-  std::vector<double> cheapest_;  ///< of this chunk and those behind
+  std::vector<double> cheapest_;  ///< of this chunk and the later ones
   std::vector<std::size_t> chosen_{}, best_{};
   double cost_ = 0;
   bool found_ = false;

@@ -67,7 +67,7 @@ constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, c
 
 namespace detail {
 
-/// Throws `error`, which names the field and what is legal, where units or policy are none.
+/// Throws `error`, which names the field and what is legal, for illegal units or policies.
 constexpr void check_units(const pipeline_shape& shape, const std::vector<step_unit>& units,
                            const data_parallel& policy, bool has_gradients) {
   const int stages = shape.stages(), count = static_cast<int>(units.size());
@@ -210,7 +210,7 @@ constexpr std::vector<step_entry> with_copies(const std::vector<step_entry>& pas
   return out;
 }
 
-/// The sums over the stages that share parameters, behind all else: the ranks of both must start them in one order, and
+/// The sums over the stages that share parameters, after all else: the ranks of both must start them in one order, and
 /// the one that has its gradient last has it at the end of its passes.
 constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<step_entry> passes,
                                             const std::vector<int>& order) {
@@ -343,7 +343,7 @@ step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
 /// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit,
-/// in a hybrid that of its copies after the next unit's, and behind them the sums over stages that share parameters;
+/// in a hybrid that of its copies after the next unit's, and after them the sums over stages that share parameters;
 /// the norm, and updates in the order of the next step's uses, each followed by the gather of what was updated. A
 /// schedule of forward passes alone has gathers and releases only. The schedule must be one that `verify` accepts.
 /// Throws `error` for units in another order than their stages', and for a field that would change nothing.

@@ -379,7 +379,7 @@ struct step_simulation {
   std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
   double period = 0;                ///< from one step's end to the next one's
 
-  /// The share of communication over the data axes that went on while something was computed; 1 where there is none.
+  /// The share of communication over the data axes that computation hid; 1 without communication.
   double hidden_share() const {
     double busy = 0, hidden = 0;
     for (const double t : link_busy) busy += t;

@@ -178,7 +178,7 @@ void begin_checked_step(const context<Device>& ctx) {
   ctx.ranks.checks().begin_step();
 }
 
-/// Notes a value that lies as `a`, of which this rank has `size` elements.
+/// Notes a value that lies as `a`, with `size` elements on this rank.
 template <class T, compute_device Device>
 void note_value(const context<Device>& ctx, const layout& a, std::string_view what, std::string_view of, const T* data,
                 std::int64_t size, const axis_list& cut = {}) {

@@ -13,7 +13,7 @@
 
 namespace plait {
 
-/// Returns the records of each rank, of which all have equally many, by rank: on rank `to` alone, and nothing on the
+/// Returns the records of each rank, equally many on all, by rank: on rank `to` alone, and nothing on the
 /// others, or on all where it is -1. They travel through the device's memory, in one collective over `ranks`.
 template <class Record, compute_device Device>
   requires std::is_trivially_copyable_v<Record>

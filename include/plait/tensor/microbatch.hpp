@@ -37,7 +37,7 @@ class weight_work {
   void enter(int unit) {
     if (units_.empty() || units_.back().unit != unit) units_.push_back({unit, tasks_.size()});
   }
-  /// Runs and forgets them; `watcher`, where it is not null, is told the unit of those that follow.
+  /// Runs and forgets them; `watcher`, where it is not null, gets the unit of those that follow.
   void run(unit_watcher* watcher = nullptr) {
     std::size_t next = 0;
     for (std::size_t i = 0; i <= tasks_.size(); ++i) {
@@ -81,7 +81,7 @@ constexpr std::int64_t first_sample_in_step(const numerics& order, std::int64_t 
 
 /// One microbatch on its way through the layers: the context, and what differs from one microbatch to the next. Every
 /// layer hands it on to the layers it is made of. A context converts to a microbatch of its own, so that a layer that
-/// is used by itself takes a context.
+/// is used alone takes a context.
 template <compute_device Device>
 struct microbatch {
   microbatch(const context<Device>& where) : ctx(where) {}  // NOLINT: the conversion is the purpose

@@ -19,7 +19,7 @@
 
 namespace plait::testing::conformance_parts {
 
-// Checks of each collective and message by itself; values are small integers, so that sums are exact.
+// Checks of each collective and message alone; values are small integers, so that sums are exact.
 
 template <class T>
 T make(int v) {
@@ -332,7 +332,7 @@ void check_large(C& comm) {
     }
     check_ring<float>(comm, n, 13);
   }
-  // Bytes, each of which tells what it is, in pieces that are cut into whole units of work or have a byte more.
+  // Bytes that encode their index, in pieces that are cut into whole units of work or have a byte more.
   for (const std::size_t n : {std::size_t{1} << 16, (std::size_t{1} << 16) + 1}) {
     for (const how h : {how::direct, how::in_place, how::started}) {
       check_all_gather<std::uint8_t>(comm, n, h, 14);

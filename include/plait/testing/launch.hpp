@@ -1,4 +1,4 @@
-// The way in which parity checks start their ranks where nothing else is said: threads on the cpu.
+// How parity checks start their ranks by default: threads on the CPU.
 #pragma once
 
 #include "plait/comm/threads.hpp"

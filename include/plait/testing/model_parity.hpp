@@ -104,7 +104,7 @@ inline mesh_shape of_one_rank(const mesh_shape& mesh) {
   return one;
 }
 
-/// Whether a ledger has anything on a group of which the axis is one (`cp+tp`).
+/// Whether a ledger has anything on a group that contains the axis (`cp+tp`).
 inline bool sends_over(const ledger& book, axis_id axis) {
   for (const ledger::row& row : book.rows) {
     const std::string label = cat({"+", row.label, "+"}), name = std::string("+") + axis.text();

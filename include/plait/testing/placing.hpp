@@ -53,7 +53,7 @@ tensor<T, Spec, Device> place_full(const context<Device>& ctx, const std::vector
   moves.run(ctx.device, there.data(), out.data(), dtype_of<T>);
   return out;
 }
-/// The whole value of which `local` is this rank's part. Collective.
+/// The whole value; `local` is this rank's part. Collective.
 template <class T, class Device>
 std::vector<double> collect_full(const context<Device>& ctx, const layout& from, const T* local) {
   const executor moves(from, whole_of(from), ctx.ranks, ctx.sizes, "collecting");

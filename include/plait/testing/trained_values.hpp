@@ -25,7 +25,7 @@ struct named_values {
   bool clean_padding = true;   ///< whether the rows beyond the logical shape are zero
 };
 
-/// All of a parameter or its gradient, of which `local` is this rank's part, without its padding. Collective.
+/// All of a parameter or its gradient, without its padding; `local` is this rank's part. Collective.
 template <class Parameter, class E, class Device>
 named_values gather_full(const context<Device>& ctx, const Parameter& p, const E* local) {
   const std::vector<E> all = gather_whole(ctx, p, local);
@@ -77,7 +77,7 @@ inline std::string scientific(double x) {
   return text;
 }
 
-/// Each array of `got` against the one of that name in `expected`, of which there may be more: relative in the
+/// Each array of `got` against the one of that name in `expected`, which may have more: relative in the
 /// Euclidean norm, or where `vanishes` says so relative to `scale`.
 inline findings compare_named(const std::vector<named_values>& got, const std::vector<named_values>& expected,
                               double tolerance, const std::function<bool(const std::string&)>& vanishes = {},

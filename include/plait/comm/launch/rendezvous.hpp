@@ -38,8 +38,8 @@ inline constexpr double refusal_grace =
 
 /// Bounds of what unknown connections take from rank 0.
 struct connection_limits {
-  std::size_t most = 256;  ///< connections that have not said who they are; the oldest makes room for the next
-  double seconds = 5;      ///< until a connection must have said it
+  std::size_t most = 256;  ///< connections without a greeting yet; the oldest makes room for the next
+  double seconds = 5;      ///< until a connection must have sent its greeting
 };
 
 inline void put_word(std::string& to, std::uint32_t value) {

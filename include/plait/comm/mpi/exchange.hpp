@@ -44,7 +44,7 @@ inline void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer
 
 /// The most elements in a message of a large collective, in which n go between this rank and rank k. Over a slow link
 /// 60 KiB, which Open MPI over TCP sends without asking the receiver first (up to 64 KiB with a header): of a longer
-/// message the question and the answer stand behind all that was sent before, and then all messages under way share the
+/// message the question and the answer follow all that was sent before, and then all messages under way share the
 /// connection, so that the first ends with the last, in whatever order they are waited for. Not more than 2048
 /// messages. Elsewhere pieces cost the processor more time than they save.
 inline std::size_t piece_of(const state& s, std::size_t k, std::size_t n, dtype t) {
@@ -97,7 +97,7 @@ inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t 
 }
 
 /// Posts a reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up
-/// its own in the order of the ranks. For an all-reduce, it then sends its sum to the others, by the tag behind `tag`,
+/// its own in the order of the ranks. For an all-reduce, it then sends its sum to the others, by the tag after `tag`,
 /// for a rank may begin that after it has started other reductions.
 inline void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total, int tag) {
   const std::size_t size = size_of(c.type), n = static_cast<std::size_t>(p.home->size),
@@ -134,7 +134,7 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
 
 /// Returns whether small all-reduces that are started go as messages too: among few ranks, some of which are reached
 /// over a slow link; the same on all of them, since each has ranks of another host then. A library reduces them to one
-/// rank, whose answer stands behind all that was started there meanwhile: the norm of a step behind the gathers of its
+/// rank, whose answer follows all that was started there meanwhile: the norm of a step after the gathers of its
 /// update.
 inline bool reduces_small(const state& s) {
   constexpr int few = 16;

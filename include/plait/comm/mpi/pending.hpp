@@ -128,7 +128,7 @@ struct pending {
       if (!requests.empty()) return false;
     }
     requests.clear();
-    expected.clear();  // who asks again is told at once
+    expected.clear();  // a later question is answered at once
     if (copy_to != nullptr)
       std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
     return true;
@@ -153,7 +153,7 @@ struct pending {
 class operation;
 
 /// Moves large operations while their ranks compute: libraries move messages when they are called, and a reduction by
-/// messages has a sum and a second exchange behind the first. A thread that looks at all that are in flight; where the
+/// messages has a sum and a second exchange after the first. A thread that looks at all that are in flight; where the
 /// library allows one thread alone, whatever a rank waits for moves them.
 class mover {
  public:

@@ -39,7 +39,7 @@ struct call_count {
 struct presence {
   static constexpr std::size_t most = 16;
 
-  std::array<char, 128> waits_for{};  ///< "all_reduce #3 on 'dp'"; empty: the rank has said nothing
+  std::array<char, 128> waits_for{};  ///< "all_reduce #3 on 'dp'"; empty: the rank has reported nothing
   std::uint64_t communicators = 0;    ///< of which `calls` tells
   std::array<call_count, most> calls{};
 

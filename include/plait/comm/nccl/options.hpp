@@ -18,7 +18,7 @@ struct options {
   /// for; after that the process ends. 0: no limit.
   double grace = 60;
   bool check_pointers = false;  ///< ask CUDA whether every buffer is device memory (about 1 us each)
-  /// Least and most thread blocks that a collective takes, each of which occupies a multiprocessor while products run
+  /// Least and most thread blocks of a collective; each occupies a multiprocessor while products run
   /// beside it; 0: NCCL chooses. (NCCL_MIN_CTAS and NCCL_MAX_CTAS say the same for a whole process.)
   int min_ctas = 0, max_ctas = 0;
   /// Bytes of a rank's memory that NCCL allocates and has registered with all communicators of the rank (NCCL 2.27),

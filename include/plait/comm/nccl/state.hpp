@@ -44,7 +44,7 @@ struct state {
   int open_groups = 0;
   std::vector<call> messages;               ///< of the open group
   std::shared_ptr<operation> group;         ///< of the open group
-  std::shared_ptr<operation> last_started;  ///< beside the main stream, which may not be behind it yet
+  std::shared_ptr<operation> last_started;  ///< beside the main stream, which may not wait for it yet
 
   explicit state(std::shared_ptr<session> owner) : home(std::move(owner)) {}
   state(const state&) = delete;

@@ -78,7 +78,7 @@ namespace plait::nccl {
 
 namespace detail {
 
-/// An operation in flight. Its event is recorded behind it; kept for the next one when it is over.
+/// An operation in flight. Its event is recorded after it; kept for the next one when it is over.
 struct operation {
   enum class phase : std::uint8_t { issuing, enqueued, over };
   phase now = phase::issuing;  ///< guarded by the session
@@ -86,7 +86,7 @@ struct operation {
   std::string label;
   std::uint64_t sequence = 0, ticket = 0, serial = 0, bytes = 0;
   bool recorded = false;  ///< in a graph, which runs it some other time: its event may be waited for in the graph only
-  bool joined = false;    ///< whether the main stream is behind it; the rank's own thread's
+  bool joined = false;    ///< whether the main stream waits for it; the rank's own thread's
   cuda::event event;
 
   std::string text() const { return cat({name, " #", sequence, " on '", label, "'"}); }

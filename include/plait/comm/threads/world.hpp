@@ -40,7 +40,7 @@ struct group {
 
 /// The state that the ranks of one run share: who sleeps, who is gone, and why the run ends.
 ///
-/// The invariant behind exact deadlock detection: `running` counts the ranks that are neither asleep nor gone. A rank
+/// The invariant of exact deadlock detection: `running` counts the ranks that are neither asleep nor gone. A rank
 /// falls asleep under the mutex, after it has seen there that its operation has not moved. Whoever moves an operation
 /// does so under the mutex too and counts the ranks that it wakes as running on their behalf, before they run. So
 /// `running == 0` means that no rank can move anything any more, and it is seen by the rank that makes it so.

@@ -27,7 +27,7 @@ namespace plait::kernels::detail {
 
 // ---- a library's attention, where its caller wants what libraries do not write -----------------------------------
 //
-// Results in float, sums of gradients, and rows of lse that lie apart: temporaries, and moves of rows.
+// Results in float, sums of gradients, and rows of lse with gaps: temporaries, and moves of rows.
 
 /// Where the rows of the tokens of some batches lie: token i of batch b at (b * batch + i) * stride.
 struct token_rows {

@@ -69,7 +69,7 @@ struct attention_sizes {
 
   /// The key that a global position, one of `first_visible`, stands for; 0 if it lies before them all.
   __device__ int key_at(std::int32_t position) const { return position > k_offset ? position - k_offset : 0; }
-  /// The first key that query i may see; behind the last query that of the last one or a later one.
+  /// The first key that query i may see; after the last query, that of the last one or a later one.
   __device__ int first_key(int b, int i) const {
     int first = i + lower > 0 ? i + lower : 0;
     if (first_visible != nullptr) {

@@ -38,7 +38,7 @@ __device__ inline std::int64_t row_of_token(const Id* ids, std::int64_t token, s
 ///   row[place]     the rows of all tokens, in their order; `rows` for tokens without a row, which come last
 ///   token[place]   the token that has it; tokens of one row come in their order
 ///   begin[row]     the first place of a row, and
-///   end[row]       the one behind its last; neither is written for a row without tokens
+///   end[row]       the one after its last; neither is written for a row without tokens
 struct sorted_tokens {
   const std::uint32_t* row;
   const int* token;
@@ -143,7 +143,7 @@ __global__ static void add_pieces(const T* dy, gradient_of<T>* dtable, gradient_
   constexpr int at_once = 8;  // loads in flight
   for (std::int64_t place = blockIdx.x; place < tokens; place += gridDim.x) {
     const std::uint32_t row = s.row[place];
-    if (row == s.rows) return;  // and so have all places behind it
+    if (row == s.rows) return;  // and so have all places after it
     const int at = static_cast<int>(place), begin = s.begin[row], left = s.end[row] - at;
     if ((at - begin) % piece_tokens != 0) continue;
     const int* const piece = s.token + at;

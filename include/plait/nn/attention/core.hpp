@@ -39,7 +39,7 @@ namespace plait {
 
 /// Options of an `attention_core`, beside its specs.
 struct attention_core_options {
-  /// Whether query i sees no key behind key i.
+  /// Whether query i sees no key after key i.
   bool causal = false;
   /// A query at position p sees none before position p - window + 1; 0: no such bound.
   std::int64_t window = 0;

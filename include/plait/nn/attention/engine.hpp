@@ -392,7 +392,7 @@ class attention_gradient_sum {
       backward(keys, q, k, dq_.template data<S>(), dk, dv, stride);
   }
 
-  // With chunks of tokens, and all keys at hand, what each chunk of queries adds is asked for by itself.
+  // With chunks of tokens, and all keys at hand, what each chunk of queries adds is computed alone.
 
   std::size_t chunks() const { return queries_.size(); }
   std::int64_t chunk(std::size_t i) const { return queries_[i].position / chunk_; }

@@ -117,7 +117,7 @@ inline layout side_by_side(const layout& a, const layout& input, const axis_list
 }
 
 /// The collectives of linears that share an input, ready for the sizes of a context, and the sizes of their products:
-/// `batches` times [rows, inner] by [inner, columns], of which each branch has its own.
+/// `batches` times [rows, inner] by [inner, columns], with columns of each branch.
 class linear_collectives {
  public:
   /// `name` is the first weight's.

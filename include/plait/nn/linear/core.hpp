@@ -107,7 +107,7 @@ class linear_core : detail::linear_collectives {
     take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
     adapters_.resize(rows_);
   }
-  /// Binds all weights and biases to other memory of the caller's, of which it says as much as for the constructor.
+  /// Binds all weights and biases to other memory of the caller's, named as for the constructor.
   void rebind(const parameter_memory<Precision>& callers, detail::rebinding how = detail::rebinding::done) {
     detail::rebind_parameters(names_.layer(), weights_, biases_.all(), callers, tied_, how);
   }
@@ -331,7 +331,7 @@ class linear_core : detail::linear_collectives {
         gradient = overwrites ? weights_[j]->overwritten_gradient() : weights_[j]->used_gradient(ctx.device);
       const arithmetic<T> keep = overwrites ? 0 : 1;
       if constexpr (detail::fuses_bias_gradients<Device, T, G>) {
-        // A bias behind a reduction adds to other rows than the product has.
+        // A bias after a reduction adds to other rows than the product has.
         const auto product = [&](G* sums) {
           return ctx.device.gemm_with_row_sums(true, false, at - first, inner_, rows_, 1.0, d + first, total_, in,
                                                inner_, keep, gradient, inner_, sums);

@@ -49,7 +49,7 @@ template <class Policy>
   requires requires { requires is_overlap<typename Policy::overlap>; }
 inline constexpr std::int64_t overlap_of<Policy> = Policy::overlap::chunks;
 
-/// Returns the number of chunks that a layer is told at run time, or what its policy asks for if that is 0.
+/// Returns the number of chunks that a layer is given at run time, or its policy's if that is 0.
 template <class Policy>
 std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
   if (chunks < 0)

@@ -74,7 +74,7 @@ struct storage_slice {
   friend bool operator==(const storage_slice&, const storage_slice&) = default;
 };
 
-/// Keeps parameters side by side in one flat array, of which every rank of a group has an even slice between steps, or
+/// Keeps parameters side by side in one flat array. Every rank of a group has an even slice of it between steps, or
 /// all of it where nothing is cut.
 template <class Precision, compute_device Device>
 class flat_storage {

@@ -35,7 +35,7 @@ constexpr verdict check_stored(const layout& stored) {
 }
 
 namespace detail {
-/// `use_of` on a mesh, of which `met` has to mention every axis.
+/// `use_of` on a mesh; `met` has to mention every axis of it.
 inline layout checked_use(const mesh_shape& mesh, const std::string& name, const layout& placed, const layout& met) {
   enforce(check_boundary(met, mesh), cat({"parameter ", name, ": what it meets, ", describe(met)}));
   return use_of(placed, met);

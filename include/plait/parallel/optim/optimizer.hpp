@@ -119,7 +119,7 @@ class optimizer_state {
       ctx.device.copy(state.memory.template data<std::byte>() + p.to, whole.template data<std::byte>() + p.from,
                       p.bytes, ctx.device.main_stream());
   }
-  /// Keeps nothing of a parameter of which this rank has no elements, but the steps that it missed.
+  /// Of a parameter without elements on this rank it keeps only the steps that it missed.
   void drop(const std::string& name) {
     const auto at = kept_.find(name);
     if (at != kept_.end()) at->second.memory = {}, at->second.size = 0;
@@ -203,7 +203,7 @@ class optimizer_state {
   std::unordered_map<std::string, kept> kept_;
   std::int64_t begun_ = 0;       ///< begin_step was called so often
   std::int64_t updated_in_ = 0;  ///< the last of these in which a parameter was updated
-  /// How many there were of those. A step that is replayed as a graph calls no update, and is none of them: it updates
+  /// The number of those. A step that is replayed as a graph calls no update, and is not counted: it updates
   /// the same parameters as the step before, so that none misses it.
   std::int64_t rounds_ = 0;
   std::vector<std::int64_t> forgotten_;         ///< the rounds that were skipped
