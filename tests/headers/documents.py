@@ -1,6 +1,7 @@
 """documents.py ROOT: what Markdown files name exists: the files of links, paths in backticks, and tests by their names.
 
-A test is named as ctest has it, KIND.NAME, where KIND is a folder of tests/ and NAME a file of it or a variant that one
+The glossary has at most MOST_WORDS words, and include/ has each of its names; README's map has each folder of
+include/plait. A test is named as ctest has it, KIND.NAME, where KIND is a folder of tests/ and NAME a file of it or a variant that one
 names; NAME may end in *.
 """
 import pathlib
@@ -16,6 +17,9 @@ TEST = re.compile(r"`(%s)\.(\w+\*?)`" % "|".join(KINDS))
 VARIANT = re.compile(r"^// variant: (\w+)", re.MULTILINE)
 ADDED = re.compile(r"add_test\(NAME (\w+\.\w+)\s")  # one by one, in a CMake file
 SUFFIXES = {".cpp", ".cu", ".sh"}
+GLOSSARY = "examples/guide/README.md"
+MOST_WORDS = 60
+ROW = re.compile(r"^\| (?!word \|)([^|]+)\|([^|]+)\|([^|]+)\|$", re.MULTILINE)
 
 
 def tests_of(folder: pathlib.Path) -> set[str]:
@@ -28,13 +32,32 @@ def tests_of(folder: pathlib.Path) -> set[str]:
     return names
 
 
+def glossary_and_map(root: pathlib.Path) -> set[str]:
+    """What is wrong with the glossary and with README's map of folders."""
+    wrong = set()
+    rows = ROW.findall((root / GLOSSARY).read_text(encoding="utf-8"))
+    if not 1 <= len(rows) <= MOST_WORDS:
+        wrong.add(f"{GLOSSARY}: has {len(rows)} words; 1 to {MOST_WORDS} are legal")
+    code = " ".join(f.read_text(encoding="utf-8") for f in sorted((root / "include").glob("**/*.[hi]pp")))
+    known = set(re.findall(r"\w+", code))
+    for word, _, names in rows:
+        for name in re.findall(r"`([\w:]+)`", names):
+            if not set(name.split("::")) <= known:
+                wrong.add(f"{GLOSSARY}: {word.strip()} is {name}, which include/ does not have")
+    folders = {f.name for f in (root / "include/plait").iterdir() if f.is_dir()}
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    listed = {f for row in re.findall(r"^\| ((?:`\w+` )+)\|", readme, re.MULTILINE) for f in re.findall(r"\w+", row)}
+    wrong |= {f"README.md: the map has no folder {f}" for f in folders - listed}
+    return wrong
+
+
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
     known = {kind: tests_of(root / "tests" / folder) for kind, folder in KINDS.items()}
     cmake = [*root.glob("*/**/CMakeLists.txt"), *(root / "tests").glob("**/*.cmake")]
     added = {name for file in cmake for name in ADDED.findall(file.read_text(encoding="utf-8"))}
     documents = [root / "README.md", *(f for d in sorted(BESIDE) for f in sorted((root / d).glob("**/*.md")))]
-    seen, missing = 0, set()
+    seen, missing = 0, glossary_and_map(root)
     for document in documents:
         text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
         where = document.relative_to(root).as_posix()
