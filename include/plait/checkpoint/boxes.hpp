@@ -345,9 +345,9 @@ inline box rows_of(box all, std::int64_t i, std::int64_t n) {
 
 }  // namespace detail
 
-/// Plans how rank `self` of several reads its share of a tensor: `shares` are those of all of them (`boxes_of_part`),
-/// the same on every rank, and so is what `short_runs(box)` answers, whether the runs of a box are short and have gaps
-/// between them in the files. A box is read by rows where that is so for one of the ranks.
+/// Plans how rank `self` of several reads its share of a tensor: `shares` are those of all ranks (`boxes_of_part`), the
+/// same on every rank. `short_runs(box)` says whether the runs of a box are short with gaps in the files; it too is the
+/// same on every rank. A box is read by rows where that is so for one of the ranks.
 template <class ShortRuns>
 std::vector<planned_read> plan_reads(const std::vector<std::vector<placed_box>>& shares, std::size_t self,
                                      ShortRuns&& short_runs) {

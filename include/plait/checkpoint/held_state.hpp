@@ -324,8 +324,8 @@ constexpr std::uint64_t mixed(std::uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-/// Sum of hashes of a box's corners, which are known by tensor and place, with the sign that the corner has in the
-/// differences, along every dim, of the function that is 1 in the box and 0 elsewhere.
+/// Signed sum of hashes of a box's corners, known by tensor and place. The sign is the corner's in the differences,
+/// along every dim, of the box's indicator function.
 inline std::uint64_t corner_sum(std::uint64_t tensor, const std::array<std::int64_t, max_dims>& offset,
                                 const std::array<std::int64_t, max_dims>& extent, int dims) {
   std::uint64_t sum = 0;

@@ -625,9 +625,9 @@ class state_loader {
       out += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     }
   }
-  /// Returns whether a tensor is sent to those that hold the same while others are read: the same on all of them. What
-  /// nobody has asked to be written in place, rows that are read for others, and tensors that are written by a
-  /// function, which may not take just any numbers, wait until every checksum is right.
+  /// Returns whether a tensor is sent to those that hold the same while others are read: the same on all of them. Three
+  /// kinds wait until every checksum is right: what is not to be written in place, rows that are read for others, and
+  /// tensors that a function writes.
   bool is_sent_early(const held_tensor& h) {
     if (!rules_.in_place || !h.target) return false;
     const std::int64_t ranks = ctx_.ranks.shape().size(h.across);
@@ -658,8 +658,8 @@ class state_loader {
 /// Loads weights and what the optimizer keeps, from the newest step in the directory `path`, or from `path` if that is
 /// a step. Every rank reads its share of what it holds and gets the rest from those that hold the same. Collective over
 /// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing (but see
-/// `load_rules::in_place`), where a tensor is missing on any stage, is there and wanted by none, has another shape,
-/// cannot be read or is damaged, or the step has weights alone.
+/// `load_rules::in_place`). Reasons are a tensor that is missing on any stage, wanted by none, of another shape,
+/// unreadable or damaged, and a step with weights alone.
 template <compute_device Device, class Model, class Optimizer>
 loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Model& model, Optimizer& optimizer,
                         const std::string& path, load_rules rules = {}, file_system& files = machine_files()) {

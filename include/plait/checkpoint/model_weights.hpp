@@ -176,8 +176,8 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
 
 /// Fills every parameter of `model` from the whole tensors of a checkpoint, on whatever mesh it lies: each rank reads
 /// its own part. For a `pipeline` this is collective along it, and `entries` are those of the whole model. Strict:
-/// throws `error` with all names, its text starting with `source`, before anything is changed if a parameter of any
-/// stage has no tensor or one of another shape, or a tensor belongs to no parameter of any. A tensor under the first
+/// throws `error` with all names, its text starting with `source`, before anything is changed. Reasons are a parameter
+/// of any stage without a tensor of its shape, and a tensor without a parameter. A tensor under the first
 /// name of an alias may be absent; where it is present it must hold the same as the second. A file that cannot be read
 /// to its end is an error too, and then some parameters are filled.
 template <compute_device Device, class Model>

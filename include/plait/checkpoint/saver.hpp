@@ -492,9 +492,9 @@ class checkpoint_saver {
   ~checkpoint_saver() { writer_->finish(); }
 
   /// Copies the state of this moment: the model's weights, what `optimizer` keeps of them, and `extras`. Throws
-  /// `error_of_all` where the ranks' parts do not fit together (`agree_on_plan`), there is no memory for the copy, the
-  /// step is there already, its directory cannot be made, or a save before it is stuck. Returns the saves that it had
-  /// to wait for.
+  /// `error_of_all` where the ranks' parts do not fit together (`agree_on_plan`), or there is no memory for the copy.
+  /// It also throws where the step exists, its directory cannot be made, or an earlier save is stuck. Returns the saves
+  /// that it had to wait for.
   ///
   /// On a GPU the copies go to pinned memory in the main stream, so that whatever the program puts there afterwards,
   /// the next update above all, finds them done: the host returns at once and prepares the next step, the GPU begins
@@ -589,8 +589,8 @@ class checkpoint_saver {
     std::string stuck_at;
     return !unreported_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != under_way_still);
   }
-  /// From the next save on step `best`, which may be that one, is kept whatever its age, and the one before it no
-  /// longer is for this reason, once `best` is committed. Not collective.
+  /// From the next save on, step `best`, which may be that one, is kept whatever its age. Once it is committed, the
+  /// best step before it is no longer kept for this reason. Not collective.
   void keep_best(std::uint64_t best) { options_.keep.best = best; }
   /// For a resumed job, before its first save: step `best` exists and is kept until another best is committed.
   /// Not collective.

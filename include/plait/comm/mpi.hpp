@@ -65,7 +65,7 @@ class communicator : public verbs<communicator> {
     detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &copy), "MPI_Comm_dup");
     return communicator(copy, true, "world");
   }
-  /// A communicator of the caller's, which is not freed here, must live as long as this and its copies, and must not be
+  /// A communicator of the caller's is not freed here. It must live as long as this and its copies, and must not be
   /// used for other things at the same time, nor attached again. It gets its error handler back when they are gone.
   /// Collective over it, as `world` is over all ranks: where there are several hosts, their links are measured.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {

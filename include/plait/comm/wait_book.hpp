@@ -10,8 +10,8 @@
 
 namespace plait {
 
-/// The seconds that one rank has spent inside communicators since it was made, by the place at which the rank was and
-/// the place at which the operation was started. Not synchronised: one for each rank.
+/// The seconds that one rank has spent inside communicators since it was made. They are kept by the rank's place, and
+/// by the place at which the operation was started. Not synchronised: one for each rank.
 class wait_book {
  public:
   struct entry {

@@ -198,8 +198,8 @@ class caching_allocator {
     if (&blocks == &cached_) cached_bytes_ += bytes;
   }
 
-  /// A source that can say no is asked again after what is cached has been given back to it, and, where that is done in
-  /// the order of streams, once more when they have come so far.
+  /// A source that refuses is asked again after cached memory was given back to it. Where that happens in the order of
+  /// streams, it is asked once more after they have been waited for.
   void* from_source(std::size_t size, stream_key stream) {
     void* pointer = nullptr;
     if constexpr (requires { source_.try_allocate(size, stream); }) {

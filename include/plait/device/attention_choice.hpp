@@ -13,8 +13,8 @@ namespace kernels {
 struct attention_shape;
 }
 
-/// Whose attention a GPU runs: `own` is plait's kernels, `cudnn` another library's (which must be there and support the
-/// shape, or there is an error), `automatic` the library's where it supports the shape and plait's else.
+/// Whose attention a GPU runs: `own` is plait's kernels. `cudnn` is the library's; it is an error where the library is
+/// absent or does not support the shape. `automatic` is the library's for shapes that it supports, otherwise plait's.
 enum class attention_backend : std::uint8_t { automatic, own, cudnn };
 
 /// Attention in bf16 by another library, see plait/kernels/cuda/attention_cudnn.hpp. Arrays, strides and lse mean what

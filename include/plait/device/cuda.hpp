@@ -328,8 +328,8 @@ class cuda {
     /// Whether what optimizers alone use lies in pinned memory of the host, which their kernels read and write over the
     /// bus: AdamW's moments, Muon's momenta, float masters of narrower weights. No bit of a result changes. An update
     /// takes as long as the bus needs for those bytes, both ways at a time: within one kernel some elements come while
-    /// others are computed and others go back. Copies of the next bucket's state during an update would hide no more
-    /// than the update's own work, a hundredth of that time (16 bytes of an element at 25 GB/s, 28 at 3 TB/s), and need
+    /// others are computed and others go back. Copies of the next bucket's state during an update would hide only the
+    /// update's own work, a hundredth of that time (16 bytes of an element at 25 GB/s, 28 at 3 TB/s). They would need
     /// room on the device for the state of two buckets.
     bool offload_optimizer = false;
     /// Whether sums in products have one order whatever the sizes (`cublaslt_gemm::pin`), and attention is plait's own:

@@ -75,8 +75,8 @@ void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
              "asking for shared memory");
 }
 
-/// While it lives, the thread may ask for events, wait for streams, and take and give back memory though some stream is
-/// being recorded into a graph, maybe by another part of the program, in whatever mode: none of them is of that
+/// While it lives, the thread may query events, wait for streams, and take and give back memory. That holds also while
+/// some stream is being recorded into a graph, by any part of the program, in any mode: none of them is of that
 /// recording.
 class relaxed_capture {
  public:

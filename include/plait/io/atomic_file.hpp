@@ -150,9 +150,9 @@ class file_of_parts {
 /// `commit`, it leaves no trace; where `commit` cannot rename it, it stays under the name that the error has.
 class atomic_folder {
  public:
-  /// `field` is what the user set to name this folder; every error text starts with it. Throws `error` when there is
-  /// something under that name but an empty folder that can be replaced, or a link to one, or its own folder does not
-  /// exist or is not writable.
+  /// `field` is what the user set to name this folder; every error text starts with it. Throws `error` where the name
+  /// exists, unless it is an empty folder that can be replaced, or a link to one. It also throws where its parent
+  /// folder does not exist or is not writable.
   atomic_folder(const std::string& path, std::string field) : field_(std::move(field)), path_(normal(path)) {
     if (path_.empty()) fail({field_, ": the name of the folder to write is empty"});
     const std::filesystem::path name = std::filesystem::path(path_).filename();

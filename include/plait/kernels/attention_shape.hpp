@@ -15,7 +15,7 @@ namespace plait::kernels {
 
 /// One grouped-query attention. Queries and outputs are [batch, q_len, heads, head_dim], keys and values
 /// [batch, k_len, kv_heads, head_dim]; head h attends with key head h / (heads / kv_heads). Heads and their elements
-/// lie side by side, tokens a stride apart (in elements), batches `q_batch` or `k_batch` tokens apart, so each may be a
+/// lie side by side, tokens a stride apart (in elements), batches `q_batch` or `k_batch` tokens apart. So each may be a
 /// slice of a fused projection, and a piece of a longer sequence. A stride of 0 means: without gaps. The rows of
 /// lse [batch, heads, q_len] are `lse_stride` elements apart.
 ///

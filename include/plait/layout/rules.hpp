@@ -325,8 +325,8 @@ verdict check_boundary_at_run_time(const layout& a, const mesh_shape& mesh);
 
 }  // namespace detail
 
-/// A layer's boundary demands of a spec that every axis of the mesh is mentioned, so that none is forgotten by
-/// silence, and the mesh has every axis that the spec mentions.
+/// At a layer's boundary a spec mentions every axis of the mesh, so that none is forgotten by silence. The mesh has
+/// every axis that the spec mentions.
 constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
   if (std::is_constant_evaluated()) return detail::find_boundary(a, mesh);
   return detail::check_boundary_at_run_time(a, mesh);

@@ -47,8 +47,8 @@ void write_beside_weights(const llama_config& config, safetensors_dtype dtype, c
 /// Writes `model`, a llama or a pipeline of them, to the new directory `path`, which appears when all of it is written.
 /// Each rank writes its own parts of the master values, so that all ranks must see one directory; the files do not
 /// depend on the mesh. Collective over `all`, the ranks of all stages. Throws `error` on every rank alike, and leaves
-/// nothing behind, where `path` is there already or is not one directory for all ranks, the disk is full or no model
-/// type of Hugging Face has this shape.
+/// no files, where `path` exists or is not one directory for all ranks. It also throws where the disk is full, or no
+/// model type of Hugging Face has this shape.
 template <compute_device Device, class Model>
 void export_hugging_face(const context<Device>& ctx, any_communicator& all, Model& model, const llama_config& config,
                          const std::string& path, const export_options& how = {}) {
@@ -85,8 +85,8 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
 /// Writes the weights of a step to the new directory `path`, which appears when all of it is written. `step` is the
 /// step's directory, `saved` its manifest, and `wanted` the tensors of a model of the shape `config` (`shapes_of`),
 /// whose dtype is ignored. Elements are converted to `how.dtype`, by default to what the step has; checksums are
-/// compared. Throws `error`, and leaves nothing behind, where the step has not the model's tensors, all of them and no
-/// others, or has several types of them and no `how.dtype` chooses one, or is damaged, and as `export_hugging_face`
+/// compared. Throws `error`, and leaves no files, where the step does not have exactly the model's tensors, or is
+/// damaged. It also throws where they have several types and no `how.dtype` chooses one, and as `export_hugging_face`
 /// does.
 inline void export_step(const manifest& saved, const std::string& step, const llama_config& config,
                         std::vector<safetensors_declaration> wanted, const std::string& path,

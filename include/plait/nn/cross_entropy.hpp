@@ -248,8 +248,8 @@ class cross_entropy_loss
           device.copy(sums, sum, static_cast<std::size_t>(elements) * sizeof(S), device.main_stream());
         });
   }
-  /// The sum of losses that are rounded to multiples of a number so small that no more digits are lost than the sum
-  /// has, and so large that sums of all of a step's are exact, if they are up to 64 in the mean: then no order matters.
+  /// The sum of losses that are rounded to multiples of one number. It is so small that no more digits are lost than
+  /// the sum has, and so large that a step's sum is exact for means up to 64: then no order matters.
   void sum_exactly(const microbatch<Device>& mb, const S* loss, double* total) {
     const double quantum = std::ldexp(1.0, std::ilogb(static_cast<double>(all_rows_ * mb.count)) + 1 + 6 - 53);
     if constexpr (has_canonical_products<Device>)

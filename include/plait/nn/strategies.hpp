@@ -113,8 +113,8 @@ struct beside_value {
 }  // namespace detail
 
 /// `Base` for blocks whose branches stand side by side (PaLM, Chowdhery et al. 2022): y = x + attention(norm(x)) +
-/// mlp(norm(x)). Attention and MLP take the stream replicated over the axes of their weights and end partial over them,
-/// so that `sum<residual, residual, attention, mlp>` gathers once and reduces once for both, each way.
+/// mlp(norm(x)). Attention and MLP take the stream replicated over the axes of their weights and end partial over them.
+/// So `sum<residual, residual, attention, mlp>` gathers once and reduces once for both, forward and backward.
 template <class Base>
 struct in_parallel : Base {
   static_assert(detail::sharding_axes(layout_v<spec<typename Base::query_heads>>) ==

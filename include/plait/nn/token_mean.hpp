@@ -96,9 +96,8 @@ class token_mean {
     begin_late(ctx);
     complete_count(ctx);
   }
-  /// As `begin`, but ranks bring their counts together when the seed is first asked for: where data goes to another
-  /// rank by one connection, as over TCP, a number that all wait for before the forward pass waits itself for the
-  /// gathers of parameters that the pass was to hide.
+  /// As `begin`, but ranks bring their counts together when the seed is first asked for: over one connection to another
+  /// rank, as in TCP, the counts would wait for the gathers of parameters that the forward pass hides.
   void begin_late(const context<Device>& ctx) {
     counted_ = false;
     ctx.device.zero(sum_.data(), sizeof(double), ctx.device.main_stream());

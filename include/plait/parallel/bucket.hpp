@@ -25,8 +25,8 @@
 
 namespace plait {
 
-/// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the
-/// next unit does not wait for the reduction of the last, and neither waits for a collective of a layer.
+/// The communicators of data parallelism on one rank. Gathers and reductions have separate ones: a gather of the next
+/// unit does not wait for the reduction of the last, and neither waits for a collective of a layer.
 class data_ranks {
  public:
   /// Throws where an axis is named twice; those that the mesh does not have, or has one rank along, do not count.

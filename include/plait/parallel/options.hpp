@@ -24,8 +24,8 @@ struct data_axes {
 enum class gradient_wire : std::uint8_t {
   full,  ///< in their own type, in place
   /// Rounded to the nearest bf16, for half the bytes of floats: a step then has memory for a copy of a bucket's
-  /// gradients while they travel, and each term, and each partial sum that a backend sends on, is rounded by at most
-  /// 2^-9 of itself.
+  /// gradients while they travel. Each term, and each partial sum that a backend forwards, is rounded by at most 2^-9
+  /// of itself.
   bf16,
   /// Of gradients in bf16: widened to float, for twice their bytes, so that the sum over ranks is rounded once. A step
   /// has memory for such a copy as well.

@@ -20,8 +20,8 @@
 namespace plait {
 
 /// The units of a rank. Parameters whose gradients are reduced alike lie in a bucket together; a parameter in the
-/// caller's memory, or one that its strategy stores in another way than it is used, stays where it is and is gathered
-/// and reduced by itself, which `zero_level::replicated` alone allows.
+/// caller's memory, or one that its strategy stores in another way than it is used, stays where it is. It is gathered
+/// and reduced alone, which only `zero_level::replicated` allows.
 template <class Precision, compute_device Device>
 class parameter_units {
  public:

@@ -55,8 +55,8 @@ class arrivals {
 };
 
 /// Lays out actions in the order of simulated time. Whenever a rank is free, `choose(rank, state, now, arrivals)` gives
-/// its next action, or none, and has then set `state.free_at` to the time at which the rank asks again, unless an
-/// arrival wakes it earlier. Ends when no rank has anything to wait for.
+/// its next action, or none. For none it sets `state.free_at`, when the rank asks again, unless an arrival wakes it
+/// earlier. Ends when no rank has anything to wait for.
 template <class Choose>
 schedule lay_out(const schedule_name& name, const pipeline_shape& shape, const schedule_costs& costs, Choose&& choose) {
   const int last = shape.stages() - 1;

@@ -231,8 +231,8 @@ constexpr void order_equal_layers(const chunk_prices& layers, std::vector<int>& 
 
 }  // namespace detail
 
-/// The cheapest modes for the layers of a rank's chunks with which the rank never keeps more than `budget` bytes, and
-/// among layers of equal prices those that keep less before those that keep more: what the last ones keep is given back
+/// The cheapest modes for the layers of a rank's chunks with which the rank never keeps more than `budget` bytes. Among
+/// layers of equal prices, those that keep less come first: what the last ones keep is given back
 /// by the time the first ones run again. Exact; where nothing fits, `modes` is empty and `least` is set. Throws where
 /// `times`, made by `most_in_flight`, has another number of chunks, or a layer has no mode.
 constexpr recompute_choice choose_recompute(const std::vector<chunk_prices>& chunks,

@@ -74,16 +74,16 @@ struct order_verdict {
 std::string describe(const order_verdict& v);
 
 /// Runs the programs of all ranks of a mesh, by rank, under the strictest rule that there is: a rank starts its next
-/// call once the one before is complete, whether it would wait for it or not, and a collective completes when all
-/// ranks of its communicator have come to it, a message when both have. The k-th calls of a communicator meet each
+/// call once the one before is complete, whether it would wait for it or not. A collective completes when all ranks of
+/// its communicator have come to it, a message when both have. The k-th calls of a communicator meet each
 /// other, and must be one collective, of one length and type, from the same pass of the same unit.
 ///
 /// A step that ends here has one order of everything that is communicated, with which every rank's own order agrees:
-/// that in which the calls completed. So it ends under every rule by which backends post: however many streams,
-/// queues and communicators there are, whichever calls are waited for at once and whichever later, and however few of
-/// them can be under way at a time, the first call in that order that is not complete has been started by all its
-/// ranks, or they are computing on the way to it: each waits at most for calls that it started before, which are
-/// complete, as they come before in the order. Calls that are asynchronous are so proven with those that are not.
+/// that in which the calls completed. So it ends under every rule by which backends post: the first incomplete call in
+/// that order was started by all its ranks, or they are computing on the way to it. This holds for any number of
+/// streams, queues and communicators, whichever calls are waited for at once, and however few can be under way: each
+/// waits at most for calls that it started before, which are complete, as they come before in the order. Calls that are
+/// asynchronous are so proven with those that are not.
 ///
 /// Throws where a program refers to a group that it has not.
 order_verdict verify_order(std::span<const posted_program> ranks);

@@ -193,8 +193,8 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
 /// The schedule that the text names: one of `schedule_names`. `costs` and `options` are those
 /// of `automatic`. The result is verified.
 ///
-/// Throws `error` for an unknown name (with the legal ones), for sizes that the schedule cannot serve (with the nearest
-/// legal ones), and for a file that cannot be read, is no schedule of this size, or does not verify.
+/// Throws `error` for an unknown name (with the legal ones), and for sizes that the schedule cannot serve (with the
+/// nearest legal ones). It also throws for a file that cannot be read, is no schedule of this size, or does not verify.
 inline schedule parse_schedule(std::string_view text, int ranks, int microbatches, const schedule_costs& costs = {},
                                const automatic_options& options = {}) {
   if (const schedule_verdict v = detail::check_shape({.ranks = ranks, .microbatches = microbatches}); !v.ok())

@@ -16,8 +16,8 @@ namespace plait {
 
 /// The sizes that a schedule may have, which `pipeline_shape::legal` checks wherever one comes in. An action has room
 /// for a number of chunks and microbatches; ranks, and the number of *cells* (a microbatch in a stage), are bounded so
-/// that no product of sizes overflows an int, and that what is not a schedule at all is refused before memory is asked
-/// for. Checking and simulating a schedule takes some hundred bytes for each of its cells.
+/// that no product of sizes overflows an int. What is no schedule at all is refused before memory is allocated.
+/// Checking and simulating a schedule takes some hundred bytes for each of its cells.
 inline constexpr int max_pipeline_ranks = 1024, max_chunks = 255, max_microbatches = 65535, max_cells = 1 << 22;
 
 /// These sizes in words, for messages.

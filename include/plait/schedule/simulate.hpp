@@ -201,7 +201,7 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
 }  // namespace detail
 
 /// Times of all actions and messages of one step. The schedule must be one that `verify` accepts; throws `error` if it
-/// cannot finish, if its sizes are not legal or it names a chunk or a microbatch that it does not have, and if `costs`
+/// cannot finish, has illegal sizes, or names a chunk or a microbatch that it does not have. It also throws if `costs`
 /// has a negative time or a table of another size.
 constexpr simulation simulate(const schedule& s, const schedule_costs& costs = {}) {
   detail::require_costs("simulate", s.shape, costs);

@@ -346,8 +346,8 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
 
 /// Whether programs of steps finish when each rank posts its messages by `rule`, in the order in which they stand in
 /// its program. Computes wait for what they need; sends and receives wait only under `blocking`. Messages that are
-/// missing, double or misplaced are refused as well, and so are sizes that are not legal and actions of chunks and
-/// microbatches that the shape does not have.
+/// missing, double or misplaced are refused too. So are illegal sizes, and actions of chunks and microbatches that the
+/// shape does not have.
 constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
                                            const std::vector<std::vector<step_entry>>& programs,
                                            posting_rule rule = posting_rule::global_list) {

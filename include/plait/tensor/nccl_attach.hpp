@@ -34,7 +34,7 @@ struct attach_options {
 /// One rank of a mesh in a CUDA program that has its own communicator, stream and GPU. It stands wherever a
 /// `context<cuda>&` or a `microbatch<cuda>` does, and must outlive the layers that are made with it. The communicator
 /// and the stream remain the caller's and must outlive it; nothing else may use the communicator while work of its
-/// layers is being issued, and nothing of the caller's may be in flight on it while layers are made, which split it.
+/// layers is being issued. Making layers splits it, so that no work of the caller's may be in flight on it then.
 ///
 /// Layers put their work into the caller's stream and wait for nothing. What is plait's own: the workspace, a stream
 /// for started collectives, the communicators of the mesh's groups, a thread that watches for lost ranks, and, while a

@@ -104,9 +104,9 @@ std::string token_in(const Get& get) {
 /// secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where rank 0 listens. Throws
 /// `plait::error` that names the variable that is missing or malformed.
 ///
-/// PLAIT_PORT, where it is set, is the port, however the processes were started: a program whose process group was made
-/// by torch.distributed, or whose own store listens on MASTER_PORT, sets it to another free port of rank 0's host, the
-/// same for all ranks. torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the
+/// PLAIT_PORT, where it is set, is the port, however the processes were started: a program in which torch.distributed,
+/// or a store of its own, listens on MASTER_PORT sets it to another free port of rank 0's host. All ranks have the
+/// same. torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the
 /// next port is used then.
 template <class Get>
 launch_place place_from(const Get& get) {

@@ -44,7 +44,7 @@ inline void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer
 
 /// The most elements in a message of a large collective, in which n go between this rank and rank k. Over a slow link
 /// 60 KiB, which Open MPI over TCP sends without asking the receiver first (up to 64 KiB with a header): of a longer
-/// message the question and the answer follow all that was sent before, and then all messages under way share the
+/// message the question and the answer follow all that was sent before. Then all messages under way share the
 /// connection, so that the first ends with the last, in whatever order they are waited for. Not more than 2048
 /// messages. Elsewhere pieces cost the processor more time than they save.
 inline std::size_t piece_of(const state& s, std::size_t k, std::size_t n, dtype t) {

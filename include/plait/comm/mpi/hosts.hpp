@@ -57,9 +57,9 @@ inline double rate_between_hosts(MPI_Comm comm, int rank, int size, const std::v
 }
 
 /// Bytes a second below which a link between hosts is slow. What is started over such a link goes in pieces
-/// (exchange.hpp), which take up to 1.4 s of processor time more for each GB, and spare a step a good part of the time
-/// that the link takes for them. Measured (benchmarks/results, two hosts): 6 to 28 % more tokens a second at 1 Gbit/s;
-/// at 10 Gbit/s up to 4 % fewer in the mean.
+/// (exchange.hpp). They take up to 1.4 s more of processor time for each GB, and hide a good part of the link's time.
+/// Measured (benchmarks/results, two hosts): 6 to 28 % more tokens a second at 1 Gbit/s; at 10 Gbit/s up to 4 % fewer
+/// in the mean.
 inline constexpr double slow_link = 4e8;
 
 /// Returns for each rank of a communicator whether it is reached over a slow link: the same answer on all ranks of a

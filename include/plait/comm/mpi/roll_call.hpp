@@ -61,9 +61,9 @@ struct waiting_operation {
   call_count own;  ///< of its communicator; of a collective, how many were called before it
 };
 
-/// The ranks of a communicator and of all that are split from it, and what they wait for. A rank tells it once it has
-/// waited for a tenth of a deadline, in messages over a communicator of their own, and the others read them when their
-/// deadline is over: until then nothing is asked, and no thread runs for it.
+/// The ranks of a communicator and of all that are split from it, and what they wait for. A rank sends it after a tenth
+/// of a deadline, in messages over a separate communicator. The others read them when their deadline is over: until
+/// then nothing is asked, and no thread runs for it.
 class roll_call {
  public:
   /// Collective over `all`.

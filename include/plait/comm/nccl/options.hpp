@@ -21,8 +21,8 @@ struct options {
   /// Least and most thread blocks of a collective; each occupies a multiprocessor while products run
   /// beside it; 0: NCCL chooses. (NCCL_MIN_CTAS and NCCL_MAX_CTAS say the same for a whole process.)
   int min_ctas = 0, max_ctas = 0;
-  /// Bytes of a rank's memory that NCCL allocates and has registered with all communicators of the rank (NCCL 2.27),
-  /// so that it moves what lies there without copies through buffers of its own. The device serves from it what
+  /// Bytes of a rank's memory that NCCL allocates and registers with all communicators of the rank (NCCL 2.27). What
+  /// lies there moves without copies through NCCL's buffers. The device serves from it what
   /// collectives read and write: parameters and their gradients as layers use them, the parts that travel, and what
   /// redistributions need in between, but not activations. Too few bytes are an error that says how many are in use; 0:
   /// nothing is registered. The same on all ranks. Ranks may use different parts of it (NCCL_WIN_DEFAULT), so NCCL's

@@ -105,8 +105,8 @@ struct state {
     places_.pop_back();
   }
 
-  /// The stream for what this communicator starts: the rank's side stream for the first communicator, and one of its
-  /// own for each that was split off, so that a message that comes late holds up no other communicator.
+  /// The stream for what this communicator starts: the rank's side stream for the first communicator, and a separate
+  /// one for each that was split off. A late message then delays no other communicator.
   cuda::stream beside() {
     if (!is_split) return home->side;
     if (own_side_ == nullptr) own_side_ = plait::detail::make_urgent_stream();

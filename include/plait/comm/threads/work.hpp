@@ -12,8 +12,8 @@
 
 namespace plait::threads::detail {
 
-// Bytes of one unit of shared work. Large enough that taking one (an atomic add) is nothing, small enough that two
-// helpers that start at different times finish together, and that a source block is still in cache for its last reader.
+// Bytes of one unit of shared work. Large enough that taking one (an atomic add) costs little. Small enough that two
+// ranks that start at different times finish together, and that a source block is still in cache for its last reader.
 inline constexpr std::size_t grain = std::size_t{64} << 10;
 // Bytes moved by an operation, summed over ranks, up to which the last arriver does all of it: waking a helper costs
 // more than it saves (measured with 2 to 8 ranks on 2 cores; see benchmarks/all_reduce_threads.cpp).

@@ -37,9 +37,9 @@ struct cudnn_attention_options {
 
 /// cuDNN's fused attention in bf16 (cuDNN 9 with the header-only cudnn_frontend). Plans are made once per shape and
 /// kept. It is for host code: include it where PLAIT_WITH_CUDNN is set, link with cudnn, give the object to the device.
-/// Supports head_dim of multiples of 8 up to 128, without a mask or with the causal one of queries and keys that begin
-/// together, which may have a window, or that end together (pieces of longer sequences), and strides of all but lse,
-/// but not `first_visible`. Belongs to one device and its thread.
+/// Supports head_dim of multiples of 8 up to 128, and strides of all but lse, but not `first_visible`. There may be no
+/// mask, or a causal one of queries and keys that begin together, with or without a window, or that end together
+/// (pieces of longer sequences). Belongs to one device and its thread.
 class cudnn_attention final : public attention_library {
  public:
   using graph = cudnn_frontend::graph::Graph;

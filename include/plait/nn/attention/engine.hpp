@@ -144,8 +144,8 @@ inline void require_whole_chunks(const attention_part& part) {
               " tokens (numerics::sequence), and a rank has a run of ", run.length, " from ", run.position,
               "; legal are more chunks, so that each run is whole ones"});
 }
-/// Throws for attention without a causal mask where a sequence is cut, as engines hand on earlier keys alone, or where
-/// documents are packed in one, as only a causal mask with starts can express where a document ends.
+/// Throws for attention without a causal mask in two cases. Where a sequence is cut, engines send earlier keys alone;
+/// where documents are packed, only a causal mask with starts can express where a document ends.
 inline void require_causal_or_whole(const attention_part& part) {
   if (!part.shape.causal && part.documents)
     fail({part.name,

@@ -52,8 +52,8 @@ class ring_route {
   std::vector<int> hops_;
 };
 
-/// Ring attention: keys and values travel as they are (grouped heads, not expanded), two blocks of them exist at a
-/// time, and the next one travels while this one is computed with. Going back they travel again, and dk and dv with
+/// Ring attention: keys and values travel as they are (grouped heads, not expanded). Two blocks of them exist at a
+/// time: one is computed with while the next one travels. Going back they travel again, and dk and dv with
 /// them in the type of statistics.
 ///
 /// Under canonical numerics it goes back as `all_gather_kv` does, as sums over queries have another order on a ring.

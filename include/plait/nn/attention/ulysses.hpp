@@ -15,7 +15,7 @@
 namespace plait {
 
 /// Attention of some heads over a longer sequence: an all-to-all turns a shard of the sequence with all heads into all
-/// tokens of the group with a share of the heads, `Inner` attends, and the output returns the same way. Where there are
+/// tokens of the group with some heads. `Inner` attends, and the output returns the same way. Where there are
 /// fewer kv heads than ranks, a kv head goes to each rank whose query heads need it, and its gradients are summed, in
 /// the type of statistics. What is kept is the exchanged q, k, v and output: the backward pass repeats no exchange.
 ///

@@ -19,7 +19,7 @@ namespace plait {
 ///
 /// The all-gather of its input, and backward that of its output's gradient, comes in chunks of rows: the
 /// product of those that have come runs while the next are on their way. The reduction of its output, and backward that
-/// of its input's gradient, goes in chunks as they are computed, and the last of the gradient's go beside the product
+/// of its input's gradient, goes in chunks as they are computed. The last chunks of the gradient go beside the product
 /// for the weight's gradient (Wang et al. 2023). Chunks need not divide the rows. What recomputation gathers again for
 /// the weight's gradient comes whole, beside the product for the input's gradient. Adapters, which share all of these
 /// collectives, add to each chunk. Along axes of one rank there is nothing to hide, and nothing is cut.

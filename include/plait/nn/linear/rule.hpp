@@ -119,8 +119,8 @@ constexpr verdict check_dims_of_linear(const layout& input, const layout& weight
   return v;
 }
 
-/// Whether nothing but the leading dims and the states of axes that shard none of a weight's own dims differ between
-/// the product of one of several linears and its output: then the outputs are resolved side by side, as one.
+/// Whether the product of one of several linears differs from its output only in leading dims, and in states of axes
+/// that shard no own dim of a weight: then the outputs are resolved side by side, as one.
 constexpr verdict resolves_side_by_side(const layout& input, const layout& product, const layout& output) {
   for (axis_id axis : differing_axes(product, output))
     for (const layout* a : {&product, &output})

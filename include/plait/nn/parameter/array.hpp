@@ -216,8 +216,8 @@ const T* rows_of_leaf(Device& device, const token_leaves::leaf& leaf, const T* f
 }  // namespace detail
 
 /// Values and gradients of one or several parameters, one after the other, so that one product can use them all. The
-/// memory is the caller's, or the array's own, which is made when it is first needed, or lent by a bucket that moves
-/// the parameters of several arrays together.
+/// memory is the caller's, or the array's own, made when it is first needed, or lent by a bucket that moves several
+/// arrays together.
 template <class Precision, compute_device Device>
 class parameter_array {
  public:

@@ -10,10 +10,10 @@
 
 namespace plait {
 
-/// How a parameter is used, given how its dims are placed and the layout of what it meets (the input of a product, the
-/// rows of a norm, the output that a bias is added to): replicated over every axis on which its partner varies or is
-/// replicated and which does not shard the parameter itself, so that its gradient is partial there and the reduction
-/// follows. This rule is the only source of a parameter's use.
+/// How a parameter is used, given how its dims are placed and the layout of its partner: the input of a product, the
+/// rows of a norm, the output that a bias is added to. It is replicated over every axis on which its partner varies or
+/// is replicated, and which does not shard it. So its gradient is partial there, and the reduction follows. This rule
+/// is the only source of a parameter's use.
 constexpr layout use_of(layout placed, const layout& met) {
   for (axis_id axis : met.mentioned()) {
     if (placed.state_of(axis) != state::invariant) continue;

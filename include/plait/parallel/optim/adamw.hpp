@@ -275,8 +275,8 @@ class adamw {
   }
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
-  /// Notes both moments of this rank's slice, but in the first step, where they are zero, and not those of 8 bits,
-  /// which are codes, so that their difference is no number.
+  /// Notes both moments of this rank's slice, except in the first step, where they are zero. Moments of 8 bits are not
+  /// noted: they are codes, whose difference means nothing.
   void note_moments(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if constexpr (!only_counts<Device>) {
       if (step_ == 1 || options_.moments == moment_type::int8 || !detail::notes_values(ctx)) return;
