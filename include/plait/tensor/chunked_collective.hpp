@@ -12,6 +12,14 @@
 #include "plait/tensor/executor.hpp"
 
 namespace plait {
+namespace detail {
+
+/// Rows of a matrix, of all batches: those that a product is computed of at a time.
+struct row_range {
+  std::int64_t first = 0, count = 0;
+};
+
+}  // namespace detail
 
 /// Reductions that are under way, with the memory that they read. Destroyed or not, they end; `wait` says when, and
 /// throws what they threw.

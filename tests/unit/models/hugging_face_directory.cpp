@@ -44,7 +44,7 @@ const std::string shape = R"("model_type": "llama", "vocab_size": 4, "hidden_siz
   "num_attention_heads": 2, "intermediate_size": 8})";
 const std::string untied = "{" + shape, tied = R"({"tie_word_embeddings": true, )" + shape;
 
-void open_files(const std::string& path, const std::string& field = "path") { safetensors_directory(path, field); }
+void open_weights(const std::string& path, const std::string& field = "path") { safetensors_directory(path, field); }
 /// Opens a directory of one file.
 model_directory opened(const std::string& text, const values& tensors) {
   const temp_folder dir;
@@ -75,7 +75,7 @@ TEST_CASE("shards are merged by their index, and each tensor is where the index 
   const temp_folder dir;
   const auto refused = [&](const std::string& index) {
     dir.write("model.safetensors.index.json", index_of(index));
-    return error_of([&] { open_files(dir / "", "--field"); });
+    return error_of([&] { open_weights(dir / "", "--field"); });
   };
   write_file(dir / "one.safetensors", {{"a", {2, 1}}, {"b", {3, 2}}});
   write_file(dir / "two.safetensors", {{"c", {1, 3}}});
@@ -100,12 +100,12 @@ TEST_CASE("shards are merged by their index, and each tensor is where the index 
                    "legal is the name of a .safetensors file in the same folder"));
   for (const char* text : {"{}", "[]", "7", R"({"weight_map": []})"}) {
     dir.write("model.safetensors.index.json", text);
-    CHECK_ERROR(open_files(dir / ""), "index.json': it has no weight_map");
+    CHECK_ERROR(open_weights(dir / ""), "index.json': it has no weight_map");
   }
   dir.write("model.safetensors.index.json", "{\"weight_map\": {\"a\": 7}}");
-  CHECK_ERROR(open_files(dir / ""), "the file of tensor 'a' is 7");
+  CHECK_ERROR(open_weights(dir / ""), "the file of tensor 'a' is 7");
   dir.write("model.safetensors.index.json", std::string(100000, '['));
-  CHECK_ERROR(open_files(dir / ""), "more than 64 levels");
+  CHECK_ERROR(open_weights(dir / ""), "more than 64 levels");
 
   write_file(dir / "two.safetensors", {{"a", {2, 9}}, {"c", {1, 3}}});
   CHECK(contains(refused(whole), "has the tensor 'a' twice, in one.safetensors and in two.safetensors"));
@@ -119,24 +119,24 @@ TEST_CASE("a file where a directory is needed, and the reverse") {
   dir.write("model.safetensors.index.json", index_of(R"("a": "model-1.safetensors")"));
   const std::string folder = std::filesystem::path(dir / "").parent_path().string();
   for (const char* name : {"model-1.safetensors", "model.safetensors.index.json"})
-    CHECK_ERROR(open_files(dir / name), "is a file; name the folder", "'" + folder + "'");
+    CHECK_ERROR(open_weights(dir / name), "is a file; name the folder", "'" + folder + "'");
   CHECK_ERROR(plait::safetensors_reader(dir / "model.safetensors.index.json"), "this is JSON",
               "or the folder that has the index of a model in shards");
   CHECK_ERROR(plait::safetensors_reader{folder}, "is a folder; name a file");
-  CHECK_ERROR(open_files(dir / "absent"), "cannot open", "absent", "No such file", "a folder on this machine");
+  CHECK_ERROR(open_weights(dir / "absent"), "cannot open", "absent", "No such file", "a folder on this machine");
   std::filesystem::create_symlink("model.safetensors", dir / "model.safetensors");  // to itself
-  CHECK_ERROR(open_files(folder), "cannot look for '", "/model.safetensors'", "symbolic links");
+  CHECK_ERROR(open_weights(folder), "cannot look for '", "/model.safetensors'", "symbolic links");
   std::filesystem::remove(dir / "model.safetensors");
   std::filesystem::remove(dir / "model.safetensors.index.json");
-  CHECK_ERROR(open_files(folder), "has neither model.safetensors nor model.safetensors.index.json",
+  CHECK_ERROR(open_weights(folder), "has neither model.safetensors nor model.safetensors.index.json",
               "it has 'model-1.safetensors', and no index");
   for (const char* name : {"c.safetensors", "a.safetensors", "b.safetensors"}) dir.write(name, "");
-  CHECK_ERROR(open_files(folder),
+  CHECK_ERROR(open_weights(folder),
               "it has 'a.safetensors', 'b.safetensors', 'c.safetensors', 'model-1.safetensors', and");
   for (const char* name : {"a.safetensors", "b.safetensors", "c.safetensors", "model-1.safetensors"})
     std::filesystem::remove(dir / name);
   dir.write("pytorch_model.bin", "pickle");
-  CHECK_ERROR(open_files(folder), "pytorch_model.bin can run any code");
+  CHECK_ERROR(open_weights(folder), "pytorch_model.bin can run any code");
   write_file(dir / "model.safetensors", {{"a", {2, 1}}});
   CHECK_ERROR(open_model_directory(folder), "path", "config.json", "No such file");
 }
@@ -203,5 +203,5 @@ TEST_CASE("a file that becomes shorter after it was opened is an error in words"
   CHECK(a == std::vector<float>(1000, 1));
   CHECK_ERROR(files.entries()[1].read(0, 3000, reinterpret_cast<std::byte*>(b.data())),
               "model.safetensors' is truncated: it ends at byte " + std::to_string(size - 8000));
-  CHECK_ERROR(open_files(dir / ""), "it is truncated");
+  CHECK_ERROR(open_weights(dir / ""), "it is truncated");
 }

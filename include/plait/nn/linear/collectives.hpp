@@ -19,11 +19,6 @@
 
 namespace plait::detail {
 
-/// Rows of a matrix, of all batches: those that a product is computed of at a time.
-struct row_range {
-  std::int64_t first = 0, count = 0;
-};
-
 /// A redistribution of a matrix's rows before a product, which `gather` hands them to, or after one, whose rows
 /// `reduce` takes. It goes whole, or in chunks that overlap with the product.
 class row_stage {

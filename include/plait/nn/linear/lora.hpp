@@ -12,9 +12,9 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/nn/linear/collectives.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/tensor/chunked_collective.hpp"
 
 namespace plait {
 
