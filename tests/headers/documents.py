@@ -44,7 +44,7 @@ def glossary_and_map(root: pathlib.Path) -> set[str]:
         for name in re.findall(r"`([\w:]+)`", names):
             if not set(name.split("::")) <= known:
                 wrong.add(f"{GLOSSARY}: {word.strip()} is {name}, which include/ does not have")
-    folders = {f.name for f in (root / "include/plait").iterdir() if f.is_dir()}
+    folders = {f.relative_to(root / "include/plait").parts[0] for f in (root / "include/plait").glob("*/**/*.hpp")}
     readme = (root / "README.md").read_text(encoding="utf-8")
     listed = {f for row in re.findall(r"^\| ((?:`\w+` )+)\|", readme, re.MULTILINE) for f in re.findall(r"\w+", row)}
     wrong |= {f"README.md: the map has no folder {f}" for f in folders - listed}
