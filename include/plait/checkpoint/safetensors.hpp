@@ -277,7 +277,7 @@ struct safetensors_table {
 };
 
 /// Returns how many bytes come before the data: 8 and those of the header. `start` is the file's first bytes, 8 at
-/// least where the file has so many. Throws `error`, its text starting with `source`, where there are not so many.
+/// least where the file is that long. Throws `error`, its text starting with `source`, where it is shorter.
 std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes,
                                      const std::string& source);
 

@@ -124,7 +124,7 @@ class linear_core : detail::linear_collectives {
     detail::require_no_overlap(name, "forward", {y, output_size(), "y"},
                                {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
     buffer<Device> gathered, adapted = adapters_.room(ctx.device);
-    // What is added to the output is added in the product's pass, unless the product is summed over ranks first.
+    // An addend joins the product's pass, unless the product is summed over ranks first.
     const bool in_product = canonical_.sums_output() ? !biases_.any() : forward_output_.trivial();
     bool biased = false;
     if (canonical_.sums_output()) {

@@ -98,7 +98,7 @@ class flat_storage {
     return {std::clamp<std::int64_t>(first, 0, size), std::clamp<std::int64_t>(first + slice_, 0, size)};
   }
   std::int64_t rank() const { return rank_; }
-  /// Pieces begin and end at multiples of so many elements of a layer's array; 0: at none, arrays are whole.
+  /// Slices begin and end at multiples of this number of elements of a layer's array; 0: arrays are whole.
   std::int64_t cuts_at() const { return cuts_at_; }
 
  protected:
