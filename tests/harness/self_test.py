@@ -38,13 +38,18 @@ HEADER_CASES = {  # name: (texts of plait/lower.hpp and plait/upper.hpp, whether
                                      '#pragma once\n#ifdef OURS\n#include "plait/lower.hpp"\n#endif\nnumber x();\n', False),
     "no guard": ("struct a {};\n", '#pragma once\n#include "plait/lower.hpp"\n', False),
 }
-DOCUMENT_CASES = {  # name: (text of README.md, whether it is accepted)
-    "right": ("[a](tests/unit/a/b.cpp), `tests/unit/a/b.cpp`, `unit.a_b`, `unit.a_*`, `unit.long`", True),
-    "a link into nowhere": ("[a](tests/unit/a/c.cpp)", False),
-    "a path into nowhere": ("`tests/unit/a/c.cpp`", False),
-    "no such test": ("`unit.a_c`", False),
-    "no such tests": ("`unit.b_*`", False),
-    "nothing": ("plait", False),
+MAP = "| `core` | errors |\n"
+GLOSSARY = "| word | meaning | in the code |\n|---|---|---|\n| rank | a process | `%s` |\n"
+DOCUMENT_CASES = {  # name: (text of README.md, a name of the glossary, whether they are accepted)
+    "right": (MAP + "[a](tests/unit/a/b.cpp), `tests/unit/a/b.cpp`, `unit.a_b`, `unit.a_*`, `unit.long`", "world::rank",
+              True),
+    "a link into nowhere": (MAP + "[a](tests/unit/a/c.cpp)", "rank", False),
+    "a path into nowhere": (MAP + "`tests/unit/a/c.cpp`", "rank", False),
+    "no such test": (MAP + "`unit.a_c`", "rank", False),
+    "no such tests": (MAP + "`unit.b_*`", "rank", False),
+    "nothing": (MAP, "rank", False),
+    "a folder without a row": ("`unit.a_b`", "rank", False),
+    "a word that no code has": (MAP + "`unit.a_b`", "world::process", False),
 }
 CODEGEN_CASES = {
     "equal": (PAIR % "*(1 + p) + *(2 + p)", True),
@@ -100,9 +105,12 @@ def main() -> int:
                 code, output = code or compiled, output + said
             wrong += judge("headers/chains.py", name, code, good, output)
             wrong += judge("headers/chains.py --check", name, run([sys.executable, *made, "--check"])[0], True, "")
-        for name, (text, good) in DOCUMENT_CASES.items():
+        for name, (text, word, good) in DOCUMENT_CASES.items():
             root = pathlib.Path(folder) / "documents"
-            (root / "tests/unit/a").mkdir(parents=True, exist_ok=True)
+            for made in ("tests/unit/a", "examples/guide", "include/plait/core"):
+                (root / made).mkdir(parents=True, exist_ok=True)
+            (root / "include/plait/core/world.hpp").write_text("struct world { int rank; };\n")
+            (root / "examples/guide/README.md").write_text(GLOSSARY % word)
             (root / "tests/unit/a/b.cpp").write_text("// variant: long SIZE=8\n")
             (root / "README.md").write_text(text)
             code, output = run([sys.executable, str(TESTS / "headers/documents.py"), str(root)])
