@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "../examples/median.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/median.hpp"
 
 /// What the benchmarks of whole steps share: times of alternated runs and numbers on the command line.
 namespace bench {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "plait/core/dtype.hpp"
+#include "plait/core/types.hpp"
 
 /// Calls of CUB that plait's own kernels are measured against. A file of their own includes it: it has a namespace
 /// ::cuda beside plait::cuda. Null scratch memory asks for its bytes. Throws `plait::error` where CUB refuses.

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "../median.hpp"
 #include "block_stack.hpp"
 #include "plait/comm/any_communicator.hpp"
-#include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
 #include "plan_llama/planner/calibrate.hpp"
 

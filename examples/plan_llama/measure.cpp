@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "../keep_heap.hpp"
+#include "../median.hpp"
 #include "block_stack.hpp"
 #include "communication_meter.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plan_llama/planner/calibrate.hpp"

@@ -11,9 +11,9 @@
 #include <system_error>
 #include <utility>
 
+#include "../median.hpp"
 #include "../size_text.hpp"
 #include "checkpoint_files.hpp"
-#include "plait/core/median.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/nn/strategies.hpp"

@@ -6,7 +6,7 @@
 
 #include "options.hpp"
 #include "plait/comm/any_communicator.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"

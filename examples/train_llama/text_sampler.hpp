@@ -10,7 +10,7 @@
 #include "options.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/kernels/philox.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/parallel/train_step.hpp"

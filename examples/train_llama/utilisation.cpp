@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "plait/core/median.hpp"
+#include "../median.hpp"
 #include "plait/device/cpu.hpp"
 #include "train_llama/flops.hpp"
 

@@ -9,9 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/cuda.hpp"
 
 /// What the tests of CUDA kernels share: numbers are kept as doubles that T holds exactly, and compared with what the

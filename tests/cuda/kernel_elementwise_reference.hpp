@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plait/core/box.hpp"
-#include "plait/core/dtype.hpp"
+#include "plait/core/types.hpp"
 
 /// The processor's kernels, in double unless the types say otherwise.
 namespace plait::test {

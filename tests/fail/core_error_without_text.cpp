@@ -1,6 +1,6 @@
 // expect: an error has no text
 // errors-at-most: 1
-#include "plait/core/refusal.hpp"
+#include "plait/core/error.hpp"
 
 enum class my_error { ok, forgotten };
 

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "../../median.hpp"
 #include "plait/core/collective.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/median.hpp"
 #include "plait/plan/machine_time.hpp"
 #include "plan_llama/planner/pipeline_time.hpp"
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "plait/core/box.hpp"
+#include "plait/core/containers.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/static_vector.hpp"
 
 namespace plait {
 

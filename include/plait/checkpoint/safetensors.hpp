@@ -21,10 +21,9 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"

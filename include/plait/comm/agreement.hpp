@@ -19,8 +19,8 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/ranks_text.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/device/device.hpp"
 
 namespace plait {

@@ -6,9 +6,9 @@
 #include <span>
 
 #include "plait/core/collective.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait {
 

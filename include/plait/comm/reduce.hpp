@@ -11,10 +11,9 @@
 
 #include "plait/core/collective.hpp"
 #include "plait/core/compiled.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait {
 

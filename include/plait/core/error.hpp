@@ -1,10 +1,13 @@
-// The exception that plait throws, and the functions that throw it. Errors that a compiler reports as well have
-// their texts in layout/errors.hpp and schedule/errors.hpp; messages are put together with core/text.hpp.
+// The exception that plait throws, the functions that throw it, and errors whose text a `static_assert` and an
+// exception share (layout/errors.hpp, schedule/errors.hpp).
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -34,6 +37,45 @@ inline void require(bool condition, const char* text) {
 /// Throws an error with the pieces as its text: `fail({"rank is ", rank, "; the group has ", size, " ranks"})`.
 [[noreturn]] inline void fail(std::initializer_list<text_piece> pieces) { throw error(cat(pieces)); }
 
+/// The text of an error, a value of an enumeration such as `layout_error`.
+template <auto Error>
+inline constexpr const char* error_text = nullptr;
+
+/// Instantiated when a check refuses. `Facts` are types that a compiler prints: where, in which states, by whom. No two
+/// errors have the same number, of whatever enumeration: clang 16 takes specialisations for both for ambiguous, and
+/// prints that in place of the text.
+template <auto Error, class... Facts>
+struct refused {};
+
+namespace detail {
+
+/// The texts of the errors of an enumeration, from the first to the last of them.
+template <class Error, Error First, Error Last>
+inline constexpr auto error_texts = []<std::size_t... Is>(std::index_sequence<Is...>) {
+  constexpr auto first = static_cast<std::size_t>(First);
+  static_assert((error_text<static_cast<Error>(first + Is)> && ...), "an error has no text");
+  return std::array{error_text<static_cast<Error>(first + Is)>...};
+}(std::make_index_sequence<static_cast<std::size_t>(Last) - static_cast<std::size_t>(First) + 1>{});
+
+/// Returns the text of one of these errors, or of `ok`, which is 0 in every enumeration.
+template <class Error, Error First, Error Last>
+constexpr const char* text_among(Error e) {
+  if (e == Error::ok) return error_text<Error::ok>;
+  return error_texts<Error, First, Last>[static_cast<std::size_t>(e) - static_cast<std::size_t>(First)];
+}
+
+struct accepted {};
+
+template <bool Ok, class Refusal>
+struct consequence_of {
+  using type = accepted;
+};
+template <class Refusal>
+struct consequence_of<false, Refusal> {
+  using type = typename Refusal::type;
+};
+
+}  // namespace detail
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"

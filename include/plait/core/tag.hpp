@@ -1,12 +1,12 @@
-// Axes and dims as tags: the bases of a user's own, their ids in `constexpr` code, and the ones of the literature.
-// A tag has no size: extents of axes belong to layout/mesh.hpp, sizes of dims to `dim_sizes` in layout/layout.hpp.
+// Axes and dims as tags: the bases of a user's own, their ids in `constexpr` code, and the tags of the literature.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 
-#include "plait/version.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait {
 
@@ -38,17 +38,13 @@ struct tag_info {
 
 namespace detail {
 
-/// Returns a hash (FNV-1a) of a type's qualified name, as the compiler writes it: "... [with T = plait::tp; ...]" (g++,
+/// Returns a hash of a type's qualified name, as the compiler writes it: "... [with T = plait::tp; ...]" (g++,
 /// nvcc) or "... [T = plait::tp]" (clang).
 template <class T>
 constexpr std::uint64_t hash_of_type() {
-  const char* c = __PRETTY_FUNCTION__;
-  while (*c != '[') ++c;
-  while (*c != '=') ++c;
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (++c; *c == ' ';) ++c;  // nvcc writes none in some passes
-  for (; *c != ';' && *c != ']'; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 0x100000001b3u;
-  return hash;
+  const std::string_view text = __PRETTY_FUNCTION__;
+  const std::size_t begin = text.find_first_not_of(' ', text.find('=', text.find('[')) + 1);  // nvcc writes no space
+  return fnv1a(text.substr(begin, text.find_first_of(";]", begin) - begin));
 }
 
 }  // namespace detail

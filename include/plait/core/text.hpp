@@ -1,4 +1,4 @@
-// Messages put together from pieces, without format strings.
+// Texts put together from pieces, without format strings, and a hash of bytes.
 #pragma once
 
 #include <bit>
@@ -68,6 +68,13 @@ inline std::string cat(std::initializer_list<text_piece> pieces) {
   std::string out;
   append(out, pieces);
   return out;
+}
+
+/// Returns FNV-1a, 64 bits, of some bytes; `hash` is the hash of the bytes before them. It has one value on all ranks
+/// and machines, and is not cryptographic.
+constexpr std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 14695981039346656037ull) {
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
 }
 
 }  // namespace plait

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plait/core/dtype.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/gemm_problem.hpp"
 
 namespace plait {

@@ -14,9 +14,9 @@
 #include <string>
 #include <string_view>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/device.hpp"
 

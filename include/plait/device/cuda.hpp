@@ -18,10 +18,9 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/same_bits.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/device/cuda_launch.hpp"

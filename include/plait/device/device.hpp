@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "plait/core/dtype.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait {
 

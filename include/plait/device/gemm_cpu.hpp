@@ -8,8 +8,8 @@
 #include <memory>
 #include <mutex>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/gemm_problem.hpp"
 
 namespace plait {

@@ -11,8 +11,8 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
 #include "plait/core/text.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait {
 

@@ -1,5 +1,5 @@
 // CRC-32C (Castagnoli) of bytes: what a checkpoint knows its boxes by. It finds damage, not malice, and is no key:
-// core/hash.hpp has one. Published vectors: RFC 3720, B.4.
+// core/text.hpp has one. Published vectors: RFC 3720, B.4.
 #pragma once
 
 #include <array>

@@ -1,12 +1,12 @@
 // Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
 // pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float, double or bf16, in which
-// statistics and gradients of weights are float (core/precision.hpp). nvcc does not see the kernels of the CPU.
+// statistics and gradients of weights are float (core/types.hpp). nvcc does not see the kernels of the CPU.
 #pragma once
 
 #include <cstdint>
 
 #include "plait/core/compiled.hpp"
-#include "plait/core/dtype.hpp"
+#include "plait/core/types.hpp"
 
 #ifndef PLAIT_NO_CPU
 #include "plait/kernels/cpu/attention.hpp"

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "plait/core/compiled.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/kernels/philox.hpp"
 
 namespace plait::kernels {

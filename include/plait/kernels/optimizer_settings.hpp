@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <string>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/kernels/moments.hpp"
 
 namespace plait::kernels {

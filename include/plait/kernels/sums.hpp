@@ -10,7 +10,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait::kernels {
 

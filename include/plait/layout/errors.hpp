@@ -1,12 +1,12 @@
 // The errors of layouts and the text of each, for compilers and exceptions alike. The conditions are elsewhere: most
-// in layout/rules.hpp. How an error is raised: core/refusal.hpp, layout/enforce.hpp; messages: tests/fail.
+// in layout/rules.hpp. How an error is raised: core/error.hpp, layout/enforce.hpp; messages: tests/fail.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "plait/core/refusal.hpp"
-#include "plait/core/type_list.hpp"
+#include "plait/core/containers.hpp"
+#include "plait/core/error.hpp"
 
 namespace plait {
 

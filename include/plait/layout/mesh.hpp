@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "plait/core/static_vector.hpp"
+#include "plait/core/containers.hpp"
 #include "plait/core/tag.hpp"
-#include "plait/core/type_list.hpp"
 
 namespace plait {
 

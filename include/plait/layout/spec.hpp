@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "plait/core/type_list.hpp"
+#include "plait/core/containers.hpp"
 #include "plait/layout/layout.hpp"
 
 namespace plait {

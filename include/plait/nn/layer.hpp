@@ -8,10 +8,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/same_bits.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/enforce.hpp"

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "plait/core/containers.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/moved_mark.hpp"
 #include "plait/device/range.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/layout.hpp"

@@ -7,9 +7,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/same_bits.hpp"
+#include "plait/core/types.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/make_plan.hpp"

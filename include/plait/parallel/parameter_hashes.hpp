@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "plait/tensor/executor.hpp"

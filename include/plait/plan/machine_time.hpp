@@ -9,9 +9,9 @@
 #include <cstdint>
 
 #include "plait/core/collective.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/plan/hardware.hpp"
 

@@ -1,13 +1,13 @@
 // The errors of schedules and the text of each, for compilers and exceptions alike. The conditions are elsewhere:
-// schedule/verify.hpp, schedule/verify.hpp, and `check` of a policy. How an error is raised: core/refusal.hpp.
+// schedule/verify.hpp, schedule/verify.hpp, and `check` of a policy. How an error is raised: core/error.hpp.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 
-#include "plait/core/refusal.hpp"
-#include "plait/core/type_list.hpp"
+#include "plait/core/containers.hpp"
+#include "plait/core/error.hpp"
 #include "plait/schedule/schedule.hpp"
 
 namespace plait {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plait/core/collective.hpp"
-#include "plait/core/dtype.hpp"
+#include "plait/core/types.hpp"
 #include "plait/schedule/step.hpp"
 
 namespace plait {

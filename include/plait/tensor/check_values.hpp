@@ -16,8 +16,8 @@
 
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/value_checks.hpp"
-#include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/layout/layout.hpp"

@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "plait/comm/world.hpp"
+#include "plait/core/containers.hpp"
 #include "plait/core/numerics.hpp"
-#include "plait/core/type_list.hpp"
 #include "plait/device/device.hpp"
 #include "plait/layout/layout.hpp"
 

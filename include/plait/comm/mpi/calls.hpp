@@ -14,9 +14,9 @@
 #include <thread>
 
 #include "plait/comm/reduce.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait::mpi::detail {
 

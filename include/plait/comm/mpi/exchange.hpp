@@ -12,8 +12,8 @@
 #include "plait/comm/mpi/calls.hpp"
 #include "plait/comm/mpi/pending.hpp"
 #include "plait/comm/reduce.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait::mpi::detail {
 

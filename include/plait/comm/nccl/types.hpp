@@ -7,9 +7,9 @@
 #include <string>
 
 #include "plait/comm/reduce.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait::nccl::detail {
 

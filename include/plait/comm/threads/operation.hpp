@@ -13,9 +13,9 @@
 #include "plait/comm/call.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/collective.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
+#include "plait/core/types.hpp"
 #include "plait/version.hpp"
 
 namespace plait::threads {

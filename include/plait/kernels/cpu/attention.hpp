@@ -11,7 +11,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cpu/simd.hpp"

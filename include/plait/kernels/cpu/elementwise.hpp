@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "plait/core/box.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/rope_frequencies.hpp"

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>

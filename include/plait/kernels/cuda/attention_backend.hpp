@@ -7,7 +7,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/kernels/attention_shape.hpp"
 

@@ -10,7 +10,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/attention_shape.hpp"

@@ -10,10 +10,9 @@
 
 #include "plait/core/box.hpp"
 #include "plait/core/compiled.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cross_entropy_settings.hpp"

@@ -10,8 +10,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "plait/core/dtype.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/version.hpp"
 

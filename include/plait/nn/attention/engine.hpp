@@ -14,7 +14,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/attention/policy.hpp"

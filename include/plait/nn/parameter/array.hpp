@@ -13,7 +13,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/precision.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/canonical_product.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"

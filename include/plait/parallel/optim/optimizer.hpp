@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/dtype.hpp"
+#include "plait/core/containers.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/moved_mark.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/nn/parameter.hpp"

@@ -1,12 +1,86 @@
-// The table from the number type of a layer to those of its weights, gradients, master weights and statistics.
-// Elements themselves, and their conversion, are in core/dtype.hpp. A user of most rows: nn/parameter.hpp.
+// The element types of arrays, and the number types of weights, gradients, master weights and statistics of a layer.
 #pragma once
 
+#include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
+#include <utility>
 
-#include "plait/core/dtype.hpp"
+#include "plait/version.hpp"
 
 namespace plait {
+
+/// Brain floating point: the upper half of an IEEE binary32. Storage only; arithmetic happens in float.
+struct bf16 {
+  std::uint16_t bits = 0;
+};
+
+/// Returns the float that a bf16 stands for.
+constexpr float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+
+/// Returns the nearest bf16, ties to even; a NaN stays a (quiet) NaN.
+constexpr bf16 to_bf16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
+  return bf16{static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
+}
+
+enum class dtype : std::uint8_t { f32, f64, bf16, i32, i64, u8 };
+
+/// Size of one element in bytes.
+constexpr std::size_t size_of(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return 4;
+    case dtype::f64:
+      return 8;
+    case dtype::bf16:
+      return 2;
+    case dtype::i32:
+      return 4;
+    case dtype::i64:
+      return 8;
+    case dtype::u8:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr const char* name_of(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return "float";
+    case dtype::f64:
+      return "double";
+    case dtype::bf16:
+      return "bf16";
+    case dtype::i32:
+      return "int32";
+    case dtype::i64:
+      return "int64";
+    case dtype::u8:
+      return "uint8";
+  }
+  return "?";
+}
+
+/// The dtype of a C++ element type; an unsupported type has no specialisation.
+template <class T>
+inline constexpr dtype dtype_of = T::plait_has_no_dtype_for_this_type;
+template <>
+inline constexpr dtype dtype_of<float> = dtype::f32;
+template <>
+inline constexpr dtype dtype_of<double> = dtype::f64;
+template <>
+inline constexpr dtype dtype_of<bf16> = dtype::bf16;
+template <>
+inline constexpr dtype dtype_of<std::int32_t> = dtype::i32;
+template <>
+inline constexpr dtype dtype_of<std::int64_t> = dtype::i64;
+template <>
+inline constexpr dtype dtype_of<std::uint8_t> = dtype::u8;
 
 /// The number types of a layer that computes in `T`. Layers, optimizers and parameters take all their types from here,
 /// so another precision is another specialisation: a struct of the user's own may stand where `T` stands.
@@ -37,9 +111,9 @@ struct precision<bf16> {
 
 /// bf16 without masters: a parameter is kept in bf16 alone, and every update is rounded stochastically (as in Zamirai
 /// et al. 2020, arXiv 2010.06192), because the nearest bf16 of a weight and a small step is the weight. A parameter and
-/// AdamW's two moments take 10 bytes for each element, 6 with moments in bf16, 4 with those in int8 (beside 14, 10 and
-/// 8 with masters). Gradients are summed in float. bf16 has the exponents of float, so that no format here needs the
-/// loss to be scaled.
+/// AdamW's two moments take 10 bytes for each element, 6 with moments in bf16, 4 with moments in int8 (with masters:
+/// 14, 10 and 8). Gradients are summed in float. bf16 has the exponents of float, so that no format here needs the loss
+/// to be scaled.
 struct bf16_no_masters {};
 template <>
 struct precision<bf16_no_masters> {
@@ -104,6 +178,22 @@ constexpr To converted(From x) {
 template <class T>
 constexpr arithmetic<T> widened(T x) {
   return converted<arithmetic<T>>(x);
+}
+
+/// Whether `Other`, a type that is not plait's, has the bits of the element type T, as CUDA's __nv_bfloat16 has those
+/// of `bf16` (device/cuda.hpp). Specialise it for a type of your own: layers then take pointers to it without a cast.
+template <class Other, class T>
+inline constexpr bool same_bits = false;
+
+/// Returns a pointer to elements of T for a pointer to a type with the same bits, const if that is const. Any other
+/// argument is returned as it is.
+template <class T, class Argument>
+decltype(auto) elements_of(Argument&& argument) {
+  using Other = std::remove_pointer_t<std::remove_reference_t<Argument>>;
+  if constexpr (same_bits<std::remove_const_t<Other>, T>)
+    return reinterpret_cast<std::conditional_t<std::is_const_v<Other>, const T, T>*>(argument);
+  else
+    return std::forward<Argument>(argument);
 }
 
 }  // namespace plait

@@ -1,10 +1,12 @@
-// A vector of fixed capacity for constant expressions: lists of axes and dims, steps of a plan. All its elements are
-// constructed from the start, so they need a default constructor.
+// Small types that others are made of: a vector of fixed capacity, lists of types, and a mark of objects moved from.
 #pragma once
 
 #include <cstddef>
 #include <stdexcept>
+#include <type_traits>
+#include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/version.hpp"
 
 namespace plait {
@@ -71,4 +73,73 @@ struct static_vector {
   }
 };
 
+/// A list of types: of the tags of a mesh or a spec, or of the facts of an error.
+template <class... Ts>
+struct type_list {
+  static constexpr std::size_t size = sizeof...(Ts);
+};
+
+namespace detail {
+
+template <std::size_t I, class T>
+struct indexed {
+  using type = T;
+};
+template <class Indices, class... Ts>
+struct indexer;
+template <std::size_t... Is, class... Ts>
+struct indexer<std::integer_sequence<std::size_t, Is...>, Ts...> : indexed<Is, Ts>... {};
+template <std::size_t I, class T>
+indexed<I, T> select(const indexed<I, T>&);
+
+template <std::size_t I, class List>
+struct type_at_impl;
+template <std::size_t I, class... Ts>
+struct type_at_impl<I, type_list<Ts...>> {
+  using type = typename decltype(select<I>(indexer<std::make_index_sequence<sizeof...(Ts)>, Ts...>{}))::type;
+};
+
+template <class... Lists>
+struct concat_impl {
+  using type = type_list<>;
+};
+template <class... Ts>
+struct concat_impl<type_list<Ts...>> {
+  using type = type_list<Ts...>;
+};
+template <class... Ts, class... Us, class... Rest>
+struct concat_impl<type_list<Ts...>, type_list<Us...>, Rest...> : concat_impl<type_list<Ts..., Us...>, Rest...> {};
+
+}  // namespace detail
+
+template <std::size_t I, class List>
+using type_at = typename detail::type_at_impl<I, List>::type;
+template <class... Lists>
+using concat = typename detail::concat_impl<Lists...>::type;
+
+/// False, but only once `Ts` are known: a `static_assert(always_false<T>)` in a template fires when it is instantiated.
+template <class...>
+inline constexpr bool always_false = false;
+
+/// A member that is set once its object was moved from, until another is moved or copied into it, so that calls of such
+/// an object can be refused.
+class moved_mark {
+ public:
+  moved_mark() = default;
+  moved_mark(const moved_mark&) = default;
+  moved_mark& operator=(const moved_mark&) = default;
+  moved_mark(moved_mark&& from) noexcept : moved_(std::exchange(from.moved_, true)) {}
+  moved_mark& operator=(moved_mark&& from) noexcept {
+    moved_ = std::exchange(from.moved_, true);
+    return *this;
+  }
+
+  bool moved() const { return moved_; }
+
+ private:
+  bool moved_ = false;
+};
+
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -1,4 +1,3 @@
-// The median of some numbers. Test: tests/unit/plan/calibrate.cpp.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +5,6 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -20,5 +18,3 @@ inline double median(std::vector<double> values) {
 }
 
 }  // namespace plait
-
-#include "plait/core/macros_on.hpp"
