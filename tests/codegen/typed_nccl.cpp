@@ -1,7 +1,7 @@
 // A typed collective on the caller's NCCL communicator is NCCL's call with the caller's arguments, and the look at its
 // result that every program takes.
 // include: declared ../stand_in/cuda
-#include "plait/comm/nccl/bare.hpp"
+#include "plait/comm/nccl/calls.hpp"
 #include "plait/comm/typed.hpp"
 
 using namespace plait;

@@ -14,7 +14,7 @@
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
-#include "plait/comm/nccl/memory.hpp"
+#include "plait/comm/nccl.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/parallel/world.hpp"

@@ -13,7 +13,7 @@
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
-#include "plait/comm/nccl/memory.hpp"
+#include "plait/comm/nccl.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "support/conformance.hpp"
 #include "support/last_words.hpp"

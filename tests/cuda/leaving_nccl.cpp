@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "plait/comm/launch/nccl.hpp"
-#include "plait/comm/nccl/memory.hpp"
+#include "plait/comm/nccl.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 #include "support/nccl_runs.hpp"

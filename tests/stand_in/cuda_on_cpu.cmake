@@ -174,7 +174,7 @@ endif()
 
 # What NCCL had before its communicators got names and windows is enough.
 file(CONFIGURE OUTPUT older_nccl.cpp CONTENT
-  "#include <plait/comm/launch/nccl.hpp>\n#include <plait/comm/nccl/memory.hpp>\n" @ONLY)
+  "#include <plait/comm/launch/nccl.hpp>\n" @ONLY)
 add_library(cuda_on_cpu_older_nccl OBJECT "${CMAKE_CURRENT_BINARY_DIR}/older_nccl.cpp")
 target_link_libraries(cuda_on_cpu_older_nccl PRIVATE plait::own plait plait_cuda_stand_in)
 target_compile_definitions(cuda_on_cpu_older_nccl PRIVATE PLAIT_STAND_IN_NCCL_MINOR=26)

@@ -17,8 +17,7 @@
 
 #include "plait/comm/launch/rendezvous.hpp"
 #include "plait/comm/nccl.hpp"
-#include "plait/comm/nccl/options.hpp"
-#include "plait/comm/nccl/types.hpp"
+#include "plait/comm/nccl/calls.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
@@ -28,7 +27,7 @@ namespace plait::nccl::detail {
 
 // The memory that `nccl::options::registered_bytes` asks for: allocated by NCCL, given to the device for the buffers
 // that collectives read and write, and registered with every communicator of the rank as it is made
-// (comm/nccl/state.hpp). Memory for single arrays of the caller's is in comm/nccl/memory.hpp. Test:
+// (comm/nccl/state.hpp). For single arrays of the caller's there is `communication_memory`. Test:
 // tests/cuda/comm_nccl_memory.cpp.
 
 /// Allocates what `settings` ask for, none by default, and gives it to the device; a device that has it from an earlier

@@ -1,25 +1,409 @@
-// The inner part of comm/nccl.hpp: the state that copies of a communicator share, and its started operations as
-// requests.
+// The inner part of comm/nccl.hpp: what each rank has in flight, the thread that watches it, the state that copies of
+// a communicator share, and started operations as requests. Where an operation is past its deadline or NCCL reports an
+// error, the thread aborts the owned communicators of all ranks of its team. Test: tests/cuda/comm_nccl.cpp.
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/call.hpp"
-#include "plait/comm/nccl/types.hpp"
-#include "plait/comm/nccl/watchdog.hpp"
+#include "plait/comm/nccl/calls.hpp"
+#include "plait/comm/recorder.hpp"
 #include "plait/comm/request.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/device/cuda.hpp"
+#include "plait/device/cuda_launch.hpp"
 #include "plait/device/cuda_memory.hpp"
 
 namespace plait::nccl::detail {
+
+/// A communicator that is to be aborted, and its GPU.
+struct doomed_communicator {
+  ncclComm_t comm;
+  int device;
+};
+
+/// Aborts communicators side by side: each may wait for kernels that only the end of another lets go. Ends the process
+/// where they take longer than `grace` seconds (0: waits for ever), because a rank that waits for it would wait for
+/// ever.
+inline void abort_side_by_side(const std::vector<doomed_communicator>& doomed, double grace, const std::string& why) {
+  struct progress {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t left;
+  };
+  const auto shared = std::make_shared<progress>();
+  shared->left = doomed.size();
+  for (const doomed_communicator& one : doomed) {
+    std::thread([one, shared] {
+      static_cast<void>(cudaSetDevice(one.device));  // as the watching thread does: NCCL goes back to the thread's GPU
+      ncclCommAbort(one.comm);
+      const std::lock_guard lock(shared->mutex);
+      --shared->left;
+      shared->changed.notify_one();
+    }).detach();
+  }
+  std::unique_lock lock(shared->mutex);
+  const auto all = [&] { return shared->left == 0; };
+  if (grace <= 0) return shared->changed.wait(lock, all);
+  if (shared->changed.wait_for(lock, std::chrono::duration<double>(grace), all)) return;
+  std::fprintf(stderr,
+               "plait: %s\nplait: NCCL did not abort %zu of %zu communicators within the grace of %g s; the process "
+               "ends\n",
+               why.c_str(), shared->left, doomed.size(), grace);
+  std::abort();
+}
+
+/// An operation in flight. Its event is recorded after it; kept for the next one when it is over.
+struct operation {
+  enum class phase : std::uint8_t { issuing, enqueued, over };
+  phase now = phase::issuing;  ///< guarded by the session
+  const char* name = "";
+  std::string label;
+  std::uint64_t sequence = 0, ticket = 0, serial = 0, bytes = 0;
+  bool recorded = false;  ///< in a graph, which runs it some other time: its event may be waited for in the graph only
+  bool joined = false;    ///< whether the main stream waits for it; the rank's own thread's
+  cuda::event event;
+
+  std::string text() const { return cat({name, " #", sequence, " on '", label, "'"}); }
+};
+
+class session;
+
+/// The ranks of this process, which fail together, and the thread that watches over them.
+class team {
+ public:
+  team() = default;
+  team(const team&) = delete;
+  team& operator=(const team&) = delete;
+  ~team() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string cause() const {
+    const std::lock_guard lock(mutex_);
+    return cause_;
+  }
+  void add(session* s, double deadline);
+  /// Returns when nothing of the session is being aborted.
+  void remove(const session* s) {
+    std::unique_lock lock(mutex_);
+    aborted_.wait(lock, [this] { return !aborting_; });
+    std::erase(sessions_, s);
+  }
+  /// Returns when what is being aborted is: until then NCCL's kernels may touch memory, though the team has failed.
+  void await_aborts() {
+    std::unique_lock lock(mutex_);
+    aborted_.wait(lock, [this] { return !aborting_; });
+  }
+  /// Ends all communicators of the team that it owns: the watching thread aborts them, without a wait here.
+  /// Since NCCL 2.26 an abort ends when no graph holds calls of the communicator any more, and the calling thread may
+  /// have to unwind to destroy one. Only the first reason counts; `leaving` is a rank that an exception unwinds, whose
+  /// reason is known later.
+  void fail(const std::string& why, int leaving = -1);
+  /// Notes the text of the exception that ended `rank`. False where something else came first.
+  bool explain(int rank, const std::string& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failed() && leaving_ == rank) {
+        cause_ = why;
+        leaving_ = -1;
+        return true;
+      }
+      if (failed()) return false;
+    }
+    fail(why);
+    return true;
+  }
+
+ private:
+  void watch();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_, aborted_;
+  bool aborting_ = false;
+  std::vector<doomed_communicator> doomed_;
+  double grace_ = 0;
+  std::vector<session*> sessions_;
+  std::atomic<bool> failed_{false};
+  std::string cause_;
+  int leaving_ = -1;
+  double tick_ = 1;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+/// One NCCL communicator of a rank.
+struct handle {
+  ncclComm_t comm = nullptr;
+  bool owned = true;
+  std::atomic<bool> aborted{false};
+
+  /// Asks for the state of the communicator; of one that does not block, one thread at a time may.
+  ncclResult_t state(ncclResult_t& now) {
+    const std::lock_guard lock(asking_);
+    return ncclCommGetAsyncError(comm, &now);
+  }
+
+ private:
+  std::mutex asking_;
+};
+
+/// One rank: its streams, what it has in flight, and its communicators.
+class session {
+ public:
+  session(std::shared_ptr<team> ranks, cudaStream_t main_stream, cudaStream_t side_stream, const options& chosen)
+      : main(main_stream), side(side_stream), settings(chosen), team_(std::move(ranks)) {
+    plait::detail::cuda_check(cudaGetDevice(&device_), "asking for the GPU");
+    if (side_stream == nullptr) {
+      own_side_ = plait::detail::make_urgent_stream();
+      side = cuda::stream(own_side_.get());
+    }
+    const plait::detail::relaxed_capture relaxed;  // another rank of the process may be recording
+    plait::detail::cuda_check(cudaMalloc(&barrier_word_, sizeof(int)), "allocating a word");
+    plait::detail::cuda_check(cudaMemset(barrier_word_, 0, sizeof(int)), "zeroing a word");
+    team_->add(this, settings.deadline);
+  }
+  session(const session&) = delete;
+  session& operator=(const session&) = delete;
+  ~session() {
+    team_->remove(this);
+    const plait::detail::relaxed_capture relaxed;
+    cudaFree(barrier_word_);
+  }
+
+  cuda::stream main, side;
+  cuda::event fork;  ///< where the main stream was when an operation was started
+  const options settings;
+  int rank = 0;                  ///< in the first communicator, for texts
+  registered_memory registered;  ///< for collectives; outlives the communicators that it is registered with
+  /// Has the device give back memory that it does not use, of which NCCL takes some for each communicator; may be
+  /// empty.
+  std::function<void()> make_room;
+
+  team& ranks() { return *team_; }
+  int* barrier_word() { return barrier_word_; }
+
+  /// Runs `call` unless the ranks have failed. Whoever aborts the communicators waits a moment for its end.
+  template <class F>
+  ncclResult_t guarded(const F& call) {
+    {
+      const std::lock_guard lock(issue_);
+      if (!team_->failed()) return call();
+    }
+    return ncclRemoteError;  // the caller finds that the ranks have failed
+  }
+
+  /// Notes an operation that is about to be issued.
+  std::shared_ptr<operation> begin(const char* name, const std::string& label, std::uint64_t sequence,
+                                   std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (in_flight_.size() > 32) retire();
+    std::shared_ptr<operation> op;
+    if (idle_.empty()) {
+      op = std::make_shared<operation>();
+    } else {
+      op = std::move(idle_.back());
+      idle_.pop_back();
+    }
+    op->now = operation::phase::issuing;
+    op->name = name;
+    op->label = label;
+    op->sequence = sequence;
+    op->bytes = bytes;
+    op->recorded = op->joined = false;
+    op->serial = ++serial_;
+    op->ticket = flight_.start(label, sequence, name, bytes);
+    in_flight_.push_back(op);
+    return op;
+  }
+  /// The operation is in `stream`, or in the graph that the stream is being recorded in: then it is over here, since
+  /// no thread watches a replay.
+  void enqueued(operation& op, cuda::stream stream) {
+    const bool recorded = cuda::capturing(stream);
+    op.event.record(stream);
+    const std::lock_guard lock(mutex_);
+    op.recorded = recorded;
+    op.now = recorded ? operation::phase::over : operation::phase::enqueued;
+    if (recorded) flight_.mark(op.ticket, flight_recorder::state::completed);
+  }
+  /// It has left nothing in a stream.
+  void over(operation& op) {
+    const std::lock_guard lock(mutex_);
+    op.now = operation::phase::over;
+    flight_.mark(op.ticket, flight_recorder::state::completed);
+  }
+  bool is_enqueued(const operation& op) {
+    const std::lock_guard lock(mutex_);
+    return op.now != operation::phase::issuing;
+  }
+
+  [[noreturn]] void stop(const std::string& doing) { plait::fail({doing, " was stopped: ", team_->cause()}); }
+
+  std::string last_operations() {
+    const std::lock_guard lock(mutex_);
+    return flight_.text(16);
+  }
+
+  void add(handle* h) {
+    const std::lock_guard lock(mutex_);
+    handles_.push_back(h);
+  }
+  void remove(const handle* h) {
+    const std::lock_guard lock(mutex_);
+    std::erase(handles_, h);
+  }
+
+  // The watching thread's part.
+
+  /// Why the ranks must end; empty if they need not.
+  std::string problem() {
+    // Without this a thread's calls go to GPU 0, and make a context there.
+    static_cast<void>(cudaSetDevice(device_));
+    const std::lock_guard lock(mutex_);
+    for (handle* const h : handles_) {
+      ncclResult_t state = ncclSuccess;
+      if (h->aborted || h->comm == nullptr) continue;
+      if (h->state(state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) {
+        continue;
+      }
+      return cat({"rank ", rank, ": NCCL reports: ", ncclGetErrorString(state), " (", ncclGetLastError(h->comm),
+                  ") at ", in_flight_.empty() ? "no operation" : in_flight_.front()->text(),
+                  "; last operations: ", flight_.text(16)});
+    }
+    retire();
+    if (lost_ != cudaSuccess) {
+      return cat({"rank ", rank, ": CUDA reports: ", cudaGetErrorString(lost_), ", at ", in_flight_.front()->text(),
+                  " or before it; last operations: ", flight_.text(16)});
+    }
+    if (in_flight_.empty() || settings.deadline <= 0) {
+      watched_ = 0;
+    } else if (const operation& first = *in_flight_.front(); watched_ != first.serial) {
+      watched_ = first.serial;
+      since_ = comm_clock();
+    } else if (comm_clock() - since_ > settings.deadline) {
+      return cat({"rank ", rank, ": ", first.text(), " (", bytes_text(first.bytes),
+                  ") did not finish within its deadline of ", settings.deadline,
+                  " s: a rank of the group is lost or has not called it; last operations: ", flight_.text(16)});
+    }
+    return "";
+  }
+
+  /// Adds the rank's own communicators, which are over from now on, to those that must be aborted. A call that is being
+  /// issued has until `until` to come back.
+  void give_up(std::vector<doomed_communicator>& doomed, double until) {
+    std::unique_lock calls(issue_, std::defer_lock);
+    while (!calls.try_lock() && comm_clock() < until) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    const std::lock_guard lock(mutex_);
+    for (handle* h : handles_) {
+      if (h->owned && h->comm != nullptr && !h->aborted.exchange(true)) doomed.push_back({h->comm, device_});
+    }
+  }
+
+ private:
+  /// Forgets what has finished, in order. With the mutex held.
+  void retire() {
+    const plait::detail::relaxed_capture relaxed;
+    while (!in_flight_.empty()) {
+      const std::shared_ptr<operation>& first = in_flight_.front();
+      if (first->now == operation::phase::issuing) return;
+      if (first->now == operation::phase::enqueued) {
+        const cudaError_t status = cudaEventQuery(first->event.handle());
+        if (status != cudaSuccess) {
+          static_cast<void>(cudaGetLastError());
+          if (status != cudaErrorNotReady) lost_ = status;
+          return;
+        }
+        flight_.mark(first->ticket, flight_recorder::state::completed);
+      }
+      if (first.use_count() == 1 && idle_.size() < 64) idle_.push_back(first);
+      in_flight_.pop_front();
+    }
+  }
+
+  std::shared_ptr<team> team_;
+  std::mutex issue_, mutex_;  // issue_ is taken first
+  flight_recorder flight_;
+  std::deque<std::shared_ptr<operation>> in_flight_;
+  std::vector<std::shared_ptr<operation>> idle_;
+  std::vector<handle*> handles_;
+  std::uint64_t serial_ = 0, watched_ = 0;
+  double since_ = 0;
+  cudaError_t lost_ = cudaSuccess;  ///< what a query failed with: nothing that is in flight will end
+  int device_ = 0;
+  plait::detail::owned_stream own_side_;
+  int* barrier_word_ = nullptr;
+};
+
+inline void team::add(session* s, double deadline) {
+  const std::lock_guard lock(mutex_);
+  sessions_.push_back(s);
+  if (deadline > 0 && deadline / 10 < tick_) {
+    tick_ = deadline / 10;
+    changed_.notify_one();
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+}
+
+inline void team::fail(const std::string& why, int leaving) {
+  const std::lock_guard lock(mutex_);
+  if (failed()) return;
+  leaving_ = leaving;
+  cause_ = why;
+  failed_.store(true, std::memory_order_release);
+  const double until = comm_clock() + 0.2;
+  for (session* s : sessions_) {
+    s->give_up(doomed_, until);
+    grace_ = std::max(grace_, s->settings.grace);
+  }
+  aborting_ = !doomed_.empty();
+  changed_.notify_one();
+}
+
+inline void team::watch() {
+  std::unique_lock lock(mutex_);
+  while (!over_ && !failed()) {
+    changed_.wait_for(lock, std::chrono::duration<double>(tick_));
+    std::string why;
+    for (std::size_t i = 0; i < sessions_.size() && why.empty() && !over_ && !failed(); ++i)
+      why = sessions_[i]->problem();
+    if (why.empty() || failed()) continue;
+    lock.unlock();
+    std::fprintf(stderr, "plait: %s\n", why.c_str());
+    fail(why);
+    lock.lock();
+  }
+  const std::string why = cause_;
+  lock.unlock();  // ranks may ask for the cause meanwhile
+  abort_side_by_side(doomed_, grace_, why);
+  lock.lock();
+  aborting_ = false;
+  aborted_.notify_all();
+}
 
 /// Refuses memory that is the host's.
 inline void check_device_memory(const char* what, const void* a, const void* b) {

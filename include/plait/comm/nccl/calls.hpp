@@ -1,0 +1,131 @@
+// NCCL's calls: the names of dtypes and reductions, the check of results, the options of a communicator, and an
+// `ncclComm_t` with the three calls that comm/typed.hpp needs. It is the one header that includes <nccl.h>.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "plait/comm/reduce.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
+
+namespace plait::nccl::detail {
+
+constexpr ncclDataType_t type_of(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return ncclFloat32;
+    case dtype::f64:
+      return ncclFloat64;
+    case dtype::bf16:
+      return ncclBfloat16;
+    case dtype::i32:
+      return ncclInt32;
+    case dtype::i64:
+      return ncclInt64;
+    case dtype::u8:
+      break;
+  }
+  return ncclUint8;
+}
+
+constexpr ncclRedOp_t op_of(reduce_op op) {
+  return op == reduce_op::sum ? ncclSum : op == reduce_op::max ? ncclMax : ncclMin;
+}
+
+[[noreturn]] inline void call_failed(ncclResult_t result, const char* call) {
+  fail({call, " failed: ", ncclGetErrorString(result), " (", ncclGetLastError(nullptr), ")"});
+}
+inline void check(ncclResult_t result, const char* call) {
+  if (result != ncclSuccess && result != ncclInProgress) call_failed(result, call);
+}
+
+}  // namespace plait::nccl::detail
+
+namespace plait::nccl {
+
+/// The options of NCCL's communicators: deadlines, checks, and how much of the GPU collectives take. All communicators
+/// of a rank are made with them, those of axes too.
+struct options {
+  double deadline = 600;  ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
+  /// Seconds for NCCL to abort what has failed, and for ranks to destroy graphs that hold its calls, which NCCL waits
+  /// for; after that the process ends. 0: no limit.
+  double grace = 60;
+  bool check_pointers = false;  ///< ask CUDA whether every buffer is device memory (about 1 us each)
+  /// Least and most thread blocks of a collective; each occupies a multiprocessor while products run.
+  /// 0: NCCL chooses. (NCCL_MIN_CTAS and NCCL_MAX_CTAS set them for a whole process.)
+  int min_ctas = 0, max_ctas = 0;
+  /// Bytes of a rank's memory that NCCL allocates and registers with all communicators of the rank (NCCL 2.27); equal
+  /// on all ranks. 0: nothing is registered. NCCL moves what lies there without copies through its own buffers. The
+  /// device serves from it what collectives read and write: parameters and their gradients as layers use them, parts on
+  /// the way, and buffers of redistributions, but no activations. Too few bytes are an error that names how many are in
+  /// use. Ranks may use different parts of it (NCCL_WIN_DEFAULT), so NCCL's symmetric kernels stay off: those are for
+  /// `communication_memory`.
+  std::size_t registered_bytes = 0;
+  /// Whether a mesh's communicators share NCCL's buffers and channels with the first one (NCCL 2.18; a communicator of
+  /// the caller's must have been made with `splitShare`). A world has one for each set of axes that its model asks for;
+  /// shared, they take less memory and time. In return, their operations run one after the other: a late message holds
+  /// up the collectives of all of them. Leave it off for pipelines and for overlap.
+  bool split_share = false;
+};
+
+namespace detail {
+
+/// The configuration of a communicator that does not block: a rank that never comes must not hold the others inside
+/// NCCL. Throws where `settings` name no number of thread blocks that NCCL knows.
+inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const std::string& label) {
+  constexpr int most = 64;  // NCCL's MAXCHANNELS
+  for (const auto& [field, ctas] : {std::pair{"min_ctas", settings.min_ctas}, std::pair{"max_ctas", settings.max_ctas}})
+    if (ctas < 0 || ctas > most) fail({"nccl::options::", field, " is ", ctas, ", must be 0 (NCCL chooses) to ", most});
+  if (settings.max_ctas > 0 && settings.min_ctas > settings.max_ctas)
+    fail({"nccl::options::min_ctas is ", settings.min_ctas, ", more than max_ctas, ", settings.max_ctas});
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  config.commName = label.c_str();
+#endif
+  if (settings.min_ctas > 0) config.minCTAs = settings.min_ctas;
+  if (settings.max_ctas > 0) config.maxCTAs = settings.max_ctas;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+  if (settings.split_share) config.splitShare = 1;
+#else
+  if (settings.split_share)
+    fail({"nccl::options::split_share needs NCCL 2.18 or later; this program is compiled with ", NCCL_MAJOR, ".",
+          NCCL_MINOR});
+#endif
+  return config;
+}
+
+}  // namespace detail
+
+/// A communicator of the caller's and the stream to use it on, as `typed_group` takes them: each operation is NCCL's
+/// call and the check of its result, without a ledger, a deadline or a check of arguments. It cannot carry layers: for
+/// those, attach by comm/launch/nccl.hpp or tensor/nccl_attach.hpp.
+///
+///     plait::nccl::bare_communicator mine{my_comm, my_stream};
+///     const plait::typed_group<plait::nccl::bare_communicator, tp> group(mine);
+///     auto sum = group.all_reduce<complete>(plait::local_part<float, pending>{my_pointer}, count);
+struct bare_communicator {
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+
+  void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) const {
+    detail::check(ncclAllReduce(in, out, n, detail::type_of(t), detail::op_of(op), comm, stream), "ncclAllReduce");
+  }
+  void all_gather(const void* in, void* out, std::size_t n, dtype t) const {
+    detail::check(ncclAllGather(in, out, n, detail::type_of(t), comm, stream), "ncclAllGather");
+  }
+  void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) const {
+    detail::check(ncclReduceScatter(in, out, n, detail::type_of(t), detail::op_of(op), comm, stream),
+                  "ncclReduceScatter");
+  }
+};
+
+}  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"
