@@ -10,7 +10,7 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/placement.hpp"

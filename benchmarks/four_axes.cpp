@@ -12,7 +12,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"

@@ -7,7 +7,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "raw_block.hpp"
 #include "timing.hpp"
 

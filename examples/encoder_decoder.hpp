@@ -1,10 +1,10 @@
 #pragma once
 
-#include "plait/nn/activation.hpp"
 #include "plait/nn/attention/cross_attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/pointwise.hpp"
 
 // An encoder layer and a decoder layer (Vaswani et al. 2017), composed from plait's layers, as BART has them (Lewis et
 // al. 2020): with biases, gelu, and LayerNorm after each sum. A layer with two inputs is a class of one's own.

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
 #include "train_llama/data/token_source.hpp"

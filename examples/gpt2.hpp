@@ -1,11 +1,11 @@
 #pragma once
 
 #include "plait/models/language_model.hpp"
-#include "plait/nn/activation.hpp"
 #include "plait/nn/attention.hpp"
+#include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/positions.hpp"
+#include "plait/nn/pointwise.hpp"
 
 // A model of one's own, composed from plait's layers: GPT-2 (Radford et al. 2019), with learned positions, LayerNorm,
 // biases and an output projection that is the embedding's table. What follows from it: any mesh, any pipeline schedule,

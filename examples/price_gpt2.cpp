@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gpt2.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/plan/hardware.hpp"
 #include "plait/plan/program_price.hpp"
 

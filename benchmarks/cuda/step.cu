@@ -9,7 +9,7 @@
 #include "kernel_times.hpp"
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/graph_step.hpp"
 #include "step_memory.hpp"
 

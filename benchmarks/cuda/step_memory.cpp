@@ -1,7 +1,7 @@
 #include "step_memory.hpp"
 
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/plan/dry_run.hpp"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/parse.hpp"

@@ -3,7 +3,7 @@
 #include "plait/checkpoint/model_weights.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 std::vector<plait::safetensors_declaration> tensors_of(const plait::llama_config& config) {
   using strategy = plait::megatron_sp;

@@ -17,7 +17,7 @@
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/pipeline.hpp"

@@ -15,7 +15,7 @@
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "requests.hpp"
 #include "train_llama/observe/step_trace.hpp"

@@ -7,7 +7,7 @@
 #include "../size_text.hpp"
 #include "number_lists.hpp"
 #include "open_inputs.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plan_llama/planner/explain.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/llama_shape.hpp"

@@ -8,7 +8,7 @@
 
 #include "../size_text.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/schedule/verify.hpp"
 #include "planned.hpp"
 #include "resumed.hpp"

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "options.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/tensor/context.hpp"
 

@@ -16,7 +16,7 @@
 #include "checkpoint_files.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/hugging_face_directory.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "planned.hpp"
 #include "run_texts.hpp"
 #include "say.hpp"

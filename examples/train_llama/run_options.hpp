@@ -8,7 +8,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/types.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 std::string counted(std::int64_t n, const char* what, const char* plural) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);

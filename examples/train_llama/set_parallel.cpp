@@ -10,7 +10,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/kernels/moments.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   const options& opt = s.opt;

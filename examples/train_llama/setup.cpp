@@ -16,7 +16,7 @@
 #include "plait/models/llama_config.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/models/weights_order.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/schedule/parse.hpp"
 #include "set_numerics.hpp"
 #include "set_parallel.hpp"

@@ -7,7 +7,7 @@
 #include "options.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/types.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 /// Calls `f.operator()<S>()` with the strategy S that --strategy names: the one place that reads it.
 template <class F>

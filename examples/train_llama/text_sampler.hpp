@@ -12,7 +12,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/types.hpp"
 #include "plait/kernels/philox.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "train_llama/data/text.hpp"

@@ -7,7 +7,7 @@
 
 #include "plait/device/cuda.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
 

@@ -8,8 +8,8 @@
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
 #include "support/split_strategy.hpp"

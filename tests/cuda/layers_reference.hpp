@@ -10,7 +10,7 @@
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 /// A small block without attention, for any strategy and device: layer norm, SwiGLU MLP with biases, dropout, residual
 /// sum, another norm, and a linear with bias.

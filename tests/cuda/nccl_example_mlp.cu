@@ -15,8 +15,8 @@
 
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/linear/policy.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/policy.hpp"
 #include "plait/tensor/nccl_attach.hpp"
 
 // Two programs in one: all that they include stands above.

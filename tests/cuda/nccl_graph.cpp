@@ -19,7 +19,7 @@
 #include "plait/device/cuda_graph.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/graph_step.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/world.hpp"

@@ -10,12 +10,12 @@
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/linear/policy.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/policy.hpp"
 
 using namespace plait;
 

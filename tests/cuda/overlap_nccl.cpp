@@ -5,7 +5,7 @@
 
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/nn/linear.hpp"
-#include "plait/nn/linear/overlap.hpp"
+#include "plait/nn/linear/policy.hpp"
 #include "plait/testing/layer_parity.hpp"
 #include "support/linear_policies.hpp"
 #include "support/nccl_devices.hpp"

@@ -16,7 +16,7 @@
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"

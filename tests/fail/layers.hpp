@@ -4,7 +4,7 @@
 #include "plait/nn/layer.hpp"
 
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/redistribute.hpp"

@@ -3,7 +3,7 @@
 // expect: my_strategy
 // errors-at-most: 1
 #include "plait/nn/attention.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 using namespace plait;
 

@@ -1,5 +1,5 @@
 // expect: the engine of a strategy's attention policy must model plait::attention_engine
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/nn/attention.hpp"
 
 using namespace plait;

@@ -1,6 +1,6 @@
 // expect: a strategy's attention is a policy: a type that names axes = type_list<...> and an engine
 // errors-at-most: 1
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 using namespace plait;
 

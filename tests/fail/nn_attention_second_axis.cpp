@@ -2,7 +2,7 @@
 // expect: on_axis<inner>
 // expect: my_strategy
 // errors-at-most: 1
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/nn/attention.hpp"
 
 using namespace plait;

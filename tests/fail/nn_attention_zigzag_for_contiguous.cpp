@@ -1,7 +1,7 @@
 // expect: the output of a layer does not lie as the next one takes it: let their policies agree
 // expect: expected_dims<plait::batch, plait::zseq, plait::hidden>
 // errors-at-most: 1
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/norm.hpp"

@@ -1,7 +1,7 @@
 // expect: a nonlinear operation on a partial value: each rank holds only a term of a pending sum. Resolve it first
 // expect: on_axis<plait::tp>
 // errors-at-most: 1
-#include "plait/nn/dropout.hpp"
+#include "plait/nn/pointwise.hpp"
 
 using namespace plait;
 

@@ -1,7 +1,7 @@
 // expect: a dim is sharded over an axis in one operand and not in the other: the local sizes differ. Gather it, or shard the other operand alike
 // expect: on_axis<plait::dp>
 // errors-at-most: 1
-#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/loss.hpp"
 
 using namespace plait;
 

@@ -2,7 +2,7 @@
 // expect: beside
 // errors-at-most: 1
 #include "plait/nn/mlp.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 using namespace plait;
 

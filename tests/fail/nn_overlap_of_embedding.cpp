@@ -2,7 +2,7 @@
 // expect: my_table
 // errors-at-most: 1
 #include "plait/nn/embedding.hpp"
-#include "plait/nn/linear/overlap.hpp"
+#include "plait/nn/linear/policy.hpp"
 
 using namespace plait;
 

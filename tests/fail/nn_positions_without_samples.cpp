@@ -1,5 +1,5 @@
 // expect: learned positions take [samples, tokens, features]
-#include "plait/nn/positions.hpp"
+#include "plait/nn/embedding.hpp"
 
 using namespace plait;
 

@@ -1,7 +1,7 @@
 // expect: a strategy names `branch_input` and `branch_output`, both or none: one of them alone means nothing
 // errors-at-most: 1
 #include "plait/nn/mlp.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 using namespace plait;
 

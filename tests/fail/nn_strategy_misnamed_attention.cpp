@@ -3,7 +3,7 @@
 // expect: the strategy has a member `ffn`, which means nothing: did you mean `feed_forward`?
 // errors-at-most: 2
 #include "plait/nn/attention.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 using namespace plait;
 

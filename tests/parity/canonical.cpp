@@ -15,7 +15,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
 

@@ -8,7 +8,7 @@
 #include "layer_check.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/nn/attention.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 /// Self-attention under context-parallel strategies, in any order of the sequence, against one rank.
 namespace plait::test {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "../../examples/gpt2.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/testing/model_parity.hpp"
 
 /// Small GPT-2s, of examples/gpt2.hpp, for the kit of testing/model_parity.hpp.

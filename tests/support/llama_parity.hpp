@@ -11,7 +11,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/plan/dry_run.hpp"

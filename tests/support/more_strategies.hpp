@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/testing/model_parity.hpp"
 
 /// Strategies that the library does not have, each a few lines, and Llamas under them.

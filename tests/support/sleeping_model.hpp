@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/generators.hpp"
 #include "plait/schedule/simulate.hpp"

@@ -6,7 +6,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/parameter/free.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 
 /// Policies of small layers on one axis, and runs of them on a rank or two.
 namespace plait::test::small_layers {

@@ -18,7 +18,7 @@
 #include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/parameter/free.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/train_step.hpp"

@@ -9,7 +9,7 @@
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "support/temp_folder.hpp"

@@ -1,5 +1,5 @@
 // The options of a loss, and the columns of the vocabulary that a rank has, as the kernels of all devices take them.
-// The steps of the loss are explained in kernels/cpu/cross_entropy.hpp; the layer is nn/cross_entropy.hpp.
+// The steps of the loss are explained in kernels/cpu/cross_entropy.hpp; the layer is nn/loss.hpp.
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/parallel/model.hpp"
 
 namespace plait {

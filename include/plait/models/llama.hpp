@@ -28,7 +28,7 @@ struct llama_options {
   /// configuration.
   attention_options attention{};
   mlp_lora mlp{};  ///< `attention` has adapters of its own
-  /// The chunks of all linears' collectives beside their products (nn/linear/overlap.hpp), where they are chosen at run
+  /// The chunks of all linears' collectives beside their products (nn/linear/policy.hpp), where they are chosen at run
   /// time; 0: the strategy's.
   std::int64_t overlap = 0;
 };

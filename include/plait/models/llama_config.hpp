@@ -332,7 +332,7 @@ inline llama_config llama_preset_config(std::string_view name, const std::string
 }
 
 // Over how many tensor-parallel ranks a Llama of given sizes divides. A checkpoint's sizes are fixed, so that advice is
-// about the mesh. How the ranks share kv heads: split_tensor_ranks in nn/strategies.hpp.
+// about the mesh. How the ranks share kv heads: split_tensor_ranks in nn/strategy.hpp.
 
 namespace detail {
 

@@ -19,10 +19,8 @@
 #include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/attention/core.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/other_arrays.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/tensor/check_values.hpp"
 

@@ -10,11 +10,9 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/dropout.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/open_sum.hpp"
-#include "plait/nn/other_arrays.hpp"
+#include "plait/nn/pointwise.hpp"
 #include "plait/tensor/redistribute.hpp"
 
 namespace plait {

@@ -1,22 +1,34 @@
-// The concept of a layer: typed tensors in and out, forward and backward.
+// The concept of a layer: typed tensors in and out, forward and backward; and the checks of its calls.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "plait/core/containers.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/device.hpp"
+#include "plait/device/range.hpp"
 #include "plait/kernels/kernels.hpp"
+#include "plait/layout/describe.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/errors.hpp"
+#include "plait/layout/layout.hpp"
+#include "plait/layout/make_plan.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
+#include "plait/tensor/microbatch.hpp"
+#include "plait/tensor/null_check.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "plait/tensor/view.hpp"
 
@@ -341,6 +353,417 @@ auto backward_plus(L& l, const microbatch<typename L::device>& mb, const Input& 
 }
 
 }  // namespace detail
+}  // namespace plait
+
+namespace plait::detail {
+
+// The checks of a layer's calls: its arrays, their sizes, the mesh, and the `saved` of a forward pass.
+
+/// The mark in what a forward pass keeps: a backward pass takes one of its own layer and microbatch, once. `layer` is
+/// anything that a layer keeps its life long, such as its first parameter; `input` is where the input lies
+/// that a backward pass will take, null where it takes none.
+class saved_stamp {
+ public:
+  void make(const void* layer, std::int64_t microbatch, const void* input) {
+    overwritten_ = layer_ && !used_;
+    layer_ = layer, microbatch_ = microbatch, input_ = input, used_ = false;
+  }
+  /// Throws unless the forward pass that made it was of this layer and microbatch, and no backward pass has used it.
+  /// One that no forward pass has made is used as well. Throws also where several forward passes have made it since the
+  /// last use, and the input is not where that of the last one was.
+  void use(std::string_view name, const void* layer, std::int64_t microbatch, const void* input) {
+    constexpr const char* each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
+    if (used_) fail({name, ": this `saved` was used by a backward pass before", each});
+    if (layer_ && layer_ != layer) fail({name, ": this `saved` was made by another layer", each});
+    if (layer_ && microbatch_ != microbatch)
+      fail({name, ": this `saved` is of microbatch ", microbatch_, ", and the backward pass of ", microbatch, each});
+    if (overwritten_ && input_ != input)
+      fail({name,
+            ": several forward passes have made this `saved`, and the backward pass has the input of another than ",
+            "the last", each});
+    used_ = true;
+  }
+
+ private:
+  const void* layer_ = nullptr;
+  const void* input_ = nullptr;
+  std::int64_t microbatch_ = 0;
+  bool used_ = false, overwritten_ = false;
+};
+
+/// The name of a layer and of its ranges in profiles. Each call of a layer asks for one of them first: where the layer
+/// was moved from, every member throws, and names it.
+class layer_names {
+ public:
+  layer_names() = default;
+  explicit layer_names(std::string_view layer) : layer_(std::make_shared<const std::string>(layer)), ranges_(layer) {}
+  layer_names(const layer_names&) = default;
+  layer_names& operator=(const layer_names&) = default;
+  layer_names(layer_names&& from) noexcept
+      : layer_(from.layer_), ranges_(std::move(from.ranges_)), mark_(std::move(from.mark_)) {}
+  layer_names& operator=(layer_names&& from) noexcept {
+    layer_ = from.layer_;
+    ranges_ = std::move(from.ranges_);
+    mark_ = std::move(from.mark_);
+    return *this;
+  }
+
+  const std::string& layer() const { return checked(*layer_); }
+  const char* forward() const { return checked(ranges_).forward(); }
+  const char* backward() const { return checked(ranges_).backward(); }
+  const char* weights() const { return checked(ranges_).weights(); }
+  /// Returns `part`, which is one of the layer's.
+  template <class T>
+  T& checked(T& part) const {
+    if (mark_.moved()) refuse();
+    return part;
+  }
+
+ private:
+  [[noreturn]] void refuse() const {
+    fail({layer_ ? *layer_ : "a layer", ": it was moved from, and is used; use the object that it was moved to"});
+  }
+
+  std::shared_ptr<const std::string> layer_;
+  range_names ranges_;
+  moved_mark mark_;
+};
+
+/// The mesh, this rank's number in it, and the global sizes of a layer's boundary dims, as they were when it was made
+/// or resized. Each call compares them with its context's: plain pointers have no sizes.
+class made_for {
+ public:
+  made_for() = default;
+  made_for(const mesh_shape& mesh, std::int64_t rank, const dim_sizes& sizes,
+           std::initializer_list<const layout*> boundaries)
+      : mesh_(mesh), rank_(rank) {
+    for (const layout* a : boundaries) add(sizes, *a);
+  }
+  /// Takes what a resized layer is made for. Throws where that is another mesh: its parameters lie in this one.
+  void take(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& sizes,
+            std::initializer_list<const layout*> boundaries) {
+    if (!mesh_.axes.empty()) require_mesh(layer, mesh, rank);
+    *this = made_for(mesh, rank, sizes, boundaries);
+  }
+  /// Adds the dims of another boundary.
+  void add(const dim_sizes& sizes, const layout& a) {
+    for (const dim_placement& p : a.dims) {
+      if (size_of(p.dim)) continue;
+      const int at = sizes.dims.find(p.dim);
+      if (at >= 0) dims_.push_back({p.dim, sizes.sizes[static_cast<std::size_t>(at)], static_cast<std::size_t>(at)});
+    }
+  }
+
+  /// Throws, with both, if the context of a call has another mesh or another place in it.
+  void require_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const {
+    bool same = rank == rank_ && mesh.axes.size() == mesh_.axes.size();
+    for (std::size_t i = 0; same && i < mesh.axes.size(); ++i)
+      same = mesh.axes[i] == mesh_.axes[i] && mesh.extents[i] == mesh_.extents[i];
+    if (!same) refuse_mesh(layer, mesh, rank);
+  }
+  /// Throws, with the dim and both sizes, if the context of a call has other sizes, or another mesh. Where the table of
+  /// sizes has them in the same places, as one context always has, this is a few compares and no search.
+  void require(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
+    require_mesh(layer, mesh, rank);
+    for (const made_dim& d : dims_) {
+      if (d.at < now.dims.size() && now.sizes[d.at] == d.size && now.dims[d.at] == d.dim) continue;
+      if (const std::int64_t other = now.of(d.dim); other != d.size) refuse(layer, d, other);
+    }
+  }
+  /// Returns the size of a dim, or null where no boundary has it.
+  const std::int64_t* size_of(dim_id dim) const {
+    for (const made_dim& d : dims_)
+      if (d.dim == dim) return &d.size;
+    return nullptr;
+  }
+
+ private:
+  struct made_dim {
+    dim_id dim;
+    std::int64_t size = 0;
+    std::size_t at = 0;  ///< in the table of sizes
+  };
+
+  [[noreturn]] static void refuse(std::string_view layer, const made_dim& d, std::int64_t now) {
+    fail({layer, ": the context of this call has ", d.dim.text(), " = ", now, ", and the layer was made for ", d.size,
+          ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
+  }
+
+  [[noreturn]] void refuse_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const {
+    fail({layer, ": the context of this call has rank ", rank, " of the mesh ", describe(mesh),
+          ", and the layer was made for rank ", rank_, " of ", describe(mesh_),
+          ": make the layer with a context of this mesh"});
+  }
+
+  mesh_shape mesh_;
+  std::int64_t rank_ = 0;
+  static_vector<made_dim, 24> dims_;
+};
+
+/// An array of a call, by its bytes. Null is no array, and one without bytes shares none.
+struct named_array {
+  template <class T>
+  constexpr named_array(const T* begin, std::int64_t elements, const char* called)
+      : at(begin), bytes(static_cast<std::size_t>(elements) * sizeof(T)), name(called) {}
+
+  const void* at;
+  std::size_t bytes;
+  const char* name;
+};
+
+/// Throws where one of the arrays that `call` of `layer` reads shares a byte with the one that it writes.
+inline void require_no_overlap(std::string_view layer, const char* call, const named_array& written,
+                               std::initializer_list<named_array> read) {
+  if (written.at == nullptr || written.bytes == 0) return;
+  const auto begin_of = [](const named_array& a) { return reinterpret_cast<std::uintptr_t>(a.at); };
+  const std::uintptr_t begin = begin_of(written), end = begin + written.bytes;
+  for (const named_array& in : read) {
+    const std::uintptr_t first = begin_of(in);
+    if (in.at == nullptr || in.bytes == 0 || first >= end || begin >= first + in.bytes) continue;
+    if (in.at == written.at)
+      fail(
+          {layer, ": ", call, " writes ", written.name, " while it still reads ", in.name, ", and both are one array"});
+    const std::uintptr_t last = first + in.bytes < end ? first + in.bytes : end;
+    fail({layer, ": ", call, " writes ", written.name, " while it still reads ", in.name, ", and they share ",
+          last - (first > begin ? first : begin), " bytes"});
+  }
+}
+
+/// Throws unless a tensor of a call has the elements that the layer was made for: sizes are the context's at that time.
+inline void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
+  if (has == made_for) return;
+  if (has == 0)
+    fail({layer, ": ", name, " has no elements, and the layer was made for ", made_for,
+          " on this rank: the tensor was moved from, or never made, or views a null pointer"});
+  fail({layer, ": ", name, " has ", has, " elements on this rank, and the layer was made for ", made_for,
+        ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
+}
+
+/// Returns the array of an addend, or null where there is none. Throws as `require_size`.
+template <class Tensor>
+auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t made_for) {
+  if (addend) require_size(layer, "addend", addend->size(), made_for);
+  return addend ? addend->data() : nullptr;
+}
+
+/// Throws under canonical numerics, whose leaves are those of the sizes that a layer was made for.
+inline void require_resizable(std::string_view layer, bool canonical) {
+  if (canonical)
+    fail({layer,
+          ": resize under canonical numerics (deterministic), whose leaves are those of the sizes that the layer was "
+          "made for: make another layer for other sizes"});
+}
+
+}  // namespace plait::detail
+
+namespace plait {
+
+// A layer's calls with arrays of other types: equal bits are taken; another spec, precision or kind is refused in
+// words.
+
+/// Facts of a refusal: which layer of a combinator, counted from 0, and the spec of its output or input.
+template <std::size_t Number, class Layer, class Spec>
+struct output_of_layer {};
+template <std::size_t Number, class Layer, class Spec>
+struct input_of_layer {};
+/// Such a fact: the spec of a tensor that a program gives to a layer.
+template <class Spec>
+struct given_tensor {};
+
+namespace detail {
+
+/// Whether a layer's output lies as the next one's input: an axis that is invariant by mention or by default is one.
+constexpr verdict check_fit(layout_error code, const layout& output, const layout& input) {
+  if (equivalent(output, input)) return {};
+  verdict v = compare_dims(operand::none, input.dim_order(), output.dim_order());
+  if (!v.ok()) {
+    v.code = code;
+    return v;
+  }
+  for (axis_id axis : differing_axes(output, input)) {
+    const dim_id dim = output.sharded_by(axis) ? output.sharded_by(axis) : input.sharded_by(axis);
+    return {code, axis, dim, output.state_of(axis), input.state_of(axis)};
+  }
+  for (const dim_placement& p : output.dims)  // the same axes in another order
+    if (!(p.axes == input.axes_of(p.dim))) return {code, p.axes[0], p.dim, state::varying, state::varying};
+  return {code, {}, {}};
+}
+
+template <layout_error Error, class A, class B>
+struct fit_value {
+  static constexpr verdict value = check_fit(Error, layout_v<typename A::output>, layout_v<typename B::input>);
+};
+
+/// Refuses to compile unless layer I, which is `A`, makes what layer J, which is `B`, takes.
+template <layout_error Error, std::size_t I, class A, std::size_t J, class B>
+inline constexpr bool fits =
+    sizeof(consequence<fit_value<Error, A, B>,
+                       among<output_of_layer<I, A, typename A::output>, input_of_layer<J, B, typename B::input>>,
+                       typename A::output, typename B::input>) > 0;
+
+/// Specs that are equivalent and not equal are refused too: `view_as` is for them.
+template <class Given, class Layer>
+struct input_value {
+  static constexpr verdict value = [] {
+    verdict v = check_fit(layout_error::input_does_not_fit, layout_v<Given>, layout_v<typename Layer::input>);
+    v.code = layout_error::input_does_not_fit;
+    return v;
+  }();
+};
+
+/// Refuses a tensor of another spec than `Layer`, alone or the first of a combinator, takes.
+template <class Given, class Layer>
+inline constexpr bool takes =
+    sizeof(consequence<input_value<Given, Layer>,
+                       among<given_tensor<Given>, input_of_layer<0, Layer, typename Layer::input>>, Given,
+                       typename Layer::input>) > 0;
+
+template <std::size_t First, class... Layers>
+inline constexpr bool fit_together = true;
+template <std::size_t First, class A, class B, class... Rest>
+inline constexpr bool fit_together<First, A, B, Rest...> =
+    fits<layout_error::layers_do_not_fit, First, A, First + 1, B> && fit_together<First + 1, B, Rest...>;
+
+}  // namespace detail
+
+namespace detail {
+
+template <class X>
+concept any_tensor = requires {
+  typename X::value_type;
+  requires spec_like<typename X::spec>;
+};
+template <class X>
+concept any_range = !any_tensor<X> && requires(const X& x) {
+  x.data();
+  x.size();
+  x.begin();
+};
+
+template <class X>
+struct number_of {
+  using type = std::remove_const_t<std::remove_pointer_t<X>>;
+};
+template <any_tensor X>
+struct number_of<X> {
+  using type = typename X::value_type;
+};
+/// Whether an argument has numbers of another type than T. Pointers to token ids may be of 32 or 64 bits, and labels
+/// stand beside numbers of T.
+template <class X, class T>
+concept other_numbers = (any_tensor<X> || std::is_pointer_v<X>)&&!std::same_as<typename number_of<X>::type, T> &&
+                        (std::floating_point<typename number_of<X>::type> ||
+                         std::same_as<typename number_of<X>::type, bf16> || (any_tensor<X> && std::integral<T>));
+template <class X, class T>
+concept no_numbers = other_numbers<X, T> || any_range<X>;
+template <class X, class Spec>
+concept other_spec = any_tensor<X> && !std::same_as<typename X::spec, Spec>;
+template <class X, class Layer>
+concept other_saved = std::is_class_v<X> && !any_tensor<X> && !any_range<X> &&
+                      requires { requires !std::same_as<X, typename Layer::saved>; };
+
+/// The refusal of numbers of another type: compilers print the two types, and the layer.
+template <class Given, class Expected, class Layer>
+struct numbers_of_one_type {
+  static_assert(std::is_same_v<Given, Expected>,
+                "an array has numbers of another type than the layer's: make the layer of that precision, as in "
+                "linear<double, ...>, or convert the numbers");
+};
+template <class Range, class Layer>
+struct array_of_layer {
+  static_assert(!any_range<Range>,
+                "a layer takes tensors, or pointers to this rank's part: write x.data() for a span or a vector");
+};
+template <class Saved, class Layer>
+struct saved_of_layer {
+  static_assert(std::is_same_v<Saved, typename Layer::saved>,
+                "a backward pass takes the `saved` that a forward pass of the same layer has made");
+};
+
+/// The layer that is named in a refusal: the first of a combinator's.
+template <class Layer>
+struct named_layer {
+  using type = Layer;
+};
+template <class Layer>
+  requires requires { typename Layer::first_layer; }
+struct named_layer<Layer> : named_layer<typename Layer::first_layer> {};
+
+/// Says what does not fit in an argument of a layer whose numbers are T.
+template <class Layer, class T, class X>
+constexpr void refuse_array() {
+  if constexpr (any_range<X>)
+    static_assert(sizeof(array_of_layer<X, Layer>) > 0);
+  else if constexpr (other_numbers<X, T>)
+    static_assert(sizeof(numbers_of_one_type<typename number_of<X>::type, T, Layer>) > 0);
+}
+/// Says what does not fit in the first argument.
+template <class Layer, class T, class Input, class X>
+constexpr void refuse_input() {
+  using named = typename named_layer<Layer>::type;
+  refuse_array<named, T, X>();
+  if constexpr (!no_numbers<X, T> && other_spec<X, Input>) static_assert(takes<typename X::spec, named>);
+}
+
+}  // namespace detail
+
+/// A base of layers: `forward` and `backward` whose first array is of a type with the bits of T are those of `Layer`,
+/// with each such pointer taken as one to T; with other arrays they do not compile, and say why. The layer has them by
+/// `using`.
+template <class Layer, class T, spec_like Input, spec_like Output, compute_device Device, class Made = T>
+class other_arrays {
+ public:
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  decltype(auto) forward(const microbatch<Device>& mb, Other* x, More&&... more) {
+    return static_cast<Layer&>(*this).forward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
+  }
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  decltype(auto) backward(const microbatch<Device>& mb, Other* x, More&&... more) {
+    return static_cast<Layer&>(*this).backward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
+  }
+
+  template <class X, class... More>
+    requires(detail::no_numbers<X, T> || detail::other_spec<X, Input> || (detail::no_numbers<More, Made> || ...))
+  tensor<Made, Output, Device> forward(const microbatch<Device>&, const X&, const More&...) {
+    detail::refuse_input<Layer, T, Input, X>();
+    if constexpr (!detail::no_numbers<X, T> && !detail::other_spec<X, Input>)
+      (detail::refuse_array<Layer, Made, More>(), ...);
+    return {};
+  }
+  template <class X, class Saved, class Gradient, class... More>
+    requires(detail::no_numbers<X, T> || detail::other_spec<X, Input> || detail::other_saved<Saved, Layer> ||
+             detail::no_numbers<Gradient, Made> || (detail::no_numbers<More, T> || ...))
+  tensor<T, dual_t<Input>, Device> backward(const microbatch<Device>&, const X&, const Saved&, const Gradient&,
+                                            const More&...) {
+    detail::refuse_input<Layer, T, Input, X>();
+    if constexpr (!detail::no_numbers<X, T> && !detail::other_spec<X, Input>) {
+      if constexpr (detail::other_saved<Saved, Layer>)
+        static_assert(sizeof(detail::saved_of_layer<Saved, Layer>) > 0);
+      else if constexpr (detail::no_numbers<Gradient, Made>)
+        detail::refuse_array<Layer, Made, Gradient>();
+      else
+        (detail::refuse_array<Layer, T, More>(), ...);
+    }
+    return {};
+  }
+  /// Backward of what keeps nothing.
+  template <class X, class Gradient>
+    requires(!requires { typename Layer::saved; } &&
+             (detail::no_numbers<X, T> || detail::other_spec<X, Input> || detail::no_numbers<Gradient, Made>))
+  void backward(const microbatch<Device>&, const X&, const Gradient&) {
+    detail::refuse_input<Layer, T, Input, X>();
+    if constexpr (!detail::no_numbers<X, T> && !detail::other_spec<X, Input>)
+      detail::refuse_array<Layer, Made, Gradient>();
+  }
+};
+
+/// That of a combinator.
+template <class Layer, class First, class Last>
+using other_arrays_between = other_arrays<Layer, typename First::value_type, typename First::input,
+                                          typename Last::output, typename First::device>;
+
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"

@@ -11,11 +11,8 @@
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/linear/core.hpp"
-#include "plait/nn/linear/overlap.hpp"
-#include "plait/nn/other_arrays.hpp"
-#include "plait/nn/policy.hpp"
+#include "plait/nn/linear/policy.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {
@@ -115,7 +112,7 @@ struct linear_options {
 ///
 ///     static constexpr bool bias = true;
 ///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`; also a bias
-///     using overlap = pl::overlap<4>;    // nn/linear/overlap.hpp: collectives in 4 chunks, beside the products
+///     using overlap = pl::overlap<4>;    // nn/linear/policy.hpp: collectives in 4 chunks, beside the products
 ///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
 ///
 /// The weight's dims are the output's own, then the contracted ones, or the other way round (GPT-2 stores [in, out]).

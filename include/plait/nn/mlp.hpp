@@ -7,9 +7,8 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
-#include "plait/nn/other_arrays.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/tensor/check_values.hpp"
 

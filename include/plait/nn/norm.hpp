@@ -12,13 +12,11 @@
 #include "plait/layout/errors.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer_checks.hpp"
 #include "plait/nn/open_sum.hpp"
-#include "plait/nn/other_arrays.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/array.hpp"
-#include "plait/nn/parameter/rebind.hpp"
-#include "plait/nn/parameter/use.hpp"
+#include "plait/nn/parameter/info.hpp"
+#include "plait/nn/parameter/memory.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait::detail {

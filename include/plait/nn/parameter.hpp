@@ -25,7 +25,6 @@
 #include "plait/layout/describe.hpp"
 #include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/info.hpp"
-#include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/executor.hpp"
@@ -167,114 +166,6 @@ constexpr void require_one_precision() {
                 "the optimizer is of another precision than the parameters: write adamw<double> or muon<double> for "
                 "layers of double, and so for float and bf16");
 }
-}  // namespace detail
-
-// The caller's words about the memory of a layer's parameters: here, or the layer's own.
-
-/// Says that the layer allocates a part of its parameters' memory, when it is first needed:
-/// `{.weight = mine, .gradient = pl::own_memory}`.
-struct own_memory_t {};
-inline constexpr own_memory_t own_memory{};
-
-/// Where memory lies: at the caller's pointer, in the layer's own memory, or unsaid.
-template <class T>
-class memory_at {
- public:
-  constexpr memory_at() noexcept {}  // g++ 12 breaks on a defaulted one where a member's own initialiser names memory
-  constexpr memory_at(own_memory_t) : said_(true) {}                           // NOLINT: as members of parameter_memory
-  constexpr memory_at(T* pointer) : at_(pointer), said_(true), here_(true) {}  // NOLINT
-  constexpr memory_at(std::nullptr_t) : said_(true), here_(true) {}            // NOLINT
-  template <class Other>
-    requires same_bits<Other, T>
-  memory_at(Other* pointer) : memory_at(elements_of<T>(pointer)) {}  // NOLINT
-
-  /// Null for memory of the layer's own.
-  constexpr T* pointer() const { return at_; }
-  constexpr bool said() const { return said_; }
-  /// Whether the caller has given a pointer.
-  constexpr bool given() const { return here_; }
-
- private:
-  T* at_ = nullptr;
-  bool said_ = false;
-  bool here_ = false;
-};
-
-/// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
-/// are zero. A layer without any of it has memory of its own. A caller that gives one of them names all that
-/// the layer has, so that nothing is allocated unseen: `pl::own_memory` where the layer is to allocate it.
-///
-/// Masters are those of precisions whose weights are rounded (`bf16`), as the parameter is stored; with
-/// `pl::own_memory` they begin as the caller's weights.
-template <class Precision>
-struct parameter_memory {
-  memory_at<weight_of<Precision>> weight{};
-  memory_at<gradient_of<Precision>> gradient{};
-  memory_at<weight_of<Precision>> bias{};
-  memory_at<gradient_of<Precision>> bias_gradient{};
-  memory_at<master_of<Precision>> master{};
-  memory_at<master_of<Precision>> bias_master{};
-
-  /// Whether any of it is named.
-  bool says_anything() const {
-    return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
-           bias_master.said();
-  }
-
-  /// Throws if a pointer is null, if something is missing, or if the layer has no use for it: a weight that is another
-  /// layer's, a bias without one, masters where nothing is rounded.
-  void require_complete(const std::string& layer, bool with_weight, bool with_bias) const {
-    constexpr bool rounded = !std::is_same_v<weight_of<Precision>, master_of<Precision>>;
-    const struct {
-      std::string_view name;
-      bool said, given, null, needed;
-    } all[] = {{"weight", weight.said(), weight.given(), !weight.pointer(), with_weight},
-               {"gradient", gradient.said(), gradient.given(), !gradient.pointer(), with_weight},
-               {"master", master.said(), master.given(), !master.pointer(), rounded && with_weight},
-               {"bias", bias.said(), bias.given(), !bias.pointer(), with_bias},
-               {"bias_gradient", bias_gradient.said(), bias_gradient.given(), !bias_gradient.pointer(), with_bias},
-               {"bias_master", bias_master.said(), bias_master.given(), !bias_master.pointer(), rounded && with_bias}};
-    std::string_view first;
-    for (const auto& m : all) {
-      if (!m.given) continue;
-      if (!m.needed)
-        fail({layer, ": memory.", m.name, " is given, and this layer has none (",
-              m.name.starts_with("bias") ? with_bias ? "its bias is not rounded" : "it has no bias"
-              : with_weight              ? "its weight is not rounded"
-                                         : "its weight is another layer's",
-              ")"});
-      if (m.null)
-        fail({layer, ": memory.", m.name,
-              " is null: allocate it before the layer is made, or say pl::own_memory, and the "
-              "layer allocates it"});
-      if (first.empty()) first = m.name;
-    }
-    if (first.empty()) return;
-    for (const auto& m : all)
-      if (m.needed && !m.said)
-        fail({layer, ": memory gives ", first, " and says nothing of ", m.name,
-              ": give a pointer, or pl::own_memory, and the layer allocates it"});
-  }
-};
-
-namespace detail {
-
-struct memory_part {
-  const char* name;
-  bool said;
-};
-
-/// For a layer that is made of several: throws if the memory of one is named and that of another is not.
-inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
-  const char* first = nullptr;
-  for (const memory_part& p : parts)
-    if (p.said && !first) first = p.name;
-  for (const memory_part& p : parts)
-    if (first && !p.said)
-      fail({layer, ": memory gives ", first, " and says nothing of ", p.name,
-            ": give pointers, or pl::own_memory for its weight and gradient, and the layer allocates them"});
-}
-
 }  // namespace detail
 
 /// A parameter as layers, optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between

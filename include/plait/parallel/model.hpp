@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "plait/nn/layer.hpp"
-#include "plait/nn/token_mean.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/parallel/placement.hpp"
 
 namespace plait {

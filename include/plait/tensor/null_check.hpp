@@ -1,4 +1,4 @@
-// The refusal of a null pointer where a program hands over memory. Sizes are checked elsewhere: nn/layer_checks.hpp.
+// The refusal of a null pointer where a program hands over memory. Sizes are checked elsewhere: nn/layer.hpp.
 #pragma once
 
 #include <cstdint>

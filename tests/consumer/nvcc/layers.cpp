@@ -1,7 +1,7 @@
 // Layers on GPUs in a file that nvcc does not compile, by the headers that have them: no kernel of theirs is compiled.
 #include "plait/device/cuda.hpp"
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
 
 using namespace plait;

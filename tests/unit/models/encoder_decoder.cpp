@@ -5,7 +5,7 @@
 
 #include "plait/checkpoint/model_weights.hpp"
 #include "plait/checkpoint/safetensors.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/test_data.hpp"

@@ -13,7 +13,7 @@
 #include "plait/checkpoint/model_weights.hpp"
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/testing/placing.hpp"
 #include "plait/testing/trained_values.hpp"

@@ -16,7 +16,7 @@
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"

@@ -12,7 +12,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"
 #include "support/whole_tensor.hpp"

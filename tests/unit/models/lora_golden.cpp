@@ -7,7 +7,7 @@
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
 #include "support/test_data.hpp"
 

@@ -17,8 +17,8 @@
 #include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/attention/ring.hpp"
 #include "plait/nn/attention/ulysses.hpp"
-#include "plait/nn/dropout.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/pointwise.hpp"
+#include "plait/nn/strategy.hpp"
 #include "support/token_runs.hpp"
 
 using namespace plait;

@@ -6,7 +6,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
 
 using namespace plait;

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/parts.hpp"

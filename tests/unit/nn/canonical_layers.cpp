@@ -13,7 +13,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/units.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"

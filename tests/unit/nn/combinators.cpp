@@ -2,11 +2,11 @@
 // Dropout, residual, sequential and redistribute as layers: finite differences on one rank, meshes equal one rank.
 #include "plait/nn/combinators.hpp"
 
-#include "plait/nn/activation.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/pointwise.hpp"
+#include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
 
 using namespace plait;

@@ -4,7 +4,7 @@
 
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/nn/attention/chosen.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
 
 using namespace plait;

@@ -3,9 +3,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
-#include "plait/nn/positions.hpp"
+#include "plait/nn/loss.hpp"
 #include "support/layer_check.hpp"
 #include "support/test_data.hpp"
 

@@ -4,7 +4,7 @@
 #include "plait/nn/attention.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"

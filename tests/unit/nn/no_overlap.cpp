@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/nn/activation.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/pointwise.hpp"
 #include "plait/tensor/redistribute.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"

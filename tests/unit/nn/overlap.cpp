@@ -1,7 +1,5 @@
 // Linears whose collectives go in chunks beside their products: the same bits as without, the same bytes, what a dry
 // run says, whatever the delays; and the refusals of what cannot be cut.
-#include "plait/nn/linear/overlap.hpp"
-
 #include <chrono>
 #include <cstdint>
 #include <random>
@@ -11,8 +9,9 @@
 
 #include "plait/nn/attention.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/linear/policy.hpp"
 #include "plait/nn/mlp.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
 #include "support/slow_link.hpp"

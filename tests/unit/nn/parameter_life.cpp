@@ -9,7 +9,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/gradient_norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/parameter_hashes.hpp"

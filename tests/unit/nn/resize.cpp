@@ -10,10 +10,10 @@
 
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
 #include "support/small_layers.hpp"

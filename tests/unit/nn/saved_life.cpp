@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "plait/nn/combinators.hpp"
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/parameter/free.hpp"
 #include "plait/parallel/optim/adamw.hpp"

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/linear/policy.hpp"
+#include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/policy.hpp"
 
 namespace with_saved_layers {  // files of one program may have helpers of one name
 

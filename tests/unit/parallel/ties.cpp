@@ -10,11 +10,11 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/language_model.hpp"
-#include "plait/nn/activation.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/pointwise.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/train_step.hpp"

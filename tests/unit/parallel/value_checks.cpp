@@ -11,7 +11,7 @@
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/optim/muon.hpp"
 #include "plait/parallel/train_step.hpp"

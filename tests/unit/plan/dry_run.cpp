@@ -16,7 +16,7 @@
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/machine_time.hpp"
 #include "plait/plan/recompute_prices.hpp"

@@ -11,7 +11,7 @@
 
 #include "../../../examples/gpt2.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/step_time.hpp"

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/nn/activation.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/pointwise.hpp"
 
 namespace workspace {  // files of one program may have helpers of one name
 

@@ -1,7 +1,7 @@
 // Cross entropy of softmax on the CPU, for a rank's columns [rows, columns] of the logits; the vocabulary may be split
 // and padded. Steps: cross_entropy_max, an all-reduce of row_max by max, cross_entropy_statistics, an all-reduce of
 // its three results by sum, cross_entropy_loss, cross_entropy_backward. cross_entropy_local_statistics as the first
-// step and cross_entropy_rescale as the third make one pass over the logits of two. Layer: nn/cross_entropy.hpp.
+// step and cross_entropy_rescale as the third make one pass over the logits of two. Layer: nn/loss.hpp.
 #pragma once
 
 #include <algorithm>

@@ -16,7 +16,6 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/layer_checks.hpp"
 
 namespace plait::detail {
 

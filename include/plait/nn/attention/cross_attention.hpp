@@ -8,7 +8,7 @@
 #include "plait/nn/attention.hpp"
 #include "plait/nn/attention/core.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {

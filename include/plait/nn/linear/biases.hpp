@@ -16,6 +16,7 @@
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/array.hpp"
+#include "plait/nn/parameter/memory.hpp"
 
 namespace plait {
 

@@ -15,7 +15,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/device/range.hpp"
-#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/linear/biases.hpp"
 #include "plait/nn/linear/canonical.hpp"
 #include "plait/nn/linear/collectives.hpp"
@@ -23,7 +23,7 @@
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/array.hpp"
-#include "plait/nn/parameter/rebind.hpp"
+#include "plait/nn/parameter/memory.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {
@@ -58,7 +58,7 @@ class linear_core : detail::linear_collectives {
   using parameter = plait::parameter<Precision, Device>;
   /// `callers` holds the weights of all branches one after the other, and so their biases. `shared` is a weight of
   /// another layer for this one to use, or null; one linear alone can have it. `overlap` are the chunks of collectives
-  /// that are pipelined with products (nn/linear/overlap.hpp), 1 for none.
+  /// that are pipelined with products (nn/linear/policy.hpp), 1 for none.
   linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
               std::int64_t overlap = 1)

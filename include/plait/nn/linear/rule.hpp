@@ -5,7 +5,7 @@
 #include <span>
 
 #include "plait/layout/make_plan.hpp"
-#include "plait/nn/parameter/use.hpp"
+#include "plait/nn/parameter/info.hpp"
 
 namespace plait {
 

@@ -9,9 +9,9 @@
 
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
-#include "plait/nn/layer_checks.hpp"
+#include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/nn/parameter/rebind.hpp"
+#include "plait/nn/parameter/memory.hpp"
 
 namespace plait {
 

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "plait/comm/threads.hpp"
-#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/gradient_norm.hpp"
 #include "support/test_data.hpp"
 

@@ -1,0 +1,229 @@
+// The caller's memory for a layer's parameters, when the layer is made, and other memory for them later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait {
+
+/// Says that the layer allocates a part of its parameters' memory, when it is first needed:
+/// `{.weight = mine, .gradient = pl::own_memory}`.
+struct own_memory_t {};
+inline constexpr own_memory_t own_memory{};
+
+/// Where memory lies: at the caller's pointer, in the layer's own memory, or unsaid.
+template <class T>
+class memory_at {
+ public:
+  constexpr memory_at() noexcept {}  // g++ 12 breaks on a defaulted one where a member's own initialiser names memory
+  constexpr memory_at(own_memory_t) : said_(true) {}                           // NOLINT: as members of parameter_memory
+  constexpr memory_at(T* pointer) : at_(pointer), said_(true), here_(true) {}  // NOLINT
+  constexpr memory_at(std::nullptr_t) : said_(true), here_(true) {}            // NOLINT
+  template <class Other>
+    requires same_bits<Other, T>
+  memory_at(Other* pointer) : memory_at(elements_of<T>(pointer)) {}  // NOLINT
+
+  /// Null for memory of the layer's own.
+  constexpr T* pointer() const { return at_; }
+  constexpr bool said() const { return said_; }
+  /// Whether the caller has given a pointer.
+  constexpr bool given() const { return here_; }
+
+ private:
+  T* at_ = nullptr;
+  bool said_ = false;
+  bool here_ = false;
+};
+
+/// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
+/// are zero. A layer without any of it has memory of its own. A caller that gives one of them names all that
+/// the layer has, so that nothing is allocated unseen: `pl::own_memory` where the layer is to allocate it.
+///
+/// Masters are those of precisions whose weights are rounded (`bf16`), as the parameter is stored; with
+/// `pl::own_memory` they begin as the caller's weights.
+template <class Precision>
+struct parameter_memory {
+  memory_at<weight_of<Precision>> weight{};
+  memory_at<gradient_of<Precision>> gradient{};
+  memory_at<weight_of<Precision>> bias{};
+  memory_at<gradient_of<Precision>> bias_gradient{};
+  memory_at<master_of<Precision>> master{};
+  memory_at<master_of<Precision>> bias_master{};
+
+  /// Whether any of it is named.
+  bool says_anything() const {
+    return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
+           bias_master.said();
+  }
+
+  /// Throws if a pointer is null, if something is missing, or if the layer has no use for it: a weight that is another
+  /// layer's, a bias without one, masters where nothing is rounded.
+  void require_complete(const std::string& layer, bool with_weight, bool with_bias) const {
+    constexpr bool rounded = !std::is_same_v<weight_of<Precision>, master_of<Precision>>;
+    const struct {
+      std::string_view name;
+      bool said, given, null, needed;
+    } all[] = {{"weight", weight.said(), weight.given(), !weight.pointer(), with_weight},
+               {"gradient", gradient.said(), gradient.given(), !gradient.pointer(), with_weight},
+               {"master", master.said(), master.given(), !master.pointer(), rounded && with_weight},
+               {"bias", bias.said(), bias.given(), !bias.pointer(), with_bias},
+               {"bias_gradient", bias_gradient.said(), bias_gradient.given(), !bias_gradient.pointer(), with_bias},
+               {"bias_master", bias_master.said(), bias_master.given(), !bias_master.pointer(), rounded && with_bias}};
+    std::string_view first;
+    for (const auto& m : all) {
+      if (!m.given) continue;
+      if (!m.needed)
+        fail({layer, ": memory.", m.name, " is given, and this layer has none (",
+              m.name.starts_with("bias") ? with_bias ? "its bias is not rounded" : "it has no bias"
+              : with_weight              ? "its weight is not rounded"
+                                         : "its weight is another layer's",
+              ")"});
+      if (m.null)
+        fail({layer, ": memory.", m.name,
+              " is null: allocate it before the layer is made, or say pl::own_memory, and the "
+              "layer allocates it"});
+      if (first.empty()) first = m.name;
+    }
+    if (first.empty()) return;
+    for (const auto& m : all)
+      if (m.needed && !m.said)
+        fail({layer, ": memory gives ", first, " and says nothing of ", m.name,
+              ": give a pointer, or pl::own_memory, and the layer allocates it"});
+  }
+};
+
+namespace detail {
+
+struct memory_part {
+  const char* name;
+  bool said;
+};
+
+/// For a layer that is made of several: throws if the memory of one is named and that of another is not.
+inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
+  const char* first = nullptr;
+  for (const memory_part& p : parts)
+    if (p.said && !first) first = p.name;
+  for (const memory_part& p : parts)
+    if (first && !p.said)
+      fail({layer, ": memory gives ", first, " and says nothing of ", p.name,
+            ": give pointers, or pl::own_memory for its weight and gradient, and the layer allocates them"});
+}
+
+}  // namespace detail
+
+}  // namespace plait
+
+namespace plait::detail {
+
+// Other memory after the layer was made. Memory of the layer's own is not replaced.
+
+/// Binds parameters that lie one after the other in one array, such as the weights of several linears, to other memory.
+template <class Precision, compute_device Device>
+class parameter_rebinding {
+  using parameters = std::vector<parameter_ptr<Precision, Device>>;
+
+ public:
+  /// `prefix` is "bias_" or "": where the parameters' memory is in `memory`.
+  parameter_rebinding(std::string_view layer, std::string_view prefix, const parameters& all,
+                      memory_at<weight_of<Precision>> values, memory_at<gradient_of<Precision>> gradients,
+                      memory_at<master_of<Precision>> masters)
+      : layer_(layer), prefix_(prefix), all_(all), values_(values), gradients_(gradients), masters_(masters) {}
+
+  /// Throws where memory of the layer's own would be replaced, or the caller's is not named again.
+  void check() const {
+    for (const auto& p : all_) {
+      if (!p) continue;
+      const auto& array = *p->array_;
+      check(prefix_.empty() ? "weight" : "bias", array.callers_values(), values_.given());
+      check("gradient", array.callers_gradients(), gradients_.given());
+      check("master", p->callers_master_ != nullptr, masters_.given());
+      if (p->rounded && array.callers_values() && !p->stored_value_.empty() && moves(array))
+        fail({layer_, ": rebind moves the rounded weights of ", p->name(),
+              ", whose masters are in memory of the layer's own and have values: gather would overwrite the new "
+              "weights with them. Give memory.master when the layer is made, and move both"});
+    }
+  }
+
+  /// The parameters are then as a layer that is made on this memory has them: where values or masters are elsewhere,
+  /// they are read there; where gradients are, a sum has begun in them.
+  void apply() const {
+    master_of<Precision>* master = masters_.pointer();
+    bool values_moved = false, gradients_moved = false, first = true;
+    for (const auto& p : all_) {
+      if (!p) continue;
+      auto& array = *p->array_;
+      if (first) {
+        values_moved = array.callers_values() && moves(array);
+        gradients_moved = array.callers_gradients() && array.gradients() != gradients_.pointer();
+        array.rebind(values_.pointer(), gradients_.pointer());
+        first = false;
+      }
+      if (values_moved || p->callers_master_ != master) {
+        p->callers_master_ = master;
+        p->rounded_current_ = false;
+        p->current_ = array.callers_values() && !master && p->gather_.trivial();
+      }
+      if (gradients_moved) p->begin_gradient();
+      if (master) master += p->size();
+    }
+  }
+
+ private:
+  bool moves(const parameter_array<Precision, Device>& array) const {
+    return array.existing_values() != values_.pointer();
+  }
+  void check(const char* what, bool callers, bool given) const {
+    if (callers == given) return;
+    const std::string_view prefix = std::string_view(what) == "bias" ? "" : prefix_;
+    if (given)
+      fail({layer_, ": rebind gives memory.", prefix, what,
+            ", which is the layer's own and is not replaced: give a pointer when the layer is made, or leave it out of "
+            "rebind by pl::own_memory"});
+    fail({layer_, ": rebind says nothing of memory.", prefix, what,
+          ", which is the caller's: give a pointer, the one it has or another"});
+  }
+
+  std::string_view layer_, prefix_;
+  const parameters& all_;
+  memory_at<weight_of<Precision>> values_;
+  memory_at<gradient_of<Precision>> gradients_;
+  memory_at<master_of<Precision>> masters_;
+};
+
+/// Whether a rebinding is done, or only checked, by a layer that is made of several and changes all of them or none.
+enum class rebinding : std::uint8_t { done, checked };
+
+/// Binds a layer's weights and biases to other memory of the caller's, or throws and changes nothing. `tied`: the
+/// weight is another layer's, which binds it. Null parameters are those of branches without a bias.
+template <class Precision, compute_device Device>
+void rebind_parameters(std::string_view layer, const std::vector<parameter_ptr<Precision, Device>>& weights,
+                       const std::vector<parameter_ptr<Precision, Device>>& biases,
+                       const parameter_memory<Precision>& memory, bool tied = false, rebinding how = rebinding::done) {
+  bool with_bias = false;
+  for (const auto& p : biases) with_bias = with_bias || p;
+  memory.require_complete(std::string(layer), !tied, with_bias);
+  const parameter_rebinding<Precision, Device> of_weights(layer, "", weights, memory.weight, memory.gradient,
+                                                          memory.master);
+  const parameter_rebinding<Precision, Device> of_biases(layer, "bias_", biases, memory.bias, memory.bias_gradient,
+                                                         memory.bias_master);
+  if (!tied) of_weights.check();
+  of_biases.check();
+  if (how == rebinding::checked) return;
+  if (!tied) of_weights.apply();
+  of_biases.apply();
+}
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"
