@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "plait/comm/threads.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"

@@ -1,10 +1,9 @@
 // What the types know before anything runs: meshes, specs, duals, plans and their bytes. Standard library only.
 #include <cstdio>
 
+#include "plait/layout/check.hpp"
 #include "plait/layout/cost.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/enforce.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/layout/rules.hpp"
 
 namespace pl = plait;

@@ -2,13 +2,11 @@
 // nothing but the standard library, has no device and no communicator, and most of it is `constexpr`.
 #pragma once
 
-#include "plait/layout/boundary.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/cost.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/enforce.hpp"
-#include "plait/layout/make_plan.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/layout/parse.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/schedule/automatic.hpp"

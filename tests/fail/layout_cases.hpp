@@ -1,8 +1,8 @@
 #pragma once
 
-#include "plait/layout/boundary.hpp"
-#include "plait/layout/local_box.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/schedule/errors.hpp"  // as in a program that trains: the texts of both are told apart
 
 /// What the cases of the layout rules share: a policy to blame, and checks as a layer makes them.

@@ -1,7 +1,7 @@
 // Bytes are constants where extents are, and they are the numbers that one gets by hand. Axes and dims of the user's
 // own.
 #include "plait/layout/cost.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
 

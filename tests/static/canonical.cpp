@@ -1,7 +1,7 @@
 // Specs that mean the same are the same type, and the dual changes exactly what it should.
 #include <concepts>
 
-#include "plait/layout/boundary.hpp"
+#include "plait/layout/check.hpp"
 
 using namespace plait;
 

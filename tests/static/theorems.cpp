@@ -1,6 +1,6 @@
 // The strategies of the literature as theorems: what a layer computes, and what its backward needs, follow from the
 // rules.
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 
 /// Arrays of integers with named dims: what the tests of the algebra compute with. Unsigned, so that sums and products
 /// are exact modulo 2^64 whatever their size.

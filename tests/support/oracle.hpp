@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/rules.hpp"
 #include "support/placed_value.hpp"
 

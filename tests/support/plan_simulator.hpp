@@ -3,7 +3,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/plan.hpp"
 #include "support/placed_value.hpp"
 
 /// Executes plans on integers, by what each step means for the ranks of a group and without the layouts where it can:

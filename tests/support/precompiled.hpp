@@ -37,7 +37,7 @@
 #include "plait/device/cuda.hpp"
 #endif
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/nn.hpp"
 #include "plait/tensor/redistribute.hpp"
 #include "plait/tensor/tensor.hpp"

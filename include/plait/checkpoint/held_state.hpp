@@ -26,7 +26,7 @@
 #include "plait/device/device.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/kernels/moments.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/optim/optimizer.hpp"
 

@@ -29,7 +29,7 @@
 #include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/byte_buffer.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/array.hpp"
 

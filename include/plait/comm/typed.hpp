@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "plait/comm/communicator.hpp"
-#include "plait/layout/enforce.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/plan.hpp"
 
 namespace plait {
 

@@ -1,5 +1,5 @@
 // One rank's part of a global tensor in numbers: sizes and offsets. A box knows neither axes nor dims:
-// layout/local_box.hpp makes it from a layout and a mesh. Copies between boxes: kernels/strided_copy.hpp.
+// layout/layout.hpp makes it from a layout and a mesh. Copies between boxes: kernels/strided_copy.hpp.
 #pragma once
 
 #include <algorithm>

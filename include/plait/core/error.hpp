@@ -47,6 +47,14 @@ inline constexpr const char* error_text = nullptr;
 template <auto Error, class... Facts>
 struct refused {};
 
+/// Gives an error its text, PLAIT_TEXT, and begins its `refused`, whose body is a `static_assert` with that text. The
+/// body stands outside of the macro, so that messages of compilers speak of no macro.
+#define PLAIT_ERROR(error)                                     \
+  template <>                                                  \
+  inline constexpr const char* error_text<error> = PLAIT_TEXT; \
+  template <class... Facts>                                    \
+  struct refused<error, Facts...>
+
 namespace detail {
 
 /// The texts of the errors of an enumeration, from the first to the last of them.

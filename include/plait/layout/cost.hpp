@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "plait/core/collective.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 
 namespace plait {
 

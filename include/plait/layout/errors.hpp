@@ -1,5 +1,5 @@
-// The errors of layouts and the text of each, for compilers and exceptions alike. The conditions are elsewhere: most
-// in layout/rules.hpp. How an error is raised: core/error.hpp, layout/enforce.hpp; messages: tests/fail.
+// The errors of layouts and the text of each, for compilers and exceptions alike, and verdicts, which rules give: ok,
+// or an error with the axis, dim and states that it is about. layout/check.hpp raises them; messages: tests/fail.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 
 #include "plait/core/containers.hpp"
 #include "plait/core/error.hpp"
+#include "plait/layout/layout.hpp"
 
 namespace plait {
 
@@ -47,231 +48,123 @@ inline constexpr const char* error_text<layout_error::ok> = "ok";
 #define PLAIT_TEXT                                                                                   \
   "the output of a layer does not lie as the next one takes it: let their policies agree, or put a " \
   "redistribution between them"
-template <>
-inline constexpr const char* error_text<layout_error::layers_do_not_fit> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::layers_do_not_fit, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::layers_do_not_fit) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                                    \
   "the tensor given does not lie as the layer, or the first of several, takes its input: put layers in their order, " \
   "let the specs agree, or redistribute the tensor first"
-template <>
-inline constexpr const char* error_text<layout_error::input_does_not_fit> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::input_does_not_fit, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::input_does_not_fit) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "a residual branch must end as it began: norm, layer and the residual stream need one spec"
-template <>
-inline constexpr const char* error_text<layout_error::branch_ends_elsewhere> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::branch_ends_elsewhere, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::branch_ends_elsewhere) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                          \
   "this step would need a collective over an axis that the policy does not name: redistribute explicitly, " \
   "or let the two specs agree on that axis"
-template <>
-inline constexpr const char* error_text<layout_error::move_not_named> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::move_not_named, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::move_not_named) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "the global size of a dim is not divisible by the number of ranks that shard it"
-template <>
-inline constexpr const char* error_text<layout_error::does_not_divide> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::does_not_divide, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::does_not_divide) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                         \
   "a dim is sharded over an axis in one operand and not in the other: the local sizes differ. Gather it, " \
   "or shard the other operand alike"
-template <>
-inline constexpr const char* error_text<layout_error::sharded_and_whole> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::sharded_and_whole, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::sharded_and_whole) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                           \
   "a dim is sharded over the same axes in a different order in two operands: the local parts are different " \
   "rows"
-template <>
-inline constexpr const char* error_text<layout_error::axis_order_differs> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::axis_order_differs, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::axis_order_differs) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                    \
   "one axis shards different dims of two operands: each rank would combine parts that do not belong " \
   "together"
-template <>
-inline constexpr const char* error_text<layout_error::one_axis_two_dims> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::one_axis_two_dims, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::one_axis_two_dims) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                          \
   "the dim that a linear contracts is sharded in its input but not in its weight: gather the input first, " \
   "or shard the weight's contracted dim over the same axes (row-parallel)"
-template <>
-inline constexpr const char* error_text<layout_error::contraction_sharded> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::contraction_sharded, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::contraction_sharded) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                      \
   "attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel " \
   "policy"
-template <>
-inline constexpr const char* error_text<layout_error::seq_must_be_whole> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::seq_must_be_whole, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::seq_must_be_whole) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                     \
   "attention needs the sequence sharded over exactly the axes of its context-parallel policy, in its " \
   "order: let the residual shard its sequence over them first, or choose another policy"
-template <>
-inline constexpr const char* error_text<layout_error::context_axes_differ> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::context_axes_differ, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::context_axes_differ) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                                   \
   "an axis of context-parallel attention shards the heads too: a policy such as ring<cp> needs an axis of its own, " \
   "which shards the sequence and no heads"
-template <>
-inline constexpr const char* error_text<layout_error::context_axis_shards_heads> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::context_axis_shards_heads, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::context_axis_shards_heads) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                         \
   "attention needs whole heads on the rank: the dim that its scores sum over is sharded. Shard the heads " \
   "instead"
-template <>
-inline constexpr const char* error_text<layout_error::head_dim_must_be_whole> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::head_dim_must_be_whole, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::head_dim_must_be_whole) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                           \
   "the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, " \
   "b> or shard<kv_heads, a>"
-template <>
-inline constexpr const char* error_text<layout_error::kv_heads_must_lead> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::kv_heads_must_lead, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::kv_heads_must_lead) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                        \
   "an invariant value mixes with nothing but invariant values: its gradient would miss the other ranks' " \
   "terms. Use it as replicate<axis> (no communication now, one reduction of its gradient)"
-template <>
-inline constexpr const char* error_text<layout_error::meets_invariant> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::meets_invariant, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::meets_invariant) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                          \
   "a sum of a partial value and one that is not partial would count the latter once per rank: resolve the " \
   "pending sum first, then add"
-template <>
-inline constexpr const char* error_text<layout_error::partial_plus_other> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::partial_plus_other, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::partial_plus_other) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                         \
   "a product of a partial and a sharded value mixes terms of one rank with the shard of another: resolve " \
   "the pending sum first"
-template <>
-inline constexpr const char* error_text<layout_error::partial_times_varying> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::partial_times_varying, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::partial_times_varying) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                     \
   "the product of two partial values is not partial: the sum of products is not the product of sums. " \
   "Resolve one of the pending sums first"
-template <>
-inline constexpr const char* error_text<layout_error::partial_times_partial> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::partial_times_partial, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::partial_times_partial) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT \
   "a nonlinear operation on a partial value: each rank holds only a term of a pending sum. Resolve it first"
-template <>
-inline constexpr const char* error_text<layout_error::partial_nonlinear> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::partial_nonlinear, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::partial_nonlinear) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "a forgotten reduction: the value is still partial over an axis on which it has to be complete"
-template <>
-inline constexpr const char* error_text<layout_error::unresolved_partial> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::unresolved_partial, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::unresolved_partial) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT \
   "a nonlinear reduction over a dim that is sharded: each rank sees only its part. Gather the dim first"
-template <>
-inline constexpr const char* error_text<layout_error::reduced_over_shard> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::reduced_over_shard, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::reduced_over_shard) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "the dims are not the ones expected here, in this order"
-template <>
-inline constexpr const char* error_text<layout_error::dims_differ> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::dims_differ, Facts...> {
+PLAIT_ERROR(layout_error::dims_differ) {
   static_assert(always_false<Facts...>,
                 PLAIT_TEXT ": `given_dims` of this message came where `expected_dims` of it belong");
 };
@@ -280,37 +173,111 @@ struct refused<layout_error::dims_differ, Facts...> {
 #define PLAIT_TEXT                                                                                           \
   "a gradient with the wrong spec: the gradient of a value has the dual spec (replicate and partial change " \
   "places)"
-template <>
-inline constexpr const char* error_text<layout_error::wrong_dual> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::wrong_dual, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::wrong_dual) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                       \
   "a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>, " \
   "partial<axis> or invariant<axis>"
-template <>
-inline constexpr const char* error_text<layout_error::axis_unmentioned> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::axis_unmentioned, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::axis_unmentioned) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "a spec names an axis that the mesh does not have"
-template <>
-inline constexpr const char* error_text<layout_error::axis_unknown> = PLAIT_TEXT;
-template <class... Facts>
-struct refused<layout_error::axis_unknown, Facts...> {
-  static_assert(always_false<Facts...>, PLAIT_TEXT);
-};
+PLAIT_ERROR(layout_error::axis_unknown) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 /// The text of an error, as the `static_assert` has it.
 constexpr const char* text_of(layout_error e) {
   return detail::text_among<layout_error, layout_error::layers_do_not_fit, layout_error::axis_unknown>(e);
 }
+
+/// Which tensor of an operation a verdict speaks of, where one is wrong by itself.
+enum class operand : std::uint8_t {
+  none,
+  input,
+  weight,
+  output,
+  gradient,
+  labels,
+  residual,
+  heads,
+  kv_heads,
+  feed_forward,
+  vocabulary,
+};
+
+constexpr const char* name_of(operand o) {
+  switch (o) {
+    case operand::none:
+      return "";
+    case operand::input:
+      return "input";
+    case operand::weight:
+      return "weight";
+    case operand::output:
+      return "output";
+    case operand::gradient:
+      return "gradient";
+    case operand::labels:
+      return "labels";
+    case operand::residual:
+      return "residual";
+    case operand::heads:
+      return "heads";
+    case operand::kv_heads:
+      return "kv_heads";
+    case operand::feed_forward:
+      return "feed_forward";
+    case operand::vocabulary:
+      return "vocabulary";
+  }
+  return "?";
+}
+
+/// The outcome of a rule with its facts: the offending axis and dim, and the states of two operands there; where dims
+/// differ, whose they are, and both lists.
+struct verdict {
+  layout_error code = layout_error::ok;
+  axis_id axis;
+  dim_id dim;
+  state first = state::invariant;
+  state second = state::invariant;
+  operand of = operand::none;
+  dim_list expected = {};
+  dim_list given = {};
+
+  constexpr bool ok() const { return code == layout_error::ok; }
+  /// Keeps the more severe of two outcomes.
+  constexpr void worsen(const verdict& other) {
+    if (other.code > code) *this = other;
+  }
+};
+
+/// The verdict on the dims of one tensor of an operation: ok, or the first place at which they differ.
+constexpr verdict compare_dims(operand of, const dim_list& expected, const dim_list& given) {
+  if (expected == given) return {};
+  std::size_t i = 0;
+  while (i < expected.size() && i < given.size() && expected[i] == given[i]) ++i;
+  verdict v{layout_error::dims_differ, {}, i < expected.size() ? expected[i] : given[i]};
+  v.of = of;
+  v.expected = expected;
+  v.given = given;
+  return v;
+}
+
+/// Checks that every dim divides by the ranks that shard it. A dim that is sharded and has no size does not.
+constexpr verdict check_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
+  for (const dim_placement& p : a.dims)
+    if (sizes.of(p.dim) % mesh.size(p.axes) != 0)
+      return {layout_error::does_not_divide, p.axes.empty() ? axis_id{} : p.axes[0], p.dim, state::varying,
+              state::varying};
+  return {};
+}
+
+/// A rule's result. `result` is meaningful also after an error, so that one mistake does not become many.
+struct derived_layout {
+  layout result;
+  plait::verdict verdict;
+};
 
 }  // namespace plait

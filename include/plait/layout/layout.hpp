@@ -1,5 +1,5 @@
-// How a tensor lies on a mesh, as a value, with its states, its dual and the table of dim sizes. A layout says nothing
-// about strides or memory. As a type it is a spec (layout/spec.hpp); how layouts combine: layout/rules.hpp.
+// How a tensor lies on a mesh, as a value: its states, its dual, and the part that a rank holds. As a type it is a spec
+// (layout/spec.hpp).
 #pragma once
 
 #include <cstdint>
@@ -152,5 +152,32 @@ struct dim_sizes {
     return i < 0 ? -1 : sizes[static_cast<std::size_t>(i)];
   }
 };
+
+/// The part of the tensor that `rank` holds. Sizes must divide by the ranks that shard them (`check_divides`).
+constexpr box local_box(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank) {
+  box b;
+  for (const dim_placement& p : a.dims) {
+    const std::size_t d = static_cast<std::size_t>(b.dims++);
+    b.global[d] = sizes.of(p.dim);
+    b.local[d] = b.global[d] / mesh.size(p.axes);
+    b.offset[d] = mesh.index_in(rank, p.axes) * b.local[d];
+  }
+  return b;
+}
+
+/// Elements that each rank holds.
+constexpr std::int64_t local_elements(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
+  std::int64_t n = 1;
+  for (const dim_placement& p : a.dims) n *= sizes.of(p.dim) / mesh.size(p.axes);
+  return n;
+}
+
+/// Returns the axes of several ranks that shard some dim, in the mesh's order.
+constexpr axis_list sharding_axes(const layout& a, const mesh_shape& mesh) {
+  axis_list axes;
+  for (axis_id axis : mesh.axes)
+    if (mesh.extent(axis) > 1 && a.sharded_by(axis)) axes.push_back(axis);
+  return axes;
+}
 
 }  // namespace plait

@@ -1,9 +1,10 @@
-// The steps of a redistribution, the sixteen transitions, and the mirror of a plan, which is its backward. Plans are
-// made by layout/make_plan.hpp and run by tensor/executor.hpp; that mirrors are adjoint,
-// tests/unit/layout/plan_adjoint.cpp.
+// Plans of redistributions: their steps, the sixteen transitions, the mirror of a plan, which is its backward, and the
+// search for the plan of least bytes. tensor/executor.hpp runs them.
 #pragma once
 
-#include "plait/layout/verdict.hpp"
+#include <vector>
+
+#include "plait/layout/errors.hpp"
 
 namespace plait {
 
@@ -126,6 +127,413 @@ constexpr axis_list differing_axes(const layout& a, const layout& b) {
     if (!same) axes.push_back(axis);
   }
   return axes;
+}
+
+/// Whether a plan may take axes and dims that its two ends do not name. `none`: only the axes on which the ends differ
+/// move, and each shards only dims that it shards at an end, so that a plan never loads a link that the specs do not
+/// speak of. `any`: replicas over other axes may share the work; rarely worth its extra steps, never more bytes.
+enum class detours : std::uint8_t { none, any };
+
+namespace detail {
+
+/// Where the moving axes of a plan are: a node of the search. Places: 0 invariant, 1 replicated, 2 partial, 3 + i:
+/// shards dim i, at `order` among the moving axes there (those that do not move lie outside them and stay).
+struct arrangement {
+  std::int8_t place[max_axes]{};
+  std::int8_t order[max_axes]{};
+  friend constexpr bool operator==(const arrangement&, const arrangement&) = default;
+};
+inline constexpr std::int8_t first_dim = 3;
+constexpr std::int8_t place_of(std::size_t dim) { return static_cast<std::int8_t>(first_dim + static_cast<int>(dim)); }
+
+constexpr state state_at(std::int8_t place) {
+  return place == 0 ? state::invariant : place == 1 ? state::replicated : place == 2 ? state::partial : state::varying;
+}
+
+struct search_node {
+  arrangement at;
+  double bytes = 0;  ///< forward and backward, summed over the world, in units of the whole tensor
+  int moves = 0;
+  int parent = -1;
+  bool closed = false;
+  bool exchanged = false;  ///< reached by an all-to-all
+};
+
+/// Shortest path over arrangements of the moving axes. Costs are wire bytes of each move and of its mirror (an
+/// all-gather costs the growth of the world's total volume, a reduce-scatter its shrinkage, an all-reduce both, an
+/// all-to-all what leaves its rank), then the number of moves.
+class plan_search {
+ public:
+  constexpr plan_search(const layout& from, const layout& to, const axis_list& moving, const mesh_shape& mesh,
+                        const dim_sizes& sizes, detours allowed)
+      : from_(from), moving_(moving), count_(moving.size()) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      known_[i] = is_known(mesh, moving[i]);
+      extent_[i] = known_[i] ? mesh.extent(moving[i]) : 2;
+      for (std::size_t d = 0; d < from.dims.size(); ++d)
+        may_shard_[i][d] = allowed == detours::any || from.dims[d].axes.contains(moving[i]) ||
+                           to.axes_of(from.dims[d].dim).contains(moving[i]);
+    }
+    for (std::size_t d = 0; d < from.dims.size(); ++d) {
+      size_[d] = sizes.of(from.dims[d].dim);
+      for (axis_id axis : from.dims[d].axes)
+        if (!moving.contains(axis) && is_known(mesh, axis)) fixed_parts_[d] *= mesh.extent(axis);
+    }
+    goal_ = arrange(to);
+  }
+
+  constexpr void run(plan& result) {
+    nodes_.push_back({arrange(from_), 0, 0, -1});
+    for (;;) {
+      const int current = cheapest_open();
+      if (current < 0) {  // every way is blocked by a dim that does not divide: an end does not either
+        result.verdict.code = layout_error::does_not_divide;
+        return;
+      }
+      const std::size_t c = static_cast<std::size_t>(current);
+      nodes_[c].closed = true;
+      if (nodes_[c].at == goal_) return trace(current, result);
+      expand(current);
+    }
+  }
+
+ private:
+  static constexpr bool is_known(const mesh_shape& mesh, axis_id axis) {
+    return mesh.has(axis) && mesh.extent(axis) != dynamic;
+  }
+  /// Whether every dim of known size divides by the ranks that are known to shard it.
+  constexpr bool divides(const arrangement& x) const {
+    for (std::size_t d = 0; d < from_.dims.size(); ++d) {
+      std::int64_t parts = fixed_parts_[d];
+      for (std::size_t i = 0; i < count_; ++i)
+        if (x.place[i] == place_of(d) && known_[i]) parts *= extent_[i];
+      if (size_[d] >= 0 && size_[d] % parts != 0) return false;
+    }
+    return true;
+  }
+  constexpr arrangement arrange(const layout& a) const {
+    arrangement x;
+    for (std::size_t d = 0; d < a.dims.size(); ++d) {
+      std::int8_t order = 0;
+      for (axis_id axis : a.dims[d].axes)
+        if (const int i = moving_.find(axis); i >= 0) {
+          x.place[i] = place_of(d);
+          x.order[i] = order++;
+        }
+    }
+    for (std::size_t i = 0; i < max_axes && i < count_; ++i) {  // g++ 12 must see the bound, or it warns of an overflow
+      const state s = a.state_of(moving_[i]);
+      if (s != state::varying) x.place[i] = s == state::invariant ? 0 : s == state::replicated ? 1 : 2;
+    }
+    return x;
+  }
+
+  constexpr layout layout_of(const arrangement& x) const {
+    layout a = from_;
+    for (std::size_t i = 0; i < count_; ++i) {
+      for (dim_placement& p : a.dims)
+        if (const int at = p.axes.find(moving_[i]); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
+    }
+    for (std::int8_t order = 0; order < static_cast<std::int8_t>(count_); ++order)
+      for (std::size_t i = 0; i < count_; ++i)
+        if (x.place[i] >= first_dim && x.order[i] == order)
+          a.append(a.dims[static_cast<std::size_t>(x.place[i] - first_dim)].dim, moving_[i]);
+    for (std::size_t i = 0; i < count_; ++i)
+      if (x.place[i] < first_dim) a.set(moving_[i], state_at(x.place[i]));
+    return a;
+  }
+
+  constexpr int cheapest_open() const {
+    int best = -1;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (!nodes_[i].closed && (best < 0 || cheaper(nodes_[i], nodes_[static_cast<std::size_t>(best)])))
+        best = static_cast<int>(i);
+    return best;
+  }
+  static constexpr bool cheaper(const search_node& a, const search_node& b) {
+    const double slack = 1e-9 * (a.bytes + b.bytes);
+    if (a.bytes < b.bytes - slack) return true;
+    if (b.bytes < a.bytes - slack) return false;
+    return a.moves < b.moves;
+  }
+
+  /// Total local volume over the world, in units of the tensor: each axis that does not shard multiplies it.
+  constexpr double volume(const arrangement& x) const {
+    double v = 1;
+    for (std::size_t i = 0; i < count_; ++i)
+      if (x.place[i] < first_dim) v *= static_cast<double>(extent_[i]);
+    return v;
+  }
+  constexpr int sharding(const arrangement& x, std::int8_t place) const {
+    int n = 0;
+    for (std::size_t i = 0; i < count_; ++i) n += x.place[i] == place;
+    return n;
+  }
+
+  constexpr void reach(int parent, const arrangement& x, double cost, bool exchanged = false) {
+    if (!divides(x) && !(x == goal_)) return;
+    const search_node next{x,
+                           nodes_[static_cast<std::size_t>(parent)].bytes + cost,
+                           nodes_[static_cast<std::size_t>(parent)].moves + 1,
+                           parent,
+                           false,
+                           exchanged};
+    for (search_node& n : nodes_)
+      if (n.at == x) {
+        if (!n.closed && cheaper(next, n)) n = next;
+        return;
+      }
+    nodes_.push_back(next);
+  }
+
+  constexpr void expand(int current) {
+    const arrangement x = nodes_[static_cast<std::size_t>(current)].at;
+    const double v = volume(x);
+    reduce_sets(current, x, v);
+    for (std::size_t i = 0; i < count_; ++i) {
+      const double n = static_cast<double>(extent_[i]);
+      const state s = state_at(x.place[i]);
+      if (s == state::varying) {
+        if (x.order[i] + 1 != sharding(x, x.place[i])) continue;  // only the innermost moves freely
+        const double growth = v * n - v;
+        step_to(current, x, i, 0, growth);
+        step_to(current, x, i, 1, 2 * growth);
+        step_to(current, x, i, 2, 0);
+        continue;
+      }
+      const double shrinkage = v - v / n;
+      const double cost = s == state::partial ? 2 * shrinkage : s == state::invariant ? shrinkage : 0;
+      for (std::size_t d = 0; d < from_.dims.size(); ++d)
+        if (may_shard_[i][d]) step_to(current, x, i, place_of(d), cost);
+      if (s != state::partial) step_to(current, x, i, 2, 0);
+      if (s == state::replicated) step_to(current, x, i, 0, 0);
+    }
+    // Two exchanges in a row are one, of no more bytes.
+    if (nodes_[static_cast<std::size_t>(current)].exchanged) return;
+    arrangement bare = x;
+    bool any = false;
+    for (std::size_t i = 0; i < count_; ++i)
+      if (x.place[i] >= first_dim) bare.place[i] = -1, any = true;
+    if (any) exchange(current, x, bare, 0);
+  }
+
+  /// Moves of several axes at once, which cost less than one after the other: reductions, and invariant to replicated,
+  /// whose mirror is one.
+  constexpr void reduce_sets(int current, const arrangement& x, double v) {
+    for (unsigned set = 1; set < (1u << count_); ++set) {
+      double n = 1;
+      const state s = state_at(x.place[lowest(set)]);
+      bool alike = s == state::partial || s == state::invariant;
+      for (std::size_t i = 0; i < count_; ++i)
+        if (set >> i & 1u) {
+          n *= static_cast<double>(extent_[i]);
+          alike = alike && state_at(x.place[i]) == s;
+        }
+      if (!alike) continue;
+      const double all_reduce = 2 * (v - v / n);
+      if (s == state::partial) reach(current, with(x, set, 0), all_reduce);
+      reach(current, with(x, set, 1), s == state::partial ? 2 * all_reduce : all_reduce);
+    }
+  }
+  static constexpr std::size_t lowest(unsigned set) {
+    std::size_t i = 0;
+    while (!(set >> i & 1u)) ++i;
+    return i;
+  }
+  constexpr arrangement with(arrangement x, unsigned set, std::int8_t place) const {
+    for (std::size_t i = 0; i < max_axes; ++i)
+      if (set >> i & 1u) x.place[i] = place;
+    return x;
+  }
+
+  constexpr void step_to(int current, arrangement x, std::size_t i, std::int8_t place, double cost) {
+    x.order[i] = place >= first_dim ? static_cast<std::int8_t>(sharding(x, place)) : std::int8_t{0};
+    x.place[i] = place;
+    reach(current, x, cost);
+  }
+
+  /// Every arrangement of the sharding axes, built by inserting one after the other, as one all-to-all.
+  constexpr void exchange(int current, const arrangement& before, const arrangement& partly, std::size_t i) {
+    while (i < count_ && partly.place[i] != -1) ++i;
+    if (i == count_) {
+      if (!(partly == before)) reach(current, partly, 2 * moved(before, partly), true);
+      return;
+    }
+    for (std::size_t d = 0; d < from_.dims.size(); ++d) {
+      if (!may_shard_[i][d]) continue;
+      const std::int8_t place = place_of(d);
+      const int there = sharding(partly, place);
+      for (int order = 0; order <= there; ++order) {
+        arrangement next = partly;
+        for (std::size_t j = 0; j < count_; ++j)
+          if (next.place[j] == place && next.order[j] >= order) ++next.order[j];
+        next.place[i] = place;
+        next.order[i] = static_cast<std::int8_t>(order);
+        exchange(current, before, next, i + 1);
+      }
+    }
+  }
+
+  /// Volume that leaves its rank when shards are rearranged, summed over the world: all but what a rank keeps.
+  constexpr double moved(const arrangement& a, const arrangement& b) const {
+    std::int64_t ranks = 1;
+    for (std::size_t i = 0; i < count_; ++i)
+      if (a.place[i] >= first_dim) ranks *= extent_[i];
+    double kept = 0, whole = 0;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      std::int64_t at[max_axes]{}, rest = rank;
+      for (std::size_t i = 0; i < count_; ++i)
+        if (a.place[i] >= first_dim) at[i] = rest % extent_[i], rest /= extent_[i];
+      double common = 1, own = 1;
+      for (std::size_t d = 0; d < from_.dims.size(); ++d) {
+        const std::int8_t place = static_cast<std::int8_t>(first_dim + static_cast<int>(d));
+        const auto [ia, na] = part(a, place, at);
+        const auto [ib, nb] = part(b, place, at);
+        const std::int64_t low = ia * nb > ib * na ? ia * nb : ib * na;  // in units of 1 / (na nb) of the dim
+        const std::int64_t high = (ia + 1) * nb < (ib + 1) * na ? (ia + 1) * nb : (ib + 1) * na;
+        common *= high > low ? static_cast<double>(high - low) : 0;
+        own *= static_cast<double>(nb);
+      }
+      kept += common;
+      whole += own;
+    }
+    return volume(a) * (1 - kept / whole);
+  }
+  struct piece {
+    std::int64_t index, pieces;
+  };
+  constexpr piece part(const arrangement& x, std::int8_t place, const std::int64_t* at) const {
+    piece p{0, 1};
+    for (int order = 0; order < sharding(x, place); ++order)
+      for (std::size_t i = 0; i < count_; ++i)
+        if (x.place[i] == place && x.order[i] == order) p = {p.index * extent_[i] + at[i], p.pieces * extent_[i]};
+    return p;
+  }
+
+  constexpr void trace(int last, plan& result) const {
+    std::vector<int> path;
+    for (int i = last; i >= 0; i = nodes_[static_cast<std::size_t>(i)].parent) path.push_back(i);
+    for (std::size_t i = path.size() - 1; i-- > 0;)
+      add(result, nodes_[static_cast<std::size_t>(path[i + 1])].at, nodes_[static_cast<std::size_t>(path[i])].at);
+  }
+
+  /// Holds what lies outside a sharding axis on its dim: the number of parts, and axes of unknown extents. Where
+  /// both are equal before and after a step, the axis picks the same part of the dim, and its ranks need nothing of
+  /// each other.
+  struct outer_parts {
+    std::int64_t parts = 1;
+    unsigned unknown = 0;
+    friend constexpr bool operator==(const outer_parts&, const outer_parts&) = default;
+  };
+  constexpr outer_parts outside(const arrangement& x, std::size_t i) const {
+    outer_parts outer;
+    if (x.place[i] < first_dim) return outer;
+    for (std::size_t j = 0; j < count_; ++j)
+      if (x.place[j] == x.place[i] && x.order[j] < x.order[i]) {
+        if (known_[j])
+          outer.parts *= extent_[j];
+        else
+          outer.unknown |= 1u << j;
+      }
+    return outer;
+  }
+
+  constexpr void add(plan& result, const arrangement& a, const arrangement& b) const {
+    redistribution_step s;
+    s.after = layout_of(b);
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (a.place[i] == b.place[i] && outside(a, i) == outside(b, i)) continue;
+      s.from = state_at(a.place[i]);
+      s.to = state_at(b.place[i]);
+      s.kind = transition(s.from, s.to);
+      s.axes.push_back(moving_[i]);
+      if (s.from != s.to && (s.from == state::varying || s.to == state::varying))
+        s.dim = from_.dims[static_cast<std::size_t>((s.from == state::varying ? a : b).place[i] - first_dim)].dim;
+    }
+    if (!result.steps.empty()) {
+      redistribution_step& last = result.steps.back();
+      if (last.kind == s.kind && last.dim == s.dim && last.from == s.from && last.to == s.to && s.dim) {
+        const bool inwards = s.to == state::varying;  // slices and scatters append; gathers and pads take the innermost
+        last.axes = union_of(inwards ? last.axes : s.axes, inwards ? s.axes : last.axes);
+        last.after = s.after;
+        return;
+      }
+    }
+    result.steps.push_back(s);
+  }
+
+  layout from_;
+  axis_list moving_;
+  std::size_t count_;
+  std::int64_t extent_[max_axes]{};
+  bool known_[max_axes]{};
+  bool may_shard_[max_axes][max_dims]{};
+  std::int64_t fixed_parts_[max_dims]{1, 1, 1, 1, 1, 1};
+  std::int64_t size_[max_dims]{};
+  arrangement goal_;
+  std::vector<search_node> nodes_;
+};
+
+/// Plans in which every axis makes the same transition need no search: one move for each dim, or one in all. True if
+/// `result` is planned.
+constexpr bool plan_alike(plan& result, const axis_list& moving) {
+  const state s = result.from.state_of(moving[0]), t = result.to.state_of(moving[0]);
+  for (axis_id axis : moving)
+    if (result.from.state_of(axis) != s || result.to.state_of(axis) != t) return false;
+  if (s == state::varying && t == state::varying) {
+    result.steps.push_back({transition_kind::all_to_all, moving, {}, s, t, result.to});
+    return true;
+  }
+  layout current = result.from;
+  if (s != state::varying && t != state::varying) {
+    for (axis_id axis : moving) current.set(axis, t);
+    result.steps.push_back({transition(s, t), moving, {}, s, t, current});
+    return true;
+  }
+  for (const dim_placement& p : (s == state::varying ? result.from : result.to).dims) {
+    axis_list axes;
+    for (axis_id axis : p.axes)
+      if (moving.contains(axis)) axes.push_back(axis);
+    if (axes.empty()) continue;
+    for (axis_id axis : axes) {
+      if (t == state::varying) {
+        current.append(p.dim, axis);
+      } else {
+        axis_list& there = current.dims[static_cast<std::size_t>(current.find(p.dim))].axes;
+        there.erase(static_cast<std::size_t>(there.find(axis)));
+        current.set(axis, t);
+      }
+    }
+    result.steps.push_back({transition(s, t), axes, p.dim, s, t, current});
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// The plan of least wire bytes, forward and backward together, from one layout to another of the same dims in the same
+/// order, among those that `allowed` admits. Extents decide between plans where it matters: those that are `dynamic` or
+/// unknown count as 2. No step on the way cuts a dim of known size into parts that do not divide; whether the ends
+/// divide is for `check_divides` to say. The verdict is `dims_differ` for other dims, and `does_not_divide` if no way
+/// is left.
+constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape& mesh = {}, const dim_sizes& sizes = {},
+                         detours allowed = detours::none) {
+  plan result;
+  result.from = from;
+  result.to = to;
+  if (!(from.dim_order() == to.dim_order())) {
+    result.verdict = compare_dims(operand::output, from.dim_order(), to.dim_order());
+    return result;
+  }
+  axis_list moving = differing_axes(from, to);
+  if (moving.empty()) return result;
+  if (allowed == detours::any) moving = union_of(from.mentioned(), to.mentioned());
+  if (allowed == detours::any || !detail::plan_alike(result, moving)) {
+    detail::plan_search search(from, to, moving, mesh, sizes, allowed);
+    search.run(result);
+  }
+  if (!result.steps.empty()) result.steps.back().after = to;
+  return result;
 }
 
 }  // namespace plait

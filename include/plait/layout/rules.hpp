@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-#include "plait/layout/verdict.hpp"
+#include "plait/layout/errors.hpp"
 
 namespace plait {
 
@@ -307,10 +307,9 @@ constexpr derived_layout attend(const layout& q, const layout& k, const layout& 
   return r;
 }
 
-namespace detail {
-
-/// Returns what `check_boundary` does, in constant expressions.
-constexpr verdict find_boundary(const layout& a, const mesh_shape& mesh) {
+/// At a layer's boundary a spec mentions every axis of the mesh, so that none is forgotten by silence. The mesh has
+/// every axis that the spec mentions.
+constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
   verdict worst;
   for (axis_id axis : mesh.axes)
     if (!a.mentions(axis)) worst.worsen({layout_error::axis_unmentioned, axis, {}});
@@ -320,20 +319,4 @@ constexpr verdict find_boundary(const layout& a, const mesh_shape& mesh) {
   return worst;
 }
 
-/// Does so at run time; it is compiled once (core/compiled.hpp).
-verdict check_boundary_at_run_time(const layout& a, const mesh_shape& mesh);
-
-}  // namespace detail
-
-/// At a layer's boundary a spec mentions every axis of the mesh, so that none is forgotten by silence. The mesh has
-/// every axis that the spec mentions.
-constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
-  if (std::is_constant_evaluated()) return detail::find_boundary(a, mesh);
-  return detail::check_boundary_at_run_time(a, mesh);
-}
-
 }  // namespace plait
-
-#ifndef PLAIT_COMPILED
-#include "plait/layout/rules.ipp"  // IWYU pragma: keep
-#endif

@@ -1,5 +1,5 @@
 // A layout as a type: the words of specs, their canonical form, and `dual_t`. A spec is checked here by itself, not
-// against a mesh: layout/boundary.hpp does that.
+// against a mesh: layout/check.hpp does that.
 #pragma once
 
 #include <utility>

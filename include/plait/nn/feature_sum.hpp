@@ -10,7 +10,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/nn/token_leaves.hpp"
 #include "plait/tensor/canonical_exchange.hpp"
 #include "plait/tensor/context.hpp"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/layout/boundary.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear/core.hpp"

@@ -11,7 +11,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/enforce.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/nn/feature_sum.hpp"

@@ -22,7 +22,7 @@
 #include "plait/core/types.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/info.hpp"
 #include "plait/tensor/check_values.hpp"

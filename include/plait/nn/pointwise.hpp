@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/enforce.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/nn/layer.hpp"

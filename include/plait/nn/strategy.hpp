@@ -9,8 +9,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/boundary.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/attention/policy.hpp"
 #include "plait/nn/linear/policy.hpp"

@@ -7,8 +7,8 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
 
 namespace plait {
 

@@ -1,5 +1,5 @@
 // Checks of specs against the mesh of a context, when a program runs. For a mesh that the compiler knows, there is
-// layout/boundary.hpp.
+// layout/check.hpp.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"

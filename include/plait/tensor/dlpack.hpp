@@ -12,7 +12,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/tensor/exported_layout.hpp"
 #include "plait/tensor/tensor.hpp"
 

@@ -16,7 +16,7 @@
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/cost.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/layout/plan.hpp"
 #include "plait/tensor/boundary_check.hpp"
 

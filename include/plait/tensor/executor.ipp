@@ -8,8 +8,8 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/plan.hpp"
 
 namespace plait {
 

@@ -9,7 +9,7 @@
 
 #include "plait/core/text.hpp"
 #include "plait/io/json_writer.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/boundary_check.hpp"
 #include "plait/tensor/context.hpp"

@@ -8,8 +8,8 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/enforce.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/null_check.hpp"
 

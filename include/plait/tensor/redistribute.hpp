@@ -5,7 +5,7 @@
 #include <string>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/enforce.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/tensor.hpp"

@@ -13,7 +13,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/testing/launch.hpp"
 #include "plait/testing/placing.hpp"

@@ -16,7 +16,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/verify.hpp"

@@ -1,9 +1,7 @@
-#include "plait/layout/describe.hpp"
-
 #include <doctest/doctest.h>
 
-#include "plait/layout/boundary.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/plan.hpp"
 
 using namespace plait;
 

@@ -1,7 +1,7 @@
 #include <doctest/doctest.h>
 
-#include "plait/layout/describe.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/layout/rules.hpp"
 #include "support/placed_value.hpp"
 

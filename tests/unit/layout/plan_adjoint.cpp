@@ -1,7 +1,7 @@
 #include <doctest/doctest.h>
 
+#include "plait/layout/check.hpp"
 #include "plait/layout/cost.hpp"
-#include "plait/layout/describe.hpp"
 #include "support/plan_simulator.hpp"
 
 using namespace plait;

@@ -2,9 +2,9 @@
 
 #include <limits>
 
+#include "plait/layout/check.hpp"
 #include "plait/layout/cost.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/plan.hpp"
 #include "support/placed_value.hpp"
 
 using namespace plait;

@@ -9,7 +9,7 @@
 #include <set>
 #include <utility>
 
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/microbatch.hpp"

@@ -2,7 +2,7 @@
 // boxes.
 #include <random>
 
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/plan.hpp"
 #include "support/layer_check.hpp"
 
 using namespace plait;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/describe.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/nn/attention/all_gather_kv.hpp"
 #include "plait/nn/attention/ring.hpp"
 #include "plait/nn/attention/ulysses.hpp"

@@ -16,7 +16,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/nn/attention/policy.hpp"
 #include "plait/nn/sequence_order.hpp"
 #include "plait/tensor/canonical_sum.hpp"

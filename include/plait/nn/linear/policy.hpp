@@ -8,8 +8,8 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/layout/make_plan.hpp"
 #include "plait/layout/mesh.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/tensor/executor.hpp"

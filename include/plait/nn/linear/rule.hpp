@@ -4,7 +4,7 @@
 #include <array>
 #include <span>
 
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/plan.hpp"
 #include "plait/nn/parameter/info.hpp"
 
 namespace plait {

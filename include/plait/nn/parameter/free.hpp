@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "plait/layout/enforce.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/memory.hpp"

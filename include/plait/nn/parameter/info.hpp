@@ -11,8 +11,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/enforce.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/tensor/context.hpp"
 

@@ -19,7 +19,7 @@
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/balance_owners.hpp"
-#include "plait/layout/local_box.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/optim/optimizer.hpp"

@@ -1,10 +1,15 @@
-// Turns a verdict into a compile error, its facts into types that the compiler prints. At run time `enforce` in
-// layout/describe.hpp throws.
+// Verdicts as errors: `enforced` and `boundary` refuse to compile, with the facts as types that the compiler prints,
+// and `enforce` throws. For their texts, layouts, meshes and plans in words.
 #pragma once
 
+#include <string>
+#include <string_view>
+
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/plan.hpp"
+#include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
 
 namespace plait {
@@ -111,6 +116,57 @@ using later_consequence = typename consequence_of<refused_before<Where> || Verdi
 template <class Verdict, class Where, class... Specs>
 inline constexpr bool enforced = sizeof(detail::later_consequence<Verdict, Where, Specs...>) > 0;
 
+namespace detail {
+
+template <class Spec, class Mesh>
+struct boundary_verdict {
+  static constexpr verdict value = check_boundary(layout_v<Spec>, Mesh::static_shape());
+};
+template <class Mesh>
+struct mesh_tags {
+  using dims = type_list<>;
+  using axes = typename Mesh::tags;
+};
+
+}  // namespace detail
+
+/// Refuses to compile unless `Spec` mentions every axis of `Mesh` and no other. `Where` is the policy or layer whose
+/// boundary this is; the message names it. tensor/boundary_check.hpp checks a mesh that is known at run time only.
+template <spec_like Spec, mesh_like Mesh, class Where>
+inline constexpr bool boundary =
+    sizeof(detail::later_consequence<detail::boundary_verdict<Spec, Mesh>, Where, Spec, detail::mesh_tags<Mesh>>) > 0;
+
+/// "cp, tp".
+std::string describe(const axis_list& axes);
+
+/// A layout as its spec is written: "<shard<seq, cp, tp>, hidden, partial<dp>>".
+std::string describe(const layout& a);
+
+/// "2 dp * 4 tp".
+std::string describe(const mesh_shape& mesh);
+
+/// "all_gather of seq over cp, tp (varying -> replicated)".
+std::string describe(const redistribution_step& s);
+
+/// "<batch, seq, hidden>".
+std::string describe(const dim_list& dims);
+
+/// The rule that was broken, then its facts: " [axis tp, dim hidden, varying and replicated]", or, where dims differ,
+/// " [weight: <ffn, hidden> expected, <hidden, ffn> given]".
+std::string describe(const verdict& v);
+
+/// The two ends of a plan, then one line for each step.
+std::string describe(const plan& p);
+
+/// Throws the run-time twin of the `static_assert` unless the verdict is ok. `where` names the layer or the tensor.
+inline void enforce(const verdict& v, std::string_view where) {
+  if (!v.ok()) fail({where, ": ", describe(v)});
+}
+
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/layout/check.ipp"  // IWYU pragma: keep
+#endif
 
 #include "plait/core/macros_on.hpp"

@@ -1,4 +1,4 @@
-// The definitions of describe.hpp, which includes them unless PLAIT_COMPILED is defined.
+// The definitions of check.hpp, which includes them unless PLAIT_COMPILED is defined.
 #pragma once
 
 #include <cstddef>
