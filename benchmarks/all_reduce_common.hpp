@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "plait/comm/recorder.hpp"
+#include "plait/comm/metrics.hpp"
 
 // Times all-reduces of float sums in place. A program is called with a size in bytes, repeats a few rounds, and rank 0
 // prints the best round's microseconds per operation (other work on the machine can only add time).

@@ -6,7 +6,7 @@
 
 #include "options.hpp"
 #include "plait/checkpoint/safetensors.hpp"
-#include "plait/comm/ledger.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/plan/recompute_prices.hpp"
 #include "plait/schedule/order.hpp"

@@ -128,7 +128,7 @@ EOF
     ;;
   language)
     for compiler in "$CXX" ${CLANG:-}; do
-      for header in plait/algebra.hpp plait/nn.hpp plait/train.hpp plait/models/llama.hpp plait/comm/clock.hpp; do
+      for header in plait/algebra.hpp plait/nn.hpp plait/train.hpp plait/models/llama.hpp plait/comm/metrics.hpp; do
         echo "#include \"$header\"" >"$work/old.cpp"
         if "$compiler" -std=c++17 -fsyntax-only -I"$include" "$work/old.cpp" 2>"$work/old.txt"; then
           fails "$header compiled as C++17"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/ledger.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/comm/mpi.hpp"
 
 int main(int argc, char** argv) {

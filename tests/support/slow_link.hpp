@@ -13,7 +13,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/communicator.hpp"
-#include "plait/comm/recorder.hpp"
+#include "plait/comm/metrics.hpp"
 
 namespace plait::testing {
 

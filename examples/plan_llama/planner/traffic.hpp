@@ -1,5 +1,5 @@
 // The bytes that one rank hands to communication in a step, by axis, from a layout's formulas. A run's own are counted
-// by its ledger (comm/ledger.hpp), with which a test compares these. Their time is in step_time.hpp.
+// by its ledger (comm/metrics.hpp), with which a test compares these. Their time is in step_time.hpp.
 #pragma once
 
 #include <cstdint>

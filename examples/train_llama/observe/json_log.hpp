@@ -1,5 +1,5 @@
 // The log of a training run for programs: a JSON object on each line. For people there are progress.hpp and
-// loss_curve.hpp; the flight recorder of collectives is in comm/recorder.hpp.
+// loss_curve.hpp; the flight recorder of collectives is in comm/metrics.hpp.
 #pragma once
 
 #include <fcntl.h>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/comm/axis_times.hpp"
+#include "plait/comm/metrics.hpp"
 
 namespace plait {
 

@@ -1,5 +1,5 @@
 // The measured events of a step, gathered from all ranks, and as a trace. They are recorded elsewhere: by
-// parallel/executor.hpp and comm/recorder.hpp. The file format is in trace.hpp.
+// parallel/executor.hpp and comm/metrics.hpp. The file format is in trace.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// In words: which part of a step waited longest, and for what. The numbers are those that comm/wait_book.hpp has of a
-// rank; times of whole axes are in comm/axis_times.hpp.
+// In words: which part of a step waited longest, and for what. The numbers come from a
+// rank's `wait_book` (comm/metrics.hpp).
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/comm/wait_book.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/schedule/step.hpp"
 
 namespace plait {

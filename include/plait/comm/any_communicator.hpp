@@ -11,11 +11,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "plait/comm/call.hpp"
 #include "plait/comm/communicator.hpp"
-#include "plait/comm/ledger.hpp"
-#include "plait/comm/recorder.hpp"
-#include "plait/comm/request.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/range.hpp"

@@ -1,21 +1,277 @@
-// The interface of every backend: the verbs, which are alike for all, the concept with the six members that a backend
-// supplies, and groups of messages. No backend is here: comm/threads.hpp, comm/mpi.hpp and comm/nccl.hpp are plait's,
-// and tests/support/mailbox.hpp is a small one that a test brings.
+// The interface of every backend: one operation as a value, the handle of a started one, the verbs, the concept with
+// the six members that a backend supplies, and groups of messages. The backends are comm/threads.hpp, comm/mpi.hpp,
+// comm/nccl.hpp and, in the tests, tests/support/mailbox.hpp.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "plait/comm/call.hpp"
-#include "plait/comm/request.hpp"
+#include "plait/comm/metrics.hpp"
+#include "plait/core/collective.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 
 namespace plait {
+
+/// One operation of a communicator as a value: what a rank asks for, how it is counted and recorded, and what a backend
+/// is given. Counts are elements of the dtype. `verbs` documents each kind; a member that a kind does not name
+/// is not read.
+struct call {
+  using counts = std::span<const std::size_t>;
+
+  collective kind = collective::barrier;
+  const void* in = nullptr;  ///< what this rank hands in: all kinds but receive
+  void* out = nullptr;       ///< what it gets: all kinds but send; the same as `in` for a broadcast
+  std::size_t count = 0;     ///< of a rank's part (all_gather, reduce_scatter), of a pair's (all_to_all), else of all
+  dtype type = dtype::u8;
+  reduce_op op = reduce_op::sum;
+  int peer = 0;         ///< the root of a broadcast, the other rank of a message
+  int tag = 0;          ///< of a message
+  bool ragged = false;  ///< all_to_all with a count and an offset for each peer, in place of `count`
+  counts send_counts{}, send_offsets{}, receive_counts{}, receive_offsets{};
+
+  constexpr const char* name() const { return ragged ? "all_to_all_v" : name_of(kind); }
+
+  /// Returns the bytes that a rank of a group of `ranks` hands in, as in wire_bytes.
+  constexpr std::uint64_t payload(int ranks) const {
+    if (ragged) return sum(send_counts) * size_of(type);
+    const bool for_each = kind == collective::reduce_scatter || kind == collective::all_to_all;
+    return count * size_of(type) * (for_each ? static_cast<std::uint64_t>(ranks) : 1);
+  }
+
+  /// Returns the bytes on the wire, as wire_bytes counts them; see `ledger` for ragged ones.
+  constexpr std::uint64_t wire(int rank, int ranks) const {
+    if (!ragged) return wire_bytes(kind, ranks, payload(ranks));
+    const std::size_t own = static_cast<std::size_t>(rank);
+    const std::size_t kept = own < send_counts.size() ? send_counts[own] : 0;
+    return (sum(send_counts) - kept) * size_of(type) * static_cast<std::uint64_t>(ranks);
+  }
+
+  static constexpr std::size_t sum(counts c) {
+    std::size_t total = 0;
+    for (const std::size_t n : c) total += n;
+    return total;
+  }
+};
+
+/// Whether reductions of this element type exist (bytes can be moved, not added).
+constexpr bool reducible(dtype type) { return type != dtype::u8; }
+
+namespace detail {
+
+inline void check_peer(const char* what, const char* role, int peer, int size) {
+  if (peer < 0 || peer >= size) fail({what, ": ", role, " is ", peer, "; the group has ranks 0 to ", size - 1});
+}
+
+inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
+  if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
+}
+
+/// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
+inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
+                          std::size_t out_bytes, std::size_t place, bool may_alias) {
+  check_pointer(what, in, in_bytes);
+  check_pointer(what, out, out_bytes);
+  if (in_bytes == 0 || out_bytes == 0) return;
+  const auto a = reinterpret_cast<std::uintptr_t>(in), b = reinterpret_cast<std::uintptr_t>(out);
+  if (a + in_bytes <= b || b + out_bytes <= a) return;
+  if (may_alias && (in_bytes <= out_bytes ? a == b + place : b == a + place)) return;
+  fail({what, ": in and out overlap",
+        may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "",
+        "; use separate buffers"});
+}
+
+/// Checks a ragged all_to_all: each part that is received overlaps no other and nothing that is sent.
+inline void check_parts(const call& c) {
+  const char* const what = c.name();
+  const std::size_t size = size_of(c.type);
+  check_pointer(what, c.in, call::sum(c.send_counts) * size);
+  check_pointer(what, c.out, call::sum(c.receive_counts) * size);
+  struct part {
+    std::uintptr_t begin, end;
+    bool received;
+  };
+  std::vector<part> parts;
+  parts.reserve(2 * c.send_counts.size());
+  const auto add = [&](const void* buffer, call::counts counts, call::counts offsets, bool received) {
+    const auto base = reinterpret_cast<std::uintptr_t>(buffer);
+    for (std::size_t k = 0; k < counts.size(); ++k)
+      if (counts[k] != 0) parts.push_back({base + offsets[k] * size, base + (offsets[k] + counts[k]) * size, received});
+  };
+  add(c.in, c.send_counts, c.send_offsets, false);
+  add(c.out, c.receive_counts, c.receive_offsets, true);
+  std::sort(parts.begin(), parts.end(), [](const part& a, const part& b) { return a.begin < b.begin; });
+  std::uintptr_t sent = 0, received = 0;  // the ends of what begins before
+  for (const part& p : parts) {
+    if (p.begin < received || (p.received && p.begin < sent))
+      fail({what, p.received && p.begin < received ? ": parts that are received overlap" : ": in and out overlap",
+            "; each part that is received needs a place of its own"});
+    (p.received ? received : sent) = std::max(p.received ? received : sent, p.end);
+  }
+}
+
+}  // namespace detail
+
+/// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.
+inline void check(const call& c, int rank, int ranks) {
+  const char* const what = c.name();
+  const std::size_t n = static_cast<std::size_t>(ranks), part = c.count * size_of(c.type);
+  const std::size_t place = part * static_cast<std::size_t>(rank);
+  if ((c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) && !reducible(c.type))
+    fail({what, ": dtype is ", name_of(c.type), "; reductions exist for float, double, bf16, int32, int64"});
+  switch (c.kind) {
+    case collective::all_reduce:
+      return detail::check_buffers(what, c.in, part, c.out, part, 0, true);
+    case collective::all_gather:
+      return detail::check_buffers(what, c.in, part, c.out, part * n, place, true);
+    case collective::reduce_scatter:
+      return detail::check_buffers(what, c.in, part * n, c.out, part, place, true);
+    case collective::all_to_all:
+      if (!c.ragged) return detail::check_buffers(what, c.in, part * n, c.out, part * n, 0, ranks == 1);
+      for (const call::counts& list : {c.send_counts, c.send_offsets, c.receive_counts, c.receive_offsets})
+        if (list.size() != n)
+          fail({what, ": counts and offsets need one entry for each of the ", ranks, " ranks of the group"});
+      return detail::check_parts(c);
+    case collective::broadcast:
+      detail::check_peer(what, "root", c.peer, ranks);
+      return detail::check_pointer(what, c.out, part);
+    case collective::send:
+      detail::check_peer(what, "peer", c.peer, ranks);
+      return detail::check_pointer(what, c.in, part);
+    case collective::receive:
+      detail::check_peer(what, "peer", c.peer, ranks);
+      return detail::check_pointer(what, c.out, part);
+    case collective::barrier:
+      return;
+  }
+}
+
+/// The functions that a backend supplies behind a request: a constant table and no virtual object, so that a backend
+/// that reuses its operations allocates nothing to start one. `owner` keeps alive whatever `object` points to.
+struct request_ops {
+  /// Blocks until the operation is complete; throws plait::error if it never will be.
+  void (*wait)(void* owner, void* object);
+  /// True once complete (the operation must still be waited for); throws if it never will be.
+  bool (*done)(void* owner, void* object);
+  /// Waits without throwing, because the buffers are about to go; used by the destructor.
+  void (*drop)(void* owner, void* object) noexcept;
+  /// When the operation was complete, in seconds of `comm_clock`; 0: it is not, or it is unknown. Null: it is unknown.
+  double (*completed)(void* owner, void* object) noexcept = nullptr;
+};
+
+/// When a started operation was under way, in seconds of `comm_clock`.
+struct request_times {
+  double started = 0;  ///< when `start` returned
+  /// When it was complete, as the backend knows it, or else when `done` first said so; 0 where neither was before
+  /// `wait`, which then found it so when it returned. An operation that is never asked about seems to last until it is
+  /// waited for.
+  double completed = 0;
+  double waited_from = 0, waited_to = 0;  ///< when the rank stood in `wait`
+};
+
+/// Is told when a request has been waited for (how the ledger and the recorder see asynchronous operations).
+class request_observer {
+ public:
+  virtual void waited(std::uint64_t token, const request_times& times) noexcept = 0;
+
+ protected:
+  ~request_observer() = default;
+};
+
+/// Handle of an asynchronous operation. The buffers belong to the operation until `wait` returns. A request that is
+/// destroyed waits first, so buffers that outlive it are safe; an error met there is reported by the next operation.
+/// Functions that return one are `[[nodiscard]]`; the class is not, because nvcc 13 would warn of every assignment.
+class request {
+ public:
+  request() = default;
+  request(const request_ops& ops, std::shared_ptr<void> owner, void* object)
+      : ops_(&ops), owner_(std::move(owner)), object_(object) {}
+  request(request&& other) noexcept { swap(other); }
+  request& operator=(request&& other) noexcept {
+    request(std::move(other)).swap(*this);
+    return *this;
+  }
+  request(const request&) = delete;
+  request& operator=(const request&) = delete;
+  ~request() {
+    if (ops_ == nullptr) return;
+    if (observer_) begin_wait();
+    ops_->drop(owner_.get(), object_);
+    if (observer_) end_wait();
+  }
+
+  /// Blocks until the operation is complete. A request without an operation, or already waited for, returns at once.
+  void wait() {
+    if (ops_ == nullptr) return;
+    if (observer_) begin_wait();
+    const request_ops* ops = std::exchange(ops_, nullptr);
+    ops->wait(owner_.get(), object_);
+    owner_.reset();
+    if (observer_) end_wait();
+    observer_.reset();
+  }
+
+  /// True if `wait` would not block. Gives up the processor when not, because ranks may outnumber cores.
+  bool done() const {
+    if (ops_ == nullptr) return true;
+    if (!ops_->done(owner_.get(), object_)) return false;
+    if (observer_ && times_.completed == 0) {
+      times_.completed = completed_at();
+      if (times_.completed == 0) times_.completed = comm_clock();
+    }
+    return true;
+  }
+  /// When the operation was complete, in seconds of `comm_clock`; 0: it is not, or the backend does not know.
+  double completed_at() const {
+    return ops_ != nullptr && ops_->completed ? ops_->completed(owner_.get(), object_) : 0;
+  }
+
+  /// True while there is an operation that was not waited for.
+  explicit operator bool() const noexcept { return ops_ != nullptr; }
+
+  /// `started` is when the operation was, in seconds of `comm_clock`.
+  void observe(std::shared_ptr<request_observer> observer, std::uint64_t token, double started) {
+    observer_ = std::move(observer);
+    token_ = token;
+    times_ = {.started = started};
+  }
+
+  void swap(request& other) noexcept {
+    std::swap(ops_, other.ops_);
+    owner_.swap(other.owner_);
+    std::swap(object_, other.object_);
+    observer_.swap(other.observer_);
+    std::swap(token_, other.token_);
+    std::swap(times_, other.times_);
+  }
+
+ private:
+  void begin_wait() {
+    if (times_.completed == 0) times_.completed = completed_at();
+    times_.waited_from = comm_clock();
+  }
+  void end_wait() {
+    times_.waited_to = comm_clock();
+    observer_->waited(token_, times_);
+  }
+
+  const request_ops* ops_ = nullptr;
+  std::shared_ptr<void> owner_;
+  void* object_ = nullptr;
+  std::shared_ptr<request_observer> observer_;
+  std::uint64_t token_ = 0;
+  mutable request_times times_;  ///< where an observer is set
+};
 
 /// The operations of a communicator, by name: each is a `call` that `run` completes or `start` begins. Counts are
 /// elements of the dtype. Every rank of a group calls the collectives of one communicator in the same order, with the
@@ -217,3 +473,5 @@ class comm_group {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

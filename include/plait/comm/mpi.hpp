@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/call.hpp"
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/mpi/calls.hpp"
 #include "plait/comm/mpi/pending.hpp"

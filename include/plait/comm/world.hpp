@@ -1,24 +1,115 @@
-// One rank's place on a mesh, with a communicator for every group of axes and the ledger of their calls.
+// One rank's place on a mesh, with a communicator for every group of axes and the ledger of their calls: of a run, or
+// of a program that is counted and not run.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/counting.hpp"
 #include "plait/comm/value_checks.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/layout/mesh.hpp"
+#include "plait/schedule/order.hpp"
 
 namespace plait {
 
+/// Where the communicators of one rank of a mesh that does not run write what the rank starts, in order.
+struct call_log {
+  posted_program posted;
+  /// Its `waits` says where in its program the rank is; null: unknown.
+  const ledger* book = nullptr;
+  /// The ranks of the whole mesh that are those of this rank's stage, by their place there.
+  std::vector<int> stage_ranks;
+  int together = -1;   ///< the number of the group of messages that is open
+  int next_group = 0;  ///< of messages
+};
+
+/// A communicator without other ranks, to find out what a program would send: it has a rank, a size and a label,
+/// and every operation is over at once and moves nothing. A `world` made for counting counts its calls as it would
+/// those of any other, and writes them into its `call_log`. Its one subgroup is itself, because no other rank can be
+/// asked.
+class counting_communicator : public verbs<counting_communicator> {
+ public:
+  counting_communicator() = default;
+  counting_communicator(int rank, int size, std::string label) : rank_(rank), size_(size), label_(std::move(label)) {}
+  /// One whose calls are written down: `name` says what it is for as well, and `ranks` are those of the whole mesh.
+  counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log, std::string name,
+                        std::vector<int> ranks)
+      : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
+    group_ = static_cast<int>(log_->posted.groups.size());
+    log_->posted.groups.push_back({std::move(name), std::move(ranks)});
+  }
+
+  explicit operator bool() const { return size_ > 0; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const std::string& label() const { return label_; }
+  void run(const call& c) { write(c, false); }
+  [[nodiscard]] request start(const call& c) {
+    write(c, true);
+    return {};
+  }
+  counting_communicator split(int color, int, std::string_view label = {}) const {
+    if (color < 0) return {};
+    if (!log_) return counting_communicator(rank_, size_, std::string(label));
+    const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
+    return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
+  }
+  /// Returns the communicator of two of its ranks; this rank is the one at `rank`.
+  counting_communicator pair(int rank, int first, int second, const std::string& label) const {
+    if (!log_) return counting_communicator(rank, 2, label);
+    const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
+    return counting_communicator(rank, label, log_, label,
+                                 {own[static_cast<std::size_t>(first)], own[static_cast<std::size_t>(second)]});
+  }
+  void begin_group() {
+    if (log_) log_->together = log_->next_group++;
+  }
+  void end_group() {
+    if (log_) log_->together = -1;
+  }
+  void abort(const std::string&) noexcept {}
+
+ private:
+  void write(const call& c, bool asynchronous) {
+    if (!log_ || size_ < 2) return;
+    const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
+    log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
+                                  c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
+  }
+
+  int rank_ = 0, size_ = 0;
+  std::string label_;
+  std::shared_ptr<call_log> log_;
+  int group_ = -1;
+};
+
+static_assert(communicator<counting_communicator>);
+
 /// The name of a group of axes in messages, ledgers and plans: `dp`, `cp+tp`.
-std::string label_of(const axis_list& axes);
+inline std::string label_of(const axis_list& axes) {
+  std::string label;
+  for (axis_id axis : axes) {
+    if (!label.empty()) label += '+';
+    label += axis.text();
+  }
+  return label.empty() ? "none" : label;
+}
 /// "dp=2,tp=4".
-std::string text_of(const mesh_shape& mesh);
+inline std::string text_of(const mesh_shape& mesh) {
+  std::string text;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
+    append(text, {i == 0 ? "" : ",", mesh.axes[i].text(), "=", mesh.extents[i]});
+  return text;
+}
 
 /// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call
 /// of those communicators is counted in `ledger()` under the axes' label.
@@ -87,8 +178,57 @@ class world {
   std::shared_ptr<call_log> calls_;  ///< of a world that is made for counting
 };
 
+inline world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
+    : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
+  for (std::size_t i = 0; i < shape_.axes.size(); ++i)
+    if (shape_.extents[i] < 1)
+      fail({"the mesh has ", shape_.extents[i], " ranks along ", shape_.axes[i].text(), "; legal is 1 or more"});
+  if (shape_.size() != root_.size())
+    fail({"the mesh has ", shape_.size(), " ranks, but the communicator has ", root_.size(),
+          ": the extents of the axes must multiply to the number of ranks"});
+}
+
+inline axis_list world::pruned(const axis_list& axes) const {
+  axis_list rest;
+  for (axis_id axis : axes)
+    if (shape_.extent(axis) > 1) rest.push_back(axis);
+  return rest;
+}
+
+inline any_communicator& world::group(const axis_list& axes, channel purpose) {
+  const axis_list wanted = pruned(axes);
+  for (entry& e : groups_)
+    if (e.axes == wanted && e.purpose == purpose) return e.comm;
+  const std::string label = label_of(wanted);
+  const bool all = purpose == channel::layers && shape_.size(wanted) == size() && shape_.in_order(wanted) == wanted;
+  any_communicator part = calls_ ? any_communicator(counted_group(wanted, purpose))
+                          : all && root_.serves_groups()
+                              ? root_
+                              : root_.split(static_cast<int>(shape_.group_of(rank(), wanted)),
+                                            static_cast<int>(shape_.index_in(rank(), wanted)), label);
+  groups_.push_back({wanted, part.counted(ledger_, events_, label), purpose});  // every purpose under one label
+  return groups_.back().comm;
+}
+
+inline counting_communicator world::counted_group(const axis_list& axes, channel purpose) const {
+  std::vector<int> ranks(static_cast<std::size_t>(shape_.size(axes)));
+  for (std::int64_t r = 0; r < shape_.size(); ++r)
+    if (shape_.group_of(r, axes) == shape_.group_of(rank(), axes))
+      ranks[static_cast<std::size_t>(shape_.index_in(r, axes))] = calls_->stage_ranks[static_cast<std::size_t>(r)];
+  const std::string label = label_of(axes);
+  const char* const purposes[] = {"", " gathers", " reductions"};
+  return counting_communicator(static_cast<int>(shape_.index_in(rank(), axes)), label, calls_,
+                               label + purposes[static_cast<std::size_t>(purpose)], std::move(ranks));
+}
+
+inline world::world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks)
+    : shape_(shape), ledger_(std::make_shared<plait::ledger>()), calls_(std::make_shared<call_log>()) {
+  for (int r = 0; stage_ranks.size() < static_cast<std::size_t>(shape.size()); ++r) stage_ranks.push_back(r);
+  calls_->book = ledger_.get();
+  calls_->stage_ranks = stage_ranks;
+  root_ = counting_communicator(static_cast<int>(rank), "world", calls_, "world", std::move(stage_ranks));
+}
+
 }  // namespace plait
 
-#ifndef PLAIT_COMPILED
-#include "plait/comm/world.ipp"  // IWYU pragma: keep
-#endif
+#include "plait/core/macros_on.hpp"

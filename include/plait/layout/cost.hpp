@@ -1,5 +1,5 @@
 // The bytes that a plan sends, from layouts and sizes alone. These are bytes and not times, and nothing is measured:
-// comm/ledger.hpp counts those of a run.
+// comm/metrics.hpp counts those of a run.
 #pragma once
 
 #include <cstddef>

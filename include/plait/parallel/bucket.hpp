@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/request.hpp"
+#include "plait/comm/communicator.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"

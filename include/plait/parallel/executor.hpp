@@ -11,10 +11,7 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/clock.hpp"
-#include "plait/comm/ledger.hpp"
-#include "plait/comm/recorder.hpp"
-#include "plait/comm/wait_book.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/core/compiled.hpp"
 #ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/counting.hpp"
+#include "plait/comm/world.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/executor.hpp"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/comm/axis_times.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/tensor/gather_records.hpp"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/ledger.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/nn/layer.hpp"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/comm/ledger.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/core/text.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/tensor.hpp"

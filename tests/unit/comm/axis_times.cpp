@@ -1,7 +1,5 @@
 // program: communicators
 // What is under way, what is waited for, and what share of it is hidden.
-#include "plait/comm/axis_times.hpp"
-
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -10,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "plait/comm/metrics.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/comm/world.hpp"
 #include "support/slow_link.hpp"

@@ -124,20 +124,20 @@ TEST_CASE("a rank that is stopped in the middle of shared work leaves when nobod
   }
 }
 
-TEST_CASE("a wait for an operation that all ranks have joined outlasts the failure of the world") {
-  threads::detail::world world(2);
+TEST_CASE("a wait for an operation that all ranks have joined outlasts the failure of the run") {
+  threads::detail::run_state run(2);
   threads::detail::operation op;
   op.parts.resize(2);
   op.world_ranks = {0, 1};
   op.begin({}, 0, nullptr);
   op.arrived = 2;
   std::atomic<int> result{-1};
-  std::thread waiter([&] { result = world.wait(0, op, threads::detail::operation::finished, 0); });
+  std::thread waiter([&] { result = run.wait(0, op, threads::detail::operation::finished, 0); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  world.fail("a fault elsewhere");
+  run.fail("a fault elsewhere");
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(result == -1);
-  world.signal(op, threads::detail::operation::finished);
+  run.signal(op, threads::detail::operation::finished);
   waiter.join();
   CHECK(result == 1);
 }
@@ -150,7 +150,7 @@ TEST_CASE("deadlock: the rank that returns last finds that the others wait") {
     }
     add_up(c);
   });
-  CHECK(has(text, "rank 2 waits in all_reduce(4 float, sum) #0 on 'world': missing ranks 1"));
+  CHECK(has(text, "rank 2 waits in all_reduce(4 float, sum) #0 on 'run': missing ranks 1"));
 }
 
 TEST_CASE("deadlock: a rank has returned") {

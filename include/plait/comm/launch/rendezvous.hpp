@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "plait/comm/launch/environment.hpp"
-#include "plait/comm/recorder.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 

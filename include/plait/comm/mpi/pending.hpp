@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/metrics.hpp"
 #include "plait/comm/mpi/calls.hpp"
 #include "plait/comm/ranks_text.hpp"
-#include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 

@@ -23,10 +23,9 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/call.hpp"
+#include "plait/comm/communicator.hpp"
+#include "plait/comm/metrics.hpp"
 #include "plait/comm/nccl/calls.hpp"
-#include "plait/comm/recorder.hpp"
-#include "plait/comm/request.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"

@@ -25,14 +25,14 @@ struct meetings;
 /// The ranks that met through one id, and the communicators that they split off.
 struct clique {
   explicit clique(int count)
-      : world(std::make_shared<threads::detail::world>(count)),
+      : run(std::make_shared<threads::detail::run_state>(count)),
         group(std::make_shared<threads::detail::group>()),
         here(static_cast<std::size_t>(count)),
         open(static_cast<std::size_t>(count)) {
     group->label = "nccl";
     for (int r = 0; r < count; ++r) group->members.push_back(r);
   }
-  std::shared_ptr<threads::detail::world> world;
+  std::shared_ptr<threads::detail::run_state> run;
   std::shared_ptr<threads::detail::group> group;
   std::vector<bool> here;  // guarded by the registry, as all below
   std::vector<int> open;   ///< communicators that each rank has not ended

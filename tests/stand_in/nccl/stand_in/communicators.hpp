@@ -82,21 +82,21 @@ inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, in
   if (all->here.size() != static_cast<std::size_t>(ranks) || all->here[place]) {
     const std::string why =
         "ranks that share an id differ in their number, or two of them are rank " + std::to_string(rank);
-    all->world->fail(why);
+    all->run->fail(why);
     r.changed.notify_all();
     thread_error() = why;
     return ncclInvalidUsage;
   }
   all->here[place] = true;
   ++all->arrived;
-  *comm = add(all, std::make_shared<threads::detail::member>(all->world, all->group, rank), rank, blocking);
+  *comm = add(all, std::make_shared<threads::detail::member>(all->run, all->group, rank), rank, blocking);
   keep_config(*comm, config);
   r.changed.notify_all();
   if (!blocking) return ncclInProgress;
-  r.changed.wait(lock, [&] { return all->complete() || all->world->failed(); });
+  r.changed.wait(lock, [&] { return all->complete() || all->run->failed(); });
   if (all->complete()) return ncclSuccess;
   (*comm)->ended = true;
-  thread_error() = all->world->cause();
+  thread_error() = all->run->cause();
   *comm = nullptr;
   return ncclRemoteError;
 }
@@ -136,7 +136,7 @@ inline void close(ncclComm_t comm) {
     const std::lock_guard lock(registry::get().mutex);
     last = --comm->ranks->open[static_cast<std::size_t>(comm->world_rank)] == 0;
   }
-  if (last) comm->ranks->world->leave(comm->world_rank, nullptr, "");
+  if (last) comm->ranks->run->leave(comm->world_rank, nullptr, "");
 }
 
 inline ncclResult_t finalize(ncclComm_t comm) {
@@ -156,7 +156,7 @@ inline ncclResult_t finalize(ncclComm_t comm) {
   if (!comm->blocking && (is_in_flight(comm) || is_recorded(comm))) return ncclInProgress;
   if (is_recorded(comm))
     ::stand_in::die("ncclCommFinalize: a graph holds calls of the communicator, and is not destroyed");
-  while (is_in_flight(comm) && !comm->ranks->world->failed()) {
+  while (is_in_flight(comm) && !comm->ranks->run->failed()) {
     run_on(comm);
     std::this_thread::yield();
   }
@@ -188,7 +188,7 @@ inline ncclResult_t abort(ncclComm_t comm) {
   ++::stand_in::aborts_begun;
   while (::stand_in::aborts_begun < ::stand_in::aborts_together) std::this_thread::yield();
 #endif
-  comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
+  comm->ranks->run->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
 #ifdef PLAIT_CUDA_STAND_IN
   run_on(comm);  // its kernels are gone when it returns
   while (is_recorded(comm)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -228,8 +228,8 @@ inline ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
   }
 #endif
   const std::lock_guard lock(r.mutex);
-  if (comm->failure != ncclSuccess || comm->ranks->world->failed()) {
-    if (comm->error.empty()) comm->error = comm->ranks->world->cause();
+  if (comm->failure != ncclSuccess || comm->ranks->run->failed()) {
+    if (comm->error.empty()) comm->error = comm->ranks->run->cause();
     *state = comm->failure != ncclSuccess ? comm->failure : ncclRemoteError;
   } else {
     const bool in_progress = finishing || !comm->ranks->complete() || (comm->busy > 0 && --comm->busy > 0);

@@ -72,7 +72,7 @@ inline ncclResult_t outcome(ncclComm_t comm) {
 
 inline ncclResult_t failed(const char* call, ncclComm_t comm, const std::exception& e) {
   const std::string text = std::string(call) + ": " + e.what();
-  comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + ": " + text);
+  comm->ranks->run->fail("rank " + std::to_string(comm->world_rank) + ": " + text);
   const bool mine = dynamic_cast<const threads::stopped*>(&e) == nullptr || text.find("mismatched") != text.npos;
   return refuse(mine ? ncclInvalidUsage : ncclRemoteError, text, comm);
 }

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "comm.hpp"
-#include "plait/comm/threads/work.hpp"
+#include "plait/comm/threads/operation.hpp"
 
 namespace plait::nccl_stand_in {
 
@@ -58,8 +58,8 @@ inline std::shared_ptr<rendezvous> make_rendezvous(ncclComm_t comm, const thread
   r->op.begin(what, 0, &comm->member->storage());
   ::stand_in::meeting& m = *r->in_streams;
   m.missing = parts;
-  m.given_up = [world = comm->ranks->world] { return world->failed(); };
-  m.refuse = [world = comm->ranks->world](const std::string& why) { world->fail(why); };
+  m.given_up = [run = comm->ranks->run] { return run->failed(); };
+  m.refuse = [run = comm->ranks->run](const std::string& why) { run->fail(why); };
   m.run = [op = &r->op] {
     const threads::detail::work w(*op);
     for (std::size_t u = 0; u < w.units(); ++u) w.run(u);

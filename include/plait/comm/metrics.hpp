@@ -1,0 +1,414 @@
+// Metrics of one rank's communication: the clock, where in a program a rank waits, the sums by axes and kind of
+// collective, and single operations, for timelines and for the texts of errors. A `counted` communicator
+// (comm/any_communicator.hpp) writes them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/collective.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
+
+namespace plait {
+
+/// Seconds of a clock that never goes back; its zero is arbitrary, and one for all threads of a process.
+inline double comm_clock() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The length of the union of spans of time, which may be added in any order while operations overlap: two that are
+/// under way together count once.
+class busy_time {
+ public:
+  /// An operation begins whose span is reported later; `last` ends it.
+  void open() { ++open_; }
+  void last() {
+    if (--open_ > 0) return;
+    merge();
+    total_ += sum();
+    spans_.clear();
+  }
+  /// Adds a span, in seconds of one clock.
+  void add(double from, double to) {
+    if (to <= from) return;
+    if (open_ == 0) {
+      total_ += to - from;
+      return;
+    }
+    if (!spans_.empty() && spans_.back().first <= from && from <= spans_.back().second) {
+      spans_.back().second = std::max(spans_.back().second, to);
+      return;
+    }
+    spans_.emplace_back(from, to);
+    if (spans_.size() % most == 0) merge();
+  }
+  /// The length of the union of the spans.
+  double seconds() const {
+    busy_time merged = *this;
+    merged.merge();
+    return total_ + merged.sum();
+  }
+  /// Starts at 0 again. What is open stays open, and counts with its whole length once it is reported.
+  void clear() {
+    total_ = 0;
+    spans_.clear();
+  }
+
+ private:
+  static constexpr std::size_t most = 512;
+
+  void merge() {
+    if (spans_.size() < 2) return;
+    std::sort(spans_.begin(), spans_.end());
+    std::size_t end = 0;
+    for (std::size_t i = 1; i < spans_.size(); ++i) {
+      if (spans_[i].first <= spans_[end].second)
+        spans_[end].second = std::max(spans_[end].second, spans_[i].second);
+      else
+        spans_[++end] = spans_[i];
+    }
+    spans_.resize(end + 1);
+  }
+  double sum() const {
+    double length = 0;
+    for (const auto& [from, to] : spans_) length += to - from;
+    return length;
+  }
+
+  double total_ = 0;
+  int open_ = 0;
+  std::vector<std::pair<double, double>> spans_;  ///< of the time since anything was open without a break
+};
+
+/// The seconds that one rank has spent inside communicators since it was made. They are kept by the rank's place in its
+/// program, and by the place at which the operation was started; parallel/executor.hpp numbers the places. Not
+/// synchronised: one for each rank.
+class wait_book {
+ public:
+  struct entry {
+    int started;       ///< the place of the start: the place itself for a call, -1 for none
+    std::string axes;  ///< as the ledger names them
+    double seconds;
+  };
+
+  /// The rank is at this place from now on; -1: at none, where nothing is recorded.
+  void at(int place) {
+    place_ = place;
+    if (place >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(place) + 1);
+  }
+  int place() const { return place_; }
+
+  void add(int started, const std::string& axes, double seconds) {
+    all_ += seconds;
+    if (place_ < 0) return;
+    std::vector<entry>& here = places_[static_cast<std::size_t>(place_)];
+    for (entry& e : here)
+      if (e.started == started && e.axes == axes) {
+        e.seconds += seconds;
+        return;
+      }
+    here.push_back({started, axes, seconds});
+  }
+
+  /// By place; later places had no waits.
+  const std::vector<std::vector<entry>>& places() const { return places_; }
+  /// Seconds in all, with or without a place.
+  double seconds() const { return all_; }
+
+ private:
+  int place_ = -1;
+  double all_ = 0;
+  std::vector<std::vector<entry>> places_;
+};
+
+/// The sums of one rank's communication, per label (the group's name, usually its mesh axes) and kind of collective.
+/// Not synchronised: one ledger per rank. `wire` follows wire_bytes: it is the traffic of the whole group, and equal on
+/// all its ranks. For all_to_all_v, each rank counts n times what it sends to others, and the group's traffic is the
+/// mean over its ranks.
+struct ledger {
+  struct entry {
+    std::uint64_t calls = 0;
+    std::uint64_t payload = 0;  ///< bytes that this rank handed in, as in wire_bytes
+    std::uint64_t wire = 0;
+    double seconds = 0;  ///< time this rank spent inside the communicator: in calls, in starting and in waiting
+
+    entry& operator+=(const entry& other) {
+      calls += other.calls;
+      payload += other.payload;
+      wire += other.wire;
+      seconds += other.seconds;
+      return *this;
+    }
+  };
+  struct row {
+    std::string label;
+    std::array<entry, collective_kinds> kinds{};
+    /// How long operations over several ranks were under way: a call while it lasts, and a started operation until it
+    /// is complete (`request_times`), which is counted once it has been waited for. The seconds of `kinds` are the part
+    /// of this time that was spent inside the communicator; the rest was hidden.
+    busy_time under_way{};
+    bool timed = true;  ///< false: calls only enqueue work on a device, so that seconds do not measure communication
+  };
+
+  std::deque<row> rows;        ///< in the order of first use; a row never moves
+  wait_book* waits = nullptr;  ///< where waits are recorded by their place in a program; null: nowhere
+
+  row& of(std::string_view label) {
+    for (row& r : rows) {
+      if (r.label == label) return r;
+    }
+    rows.push_back({std::string(label)});
+    return rows.back();
+  }
+
+  entry total(std::string_view label, collective kind) const {
+    for (const row& r : rows) {
+      if (r.label == label) return r.kinds[static_cast<std::size_t>(kind)];
+    }
+    return {};
+  }
+  entry total(std::string_view label) const {
+    entry sum;
+    for (const row& r : rows) {
+      if (r.label != label) continue;
+      for (const entry& e : r.kinds) sum += e;
+    }
+    return sum;
+  }
+  entry total() const {
+    entry sum;
+    for (const row& r : rows) {
+      for (const entry& e : r.kinds) sum += e;
+    }
+    return sum;
+  }
+
+  /// Starts a new period; the rows stay.
+  void clear() {
+    for (row& r : rows) {
+      r.kinds = {};
+      r.under_way.clear();
+    }
+  }
+  /// Forgets what has been communicated since `before` was copied from this ledger, as by an observer; the rows stay.
+  /// Nothing may be under way, then or now.
+  void restore(const ledger& before) {
+    clear();
+    for (std::size_t i = 0; i < before.rows.size(); ++i) rows[i] = before.rows[i];
+  }
+};
+
+/// Returns the share of `seconds` under way in which the rank did not wait, 0 to 1; NaN where nothing was under way, or
+/// where it was not measured.
+inline double hidden_share(double seconds, double waited) {
+  return seconds > 0 ? 1 - waited / seconds : std::numeric_limits<double>::quiet_NaN();
+}
+
+/// The communication of one rank over the groups of some axes.
+struct axis_times {
+  std::string axes;    ///< as the ledger names them: "dp", "cp+dp"
+  double seconds = 0;  ///< under way; NaN: not measured, as calls only enqueue work on a device
+  double waited = 0;   ///< of that, spent inside the communicator; NaN if unknown
+
+  double hidden() const { return hidden_share(seconds, waited); }
+};
+
+/// The communication of all ranks over the groups of some axes.
+struct axis_communication {
+  std::string axes;
+  double seconds = 0;   ///< under way, mean over the ranks that have such a group; NaN: not measured
+  double waited = 0;    ///< of that, spent inside the communicator, mean over those ranks; NaN if unknown
+  double worst = 0;     ///< the least hidden share of a rank; NaN if unknown
+  int worst_rank = -1;  ///< which rank has it
+
+  double hidden() const { return hidden_share(seconds, waited); }
+};
+
+/// Reads a ledger for the time since a moment.
+class communication_clock {
+ public:
+  /// The ledger must outlive it. Time begins now.
+  explicit communication_clock(const ledger& book) : book_(&book) { begin(); }
+
+  /// Time begins anew. A ledger that was cleared since the last time needs it too.
+  void begin() { before_ = times(); }
+
+  /// Returns the times since then over each axes along which anything was called, in the ledger's order. What is still
+  /// under way counts once it has been waited for.
+  std::vector<axis_times> since() const {
+    std::vector<axis_times> now = times(), out;
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if (i < before_.size()) now[i].seconds -= before_[i].seconds, now[i].waited -= before_[i].waited;
+      if (!(now[i].seconds <= 0)) out.push_back(now[i]);
+    }
+    return out;
+  }
+
+ private:
+  std::vector<axis_times> times() const {
+    std::vector<axis_times> all;
+    for (const ledger::row& r : book_->rows) {
+      axis_times& t = all.emplace_back(axis_times{r.label});
+      t.seconds = r.under_way.seconds();
+      if (t.seconds > 0)
+        for (const ledger::entry& e : r.kinds) t.waited += e.seconds;
+      if (t.seconds > 0 && !r.timed) t.seconds = t.waited = std::numeric_limits<double>::quiet_NaN();
+    }
+    return all;
+  }
+
+  const ledger* book_;
+  std::vector<axis_times> before_;
+};
+
+/// Operations of one rank with their times, for timelines. Not synchronised: one recorder per rank. With a capacity it
+/// is a ring that keeps the last ones.
+class recorder {
+ public:
+  struct event {
+    int label = 0;  ///< index into labels()
+    collective kind = collective::barrier;
+    std::uint64_t bytes = 0;  ///< what this rank hands in, as in wire_bytes
+    double start = 0;         ///< comm_clock seconds
+    double end = 0;           ///< 0 while a started operation has not been waited for, then as in `request_times`
+    double waited = 0;        ///< seconds of [start, end] that the rank spent inside the communicator
+    bool asynchronous = false;
+    int place = -1;  ///< where in its program the rank was (`wait_book`); -1: at no place
+  };
+
+  explicit recorder(std::size_t capacity = 0) : capacity_(capacity) {}
+
+  int label(std::string_view name) {
+    for (std::size_t i = 0; i < labels_.size(); ++i) {
+      if (labels_[i] == name) return static_cast<int>(i);
+    }
+    labels_.emplace_back(name);
+    return static_cast<int>(labels_.size()) - 1;
+  }
+
+  /// Returns a ticket for `find`.
+  std::uint64_t add(const event& e) {
+    if (capacity_ == 0 || events_.size() < capacity_) {
+      events_.push_back(e);
+    } else {
+      events_[place_of(added_)] = e;
+    }
+    return added_++;
+  }
+
+  /// The event of a ticket, or nullptr once the ring has overwritten it, or it was cleared.
+  event* find(std::uint64_t ticket) {
+    if (ticket < first_ || ticket >= added_ || added_ - ticket > events_.size()) return nullptr;
+    return &events_[place_of(ticket)];
+  }
+
+  /// Oldest first.
+  std::vector<event> events() const {
+    std::vector<event> out = events_;
+    if (capacity_ != 0 && added() > capacity_) {
+      std::rotate(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(added() % capacity_), out.end());
+    }
+    return out;
+  }
+  const std::vector<std::string>& labels() const { return labels_; }
+  /// Since the last `clear`.
+  std::uint64_t added() const { return added_ - first_; }
+  /// Forgets all events. Tickets continue, so that an operation under way finds no other's event.
+  void clear() {
+    events_.clear();
+    first_ = added_;
+  }
+
+ private:
+  std::size_t place_of(std::uint64_t ticket) const {
+    return static_cast<std::size_t>(capacity_ == 0 ? ticket - first_ : (ticket - first_) % capacity_);
+  }
+
+  std::size_t capacity_;
+  std::uint64_t added_ = 0, first_ = 0;  ///< tickets that were given, and the first since the last `clear`
+  std::vector<event> events_;
+  std::vector<std::string> labels_;
+};
+
+/// "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
+inline std::string bytes_text(std::uint64_t bytes) {
+  if (bytes < 1024) return cat({bytes, " B"});
+  const char* const units[] = {"KB", "MB", "GB", "TB", "PB"};
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  char text[48];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  std::string out = text;
+  if (out.size() > 2 && out.compare(out.size() - 2, 2, ".0") == 0) out.resize(out.size() - 2);
+  return cat({out, " ", units[unit]});
+}
+
+/// The last operations of one rank, kept by plait's backends for the text of an error. Written by its rank for every
+/// operation, so it is a fixed array and never allocates; the states may be read while the rank runs.
+class flight_recorder {
+ public:
+  static constexpr std::size_t capacity = 16;
+  enum class state : std::uint8_t { started, waiting, completed };
+
+  /// Returns a ticket for `mark`.
+  std::uint64_t start(std::string_view label, std::uint64_t sequence, const char* name, std::uint64_t bytes) {
+    entry& e = entries_[next_ % capacity];
+    const std::size_t n = std::min(label.size(), e.label.size() - 1);
+    std::copy_n(label.data(), n, e.label.data());
+    e.label[n] = '\0';
+    e.sequence = sequence;
+    e.name = name;
+    e.bytes = bytes;
+    e.now.store(state::started, std::memory_order_relaxed);
+    return next_++;
+  }
+
+  /// Sets the state of operation `ticket`, unless it has left the ring already.
+  void mark(std::uint64_t ticket, state now) {
+    if (next_ - ticket <= capacity) entries_[ticket % capacity].now.store(now, std::memory_order_relaxed);
+  }
+
+  /// One line, oldest first: "all_reduce #3 on 'tp' 4 KB completed; send #1 on 'pp' 64 B waiting". The last `most`.
+  std::string text(std::size_t most = 4) const {
+    std::string out;
+    const std::uint64_t count = std::min<std::uint64_t>({next_, capacity, most});
+    for (std::uint64_t i = next_ - count; i < next_; ++i) {
+      const entry& e = entries_[i % capacity];
+      if (!out.empty()) out += "; ";
+      append(out, {e.name, " #", e.sequence, " on '", e.label.data(), "' ", bytes_text(e.bytes), " ",
+                   name_of(e.now.load(std::memory_order_relaxed))});
+    }
+    return out.empty() ? "nothing" : out;
+  }
+
+ private:
+  static const char* name_of(state s) {
+    return s == state::started ? "started" : s == state::waiting ? "waiting" : "completed";
+  }
+  struct entry {
+    std::array<char, 32> label{};
+    std::uint64_t sequence = 0;
+    const char* name = "";
+    std::uint64_t bytes = 0;
+    std::atomic<state> now{state::started};
+  };
+  std::array<entry, capacity> entries_{};
+  std::uint64_t next_ = 0;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
