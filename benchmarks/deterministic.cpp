@@ -1,4 +1,4 @@
-// The price of the same bits on every layout: a training step under canonical numerics against the usual one, on one
+// The price of the same bits on every layout: a training step with deterministic sums against the usual one, on one
 // rank and on 2 x 2 x 2, in turn, and what a step sends beside what a dry run of it predicts: bytes on the wire in a
 // rank's ledger, in the mean over ranks. Processor time is what all ranks together take, which a busy machine disturbs
 // less.
@@ -30,10 +30,10 @@ using bench::strategy_type;
 /// One rank's model and step, which are made once and run alternately with others.
 class trainee {
  public:
-  trainee(const case_of_run& l, const sizes_of_run& s, const numerics& leaves, threads::communicator comm)
+  trainee(const case_of_run& l, const sizes_of_run& s, const deterministic_leaves& leaves, threads::communicator comm)
       : sizes_(s),
         ranks_(l.shape(), any_communicator(comm)),
-        device_({.canonical = leaves.canonical()}),
+        device_({.deterministic = static_cast<bool>(leaves)}),
         stages_(device_, ranks_, l, s, leaves),
         step_(stages_.ctx, stages_.model, optimizer_, 1.0) {
     stages_.model.visit([&](auto& p) { p.initialize(stages_.ctx); });
@@ -50,8 +50,8 @@ class trainee {
     const sequence_order places = sequence_order_of<strategy_type>(ctx.ranks.shape(), ctx.sizes);
     ranks_.stage().ledger().clear();
     step_.load(ctx, i * sizes_.batch, [&](std::int64_t m, auto& ids, auto& labels) {
-      const std::int64_t first =
-          first_sample_in_step(ctx.numerics, m, sizes_.microbatches, part.global[0], part.offset[0], part.local[0]);
+      const std::int64_t first = first_sample_in_step(ctx.deterministic, m, sizes_.microbatches, part.global[0],
+                                                      part.offset[0], part.local[0]);
       for (std::int64_t t = 0; t < ids.size(); ++t) {
         const std::int64_t sample = first + t / part.local[1], at = places.position(part.offset[1] + t % part.local[1]);
         ids.data()[t] = (at * 31 + sample * 7) % sizes_.config.vocab;
@@ -82,24 +82,24 @@ class trainee {
 };
 
 struct result {
-  double usual = 1e30, canonical = 1e30, usual_used = 1e30, canonical_used = 1e30;
+  double usual = 1e30, deterministic = 1e30, usual_used = 1e30, deterministic_used = 1e30;
   std::uint64_t hash = 0, usual_bytes = 0, sent = 0, predicted = 0;
 };
 
-result measure(const case_of_run& l, const sizes_of_run& s, const numerics& leaves) {
+result measure(const case_of_run& l, const sizes_of_run& s, const deterministic_leaves& leaves) {
   result best;
   threads::run(static_cast<int>(l.dp_ranks * l.pp_ranks * l.cp_ranks * l.tp_ranks), [&](threads::communicator comm) {
-    trainee usual(l, s, {}, comm), canonical(l, s, leaves, comm);
+    trainee usual(l, s, {}, comm), deterministic(l, s, leaves, comm);
     for (std::int64_t i = 0; i <= s.rounds; ++i) {  // the first one warms up
-      const auto a = usual.step(i), b = canonical.step(i);
+      const auto a = usual.step(i), b = deterministic.step(i);
       if (comm.rank() != 0 || i == 0) continue;
       best.usual = std::min(best.usual, a.seconds);
       best.usual_used = std::min(best.usual_used, a.processor_seconds);
-      best.canonical = std::min(best.canonical, b.seconds);
-      best.canonical_used = std::min(best.canonical_used, b.processor_seconds);
+      best.deterministic = std::min(best.deterministic, b.seconds);
+      best.deterministic_used = std::min(best.deterministic_used, b.processor_seconds);
       best.usual_bytes = a.bytes, best.sent = b.bytes;
     }
-    const std::uint64_t hash = canonical.hash();
+    const std::uint64_t hash = deterministic.hash();
     if (comm.rank() == 0) best.hash = hash;
   });
   best.predicted = bench::predicted_bytes(l, s, leaves);
@@ -119,7 +119,7 @@ int main(int argc, char** argv) try {
   c.layers = given.of("--layers", 8);
   s.seq = given.of("--seq", 512), s.batch = given.of("--batch", 8), s.microbatches = given.of("--microbatches", 2);
   s.rounds = given.of("--rounds", 3);
-  const numerics leaves{given.of("--features", 8), given.of("--samples", 4), given.of("--sequence", 4)};
+  const deterministic_leaves leaves{given.of("--features", 8), given.of("--samples", 4), given.of("--sequence", 4)};
   fmt::print(
       "hidden {}, {} layers, {} sequences of {} tokens in {} microbatches; leaves: {} of features, {} of samples, {} "
       "of a sequence\n",
@@ -133,15 +133,15 @@ int main(int argc, char** argv) try {
     const result r = measure(l, s, leaves);
     if (!hash) hash = r.hash;
     same = same && r.hash == *hash;
-    reached = reached && r.canonical / r.usual <= target;
+    reached = reached && r.deterministic / r.usual <= target;
     as_predicted = as_predicted && r.sent == r.predicted;
     const auto megabytes = [&](std::uint64_t bytes) {
       return 1e-6 * static_cast<double>(bytes) / static_cast<double>(l.shape().size());
     };
     fmt::print("{:24} {:8.3f} {:10.3f} {:6.3f} {:16.3f} {:9.1f} {:9.1f} {:9.1f}  {:016x}\n",
                fmt::format("dp={} pp={} cp={} tp={}", l.dp_ranks, l.pp_ranks, l.cp_ranks, l.tp_ranks), r.usual,
-               r.canonical, r.canonical / r.usual, r.canonical_used / r.usual_used, megabytes(r.usual_bytes),
-               megabytes(r.predicted), megabytes(r.sent), r.hash);
+               r.deterministic, r.deterministic / r.usual, r.deterministic_used / r.usual_used,
+               megabytes(r.usual_bytes), megabytes(r.predicted), megabytes(r.sent), r.hash);
   }
   fmt::print("target: a ratio of {} or less: {}; one hash: {}; bytes as predicted: {}\n", target,
              reached ? "reached" : "missed", same ? "yes" : "NO", as_predicted ? "yes" : "NO");

@@ -4,7 +4,7 @@
 
 namespace bench {
 
-std::uint64_t predicted_bytes(const case_of_run& l, const sizes_of_run& s, const plait::numerics& leaves) {
+std::uint64_t predicted_bytes(const case_of_run& l, const sizes_of_run& s, const plait::deterministic_leaves& leaves) {
   std::uint64_t bytes = 0;
   for (std::int64_t rank = 0; rank < l.shape().size(); ++rank) {
     plait::counting_device device;

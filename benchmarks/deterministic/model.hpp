@@ -39,10 +39,10 @@ class stages {
   using model_type = plait::llama<float, strategy_type, Device>;
 
   stages(Device& device, plait::pipeline_world& ranks, const case_of_run& l, const sizes_of_run& s,
-         const plait::numerics& leaves)
+         const plait::deterministic_leaves& leaves)
       : ctx{device, ranks.stage(),
             plait::llama_sizes<strategy_type>(s.config, ranks.stage().shape(), s.batch / s.microbatches, s.seq, leaves),
-            1, plait::numerics_under<strategy_type>(leaves, ranks.stage().shape())},
+            1, plait::leaves_under<strategy_type>(leaves, ranks.stage().shape())},
         plan(plait::parse_schedule("1f1b", static_cast<int>(l.pp_ranks), static_cast<int>(s.microbatches))),
         parts(plait::llama_part_flops(s.config, s.seq)),
         split(plait::split_layers(plait::stage_costs_of(parts, s.config.layers), plan.shape.stages())),
@@ -61,6 +61,6 @@ class stages {
 };
 
 /// Returns the bytes on the wire in the ledgers of all ranks after a step, from a dry run of each rank.
-std::uint64_t predicted_bytes(const case_of_run& l, const sizes_of_run& s, const plait::numerics& leaves);
+std::uint64_t predicted_bytes(const case_of_run& l, const sizes_of_run& s, const plait::deterministic_leaves& leaves);
 
 }  // namespace bench

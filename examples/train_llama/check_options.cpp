@@ -144,7 +144,7 @@ void check_numerics(const options& opt) {
     plait::fail(fmt::format("--reduce-in float is for --gradients bf16; here they are in {}, and legal {}",
                             opt.precision == "double" ? "double" : "float",
                             opt.precision == "double" ? "is full" : "are full and bf16"));
-  if (opt.leaves.canonical()) {
+  if (opt.leaves) {
     const auto not_with = [](const char* flag, const std::string& value, const char* legal) {
       plait::fail(
           fmt::format("--deterministic has one order of sums, which {} {} has not; legal is {}", flag, value, legal));

@@ -27,8 +27,8 @@ struct counted_stages {
       : ranks(plait::pipeline_world::counting(s.mesh, rank)),
         device(offloads(s.opt)),
         ctx{device, ranks.stage(),
-            plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq, s.numerics), s.opt.seed,
-            plait::numerics_under<S>(s.numerics, ranks.stage().shape())},
+            plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq, s.deterministic), s.opt.seed,
+            plait::leaves_under<S>(s.deterministic, ranks.stage().shape())},
         model(
             ctx, ranks.along(), s.schedule, parts,
             [&](plait::stage_layers part, stage_type* first) {

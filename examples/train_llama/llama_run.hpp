@@ -55,8 +55,8 @@ class llama_run final : public model_run {
         heard_(s.opt.trace.empty() && s.opt.timeline.empty() ? nullptr : std::make_shared<plait::recorder>()),
         world_(s.mesh, std::move(ranks), heard_),
         ctx_{device, world_.stage(),
-             plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq, s.numerics),
-             s.opt.seed, plait::numerics_under<Strategy>(s.numerics, world_.stage().shape())},
+             plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq, s.deterministic),
+             s.opt.seed, plait::leaves_under<Strategy>(s.deterministic, world_.stage().shape())},
         stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
         model_(
             ctx_, world_.along(), s.schedule, stages_,

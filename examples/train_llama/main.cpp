@@ -44,7 +44,7 @@ make_run<plait::cpu> cpu_program(const options& opt) {
 
 /// Trains on a rank of the CPU.
 std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
-  plait::cpu device({.threads = s.opt.threads, .canonical = s.numerics.canonical()});
+  plait::cpu device({.threads = s.opt.threads, .deterministic = static_cast<bool>(s.deterministic)});
   return train(s, *cpu_program(s.opt)(s, device, std::move(ranks)));
 }
 

@@ -49,7 +49,7 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources) 
   return weights;
 }
 
-plait::numerics parse_deterministic(const std::string& text) {
+plait::deterministic_leaves parse_deterministic(const std::string& text) {
   if (text == "off") return {};
   std::vector<std::int64_t> leaves;
   for (std::size_t at = 0; at <= text.size();) {

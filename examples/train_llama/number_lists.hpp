@@ -7,7 +7,7 @@
 
 #include "options.hpp"
 #include "plait/comm/value_checks.hpp"
-#include "plait/core/numerics.hpp"
+#include "plait/core/deterministic.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/schedule/parse.hpp"
 
@@ -23,6 +23,6 @@ plait::schedule parse_schedule(const options& opt, int ranks, int microbatches,
 std::vector<double> parse_weights(const std::string& text, std::size_t sources);
 
 /// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
-plait::numerics parse_deterministic(const std::string& text);
+plait::deterministic_leaves parse_deterministic(const std::string& text);
 /// Of --check. Throws for anything else than what its help says.
 plait::value_check parse_check(const std::string& text);

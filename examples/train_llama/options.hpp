@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plait/comm/value_checks.hpp"
-#include "plait/core/numerics.hpp"
+#include "plait/core/deterministic.hpp"
 #include "plait/core/recompute.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/models/llama_config.hpp"
@@ -69,7 +69,7 @@ struct options {
   std::string gradients = "full";
   std::string moments = "full";
   std::string deterministic = "off";
-  plait::numerics leaves{};  ///< of --deterministic
+  plait::deterministic_leaves leaves{};  ///< of --deterministic
   std::string check = "first";
   plait::value_check compared{};  ///< of --check
   std::string offload = "none";
@@ -157,7 +157,7 @@ struct setup {
   std::string products{};          ///< what the file of --products says; empty: there is none yet
   std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
   plait::layer_recompute recompute{};
-  plait::numerics numerics{};                               ///< what --deterministic says
+  plait::deterministic_leaves deterministic{};              ///< what --deterministic says
   std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, open; null: others
   std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
   std::string passed_over{};  ///< newer ones there that are not whole, and why

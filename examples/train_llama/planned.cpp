@@ -32,7 +32,7 @@ std::string why_unpriced(const options& opt) {
   if (opt.tf32) return "--tf32 is not priced; leave it out";
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
   if (offloads(opt)) return no("--offload", opt.offload, "none");
-  if (opt.leaves.canonical()) return no("--deterministic", opt.deterministic, "off");
+  if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
   if (parse_recompute(opt.recompute).budget)
     return no("--recompute", opt.recompute, "none, selective, full and every:K");
   try {

@@ -28,7 +28,7 @@ class rank_batches {
     const plait::box& part = ids.stored_part();
     const auto sample = [&](std::int64_t row) {
       return first + row - part.offset[0] +
-             plait::first_sample_in_step(ctx_.numerics, i, s_.microbatches, part.global[0], part.offset[0],
+             plait::first_sample_in_step(ctx_.deterministic, i, s_.microbatches, part.global[0], part.offset[0],
                                          part.local[0]);
     };
     fill_with(

@@ -18,7 +18,7 @@
 #include "plait/models/weights_order.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/schedule/parse.hpp"
-#include "set_numerics.hpp"
+#include "set_deterministic.hpp"
 #include "set_parallel.hpp"
 
 namespace {
@@ -162,7 +162,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
   plan_stages(s, pp);
   set_parallel(s, dp, cp);
   check_tensor_overlap(opt, cp, tp);
-  set_numerics(s, dp, cp, tp);
+  set_deterministic(s, dp, cp, tp);
   if (!opt.data.empty())
     open_data(s);
   else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))

@@ -260,14 +260,14 @@ TEST_CASE("a product that no memory was left to measure is named in the choices,
                          doctest::Contains("file: line 2 is no product with its choice"), error);
 }
 
-TEST_CASE("canonical products are not measured, nor chosen") {
-  cuda device({.workspace_bytes = 4096, .canonical = true});
-  CHECK_THROWS_WITH_AS(device.measure_products(2), doctest::Contains("products: cuda::options::canonical has one"),
+TEST_CASE("deterministic products are not measured, nor chosen") {
+  cuda device({.workspace_bytes = 4096, .deterministic = true});
+  CHECK_THROWS_WITH_AS(device.measure_products(2), doctest::Contains("products: cuda::options::deterministic has one"),
                        error);
   product_choices some(device.products().machine());
   CHECK_NOTHROW(device.use_products(some));
   some.set("float float 00 8 16 24", {1, 1, 2});
-  CHECK_THROWS_WITH_AS(device.use_products(some), doctest::Contains("or leave canonical off"), error);
+  CHECK_THROWS_WITH_AS(device.use_products(some), doctest::Contains("or leave deterministic off"), error);
   CHECK_NOTHROW(device.measure_products(1));
 }
 

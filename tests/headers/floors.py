@@ -15,8 +15,8 @@ import pathlib
 import re
 import sys
 
-FLOORS = ["core", "layout", "schedule", "io", "device", "kernels", "comm", "tensor", "nn", "parallel", "checkpoint", "plan",
-          "models", "testing"]
+FLOORS = ["core", "layout", "schedule", "io", "device", "kernels", "comm", "tensor", "deterministic", "nn", "parallel",
+          "checkpoint", "plan", "models", "testing"]
 STANDARD_ONLY = {"core", "layout", "schedule"}
 MOST_OPENING_LINES = 4
 MOST_FUNCTION_LINES = 60
@@ -31,7 +31,7 @@ LONG_FUNCTIONS = {
 }  # the lines of the longest function of a file
 MOST_FILES = 15
 LARGE_FOLDERS = {
-    "device": 17, "kernels/cuda": 18, "nn": 16, "schedule": 17, "tensor": 23,
+    "device": 17, "kernels/cuda": 18, "schedule": 17, "tensor": 21,
 }
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at

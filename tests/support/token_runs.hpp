@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/nn/sequence_order.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 namespace plait::test {
 

@@ -1,5 +1,5 @@
 // Cuts token streams into samples and gives them in shuffled order. A sampler knows no mesh: each rank asks for the
-// samples and positions that it holds, such as those of nn/sequence_order.hpp.
+// samples and positions that it holds, such as those of tensor/sequence_order.hpp.
 #pragma once
 
 #include <algorithm>

@@ -112,7 +112,7 @@ struct ep : axis_tag<"ep"> {};
 
 struct batch : dim_tag<"batch"> {};
 struct seq : dim_tag<"seq"> {};
-/// The sequence in zigzag order, in which causal attention is shared out evenly (plait/nn/sequence_order.hpp).
+/// The sequence in zigzag order, in which causal attention is shared out evenly (plait/tensor/sequence_order.hpp).
 struct zseq : dim_tag<"zseq"> {};
 struct hidden : dim_tag<"hidden"> {};
 struct heads : dim_tag<"heads"> {};

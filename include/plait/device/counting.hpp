@@ -168,7 +168,7 @@ class counting_device {
   }
   static constexpr bool supports_bf16() { return true; }
   /// It has any order of sums that is asked for.
-  static constexpr bool canonical() { return true; }
+  static constexpr bool deterministic() { return true; }
 
  private:
   struct address_space {

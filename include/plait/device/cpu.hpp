@@ -13,7 +13,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
-#include "plait/device/canonical_product.hpp"
+#include "plait/device/deterministic_products.hpp"
 #include "plait/device/device.hpp"
 #ifdef PLAIT_PLAIN_PRODUCTS
 #include "plait/device/gemm_problem.hpp"
@@ -48,9 +48,9 @@ class cpu {
     /// Threads that one product may use; at least 1. OpenBLAS, for products of double, has one number for the whole
     /// process: where products of several devices run at once, the first one's.
     int threads = 1;
-    /// Whether sums in products have one order, whatever their sizes (device/canonical_product.hpp): what contexts with
-    /// canonical numerics need. With one thread.
-    bool canonical = false;
+    /// Whether sums in products have one order, whatever their sizes (device/deterministic_products.hpp): what contexts
+    /// with deterministic sums need. With one thread.
+    bool deterministic = false;
     /// The program's own allocator, on boundaries of 64 bytes; none: the process's heap. The libraries that multiply
     /// take what they need within a product from that heap in any case.
     memory_functions<> memory{};
@@ -80,8 +80,8 @@ class cpu {
     if (options_.threads < 1) {
       fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
     }
-    if (options_.canonical && options_.threads != 1)
-      fail({"cpu: options::canonical is for options::threads = 1, and here they are ", options_.threads});
+    if (options_.deterministic && options_.threads != 1)
+      fail({"cpu: options::deterministic is for options::threads = 1, and here they are ", options_.threads});
     options_.memory.require_both("cpu");
     warm_up();
   }
@@ -100,7 +100,7 @@ class cpu {
   }
 
   int threads() const { return options_.threads; }
-  bool canonical() const { return options_.canonical; }
+  bool deterministic() const { return options_.deterministic; }
   stream main_stream() const { return {}; }
   stream side_stream() const { return {}; }
   void synchronize() const {}
@@ -145,7 +145,8 @@ class cpu {
     problem.check();
     if (m == 0 || n == 0) return;
     if (k == 0) return scale_matrix(m, n, beta, c, ldc);
-    if (options_.canonical) return canonical_products_.run(float_gemm_, supports_bf16(), problem, alpha, a, b, beta, c);
+    if (options_.deterministic)
+      return deterministic_products_.run(float_gemm_, supports_bf16(), problem, alpha, a, b, beta, c);
     if constexpr (std::is_same_v<T, double>) {
       detail::double_gemm(options_.threads, problem, alpha, a, b, beta, c);
     } else {
@@ -180,7 +181,7 @@ class cpu {
   options options_;
   caching_allocator<heap> allocator_;
   detail::float_gemm float_gemm_;
-  canonical_products canonical_products_;
+  deterministic_products deterministic_products_;
 };
 
 static_assert(compute_device<cpu>);

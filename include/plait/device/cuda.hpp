@@ -332,8 +332,8 @@ class cuda {
     /// room on the device for the state of two buckets.
     bool offload_optimizer = false;
     /// Whether sums in products have one order whatever the sizes (`cublaslt_gemm::pin`), and attention is plait's own:
-    /// what contexts with canonical numerics need.
-    bool canonical = false;
+    /// what contexts with deterministic sums need.
+    bool deterministic = false;
     /// The program's own allocator of the GPU's memory, on boundaries of 256 bytes and in the order of the stream that
     /// it is told; none: a pool of this device object. The program then gives `peers` access itself. What CUDA's
     /// libraries and NCCL take for themselves, and what `measure_products` takes, does not come from it.
@@ -402,7 +402,7 @@ class cuda {
     faults_ = static_cast<device_fault*>(allocate(sizeof(device_fault)));
     zero(faults_, sizeof(device_fault), main_);
     own_bytes_ = allocator_.bytes_in_use();
-    if (!options_.canonical) return;
+    if (!options_.deterministic) return;
     gemm_.pin();
     attention_.backend = attention_backend::own;
   }
@@ -598,13 +598,13 @@ class cuda {
 
   /// Whose attention runs: plait's own, or that of a library, which must outlive its use here.
   void use_attention(attention_choice choice) {
-    if (options_.canonical && choice.backend != attention_backend::own)
+    if (options_.deterministic && choice.backend != attention_backend::own)
       fail(
-          "cuda: options::canonical has one order of sums, which a library's attention may not keep; legal is "
+          "cuda: options::deterministic has one order of sums, which a library's attention may not keep; legal is "
           "attention_backend::own");
     attention_ = choice;
   }
-  bool canonical() const { return options_.canonical; }
+  bool deterministic() const { return options_.deterministic; }
   const attention_choice& attention() const { return attention_; }
 
   static constexpr bool supports_bf16() { return true; }

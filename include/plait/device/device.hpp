@@ -54,10 +54,10 @@ inline constexpr bool has_kernels = true;
 template <class D>
 inline constexpr bool only_counts = requires { D::only_counts; };
 
-/// Whether a device has products whose sums can have one order, as canonical numerics need.
+/// Whether a device has products whose sums can have one order, as deterministic sums need.
 template <class D>
-concept has_canonical_products = requires(const D& device) {
-  { device.canonical() } -> std::convertible_to<bool>;
+concept has_deterministic_products = requires(const D& device) {
+  { device.deterministic() } -> std::convertible_to<bool>;
 };
 
 /// Owns a piece of a device's memory: bytes without a type, move-only, released on the stream it was allocated on. The

@@ -16,7 +16,7 @@ namespace plait {
 
 /// Float products, and bf16 products with results in float or, rounded once, in bf16, by oneDNN's matmul. Compiled
 /// primitives are kept by problem: a new shape costs 0.1 to 0.3 ms, a known one a hash lookup. Whether splitting m or n
-/// changes bits depends on the processor; device/canonical_product.hpp has products where it does not. A processor
+/// changes bits depends on the processor; device/deterministic_products.hpp has products where it does not. A processor
 /// without instructions for bf16 multiplies copies of the factors in float. Used by one thread at a time.
 class onednn_gemm {
  public:

@@ -199,8 +199,8 @@ class cublaslt_gemm {
 
   [[noreturn]] static void refuse_choices() {
     fail(
-        "products: cuda::options::canonical has one algorithm for each kind of product, so none can be measured or "
-        "chosen; measure 1 candidate (nothing), or leave canonical off");
+        "products: cuda::options::deterministic has one algorithm for each kind of product, so none can be measured or "
+        "chosen; measure 1 candidate (nothing), or leave deterministic off");
   }
 
   /// Names the GPU model and the version of the library: the order of its proposals depends on both.
@@ -337,7 +337,7 @@ class cublaslt_gemm {
     e.exists = k.also != beside::row_sums;
     if (!e.exists) return;
     const auto refuse = [&](const char* why) {
-      fail({p.text(), ": cuda::options::canonical has one algorithm for products of ", p.k, " terms, ", why});
+      fail({p.text(), ": cuda::options::deterministic has one algorithm for products of ", p.k, " terms, ", why});
     };
     if (*std::min_element(std::begin(k.aligned), std::end(k.aligned)) < 16)
       refuse("which needs parts of matrices that begin at multiples of 16 bytes");

@@ -40,7 +40,7 @@ PLAIT_HOST_DEVICE inline double clip_factor(double norm, double limit) {
 
 namespace plait::kernels::exact_squares {
 
-// A sum of squares as integers, for canonical numerics: it is exact, so that no order and no number of ranks changes
+// A sum of squares as integers, for deterministic sums: it is exact, so that no order and no number of ranks changes
 // it. It is slower than a sum of floats.
 
 /// A bin holds numbers of eight neighbouring exponents as three digits of 20 bits each (and what carries they have), so

@@ -37,11 +37,11 @@ struct llama_options {
 inline std::int64_t padded_vocab(std::int64_t vocab, std::int64_t ranks) { return (vocab + ranks - 1) / ranks * ranks; }
 
 /// Global sizes of all dims of a Llama. `microbatch` is the number of sequences in a microbatch over the whole mesh.
-/// Under canonical numerics the vocabulary is a multiple of their leaves, on every mesh; throws where ranks cannot
+/// With deterministic sums the vocabulary is a multiple of their leaves, on every mesh; throws where ranks cannot
 /// share these out.
 template <strategy S>
 dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence,
-                      const numerics& order = {}) {
+                      const deterministic_leaves& order = {}) {
   dim_sizes sizes;
   sizes.set(dim_of<batch>, microbatch);
   sizes.set(dim_of<seq>, sequence);
@@ -52,10 +52,11 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<head_dim>, c.head_dim);
   sizes.set(dim_of<ffn>, c.ffn);
   const axis_list by_vocab = layout_v<spec<typename S::vocabulary>>.dims[0].axes;
-  if (order.canonical() && order.features % mesh.size(by_vocab) != 0)
-    fail({"llama: numerics::features = ", order.features, " leaves of the vocabulary, which ", mesh.size(by_vocab),
-          " ranks of ", describe(by_vocab), " cannot share out; legal are multiples of ", mesh.size(by_vocab)});
-  sizes.set(dim_of<vocab>, padded_vocab(c.vocab, order.canonical() ? order.features : mesh.size(by_vocab)));
+  if (order && order.features % mesh.size(by_vocab) != 0)
+    fail({"llama: deterministic_leaves::features = ", order.features, " leaves of the vocabulary, which ",
+          mesh.size(by_vocab), " ranks of ", describe(by_vocab), " cannot share out; legal are multiples of ",
+          mesh.size(by_vocab)});
+  sizes.set(dim_of<vocab>, padded_vocab(c.vocab, order ? order.features : mesh.size(by_vocab)));
   return sizes;
 }
 

@@ -16,8 +16,8 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/parameter/memory.hpp"
-#include "plait/nn/sequence_order.hpp"
 #include "plait/tensor/check_values.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 namespace plait {
 namespace detail {
@@ -119,10 +119,10 @@ class embedding
         parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
                                            how.memory.gradient.pointer(), how.memory.master.pointer()));
     take_sizes(ctx, name);
-    if (!ctx.numerics.canonical()) return;
+    if (!ctx.deterministic) return;
     if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
-      fail({name, ": canonical numerics (deterministic) have no order for a table whose rows are cut"});
-    terms_ = &table_->add_terms(token_leaves(ctx.numerics, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
+      fail({name, ": deterministic sums have no order for a table whose rows are cut"});
+    terms_ = &table_->add_terms(token_leaves(ctx.deterministic, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
                                              ctx.ranks.rank(), token_grain::coarse, name));
   }
 
@@ -218,8 +218,8 @@ class embedding
   }
 
  private:
-  /// Adds the gradients of a microbatch's tokens to the canonical sums. Each looks up one row of one rank, so that the
-  /// output's sum over ranks has one term and zeros.
+  /// Adds the gradients of a microbatch's tokens to the deterministic sums. Each looks up one row of one rank, so that
+  /// the output's sum over ranks has one term and zeros.
   template <class Id>
   void add_terms(Device& on, std::int64_t index, std::int64_t count, const Id* ids, const T* d) {
     using G = gradient_of<Precision>;
@@ -287,7 +287,7 @@ class embedding
   detail::row_stage resolve_, unresolve_;
   detail::made_for made_for_;
   parameter_ptr<Precision, Device> table_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< with deterministic sums
 };
 
 // Learned positions, and an embedding of tokens that adds them.

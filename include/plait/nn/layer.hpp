@@ -545,11 +545,11 @@ auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t mad
   return addend ? addend->data() : nullptr;
 }
 
-/// Throws under canonical numerics, whose leaves are those of the sizes that a layer was made for.
-inline void require_resizable(std::string_view layer, bool canonical) {
-  if (canonical)
+/// Throws with deterministic sums, whose leaves are those of the sizes that a layer was made for.
+inline void require_resizable(std::string_view layer, bool deterministic) {
+  if (deterministic)
     fail({layer,
-          ": resize under canonical numerics (deterministic), whose leaves are those of the sizes that the layer was "
+          ": resize with deterministic sums, whose leaves are those of the sizes that the layer was "
           "made for: make another layer for other sizes"});
 }
 

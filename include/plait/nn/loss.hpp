@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/feature_sum.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/rules.hpp"
-#include "plait/nn/feature_sum.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/executor.hpp"
@@ -229,7 +229,7 @@ class cross_entropy_loss
     take_sizes(ctx);
     const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
     if (!sharing.empty()) group_ = &ctx.ranks.group(sharing);
-    if (ctx.numerics.canonical()) make_canonical(ctx);
+    if (ctx.deterministic) make_deterministic(ctx);
   }
 
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
@@ -255,7 +255,7 @@ class cross_entropy_loss
     S* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
     S* const loss = local_max + 4 * n;
     if (columns_) {
-      canonical_statistics(ctx.device, logits, labels, local_max, global_max, sums, sum_logits);
+      deterministic_statistics(ctx.device, logits, labels, local_max, global_max, sums, sum_logits);
     } else {
       kernels::cross_entropy_local_statistics(ctx.device, logits, labels, local_max, sums, sums + n, sum_logits, n,
                                               range_, settings_);
@@ -348,7 +348,7 @@ class cross_entropy_loss
     rows_ = part.local_size() / part.local[last];
     made_for_.take("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Logits>});
   }
-  void make_canonical(const context<Device>& ctx) {
+  void make_deterministic(const context<Device>& ctx) {
     const layout& placed = layout_v<Logits>;
     const dim_id dim = placed.dims.back().dim;
     layout complete = placed;
@@ -357,15 +357,15 @@ class cross_entropy_loss
     for (axis_id axis : placed.dims.back().axes)
       complete.set(axis, state::replicated), pending.set(axis, state::partial);
     const executor moves(pending, complete, ctx.ranks, ctx.sizes, "cross_entropy: statistics");
-    columns_ =
-        feature_sum<Device>(ctx, placed, dim, feature_leaves(ctx.numerics, ctx.sizes.of(dim)), moves, "cross_entropy");
+    columns_ = feature_sum<Device>(ctx, placed, dim, feature_leaves(ctx.deterministic, ctx.sizes.of(dim)), moves,
+                                   "cross_entropy");
     const box logits = local_box(placed, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     all_rows_ = logits.global_size() / ctx.sizes.of(dim);
   }
   /// The statistics of the softmax, whose sums are over leaves of the vocabulary, relative to the maximum of all.
   template <std::integral Id>
-  void canonical_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
-                            S* sum_logits) {
+  void deterministic_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
+                                S* sum_logits) {
     const std::int64_t n = rows_, width = range_.columns / columns_.local_leaves();
     const std::int64_t elements = (sum_logits ? 3 : 2) * n;
     constexpr auto size = static_cast<std::int64_t>(sizeof(T));
@@ -395,7 +395,7 @@ class cross_entropy_loss
   /// the sum has, and so large that a step's sum is exact for means up to 64: then no order matters.
   void sum_exactly(const microbatch<Device>& mb, const S* loss, double* total) {
     const double quantum = std::ldexp(1.0, std::ilogb(static_cast<double>(all_rows_ * mb.count)) + 1 + 6 - 53);
-    if constexpr (has_canonical_products<Device>)
+    if constexpr (has_deterministic_products<Device>)
       kernels::sum_of_multiples(mb.ctx.device, loss, rows_, quantum, total);
     else
       static_cast<void>(quantum), static_cast<void>(loss), static_cast<void>(total);
@@ -407,8 +407,8 @@ class cross_entropy_loss
   detail::made_for made_for_;
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
-  feature_sum<Device> columns_;  ///< under canonical numerics
-  std::int64_t all_rows_ = 0;    ///< of a microbatch on all ranks, under canonical numerics
+  feature_sum<Device> columns_;  ///< with deterministic sums
+  std::int64_t all_rows_ = 0;    ///< of a microbatch on all ranks, with deterministic sums
 };
 
 }  // namespace plait

@@ -84,19 +84,18 @@ class norm_core {
     };
     weight = make(".weight", 1, callers.weight, callers.gradient, callers.master);
     if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master);
-    if (!ctx.numerics.canonical()) return;
-    if (row_group)
-      fail({name, ": canonical numerics (deterministic) have no order for norms of rows that ranks share"});
-    const token_leaves leaves(ctx.numerics, input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(), token_grain::fine,
-                              name);
+    if (!ctx.deterministic) return;
+    if (row_group) fail({name, ": deterministic sums have no order for norms of rows that ranks share"});
+    const token_leaves leaves(ctx.deterministic, input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
+                              token_grain::fine, name);
     for (auto* p : {&weight, &bias})
       if (*p) (*p)->add_terms(leaves);
-    canonical = true;
+    deterministic = true;
   }
 
-  /// Takes other sizes for a norm that is made; throws under canonical numerics, which are fixed by the sizes.
+  /// Takes other sizes for a norm that is made; throws with deterministic sums, which are fixed by the sizes.
   void resize(const context<Device>& ctx, const layout& input) {
-    require_resizable(names.layer(), canonical);
+    require_resizable(names.layer(), deterministic);
     arm_checks(ctx);
     take_sizes(ctx, input, names.layer());
   }
@@ -159,7 +158,7 @@ class norm_core {
                        {{x, size, "x"}, {dy, size, "dy"}, {addend, size, "addend"}});
   }
 
-  /// Adds to the canonical sums over tokens of a parameter: add(row of x, ..., G* out) of some rows adds to out.
+  /// Adds to the deterministic sums over tokens of a parameter: add(row of x, ..., G* out) of some rows adds to out.
   template <class T, class Add>
   void add_terms(Device& device, parameter<Precision, Device>& p, std::int64_t index, std::int64_t count, const T* x,
                  const T* dy, const S* inverse, const S* mean, Add&& add) const {
@@ -183,7 +182,7 @@ class norm_core {
   any_communicator* row_group = nullptr;
   layer_names names;
   parameter_ptr<Precision, Device> weight, bias;
-  bool canonical = false;
+  bool deterministic = false;
 
   /// Where kernels add gradients in a pass that makes dx as well; null for a frozen parameter, or if they are deferred,
   /// or narrower than what kernels sum in.
@@ -252,8 +251,8 @@ struct root_mean_square {
     });
   }
   template <class Core, class Device, class T, class S>
-  static void canonical_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
-                                  const T* dy, const S* s) {
+  static void deterministic_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
+                                      const T* dy, const S* s) {
     n.add_terms(device, *n.weight, index, count, x, dy, s, static_cast<const S*>(nullptr),
                 [&](const T* rows_x, const T* rows_dy, const S* inverse, const S*, auto* out, std::int64_t rows) {
                   kernels::rms_norm_backward_dweight(device, rows_x, rows_dy, inverse, out, rows, n.columns);
@@ -310,8 +309,8 @@ struct mean_and_variance {
     });
   }
   template <class Core, class Device, class T, class S>
-  static void canonical_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
-                                  const T* dy, const S* s) {
+  static void deterministic_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
+                                      const T* dy, const S* s) {
     n.add_terms(device, *n.weight, index, count, x, dy, s + n.rows, s,
                 [&](const T* rows_x, const T* rows_dy, const S* inverse, const S* mean, auto* out, std::int64_t rows) {
                   using G = gradient_of<T>;
@@ -436,7 +435,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     const S* const s = kept.statistics.template data<S>();
     // In one pass over x and dy, unless the weights' part of it is deferred.
     const bool one_pass =
-        !core_.row_group && !mb.deferred && !core_.canonical && core_.in_place && core_.weight->trainable();
+        !core_.row_group && !mb.deferred && !core_.deterministic && core_.in_place && core_.weight->trainable();
     if (!core_.row_group)
       Kind::backward(core_, ctx.device, x, dy, s, dx, one_pass, addend);
     else if (dx)
@@ -444,7 +443,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     if (one_pass || !core_.trainable()) return;
     with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, s, i = mb.index, n = mb.count](const T* d) {
       const range weights_shown(ctx.device, core_.names.weights());
-      if (core_.canonical) return Kind::canonical_gradients(core_, ctx.device, i, n, x, d, s);
+      if (core_.deterministic) return Kind::deterministic_gradients(core_, ctx.device, i, n, x, d, s);
       Kind::weight_gradients(core_, ctx.device, x, d, s);
     });
   }

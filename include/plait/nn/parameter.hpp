@@ -31,39 +31,6 @@
 #include "plait/tensor/microbatch.hpp"
 #include "plait/tensor/parts.hpp"
 
-namespace plait {
-
-// The completion of a gradient that is a canonical sum, for a parameter outside buckets.
-
-/// Writes the complete gradient of elements from `begin` on in `array`: the sums of all its users over all axes over
-/// which `gradient` is partial, and then of the users. Throws where the parameter is not stored as it is used.
-/// Collective over those axes.
-template <class Precision, compute_device Device>
-void join_terms(const context<Device>& ctx, parameter_array<Precision, Device>& array, std::int64_t begin,
-                const layout& gradient, const executor& gather, gradient_of<Precision>* out, const std::string& name) {
-  using G = gradient_of<Precision>;
-  if (!gather.trivial())
-    fail({"parameter ", name,
-          ": canonical numerics have an order for gradients of what is stored as it is used, and its ",
-          "strategy's `stored` cuts it; use a level of data parallelism for that"});
-  const axis_list axes = ctx.ranks.pruned(ctx.ranks.shape().in_order(gradient.partial));
-  const std::int64_t n = gather.source().local_size();
-  bool first = true;
-  for (const auto& user : array.terms()) {
-    if (user->empty()) continue;
-    partial_sums<G, Device> sums = user->parts(begin);
-    if (!axes.empty()) sums = user->exchange(ctx.ranks, axes, {}).run_everywhere(ctx.device, std::move(sums), n);
-    const G* const sum = detail::complete_sum(sums, user->leaves().leaves(), name);
-    if (first)
-      ctx.device.copy(out, sum, static_cast<std::size_t>(n) * sizeof(G), ctx.device.main_stream());
-    else
-      kernels::accumulate(ctx.device, sum, out, n);
-    first = false;
-  }
-}
-
-}  // namespace plait
-
 namespace plait::detail {
 
 // The texts of calls that a parameter's state forbids.
@@ -107,8 +74,8 @@ namespace plait::detail {
 }
 [[noreturn]] inline void refuse_unordered(const std::string& name) {
   fail({"parameter ", name,
-        ": its layer adds to the gradient in an order that depends on the layout, and the context's numerics are "
-        "canonical (deterministic); use layers that have a canonical order, or leave numerics out"});
+        ": its layer adds to the gradient in an order that depends on the layout, and the context wants deterministic "
+        "sums; use layers that have a deterministic order, or leave deterministic out"});
 }
 [[noreturn]] inline void refuse_unset_values(const std::string& name, bool callers, const std::string& stored) {
   if (callers)
@@ -120,11 +87,11 @@ namespace plait::detail {
 }
 [[noreturn]] inline void refuse_late_layer(const std::string& name) {
   fail({"parameter ", name,
-        ": a layer begins to use it after data parallelism has laid it beside others, whose canonical sums "
-        "(deterministic) would miss what this layer adds; make all layers before the training step"});
+        ": a layer begins to use it after data parallelism has laid it beside others, whose deterministic sums "
+        "would miss what this layer adds; make all layers before the training step"});
 }
 [[noreturn]] inline void refuse_narrow(const std::string& name) {
-  fail({"parameter ", name, ": canonical numerics (deterministic) sum gradients in float or double, and here they are ",
+  fail({"parameter ", name, ": deterministic sums have gradients in float or double, and here they are ",
         "bf16; use another precision"});
 }
 
@@ -196,7 +163,7 @@ class parameter {
         array_(std::move(place.array)),
         at_(place.offset),
         callers_master_(place.master),
-        canonical_(ctx.numerics.canonical()) {
+        deterministic_(ctx.deterministic) {
     enforce(check_stored(stored), "parameter " + info_.name);
     detail::agree_on_context(ctx);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
@@ -205,7 +172,7 @@ class parameter {
     given_ = callers_master_ || (array_->callers_values() && gather_.trivial());
     current_ = given_ && !callers_master_;
     if (array_->callers_gradients()) phase_ = phase::accumulating;
-    if (canonical_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
+    if (deterministic_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
   }
   parameter(const parameter&) = delete;
   parameter& operator=(const parameter&) = delete;
@@ -278,10 +245,10 @@ class parameter {
     return array_->values() + at_;
   }
   /// Returns the gradient that backward passes add to; the first that asks since `zero_gradient` has it zeroed. Throws
-  /// unless the parameter is accumulating; not for a frozen one, and not under canonical numerics.
+  /// unless the parameter is accumulating; not for a frozen one, and not with deterministic sums.
   gradient_type* used_gradient(Device& device) {
     require_accumulating();
-    if (canonical_) detail::refuse_unordered(info_.name);
+    if (deterministic_) detail::refuse_unordered(info_.name);
     if (empty_) clear_gradient(device);
     added_ = true;
     return summed();
@@ -291,16 +258,16 @@ class parameter {
   /// Returns the gradient for such a pass. Throws as `used_gradient` does.
   gradient_type* overwritten_gradient() {
     begin_terms();
-    if (canonical_) detail::refuse_unordered(info_.name);
+    if (deterministic_) detail::refuse_unordered(info_.name);
     return summed();
   }
-  /// Gives a layer that begins to use its array a canonical sum of its own. Throws once data parallelism has taken
+  /// Gives a layer that begins to use its array a deterministic sum of its own. Throws once data parallelism has taken
   /// them.
   gradient_terms<Precision, Device>& add_terms(token_leaves leaves) {
     if (storage_) detail::refuse_late_layer(info_.name);
     return array_->add_terms(std::move(leaves));
   }
-  /// Begins to add to the canonical sums of its array. Throws as `used_gradient` does.
+  /// Begins to add to the deterministic sums of its array. Throws as `used_gradient` does.
   void begin_terms() { require_accumulating(), empty_ = false, added_ = true; }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
@@ -309,7 +276,7 @@ class parameter {
   /// That of `used_gradient`.
   void require_accumulating() const {
     if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
-    if (!canonical_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
+    if (!deterministic_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
@@ -397,8 +364,8 @@ class parameter {
     added_ = false;
     ctx.ranks.checks().note_reduction();
     gradient_type* const out = stored_gradient();
-    if (canonical_ && !empty_terms())
-      join_terms(ctx, *array_, at_, dual(used_), gather_, out, info_.name);
+    if (deterministic_ && !empty_terms())
+      join_terms(ctx, array_->terms(), at_, dual(used_), gather_, out, info_.name);
     else if (!reduce_.trivial() || out != summed())
       reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
     if (stages_)
@@ -461,7 +428,7 @@ class parameter {
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
   /// Whether a gradient that passes have added to is not complete: a sum over ranks is pending.
-  bool needs_reduction() const { return storage_ || stages_ || canonical_ || !reduce_.trivial(); }
+  bool needs_reduction() const { return storage_ || stages_ || deterministic_ || !reduce_.trivial(); }
   bool reduction_begun() const { return phase_ == phase::reducing || phase_ == phase::reduced; }
 
   void require_given() const {
@@ -549,7 +516,7 @@ class parameter {
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
   bool changed_ = true;           ///< whether they are to be rounded or gathered after a change from outside
   bool given_ = false;            ///< whether the stored values were set
-  bool counts_ = true, frozen_ = false, canonical_ = false;
+  bool counts_ = true, frozen_ = false, deterministic_ = false;
   bool added_ = false;  ///< whether a pass has asked for the gradient since its sum began
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
 };

@@ -13,7 +13,7 @@
 #include "plait/layout/rules.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/nn/sequence_order.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 namespace plait {
 

@@ -14,8 +14,8 @@
 #include "plait/nn/attention/policy.hpp"
 #include "plait/nn/linear/policy.hpp"
 #include "plait/nn/linear/rule.hpp"
-#include "plait/nn/sequence_order.hpp"
 #include "plait/tensor/context.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 namespace plait {
 
@@ -448,9 +448,9 @@ sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes)
   return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));
 }
 
-/// Numerics for a strategy on a mesh: they know how its sequences lie.
+/// The leaves of deterministic sums for a strategy on a mesh, which know how its sequences lie.
 template <strategy S>
-numerics numerics_under(numerics order, const mesh_shape& mesh) {
+deterministic_leaves leaves_under(deterministic_leaves order, const mesh_shape& mesh) {
   using specs = transformer_specs<S>;
   if (specs::sequence == dim_of<zseq>) order.zigzag = mesh.size(context_axes<typename specs::attention>);
   return order;

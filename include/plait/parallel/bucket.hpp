@@ -63,25 +63,25 @@ class data_ranks {
   std::vector<std::pair<axis_list, std::vector<double>>> loads_;
 };
 
-// The reduction of a bucket whose gradients are canonical sums: array by array, over norms' own axes first, then over
-// data-parallel ranks, who get their slices.
+// The reduction of a bucket whose gradients are deterministic sums: array by array, over norms' own axes first, then
+// over data-parallel ranks, who get their slices.
 
 /// The axes over which a bucket's gradients are reduced, one set after the other; any may be empty.
-struct canonical_axes {
+struct deterministic_axes {
   axis_list cut;     ///< over whose ranks the bucket is cut
   axis_list joined;  ///< over which it is reduced and stays whole
 };
 
 template <class Precision, compute_device Device>
-class canonical_bucket {
+class deterministic_bucket {
   using G = gradient_of<Precision>;
   using array_type = parameter_array<Precision, Device>;
   using terms_type = gradient_terms<Precision, Device>;
 
  public:
-  canonical_bucket() = default;
+  deterministic_bucket() = default;
   /// Of a bucket whose slices have `slice` elements; this rank has slice number `rank`.
-  canonical_bucket(canonical_axes axes, std::int64_t slice, std::int64_t rank)
+  deterministic_bucket(deterministic_axes axes, std::int64_t slice, std::int64_t rank)
       : axes_(std::move(axes)), slice_(slice), rank_(rank) {}
 
   /// Adds the arrays of a bucket's members, which begin there in it. Collective over the axes.
@@ -94,7 +94,7 @@ class canonical_bucket {
         if (m.who->array().get() != arrays[i] || !m.who->trainable()) continue;
         if (first && !(first->how.rest == m.how.rest))
           fail({"parameter ", m.who->name(),
-                ": canonical numerics (deterministic) have no order for parameters side by "
+                ": deterministic sums have no order for parameters side by "
                 "side that are reduced over different axes, as this one and ",
                 first->who->name()});
         first = &m;
@@ -111,7 +111,7 @@ class canonical_bucket {
       s.array = &array, s.terms = terms.get(), s.begin = begin, s.name = name;
       s.adds = terms != array.terms().front();
       axis_list done;
-      const auto exchange = [&](canonical_exchange& to, const axis_list& over, world::channel purpose) {
+      const auto exchange = [&](deterministic_exchange& to, const axis_list& over, world::channel purpose) {
         if (over.empty()) return;
         to = terms->exchange(ctx.ranks, over, done, purpose);
         for (axis_id axis : over) done.push_back(axis);
@@ -128,7 +128,7 @@ class canonical_bucket {
       const std::int64_t n = s.array->size();
       partial_sums<G, Device> own = s.terms->parts(0);
       if (own.nodes.empty())
-        fail({"gradient of ", s.name, ": a layer that uses it has added no canonical sum in this step"});
+        fail({"gradient of ", s.name, ": a layer that uses it has added no deterministic sum in this step"});
       if (s.rest) own = s.rest.run_everywhere(ctx.device, std::move(own), n);
       if (s.cut)
         s.moving.emplace(s.cut.start(ctx.device, std::move(own), parts_of(s.begin, n, s.cut.ranks())));
@@ -172,9 +172,9 @@ class canonical_bucket {
     std::int64_t begin = 0;
     std::string name;
     bool adds = false;  ///< to what another layer has added
-    canonical_exchange rest, cut, joined;
+    deterministic_exchange rest, cut, joined;
     partial_sums<G, Device> whole{};
-    std::optional<canonical_exchange::under_way<G, Device>> moving{};
+    std::optional<deterministic_exchange::under_way<G, Device>> moving{};
   };
 
   std::vector<element_range> parts_of(std::int64_t begin, std::int64_t size, std::int64_t ranks) const {
@@ -185,7 +185,7 @@ class canonical_bucket {
     return parts;
   }
 
-  canonical_axes axes_;
+  deterministic_axes axes_;
   std::int64_t slice_ = 0, rank_ = 0;
   std::vector<sum> sums_;
 };
@@ -386,7 +386,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   /// A pass is about to add to the gradients.
   void need_gradients(const context<Device>& ctx) {
     if (!trainable_ || summed_) return;
-    if (canonical_ && level_ >= zero_level::gradients &&
+    if (deterministic_ && level_ >= zero_level::gradients &&
         !axes_.empty()) {  // the sums of arrays have memory of their own
       if (!gradients_) make_reduced(ctx);
       return;
@@ -402,7 +402,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     need_gradients(ctx);
     for (const member& m : members_) require_used(*m.who);
     for (const member& m : members_) storage::begin_reduction(*m.who);
-    if (canonical_) return terms_.start(ctx);
+    if (deterministic_) return terms_.start(ctx);
     constexpr dtype type = dtype_of<gradient_type>;
     for (const reduced_range& r : rest_)
       r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,
@@ -420,12 +420,12 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   /// memory of all gradients is free then.
   void finish_sum() {
     reduction_.wait();
-    if (!canonical_) free_gradients();
+    if (!deterministic_) free_gradients();
   }
   /// In a hybrid, starts to sum the slice over the ranks that hold the same one; `finish_reduction` waits. Before that
   /// it waits for the sum over those that share the gradients out.
   void start_copies() {
-    if (!copies_ || canonical_) return;
+    if (!copies_ || deterministic_) return;
     finish_sum();
     const auto n = static_cast<std::size_t>(slice_);
     void* const at = sent_.empty() ? static_cast<void*>(gradients_) : own_sent();
@@ -473,7 +473,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   /// The type in which gradients travel that do not in their own.
   using sent_type = std::conditional_t<std::is_same_v<gradient_type, bf16>, float, bf16>;
 
-  /// Takes the canonical sums of all arrays.
+  /// Takes the deterministic sums of all arrays.
   void take_terms(const context<Device>& ctx) {
     const reduction_axes& how = members_[0].how;
     axis_list joined = axes_.empty() ? how.shard : axis_list();
@@ -559,7 +559,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest)});
     }
     join_neighbours(rest_, block_);
-    if ((canonical_ = ctx.numerics.canonical())) take_terms(ctx);
+    if ((deterministic_ = static_cast<bool>(ctx.deterministic))) take_terms(ctx);
     for (array* a : arrays_) a->lend(self);
     if (values_) place_values(values_);
     set_current(false);
@@ -599,11 +599,11 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   bool tied() const { return trainable_ && storage::stages_of(*members_[0].who); }
   /// Waits until this rank's gradients are summed over all ranks of its stage, in their own type.
   void finish_own(const context<Device>& ctx) {
-    if (copies_ && !canonical_ && !std::exchange(copies_started_, false))
+    if (copies_ && !deterministic_ && !std::exchange(copies_started_, false))
       fail({"parameter_bucket: start_copies is missing before finish_reduction of ", members_[0].who->name()});
     finish_sum();
     copying_.wait();
-    if (canonical_) {
+    if (deterministic_) {
       terms_.finish(ctx, gradients_);
       free_gradients();
     } else if (!sent_.empty()) {
@@ -641,8 +641,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   weight_type* values_ = nullptr;
   gradient_type* summed_ = nullptr;
   request gather_, reduction_, copying_, tying_;
-  canonical_bucket<Precision, Device> terms_;  ///< under canonical numerics
-  bool canonical_ = false;
+  deterministic_bucket<Precision, Device> terms_;  ///< with deterministic sums
+  bool deterministic_ = false;
 };
 
 PLAIT_COMPILED_TEMPLATE(class parameter_bucket<float, cpu>)

@@ -10,9 +10,9 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/exchange.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/tensor/canonical_exchange.hpp"
 
 namespace plait {
 
@@ -43,11 +43,11 @@ class gradient_norm {
     }
     return all;
   }
-  /// The sum of the squares under canonical numerics, as integers in the device's memory;
+  /// The sum of the squares with deterministic sums, as integers in the device's memory;
   /// `kernels::sum_of_bins` makes one number: they are exact, and can be added over stages in any order. Ranks that
   /// have the same gradients share them out. Collective over the mesh.
   std::int64_t* exact_squares(const context<Device>& ctx)
-    requires has_canonical_products<Device>
+    requires has_deterministic_products<Device>
   {
     constexpr std::int64_t words = kernels::exact_squares::words;
     bins_ = make_buffer<std::int64_t>(ctx.device, static_cast<std::size_t>(words));

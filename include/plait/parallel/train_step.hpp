@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/nn/sequence_order.hpp"
 #include "plait/parallel/gradient_norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/optim/optimizer.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "plait/tensor/check_values.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 namespace plait {
 
@@ -263,8 +263,8 @@ class training_step {
     optimizer_.clip_by(ctx, clipped);
   }
   void sum_squares(const context<device>& ctx, gradient_norm<precision, device>& norm, double* squares) {
-    if constexpr (has_canonical_products<device>) {
-      if (ctx.numerics.canonical()) {
+    if constexpr (has_deterministic_products<device>) {
+      if (ctx.deterministic) {
         std::int64_t* const bins = norm.exact_squares(ctx);
         sum_over_stages(bins, kernels::exact_squares::words, dtype::i64);
         return kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins), squares);
@@ -293,7 +293,8 @@ class training_step {
         stages_(model.along()) {
     if (!(clip >= 0)) fail({"training step: the limit of the gradient norm is ", clip, "; legal is 0 (none) or more"});
     detail::agree_in_checked_step(ctx, "training step", [&] {
-      std::vector<setting> values = detail::values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.numerics);
+      std::vector<setting> values =
+          detail::values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.deterministic);
       values.push_back({"clip", exact_text(clip)});
       values.push_back({"microbatches", cat({model.shape().microbatches})});
       return values;

@@ -40,9 +40,9 @@ class parameter_units {
             type == dtype::f64   ? "is full"
             : type == dtype::f32 ? "are full and bf16"
                                  : "are full and f32"});
-    if (wire != gradient_wire::full && ctx.numerics.canonical())
+    if (wire != gradient_wire::full && ctx.deterministic)
       fail(
-          "data parallelism: canonical numerics (deterministic) sum gradients in their own type; gradient_wire is "
+          "data parallelism: deterministic sums have gradients in their own type; gradient_wire is "
           "full");
     if (level == zero_level::replicated && cut != bucket_cut::even)
       fail({"data parallelism: ", cut.is_whole() ? "bucket_cut::whole" : "bucket_cut::blocks",

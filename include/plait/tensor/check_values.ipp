@@ -160,10 +160,10 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
 }
 
 PLAIT_INLINE std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
-                                                    const numerics& how) {
+                                                    const deterministic_leaves& how) {
   std::vector<setting> values{{"mesh", text_of(mesh)}, {"seed", cat({seed})}};
   for (std::size_t i = 0; i < sizes.dims.size(); ++i) values.push_back({sizes.dims[i].text(), cat({sizes.sizes[i]})});
-  values.push_back({"numerics", cat({how.features, ",", how.samples, ",", how.sequence, ",", how.zigzag})});
+  values.push_back({"deterministic", cat({how.features, ",", how.samples, ",", how.sequence, ",", how.zigzag})});
   return values;
 }
 PLAIT_INLINE std::uint64_t hash_of_values(std::span<const setting> values) {

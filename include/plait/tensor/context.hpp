@@ -7,7 +7,7 @@
 
 #include "plait/comm/world.hpp"
 #include "plait/core/containers.hpp"
-#include "plait/core/numerics.hpp"
+#include "plait/core/deterministic.hpp"
 #include "plait/device/device.hpp"
 #include "plait/layout/layout.hpp"
 
@@ -62,7 +62,7 @@ constexpr dim_sizes sizes_of(Sizes...) {
 }
 
 /// Layers run in a context: one rank's device and mesh, the global size of every dim, the seed of random numbers, and
-/// the numerics.
+/// how sums are made.
 /// Nothing in it changes during a step; what differs between microbatches is in `microbatch` (tensor/microbatch.hpp).
 template <compute_device Device>
 struct context {
@@ -70,8 +70,8 @@ struct context {
   world& ranks;
   dim_sizes sizes;
   std::uint64_t seed = 0;
-  /// How sums are made that the layout cuts (core/numerics.hpp).
-  plait::numerics numerics{};
+  /// How sums are made that the layout cuts (core/deterministic.hpp).
+  deterministic_leaves deterministic{};
 };
 
 }  // namespace plait

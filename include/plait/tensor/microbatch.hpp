@@ -71,12 +71,11 @@ class weight_work {
 };
 
 /// The index in a step of the first sample that a rank has in microbatch `index` of `count`, where it has `local` of
-/// the microbatch's `global` samples, from `offset` on. Microbatches follow each other in a step; under canonical
-/// numerics the samples of a rank do, so that a rank has one part of a sum over samples however many microbatches there
-/// are.
-constexpr std::int64_t first_sample_in_step(const numerics& order, std::int64_t index, std::int64_t count,
+/// the microbatch's `global` samples, from `offset` on. Microbatches follow each other in a step. With deterministic
+/// sums the samples of a rank do, so that a rank has one part of a sum over samples for any number of microbatches.
+constexpr std::int64_t first_sample_in_step(const deterministic_leaves& order, std::int64_t index, std::int64_t count,
                                             std::int64_t global, std::int64_t offset, std::int64_t local) {
-  return order.canonical() ? offset * count + index * local : index * global + offset;
+  return order ? offset * count + index * local : index * global + offset;
 }
 
 /// One microbatch on its way through the layers: the context, and what differs from one microbatch to the next. Every
@@ -90,7 +89,7 @@ struct microbatch {
   /// Global index of its first sample, over all steps: with it, dropout differs from sample to sample, but not from
   /// mesh to mesh.
   std::int64_t first_sample = 0;
-  /// Which microbatch of its step it is, and of how many: canonical sums over samples go by it.
+  /// Which microbatch of its step it is, and of how many: deterministic sums over samples go by it.
   std::int64_t index = 0, count = 1;
   /// Whether dropout drops elements: in training. `pipeline::evaluate` and all that makes scores say false; whoever
   /// evaluates by layers of their own says it too.
@@ -113,7 +112,7 @@ struct microbatch {
   void place_in_step(std::int64_t i, std::int64_t of, std::int64_t first, const box& part) {
     index = i, count = of;
     first_sample = first - part.offset[0] +
-                   first_sample_in_step(ctx.numerics, i, of, part.global[0], part.offset[0], part.local[0]);
+                   first_sample_in_step(ctx.deterministic, i, of, part.global[0], part.offset[0], part.local[0]);
   }
   /// Returns the same microbatch under another policy.
   microbatch keeping(recompute what) const {

@@ -46,7 +46,7 @@ struct layer_run {
   bool backward = true;
   bool deferred = false;  ///< whether weight gradients are deferred until the input's gradient is there
   bool reused = false;    ///< whether passes over other values have used the same `saved` before
-  numerics order{};
+  deterministic_leaves order{};
 };
 
 struct layer_values {

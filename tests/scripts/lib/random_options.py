@@ -4,7 +4,7 @@
 
 A round draws what is trained and two layouts. The training runs on one rank as it is; on the first layout, which saves
 half way; and from there on the second one to the end. All have the losses and gradient norms of the one rank, in every
-bit where sums are canonical (--deterministic), and send the bytes that were predicted. What fails is printed as
+bit where sums are deterministic (--deterministic), and send the bytes that were predicted. What fails is printed as
 command lines that can be run again, in the folder of the test.
 """
 import json

@@ -142,7 +142,7 @@ TEST_CASE("bf16 products by products of floats, as on a processor without instru
 
 TEST_CASE("float products do not change a bit when m or n is split, where oneDNN adds in order") {
   if (!plait::onednn_gemm::adds_in_order()) {
-    MESSAGE("skipped: there is no AVX-512; canonical products have a test of their own");
+    MESSAGE("skipped: there is no AVX-512; deterministic products have a test of their own");
     return;
   }
   cpu device;

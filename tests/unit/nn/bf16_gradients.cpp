@@ -1,5 +1,5 @@
 // Gradients in bf16 in the caller's memory: what layers add is what they add in float, rounded when it is added;
-// nothing else is allocated for them; ranks add them up; and canonical numerics refuse them.
+// nothing else is allocated for them; ranks add them up; and deterministic sums refuse them.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -144,15 +144,15 @@ TEST_CASE("gradients in bf16 are those in float, rounded as they are added") {
   }
 }
 
-TEST_CASE("canonical numerics sum no gradients in bf16") {
+TEST_CASE("deterministic sums sum no gradients in bf16") {
   CHECK_THROWS_WITH_AS(threads::run(1,
                                     [&](threads::communicator c) {
                                       world w(two{1, 1}.shape(), c);
-                                      cpu device({.canonical = true});
+                                      cpu device({.deterministic = true});
                                       const context<cpu> ctx{device, w, sizes(), 1, deterministic<4, 4>{}};
                                       rms_norm<bf16_gradients, whole> norm(ctx, 1e-5, "norm");
                                     }),
-                       doctest::Contains("parameter norm.weight: canonical numerics (deterministic) sum gradients in "
+                       doctest::Contains("parameter norm.weight: deterministic sums have gradients in "
                                          "float or double"),
                        error);
 }

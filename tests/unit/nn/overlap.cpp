@@ -31,7 +31,7 @@ dim_sizes odd_sizes(std::int64_t batch_size, std::int64_t seq_size, bool doubles
 }
 
 /// Products whose sums do not depend on how many rows there are, as those of a library may.
-const cpu::options fixed_order{.canonical = true};
+const cpu::options fixed_order{.deterministic = true};
 const testing::on_cpu on_fixed_order{fixed_order};
 
 /// Makes a linear whose collectives go in `chunks`.

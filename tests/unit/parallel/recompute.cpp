@@ -22,7 +22,7 @@ struct recomputed_run {
   scenario s{small_config(8, 4)};
   schedule plan;
   mesh_shape mesh;
-  numerics order{};
+  deterministic_leaves order{};
 
   recomputed_run(const char* name, int ranks, int microbatches) : plan(parse_schedule(name, ranks, microbatches)) {
     s.config.layers = 6;
@@ -141,18 +141,18 @@ TEST_CASE("one rank of a pipeline keeps to the byte what its layers are priced a
   CHECK(run.fit(0, refused.least - 1).least == refused.least);
 }
 
-TEST_CASE("canonical sums of gradients do not count, and a microbatch is priced as one of its step") {
+TEST_CASE("deterministic sums of gradients do not count, and a microbatch is priced as one of its step") {
   for (const char* name : {"1f1b", "zb_v"}) {
     CAPTURE(name);
     recomputed_run usual(name, 2, 4);
     usual.s.config.tie_embeddings = true;  // on zb_v, of two stages of a rank
-    recomputed_run canonical = usual;
-    canonical.order = {2, usual.s.batch, 1};
+    recomputed_run deterministic = usual;
+    deterministic.order = {2, usual.s.batch, 1};
     for (std::int64_t rank = 0; rank < 4; ++rank) {
       const std::int64_t least = usual.fit(rank, 0).least, most = usual.fit(rank, INT64_MAX / 4).bytes;
-      CHECK(canonical.fit(rank, 0).least == least);
-      CHECK(canonical.fit(rank, INT64_MAX / 4).bytes == most);
-      CHECK(canonical.fit(rank, (least + most) / 2).bytes == usual.fit(rank, (least + most) / 2).bytes);
+      CHECK(deterministic.fit(rank, 0).least == least);
+      CHECK(deterministic.fit(rank, INT64_MAX / 4).bytes == most);
+      CHECK(deterministic.fit(rank, (least + most) / 2).bytes == usual.fit(rank, (least + most) / 2).bytes);
     }
   }
 }

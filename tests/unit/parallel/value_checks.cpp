@@ -80,7 +80,7 @@ struct setting {
   std::uint64_t seed = 1;
   std::int64_t length = 8;
   adamw_options adamw{};
-  plait::numerics numerics{};
+  deterministic_leaves deterministic{};
 };
 
 /// What is said where `fault` changes the program of rank 3 of dp 2 x tp 2, `before` what it is made from; "" if
@@ -95,7 +95,7 @@ std::string told(Before&& before, Fault&& fault) {
       world ranks(s.mesh.shape(), c);
       cpu device;
       const context<cpu> ctx{device, ranks, llama_sizes<two_axes>(small, s.mesh.shape(), 4, s.length), s.seed,
-                             s.numerics};
+                             s.deterministic};
       run r{ranks, ctx, model_type(ctx, small), adamw<float>(s.adamw)};
       r.model.visit([&](auto& p) { p.initialize(ctx); });
       fault(r, odd);
@@ -252,8 +252,8 @@ TEST_CASE("one value of one rank, at each kind of place") {
          s.mesh = small_mesh{4, 1};
        }),
        "context: rank 3 runs with mesh dp=4,tp=1, ranks 0 to 2 with mesh dp=2,tp=2; "},
-      {"numerics", set([](setting& s) { s.numerics = deterministic<4>{}; }),
-       "context: rank 3 runs with numerics 4,4,1,0, ranks 0 to 2 with numerics 0,0,0,0"},
+      {"deterministic", set([](setting& s) { s.deterministic = deterministic<4>{}; }),
+       "context: rank 3 runs with deterministic 4,4,1,0, ranks 0 to 2 with deterministic 0,0,0,0"},
       {"learning rate", told(nothing, [](run& r, bool odd) { r.rate = odd ? 0.0100000001 : 0.01; }),
        "adamw::begin_step: rank 3 runs with learning_rate 0.0100000001, ranks 0 to 2 with learning_rate 0.01;"},
       {"weight decay", set([](setting& s) { s.adamw.weight_decay = 0.2; }),

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/exchange.hpp"
 #include "plait/nn/attention/engine.hpp"
-#include "plait/tensor/canonical_exchange.hpp"
 
 namespace plait {
 namespace detail {
@@ -132,13 +132,13 @@ class all_gather_kv_attention {
   }
 
  private:
-  /// A backward pass whose dk and dv are canonical sums over chunks of queries, which ranks exchange.
+  /// A backward pass whose dk and dv are deterministic sums over chunks of queries, which ranks exchange.
   template <class G>
   void backward_in_chunks(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o,
                           saved& kept, attention_gradients<G> out) {
     const auto ranks = static_cast<std::int64_t>(part_.blocks.size());
     const std::int64_t leaves = text_.length() / part_.chunk, all = block_size() * ranks;
-    canonical_sum<S, Device> sum_of_keys(all, leaves);
+    deterministic_sum<S, Device> sum_of_keys(all, leaves);
     {
       const buffer<Device> keys = gather(ctx, in);
       attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
@@ -160,7 +160,7 @@ class all_gather_kv_attention {
         chunks.push_back({run.position / part_.chunk, (run.position + run.length) / part_.chunk});
       members.push_back(roots_of(chunks, leaves));
     }
-    const canonical_exchange exchange(*comm_, std::move(members), leaves);
+    const deterministic_exchange exchange(*comm_, std::move(members), leaves);
     const partial_sums<S, Device> mine = exchange.run(ctx.device, std::move(own), even_parts(all, ranks));
     write_key_gradients(ctx.device, static_cast<const S*>(mine.values[0]), part_.shape, out);
   }

@@ -15,12 +15,12 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
+#include "plait/deterministic/sums.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/nn/attention/policy.hpp"
-#include "plait/nn/sequence_order.hpp"
-#include "plait/tensor/canonical_sum.hpp"
 #include "plait/tensor/context.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 namespace plait {
 
@@ -34,7 +34,7 @@ struct attention_part {
   bool documents = false;                       ///< whether `first_visible` is given
   std::string name;                             ///< of the layer, for messages
   chosen_policy context = chosen_policy::ring;  ///< for a policy that is chosen at run time
-  /// Under canonical numerics, the tokens of a chunk of the sequence: queries of a chunk meet keys of a chunk, and
+  /// With deterministic sums, the tokens of a chunk of the sequence: queries of a chunk meet keys of a chunk, and
   /// results are merged in one order of chunks. 0: as is fastest.
   std::int64_t chunk = 0;
 };
@@ -120,28 +120,28 @@ namespace detail {
 template <class Engine>
 inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
 
-/// The tokens of a chunk of a sequence; 0 under usual numerics. Throws where an engine knows none, or they do not
-/// divide.
+/// The tokens of a chunk of a sequence; 0 where sums are not deterministic. Throws where an engine knows none, or they
+/// do not divide.
 template <class Engine>
-std::int64_t chunk_of(const numerics& order, std::int64_t length, const std::string& name) {
-  if (!order.canonical()) return 0;
+std::int64_t chunk_of(const deterministic_leaves& order, std::int64_t length, const std::string& name) {
+  if (!order) return 0;
   if constexpr (!knows_chunks<Engine>)
-    fail({name, ": canonical numerics (deterministic) have no order for the engine of this attention policy"});
+    fail({name, ": deterministic sums have no order for the engine of this attention policy"});
   if (length % order.sequence != 0)
-    fail({name, ": canonical numerics cut a sequence of ", length, " tokens into ", order.sequence,
-          " chunks (numerics::sequence), which do not divide it"});
+    fail({name, ": deterministic sums cut a sequence of ", length, " tokens into ", order.sequence,
+          " chunks (deterministic_leaves::sequence), which do not divide it"});
   return length / order.sequence;
 }
 }  // namespace detail
 
-/// Throws where a rank's runs of tokens are no whole chunks, in the order that canonical numerics have.
+/// Throws where a rank's runs of tokens are no whole chunks, in the order that deterministic sums have.
 inline void require_whole_chunks(const attention_part& part) {
   if (part.chunk == 0) return;
   for (const auto& block : part.blocks)
     for (const token_run& run : block)
       if (run.position % part.chunk != 0 || run.length % part.chunk != 0)
-        fail({part.name, ": canonical numerics cut the sequence into chunks of ", part.chunk,
-              " tokens (numerics::sequence), and a rank has a run of ", run.length, " from ", run.position,
+        fail({part.name, ": deterministic sums cut the sequence into chunks of ", part.chunk,
+              " tokens (deterministic_leaves::sequence), and a rank has a run of ", run.length, " from ", run.position,
               "; legal are more chunks, so that each run is whole ones"});
 }
 /// Throws for attention without a causal mask in two cases. Where a sequence is cut, engines send earlier keys alone;
@@ -211,7 +211,7 @@ void write_key_gradients(Device& device, const S* block, const kernels::attentio
 }
 
 // Sums of local queries over blocks of keys, forward and backward: in the order of arrival, or chunk by chunk in one
-// order under canonical numerics.
+// order with deterministic sums.
 
 /// Attention of local queries over blocks of keys that come one after the other: partial outputs in the type of
 /// statistics, merged by their log-sum-exp (online softmax, Milakov and Gimelshein 2018), so that no number of blocks
@@ -417,7 +417,7 @@ class attention_gradient_sum {
 
   /// All chunks of queries: dq, and what each adds to dk and dv, side by side as `pack_keys_and_values` lays keys and
   /// values, as a leaf of `sum`.
-  void add_key_gradients(const key_block<T>& keys, canonical_sum<S, Device>& sum) {
+  void add_key_gradients(const key_block<T>& keys, deterministic_sum<S, Device>& sum) {
     const std::int64_t side = shape_.kv_heads * shape_.head_dim;
     for (std::size_t i = 0; i < chunks(); ++i)
       sum.add(device_, chunk(i), false, [&](S* out, bool) {
@@ -503,7 +503,7 @@ class whole_attention {
       const std::int64_t row = 2 * shape_.kv_heads * shape_.head_dim, elements = shape_.batch * shape_.k_len * row;
       attention_gradient_sum<Precision, Device> sum(ctx.device, shape_, in, runs_, o, kept.lse.template data<S>(), d_o,
                                                     chunk_);
-      canonical_sum<S, Device> keys(elements, shape_.k_len / chunk_);
+      deterministic_sum<S, Device> keys(elements, shape_.k_len / chunk_);
       const key_block<T> here = local_keys(in, shape_, runs_);
       sum.add_key_gradients(here, keys);
       sum.finish(out.dq);

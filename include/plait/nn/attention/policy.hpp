@@ -1,5 +1,5 @@
 // The attention policies that a strategy may name: the axes that keep the sequence sharded, and an engine, which is
-// only declared here. A policy does not order tokens: nn/sequence_order.hpp.
+// only declared here. A policy does not order tokens: tensor/sequence_order.hpp.
 #pragma once
 
 #include "plait/layout/spec.hpp"

@@ -1,5 +1,5 @@
 // The engine of the policy `ring`, and the route of its blocks. It does not balance causal work: zigzag order does
-// (nn/sequence_order.hpp).
+// (tensor/sequence_order.hpp).
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class ring_route {
 /// time: one is computed with while the next one travels. Going back they travel again, and dk and dv with
 /// them in the type of statistics.
 ///
-/// Under canonical numerics it goes back as `all_gather_kv` does, as sums over queries have another order on a ring.
+/// With deterministic sums it goes back as `all_gather_kv` does, as sums over queries have another order on a ring.
 ///
 /// In zigzag order over c ranks, without a window, each rank sends in a forward pass (c-1)/c of all keys and values of
 /// its heads, B = 2 batch seq kv_heads head_dim elements of the activations' type; in a backward pass these again, and
@@ -181,7 +181,7 @@ class ring_attention {
   ring_route route_;
   any_communicator* comm_ = nullptr;
   alone alone_;
-  all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back under canonical numerics
+  all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back with deterministic sums
 };
 
 inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window)

@@ -72,8 +72,8 @@ class linear_biases {
                                       d.branches[i].output, parameter_place<Precision, Device>{array, at, master});
       if (master) master += biases_[i]->size();
     }
-    if (ctx.numerics.canonical() && trainable())
-      terms_ = &array->add_terms(token_leaves(ctx.numerics, d.branches[0].output, ctx.ranks.shape(), ctx.sizes,
+    if (ctx.deterministic && trainable())
+      terms_ = &array->add_terms(token_leaves(ctx.deterministic, d.branches[0].output, ctx.ranks.shape(), ctx.sizes,
                                               ctx.ranks.rank(), token_grain::fine, first_name()));
   }
 
@@ -113,7 +113,7 @@ class linear_biases {
         });
     });
   }
-  /// Adds those of a microbatch, whose output's gradient is dy, to the canonical sums over tokens.
+  /// Adds those of a microbatch, whose output's gradient is dy, to the deterministic sums over tokens.
   void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
     if (terms_ == nullptr || !trainable()) return;
     for (const auto& p : biases_)
@@ -175,7 +175,7 @@ class linear_biases {
   std::int64_t batches_ = 1, total_ = 0;
   std::vector<std::int64_t> columns_;
   std::vector<parameter_ptr<Precision, Device>> biases_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< with deterministic sums
   bool all_ = true;
 };
 

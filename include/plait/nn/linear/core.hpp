@@ -13,11 +13,11 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/linear.hpp"
 #include "plait/device/device.hpp"
 #include "plait/device/range.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear/biases.hpp"
-#include "plait/nn/linear/canonical.hpp"
 #include "plait/nn/linear/collectives.hpp"
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/linear/rule.hpp"
@@ -79,17 +79,17 @@ class linear_core : detail::linear_collectives {
     for (std::size_t i = 0; i < info.size(); ++i)
       for (const auto* base : {&weight(i), &bias(i)})
         if (info[i].lora.rank != 0 && *base) (*base)->freeze();
-    if (!ctx.numerics.canonical()) return;
-    canonical_ = {ctx,
-                  d,
-                  forward_output_.moves(),
-                  backward_input_.moves(),
-                  {rows_, inner_, total_, inputs_first_, columns_},
-                  batches_ != 1,
-                  adapters_.any(),
-                  overlap != 1,
-                  names_.layer()};
-    if (weights_trainable()) terms_ = &weights_[0]->add_terms(canonical_.tokens());
+    if (!ctx.deterministic) return;
+    deterministic_ = {ctx,
+                      d,
+                      forward_output_.moves(),
+                      backward_input_.moves(),
+                      {rows_, inner_, total_, inputs_first_, columns_},
+                      batches_ != 1,
+                      adapters_.any(),
+                      overlap != 1,
+                      names_.layer()};
+    if (weights_trainable()) terms_ = &weights_[0]->add_terms(deterministic_.tokens());
   }
 
   std::int64_t columns() const { return total_; }
@@ -102,7 +102,7 @@ class linear_core : detail::linear_collectives {
   /// Makes the collectives ready for the sizes of the context, in the same world: batches and lengths may change, and
   /// the weights' dims may not. What a forward pass has kept is of the sizes before.
   void resize(const context<Device>& ctx, const shared_linears& d) {
-    detail::require_resizable(weight(0)->name(), static_cast<bool>(canonical_));
+    detail::require_resizable(weight(0)->name(), static_cast<bool>(deterministic_));
     detail::arm_checks(ctx);
     take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
     adapters_.resize(rows_);
@@ -125,11 +125,11 @@ class linear_core : detail::linear_collectives {
                                {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
     buffer<Device> gathered, adapted = adapters_.room(ctx.device);
     // An addend joins the product's pass, unless the product is summed over ranks first.
-    const bool in_product = canonical_.sums_output() ? !biases_.any() : forward_output_.trivial();
+    const bool in_product = deterministic_.sums_output() ? !biases_.any() : forward_output_.trivial();
     bool biased = false;
-    if (canonical_.sums_output()) {
-      canonical_.forward(ctx.device, forward_input_.gather(ctx.device, x, gathered), weights(), y,
-                         in_product ? addend : nullptr, output_size());
+    if (deterministic_.sums_output()) {
+      deterministic_.forward(ctx.device, forward_input_.gather(ctx.device, x, gathered), weights(), y,
+                             in_product ? addend : nullptr, output_size());
     } else {
       forward_input_.gather(ctx.device, x, gathered, [&](row_range come, const T* input) {
         const auto product = [&](row_range rows, T* out) {
@@ -181,12 +181,12 @@ class linear_core : detail::linear_collectives {
       again = forward_input_.gather_beside(ctx.device, x, saved.gathered, dx != nullptr);
     buffer<Device> dadapted = adapters_.room(ctx.device);
     chunks_under_way<Device> spreading;
-    const bool in_product = canonical_.sums_input_gradient() || backward_input_.trivial();
+    const bool in_product = deterministic_.sums_input_gradient() || backward_input_.trivial();
     const T* d = dy;
-    if (!dx || canonical_.sums_input_gradient()) {
+    if (!dx || deterministic_.sums_input_gradient()) {
       d = backward_output_.gather(ctx.device, dy, resolved);
       if (dx)
-        canonical_.backward(ctx.device, d, this->weights(), dx, addend, input_size());
+        deterministic_.backward(ctx.device, d, this->weights(), dx, addend, input_size());
       else
         adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
     } else {
@@ -211,8 +211,8 @@ class linear_core : detail::linear_collectives {
                      adapted = std::move(saved.adapted), dadapted = std::move(dadapted)] {
         const range weights_shown(ctx.device, names_.weights());
         const T* const input = gathered.empty() ? x : gathered.template data<T>();
-        if (canonical_)
-          canonical_gradients(ctx, index, count, d, input, dy);
+        if (deterministic_)
+          deterministic_gradients(ctx, index, count, d, input, dy);
         else
           gradients(ctx, d, input, dy);
         adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
@@ -350,12 +350,12 @@ class linear_core : detail::linear_collectives {
     }
   }
 
-  /// Adds the gradients under canonical numerics, where only leaves of a step are added.
-  void canonical_gradients(const context<Device>& ctx, std::int64_t index, std::int64_t count, const T* d, const T* in,
-                           const T* dy) {
+  /// Adds the gradients with deterministic sums, where only leaves of a step are added.
+  void deterministic_gradients(const context<Device>& ctx, std::int64_t index, std::int64_t count, const T* d,
+                               const T* in, const T* dy) {
     for (const auto& p : weights_)
       if (p->trainable()) p->begin_terms();
-    if (terms_ && weights_trainable()) canonical_.add_weights(ctx.device, *terms_, index, count, d, in);
+    if (terms_ && weights_trainable()) deterministic_.add_weights(ctx.device, *terms_, index, count, d, in);
     biases_.add_terms(ctx.device, index, count, dy);
   }
 
@@ -365,8 +365,8 @@ class linear_core : detail::linear_collectives {
   std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;
-  detail::canonical_linear<Precision, Device> canonical_;  ///< under canonical numerics
-  gradient_terms<Precision, Device>* terms_ = nullptr;     ///< of the weights, under canonical numerics
+  detail::deterministic_linear<Precision, Device> deterministic_;  ///< with deterministic sums
+  gradient_terms<Precision, Device>* terms_ = nullptr;             ///< of the weights, with deterministic sums
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)

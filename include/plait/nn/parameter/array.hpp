@@ -14,12 +14,10 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/device/canonical_product.hpp"
+#include "plait/deterministic/gradient_sum.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/mesh.hpp"
-#include "plait/nn/token_leaves.hpp"
-#include "plait/tensor/canonical_exchange.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/microbatch.hpp"
 
@@ -134,87 +132,6 @@ class flat_storage {
   gradient_type* gradients_ = nullptr;  ///< of this rank's slice, once reduced
 };
 
-// Canonical sums of gradients: each layer that uses an array adds its leaves, and ranks join them.
-
-/// The gradients that one layer adds to an array of parameters, as a canonical sum over tokens. A tied table has two.
-template <class Precision, compute_device Device>
-class gradient_terms {
- public:
-  using G = gradient_of<Precision>;
-
-  gradient_terms(std::int64_t elements, token_leaves leaves)
-      : leaves_(std::move(leaves)), sum_(elements, leaves_.leaves()) {}
-
-  const token_leaves& leaves() const { return leaves_; }
-  bool empty() const { return sum_.empty(); }
-  void clear() { sum_.clear(); }
-
-  /// Calls write(leaf, G* out, bool adds) for each leaf of a microbatch: it overwrites out with the leaf's terms, or,
-  /// where `adds` is set, adds their complete sum. That is asked for leaves of up to `one_sum` rows only, whose sum has
-  /// no break (`canonical_products::chunk` for products; 0: never).
-  template <class Write>
-  void add(Device& device, std::int64_t index, std::int64_t count, std::int64_t one_sum, Write&& write) {
-    for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
-      sum_.add(device, l.number, l.count() <= one_sum, [&](G* out, bool adds) { write(l, out, adds); });
-  }
-  /// Calls write(leaf, G* out) for each leaf of a microbatch: it adds to zeros the terms of the leaf in some rows of
-  /// `width` elements, and returns these rows (`canonical_sum::add_rows`).
-  template <class Write>
-  void add_rows(Device& device, std::int64_t index, std::int64_t count, std::int64_t width, Write&& write) {
-    for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
-      sum_.add_rows(device, l.number, width, [&](G* out) { return write(l, out); });
-    sum_.release_rows();
-  }
-  /// The partial sums of elements from `begin` on.
-  partial_sums<G, Device> parts(std::int64_t begin) { return sum_.parts().from(begin); }
-
-  /// The exchange over `axes` of what ranks have once those of a group over `done` have all of theirs.
-  canonical_exchange exchange(world& ranks, const axis_list& axes, const axis_list& done,
-                              world::channel purpose = world::channel::layers) const {
-    std::vector<std::vector<tree_node>> members;
-    for (const std::int64_t member : ranks_of_group(ranks.shape(), axes, ranks.rank())) {
-      std::vector<leaf_range> own;
-      for (const std::int64_t with : ranks_of_group(ranks.shape(), done, member))
-        for (const leaf_range& r : leaves_.of_step(with)) own.push_back(r);
-      members.push_back(roots_of(own, leaves_.leaves()));
-    }
-    return {ranks.group(axes, purpose), std::move(members), leaves_.leaves()};
-  }
-
- private:
-  token_leaves leaves_;
-  canonical_sum<G, Device> sum_;
-};
-
-namespace detail {
-
-/// Throws unless the sums are one, of all leaves.
-template <class E, class Device>
-const E* complete_sum(const partial_sums<E, Device>& sums, std::int64_t leaves, const std::string& name) {
-  if (sums.nodes != roots_of(std::vector<leaf_range>{{0, leaves}}, leaves))
-    fail({"gradient of ", name, ": its canonical sum over ", leaves,
-          " leaves of tokens is not complete: ", sums.nodes.size(),
-          " partial sums are left, after every rank's; each microbatch of a step is to be added once"});
-  return sums.values[0];
-}
-
-/// The rows of a leaf one after the other: where they are, or in `room`, copied from `stride` bytes a row.
-template <class T, class Device>
-const T* rows_of_leaf(Device& device, const token_leaves::leaf& leaf, const T* from, std::int64_t width,
-                      buffer<Device>& room) {
-  if (leaf.parts.size() == 1) return from + leaf.parts[0].first * width;
-  if (room.empty()) room = make_buffer<T>(device, static_cast<std::size_t>(leaf.count() * width));
-  T* to = room.template data<T>();
-  for (const token_leaves::rows& r : leaf.parts) {
-    device.copy(to, from + r.first * width, static_cast<std::size_t>(r.count * width) * sizeof(T),
-                device.main_stream());
-    to += r.count * width;
-  }
-  return room.template data<T>();
-}
-
-}  // namespace detail
-
 /// Values and gradients of one or several parameters, one after the other, so that one product can use them all. The
 /// memory is the caller's, or the array's own, made when it is first needed, or lent by a bucket that moves several
 /// arrays together.
@@ -292,7 +209,7 @@ class parameter_array {
     own_values_.reset();
     own_gradients_.reset();
   }
-  /// The canonical sums of what layers add to the gradients; none under usual numerics.
+  /// The deterministic sums of what layers add to the gradients; none unless the context wants them.
   using terms_type = gradient_terms<Precision, Device>;
   const std::vector<std::unique_ptr<terms_type>>& terms() const { return terms_; }
   /// A layer that uses these parameters begins to have a sum of its own here.

@@ -136,7 +136,7 @@ class adamw {
   }
 
   /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its slice.
-  /// Throws where the parameter is cut within a block of 8-bit moments, and for these under canonical numerics, as
+  /// Throws where the parameter is cut within a block of 8-bit moments, and for these with deterministic sums, as
   /// blocks are counted in what a rank stores.
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     check_cut(ctx, p);
@@ -162,9 +162,9 @@ class adamw {
   /// The checks of `prepare`.
   void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
     if (options_.moments != moment_type::int8) return;
-    if (ctx.numerics.canonical())
+    if (ctx.deterministic)
       fail(
-          {"adamw: canonical numerics (deterministic) have no order for moments = int8, whose blocks lie otherwise on "
+          {"adamw: deterministic sums have no order for moments = int8, whose blocks lie otherwise on "
            "other layouts; legal are full and bf16"});
     if (!p.storage() || p.storage()->axes().empty()) return;
     if (p.storage()->cuts_at() % kernels::moment_block == 0) return;

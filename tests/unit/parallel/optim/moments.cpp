@@ -120,11 +120,11 @@ TEST_CASE("moments take the bytes that are said: 8 of an element, 4, or 2 and 2 
   CHECK(codes / full < 0.253);
 }
 
-TEST_CASE("8-bit moments are refused under canonical numerics, which they have no order for") {
+TEST_CASE("8-bit moments are refused with deterministic sums, which they have no order for") {
   std::string found;
   threads::run(1, [&](threads::communicator c) {
     world w(mesh<axis<dp>>(1).shape(), c);
-    cpu device({.canonical = true});
+    cpu device({.deterministic = true});
     const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden, ffn>(2, 4, 8, 8), 1, deterministic<2, 2>{}};
     using square_rows = spec<shard<batch, dp>, seq, hidden>;
     struct square {
@@ -140,7 +140,7 @@ TEST_CASE("8-bit moments are refused under canonical numerics, which they have n
       found = e.what();
     }
   });
-  CHECK(found.find("adamw: canonical numerics (deterministic) have no order for moments = int8") == 0);
+  CHECK(found.find("adamw: deterministic sums have no order for moments = int8") == 0);
 }
 
 TEST_CASE("8-bit moments refuse a cut within blocks, and Muon what it does not keep so") {

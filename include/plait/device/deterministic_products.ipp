@@ -1,4 +1,4 @@
-// The definitions of canonical_product.hpp, which includes them unless PLAIT_COMPILED is defined.
+// The definitions of deterministic_products.hpp, which includes them unless PLAIT_COMPILED is defined.
 #pragma once
 
 #include <algorithm>

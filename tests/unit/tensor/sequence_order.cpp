@@ -1,7 +1,7 @@
 // program: context_order
 // Which queries see which keys: runs of tokens that are joined, and the calls of a kernel that cover what is seen.
 
-#include "plait/nn/sequence_order.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
-// Faults in canonical sums show: a small Llama has one hash of its weights on several layouts, and another one where
-// two ranks' terms are added in another order, a sum travels in bf16, or each rank clips by a norm of its own; and
-// where samples lie in other leaves. Layouts by the dozen are in scripts/trainer_deterministic.sh.
+// Faults in deterministic sums show: a small Llama has one hash of its weights on several layouts, and another one
+// where two ranks' terms are added in another order, a sum travels in bf16, or each rank clips by a norm of its own;
+// and where samples lie in other leaves. Layouts by the dozen are in scripts/trainer_deterministic.sh.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -96,7 +96,7 @@ constexpr layout_of_run alone{};
 /// Three steps of a small Llama; `place(i)` is the sample that is the i-th of a step.
 template <class T>
 std::uint64_t hash_of(
-    const layout_of_run& l, fault what = no_fault, numerics leaves = {4, 8, 4},
+    const layout_of_run& l, fault what = no_fault, deterministic_leaves leaves = {4, 8, 4},
     std::function<std::int64_t(std::int64_t)> place = [](std::int64_t i) { return i; }) {
   const S::mesh mesh{l.dp, l.cp, l.tp, 1};
   llama_config config;
@@ -108,8 +108,8 @@ std::uint64_t hash_of(
     const auto* const function = what.target<void (*)(any_communicator&, const call&)>();
     const bool plain = function && *function == no_fault;
     w.checks().set(plain ? value_check::always : value_check::off);  // which finds such faults
-    cpu device({.canonical = true});
-    const numerics order = numerics_under<S>(leaves, mesh.shape());
+    cpu device({.deterministic = true});
+    const deterministic_leaves order = leaves_under<S>(leaves, mesh.shape());
     const std::int64_t batch = 8 / l.microbatches;
     const context<cpu> ctx{device, w, llama_sizes<S>(config, mesh.shape(), batch, 32, order), 1, order};
     llama<T, S> model(ctx, config);
@@ -174,13 +174,13 @@ TEST_CASE("other leaves, and samples in other leaves, are other sums") {
 }
 
 TEST_CASE("leaves that ranks cannot share out are refused") {
-  CHECK_THROWS_WITH_AS(hash_of<float>({1, 1, 2, 1}, no_fault, {3, 8, 4}), doctest::Contains("numerics::features = 3"),
-                       error);
-  CHECK_THROWS_WITH_AS(hash_of<float>({1, 1, 4, 1}, no_fault, {2, 8, 4}),
-                       doctest::Contains("numerics::features = 2 leaves of the vocabulary, which 4 ranks of tp"),
-                       error);
-  CHECK_THROWS_WITH_AS(hash_of<float>({4, 1, 1, 1}, no_fault, {4, 6, 4}), doctest::Contains("numerics::samples = 6"),
-                       error);
-  CHECK_THROWS_WITH_AS(hash_of<float>({1, 2, 1, 1}, no_fault, {4, 8, 2}), doctest::Contains("numerics::sequence = 2"),
-                       error);
+  CHECK_THROWS_WITH_AS(hash_of<float>({1, 1, 2, 1}, no_fault, {3, 8, 4}),
+                       doctest::Contains("deterministic_leaves::features = 3"), error);
+  CHECK_THROWS_WITH_AS(
+      hash_of<float>({1, 1, 4, 1}, no_fault, {2, 8, 4}),
+      doctest::Contains("deterministic_leaves::features = 2 leaves of the vocabulary, which 4 ranks of tp"), error);
+  CHECK_THROWS_WITH_AS(hash_of<float>({4, 1, 1, 1}, no_fault, {4, 6, 4}),
+                       doctest::Contains("deterministic_leaves::samples = 6"), error);
+  CHECK_THROWS_WITH_AS(hash_of<float>({1, 2, 1, 1}, no_fault, {4, 8, 2}),
+                       doctest::Contains("deterministic_leaves::sequence = 2"), error);
 }

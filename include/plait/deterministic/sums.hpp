@@ -1,5 +1,5 @@
-// Sums in canonical order: leaves that are added on a rank as they come, and parts of them that ranks exchange. How
-// many leaves a sum has, and whose they are, its users say: nn/token_leaves.hpp, nn/feature_sum.hpp.
+// Sums in deterministic order: leaves that are added on a rank as they come, and parts of them that ranks exchange. How
+// many leaves a sum has, and whose they are, its users say: deterministic/leaves.hpp, deterministic/feature_sum.hpp.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/core/leaves.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/leaves.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 
 namespace plait {
 
-/// Partial sums of one canonical sum, each of the same number of elements, and the memory that they lie in.
+/// Partial sums of one deterministic sum, each of the same number of elements, and the memory that they lie in.
 template <class E, compute_device Device>
 struct partial_sums {
   std::vector<tree_node> nodes;
@@ -34,10 +34,10 @@ struct partial_sums {
 
 /// The leaves of a sum that one rank has so far, joined as far as they are neighbours. E is the type of the sum.
 template <class E, compute_device Device>
-class canonical_sum {
+class deterministic_sum {
  public:
-  canonical_sum() = default;
-  canonical_sum(std::int64_t elements, std::int64_t leaves) : elements_(elements), tree_(leaves) {}
+  deterministic_sum() = default;
+  deterministic_sum(std::int64_t elements, std::int64_t leaves) : elements_(elements), tree_(leaves) {}
 
   std::int64_t elements() const { return elements_; }
   std::int64_t leaves() const { return tree_.leaves(); }

@@ -1,4 +1,4 @@
-// A small Llama under canonical numerics on a GPU, or several: what one run leaves, for whatever starts the ranks.
+// A small Llama with deterministic sums on a GPU, or several: what one run leaves, for whatever starts the ranks.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -28,7 +28,7 @@ struct different_orders {
 
 using strategy_type = context_parallel<megatron_sp, chosen<cp>, zigzag>;
 
-struct canonical_layout {
+struct deterministic_layout {
   std::int64_t dp = 1, cp = 1, tp = 1, microbatches = 1;
   zero_level level = zero_level::replicated;
   chosen_policy context = chosen_policy::ring;
@@ -43,18 +43,20 @@ struct outcome {
 /// Three steps of a small Llama in bf16 on ranks that `launch(ranks, device options, body(communicator, device))`
 /// starts.
 template <class Launch>
-outcome train_canonical(const Launch& launch, const canonical_layout& l, bool canonical = true) {
+outcome train_deterministic(const Launch& launch, const deterministic_layout& l, bool deterministic = true) {
   const strategy_type::mesh mesh{l.dp, l.cp, l.tp, 1};
   llama_config config;
   config.vocab = 64, config.hidden = 64, config.ffn = 128, config.layers = 1, config.heads = 4, config.kv_heads = 2;
   config.head_dim = 16;
   outcome all;
-  launch(static_cast<int>(mesh.size()), cuda::options{.canonical = canonical}, [&](auto& c, cuda& device) {
+  launch(static_cast<int>(mesh.size()), cuda::options{.deterministic = deterministic}, [&](auto& c, cuda& device) {
     world ranks(mesh.shape(), c);
-    const numerics order = canonical ? numerics_under<strategy_type>({2, 4, 4}, mesh.shape()) : numerics{};
-    const context<cuda> ctx{device, ranks,
-                            llama_sizes<strategy_type>(config, mesh.shape(), 4 / l.microbatches, 32, numerics{2, 4, 4}),
-                            7, order};
+    const deterministic_leaves order =
+        deterministic ? leaves_under<strategy_type>({2, 4, 4}, mesh.shape()) : deterministic_leaves{};
+    const context<cuda> ctx{
+        device, ranks,
+        llama_sizes<strategy_type>(config, mesh.shape(), 4 / l.microbatches, 32, deterministic_leaves{2, 4, 4}), 7,
+        order};
     llama<bf16, strategy_type, cuda> model(ctx, config, {.attention = {.context = l.context}});
     model.visit([&](auto& p) { p.initialize(ctx); });
     adamw<bf16, cuda> optimizer;

@@ -1,6 +1,6 @@
-// Products in a canonical order: a plain sum of fused multiply-adds in float and double, the same bits whatever is cut
-// and however rows lie, and the refusals.
-#include "plait/device/canonical_product.hpp"
+// Products in a deterministic order: a plain sum of fused multiply-adds in float and double, the same bits whatever is
+// cut and however rows lie, and the refusals.
+#include "plait/device/deterministic_products.hpp"
 
 #include <doctest/doctest.h>
 
@@ -42,7 +42,7 @@ void each_product(F&& f) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("terms are added one after the other, 256 at a time", T, float, double) {
-  cpu device({.canonical = true});
+  cpu device({.deterministic = true});
   std::mt19937 random(1);
   each_product(
       [&](bool ta, bool tb, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t lda, std::int64_t ldb) {
@@ -68,7 +68,7 @@ TEST_CASE_TEMPLATE("terms are added one after the other, 256 at a time", T, floa
 }
 
 TEST_CASE_TEMPLATE("cutting rows or columns changes no bit", T, float, double, bf16) {
-  cpu device({.canonical = true});
+  cpu device({.deterministic = true});
   std::mt19937 random(2);
   const auto check = [&]<class Out>(Out) {
     each_product([&](bool ta, bool tb, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t lda,
@@ -97,7 +97,7 @@ TEST_CASE_TEMPLATE("cutting rows or columns changes no bit", T, float, double, b
 }
 
 TEST_CASE("other factors than 1 and 0 scale complete sums") {
-  cpu device({.canonical = true}), usual;
+  cpu device({.deterministic = true}), usual;
   std::mt19937 random(3);
   const auto a = random_numbers<float>(random, 40 * 300), b = random_numbers<float>(random, 300 * 50);
   auto c = random_numbers<float>(random, 40 * 50);
@@ -122,10 +122,10 @@ TEST_CASE("a library that adds in another order is refused") {
   std::mt19937 random(4);
   const auto a = random_numbers<float>(random, 32 * 64), b = random_numbers<float>(random, 64 * 32);
   std::vector<float> c(32 * 32);
-  canonical_products products;
+  deterministic_products products;
   CHECK_THROWS_WITH_AS(
       products.run(library, false, {false, false, 32, 32, 64, 64, 32, 32}, 1.0f, a.data(), b.data(), 0.0f, c.data()),
       doctest::Contains("does not add the terms of this product one after the other"), error);
-  CHECK_THROWS_WITH_AS(cpu({.threads = 2, .canonical = true}),
-                       "cpu: options::canonical is for options::threads = 1, and here they are 2", error);
+  CHECK_THROWS_WITH_AS(cpu({.threads = 2, .deterministic = true}),
+                       "cpu: options::deterministic is for options::threads = 1, and here they are 2", error);
 }

@@ -1,6 +1,5 @@
-// The tree over the leaves of a canonical sum: its result depends on no order of insertion, and roots are the fewest.
-#include "plait/core/leaves.hpp"
-
+// The tree over the leaves of a deterministic sum: its result depends on no order of insertion, and roots are the
+// fewest.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,6 +7,8 @@
 #include <random>
 #include <string>
 #include <vector>
+
+#include "plait/deterministic/leaves.hpp"
 
 using namespace plait;
 
@@ -54,6 +55,6 @@ TEST_CASE("a leaf that comes twice is refused") {
   const auto add = [](int&, int&) {};
   tree.insert({0, 0}, 0, add);
   tree.insert({0, 1}, 0, add);
-  CHECK_THROWS_WITH_AS(tree.insert({0, 1}, 0, add), "leaf 1 of 4 is added to a canonical sum twice", error);
+  CHECK_THROWS_WITH_AS(tree.insert({0, 1}, 0, add), "leaf 1 of 4 is added to a deterministic sum twice", error);
   CHECK_THROWS_WITH_AS(leaf_tree<int>(0), "a sum over 0 leaves; at least 1", error);
 }

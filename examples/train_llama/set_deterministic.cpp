@@ -1,4 +1,4 @@
-#include "set_numerics.hpp"
+#include "set_deterministic.hpp"
 
 #include <fmt/format.h>
 
@@ -9,10 +9,10 @@
 
 #include "plait/core/error.hpp"
 
-void set_numerics(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t tp) {
-  const plait::numerics& n = s.opt.leaves;
-  s.numerics = n;
-  if (!n.canonical()) return;
+void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t tp) {
+  const plait::deterministic_leaves& n = s.opt.leaves;
+  s.deterministic = n;
+  if (!n) return;
   const auto refuse = [&](const char* which, std::int64_t leaves, const std::string& why) {
     plait::fail(fmt::format("--deterministic {}: {} leaves of {}, {}", s.opt.deterministic, leaves, which, why));
   };

@@ -1,5 +1,5 @@
-// Canonical sums over a dim of features that ranks share out, such as a product's over ffn, brought to where they are
-// to be. Sums over tokens are elsewhere: nn/parameter/array.hpp.
+// Deterministic sums over a dim of features that ranks share out, such as a product's over ffn, brought to where they
+// are to be.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,16 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/exchange.hpp"
+#include "plait/deterministic/leaves.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
-#include "plait/nn/token_leaves.hpp"
-#include "plait/tensor/canonical_exchange.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/executor.hpp"
 
 namespace plait {
 
-/// Whether sums over a dim have canonical leaves: those of the library that tensor parallelism shards, and any that
-/// `placed`, the layout of a policy, shards.
-constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
-  return dim == dim_of<heads> || dim == dim_of<kv_heads> || dim == dim_of<ffn> || dim == dim_of<vocab> ||
-         !placed.axes_of(dim).empty();
-}
-
-/// A sum over a dim in canonical leaves, neighbours on each rank, and its all-reduce or reduce-scatter.
+/// A sum over a dim in deterministic leaves, neighbours on each rank, and its all-reduce or reduce-scatter.
 template <compute_device Device>
 class feature_sum {
  public:
@@ -39,15 +32,15 @@ class feature_sum {
     const axis_list axes = ctx.ranks.pruned(placed.axes_of(dim));
     const std::int64_t ranks = mesh.size(axes);
     if (leaves % ranks != 0)
-      fail({name, ": canonical numerics cut ", dim.text(), " = ", ctx.sizes.of(dim), " into ", leaves,
-            " leaves (numerics::features = ", ctx.numerics.features, "), which ", ranks, " ranks of ", describe(axes),
-            " cannot share out; legal are features with a common divisor with ", ctx.sizes.of(dim),
+      fail({name, ": deterministic sums cut ", dim.text(), " = ", ctx.sizes.of(dim), " into ", leaves,
+            " leaves (deterministic_leaves::features = ", ctx.deterministic.features, "), which ", ranks, " ranks of ",
+            describe(axes), " cannot share out; legal are features with a common divisor with ", ctx.sizes.of(dim),
             " that is a multiple of ", ranks});
     local_ = leaves / ranks;
     first_ = mesh.index_in(ctx.ranks.rank(), axes) * local_;
     if (moves.trivial()) {
       if (ranks > 1)
-        fail({name, ": a sum over ranks of ", describe(axes), " stays partial, which has no canonical order"});
+        fail({name, ": a sum over ranks of ", describe(axes), " stays partial, which has no deterministic order"});
       return;
     }
     moved_ = moves.lone();
@@ -55,25 +48,25 @@ class feature_sum {
     for (const redistribution_step& s : moves.planned().steps)
       if (s.kind != transition_kind::relabel) over = s.axes;
     if (!moved_ || moved_->kind == transition_kind::all_gather || mesh.size(over) != ranks)
-      fail({name, ": canonical numerics have an order for sums that one all-reduce or reduce-scatter over ",
+      fail({name, ": deterministic sums have an order for sums that one all-reduce or reduce-scatter over ",
             describe(axes), " completes; here it is ", describe_steps(moves.planned())});
     std::vector<std::vector<tree_node>> members;
     for (const std::int64_t r : ranks_of_group(mesh, over, ctx.ranks.rank())) {
       const std::int64_t first = mesh.index_in(r, axes) * local_;
       members.push_back(roots_of(std::vector<leaf_range>{{first, first + local_}}, leaves));
     }
-    exchange_ = canonical_exchange(*moved_->comm, std::move(members), leaves);
+    exchange_ = deterministic_exchange(*moved_->comm, std::move(members), leaves);
   }
 
   explicit operator bool() const { return local_ > 0; }
   std::int64_t local_leaves() const { return local_; }
 
   /// Calls product(leaf of this rank, A* out, bool adds) for each leaf, with room for `elements` sums; `adds` as for
-  /// `canonical_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one; it is in
+  /// `deterministic_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one; it is in
   /// `into` already where ranks join it and that is not null.
   template <class A, class Product, class Done>
   void run(Device& device, std::int64_t elements, bool may_add, Product&& product, A* into, Done&& done) const {
-    canonical_sum<A, Device> sum(elements, leaves_);
+    deterministic_sum<A, Device> sum(elements, leaves_);
     for (std::int64_t i = 0; i < local_; ++i)
       sum.add(device, first_ + i, may_add, [&](A* out, bool adds) { product(i, out, adds); });
     complete(device, sum.parts(), elements, into, done);
@@ -88,7 +81,7 @@ class feature_sum {
         own = exchange_.run(device, in_parts(device, std::move(own), elements), even_parts(elements, moved_->ranks),
                             into);
     }
-    if (own.values.size() != 1) fail({name_, ": a canonical sum over ", leaves_, " leaves is not complete"});
+    if (own.values.size() != 1) fail({name_, ": a deterministic sum over ", leaves_, " leaves is not complete"});
     done(static_cast<const A*>(own.values[0]));
   }
 
@@ -109,7 +102,7 @@ class feature_sum {
 
   std::int64_t leaves_ = 0, local_ = 0, first_ = 0;
   std::optional<single_collective> moved_;
-  canonical_exchange exchange_;
+  deterministic_exchange exchange_;
   std::string name_;
 };
 

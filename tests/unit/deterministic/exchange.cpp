@@ -1,6 +1,6 @@
 // Partial sums of ranks, exchanged and joined: the bits of one rank that has all leaves, whatever leaves ranks have and
 // whatever part of the array each is to get; and a leaf that is missing is found.
-#include "plait/tensor/canonical_exchange.hpp"
+#include "plait/deterministic/exchange.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
+#include "plait/deterministic/sums.hpp"
 #include "plait/device/cpu.hpp"
-#include "plait/tensor/canonical_sum.hpp"
 
 using namespace plait;
 
@@ -29,7 +29,7 @@ std::vector<float> terms(std::int64_t leaf) {
   for (float& v : x) v = normal(random) * std::ldexp(1.0f, static_cast<int>(random() % 9));
   return x;
 }
-void add(canonical_sum<float, cpu>& sum, cpu& device, std::int64_t leaf) {
+void add(deterministic_sum<float, cpu>& sum, cpu& device, std::int64_t leaf) {
   const std::vector<float> x = terms(leaf);
   sum.add(device, leaf, true, [&](float* out, bool adds) {
     for (std::size_t i = 0; i < x.size(); ++i) out[i] = adds ? out[i] + x[i] : x[i];
@@ -37,7 +37,7 @@ void add(canonical_sum<float, cpu>& sum, cpu& device, std::int64_t leaf) {
 }
 std::vector<float> on_one_rank(std::int64_t leaves) {
   cpu device;
-  canonical_sum<float, cpu> sum(elements, leaves);
+  deterministic_sum<float, cpu> sum(elements, leaves);
   for (std::int64_t leaf = leaves; leaf-- > 0;) add(sum, device, leaf);
   const auto all = sum.parts();
   REQUIRE(all.nodes.size() == 1);
@@ -64,10 +64,10 @@ void check(const owners& of, std::int64_t ranks) {
   threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
     any_communicator comm(c);
     cpu device;
-    canonical_sum<float, cpu> sum(elements, leaves);
+    deterministic_sum<float, cpu> sum(elements, leaves);
     for (std::int64_t leaf = 0; leaf < leaves; ++leaf)
       if (of[static_cast<std::size_t>(leaf)] == c.rank()) add(sum, device, leaf);
-    const canonical_exchange exchange(comm, members_of(of, ranks), leaves);
+    const deterministic_exchange exchange(comm, members_of(of, ranks), leaves);
     auto& mine = wrong[static_cast<std::size_t>(c.rank())];
     mine += exchange.joined().size() != 1;
     std::vector<std::vector<float>> before;
@@ -97,7 +97,7 @@ void check(const owners& of, std::int64_t ranks) {
 TEST_CASE("leaves that have terms in some rows alone give the bits of whole leaves") {
   constexpr std::int64_t width = 70, rows = elements / width, leaves = 11;
   cpu device;
-  canonical_sum<float, cpu> whole(elements, leaves), sparse(elements, leaves);
+  deterministic_sum<float, cpu> whole(elements, leaves), sparse(elements, leaves);
   std::vector<std::int64_t> order(leaves);
   std::iota(order.begin(), order.end(), std::int64_t{0});
   std::shuffle(order.begin(), order.end(), std::minstd_rand(7));
@@ -158,11 +158,11 @@ TEST_CASE("a rank without one of its leaves is found") {
                                     [&](threads::communicator c) {
                                       any_communicator comm(c);
                                       cpu device;
-                                      canonical_sum<float, cpu> sum(elements, 4);
+                                      deterministic_sum<float, cpu> sum(elements, 4);
                                       add(sum, device, c.rank() == 0 ? 0 : 2);
                                       if (c.rank() == 0) add(sum, device, 1);
-                                      const canonical_exchange exchange(comm, members_of({0, 0, 1, 1}, 2), 4);
+                                      const deterministic_exchange exchange(comm, members_of({0, 0, 1, 1}, 2), 4);
                                       static_cast<void>(exchange.run_everywhere(device, sum.parts(), elements));
                                     }),
-                       doctest::Contains("a canonical sum over 4 leaves is incomplete on this rank"), error);
+                       doctest::Contains("a deterministic sum over 4 leaves is incomplete on this rank"), error);
 }

@@ -1,5 +1,5 @@
-// The sums of linears that share an input, in canonical order: over contracted features, over the features of their
-// outputs for the input's gradient, and over tokens for the weights'.
+// The deterministic sums of linears that share an input: over contracted features, over the features of their outputs
+// for the input's gradient, and over tokens for the weights'.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/device/canonical_product.hpp"
-#include "plait/nn/feature_sum.hpp"
-#include "plait/nn/linear/rule.hpp"
-#include "plait/nn/parameter.hpp"
+#include "plait/deterministic/feature_sum.hpp"
+#include "plait/deterministic/gradient_sum.hpp"
+#include "plait/device/deterministic_products.hpp"
 
 namespace plait::detail {
 
@@ -27,56 +26,56 @@ struct linear_extents {
   std::vector<std::int64_t> columns;  ///< of each branch
 };
 
-/// Made only under canonical numerics. Sums are made in the type of arithmetic, and rounded once.
+/// Made only with deterministic sums. Sums are made in the type of arithmetic, and rounded once.
 template <class Precision, compute_device Device>
-class canonical_linear {
+class deterministic_linear {
   using T = activation_of<Precision>;
   using W = weight_of<Precision>;
   using G = gradient_of<Precision>;
   using A = arithmetic<T>;
-  static constexpr std::int64_t one_sum = canonical_products::chunk;
+  static constexpr std::int64_t one_sum = deterministic_products::chunk;
 
  public:
-  canonical_linear() = default;
-  /// Throws `plait::error` where there is no canonical order for such linears.
-  canonical_linear(const context<Device>& ctx, const shared_linears& d, const executor& resolve, const executor& spread,
-                   linear_extents extents, bool batched, bool adapted, bool overlaps, const std::string& name)
+  deterministic_linear() = default;
+  /// `d` is the derivation of the linears. Throws `plait::error` where there is no deterministic order for such
+  /// linears.
+  template <class Linears>
+  deterministic_linear(const context<Device>& ctx, const Linears& d, const executor& resolve, const executor& spread,
+                       linear_extents extents, bool batched, bool adapted, bool overlaps, const std::string& name)
       : x_(std::move(extents)) {
-    const auto refuse = [&](const char* what) {
-      fail({name, ": canonical numerics (deterministic) have no order for ", what});
-    };
+    const auto refuse = [&](const char* what) { fail({name, ": deterministic sums have no order for ", what}); };
     if (batched) refuse("batches of products");
     if (adapted) refuse("low-rank adapters");
     if (overlaps) refuse("linears whose collectives go in chunks; leave overlap out");
-    if constexpr (!has_canonical_products<Device>) {
+    if constexpr (!has_deterministic_products<Device>) {
       refuse("products on this device");
-    } else if (!ctx.device.canonical()) {
-      fail({name, ": canonical numerics need a device whose products have one order: set its options::canonical"});
+    } else if (!ctx.device.deterministic()) {
+      fail({name, ": deterministic sums need a device whose products have one order: set its options::deterministic"});
     }
     const layout& weight = d.branches[0].placed;
     if (const dim_id dim = leading(weight, d.branches[0].output, false); has_feature_leaves(dim, weight)) {
-      contracted_ = feature_sum<Device>(ctx, weight, dim, feature_leaves(ctx.numerics, ctx.sizes.of(dim)), resolve,
+      contracted_ = feature_sum<Device>(ctx, weight, dim, feature_leaves(ctx.deterministic, ctx.sizes.of(dim)), resolve,
                                         name + ": output");
     } else if (!resolve.trivial()) {
       refuse("an output that is summed over ranks without leaves");
     }
     std::int64_t leaves = 0;
     axis_list axes;
-    for (const linear_layouts& b : d.branches) {
+    for (const auto& b : d.branches) {
       const dim_id dim = leading(b.placed, b.output, true);
       const bool cut = has_feature_leaves(dim, b.placed);
       const axis_list over = ctx.ranks.pruned(b.placed.axes_of(dim));
       if (&b != d.branches.data() && (cut != (leaves > 0) || !(over == axes)))
         refuse("linears that share an input and are sharded over different ranks");
       axes = over;
-      if (cut) leaves = std::gcd(leaves, feature_leaves(ctx.numerics, ctx.sizes.of(dim)));
+      if (cut) leaves = std::gcd(leaves, feature_leaves(ctx.deterministic, ctx.sizes.of(dim)));
     }
     if (leaves > 0)
       own_ = feature_sum<Device>(ctx, weight, leading(weight, d.branches[0].output, true), leaves, spread,
                                  name + ": gradient of the input");
     else if (!spread.trivial())
       refuse("a gradient of the input that is summed over ranks without leaves");
-    tokens_ = token_leaves(ctx.numerics, rows_of(d), ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
+    tokens_ = token_leaves(ctx.deterministic, rows_of(d), ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
                            token_grain::coarse, name);
     made_ = true;
   }
@@ -154,7 +153,8 @@ class canonical_linear {
     return {};
   }
   /// The rows of the products.
-  static layout rows_of(const shared_linears& d) {
+  template <class Linears>
+  static layout rows_of(const Linears& d) {
     layout rows = d.gathered;
     rows.dims = {};
     for (const dim_placement& p : d.gathered.dims)

@@ -1,6 +1,6 @@
-// Layers under canonical numerics: outputs, gradients of inputs and of weights have the bits of one rank on every mesh,
-// and are what the usual numerics give but for rounding; what is kept and sent is what a dry run says. Layers that have
-// no such order are refused by name.
+// Layers with deterministic sums: outputs, gradients of inputs and of weights have the bits of one rank on every mesh,
+// and are what sums without this order give but for rounding; what is kept and sent is what a dry run says. Layers that
+// have no such order are refused by name.
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -23,8 +23,8 @@ using namespace plait::test;
 
 namespace {
 
-constexpr numerics order{4, 4, 4, 1};
-const testing::on_cpu canonical{{.canonical = true}};
+constexpr deterministic_leaves order{4, 4, 4, 1};
+const testing::on_cpu deterministic{{.deterministic = true}};
 
 dim_sizes sizes() {
   dim_sizes s = transformer_sizes(4, 16);
@@ -47,7 +47,7 @@ void check(const Mesh& alone, std::initializer_list<Mesh> meshes, Make&& make) {
   for (const bool deferred : {false, true}) {
     const layer_run how{
         .policy = deferred ? recompute::selective : recompute::none, .deferred = deferred, .order = order};
-    const layer_values one = run_on(alone, sizes(), make, how, canonical)[0];
+    const layer_values one = run_on(alone, sizes(), make, how, deterministic)[0];
     CHECK(one.found.text() == "");
     const layer_values usual = run_on(alone, sizes(), make)[0];
     const double tolerance = sizeof(T) == 8 ? 1e-13 : 1e-4;
@@ -56,7 +56,7 @@ void check(const Mesh& alone, std::initializer_list<Mesh> meshes, Make&& make) {
     for (std::size_t i = 0; i < one.gradients.size(); ++i)
       check_near(one.gradients[i].second, usual.gradients[i].second, tolerance);
     for (const Mesh& mesh : meshes)
-      for (const layer_values& rank : run_on(mesh, sizes(), make, how, canonical)) {
+      for (const layer_values& rank : run_on(mesh, sizes(), make, how, deterministic)) {
         INFO(describe(mesh.shape()));
         CHECK(rank.found.text() == "");
         CHECK(rank.y == one.y);
@@ -139,7 +139,8 @@ TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {
 namespace {
 /// The message with which a layer is refused on one or several ranks.
 template <class Make>
-std::string refusal(const two& mesh, Make&& make, cpu::options device = {.canonical = true}, numerics of = order) {
+std::string refusal(const two& mesh, Make&& make, cpu::options device = {.deterministic = true},
+                    deterministic_leaves of = order) {
   try {
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
       world ranks(mesh.shape(), c);
@@ -151,36 +152,35 @@ std::string refusal(const two& mesh, Make&& make, cpu::options device = {.canoni
   }
   return "";
 }
-bool is_refused(const two& mesh, const char* text, auto&& make, cpu::options device = {.canonical = true},
-                numerics of = order) {
+bool is_refused(const two& mesh, const char* text, auto&& make, cpu::options device = {.deterministic = true},
+                deterministic_leaves of = order) {
   const std::string found = refusal(mesh, make, device, of);
   if (found.find(text) == std::string::npos) MESSAGE(found);
   return found.find(text) != std::string::npos;
 }
 }  // namespace
 
-TEST_CASE("what has no canonical order is refused by name") {
+TEST_CASE("what has no deterministic order is refused by name") {
   using column_linear = linear<float, policy<rows_split, column, wide>>;
   using row_linear = linear<float, policy<wide, row, rows_split>>;
-  CHECK(is_refused(two{1, 1},
-                   "layer: canonical numerics need a device whose products have one order: set its options::canonical",
-                   [](const auto& ctx) { column_linear(ctx, "layer"); }, {}));
-  CHECK(is_refused(two{1, 2},
-                   "layer: canonical numerics (deterministic) have no order for linears whose collectives go in chunks",
+  CHECK(is_refused(
+      two{1, 1},
+      "layer: deterministic sums need a device whose products have one order: set its options::deterministic",
+      [](const auto& ctx) { column_linear(ctx, "layer"); }, {}));
+  CHECK(is_refused(two{1, 2}, "layer: deterministic sums have no order for linears whose collectives go in chunks",
                    [](const auto& ctx) { column_linear(ctx, "layer", {.overlap = 2}); }));
   CHECK(is_refused(two{1, 1}, "have no order for low-rank adapters",
                    [](const auto& ctx) { column_linear(ctx, "layer", {.lora = {.rank = 2}}); }));
-  CHECK(
-      is_refused(two{1, 2}, "a sum over ranks of tp stays partial, which has no canonical order", [](const auto& ctx) {
-        linear<float, policy<wide, row, spec<shard<batch, dp>, seq, hidden, partial<tp>>>>(ctx, "layer");
-      }));
-  CHECK(is_refused(two{1, 2}, "numerics::features = 3), which 2 ranks of tp cannot share out",
-                   [](const auto& ctx) { row_linear(ctx, "layer"); }, {.canonical = true}, {3, 4, 4, 1}));
+  CHECK(is_refused(two{1, 2}, "a sum over ranks of tp stays partial, which has no deterministic order",
+                   [](const auto& ctx) {
+                     linear<float, policy<wide, row, spec<shard<batch, dp>, seq, hidden, partial<tp>>>>(ctx, "layer");
+                   }));
+  CHECK(is_refused(two{1, 2}, "deterministic_leaves::features = 3), which 2 ranks of tp cannot share out",
+                   [](const auto& ctx) { row_linear(ctx, "layer"); }, {.deterministic = true}, {3, 4, 4, 1}));
   CHECK(is_refused(
-      two{1, 2}, "norm: canonical numerics (deterministic) have no order for norms of rows that ranks share",
+      two{1, 2}, "norm: deterministic sums have no order for norms of rows that ranks share",
       [](const auto& ctx) { rms_norm<float, spec<shard<batch, dp>, seq, shard<hidden, tp>>>(ctx, 1e-5, "norm"); }));
-  CHECK(is_refused(two{1, 2},
-                   "moved: canonical numerics (deterministic) have no order for this sum over ranks: reduce_scatter",
+  CHECK(is_refused(two{1, 2}, "moved: deterministic sums have no order for this sum over ranks: reduce_scatter",
                    [](const auto& ctx) { redistribution<float, rows_pending, rows_split>(ctx, "moved"); }));
 }
 
@@ -209,17 +209,17 @@ TEST_CASE("a linear of which the weight or the bias is frozen trains for more th
                   });
                 }
               },
-              {.canonical = true}, order) == "");
+              {.deterministic = true}, order) == "");
 }
 
 TEST_CASE("attention on arrays of the caller's is refused where a rank's tokens are no whole chunks") {
   using along = plait::mesh<axis<cp>>;
-  const auto made = [](numerics of, bool zigzag) {
+  const auto made = [](deterministic_leaves of, bool zigzag) {
     std::string found;
     try {
       threads::run(2, [&](threads::communicator c) {
         world w(along(2).shape(), c);
-        cpu device({.canonical = true});
+        cpu device({.deterministic = true});
         const context<cpu> ctx{device, w, sizes(), 1, of};
         const sequence_order text = zigzag ? sequence_order::zigzag(16, 2) : sequence_order::original(16);
         const kernels::attention_shape shape{.batch = 1, .heads = 2, .kv_heads = 2, .head_dim = 4, .scale = 1};
@@ -233,10 +233,12 @@ TEST_CASE("attention on arrays of the caller's is refused where a rank's tokens 
   };
   CHECK(made({4, 4, 4, 1}, true) == "");
   CHECK(made({4, 4, 2, 1}, false) == "");
-  CHECK(made({4, 4, 1, 1}, false).find("chunks of 16 tokens (numerics::sequence), and a rank has a run of 8 from 0") !=
+  CHECK(made({4, 4, 1, 1}, false)
+            .find("chunks of 16 tokens (deterministic_leaves::sequence), and a rank has a run of 8 from 0") !=
         std::string::npos);
-  CHECK(made({4, 4, 2, 1}, true).find("chunks of 8 tokens (numerics::sequence), and a rank has a run of 4") !=
-        std::string::npos);
+  CHECK(
+      made({4, 4, 2, 1}, true).find("chunks of 8 tokens (deterministic_leaves::sequence), and a rank has a run of 4") !=
+      std::string::npos);
 }
 
 TEST_CASE("a layer that adds to gradients in its own order is refused by its parameter") {

@@ -1,5 +1,5 @@
 // The exchange of partial sums between ranks: each rank gets those parts of an array that it is to have, and adds them
-// in canonical order, so that no backend's order of ranks enters.
+// in deterministic order, so that no backend's order of ranks enters.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,10 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/world.hpp"
-#include "plait/core/leaves.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/tensor/canonical_sum.hpp"
+#include "plait/deterministic/leaves.hpp"
+#include "plait/deterministic/sums.hpp"
 
 namespace plait {
 
@@ -24,19 +25,36 @@ struct element_range {
 };
 
 /// The even parts of `elements` for `ranks` ranks, in order; the last ones may be smaller.
-std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks);
+inline std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks) {
+  const std::int64_t size = (elements + ranks - 1) / ranks;
+  std::vector<element_range> parts;
+  for (std::int64_t r = 0; r < ranks; ++r)
+    parts.push_back({std::min(r * size, elements), std::min((r + 1) * size, elements)});
+  return parts;
+}
 
 /// The ranks of a world that are with `rank` in the group of `axes`, in the group's order.
-std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes, std::int64_t rank);
+inline std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes, std::int64_t rank) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(mesh.size(axes)));
+  for (std::int64_t r = 0; r < mesh.size(); ++r)
+    if (mesh.group_of(r, axes) == mesh.group_of(rank, axes)) all[static_cast<std::size_t>(mesh.index_in(r, axes))] = r;
+  return all;
+}
 
 /// Which partial sums the ranks of a group have, and what joining all of them leaves. Messages go once, from who has a
 /// partial sum to who is to have a part of it: with one partial sum a rank, an all-reduce in two exchanges sends
 /// 2 (n-1)/n of the array, as a ring does.
-class canonical_exchange {
+class deterministic_exchange {
  public:
-  canonical_exchange() = default;
+  deterministic_exchange() = default;
   /// `members` are the partial sums of each rank of `comm`, over a sum of `leaves` leaves.
-  canonical_exchange(any_communicator& comm, std::vector<std::vector<tree_node>> members, std::int64_t leaves);
+  deterministic_exchange(any_communicator& comm, std::vector<std::vector<tree_node>> members, std::int64_t leaves)
+      : comm_(&comm), members_(std::move(members)), leaves_(leaves) {
+    leaf_tree<char> tree(leaves);
+    for (const auto& nodes : members_)
+      for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
+    for (const auto& e : tree.roots()) joined_.push_back(e.node);
+  }
 
   explicit operator bool() const { return comm_ != nullptr; }
   int ranks() const { return comm_->size(); }
@@ -182,7 +200,12 @@ class canonical_exchange {
   }
 
  private:
-  void check(const std::vector<tree_node>& own) const;
+  void check(const std::vector<tree_node>& own) const {
+    if (own == members_[static_cast<std::size_t>(comm_->rank())]) return;
+    fail({"a deterministic sum over ", leaves_, " leaves is incomplete on this rank: it has ", own.size(),
+          " partial sums where its layout has ", members_[static_cast<std::size_t>(comm_->rank())].size(),
+          "; some leaf of the step was not added"});
+  }
   /// sum = x + y, where sum may be one of them.
   template <class E, compute_device Device>
   static void add(Device& device, const E* x, const E* y, E* sum, std::int64_t n) {
@@ -199,9 +222,5 @@ class canonical_exchange {
 };
 
 }  // namespace plait
-
-#ifndef PLAIT_COMPILED
-#include "plait/tensor/canonical_exchange.ipp"  // IWYU pragma: keep
-#endif
 
 #include "plait/core/macros_on.hpp"

@@ -3,19 +3,19 @@
 // timeout: 240
 #include <doctest/doctest.h>
 
-#include "canonical_llama.hpp"
+#include "deterministic_llama.hpp"
 #include "plait/comm/threads/cuda.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 namespace {
-outcome on_threads(const canonical_layout& l, bool canonical = true) {
-  return train_canonical(
+outcome on_threads(const deterministic_layout& l, bool deterministic = true) {
+  return train_deterministic(
       [](int ranks, const cuda::options& device, auto&& body) {
         threads::run(ranks, device, [&](threads::communicator c, cuda& own) { body(c, own); });
       },
-      l, canonical);
+      l, deterministic);
 }
 }  // namespace
 
@@ -39,7 +39,7 @@ TEST_CASE("without it the bits depend on the layout, so that the stand-in shows 
 #endif
 
 TEST_CASE("what has no one order is refused") {
-  cuda device(cuda::options{.canonical = true});
+  cuda device(cuda::options{.deterministic = true});
   CHECK_THROWS_WITH_AS(device.use_attention({}), doctest::Contains("legal is attention_backend::own"), error);
   auto memory = make_buffer<float>(device, 4096);
   float* const x = memory.data<float>();

@@ -1,6 +1,6 @@
 // The leaves of tokens: every leaf is somebody's and nobody else's on each mesh, with the same tokens, whatever the
 // order of the sequence and the number of microbatches; and what ranks cannot share out is refused.
-#include "plait/nn/token_leaves.hpp"
+#include "plait/deterministic/leaves.hpp"
 
 #include <doctest/doctest.h>
 
@@ -29,7 +29,7 @@ struct found {
 };
 
 template <class Spec>
-found leaves_of(const three& m, numerics order, std::int64_t microbatches, token_grain grain) {
+found leaves_of(const three& m, deterministic_leaves order, std::int64_t microbatches, token_grain grain) {
   order.zigzag = m.shape().extent(axis_of<cp>);
   const bool zigzag = layout_v<Spec>.dims[1].dim == dim_of<zseq>;
   const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8 / microbatches, 32, 32, 4);
@@ -55,7 +55,7 @@ found leaves_of(const three& m, numerics order, std::int64_t microbatches, token
 
 template <class Spec>
 void check(const three& m, std::int64_t microbatches, token_grain grain) {
-  const numerics order{4, 4, 4};
+  const deterministic_leaves order{4, 4, 4};
   const found one = leaves_of<text>(three{1, 1, 1}, order, 1, grain),
               here = leaves_of<Spec>(m, order, microbatches, grain);
   CHECK(one.tokens.size() == (grain == token_grain::fine ? 64 : 16));
@@ -81,23 +81,25 @@ TEST_CASE("leaves have the same tokens on every mesh") {
 
 TEST_CASE("what ranks cannot share out is refused, with the field and the legal values") {
   const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8, 32, 32, 4);
-  const auto make = [&](const three& m, numerics order, const layout& tokens) {
+  const auto make = [&](const three& m, deterministic_leaves order, const layout& tokens) {
     return token_leaves(order, tokens, m.shape(), sizes, 0, token_grain::coarse, "layer");
   };
   CHECK_THROWS_WITH_AS(make(three{4, 1, 1}, {4, 6, 4}, layout_v<text>),
-                       doctest::Contains("numerics::samples = 6 leaves of samples, which 4 ranks"), error);
-  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 4, 5}, layout_v<text>),
-                       doctest::Contains("cut a sequence of 32 tokens into 5 chunks (numerics::sequence = 5)"), error);
+                       doctest::Contains("deterministic_leaves::samples = 6 leaves of samples, which 4 ranks"), error);
+  CHECK_THROWS_WITH_AS(
+      make(three{1, 1, 1}, {4, 4, 5}, layout_v<text>),
+      doctest::Contains("cut a sequence of 32 tokens into 5 chunks (deterministic_leaves::sequence = 5)"), error);
   CHECK_THROWS_WITH_AS(make(three{1, 4, 1}, {4, 4, 2}, layout_v<text>),
                        doctest::Contains("makes chunks of 16 tokens, and ranks have 8 neighbours of"), error);
   CHECK_THROWS_WITH_AS(make(three{1, 4, 1}, {4, 4, 2}, layout_v<text>), doctest::Contains("legal are multiples of 4"),
                        error);
   CHECK_THROWS_WITH_AS(make(three{1, 2, 1}, {4, 4, 4}, layout_v<zigzag_text>),
-                       doctest::Contains("give the context numerics_under<strategy>(numerics, mesh)"), error);
+                       doctest::Contains("give the context leaves_under<strategy>(leaves, mesh)"), error);
   CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 4, 4}, layout_v<spec<shard<hidden, tp>, seq>>),
-                       doctest::Contains("canonical numerics have an order for rows of [batch, seq]"), error);
+                       doctest::Contains("deterministic sums have an order for rows of [batch, seq]"), error);
   CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 16, 4}, layout_v<text>).of_microbatch(0, 1),
-                       doctest::Contains("numerics::samples = 16 leaves of 8 samples in a step are uneven"), error);
+                       doctest::Contains("deterministic_leaves::samples = 16 leaves of 8 samples in a step are uneven"),
+                       error);
   CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 2, 4}, layout_v<text>).of_microbatch(0, 4),
                        doctest::Contains("a microbatch has 8 on a rank; legal are multiples of 4 that divide 32"),
                        error);

@@ -1,16 +1,22 @@
-// The binary tree over the leaves of a canonical sum, as numbers: which partial sums exist, and in which order they
-// join.
+// The leaves of deterministic sums: the binary tree over them, and which rows of a rank's arrays each leaf of a sum
+// over tokens has.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "plait/core/deterministic.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/layout/layout.hpp"
+#include "plait/layout/mesh.hpp"
+#include "plait/tensor/sequence_order.hpp"
 
 namespace plait {
 
@@ -28,9 +34,9 @@ struct tree_node {
   friend constexpr bool operator==(const tree_node&, const tree_node&) = default;
 };
 
-/// The partial sums of a canonical sum that are here. What is inserted joins its neighbour in the tree as soon as both
-/// are here, so that the result does not depend on who has inserted what, or when. A tree over a number of leaves that
-/// is no power of two is the one over the next power, without the leaves that do not exist.
+/// The partial sums of a deterministic sum that are here. What is inserted joins its neighbour in the tree as soon as
+/// both are here, so that the result does not depend on who has inserted what, or when. A tree over a number of leaves
+/// that is no power of two is the one over the next power, without the leaves that do not exist.
 template <class Value>
 class leaf_tree {
  public:
@@ -75,7 +81,7 @@ class leaf_tree {
     }
     const auto at = place(node);
     if ((at != roots_.end() && overlap(at->node, node)) || (at != roots_.begin() && overlap(std::prev(at)->node, node)))
-      fail({"leaf ", node.first(), " of ", leaves_, " is added to a canonical sum twice"});
+      fail({"leaf ", node.first(), " of ", leaves_, " is added to a deterministic sum twice"});
     roots_.insert(at, entry{node, std::move(value)});
   }
 
@@ -109,6 +115,72 @@ inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::
   return nodes;
 }
 
+/// How fine the leaves of a sum over tokens are. Sums over rows that tensor parallelism shards too, as norms' are under
+/// sequence parallelism, are `fine`: each chunk of the sequence is cut into `deterministic_leaves::features` more.
+enum class token_grain : std::uint8_t { coarse, fine };
+
+/// The deterministic leaves of tokens that lie as [batch, seq, ...] or [batch, zseq, ...]: a chunk of the sequence of a
+/// group of samples of the step. Leaves of one chunk follow each other, so that ranks of data parallelism have
+/// neighbours.
+class token_leaves {
+ public:
+  /// Neighbouring rows of this rank's array, which is [samples, tokens of the sequence, ...].
+  struct rows {
+    std::int64_t first = 0, count = 0;
+  };
+  struct leaf {
+    std::int64_t number = 0;
+    std::vector<rows> parts;
+    std::int64_t count() const {
+      std::int64_t n = 0;
+      for (const rows& r : parts) n += r.count;
+      return n;
+    }
+  };
+
+  token_leaves() = default;
+  /// `tokens` is the layout of what has the rows. Throws `plait::error` that names `name` where its dims are not those,
+  /// and where a rank would have parts of leaves.
+  token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh, const dim_sizes& sizes,
+               std::int64_t rank, token_grain grain, std::string name);
+
+  std::int64_t leaves() const { return chunks_ * samples_; }
+  /// The leaves of microbatch `index` of `count` in the step. Throws where its samples are no whole groups.
+  std::vector<leaf> of_microbatch(std::int64_t index, std::int64_t count) const;
+  /// The leaves that `rank` has after all microbatches of a step.
+  std::vector<leaf_range> of_step(std::int64_t rank) const;
+
+ private:
+  struct piece {
+    std::int64_t chunk, at;
+  };
+  std::vector<piece> pieces_of(std::int64_t offset, std::int64_t length) const;
+
+  deterministic_leaves order_;
+  layout tokens_;
+  mesh_shape mesh_;
+  dim_sizes sizes_;
+  std::string name_;
+  sequence_order sequence_;
+  std::int64_t chunks_ = 1, samples_ = 1, chunk_ = 1;  ///< chunk_: tokens in a chunk
+  std::int64_t batch_ = 1, local_batch_ = 1, first_batch_ = 0, local_tokens_ = 1;
+  std::vector<piece> pieces_;
+};
+
+/// The leaves of a dim of features: the greatest number that divides both it and `deterministic_leaves::features`.
+std::int64_t feature_leaves(const deterministic_leaves& order, std::int64_t size);
+
+/// Whether sums over a dim have leaves: those of the library that tensor parallelism shards, and any that `placed`, the
+/// layout of a policy, shards.
+constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
+  return dim == dim_of<heads> || dim == dim_of<kv_heads> || dim == dim_of<ffn> || dim == dim_of<vocab> ||
+         !placed.axes_of(dim).empty();
+}
+
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/deterministic/leaves.ipp"  // IWYU pragma: keep
+#endif
 
 #include "plait/core/macros_on.hpp"

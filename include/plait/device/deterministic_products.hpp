@@ -1,5 +1,5 @@
 // Products on the CPU whose sums have one order, whatever the sizes and strides of the factors, for
-// `cpu::options::canonical`.
+// `cpu::options::deterministic`.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class ordered_products {
 /// or more; this is checked for every new problem, and refused where it does not hold. All others are computed by
 /// `ordered_products`: small ones, products of double, and on processors for which oneDNN has other kernels, which add
 /// some elements of a product in one order and some in another.
-class canonical_products {
+class deterministic_products {
  public:
   /// The terms that are added without a break.
   static constexpr std::int64_t chunk = 256;
@@ -123,7 +123,7 @@ class canonical_products {
       if (std::memcmp(&expected, &c[at[s]], sizeof expected) != 0 && expected == expected)
         fail({p.text(),
               ": the library does not add the terms of this product one after the other on this processor, so "
-              "that its bits depend on the layout; leave cpu::options::canonical out"});
+              "that its bits depend on the layout; leave cpu::options::deterministic out"});
     }
     checked_.push_back(same);
   }
@@ -190,7 +190,7 @@ class canonical_products {
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED
-#include "plait/device/canonical_product.ipp"  // IWYU pragma: keep
+#include "plait/device/deterministic_products.ipp"  // IWYU pragma: keep
 #endif
 
 #include "plait/core/macros_on.hpp"
