@@ -16,5 +16,5 @@
 #include "plait/nn/parameter/free.hpp"
 #include "plait/nn/pointwise.hpp"
 #include "plait/nn/strategy.hpp"
-#include "plait/tensor/parts.hpp"
-#include "plait/tensor/redistribute.hpp"
+#include "plait/tensor/redistribution.hpp"
+#include "plait/tensor/tensor.hpp"

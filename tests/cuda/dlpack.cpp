@@ -1,6 +1,4 @@
 // Tensors of a GPU by way of DLPack: its device number, its memory, and the layout that goes beside it.
-#include "plait/tensor/dlpack.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -9,6 +7,7 @@
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/tensor/interop.hpp"
 
 using namespace plait;
 

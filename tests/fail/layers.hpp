@@ -7,5 +7,5 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/parallel/optim/adamw.hpp"
-#include "plait/tensor/redistribute.hpp"
+#include "plait/tensor/redistribution.hpp"
 #include "plait/schedule/errors.hpp"

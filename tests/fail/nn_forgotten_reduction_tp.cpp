@@ -2,7 +2,7 @@
 // expect: on_axis<plait::tp>
 // errors-at-most: 1
 #include "plait/parallel/optim/adamw.hpp"
-#include "plait/tensor/redistribute.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 using namespace plait;
 

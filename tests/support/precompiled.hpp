@@ -39,6 +39,6 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/nn.hpp"
-#include "plait/tensor/redistribute.hpp"
+#include "plait/tensor/redistribution.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "plait/train.hpp"

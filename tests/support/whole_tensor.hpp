@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "plait/device/cpu.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 /// Whole tensors of a mesh, and how far they are from others.
 namespace plait::test {
@@ -15,7 +15,7 @@ template <class T>
 std::vector<T> gathered(const context<cpu>& ctx, const layout& lies, const T* part) {
   layout whole;
   for (const dim_placement& p : lies.dims) whole.dims.push_back({p.dim, {}});
-  const executor moves(lies, whole, ctx.ranks, ctx.sizes, "gathered");
+  const ready_plan moves(lies, whole, ctx.ranks, ctx.sizes, "gathered");
   std::vector<T> full(static_cast<std::size_t>(moves.target().local_size()));
   moves.run(ctx.device, part, full.data(), dtype_of<T>);
   return full;

@@ -25,7 +25,7 @@
 #include "plait/parallel/units.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/verified.hpp"
-#include "plait/tensor/parts.hpp"
+#include "plait/tensor/tensor.hpp"
 #include "support/temp_folder.hpp"
 
 namespace pl = plait;

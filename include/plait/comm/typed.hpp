@@ -1,5 +1,5 @@
 // Single collectives on the caller's own pointers, with the specs before and after in the types: a wrong one does not
-// compile, a right one is the raw call (tests/codegen). For a way of several steps use tensor/redistribute.hpp.
+// compile, a right one is the raw call (tests/codegen). For a way of several steps use tensor/redistribution.hpp.
 #pragma once
 
 #include <concepts>

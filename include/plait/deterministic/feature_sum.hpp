@@ -14,7 +14,7 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/tensor/context.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait {
 
@@ -25,8 +25,8 @@ class feature_sum {
   feature_sum() = default;
   /// `placed` shards `dim`, which has `leaves` leaves; `moves` brings the sum to where it is to be. Throws
   /// `plait::error` that names `name` where ranks cannot share out the leaves, or `moves` is another plan.
-  feature_sum(const context<Device>& ctx, const layout& placed, dim_id dim, std::int64_t leaves, const executor& moves,
-              const std::string& name)
+  feature_sum(const context<Device>& ctx, const layout& placed, dim_id dim, std::int64_t leaves,
+              const ready_plan& moves, const std::string& name)
       : leaves_(leaves), name_(name) {
     const mesh_shape& mesh = ctx.ranks.shape();
     const axis_list axes = ctx.ranks.pruned(placed.axes_of(dim));
@@ -43,7 +43,7 @@ class feature_sum {
         fail({name, ": a sum over ranks of ", describe(axes), " stays partial, which has no deterministic order"});
       return;
     }
-    moved_ = moves.lone();
+    moved_ = moves.single();
     axis_list over;
     for (const redistribution_step& s : moves.planned().steps)
       if (s.kind != transition_kind::relabel) over = s.axes;

@@ -20,7 +20,7 @@
 #include "plait/layout/layout.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/tensor/context.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait {
 
@@ -110,7 +110,8 @@ const T* rows_of_leaf(Device& device, const token_leaves::leaf& leaf, const T* f
 template <class Precision, compute_device Device>
 void join_terms(const context<Device>& ctx,
                 const std::vector<std::unique_ptr<gradient_terms<Precision, Device>>>& users, std::int64_t begin,
-                const layout& gradient, const executor& gather, gradient_of<Precision>* out, const std::string& name) {
+                const layout& gradient, const ready_plan& gather, gradient_of<Precision>* out,
+                const std::string& name) {
   using G = gradient_of<Precision>;
   if (!gather.trivial())
     fail({"parameter ", name,

@@ -40,8 +40,9 @@ class deterministic_linear {
   /// `d` is the derivation of the linears. Throws `plait::error` where there is no deterministic order for such
   /// linears.
   template <class Linears>
-  deterministic_linear(const context<Device>& ctx, const Linears& d, const executor& resolve, const executor& spread,
-                       linear_extents extents, bool batched, bool adapted, bool overlaps, const std::string& name)
+  deterministic_linear(const context<Device>& ctx, const Linears& d, const ready_plan& resolve,
+                       const ready_plan& spread, linear_extents extents, bool batched, bool adapted, bool overlaps,
+                       const std::string& name)
       : x_(std::move(extents)) {
     const auto refuse = [&](const char* what) { fail({name, ": deterministic sums have no order for ", what}); };
     if (batched) refuse("batches of products");

@@ -131,7 +131,7 @@ struct mesh_tags {
 }  // namespace detail
 
 /// Refuses to compile unless `Spec` mentions every axis of `Mesh` and no other. `Where` is the policy or layer whose
-/// boundary this is; the message names it. tensor/boundary_check.hpp checks a mesh that is known at run time only.
+/// boundary this is; the message names it. tensor/context.hpp checks a mesh that is known at run time only.
 template <spec_like Spec, mesh_like Mesh, class Where>
 inline constexpr bool boundary =
     sizeof(detail::later_consequence<detail::boundary_verdict<Spec, Mesh>, Where, Spec, detail::mesh_tags<Mesh>>) > 0;

@@ -1,5 +1,5 @@
 // Plans of redistributions: their steps, the sixteen transitions, the mirror of a plan, which is its backward, and the
-// search for the plan of least bytes. tensor/executor.hpp runs them.
+// search for the plan of least bytes. tensor/redistribution.hpp runs them.
 #pragma once
 
 #include <vector>

@@ -13,7 +13,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/open_sum.hpp"
 #include "plait/nn/pointwise.hpp"
-#include "plait/tensor/redistribute.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait {
 
@@ -476,7 +476,7 @@ class redistribution : public layer_types<T, From, To, Device>,
  private:
   detail::layer_names names_;
   detail::made_for made_for_;
-  executor there_, back_;
+  ready_plan there_, back_;
 };
 
 /// The sum of branches that share their input, as the parallel block of PaLM (Chowdhery et al. 2022) or a low-rank

@@ -260,8 +260,8 @@ class embedding
     return rows;
   }
   void take_sizes(const context<Device>& ctx, const std::string& name) {
-    executor resolve(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name);
-    executor unresolve(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
+    ready_plan resolve(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name);
+    ready_plan unresolve(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
     tokens_ = resolve.source().local_size() / width_;
     resolve_ = {std::move(resolve), tokens_, width_};
     unresolve_ = {std::move(unresolve), tokens_, width_};

@@ -27,9 +27,7 @@
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/microbatch.hpp"
-#include "plait/tensor/null_check.hpp"
 #include "plait/tensor/tensor.hpp"
-#include "plait/tensor/view.hpp"
 
 namespace plait {
 

@@ -17,7 +17,7 @@
 #include "plait/layout/rules.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/tensor/check_values.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/tensor/redistribution.hpp"
 #include "plait/tensor/tensor.hpp"
 
 namespace plait {
@@ -158,7 +158,7 @@ class token_mean {
   tensor<double, LossSum, Device> sum_;
   tensor<double, complete_spec, Device> total_;
   seed_type seed_;
-  executor complete_count_, complete_sum_;
+  ready_plan complete_count_, complete_sum_;
   bool counted_ = false;  ///< by all ranks
 };
 
@@ -356,7 +356,7 @@ class cross_entropy_loss
     layout pending = complete;
     for (axis_id axis : placed.dims.back().axes)
       complete.set(axis, state::replicated), pending.set(axis, state::partial);
-    const executor moves(pending, complete, ctx.ranks, ctx.sizes, "cross_entropy: statistics");
+    const ready_plan moves(pending, complete, ctx.ranks, ctx.sizes, "cross_entropy: statistics");
     columns_ = feature_sum<Device>(ctx, placed, dim, feature_leaves(ctx.deterministic, ctx.sizes.of(dim)), moves,
                                    "cross_entropy");
     const box logits = local_box(placed, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());

@@ -27,9 +27,9 @@
 #include "plait/nn/parameter/info.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/context.hpp"
-#include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
-#include "plait/tensor/parts.hpp"
+#include "plait/tensor/redistribution.hpp"
+#include "plait/tensor/tensor.hpp"
 
 namespace plait::detail {
 
@@ -411,7 +411,7 @@ class parameter {
   bool counts() const { return counts_; }
   const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
   std::int64_t array_offset() const { return at_; }
-  const executor& gather_plan() const { return gather_; }
+  const ready_plan& gather_plan() const { return gather_; }
   /// Calls f(what, begin, elements) for each array of the caller's in which it lies: its values, gradients and masters.
   template <class F>
   void visit_callers_memory(F&& f) const {
@@ -501,7 +501,7 @@ class parameter {
   Device* device_;
   parameter_info info_;
   layout stored_, used_;
-  executor gather_, reduce_;
+  ready_plan gather_, reduce_;
   box part_;
   std::shared_ptr<parameter_array<Precision, Device>> array_;
   std::int64_t at_ = 0;  ///< in the array

@@ -13,8 +13,8 @@
 #include "plait/core/text.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/step_result.hpp"
-#include "plait/tensor/executor.hpp"
 #include "plait/tensor/gather_records.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait {
 
@@ -27,7 +27,7 @@ std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precisio
     for (axis_id axis : d.axes) whole.set(axis, state::invariant);
     d.axes = {};
   }
-  const executor gather(p.stored(), whole, ctx.ranks, p.sizes(), "gathering " + p.name());
+  const ready_plan gather(p.stored(), whole, ctx.ranks, p.sizes(), "gathering " + p.name());
   buffer<Device> part;
   if (auto* const storage = p.storage(); storage && !storage->axes().empty()) {
     part = make_buffer<E>(ctx.device, static_cast<std::size_t>(p.size()));

@@ -1,4 +1,4 @@
-// A collective of a plan in chunks of rows, beside a product that uses what has come or makes what is to go.
+// A collective of a plan in chunks of rows, overlapped with a product that uses what it gathers or makes what it sums.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait {
 namespace detail {
@@ -71,7 +72,7 @@ class chunked_collective {
   chunked_collective() = default;
   /// `width` are the elements of a row of the matrix. Throws `plait::error` that names `where` if the plan is another
   /// one, or moves something else than whole rows, or has fewer rows than `chunks`.
-  chunked_collective(const executor& moves, std::int64_t width, std::int64_t chunks, std::string_view where);
+  chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks, std::string_view where);
 
   explicit operator bool() const { return comm_ != nullptr; }
 
@@ -190,8 +191,43 @@ class chunked_collective {
   std::vector<piece> pieces_;
 };
 
+inline chunked_collective::chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks,
+                                              std::string_view where) {
+  const auto found = moves.single();
+  if (!found || width < 1 || found->inner % width != 0)
+    fail({where, ": overlap in ", chunks, " chunks is of one all-gather, reduce-scatter or all-reduce of whole rows;",
+          " here it would be of ", describe_steps(moves.planned())});
+  kind_ = found->kind;
+  comm_ = found->comm;
+  ranks_ = kind_ == transition_kind::all_reduce ? 1 : found->ranks;
+  rows_ = found->rows * (found->inner / width);
+  width_ = width;
+  const std::int64_t most = found->outer * rows_;
+  if (chunks < 1 || chunks > most)
+    fail(
+        {where, ": overlap in ", chunks, " chunks, of ", most, " rows on each rank; legal are 1 to ", most, " chunks"});
+  cut(found->outer, chunks);
+}
+
+inline void chunked_collective::cut(std::int64_t outer, std::int64_t chunks) {
+  const auto share = [](std::int64_t n, std::int64_t i, std::int64_t of) { return n * i / of; };
+  if (outer >= chunks) {
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      const std::int64_t begin = share(outer, c, chunks);
+      pieces_.push_back({begin, share(outer, c + 1, chunks) - begin, 0, rows_});
+    }
+  } else {
+    for (std::int64_t o = 0; o < outer; ++o) {
+      const std::int64_t here = share(chunks, o + 1, outer) - share(chunks, o, outer);
+      for (std::int64_t c = 0; c < here; ++c) {
+        const std::int64_t begin = share(rows_, c, here);
+        pieces_.push_back({o, 1, begin, share(rows_, c + 1, here) - begin});
+      }
+    }
+  }
+  for (const piece& p : pieces_) largest_ = std::max(largest_, p.outers * p.rows);
+}
+
 }  // namespace plait
 
-#ifndef PLAIT_COMPILED
-#include "plait/tensor/chunked_collective.ipp"  // IWYU pragma: keep
-#endif
+#include "plait/core/macros_on.hpp"

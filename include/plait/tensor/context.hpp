@@ -1,15 +1,23 @@
-// The context of layers: one rank's device and world, the sizes of dims, and the seed.
+// The context of layers: one rank's device and world, the sizes of dims, the seed and how sums are made. Specs are
+// checked against its mesh and sizes; for a mesh that the compiler knows, layout/check.hpp has `boundary`.
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "plait/comm/world.hpp"
 #include "plait/core/containers.hpp"
 #include "plait/core/deterministic.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
+#include "plait/layout/rules.hpp"
+#include "plait/layout/spec.hpp"
 
 namespace plait {
 
@@ -62,8 +70,7 @@ constexpr dim_sizes sizes_of(Sizes...) {
 }
 
 /// Layers run in a context: one rank's device and mesh, the global size of every dim, the seed of random numbers, and
-/// how sums are made.
-/// Nothing in it changes during a step; what differs between microbatches is in `microbatch` (tensor/microbatch.hpp).
+/// how sums are made. Nothing in it changes during a step; `microbatch` (tensor/microbatch.hpp) has what does.
 template <compute_device Device>
 struct context {
   Device& device;
@@ -74,4 +81,47 @@ struct context {
   deterministic_leaves deterministic{};
 };
 
+/// Throws, with the text that the compiler has for a mesh it knows, unless `Spec` mentions every axis of the context's
+/// mesh and no other. `where` names the layer and which of its boundaries this is. Layers call it when they are made.
+template <spec_like Spec, compute_device Device>
+void enforce_boundary(const context<Device>& ctx, const std::string& where) {
+  enforce(check_boundary(layout_v<Spec>, ctx.ranks.shape()), where);
+}
+
+/// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
+/// extents.
+inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where) {
+  for (const dim_placement& p : a.dims) {
+    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
+    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
+    if (size % ranks == 0) continue;
+    std::string extents;
+    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
+    fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
+          extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
+          (size / ranks + 1) * ranks});
+  }
+}
+
+/// Returns the part of a tensor with this spec that the context's rank holds. Throws if the spec mentions an axis that
+/// the mesh does not have, or a dim without a size or with one that its axes do not divide. A tensor may leave axes
+/// unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step, so this is a
+/// few compares of addresses.
+template <spec_like Spec, compute_device Device>
+box part_of(const context<Device>& ctx) {
+  static constexpr axis_list mentioned = layout_v<Spec>.mentioned();
+  const mesh_shape& mesh = ctx.ranks.shape();
+  for (axis_id axis : mentioned)
+    if (!mesh.has(axis)) enforce(check_boundary(layout_v<Spec>, mesh), "tensor " + describe(layout_v<Spec>));
+  const box part = local_box(layout_v<Spec>, mesh, ctx.sizes, ctx.ranks.rank());
+  for (std::size_t d = 0; d < static_cast<std::size_t>(part.dims); ++d) {
+    const dim_placement& placed = layout_v<Spec>.dims[d];
+    if (part.global[d] < 0 || part.local[d] * mesh.size(placed.axes) != part.global[d])
+      enforce_divides(layout_v<Spec>, mesh, ctx.sizes, "tensor " + describe(layout_v<Spec>));
+  }
+  return part;
+}
+
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -1,17 +1,25 @@
-// One rank's part of a typed tensor, owned or viewed. It has no operations and records no graph: layers compute.
+// One rank's part of a typed tensor, owned or viewed: `tensor`, views of a program's own memory, which it may have
+// declared const, and copies between a part and a whole array.
 #pragma once
 
+#include <cstdint>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "plait/core/box.hpp"
 #include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"
 #endif
+#include "plait/kernels/kernels.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/layout/spec.hpp"
-#include "plait/tensor/boundary_check.hpp"
+#include "plait/tensor/context.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {
@@ -25,7 +33,7 @@ class tensor {
   using spec = Spec;
 
   tensor() = default;
-  /// Owning and uninitialised, of the sizes that the context gives to the spec's dims. As the others, throws if the
+  /// Owning and uninitialised, of the sizes that the context gives to the spec's dims. All constructors throw if the
   /// spec mentions an axis that the context's mesh does not have.
   explicit tensor(const context<Device>& ctx)
       : part_(plait::part_of<Spec>(ctx)),
@@ -107,6 +115,94 @@ class tensor {
   buffer<Device> own_;
   T* data_ = nullptr;
 };
+
+namespace detail {
+
+/// Throws where the caller's memory for `size` elements is a null pointer. `where` is a layer or a function.
+inline void require_array(std::string_view where, const char* name, const void* pointer, std::int64_t size) {
+  if (pointer == nullptr && size > 0)
+    fail({where, ": ", name, " is a null pointer; it must point to this rank's ", size, " elements"});
+}
+
+}  // namespace detail
+
+/// A view of the caller's memory, which holds this rank's part of a tensor with this spec: a `tensor`, or, of memory
+/// that is const, a `const_tensor`. Throws where the pointer is null, and this rank's part is not empty.
+///
+///     up.forward(ctx, pl::view<rows>(ctx, x), y);   // x: const float*
+template <spec_like Spec, class T, compute_device Device>
+  requires(!std::is_const_v<T>)
+tensor<T, Spec, Device> view(const context<Device>& ctx, T* data) {
+  tensor<T, Spec, Device> seen(ctx, data);
+  detail::require_array("view", "the pointer", data, seen.part().local_size());
+  return seen;
+}
+
+/// A view of memory that may only be read, which holds this rank's part of a tensor. It stands wherever a layer takes a
+/// tensor that it does not write; `get` is for templates, which look through no conversion. `view<Spec>(ctx, pointer)`
+/// makes one.
+template <class T, spec_like Spec, compute_device Device = cpu>
+class const_tensor {
+ public:
+  using value_type = T;
+  using spec = Spec;
+
+  /// Throws if the spec mentions an axis that the context's mesh does not have, and where the pointer is null.
+  const_tensor(const context<Device>& ctx, const T* data) : view_(view<Spec>(ctx, const_cast<T*>(data))) {}
+
+  const T* data() const { return view_.data(); }
+  /// Local elements.
+  std::int64_t size() const { return view_.size(); }
+  /// Where this part lies in the global tensor.
+  const box& part() const { return view_.part(); }
+  /// Local elements along the dim.
+  std::int64_t extent(dim_id dim) const { return view_.extent(dim); }
+
+  const tensor<T, Spec, Device>& get() const { return view_; }
+  operator const tensor<T, Spec, Device>&() const { return view_; }  // NOLINT: the conversion is the purpose
+
+ private:
+  tensor<T, Spec, Device> view_;  ///< handed out as const alone: what it views is not written
+};
+
+/// A view of memory that is const.
+template <spec_like Spec, class T, compute_device Device>
+const_tensor<T, Spec, Device> view(const context<Device>& ctx, const T* data) {
+  return {ctx, data};
+}
+
+namespace detail {
+
+inline box whole_box(const box& part) {
+  box whole = part;
+  whole.offset = {};
+  whole.local = part.global;
+  return whole;
+}
+inline void require_arrays(const char* call, const box& part, const void* whole, const char* name, const void* mine) {
+  if (whole == nullptr)
+    fail({call, ": whole is a null pointer; it must point to the whole array's ", part.global_size(), " elements"});
+  require_array(call, name, mine, part.local_size());
+}
+
+}  // namespace detail
+
+/// Copies the elements of `part` from the row-major array `whole`, of part.global elements, to `out`, of part.local:
+/// both in the device's memory, in its main stream. Nothing is sent: every rank has the whole. For a parameter, whose
+/// padding such an array may lack, there is an overload in nn/parameter.hpp.
+template <class T, compute_device Device>
+void take_part(Device& device, const box& part, const T* whole, T* out) {
+  if (part.local_size() == 0) return;
+  detail::require_arrays("take_part", part, whole, "out", out);
+  kernels::copy_box(device, whole, detail::whole_box(part), out, part, part, static_cast<std::int64_t>(sizeof(T)));
+}
+/// Copies them back to their place in the whole array, whose other elements stay.
+template <class T, compute_device Device>
+void put_part(Device& device, const box& part, const T* in, T* whole) {
+  if (part.local_size() == 0) return;
+  detail::require_arrays("put_part", part, whole, "in", in);
+  kernels::copy_box(device, in, part, whole, detail::whole_box(part), part, static_cast<std::int64_t>(sizeof(T)));
+}
 
 }  // namespace plait
 

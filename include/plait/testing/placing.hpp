@@ -8,7 +8,7 @@
 
 #include "plait/comm/metrics.hpp"
 #include "plait/core/text.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/tensor/redistribution.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "plait/testing/findings.hpp"
 
@@ -46,7 +46,7 @@ inline std::vector<double> random_full(const layout& a, const dim_sizes& sizes, 
 /// A tensor whose whole value is `full`, laid out as `Spec` (a partial one has all of it on one rank). Collective.
 template <class Spec, class T, class Device>
 tensor<T, Spec, Device> place_full(const context<Device>& ctx, const std::vector<T>& full) {
-  const executor moves(whole_of(layout_v<Spec>), layout_v<Spec>, ctx.ranks, ctx.sizes, "placing");
+  const ready_plan moves(whole_of(layout_v<Spec>), layout_v<Spec>, ctx.ranks, ctx.sizes, "placing");
   auto there = make_buffer<T>(ctx.device, full.size());
   ctx.device.upload(there.data(), full.data(), there.bytes(), ctx.device.main_stream());
   tensor<T, Spec, Device> out(ctx);
@@ -56,7 +56,7 @@ tensor<T, Spec, Device> place_full(const context<Device>& ctx, const std::vector
 /// The whole value; `local` is this rank's part. Collective.
 template <class T, class Device>
 std::vector<double> collect_full(const context<Device>& ctx, const layout& from, const T* local) {
-  const executor moves(from, whole_of(from), ctx.ranks, ctx.sizes, "collecting");
+  const ready_plan moves(from, whole_of(from), ctx.ranks, ctx.sizes, "collecting");
   auto there = make_buffer<T>(ctx.device, static_cast<std::size_t>(moves.target().local_size()));
   moves.run(ctx.device, local, there.data(), dtype_of<T>);
   std::vector<T> out(static_cast<std::size_t>(moves.target().local_size()));

@@ -16,7 +16,7 @@
 #include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
-#include "plait/tensor/parts.hpp"
+#include "plait/tensor/tensor.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 

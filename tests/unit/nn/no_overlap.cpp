@@ -12,7 +12,7 @@
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/pointwise.hpp"
-#include "plait/tensor/redistribute.hpp"
+#include "plait/tensor/redistribution.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 

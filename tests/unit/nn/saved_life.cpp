@@ -14,7 +14,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/parameter/free.hpp"
 #include "plait/parallel/optim/adamw.hpp"
-#include "plait/tensor/parts.hpp"
+#include "plait/tensor/tensor.hpp"
 #include "support/layer_check.hpp"
 #include "support/texts.hpp"
 

@@ -1,5 +1,3 @@
-#include "plait/tensor/dlpack.hpp"
-
 #include <doctest/doctest.h>
 
 #include <string>
@@ -7,6 +5,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/io/json_reader.hpp"
+#include "plait/tensor/interop.hpp"
 
 using namespace plait;
 

@@ -18,7 +18,7 @@
 #include "plait/nn/linear/policy.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/tensor/chunked_collective.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait::detail {
 
@@ -28,7 +28,7 @@ class row_stage {
  public:
   row_stage() = default;
   /// The product has `rows` rows, which are moved as rows of `width` elements.
-  row_stage(executor moves, std::int64_t rows, std::int64_t width)
+  row_stage(ready_plan moves, std::int64_t rows, std::int64_t width)
       : moves_(std::move(moves)), rows_(rows), width_(width) {}
 
   /// Overlaps with the product from now on, in `chunks` chunks. Throws `plait::error` that names `where`.
@@ -36,7 +36,7 @@ class row_stage {
     if (!trivial()) chunks_ = chunked_collective(moves_, width_, chunks, where);
   }
 
-  const executor& moves() const { return moves_; }
+  const ready_plan& moves() const { return moves_; }
   /// Whether nothing is sent: the product reads the input, or writes the output, itself.
   bool trivial() const { return moves_.trivial(); }
 
@@ -94,7 +94,7 @@ class row_stage {
     room = make_buffer<T>(device, static_cast<std::size_t>(rows_ * width_));
   }
 
-  executor moves_;
+  ready_plan moves_;
   chunked_collective chunks_;
   std::int64_t rows_ = 0, width_ = 0;
 };
@@ -146,7 +146,7 @@ class linear_collectives {
 
  private:
   /// Brings the products to the outputs; `sizes` gets the dim of outputs that lie side by side.
-  executor resolution(world& ranks, dim_sizes& sizes, const shared_linears& d, const std::string& name) const;
+  ready_plan resolution(world& ranks, dim_sizes& sizes, const shared_linears& d, const std::string& name) const;
 
   std::int64_t chunks_ = 1;
   made_for made_for_;
@@ -161,24 +161,24 @@ inline linear_collectives::linear_collectives(world& ranks, const dim_sizes& siz
     (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
   }
   made_for_ = made_for(mesh, ranks.rank(), sizes, {&d.input});
-  executor gather(d.input, d.gathered, ranks, sizes, "input of " + name);
-  executor spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
+  ready_plan gather(d.input, d.gathered, ranks, sizes, "input of " + name);
+  ready_plan spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
   for (const linear_layouts& b : d.branches) {
     columns_.push_back(local_elements(b.weight, mesh, sizes) / inner_ / batches_);
     total_ += columns_.back();
     made_for_.add(sizes, b.output);
   }
   dim_sizes side_by_side_sizes = sizes;
-  executor resolve = resolution(ranks, side_by_side_sizes, d, name);
-  executor unresolve(resolve.backward(), ranks, side_by_side_sizes, "gradient of the output of " + name);
+  ready_plan resolve = resolution(ranks, side_by_side_sizes, d, name);
+  ready_plan unresolve(resolve.backward(), ranks, side_by_side_sizes, "gradient of the output of " + name);
   forward_input_ = {std::move(gather), rows(), inner_};
   backward_input_ = {std::move(spread), rows(), inner_};
   forward_output_ = {std::move(resolve), rows(), total_};
   backward_output_ = {std::move(unresolve), rows(), total_};
 }
 
-inline executor linear_collectives::resolution(world& ranks, dim_sizes& sizes, const shared_linears& d,
-                                               const std::string& name) const {
+inline ready_plan linear_collectives::resolution(world& ranks, dim_sizes& sizes, const shared_linears& d,
+                                                 const std::string& name) const {
   layout product = d.branches[0].product, output = d.branches[0].output;
   if (d.branches.size() > 1) {
     const axis_list moving = differing_axes(product, output);
@@ -194,7 +194,7 @@ inline executor linear_collectives::resolution(world& ranks, dim_sizes& sizes, c
             describe(b.product), " to ", describe(b.output)});
     }
   }
-  return executor(product, output, ranks, sizes, "output of " + name);
+  return ready_plan(product, output, ranks, sizes, "output of " + name);
 }
 
 inline void linear_collectives::split_into_chunks(std::int64_t chunks, const std::string& name) {

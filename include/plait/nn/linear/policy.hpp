@@ -12,7 +12,7 @@
 #include "plait/layout/plan.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/nn/linear/rule.hpp"
-#include "plait/tensor/executor.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait {
 
@@ -167,7 +167,8 @@ std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
 
 /// Refuses chunks for a product that nothing overlaps with: `before` is the collective that it waits for, `after` the
 /// one that waits for it.
-inline void check_overlap(const std::string& name, std::int64_t chunks, const executor& before, const executor& after) {
+inline void check_overlap(const std::string& name, std::int64_t chunks, const ready_plan& before,
+                          const ready_plan& after) {
   if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
   if (!before.trivial() && !after.trivial())
     fail({name, ": overlap is of what a product waits for or of what waits for it, and a product here has both: ",

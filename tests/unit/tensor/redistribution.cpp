@@ -1,4 +1,4 @@
-// The executor of plans on real arrays: every kind of step, dims that are not outermost, several axes, against the
+// Plans run on real arrays: every kind of step, dims that are not outermost, several axes, against the
 // boxes.
 #include <random>
 
@@ -42,7 +42,7 @@ std::vector<std::int64_t> local_part(const layout& a, const world& w, const dim_
 void check_move(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
                 const std::vector<std::int64_t>& full) {
   cpu device;
-  const executor moves(from, to, w, sizes, "test");
+  const ready_plan moves(from, to, w, sizes, "test");
   const std::vector<std::int64_t> in = local_part(from, w, sizes, full);
   std::vector<std::int64_t> out(static_cast<std::size_t>(moves.target().local_size()), -1);
   w.ledger().clear();
@@ -58,7 +58,7 @@ void check_move(const layout& from, const layout& to, world& w, const dim_sizes&
   layout complete = to;
   complete.partial = {};
   if (!to.partial.empty()) {
-    const executor finish(to, complete, w, sizes, "test");
+    const ready_plan finish(to, complete, w, sizes, "test");
     std::vector<std::int64_t> sum(out.size());
     finish.run(device, out.data(), sum.data(), dtype::i64);
     out = sum;
@@ -126,7 +126,7 @@ TEST_CASE("all-to-all between any two of three dims") {
     for (const layout& from : places)
       for (const layout& to : places) {
         check_move(from, to, w, sizes, full);
-        const executor moves(from, to, w, sizes, "test");
+        const ready_plan moves(from, to, w, sizes, "test");
         CHECK(moves.planned().steps.size() == (from == to ? 0u : 1u));
         if (!(from == to)) CHECK(moves.planned().steps[0].kind == transition_kind::all_to_all);
       }
@@ -139,7 +139,8 @@ TEST_CASE("a sum over several axes takes the communicator of the mesh's order") 
     world w(shape, c);
     dim_sizes sizes;
     sizes.set(dim_of<seq>, 4);
-    const executor sum(layout_v<spec<partial<ax, cx>, seq>>, layout_v<spec<invariant<ax, cx>, seq>>, w, sizes, "test");
+    const ready_plan sum(layout_v<spec<partial<ax, cx>, seq>>, layout_v<spec<invariant<ax, cx>, seq>>, w, sizes,
+                         "test");
     cpu device;
     std::vector<double> x(4, 1.0), y(4);
     sum.run(device, x.data(), y.data(), dtype::f64);
@@ -157,7 +158,7 @@ TEST_CASE("a size that does not divide and dims that differ are refused by name"
     const layout whole = layout_v<spec<batch, seq, hidden, invariant<ax, bx, cx>>>;
     const auto text_of_move = [&](const layout& to) {
       try {
-        executor(whole, to, w, sizes, "activations");
+        ready_plan(whole, to, w, sizes, "activations");
       } catch (const error& e) {
         return std::string(e.what());
       }
@@ -207,7 +208,7 @@ TEST_CASE("an axis that the mesh does not have is refused: a sum over it would b
     sizes.set(dim_of<seq>, 4);
     const auto refused = [&](const layout& from, const layout& to) {
       try {
-        executor(from, to, w, sizes, "gradient of w");
+        ready_plan(from, to, w, sizes, "gradient of w");
       } catch (const error& e) {
         return std::string(e.what());
       }
@@ -222,7 +223,7 @@ TEST_CASE("an axis that the mesh does not have is refused: a sum over it would b
     says(refused(layout_v<spec<shard<seq, bx>, invariant<ax>>>, layout_v<spec<seq, invariant<ax>>>), "bx");
     const plan foreign = make_plan(layout_v<spec<partial<bx>, seq>>, layout_v<spec<invariant<bx>, seq>>);
     try {
-      executor(foreign, w, sizes, "gradient of w");
+      ready_plan(foreign, w, sizes, "gradient of w");
       FAIL("a plan over an axis that the mesh lacks");
     } catch (const error& e) {
       says(e.what(), "bx");

@@ -38,13 +38,14 @@ PLAIT_INLINE std::string describe_steps(const plan& moves) {
   return text.empty() ? "nothing" : text;
 }
 
-PLAIT_INLINE executor::executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
-                                std::string_view where)
-    : executor((enforce_axes(from, w.shape(), where), enforce_axes(to, w.shape(), where),
-                make_plan(prune(from, w), prune(to, w), w.shape(), sizes)),
-               w, sizes, where) {}
+PLAIT_INLINE ready_plan::ready_plan(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
+                                    std::string_view where)
+    : ready_plan((enforce_axes(from, w.shape(), where), enforce_axes(to, w.shape(), where),
+                  make_plan(prune(from, w), prune(to, w), w.shape(), sizes)),
+                 w, sizes, where) {}
 
-PLAIT_INLINE executor::executor(const plan& p, world& w, const dim_sizes& sizes, std::string_view where) : plan_(p) {
+PLAIT_INLINE ready_plan::ready_plan(const plan& p, world& w, const dim_sizes& sizes, std::string_view where)
+    : plan_(p) {
   enforce(plan_.verdict, where);
   enforce_axes(plan_.from, w.shape(), where);
   enforce_axes(plan_.to, w.shape(), where);
@@ -76,9 +77,9 @@ PLAIT_INLINE executor::executor(const plan& p, world& w, const dim_sizes& sizes,
   target_ = before;
 }
 
-PLAIT_INLINE plan executor::backward() const { return mirror(plan_); }
+PLAIT_INLINE plan ready_plan::backward() const { return mirror(plan_); }
 
-PLAIT_INLINE std::optional<single_collective> executor::lone() const {
+PLAIT_INLINE std::optional<single_collective> ready_plan::single() const {
   const ready_step* only = nullptr;
   for (const ready_step& s : ready_) {
     if (s.kind == transition_kind::relabel) continue;
@@ -92,14 +93,14 @@ PLAIT_INLINE std::optional<single_collective> executor::lone() const {
   return single_collective{only->kind, only->comm, only->ranks, part.outer, part.rows, part.inner};
 }
 
-PLAIT_INLINE std::size_t executor::last_active() const {
+PLAIT_INLINE std::size_t ready_plan::last_active() const {
   for (std::size_t i = ready_.size(); i-- > 0;)
     if (ready_[i].kind != transition_kind::relabel) return i;
   return none;
 }
 
-PLAIT_INLINE std::vector<executor::peer> executor::peers(const redistribution_step& s, std::size_t i, const world& w,
-                                                         const dim_sizes& sizes) const {
+PLAIT_INLINE std::vector<ready_plan::peer> ready_plan::peers(const redistribution_step& s, std::size_t i,
+                                                             const world& w, const dim_sizes& sizes) const {
   std::vector<peer> all(static_cast<std::size_t>(w.shape().size(s.axes)));
   const std::int64_t own = w.rank();
   const box mine_before = local_box(plan_.before(i), w.shape(), sizes, own);
@@ -120,7 +121,7 @@ PLAIT_INLINE std::vector<executor::peer> executor::peers(const redistribution_st
   return all;
 }
 
-PLAIT_INLINE executor::view executor::around(const box& b, int dim) {
+PLAIT_INLINE ready_plan::view ready_plan::around(const box& b, int dim) {
   view v;
   for (int d = 0; d < b.dims; ++d) {
     const std::int64_t n = b.local[static_cast<std::size_t>(d)];

@@ -1,5 +1,5 @@
-// Plans of redistributions made ready for one rank, and run on local arrays. Pipeline schedules have another executor:
-// parallel/executor.hpp.
+// Redistributions on arrays: a plan made ready for one rank and run, and `redistribute`, which plans at each call. The
+// layer with a backward pass is `redistribution` in nn/combinators.hpp.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,12 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
+#include "plait/layout/check.hpp"
 #include "plait/layout/cost.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/layout/plan.hpp"
-#include "plait/tensor/boundary_check.hpp"
+#include "plait/tensor/context.hpp"
+#include "plait/tensor/tensor.hpp"
 
 namespace plait {
 
@@ -43,15 +45,15 @@ struct single_collective {
 
 /// A redistribution made ready for one rank: the plan for the actual extents and sizes, its groups and its boxes. Runs
 /// on contiguous row-major local arrays of any dtype.
-class executor {
+class ready_plan {
  public:
-  executor() = default;
+  ready_plan() = default;
   /// Throws `plait::error` that names `where` if a dim does not divide, the dims differ, or the mesh does not have an
   /// axis of one of the layouts.
-  executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where);
+  ready_plan(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where);
 
   /// Runs a given plan, such as the mirror of another.
-  executor(const plan& p, world& w, const dim_sizes& sizes, std::string_view where);
+  ready_plan(const plan& p, world& w, const dim_sizes& sizes, std::string_view where);
 
   const plan& planned() const { return plan_; }
   plan backward() const;
@@ -65,7 +67,7 @@ class executor {
   }
 
   /// The all-gather, reduce-scatter or all-reduce that moves all that is moved; none for another plan.
-  std::optional<single_collective> lone() const;
+  std::optional<single_collective> single() const;
 
   /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
   /// count.
@@ -212,12 +214,41 @@ class executor {
   std::vector<collective_cost> costs_;  ///< in elements
 };
 
-PLAIT_COMPILED_TEMPLATE(void executor::run<cpu>(cpu&, const void*, void*, dtype) const)
+PLAIT_COMPILED_TEMPLATE(void ready_plan::run<cpu>(cpu&, const void*, void*, dtype) const)
+
+namespace detail {
+template <class From, class To>
+struct redistribution_value {
+  static constexpr verdict value = compare_dims(operand::output, layout_v<From>.dim_order(), layout_v<To>.dim_order());
+};
+/// Throws with deterministic sums where a plan adds terms of ranks in the backend's order.
+template <compute_device Device>
+void require_no_sum(const context<Device>& ctx, const ready_plan& moves, const std::string& name) {
+  if (!ctx.deterministic) return;
+  for (const redistribution_step& s : moves.planned().steps)
+    if (s.kind == transition_kind::all_reduce || s.kind == transition_kind::reduce_scatter)
+      fail({name, ": deterministic sums have no order for this sum over ranks: ", describe_steps(moves.planned())});
+}
+}  // namespace detail
+
+/// Brings a tensor from its spec to `To`, which has the same dims in the same order: the plan of least bytes. Its
+/// adjoint is `redistribute<dual_t<From>>` of a gradient.
+template <spec_like To, class T, spec_like From, compute_device Device>
+tensor<T, To, Device> redistribute(const context<Device>& ctx, const tensor<T, From, Device>& x) {
+  static_assert(enforced<detail::redistribution_value<From, To>, among<From, To>, From, To>);
+  const ready_plan moves(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, "redistribute");
+  detail::require_no_sum(ctx, moves, "redistribute");
+  if (x.size() != moves.source().local_size())
+    fail({"redistribute: x has ", x.size(), " elements, and in this context there are ", moves.source().local_size()});
+  tensor<T, To, Device> y(ctx);
+  moves.run(ctx.device, x.data(), y.data(), dtype_of<T>);
+  return y;
+}
 
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED
-#include "plait/tensor/executor.ipp"  // IWYU pragma: keep
+#include "plait/tensor/redistribution.ipp"  // IWYU pragma: keep
 #endif
 
 #include "plait/core/macros_on.hpp"
