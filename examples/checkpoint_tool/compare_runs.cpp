@@ -15,7 +15,7 @@
 
 #include "commands.hpp"
 #include "paths.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "table.hpp"

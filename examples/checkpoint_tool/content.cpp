@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 
 std::string_view kind_of_tensor(std::string_view name) {
   constexpr std::string_view before = "optim.";

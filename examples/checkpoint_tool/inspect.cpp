@@ -13,7 +13,7 @@
 #include "content.hpp"
 #include "paths.hpp"
 #include "plait/checkpoint/step_directory.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "table.hpp"
 

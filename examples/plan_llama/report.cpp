@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/price_report.hpp"
 

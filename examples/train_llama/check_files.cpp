@@ -11,7 +11,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 
 std::filesystem::path plain(const std::string& path) {
   std::error_code ignored;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "options.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plan_llama/planner/step_time.hpp"
 
 /// What the planner says of a run's step on --cluster.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "model_run.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 
 /// Returns the bytes that one rank of a group sends, of those of all of them. A message is counted by its sender alone.
 std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, plait::collective kind,

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "options.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 
 /// What a run makes of its devices' peak. A token's operations are those of `plait::flops_per_token`: 6 for each weight
 /// that multiplies, and the full square of attention; recomputation does not count. Says nothing, and adds nothing to

@@ -9,8 +9,8 @@
 #include <string>
 #include <string_view>
 
-#include "plait/io/json_reader.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
+#include "plait/io/json_tree.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/parse_layout.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "plait/core/text.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "train_llama/data/token_source.hpp"
 
 namespace plait {

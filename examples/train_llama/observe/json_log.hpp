@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "train_llama/observe/step_record.hpp"

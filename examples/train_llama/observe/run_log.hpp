@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/io/json_reader.hpp"
+#include "plait/io/json_tree.hpp"
 
 namespace plait {
 

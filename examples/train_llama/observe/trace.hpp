@@ -12,7 +12,7 @@
 
 #include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plait/schedule/timeline.hpp"
 #include "plait/schedule/verify.hpp"
 

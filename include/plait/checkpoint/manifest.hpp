@@ -120,6 +120,15 @@ std::string manifest_text(const manifest& m, const std::string& source = "manife
 /// and nothing else; checked by `check_manifest`. Throws `error` starting with `source`.
 manifest parse_manifest(std::string_view text, const std::string& source = "manifest");
 
+namespace detail {
+
+/// The text and the reader without `check_manifest`, for what one rank has written. The text has no line break at its
+/// end, so that no part of it can be read.
+std::string unchecked_text(const manifest& m);
+manifest manifest_from(std::string_view text, const std::string& source);
+
+}  // namespace detail
+
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED

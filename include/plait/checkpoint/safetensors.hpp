@@ -27,7 +27,7 @@
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/mapped_file.hpp"
 
 namespace plait {

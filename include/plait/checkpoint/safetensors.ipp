@@ -5,9 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <initializer_list>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -20,14 +19,15 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/io/json_reader.hpp"
+#include "plait/core/text.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/mapped_file.hpp"
 
 namespace plait {
 
 namespace detail {
 
-/// Receives the events of the JSON parser and accepts the header's one shape:
+/// Reads the header's one shape:
 /// `{"__metadata__": {key: string, ..}, name: {"dtype": string, "shape": [..], "data_offsets": [begin, end]}, ..}`.
 /// No tree is built, so a hostile header costs a few bytes of memory for each of its own.
 class safetensors_header {
@@ -41,125 +41,66 @@ class safetensors_header {
   std::vector<tensor> tensors;
   safetensors_metadata metadata;
 
-  explicit safetensors_header(const std::string& source) : source_(source) {}
-
-  // The interface that nlohmann::json::sax_parse calls; each returns whether to go on.
-  bool null() { return unexpected("null"); }
-  bool boolean(bool) { return unexpected("true or false"); }
-  bool number_float(double, const std::string& text) { return unexpected(text); }
-  bool number_integer(std::int64_t value) { return unexpected(std::to_string(value)); }
-  bool number_unsigned(std::uint64_t value) {
-    if (place_ != place::numbers) return unexpected(std::to_string(value));
-    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
-      return unexpected(std::to_string(value));
-    numbers_->push_back(static_cast<std::int64_t>(value));
-    return true;
-  }
-  template <class Binary>
-  bool binary(Binary&) {
-    return unexpected("binary data");
-  }
-  bool string(std::string& value) {
-    if (place_ == place::metadata) {
-      metadata.back().second = std::move(value);
-      return true;
-    }
-    if (place_ != place::field || field_ != "dtype") return unexpected(cat({"the string \"", value, "\""}));
-    tensor& t = tensors.back();
-    t.dtype = find_safetensors_dtype(value);
-    if (!t.dtype) bad(cat({"tensor '", t.name, "' has the unknown dtype \"", value, "\"; legal are ", legal_dtypes()}));
-    place_ = place::tensor;
-    return true;
-  }
-  bool start_object(std::size_t) {
-    if (place_ == place::before) return go(place::root);
-    if (place_ == place::value) return go(in_metadata_ ? place::metadata : place::tensor);
-    return unexpected("an object");
-  }
-  bool key(std::string& name) {
-    switch (place_) {
-      case place::root:
-        if (!names_.insert(name).second) bad(cat({"the name '", name, "' appears twice"}));
-        in_metadata_ = name == "__metadata__";
-        if (!in_metadata_) tensors.push_back({std::move(name), {}, {}, {}});
-        return go(place::value);
-      case place::metadata:
-        if (!metadata_keys_.insert(name).second) bad(cat({"the __metadata__ key '", name, "' appears twice"}));
-        metadata.emplace_back(std::move(name), "");
-        return true;
-      default:
-        field_ = std::move(name);
-        return check_field();
-    }
-  }
-  bool end_object() {
-    if (place_ == place::metadata) return go(place::root);
-    if (place_ == place::tensor) {
-      const tensor& t = tensors.back();
-      const char* missing = !t.dtype ? "dtype" : !t.shape ? "shape" : !t.offsets ? "data_offsets" : nullptr;
-      if (missing != nullptr) bad(cat({"tensor '", t.name, "' has no ", missing}));
-      return go(place::root);
-    }
-    return go(place::after);
-  }
-  bool start_array(std::size_t) {
-    if (place_ != place::field || field_ == "dtype") return unexpected("an array");
-    tensor& t = tensors.back();
-    numbers_ = &(field_ == "shape" ? t.shape : t.offsets).emplace();
-    return go(place::numbers);
-  }
-  bool end_array() { return go(place::tensor); }
-  template <class Exception>
-  bool parse_error(std::size_t, const std::string&, const Exception& e) {
-    bad(cat({"malformed JSON: ", std::string_view(e.what()).substr(0, 300)}));
+  safetensors_header(std::string_view text, const std::string& source)
+      : source_(source + ": safetensors header"), in_(text, source_) {
+    const std::size_t first = text.find_first_not_of(" \t\r\n");
+    if (first == text.npos || text[first] != '{') bad({"it does not start with {"});
+    std::unordered_set<std::string> names;
+    in_.object("at the start", [&](std::string& name) {
+      if (!names.insert(name).second) bad({"the name '", name, "' appears twice"});
+      if (name == "__metadata__") return read_metadata();
+      tensors.push_back({std::move(name), {}, {}, {}});
+      read_tensor(tensors.back());
+    });
+    in_.end();
   }
 
-  [[noreturn]] void bad(const std::string& what) const { fail({source_, ": safetensors header: ", what}); }
+  [[noreturn]] void bad(std::initializer_list<text_piece> what) const { fail({source_, ": ", cat(what)}); }
 
  private:
-  enum class place { before, root, value, metadata, tensor, field, numbers, after };
+  void read_metadata() {
+    std::unordered_set<std::string> keys;
+    in_.object("as __metadata__", [&](std::string& key) {
+      if (!keys.insert(key).second) bad({"the __metadata__ key '", key, "' appears twice"});
+      std::string value = in_.text("as a value of __metadata__");
+      metadata.emplace_back(std::move(key), std::move(value));
+    });
+  }
+  void read_tensor(tensor& t) {
+    const std::string what = cat({"tensor '", t.name, "'"});
+    in_.object("as " + what, [&](const std::string& key) {
+      const bool dtype = key == "dtype", shape = key == "shape";
+      if (!dtype && !shape && key != "data_offsets")
+        bad({what, " has the unknown key '", key, "'; legal are dtype, shape, data_offsets"});
+      if (dtype ? t.dtype.has_value() : shape ? t.shape.has_value() : t.offsets.has_value())
+        bad({what, " has the key '", key, "' twice"});
+      if (dtype) {
+        read_dtype(t, what);
+      } else {
+        read_numbers((shape ? t.shape : t.offsets).emplace(), cat({"in ", key, " of ", what}));
+      }
+    });
+    const char* missing = !t.dtype ? "dtype" : !t.shape ? "shape" : !t.offsets ? "data_offsets" : nullptr;
+    if (missing != nullptr) bad({what, " has no ", missing});
+  }
+  void read_dtype(tensor& t, const std::string& what) {
+    const std::string name = in_.text(cat({"as dtype of ", what}));
+    t.dtype = find_safetensors_dtype(name);
+    if (t.dtype) return;
+    std::string legal;
+    for (const auto& row : safetensors_dtypes) append(legal, {legal.empty() ? "" : ", ", row.name});
+    bad({what, " has the unknown dtype \"", name, "\"; legal are ", legal});
+  }
+  void read_numbers(std::vector<std::int64_t>& out, const std::string& where) {
+    in_.list(where, [&] {
+      const std::uint64_t value = in_.whole_number(where);
+      if (!std::in_range<std::int64_t>(value)) bad({"found ", value, " ", where, ", where 2^63 - 1 is the largest"});
+      out.push_back(static_cast<std::int64_t>(value));
+    });
+  }
 
-  bool go(place next) {
-    place_ = next;
-    return true;
-  }
-  bool unexpected(const std::string& what) const {
-    const std::string where =
-        place_ == place::before     ? "at the start, where { is legal"
-        : place_ == place::metadata ? "as a value of __metadata__, where a string is legal"
-        : in_metadata_              ? "as __metadata__, where an object is legal"
-        : place_ == place::field    ? cat({"as ", field_, " of tensor '", tensors.back().name, "'"})
-        : place_ == place::numbers
-            ? cat({"in ", field_, " of tensor '", tensors.back().name, "', where whole numbers from 0 are legal"})
-            : cat({"as tensor '", tensors.back().name, "', where an object is legal"});
-    bad(cat({"found ", what, " ", where}));
-  }
-  bool check_field() {
-    tensor& t = tensors.back();
-    const bool dtype = field_ == "dtype", shape = field_ == "shape", offsets = field_ == "data_offsets";
-    if (!dtype && !shape && !offsets) {
-      bad(cat({"tensor '", t.name, "' has the unknown key '", field_, "'; legal are dtype, shape, data_offsets"}));
-    }
-    if ((dtype && t.dtype) || (shape && t.shape) || (offsets && t.offsets)) {
-      bad(cat({"tensor '", t.name, "' has the key '", field_, "' twice"}));
-    }
-    return go(place::field);
-  }
-  static std::string legal_dtypes() {
-    std::string names;
-    for (const auto& row : safetensors_dtypes) {
-      names += names.empty() ? "" : ", ";
-      names += row.name;
-    }
-    return names;
-  }
-
-  const std::string& source_;
-  place place_ = place::before;
-  bool in_metadata_ = false;
-  std::string field_;
-  std::vector<std::int64_t>* numbers_ = nullptr;
-  std::unordered_set<std::string> names_, metadata_keys_;
+  const std::string source_;
+  json_parser in_;
 };
 
 }  // namespace detail
@@ -193,18 +134,13 @@ PLAIT_INLINE safetensors_table parse_safetensors_header(std::span<const std::byt
   const std::string_view text(reinterpret_cast<const char*>(start.data()) + 8, data_begin - 8);
   const std::uint64_t data_bytes = file_bytes - data_begin;
 
-  detail::safetensors_header header(source);
-  const std::size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == text.npos || text[first] != '{') header.bad("it does not start with {");
-  if (text.find('\0') != text.npos) header.bad("it contains a zero byte");  // the JSON parser would stop there
-  nlohmann::json::sax_parse(text.begin(), text.end(), &header);
-
+  detail::safetensors_header header(text, source);
   safetensors_table out;
   out.metadata = std::move(header.metadata);
   auto& tensors = header.tensors;
   for (const auto& t : tensors) {
     if (t.offsets->size() != 2) {
-      header.bad(cat({"tensor '", t.name, "' has ", t.offsets->size(), " data_offsets; legal are 2"}));
+      header.bad({"tensor '", t.name, "' has ", t.offsets->size(), " data_offsets; legal are 2"});
     }
   }
   std::vector<std::size_t> order(tensors.size());
@@ -217,41 +153,54 @@ PLAIT_INLINE safetensors_table parse_safetensors_header(std::span<const std::byt
     const auto begin = static_cast<std::uint64_t>((*t.offsets)[0]), end = static_cast<std::uint64_t>((*t.offsets)[1]);
     const std::string range = cat({"tensor '", t.name, "' has data_offsets [", begin, ", ", end, "]"});
     if (begin != position) {
-      header.bad(cat({range, ", and the data before it end at ", position,
-                      "; tensors must follow each other without holes or overlaps"}));
+      header.bad({range, ", and the data before it end at ", position,
+                  "; tensors must follow each other without holes or overlaps"});
     }
-    if (end < begin) header.bad(range + ", which end before they begin");
-    if (end > data_bytes)
-      header.bad(cat({range, ", and the file has ", data_bytes, " bytes of data; it is truncated"}));
+    if (end < begin) header.bad({range, ", which end before they begin"});
+    if (end > data_bytes) header.bad({range, ", and the file has ", data_bytes, " bytes of data; it is truncated"});
     const auto bytes = safetensors_bytes(*t.shape, *t.dtype);
     if (!bytes || *bytes != end - begin) {
-      header.bad(cat({range, ", and its shape and dtype take ",
-                      bytes ? std::to_string(*bytes) : std::string("more than 2^63"), " bytes"}));
+      header.bad({range, ", and its shape and dtype take ",
+                  bytes ? std::to_string(*bytes) : std::string("more than 2^63"), " bytes"});
     }
     out.tensors.push_back({std::move(t.name), *t.dtype, std::move(*t.shape), data_begin + begin, end - begin});
     position = end;
   }
   if (position != data_bytes) {
-    header.bad(cat({"the tensors end at byte ", position, " of the data, and the file has ", data_bytes}));
+    header.bad({"the tensors end at byte ", position, " of the data, and the file has ", data_bytes});
   }
   return out;
 }
 
 PLAIT_INLINE std::map<std::string, std::string> parse_safetensors_index(std::string_view text,
                                                                         const std::string& source) {
-  const nlohmann::json json = parse_json(text, source);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (map == json.end() || !map->is_object())
+  if (const std::string_view other = foreign_file(text); !other.empty())
+    fail({source, ": this is no JSON but ", other});
+  const auto no_map = [&] {
     fail({source, ": it has no weight_map, an object from the names of tensors to those of files"});
+  };
+  json_parser in(text, source);
+  if (in.next() != '{') no_map();
   std::map<std::string, std::string> out;
-  for (const auto& [tensor, file] : map->items()) {
-    const std::string name = file.is_string() ? file.get<std::string>() : std::string();
+  bool seen = false;
+  const auto read_file_of = [&](std::string& tensor) {
+    if (in.next() != '"')
+      in.unexpected(cat({"as the file of tensor '", tensor, "'"}), "the name of a .safetensors file");
+    std::string name = in.text("");
     if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos)
-      fail({source, ": the file of tensor '", tensor, "' is ",
-            file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 200),
+      fail({source, ": the file of tensor '", tensor, "' is ", json_string(name.substr(0, 200)),
             "; legal is the name of a .safetensors file in the same folder"});
-    out.emplace(tensor, name);
-  }
+    const auto [place, is_new] = out.emplace(std::move(tensor), std::move(name));
+    if (!is_new) fail({source, ": the key '", place->first, "' appears twice in weight_map"});
+  };
+  in.object("at the start", [&](const std::string& key) {
+    if (key != "weight_map") return in.skip();
+    if (std::exchange(seen, true)) fail({source, ": the key 'weight_map' appears twice in one object"});
+    if (in.next() != '{') no_map();
+    in.object("as weight_map", read_file_of);
+  });
+  in.end();
+  if (!seen) no_map();
   return out;
 }
 

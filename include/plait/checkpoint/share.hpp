@@ -3,8 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,9 +11,8 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
@@ -130,117 +127,28 @@ inline written_share write_share(file_system& files, const std::string& director
   return out.finish();
 }
 
-namespace detail {
-
-/// Writes a note: each number with a blank after it, each text after its length.
-class note_writer {
- public:
-  void number(std::integral auto value) {
-    char digits[24];
-    note.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
-    note += ' ';
-  }
-  void text(std::string_view value) {
-    number(value.size());
-    note += value;
-  }
-  void dtype(safetensors_dtype type) { text(name_of(type)); }
-  template <class T>
-  void size_of_list(const std::vector<T>& list, std::size_t) {
-    number(list.size());
-  }
-  std::string note;
-};
-
-/// Reads what `note_writer` has written. Throws `error` where the note is cut off or damaged.
-class note_reader {
- public:
-  explicit note_reader(std::string_view note) : rest_(note) {}
-  void number(std::integral auto& value) {
-    const auto [end, problem] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
-    const auto used = static_cast<std::size_t>(end - rest_.data());
-    if (problem != std::errc{} || used >= rest_.size() || *end != ' ') bad();
-    rest_.remove_prefix(used + 1);
-  }
-  void text(std::string& value) {
-    const std::size_t n = count(1);
-    value = rest_.substr(0, n);
-    rest_.remove_prefix(n);
-  }
-  void dtype(safetensors_dtype& type) {
-    std::string name;
-    text(name);
-    const auto known = find_safetensors_dtype(name);
-    if (!known) fail({"checkpoint: a writer's note has the unknown dtype '", name, "'"});
-    type = *known;
-  }
-  /// Resizes a list whose elements take at least `bytes` bytes of the note each.
-  template <class T>
-  void size_of_list(std::vector<T>& list, std::size_t bytes) {
-    list.resize(count(bytes));
-  }
-  void end() const {
-    if (!rest_.empty()) bad();
-  }
-
- private:
-  std::size_t count(std::size_t bytes) {
-    std::size_t n = 0;
-    number(n);
-    if (n > rest_.size() / bytes) bad();
-    return n;
-  }
-  [[noreturn]] void bad() const { fail("checkpoint: a writer's note is cut off or damaged"); }
-  std::string_view rest_;
-};
-
-/// Writes or reads all parts of a share in the order of a note. Millions of boxes take a second or two.
-template <class Note, class Share>
-void each_of_note(Note& note, Share& share) {
-  note.text(share.file.path);
-  note.number(share.file.bytes);
-  note.number(share.file.header_bytes);
-  note.number(share.file.header_crc32c);
-  int has_read_again = share.read_again.has_value();
-  std::uint64_t read_again = share.read_again.value_or(0);
-  note.number(has_read_again);
-  note.number(read_again);
-  if constexpr (!std::is_const_v<Share>)
-    if (has_read_again != 0) share.read_again = read_again;
-  note.size_of_list(share.tensors, 8);
-  for (auto& t : share.tensors) {
-    note.text(t.name);
-    note.dtype(t.dtype);
-    note.size_of_list(t.shape, 2);
-    if (t.shape.size() > static_cast<std::size_t>(max_dims)) fail("checkpoint: a writer's note has too many dims");
-    for (auto& n : t.shape) note.number(n);
-    note.size_of_list(t.boxes, 6);
-    for (auto& b : t.boxes) {
-      for (std::size_t d = 0; d < t.shape.size(); ++d) {
-        note.number(b.offset[d]);
-        note.number(b.extent[d]);
-      }
-      note.number(b.stored.position);
-      note.number(b.stored.bytes);
-      note.number(b.stored.crc32c);
-    }
-  }
-}
-
-}  // namespace detail
-
-/// Returns the text of a writer's note, without blobs, which rank 0 writes itself. Only the job that wrote it reads it.
+/// Returns the text of a writer's note, in the format of a manifest. Only the job that wrote it reads it.
 inline std::string note_text(const written_share& share) {
-  detail::note_writer out;
-  detail::each_of_note(out, share);
-  return std::move(out.note);
+  manifest m;
+  m.files = {share.file};
+  m.tensors = share.tensors;
+  m.blobs = share.blobs;
+  if (share.read_again) m.scalars.emplace_back("read_again", *share.read_again);
+  return detail::unchecked_text(m);
 }
 /// Reads the text of a note. Throws `error` where it is cut off or damaged.
 inline written_share parse_note(std::string_view text) {
-  detail::note_reader in(text);
-  written_share share;
-  detail::each_of_note(in, share);
-  in.end();
+  const std::string source = "checkpoint: a writer's note";
+  manifest m = detail::manifest_from(text, source);
+  if (m.files.size() != 1) fail({source, " names ", m.files.size(), " files; legal is 1"});
+  written_share share{std::move(m.files[0]), std::move(m.tensors), std::move(m.blobs)};
+  for (const auto& [name, value] : m.scalars) {
+    const auto* const small = std::get_if<std::int64_t>(&value);  // what fits is read as this
+    const auto* const large = std::get_if<std::uint64_t>(&value);
+    if (name != "read_again" || (small == nullptr && large == nullptr))
+      fail({source, " has the scalar '", name, "'; legal is read_again, a step"});
+    share.read_again = small != nullptr ? static_cast<std::uint64_t>(*small) : *large;
+  }
   return share;
 }
 

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "plait/core/compiled.hpp"
-#include "plait/io/json_reader.hpp"
+#include "plait/io/json_tree.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/config_keys.hpp"
 

@@ -14,8 +14,8 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/io/json_reader.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
+#include "plait/io/json_tree.hpp"
 #include "plait/models/config_keys.hpp"
 
 namespace plait {

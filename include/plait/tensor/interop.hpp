@@ -14,7 +14,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/io/json_writer.hpp"
+#include "plait/io/json.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"

@@ -234,7 +234,7 @@ TEST_CASE("what is malformed is named") {
   refuse("\"step\": 100,", "", "it has no step");
   refuse("\"step\"", "\"stop\"", "'stop' is unknown");
   refuse("\"layout\": \"dp=2, tp=2\"", "\"layout\": null", "found null");
-  refuse("[\"data", "[3, \"data", "found the string \"data/w00000.safetensors\"");
+  refuse("[\"data", "[3, \"data", "found 3 in a file, where a string is legal");
   refuse("safetensors\",", "safetensors\",4,", "a file is [path");
   refuse("safetensors\"", "safetensors\", \"x\"", "found the string \"x\"");
   refuse("4096,7]", "4096,4294967296]", "4294967296 does not fit 32 bits");

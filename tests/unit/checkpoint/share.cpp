@@ -49,8 +49,18 @@ TEST_CASE("a note that is cut off or damaged is refused") {
   const std::string whole = plait::note_text(two_tensors());
   for (std::size_t n = 0; n < whole.size(); ++n)
     CHECK_ERROR(plait::parse_note(whole.substr(0, n)), "checkpoint: a writer's note");
-  CHECK_ERROR(plait::parse_note(whole + "1 "), "cut off or damaged");
-  CHECK_ERROR(plait::parse_note("99999999999999999999 x"), "cut off or damaged");
-  CHECK_ERROR(plait::parse_note("1 x1 1 1 0 0 18446744073709551615 "), "cut off or damaged");
-  CHECK_ERROR(plait::parse_note("1 x1 1 1 0 0 1 1 t3 F33 0 0          "), "unknown dtype 'F33'");
+  const auto refuse = [&](const std::string& from, const std::string& to, auto... parts) {
+    const std::size_t at = whole.find(from);
+    REQUIRE_MESSAGE(at != whole.npos, from);
+    CHECK_ERROR(plait::parse_note(std::string(whole).replace(at, from.size(), to)), "checkpoint: a writer's note",
+                parts...);
+  };
+  CHECK_ERROR(plait::parse_note(whole + "1 "), "malformed JSON: there is '1'");
+  refuse("1234567890123", "99999999999999999999", "found 99999999999999999999");
+  refuse("\"boxes\": [", "\"boxes\": [18446744073709551615,", "numbers of boxes", "takes 8");
+  refuse("\"BF16\"", "\"F33\"", "unknown dtype 'F33'");
+  refuse("\"files\": [", "\"files\": [[\"data/x\",1,1,0],", "names 2 files; legal is 1");
+  refuse("\"scalars\": {", "\"scalars\": {\"read_again\": 0.5",
+         "has the scalar 'read_again'; legal is read_again, a step");
+  refuse("\"scalars\": {", "\"scalars\": {\"lr\": 5", "has the scalar 'lr'");
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/io/json_reader.hpp"
+#include "plait/io/json_tree.hpp"
 #include "plait/tensor/interop.hpp"
 
 using namespace plait;

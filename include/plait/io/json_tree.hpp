@@ -1,5 +1,5 @@
-// Parses JSON of other programs into nlohmann's tree, with limits to its length and depth and each key
-// once. Large headers are read without a tree: checkpoint/safetensors.hpp. To write JSON: io/json_writer.hpp.
+// Parses JSON of other programs into nlohmann's tree, with limits to its length and depth and each key once. To read
+// JSON without a tree, or to write it: io/json.hpp.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,11 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/mapped_file.hpp"
 
 namespace plait {
 
-/// Most levels of objects and lists in each other in a file; those of models on the hub have up to four.
-inline constexpr int max_json_depth = 64;
 /// Most bytes of a text; the longest of models on the hub are indices of weights, with about 10 MiB.
 inline constexpr std::size_t max_json_bytes = std::size_t{64} << 20;
 
