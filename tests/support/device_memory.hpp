@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #include "plait/device/cuda.hpp"
-#include "plait/testing/conformance_memory.hpp"
+#include "plait/testing/conformance.hpp"
 
 namespace plait::test {
 

@@ -15,8 +15,8 @@
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/plan/dry_run.hpp"
-#include "plait/testing/placing.hpp"
-#include "plait/testing/trained_values.hpp"
+#include "plait/testing/layer_parity.hpp"
+#include "plait/testing/model_parity.hpp"
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
 namespace plait::test {

@@ -1,11 +1,12 @@
 // Whether a model trains on every mesh, and as every pipeline, as it does on one rank: losses, gradient norms,
-// gradients, weights and what is sent. It is for whole models; for a layer there is testing/layer_parity.hpp.
+// gradients, weights and what is sent.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -17,14 +18,105 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/layout/check.hpp"
+#include "plait/parallel/executor.hpp"
+#include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/verify.hpp"
-#include "plait/testing/launch.hpp"
+#include "plait/testing/findings.hpp"
 #include "plait/testing/layer_parity.hpp"
-#include "plait/testing/trained_values.hpp"
 
 namespace plait::testing {
+
+/// A parameter or a gradient as a whole array.
+struct named_values {
+  std::string name;
+  std::vector<double> values;  ///< without padding
+  bool clean_padding = true;   ///< whether the rows beyond the logical shape are zero
+};
+
+/// All of a parameter or its gradient, without its padding; `local` is this rank's part. Collective.
+template <class Parameter, class E, class Device>
+named_values gather_full(const context<Device>& ctx, const Parameter& p, const E* local) {
+  const std::vector<E> all = gather_whole(ctx, p, local);
+  std::size_t logical = 1;
+  for (std::int64_t n : p.info().shape) logical *= static_cast<std::size_t>(n);
+  named_values out{p.name(), {}, true};
+  for (std::size_t i = logical; i < all.size(); ++i) out.clean_padding &= widened(all[i]) == 0;
+  for (std::size_t i = 0; i < logical; ++i) out.values.push_back(converted<double>(all[i]));
+  return out;
+}
+
+/// Master values of all parameters that the model visits. Collective.
+template <class Device, class Model>
+std::vector<named_values> gather_values(const context<Device>& ctx, Model& model) {
+  std::vector<named_values> all;
+  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p, std::as_const(p).value())); });
+  return all;
+}
+/// Reduced gradients of the trainable parameters, as the last step has left them. Collective.
+template <class Device, class Model>
+std::vector<named_values> gather_gradients(const context<Device>& ctx, Model& model) {
+  std::vector<named_values> all;
+  model.visit([&](auto& p) {
+    if (p.trainable()) all.push_back(gather_full(ctx, p, std::as_const(p).gradient()));
+  });
+  return all;
+}
+
+/// The most microbatches that a rank kept at a time, as its events tell.
+inline int most_kept(const std::vector<pipeline_event>& events) {
+  int now = 0, most = 0;
+  for (const pipeline_event& e : events) {
+    if (e.step.op != step_op::pass) continue;
+    if (e.step.pass.kind == action_kind::forward) most = std::max(most, ++now);
+    if (frees_activations(e.step.pass.kind)) --now;
+  }
+  return most;
+}
+
+inline double norm_of(const std::vector<double>& v) {
+  double squares = 0;
+  for (double x : v) squares += x * x;
+  return std::sqrt(squares);
+}
+
+inline std::string scientific(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", x);
+  return text;
+}
+
+/// Each array of `got` against the one of that name in `expected`, which may have more: relative in the
+/// Euclidean norm, or where `vanishes` says so relative to `scale`.
+inline findings compare_named(const std::vector<named_values>& got, const std::vector<named_values>& expected,
+                              double tolerance, const std::function<bool(const std::string&)>& vanishes = {},
+                              double scale = 1.0) {
+  findings found;
+  found.require(!got.empty(), "there is nothing to compare");
+  for (const named_values& a : got) {
+    const named_values* b = nullptr;
+    for (const named_values& e : expected)
+      if (e.name == a.name) b = &e;
+    if (!b) {
+      found.add(a.name + " is not on one rank");
+      continue;
+    }
+    found.require(a.clean_padding, a.name + " has padding that is not zero");
+    if (a.values.size() != b->values.size()) {
+      found.add(a.name + " has another size than on one rank");
+      continue;
+    }
+    double difference = relative_difference(a.values, b->values);
+    if (vanishes && vanishes(a.name)) {
+      std::vector<double> d = a.values;
+      for (std::size_t i = 0; i < d.size(); ++i) d[i] -= b->values[i];
+      difference = norm_of(d) / scale;
+    }
+    if (!(difference <= tolerance)) found.add(cat({a.name, " differs by ", scientific(difference)}));
+  }
+  return found;
+}
 
 /// The training run of a check. Every token is a function of its global sample and position, so that all meshes see
 /// the same data.
@@ -50,7 +142,7 @@ struct model_setup {
   std::function<bool(const std::string& name)> vanishes{};
 };
 
-/// The findings of one rank. Tensors are gathered to their full logical shape; they are those of this rank's stages.
+/// The results of one rank. The tensors of its stages are gathered to their full logical shape.
 struct model_outcome {
   std::vector<step_result> steps;
   std::vector<named_values> initial, first_gradients, last_gradients, weights;
@@ -128,13 +220,37 @@ step_plan predict_model(const mesh_shape& mesh, std::int64_t rank, const model_s
   return dry_run_step(ctx, *model);
 }
 
+namespace detail {
+
+/// Loads the tokens, labels and starts of documents of step `i`. Some labels are ignored; a sample has three documents.
+template <class Step, class Device>
+void load_step(Step& step, const context<Device>& ctx, const model_setup& how, std::int64_t i) {
+  const auto token = [&](std::int64_t sample, std::int64_t position) {
+    return how.token ? how.token(sample, position) : learnable_token(sample, position, how.vocab);
+  };
+  step.load(ctx, i * how.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
+    const std::int64_t before = i * how.batch + k * (how.batch / how.microbatches);
+    const std::int64_t second = ids.stored_part().global[1] * 2 / 3;
+    ids.fill([&](std::int64_t sample, std::int64_t position) { return token(before + sample, position); });
+    labels.fill([&](std::int64_t sample, std::int64_t position) {
+      const bool ignored = (before + sample) % 3 == 0 && position < 4;
+      return ignored ? step.model().ignore_index() : token(before + sample, position + 1);
+    });
+    starts.fill([&](std::int64_t sample, std::int64_t position) {
+      const std::int64_t first = 1 + (before + sample) % 3;
+      return position < first ? 0 : position < second ? first : second;
+    });
+  });
+}
+
+}  // namespace detail
+
 /// Trains on one rank's share of `ranks`.
 template <class Device, class Make>
 model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setup& how, Make& make,
                          const schedule* plan = nullptr) {
   world& stage = ranks.stage();
-  const std::int64_t samples = how.batch / how.microbatches;
-  const context<Device> ctx{device, stage, how.sizes(stage.shape(), samples), how.seed};
+  const context<Device> ctx{device, stage, how.sizes(stage.shape(), how.batch / how.microbatches), how.seed};
   detail::made_model<Device, Make> made(ctx, ranks.along(), how, plan, make);
   auto& model = *made;
   using stage_type = typename std::remove_reference_t<decltype(model)>::stage_type;
@@ -144,22 +260,9 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   out.initial = gather_values(ctx, model);
   out.initial_hash = weights_hash(ctx, model);
   training_step step(ctx, model, optimizer, how.clip);
-  const auto token = [&](std::int64_t sample, std::int64_t position) {
-    return how.token ? how.token(sample, position) : learnable_token(sample, position, how.vocab);
-  };
   std::vector<pipeline_event> events;
   for (std::int64_t i = 0; i < how.steps; ++i) {
-    step.load(ctx, i * how.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
-      const std::int64_t before = i * how.batch + k * samples, second = ids.stored_part().global[1] * 2 / 3;
-      ids.fill([&](std::int64_t sample, std::int64_t position) { return token(before + sample, position); });
-      labels.fill([&](std::int64_t sample, std::int64_t position) {
-        return (before + sample) % 3 == 0 && position < 4 ? model.ignore_index() : token(before + sample, position + 1);
-      });
-      starts.fill([&](std::int64_t sample, std::int64_t position) {  // of three documents
-        const std::int64_t first = 1 + (before + sample) % 3;
-        return position < first ? 0 : position < second ? first : second;
-      });
-    });
+    detail::load_step(step, ctx, how, i);
     stage.ledger().clear();
     events.clear();
     optimizer.begin_step(ctx, how.learning_rate);

@@ -15,8 +15,8 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/testing/placing.hpp"
-#include "plait/testing/trained_values.hpp"
+#include "plait/testing/layer_parity.hpp"
+#include "plait/testing/model_parity.hpp"
 #include "support/test_data.hpp"
 
 namespace {
