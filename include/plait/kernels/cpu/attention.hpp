@@ -67,6 +67,27 @@ struct seen_keys {
   std::int64_t first_block() const { return low / 64 * 64; }
 };
 
+/// Query tokens [first, first + tokens) of a batch, for the heads that share a kv head.
+struct query_block {
+  std::int64_t batch, kv_head, first, tokens;
+};
+
+/// The scores that exist at a time: `rows` rows of packed queries from `first_row` on, by keys, the first of which is
+/// token `first_key` of the batch.
+struct score_tile {
+  std::int64_t first_row, rows, first_key;
+  key_range keys;  ///< of the block of keys
+  bool is_first;   ///< whether no block before has keys that these queries see
+};
+
+/// Keys [unseen, seen) of a tile are those that a query token sees.
+struct seen_scores {
+  std::int64_t seen, unseen;
+  seen_scores(const attention_shape& s, std::int64_t batch, std::int64_t query, const score_tile& tile)
+      : seen(std::clamp<std::int64_t>(s.visible(query) - tile.first_key, 0, tile.keys.count)),
+        unseen(std::min(s.first_key(batch, query) - tile.first_key, seen)) {}
+};
+
 /// A block of keys or values as a product reads it.
 template <class T>
 struct key_rows {
@@ -82,6 +103,44 @@ key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, st
   for (std::int64_t i = 0; i < count; ++i) std::copy_n(from + i * stride, d, space + i * d);
   return {space, d};
 }
+
+/// What both passes have: the shape, the scale of the scores, and the blocks in which they are computed.
+template <class T>
+struct attention_pass {
+  using A = arithmetic<T>;
+  static constexpr bool rounds = !std::is_same_v<T, A>;
+
+  attention_pass(cpu& on, const attention_shape& shape, std::int64_t most_rows)
+      : device(on), s(shape.checked()), scale(s.scale), blocks(s, most_rows) {}
+
+  std::size_t outer_rows() const { return static_cast<std::size_t>(blocks.outer * group); }
+  /// Elements of a tile of scores, and of a packed block of keys.
+  std::size_t tile_size() const { return static_cast<std::size_t>(blocks.inner * group * key_block); }
+  std::size_t packed_keys() const { return static_cast<std::size_t>(key_block * d); }
+
+  /// A block of `count` keys or values of one head, the first of which is token k0 of the batch.
+  key_rows<T> keys_of(const query_block& at, const T* all, std::int64_t stride, std::int64_t k0, std::int64_t count,
+                      T* space) const {
+    return pack_keys(all + (at.batch * s.k_batch + k0) * stride + at.kv_head * d, stride, count, d, space);
+  }
+  /// Calls f(tile) for the queries of a block that see some of `count` keys from k0 on.
+  template <class F>
+  void each_tile(const query_block& at, std::int64_t k0, std::int64_t count, F f) const {
+    for (std::int64_t t0 = 0; t0 < at.tokens; t0 += blocks.inner) {
+      const std::int64_t inner = std::min(blocks.inner, at.tokens - t0);
+      const seen_keys seen(s, at.batch, at.first + t0, at.first + t0 + inner);
+      if (!seen.meet(k0, count)) continue;
+      const key_range keys(seen.low - k0, seen.high - k0, count);
+      f(score_tile{t0 * group, inner * group, k0 + keys.first, keys, seen.low >= k0});
+    }
+  }
+
+  cpu& device;
+  const attention_shape s;
+  const scale_factors<T> scale;
+  const query_blocks blocks;
+  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d;
+};
 
 /// to[r, :] += factor * from[r, :] for rows of `width` elements, packed in `from`; or = where it does not add.
 template <class T, class To>
@@ -183,6 +242,109 @@ PLAIT_ALWAYS_INLINE void row_gradients(const T* scores, const T* dprobabilities,
   }
 }
 
+/// The forward pass of `attention_forward`: for each block of queries, each block of keys that they see in turn.
+template <class T, class O>
+class attention_forward_pass : attention_pass<T> {
+  using base = attention_pass<T>;
+  using A = arithmetic<T>;
+  using base::blocks, base::d, base::device, base::group, base::group_width, base::rounds, base::s, base::scale;
+  static constexpr A nothing = -std::numeric_limits<A>::infinity();
+
+ public:
+  attention_forward_pass(cpu& on, const attention_shape& shape)
+      : base(on, shape, 512),
+        factors_(make_buffer<T>(on, (rounds ? this->tile_size() : 0) + packed_queries() + 2 * this->packed_keys())),
+        scratch_(make_buffer<A>(on, this->tile_size() + packed_queries() + 2 * this->outer_rows())),
+        queries_(factors_.template data<T>()),
+        key_space_(queries_ + packed_queries()),
+        value_space_(key_space_ + this->packed_keys()),
+        scores_(scratch_.template data<A>()),
+        sums_(scores_ + this->tile_size()),
+        row_max_(sums_ + packed_queries()),
+        row_sum_(row_max_ + this->outer_rows()) {
+    if constexpr (rounds)
+      probabilities_ = value_space_ + this->packed_keys();
+    else
+      probabilities_ = scores_;
+  }
+
+  void run(const T* q, const T* k, const T* v, O* o, A* lse) {
+    for (std::int64_t b = 0; b < s.batch; ++b)
+      for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head)
+        for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
+          const query_block at{b, kv_head, q0, std::min(blocks.outer, s.q_len - q0)};
+          add_keys(at, q, k, v);
+          write(at, o, lse);
+        }
+  }
+
+ private:
+  std::size_t packed_queries() const { return this->outer_rows() * static_cast<std::size_t>(d); }
+
+  void add_keys(const query_block& at, const T* q, const T* k, const T* v) {
+    pack_queries(q + (at.batch * s.q_batch + at.first) * s.q_stride + at.kv_head * group_width, s.q_stride, at.tokens,
+                 group_width, scale.queries, queries_);
+    std::fill_n(row_max_, at.tokens * group, nothing);
+    std::fill_n(row_sum_, at.tokens * group, A(0));
+    const seen_keys seen(s, at.batch, at.first, at.first + at.tokens);
+    for (std::int64_t k0 = seen.first_block(); k0 < seen.high; k0 += key_block) {
+      const std::int64_t count = std::min(key_block, s.k_len - k0);
+      const key_rows<T> keys = this->keys_of(at, k, s.k_stride, k0, count, key_space_);
+      const key_rows<T> values = this->keys_of(at, v, s.v_stride, k0, count, value_space_);
+      this->each_tile(at, k0, count, [&](const score_tile& tile) { add_tile(at, tile, keys, values); });
+    }
+  }
+  /// s = q k', then o = o exp(max before - max now) + exp(s - max now) v.
+  void add_tile(const query_block& at, const score_tile& tile, const key_rows<T>& keys, const key_rows<T>& values) {
+    A* const sums = sums_ + tile.first_row * d;
+    const std::int64_t count = tile.keys.count;
+    device.gemm(false, true, tile.rows, count, d, scale.products, queries_ + tile.first_row * d, d,
+                keys.data + tile.keys.first * keys.stride, keys.stride, A(0), scores_, key_block);
+    for (std::int64_t r = 0; r < tile.rows; ++r) add_row(at, tile, r);
+    device.gemm(false, false, tile.rows, d, count, A(1), probabilities_, key_block,
+                values.data + tile.keys.first * values.stride, values.stride, tile.is_first ? A(0) : A(1), sums, d);
+  }
+  PLAIT_ALWAYS_INLINE void add_row(const query_block& at, const score_tile& tile, std::int64_t r) {
+    const std::int64_t row = tile.first_row + r;
+    const seen_scores range(s, at.batch, at.first + row / group, tile);
+    A* const line = scores_ + r * key_block;
+    if (range.unseen > 0) std::fill_n(line, range.unseen, nothing);
+    const A before = row_max_[row];
+    const A now = std::max(before, row_maximum(line, range.seen));
+    const A sum = row_exponentials(line, probabilities_ + r * key_block, now == nothing ? A(0) : now, range.seen,
+                                   tile.keys.count);
+    const A shrink = before == now ? A(1) : std::exp(before - now);
+    row_max_[row] = now;
+    row_sum_[row] = row_sum_[row] * shrink + sum;
+    if (tile.is_first || shrink == A(1)) return;
+    A* const target = sums_ + row * d;
+    PLAIT_IVDEP
+    for (std::int64_t c = 0; c < d; ++c) target[c] *= shrink;
+  }
+
+  void write(const query_block& at, O* o, A* lse) const {
+    O* const out = o + (at.batch * s.q_batch + at.first) * s.o_stride + at.kv_head * group_width;
+    A* const out_lse = lse + (at.batch * s.heads + at.kv_head * group) * s.lse_stride + at.first;
+    for (std::int64_t i = 0; i < at.tokens; ++i) {
+      for (std::int64_t h = 0; h < group; ++h) {
+        const std::int64_t row = i * group + h;
+        O* const target = out + i * s.o_stride + h * d;
+        if (row_sum_[row] == A(0)) {  // or is not a number, which must not be hidden
+          std::fill_n(target, d, O{});
+          out_lse[h * s.lse_stride + i] = nothing;
+        } else {
+          add_rows(sums_ + row * d, d, 1, target, d, false, A(1) / row_sum_[row]);
+          out_lse[h * s.lse_stride + i] = row_max_[row] + std::log(row_sum_[row]);
+        }
+      }
+    }
+  }
+
+  buffer<cpu> factors_, scratch_;
+  T *queries_, *key_space_, *value_space_, *probabilities_ = nullptr;
+  A *scores_, *sums_, *row_max_, *row_sum_;
+};
+
 }  // namespace plait::kernels::detail
 
 namespace plait::kernels {
@@ -195,100 +357,7 @@ template <class T, class O>
 void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape) {
   static_assert(std::is_same_v<O, T> || std::is_same_v<O, statistic_of<T>>);
-  using A = arithmetic<T>;
-  const attention_shape s = shape.checked();
-  constexpr A nothing = -std::numeric_limits<A>::infinity();
-  constexpr bool rounds = !std::is_same_v<T, A>;
-  const detail::scale_factors<T> scale(s.scale);
-  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d, k_block = detail::key_block;
-  const detail::query_blocks blocks(s, 512);
-  const auto outer_rows = static_cast<std::size_t>(blocks.outer * group);
-  const auto inner_rows = static_cast<std::size_t>(blocks.inner * group), width = static_cast<std::size_t>(d);
-  const auto key_count = static_cast<std::size_t>(k_block);
-  auto factors =
-      make_buffer<T>(device, (rounds ? inner_rows * key_count : 0) + outer_rows * width + 2 * key_count * width);
-  auto scratch = make_buffer<A>(device, inner_rows * key_count + outer_rows * (width + 2));
-  T* const queries = factors.template data<T>();
-  T* const key_space = queries + outer_rows * width;
-  T* const value_space = key_space + key_count * width;
-  A* const scores = scratch.template data<A>();
-  A* const sums = scores + inner_rows * key_count;
-  A* const row_max = sums + outer_rows * width;
-  A* const row_sum = row_max + outer_rows;
-  T* probabilities = nullptr;
-  if constexpr (rounds) {
-    probabilities = value_space + key_count * width;
-  } else {
-    probabilities = scores;
-  }
-
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-      for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
-        const std::int64_t tokens = std::min(blocks.outer, s.q_len - q0), rows = tokens * group;
-        detail::pack_queries(q + (b * s.q_batch + q0) * s.q_stride + kv_head * group_width, s.q_stride, tokens,
-                             group_width, scale.queries, queries);
-        std::fill_n(row_max, rows, nothing);
-        std::fill_n(row_sum, rows, A(0));
-        const detail::seen_keys seen_here(s, b, q0, q0 + tokens);
-        for (std::int64_t k0 = seen_here.first_block(); k0 < seen_here.high; k0 += k_block) {
-          const std::int64_t available = std::min(k_block, s.k_len - k0);
-          const T* const head_keys = k + (b * s.k_batch + k0) * s.k_stride + kv_head * d;
-          const T* const head_values = v + (b * s.k_batch + k0) * s.v_stride + kv_head * d;
-          const auto keys = detail::pack_keys(head_keys, s.k_stride, available, d, key_space);
-          const auto values = detail::pack_keys(head_values, s.v_stride, available, d, value_space);
-          for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
-            const std::int64_t inner = std::min(blocks.inner, tokens - t0);
-            const detail::seen_keys inner_seen(s, b, q0 + t0, q0 + t0 + inner);
-            if (!inner_seen.meet(k0, available)) continue;
-            const bool is_first = inner_seen.low >= k0;
-            const detail::key_range range(inner_seen.low - k0, inner_seen.high - k0, available);
-            const std::int64_t count = range.count, first_key = k0 + range.first, first_row = t0 * group;
-            device.gemm(false, true, inner * group, count, d, scale.products, queries + first_row * d, d,
-                        keys.data + range.first * keys.stride, keys.stride, A(0), scores, k_block);
-            for (std::int64_t r = 0; r < inner * group; ++r) {
-              const std::int64_t row = first_row + r;
-              const std::int64_t query = q0 + row / group;
-              const std::int64_t seen = std::clamp<std::int64_t>(s.visible(query) - first_key, 0, count);
-              A* const line = scores + r * k_block;
-              const std::int64_t unseen = std::min(s.first_key(b, query) - first_key, seen);
-              if (unseen > 0) std::fill_n(line, unseen, nothing);
-              const A before = row_max[row];
-              const A now = std::max(before, detail::row_maximum(line, seen));
-              const A sum =
-                  detail::row_exponentials(line, probabilities + r * k_block, now == nothing ? A(0) : now, seen, count);
-              const A shrink = before == now ? A(1) : std::exp(before - now);
-              row_max[row] = now;
-              row_sum[row] = row_sum[row] * shrink + sum;
-              if (!is_first && shrink != A(1)) {
-                A* const target = sums + row * d;
-                PLAIT_IVDEP
-                for (std::int64_t c = 0; c < d; ++c) target[c] *= shrink;
-              }
-            }
-            device.gemm(false, false, inner * group, d, count, A(1), probabilities, k_block,
-                        values.data + range.first * values.stride, values.stride, is_first ? A(0) : A(1),
-                        sums + first_row * d, d);
-          }
-        }
-        O* const out = o + (b * s.q_batch + q0) * s.o_stride + kv_head * group_width;
-        A* const out_lse = lse + (b * s.heads + kv_head * group) * s.lse_stride + q0;
-        for (std::int64_t i = 0; i < tokens; ++i) {
-          for (std::int64_t h = 0; h < group; ++h) {
-            const std::int64_t row = i * group + h;
-            O* const target = out + i * s.o_stride + h * d;
-            if (row_sum[row] == A(0)) {  // or is not a number, which must not be hidden
-              std::fill_n(target, d, O{});
-              out_lse[h * s.lse_stride + i] = nothing;
-            } else {
-              detail::add_rows(sums + row * d, d, 1, target, d, false, A(1) / row_sum[row]);
-              out_lse[h * s.lse_stride + i] = row_max[row] + std::log(row_sum[row]);
-            }
-          }
-        }
-      }
-    }
-  }
+  detail::attention_forward_pass<T, O>(device, shape).run(q, k, v, o, lse);
 }
 
 /// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
@@ -345,6 +414,180 @@ void attention_delta(cpu&, const O* o, const T* d_o, statistic_of<T>* delta, con
   }
 }
 
+}  // namespace plait::kernels
+
+namespace plait::kernels::detail {
+
+/// The arrays of `attention_backward`.
+template <class T, class O, class G>
+struct attention_gradients {
+  const T *q, *k, *v, *d_o;
+  const O* o;
+  const statistic_of<T>*lse, *delta;
+  G *dq, *dk, *dv;
+};
+
+/// The backward pass of `attention_backward`: the probabilities of each tile of scores are made anew from lse.
+template <class T, class O, class G>
+class attention_backward_pass : attention_pass<T> {
+  using base = attention_pass<T>;
+  using A = arithmetic<T>;
+  using base::blocks, base::d, base::device, base::group, base::group_width, base::rounds, base::s, base::scale;
+  static constexpr bool rounds_gradients = !std::is_same_v<G, A>;
+
+ public:
+  attention_backward_pass(cpu& on, const attention_shape& shape, const attention_gradients<T, O, G>& arrays,
+                          attention_accumulate accumulate)
+      : base(on, shape, 256),
+        arrays_(arrays),
+        accumulate_(accumulate),
+        factors_(
+            make_buffer<T>(on, (rounds ? 2 * this->tile_size() : 0) + 2 * packed_queries() + 2 * this->packed_keys())),
+        scratch_(
+            make_buffer<A>(on, 2 * this->tile_size() + packed_queries() + 2 * this->outer_rows() + 2 * summed_keys())),
+        queries_(factors_.template data<T>()),
+        douts_(queries_ + packed_queries()),
+        key_space_(douts_ + packed_queries()),
+        value_space_(key_space_ + this->packed_keys()),
+        scores_(scratch_.template data<A>()),
+        dprobabilities_(scores_ + this->tile_size()),
+        dqueries_(dprobabilities_ + this->tile_size()),
+        dkey_sums_(dqueries_ + packed_queries()),
+        dvalue_sums_(dkey_sums_ + summed_keys()),
+        row_lse_(dvalue_sums_ + summed_keys()),
+        row_delta_(row_lse_ + this->outer_rows()) {
+    if constexpr (rounds) {
+      probabilities_ = value_space_ + this->packed_keys();
+      dscores_ = probabilities_ + this->tile_size();
+    } else {
+      probabilities_ = scores_;
+      dscores_ = dprobabilities_;
+    }
+  }
+
+  void run() {
+    if (!rounds_gradients && !accumulate_.keys_and_values) zero_keys_and_values();
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
+        if (rounds_gradients) std::fill_n(dkey_sums_, 2 * s.k_len * d, A(0));
+        for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer)
+          add_queries({b, kv_head, q0, std::min(blocks.outer, s.q_len - q0)});
+        if (rounds_gradients)
+          write_keys_and_values(b, kv_head, 0, s.k_len, dkey_sums_, dvalue_sums_, accumulate_.keys_and_values);
+      }
+    }
+  }
+
+ private:
+  std::size_t packed_queries() const { return this->outer_rows() * static_cast<std::size_t>(d); }
+  /// Elements of the sums of a head's dk: in blocks that are added to dk, or of all keys where dk is rounded.
+  std::size_t summed_keys() const { return static_cast<std::size_t>((rounds_gradients ? s.k_len : key_block) * d); }
+
+  void zero_keys_and_values() {
+    for (std::int64_t i = 0; i < s.batch * s.k_len; ++i) {
+      const std::int64_t token = i / s.k_len * s.k_batch + i % s.k_len;
+      std::fill_n(arrays_.dk + token * s.dk_stride, s.kv_heads * d, G{});
+      std::fill_n(arrays_.dv + token * s.dv_stride, s.kv_heads * d, G{});
+    }
+  }
+  void write_keys_and_values(std::int64_t batch, std::int64_t kv_head, std::int64_t k0, std::int64_t count,
+                             const A* dkeys, const A* dvalues, bool adds) {
+    const std::int64_t key = batch * s.k_batch + k0;
+    add_rows(dkeys, d, count, arrays_.dk + key * s.dk_stride + kv_head * d, s.dk_stride, adds);
+    add_rows(dvalues, d, count, arrays_.dv + key * s.dv_stride + kv_head * d, s.dv_stride, adds);
+  }
+
+  void add_queries(const query_block& at) {
+    const seen_keys seen(s, at.batch, at.first, at.first + at.tokens);
+    G* const out = arrays_.dq + (at.batch * s.q_batch + at.first) * s.dq_stride + at.kv_head * group_width;
+    if (seen.none()) {
+      for (std::int64_t i = 0; i < at.tokens && !accumulate_.queries; ++i)
+        std::fill_n(out + i * s.dq_stride, group_width, G{});
+      return;
+    }
+    prepare(at);
+    for (std::int64_t k0 = seen.first_block(); k0 < seen.high; k0 += key_block) add_keys(at, seen, k0);
+    add_rows(dqueries_, group_width, at.tokens, out, s.dq_stride, accumulate_.queries, static_cast<A>(s.scale));
+  }
+  /// Packs queries and gradients of outputs, and finds lse and delta of each row.
+  void prepare(const query_block& at) {
+    const std::int64_t first = at.batch * s.q_batch + at.first;
+    pack_queries(arrays_.q + first * s.q_stride + at.kv_head * group_width, s.q_stride, at.tokens, group_width,
+                 scale.queries, queries_);
+    pack_queries(arrays_.d_o + first * s.do_stride + at.kv_head * group_width, s.do_stride, at.tokens, group_width,
+                 A(1), douts_);
+    for (std::int64_t i = 0; i < at.tokens; ++i) {
+      for (std::int64_t h = 0; h < group; ++h) {
+        const std::int64_t row = i * group + h;
+        const std::int64_t there = (at.batch * s.heads + at.kv_head * group + h) * s.lse_stride + at.first + i;
+        row_lse_[row] = arrays_.lse[there];
+        if (arrays_.delta != nullptr) {
+          row_delta_[row] = arrays_.delta[there];
+        } else {
+          const O* const output = arrays_.o + (first + i) * s.o_stride + at.kv_head * group_width + h * d;
+          row_delta_[row] = static_cast<A>(simd::sum_of<T>(
+              d, [](simd::pack<T> x, simd::pack<T> y) { return x * y; }, output, douts_ + row * d));
+        }
+      }
+    }
+    for (std::int64_t t0 = 0; t0 < at.tokens; t0 += blocks.inner) {
+      const std::int64_t inner = std::min(blocks.inner, at.tokens - t0);
+      if (seen_keys(s, at.batch, at.first + t0, at.first + t0 + inner).none())
+        std::fill_n(dqueries_ + t0 * group_width, inner * group_width, A(0));
+    }
+  }
+
+  void add_keys(const query_block& at, const seen_keys& seen, std::int64_t k0) {
+    const std::int64_t available = std::min(key_block, s.k_len - k0);
+    const std::int64_t taken = key_range(0, seen.high - k0, available).count;
+    const key_rows<T> keys = this->keys_of(at, arrays_.k, s.k_stride, k0, available, key_space_);
+    const key_rows<T> values = this->keys_of(at, arrays_.v, s.v_stride, k0, available, value_space_);
+    A* const dkeys = dkey_sums_ + (rounds_gradients ? k0 * d : 0);
+    A* const dvalues = dvalue_sums_ + (rounds_gradients ? k0 * d : 0);
+    if (!rounds_gradients) {
+      std::fill_n(dkeys, taken * d, A(0));
+      std::fill_n(dvalues, taken * d, A(0));
+    }
+    this->each_tile(at, k0, available, [&](const score_tile& tile) {
+      const std::int64_t first = tile.keys.first;
+      add_tile(at, tile, {keys.data + first * keys.stride, keys.stride},
+               {values.data + first * values.stride, values.stride}, dkeys + first * d, dvalues + first * d);
+    });
+    if (!rounds_gradients) write_keys_and_values(at.batch, at.kv_head, k0, taken, dkeys, dvalues, true);
+  }
+  /// p = exp(q k' - lse), ds = p (do v' - delta); dv += p' do, dk += ds' q, dq += ds k.
+  void add_tile(const query_block& at, const score_tile& tile, const key_rows<T>& keys, const key_rows<T>& values,
+                A* dkeys, A* dvalues) {
+    const std::int64_t rows = tile.rows, count = tile.keys.count;
+    const T* const queries = queries_ + tile.first_row * d;
+    const T* const douts = douts_ + tile.first_row * d;
+    device.gemm(false, true, rows, count, d, scale.products, queries, d, keys.data, keys.stride, A(0), scores_,
+                key_block);
+    device.gemm(false, true, rows, count, d, A(1), douts, d, values.data, values.stride, A(0), dprobabilities_,
+                key_block);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t row = tile.first_row + r, line = r * key_block;
+      const seen_scores range(s, at.batch, at.first + row / group, tile);
+      row_gradients(scores_ + line, dprobabilities_ + line, probabilities_ + line, dscores_ + line, row_lse_[row],
+                    row_delta_[row], range.unseen, range.seen, count);
+    }
+    device.gemm(true, false, count, d, rows, A(1), probabilities_, key_block, douts, d, A(1), dvalues, d);
+    device.gemm(true, false, count, d, rows, scale.products, dscores_, key_block, queries, d, A(1), dkeys, d);
+    device.gemm(false, false, rows, d, count, A(1), dscores_, key_block, keys.data, keys.stride,
+                tile.is_first ? A(0) : A(1), dqueries_ + tile.first_row * d, d);
+  }
+
+  const attention_gradients<T, O, G> arrays_;
+  const attention_accumulate accumulate_;
+  buffer<cpu> factors_, scratch_;
+  T *queries_, *douts_, *key_space_, *value_space_, *probabilities_ = nullptr, *dscores_ = nullptr;
+  A *scores_, *dprobabilities_, *dqueries_, *dkey_sums_, *dvalue_sums_, *row_lse_, *row_delta_;
+};
+
+}  // namespace plait::kernels::detail
+
+namespace plait::kernels {
+
 /// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
 /// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
 /// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
@@ -356,143 +599,7 @@ void attention_backward(cpu& device, const T* q, const T* k, const T* v, const O
                         attention_accumulate accumulate = {}, const statistic_of<T>* delta = nullptr) {
   static_assert(std::is_same_v<O, T> || std::is_same_v<O, statistic_of<T>>);
   static_assert(std::is_same_v<G, T> || std::is_same_v<G, statistic_of<T>>);
-  using A = arithmetic<T>;
-  constexpr bool rounds = !std::is_same_v<T, A>, rounds_gradients = !std::is_same_v<G, A>;
-  const attention_shape s = shape.checked();
-  const detail::scale_factors<T> scale(s.scale);
-  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d, k_block = detail::key_block;
-  const detail::query_blocks blocks(s, 256);
-  const auto outer_rows = static_cast<std::size_t>(blocks.outer * group);
-  const auto inner_rows = static_cast<std::size_t>(blocks.inner * group), width = static_cast<std::size_t>(d);
-  const auto key_count = static_cast<std::size_t>(k_block);
-  // The sums of a head's dk and dv: in blocks that are added to dk and dv, or of all keys where those are rounded.
-  const auto summed_keys = static_cast<std::size_t>(rounds_gradients ? s.k_len : k_block);
-  auto factors = make_buffer<T>(
-      device, (rounds ? 2 * inner_rows * key_count : 0) + 2 * outer_rows * width + 2 * key_count * width);
-  auto scratch =
-      make_buffer<A>(device, 2 * inner_rows * key_count + outer_rows * (width + 2) + 2 * summed_keys * width);
-  T* const queries = factors.template data<T>();
-  T* const douts = queries + outer_rows * width;
-  T* const key_space = douts + outer_rows * width;
-  T* const value_space = key_space + key_count * width;
-  A* const scores = scratch.template data<A>();
-  A* const dprobabilities = scores + inner_rows * key_count;
-  A* const dqueries = dprobabilities + inner_rows * key_count;
-  A* const dkey_sums = dqueries + outer_rows * width;
-  A* const dvalue_sums = dkey_sums + summed_keys * width;
-  A* const row_lse = dvalue_sums + summed_keys * width;
-  A* const row_delta = row_lse + outer_rows;
-  T *probabilities = nullptr, *dscores = nullptr;
-  if constexpr (rounds) {
-    probabilities = value_space + key_count * width;
-    dscores = probabilities + inner_rows * key_count;
-  } else {
-    probabilities = scores;
-    dscores = dprobabilities;
-  }
-
-  if (!rounds_gradients && !accumulate.keys_and_values) {
-    for (std::int64_t i = 0; i < s.batch * s.k_len; ++i) {
-      const std::int64_t token = i / s.k_len * s.k_batch + i % s.k_len;
-      std::fill_n(dk + token * s.dk_stride, s.kv_heads * d, G{});
-      std::fill_n(dv + token * s.dv_stride, s.kv_heads * d, G{});
-    }
-  }
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-      if (rounds_gradients) std::fill_n(dkey_sums, 2 * s.k_len * d, A(0));
-      for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
-        const std::int64_t tokens = std::min(blocks.outer, s.q_len - q0), first = b * s.q_batch + q0;
-        const detail::seen_keys seen_here(s, b, q0, q0 + tokens);
-        G* const out = dq + first * s.dq_stride + kv_head * group_width;
-        if (seen_here.none()) {
-          if (!accumulate.queries) {
-            for (std::int64_t i = 0; i < tokens; ++i) std::fill_n(out + i * s.dq_stride, group_width, G{});
-          }
-          continue;
-        }
-        detail::pack_queries(q + first * s.q_stride + kv_head * group_width, s.q_stride, tokens, group_width,
-                             scale.queries, queries);
-        detail::pack_queries(d_o + first * s.do_stride + kv_head * group_width, s.do_stride, tokens, group_width, A(1),
-                             douts);
-        for (std::int64_t i = 0; i < tokens; ++i) {
-          for (std::int64_t h = 0; h < group; ++h) {
-            const std::int64_t row = i * group + h, at = (b * s.heads + kv_head * group + h) * s.lse_stride + q0 + i;
-            row_lse[row] = lse[at];
-            if (delta != nullptr) {
-              row_delta[row] = delta[at];
-            } else {
-              const O* const output = o + (first + i) * s.o_stride + kv_head * group_width + h * d;
-              row_delta[row] = static_cast<A>(simd::sum_of<T>(
-                  d, [](simd::pack<T> x, simd::pack<T> y) { return x * y; }, output, douts + row * d));
-            }
-          }
-        }
-        for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
-          const std::int64_t inner = std::min(blocks.inner, tokens - t0);
-          if (detail::seen_keys(s, b, q0 + t0, q0 + t0 + inner).none()) {
-            std::fill_n(dqueries + t0 * group_width, inner * group_width, A(0));
-          }
-        }
-        for (std::int64_t k0 = seen_here.first_block(); k0 < seen_here.high; k0 += k_block) {
-          const std::int64_t available = std::min(k_block, s.k_len - k0);
-          const std::int64_t taken = detail::key_range(0, seen_here.high - k0, available).count;
-          const T* const head_keys = k + (b * s.k_batch + k0) * s.k_stride + kv_head * d;
-          const T* const head_values = v + (b * s.k_batch + k0) * s.v_stride + kv_head * d;
-          const auto keys = detail::pack_keys(head_keys, s.k_stride, available, d, key_space);
-          const auto values = detail::pack_keys(head_values, s.v_stride, available, d, value_space);
-          A* const dkeys = dkey_sums + (rounds_gradients ? k0 * d : 0);
-          A* const dvalues = dvalue_sums + (rounds_gradients ? k0 * d : 0);
-          if (!rounds_gradients) {
-            std::fill_n(dkeys, taken * d, A(0));
-            std::fill_n(dvalues, taken * d, A(0));
-          }
-          for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
-            const std::int64_t inner = std::min(blocks.inner, tokens - t0), rows = inner * group;
-            const detail::seen_keys inner_seen(s, b, q0 + t0, q0 + t0 + inner);
-            if (!inner_seen.meet(k0, available)) continue;
-            const bool is_first = inner_seen.low >= k0;
-            const detail::key_range range(inner_seen.low - k0, inner_seen.high - k0, available);
-            const std::int64_t count = range.count, first_key = k0 + range.first;
-            const T* const block_keys = keys.data + range.first * keys.stride;
-            A* const dq_rows = dqueries + t0 * group_width;
-            const T* const q_rows = queries + t0 * group_width;
-            const T* const do_rows = douts + t0 * group_width;
-            device.gemm(false, true, rows, count, d, scale.products, q_rows, d, block_keys, keys.stride, A(0), scores,
-                        k_block);
-            device.gemm(false, true, rows, count, d, A(1), do_rows, d, values.data + range.first * values.stride,
-                        values.stride, A(0), dprobabilities, k_block);
-            for (std::int64_t r = 0; r < rows; ++r) {
-              const std::int64_t row = t0 * group + r, query = q0 + row / group;
-              const std::int64_t seen = std::clamp<std::int64_t>(s.visible(query) - first_key, 0, count);
-              const std::int64_t unseen = std::min(s.first_key(b, query) - first_key, seen);
-              const std::int64_t at = r * k_block;
-              detail::row_gradients(scores + at, dprobabilities + at, probabilities + at, dscores + at, row_lse[row],
-                                    row_delta[row], unseen, seen, count);
-            }
-            device.gemm(true, false, count, d, rows, A(1), probabilities, k_block, do_rows, d, A(1),
-                        dvalues + range.first * d, d);
-            device.gemm(true, false, count, d, rows, scale.products, dscores, k_block, q_rows, d, A(1),
-                        dkeys + range.first * d, d);
-            device.gemm(false, false, rows, d, count, A(1), dscores, k_block, block_keys, keys.stride,
-                        is_first ? A(0) : A(1), dq_rows, d);
-          }
-          if (!rounds_gradients) {
-            const std::int64_t key = b * s.k_batch + k0;
-            detail::add_rows(dkeys, d, taken, dk + key * s.dk_stride + kv_head * d, s.dk_stride);
-            detail::add_rows(dvalues, d, taken, dv + key * s.dv_stride + kv_head * d, s.dv_stride);
-          }
-        }
-        detail::add_rows(dqueries, group_width, tokens, out, s.dq_stride, accumulate.queries, static_cast<A>(s.scale));
-      }
-      if (rounds_gradients) {
-        const std::int64_t key = b * s.k_batch;
-        const bool adds = accumulate.keys_and_values;
-        detail::add_rows(dkey_sums, d, s.k_len, dk + key * s.dk_stride + kv_head * d, s.dk_stride, adds);
-        detail::add_rows(dvalue_sums, d, s.k_len, dv + key * s.dv_stride + kv_head * d, s.dv_stride, adds);
-      }
-    }
-  }
+  detail::attention_backward_pass<T, O, G>(device, shape, {q, k, v, d_o, o, lse, delta, dq, dk, dv}, accumulate).run();
 }
 
 PLAIT_COMPILED_TEMPLATE(void attention_backward(cpu&, const float*, const float*, const float*, const float*,
