@@ -10,7 +10,7 @@
 #include "device_array.hpp"
 #include "kernel_elementwise_reference.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/kernels/cross_entropy_settings.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::test {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/kernels/attention_shape.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::test {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/kernels/optimizer_settings.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/kernels/sums.hpp"
 
 namespace plait::test {

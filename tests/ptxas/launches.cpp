@@ -2,8 +2,7 @@
 // so budget.py asks this program, which the stand-in for CUDA compiles.
 #include <cstdio>
 
-#include "plait/kernels/cuda/attention_mma.hpp"
-#include "plait/kernels/cuda/attention_scalar.hpp"
+#include "plait/kernels/cuda/attention_kernels.hpp"
 
 namespace {
 

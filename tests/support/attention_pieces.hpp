@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "plait/kernels/attention_shape.hpp"
+#include "plait/kernels/settings.hpp"
 
 /// Calls of attention for tests, on the cpu and on a GPU.
 namespace plait::test {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "layer_check.hpp"
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/strategy.hpp"
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "plait/kernels/attention_shape.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::test {
 

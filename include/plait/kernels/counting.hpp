@@ -10,8 +10,7 @@
 
 #include "plait/core/box.hpp"
 #include "plait/device/counting.hpp"
-#include "plait/kernels/attention_shape.hpp"
-#include "plait/kernels/cross_entropy_settings.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels {
 

@@ -1,6 +1,6 @@
 // program: layers
 // Attention and the SwiGLU MLP under strategies: finite differences on one rank, meshes equal one rank.
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"

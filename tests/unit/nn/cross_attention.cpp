@@ -2,7 +2,7 @@
 // Attention of queries over another sequence's keys: the core, and cross-attention under strategies.
 #include "plait/nn/attention/cross_attention.hpp"
 
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"

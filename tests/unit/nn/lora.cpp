@@ -1,6 +1,6 @@
 // program: more_layers
 // Low-rank adapters: finite differences on one rank, meshes equal one rank, and the base stays as it is.
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"

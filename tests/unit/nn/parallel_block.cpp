@@ -1,7 +1,7 @@
 // timeout: 300
 // program: combinators
 // PaLM's block, a layer of one's own, and experts as a batched linear: finite differences, and meshes equal one rank.
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"

@@ -13,8 +13,8 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/cpu.hpp"
-#include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cpu/simd.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels::detail {
 
@@ -104,7 +104,7 @@ key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, st
   return {space, d};
 }
 
-/// What both passes have: the shape, the scale of the scores, and the blocks in which they are computed.
+/// The parts of both passes: the shape, the scale of the scores, and the blocks in which they are computed.
 template <class T>
 struct attention_pass {
   using A = arithmetic<T>;

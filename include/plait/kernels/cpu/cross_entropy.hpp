@@ -13,7 +13,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
-#include "plait/kernels/cross_entropy_settings.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels {
 

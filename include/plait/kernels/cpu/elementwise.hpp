@@ -13,7 +13,7 @@
 #include "plait/core/types.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/kernels/strided_copy.hpp"
 
 namespace plait::kernels {
@@ -307,7 +307,7 @@ inline void copy_box(cpu&, const void* in, const box& from, void* out, const box
 // ---- rotary positions --------------------------------------------------------------------------------------------
 //
 // The rotate_half convention of Hugging Face: element i of a head is rotated with element i + head_dim / 2, by the
-// angle position * frequency[i] (kernels/rope_frequencies.hpp).
+// angle position * frequency[i] (kernels/settings.hpp).
 
 /// cosine, sine [count, frequencies]: the rotations of the given positions (see `rope_rotations`).
 template <class T>

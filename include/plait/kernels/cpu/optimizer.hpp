@@ -13,7 +13,7 @@
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/moments.hpp"
-#include "plait/kernels/optimizer_settings.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels {
 

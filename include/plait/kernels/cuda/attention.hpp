@@ -1,6 +1,5 @@
 // Attention on a GPU, as callers use it: checks, the choice between plait's kernels and a library's, and the launch;
-// and the merge of attention over different keys. Kernels are in kernels/cuda/attention_mma.hpp for bf16 and in
-// kernels/cuda/attention_scalar.hpp for float and double. Test: tests/cuda/attention.cpp.
+// and the merge of attention over different keys. Kernels are in kernels/cuda/attention_kernels.hpp.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +14,12 @@
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/device/device.hpp"
-#include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cuda/arrays.hpp"
 #include "plait/kernels/cuda/attention_backend.hpp"
-#include "plait/kernels/cuda/attention_mma.hpp"
-#include "plait/kernels/cuda/attention_scalar.hpp"
+#include "plait/kernels/cuda/attention_kernels.hpp"
 #include "plait/kernels/cuda/launchers.hpp"
 #include "plait/kernels/cuda/math.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels::detail {
 

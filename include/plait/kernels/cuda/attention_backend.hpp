@@ -9,7 +9,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/attention_choice.hpp"
-#include "plait/kernels/attention_shape.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels {
 

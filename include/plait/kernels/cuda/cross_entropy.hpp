@@ -10,7 +10,6 @@
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/launchers.hpp"
 #include "plait/kernels/cuda/math.hpp"
-#include "plait/kernels/cuda/mma.hpp"
 
 namespace plait::kernels::detail {
 

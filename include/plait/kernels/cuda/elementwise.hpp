@@ -10,7 +10,7 @@
 #include "plait/kernels/cuda/arrays.hpp"
 #include "plait/kernels/cuda/launchers.hpp"
 #include "plait/kernels/cuda/math.hpp"
-#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels {
 

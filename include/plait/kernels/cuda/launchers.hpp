@@ -14,11 +14,9 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/kernels/attention_shape.hpp"
-#include "plait/kernels/cross_entropy_settings.hpp"
 #include "plait/kernels/cuda/attention_backend.hpp"
-#include "plait/kernels/optimizer_settings.hpp"
 #include "plait/kernels/philox.hpp"
+#include "plait/kernels/settings.hpp"
 #include "plait/kernels/strided_copy.hpp"
 #include "plait/kernels/sums.hpp"
 
@@ -125,7 +123,7 @@ void copy_box(cuda& device, const void* in, const box& from, void* out, const bo
 
 // ---- rotary positions --------------------------------------------------------------------------------------------
 //
-// The tables are made on the host and uploaded (kernels/rope_frequencies.hpp).
+// The tables are made on the host and uploaded (kernels/settings.hpp).
 
 /// cosine, sine [count, frequencies] in device memory: the rotations of the given positions, which like the frequencies
 /// are in host memory (see `rope_rotations`).

@@ -1,5 +1,5 @@
 // Parts that all CUDA kernels share: unrolled loops, conversions, accesses of 16 bytes, sums over a warp and a block,
-// and the report of a fault.
+// the report of a fault, and products of bf16 tiles on tensor cores.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -170,3 +170,166 @@ __device__ inline void report_fault(device_fault* faults, int code, std::int64_t
 }
 
 }  // namespace plait::kernels::detail
+
+namespace plait::kernels {
+
+// ---- products on tensor cores ------------------------------------------------------------------------------------
+//
+// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
+// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Both are called by all 32 lanes of a warp,
+// with the lane's number threadIdx.x % 32. Where CUDA is stood in for, lanes offer each other what they hold, and
+// copies arrive as late as they may. Products of whole matrices are in device/gemm_cublaslt.hpp.
+//
+// With group = lane / 4 and pair = lane % 4 a lane holds, of the 16 x 16 factor A, rows group and group + 8 at columns
+// 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9; of the 16 x 8 factor B, column group at those rows; of the 16 x 8
+// result, rows group (elements 0, 1) and group + 8 (2, 3) at columns 2 pair, 2 pair + 1.
+
+__device__ inline int warp_lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
+
+/// Two floats rounded to bf16, the first in the lower half.
+__device__ inline unsigned bf16_pair(float first, float second) {
+#ifdef PLAIT_CUDA_STAND_IN
+  return static_cast<unsigned>(device_bf16(first).bits) | static_cast<unsigned>(device_bf16(second).bits) << 16;
+#else
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+#endif
+}
+
+/// 2^x to 2 units in the last place; results below 2^-126 are 0.
+__device__ inline float fast_exp2(float x) {
+#ifdef PLAIT_CUDA_STAND_IN
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+#ifdef PLAIT_CUDA_STAND_IN
+namespace detail {
+
+inline unsigned long long join(unsigned low, unsigned high) {
+  return static_cast<unsigned long long>(low) | static_cast<unsigned long long>(high) << 32;
+}
+
+}  // namespace detail
+#endif
+
+/// c += A B for the fragments a of a 16 x 16 and (b0, b1) of a 16 x 8 matrix.
+__device__ inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#ifdef PLAIT_CUDA_STAND_IN
+  const auto* const warp = stand_in::executor::instance().gather(
+      {{detail::join(a[0], a[2]), detail::join(a[1], a[3]), detail::join(b0, b1)}});
+  stand_in::multiply_fragments(warp, warp_lane(), c);
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+/// Loads four 8 x 8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 (8 elements, 16-byte aligned);
+/// it gets from matrix i, in fragment[i], the elements 2 (l % 4) and the next of row l / 4, or, with `Transposed`, of
+/// column l / 4.
+template <bool Transposed>
+__device__ inline void load_matrices(unsigned (&fragment)[4], const bf16* row) {
+#ifdef PLAIT_CUDA_STAND_IN
+  const int group = warp_lane() / 4, pair = warp_lane() % 4;
+  const auto* const warp = stand_in::executor::instance().gather({{reinterpret_cast<unsigned long long>(row), 0, 0}});
+  for (int i = 0; i < 4; ++i) {
+    const auto at = [&](int r) { return reinterpret_cast<const bf16*>(warp[8 * i + r].words[0]); };
+    bf16 first, second;
+    if constexpr (Transposed) {
+      const bf16 *const upper = at(2 * pair), *const lower = at(2 * pair + 1);
+      first = upper[group];
+      second = lower[group];
+    } else {
+      const bf16* const source = at(group);
+      first = source[2 * pair];
+      second = source[2 * pair + 1];
+    }
+    fragment[i] = static_cast<unsigned>(first.bits) | static_cast<unsigned>(second.bits) << 16;
+  }
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if constexpr (Transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(address)
+                 : "memory");
+  }
+#endif
+}
+
+/// The fragment of A that starts at `tile`, a matrix in shared memory whose rows are `pitch` elements apart.
+__device__ inline void load_a(unsigned (&a)[4], const bf16* tile, int pitch) {
+  const int lane = warp_lane();
+  load_matrices<false>(a, tile + (lane % 16) * pitch + lane / 16 * 8);
+}
+
+/// The fragments of two neighbouring B, columns 0 to 7 in b[0], b[1] and 8 to 15 in b[2], b[3], where row n of `tile`
+/// holds column n of B.
+__device__ inline void load_b_columns(unsigned (&b)[4], const bf16* tile, int pitch) {
+  const int lane = warp_lane();
+  load_matrices<false>(b, tile + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
+}
+
+/// Loads B where row k of `tile` holds row k of B.
+__device__ inline void load_b_rows(unsigned (&b)[4], const bf16* tile, int pitch) {
+  const int lane = warp_lane();
+  load_matrices<true>(b, tile + (lane % 16) * pitch + lane / 16 * 8);
+}
+
+/// Starts copying 16 bytes from global to shared memory, or writing zeros there where not `valid` (nothing is read
+/// then). The copy is there after `wait_for_copies` and a barrier.
+__device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
+#ifdef PLAIT_CUDA_STAND_IN
+  stand_in::executor::instance().copy_later(to, valid ? from : nullptr, 16);
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+/// Copies one number of 4 bytes so.
+template <class T>
+  requires(sizeof(T) == 4)
+__device__ inline void copy_async(T* to, const T* from, bool valid) {
+#ifdef PLAIT_CUDA_STAND_IN
+  stand_in::executor::instance().copy_later(to, valid ? from : nullptr, 4);
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+/// Closes a group of copies: `wait_for_copies<N>` waits for all of this thread's groups but the last N.
+__device__ inline void commit_copies() {
+#ifdef PLAIT_CUDA_STAND_IN
+  stand_in::executor::instance().commit_copies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int Pending>
+__device__ inline void wait_for_copies() {
+#ifdef PLAIT_CUDA_STAND_IN
+  stand_in::executor::instance().wait_for_copies(Pending);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+#endif
+}
+
+}  // namespace plait::kernels

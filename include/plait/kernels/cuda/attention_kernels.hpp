@@ -1,0 +1,1128 @@
+// The kernels of attention and its gradients on a GPU: in float and double, and in bf16 on tensor cores. Callers use
+// kernels/cuda/attention.hpp.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
+#include "plait/device/cuda.hpp"
+#include "plait/device/cuda_launch.hpp"
+#include "plait/kernels/cuda/math.hpp"
+#include "plait/kernels/settings.hpp"
+
+namespace plait::kernels::detail {
+
+/// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before
+/// `visible(i)`: the offsets, and that there is no mask or window, are all in `shift` and `lower`.
+struct attention_sizes {
+  int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift, lower, k_offset;
+  float scale;
+  double exact_scale;
+  const std::int32_t* first_visible;
+  std::int64_t q_batch, k_batch, lse_stride;
+  std::int64_t q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride, do_stride;
+
+  /// `s` must be checked.
+  explicit attention_sizes(const attention_shape& s)
+      : batch(narrow("batch", s.batch)),
+        q_len(narrow("q_len", s.q_len)),
+        k_len(narrow("k_len", s.k_len)),
+        heads(narrow("heads", s.heads)),
+        kv_heads(narrow("kv_heads", s.kv_heads)),
+        group(heads / kv_heads),
+        head_dim(narrow("head_dim", s.head_dim)),
+        shift(static_cast<int>(s.causal ? std::clamp(s.q_offset - s.k_offset + 1, -s.q_len, s.k_len) : s.k_len)),
+        lower(s.window > 0 ? static_cast<int>(std::clamp(s.q_offset - s.window + 1 - s.k_offset, no_bound, s.k_len))
+                           : static_cast<int>(no_bound)),
+        k_offset(s.first_visible != nullptr ? static_cast<int>(s.k_offset) : 0),
+        scale(static_cast<float>(s.scale)),
+        exact_scale(s.scale),
+        first_visible(s.first_visible),
+        q_batch(s.q_batch),
+        k_batch(s.k_batch),
+        lse_stride(s.lse_stride),
+        q_stride(s.q_stride),
+        k_stride(s.k_stride),
+        v_stride(s.v_stride),
+        o_stride(s.o_stride),
+        dq_stride(s.dq_stride),
+        dk_stride(s.dk_stride),
+        dv_stride(s.dv_stride),
+        do_stride(s.do_stride) {
+    if (head_dim > 256) fail({"attention: head_dim = ", head_dim, ", on a GPU at most 256"});
+  }
+
+  /// How many keys, from the first on, query i sees.
+  __host__ __device__ int visible(int i) const {
+    const int seen = i + shift;
+    return seen < 0 ? 0 : seen < k_len ? seen : k_len;
+  }
+  /// The first query that sees key j, if any does.
+  __host__ __device__ int first_query(int j) const { return j < shift ? 0 : j - shift + 1; }
+
+  /// The key that a global position, one of `first_visible`, stands for; 0 if it lies before them all.
+  __device__ int key_at(std::int32_t position) const { return position > k_offset ? position - k_offset : 0; }
+  /// The first key that query i may see; after the last query, that of the last one or a later one.
+  __device__ int first_key(int b, int i) const {
+    int first = i + lower > 0 ? i + lower : 0;
+    if (first_visible != nullptr) {
+      const int own = key_at(first_visible[b * q_batch + (i < q_len ? i : q_len - 1)]);
+      first = own > first ? own : first;
+    }
+    return first < k_len ? first : k_len;
+  }
+  /// The number of queries, from the first on, that may see key j or an earlier one, if `first_key` is not regarded.
+  __device__ int end_query(int b, int j) const {
+    const std::int64_t in_window = static_cast<std::int64_t>(j) - lower + 1;
+    int end = in_window < 0 ? 0 : in_window < q_len ? static_cast<int>(in_window) : q_len;
+    if (first_visible != nullptr) {
+      int begin = 0;
+      while (begin < end) {
+        const int middle = (begin + end) / 2;
+        if (key_at(first_visible[b * q_batch + middle]) <= j) {
+          begin = middle + 1;
+        } else {
+          end = middle;
+        }
+      }
+    }
+    return end;
+  }
+
+  /// Where a head of a batch begins, for the queries' kind of array and the keys' kind.
+  template <class P>
+  __device__ P query_head(P array, int b, int head, std::int64_t stride) const {
+    return array + b * q_batch * stride + static_cast<std::int64_t>(head) * head_dim;
+  }
+  template <class P>
+  __device__ P key_head(P array, int b, int kv_head, std::int64_t stride) const {
+    return array + b * k_batch * stride + static_cast<std::int64_t>(kv_head) * head_dim;
+  }
+  /// Where a head's row of lse or delta [batch, heads, q_len] begins.
+  template <class P>
+  __device__ P statistics(P array, int b, int head) const {
+    return array + (static_cast<std::int64_t>(b) * heads + head) * lse_stride;
+  }
+
+ private:
+  static constexpr std::int64_t no_bound = -(std::int64_t{1} << 30) - 1024;  // a query of any tile, added, is below 0
+  static int narrow(const char* name, std::int64_t value) {
+    constexpr std::int64_t most = 1 << 30;
+    if (value > most) fail({"attention: ", name, " = ", value, ", at most 2^30"});
+    return static_cast<int>(value);
+  }
+};
+
+inline constexpr float log2_e = 1.4426950408889634f;
+inline constexpr float ln_2 = 0.6931471805599453f;
+
+__host__ __device__ inline int tiles_of(int n, int tile) { return (n + tile - 1) / tile; }
+
+/// A grid of `tiles` x `heads` x `batch` blocks in one dimension, heads innermost.
+inline unsigned attention_blocks(std::int64_t tiles, std::int64_t heads, std::int64_t batch) {
+  const std::int64_t blocks = tiles * heads * batch;
+  if (blocks > 0x7fffffff) fail({"attention: ", blocks, " tiles, at most 2^31 - 1 in one call"});
+  return static_cast<unsigned>(blocks);
+}
+
+/// The work of one block. `from_end` counts the tiles down: where later tiles have more to do (causal queries), blocks
+/// that start first get the most.
+struct attention_work {
+  int tile, head, batch;
+  __device__ attention_work(int tiles, int heads, int batches, bool from_end) {
+    const int block = static_cast<int>(blockIdx.x);
+    head = block % heads;
+    batch = block / heads % batches;
+    tile = block / heads / batches;
+    if (from_end) tile = tiles - 1 - tile;
+  }
+};
+
+/// Widths of a head that kernels are made for; a narrower head is padded with zeros in shared memory.
+template <class Call>
+void with_head_width(int head_dim, const Call& call) {
+  if (head_dim <= 64) return call(std::integral_constant<int, 64>());
+  if (head_dim <= 128) return call(std::integral_constant<int, 128>());
+  return call(std::integral_constant<int, 256>());
+}
+
+/// Elements between the rows of a tile of bf16: the 16 bytes more than a row put the rows of an 8 x 8 matrix into
+/// different banks.
+template <int Width>
+inline constexpr int tile_pitch = Width + 8;
+
+/// Starts to copy `Rows` rows of a head into a tile of shared memory; rows from `available` on and columns from
+/// `head_dim` (a multiple of 8) on become 0.
+template <int Rows, int Width, int Threads>
+__device__ inline void load_tile(bf16* tile, const bf16* from, std::int64_t stride, int available, int head_dim) {
+  constexpr int chunks = Width / 8, rows_at_once = Threads / chunks;
+  static_assert(Threads % chunks == 0 && Rows % rows_at_once == 0);
+  const int thread = static_cast<int>(threadIdx.x), row = thread / chunks, column = thread % chunks * 8;
+  tile += row * tile_pitch<Width> + column;
+  const bf16* source = from + row * stride + column;
+  PLAIT_UNROLL
+  for (int i = 0; i < Rows / rows_at_once; ++i) {
+    const bool valid = row + i * rows_at_once < available && column < head_dim;
+    copy_async(tile + i * rows_at_once * tile_pitch<Width>, valid ? source : from, valid);
+    source += rows_at_once * stride;
+  }
+}
+
+/// Turns a result's fragments of columns 16 i to 16 i + 15 into that of the factor A of a next product.
+__device__ inline void result_to_a(unsigned (&a)[4], const float (&left)[4], const float (&right)[4]) {
+  a[0] = bf16_pair(left[0], left[1]);
+  a[1] = bf16_pair(left[2], left[3]);
+  a[2] = bf16_pair(right[0], right[1]);
+  a[3] = bf16_pair(right[2], right[3]);
+}
+
+/// scores[:, :] += A B^T over Width, for 16 rows of `a_tile` and `Columns` rows of `b_tile`.
+template <int Width, int Columns>
+__device__ inline void multiply_by_rows(row_of<float[4], Columns / 8>& scores, const bf16* a_tile, const bf16* b_tile) {
+  constexpr int pitch = tile_pitch<Width>;
+  PLAIT_UNROLL
+  for (int k = 0; k < Width; k += 16) {
+    unsigned a[4];
+    load_a(a, a_tile + k, pitch);
+    PLAIT_UNROLL
+    for (int n = 0; n < Columns; n += 16) {
+      unsigned b[4];
+      load_b_columns(b, b_tile + n * pitch + k, pitch);
+      mma_16x8x16(scores[n / 8], a, b[0], b[1]);
+      mma_16x8x16(scores[n / 8 + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+/// sums[:, :] += A B for 16 rows and 16 columns of A, given as a fragment, and `Columns` columns of `b_tile`.
+template <int Width, int Columns>
+__device__ inline void multiply_fragment(row_of<float[4], Columns / 8>& sums, const unsigned (&a)[4],
+                                         const bf16* b_tile) {
+  PLAIT_UNROLL
+  for (int n = 0; n < Columns; n += 16) {
+    unsigned b[4];
+    load_b_rows(b, b_tile + n, tile_pitch<Width>);
+    mma_16x8x16(sums[n / 8], a, b[0], b[1]);
+    mma_16x8x16(sums[n / 8 + 1], a, b[2], b[3]);
+  }
+}
+
+/// sums[:, :] += P B for 16 rows of P, given as fragments of a result with `Depth` columns, and `Columns` columns of
+/// `b_tile` with `Depth` rows.
+template <int Width, int Depth, int Columns>
+__device__ inline void multiply_weights(row_of<float[4], Columns / 8>& sums, const row_of<float[4], Depth / 8>& weights,
+                                        const bf16* b_tile) {
+  PLAIT_UNROLL
+  for (int k = 0; k < Depth; k += 16) {
+    unsigned a[4];
+    result_to_a(a, weights[k / 8], weights[k / 8 + 1]);
+    multiply_fragment<Width, Columns>(sums, a, b_tile + k * tile_pitch<Width>);
+  }
+}
+
+/// Writes two neighbouring elements times `factor`, or adds them to what is there.
+__device__ inline void store_pair(bf16* to, float first, float second, bool add) {
+  unsigned* const word = reinterpret_cast<unsigned*>(to);
+  if (add) {
+    const unsigned before = *word;
+    first += device_float(bf16{static_cast<std::uint16_t>(before & 0xffffu)});
+    second += device_float(bf16{static_cast<std::uint16_t>(before >> 16)});
+  }
+  *word = bf16_pair(first, second);
+}
+__device__ inline void store_pair(float* to, float first, float second, bool add) {
+  to[0] = add ? to[0] + first : first;
+  to[1] = add ? to[1] + second : second;
+}
+
+/// Writes a warp's 16 rows: `upper_factor` times rows group and `lower_factor` times rows group + 8 of a result, for
+/// rows before `available` and columns before `columns`.
+template <int Columns, class O>
+__device__ inline void store_rows(O* to, std::int64_t stride, int available, int columns,
+                                  const row_of<float[4], Columns / 8>& result, float upper_factor, float lower_factor,
+                                  bool add) {
+  const int row = warp_lane() / 4, pair = warp_lane() % 4;
+  PLAIT_UNROLL
+  for (int n = 0; n < Columns / 8; ++n) {
+    const int column = 8 * n + 2 * pair;
+    if (column < columns) {
+      if (row < available) {
+        store_pair(to + row * stride + column, result[n][0] * upper_factor, result[n][1] * upper_factor, add);
+      }
+      if (row + 8 < available) {
+        store_pair(to + (row + 8) * stride + column, result[n][2] * lower_factor, result[n][3] * lower_factor, add);
+      }
+    }
+  }
+}
+
+/// An array of results on the device: bf16 or, if `wide`, float. That is no template's matter, as only the end of a
+/// kernel depends on it.
+struct result_array {
+  void* data;
+  bool wide;
+  explicit result_array(bf16* array) : data(array), wide(false) {}
+  explicit result_array(float* array) : data(array), wide(true) {}
+
+  /// Calls `use` with the array as what it is.
+  template <class Use>
+  __device__ void as_typed(const Use& use) const {
+    if (wide) {
+      use(static_cast<float*>(data));
+    } else {
+      use(static_cast<bf16*>(data));
+    }
+  }
+};
+
+/// Refuses heads that 16-byte copies cannot read.
+template <class... Pointers>
+void require_vectors(const attention_shape& s, Pointers... pointers) {
+  if (s.head_dim % 8 != 0) fail({"attention: head_dim = ", s.head_dim, ", for bf16 a multiple of 8"});
+  for (const std::int64_t stride :
+       {s.q_stride, s.k_stride, s.v_stride, s.o_stride, s.dq_stride, s.dk_stride, s.dv_stride, s.do_stride}) {
+    if (stride % 8 != 0) fail({"attention: a stride of ", stride, ", for bf16 a multiple of 8"});
+  }
+  if (!aligned16(pointers...)) fail("attention: bf16 arrays must begin on a 16-byte boundary");
+}
+
+// ---- in float and double, without tensor cores -------------------------------------------------------------------
+//
+// 256 threads as 16 x 16, of which (y, x) makes the elements (y + 16 r, x + 16 c) of every product.
+
+inline constexpr int scalar_threads = 256;
+
+/// Elements between the rows of a tile: an odd number, so that a column's elements lie in different banks.
+template <int Width>
+inline constexpr int scalar_pitch = Width + 1;
+
+template <class T, int Width>
+struct scalar_forward_tiles {
+  static constexpr int queries = sizeof(T) == 4 ? 64 : 32, keys = 32;
+  static constexpr std::size_t shared_bytes =
+      ((queries + keys) * scalar_pitch<Width> + queries * scalar_pitch<keys>)*sizeof(T) + queries * sizeof(int);
+};
+
+template <class T, int Width>
+struct scalar_backward_tiles {
+  static constexpr int rows = sizeof(T) == 4 ? 32 : 16;
+  static constexpr std::size_t shared_bytes =
+      (4 * rows * scalar_pitch<Width> + 2 * rows * scalar_pitch<rows> + 2 * rows) * sizeof(T) + rows * sizeof(int);
+};
+
+__device__ inline float precise_exp(float x) { return expf(x); }
+__device__ inline double precise_exp(double x) { return exp(x); }
+__device__ inline float precise_log(float x) { return logf(x); }
+__device__ inline double precise_log(double x) { return log(x); }
+
+template <class T>
+__device__ inline T scale_of(const attention_sizes& s) {
+  return static_cast<T>(s.exact_scale);
+}
+
+__device__ inline int scalar_x() { return static_cast<int>(threadIdx.x) % 16; }
+__device__ inline int scalar_y() { return static_cast<int>(threadIdx.x) / 16; }
+
+/// Copies `Rows` rows of a head into a tile; what is outside of `available` rows and `head_dim` columns becomes 0.
+template <int Rows, int Width, class T>
+__device__ inline void load_scalar_tile(T* tile, const T* from, std::int64_t stride, int available, int head_dim) {
+  for (int index = static_cast<int>(threadIdx.x); index < Rows * Width; index += scalar_threads) {
+    const int row = index / Width, column = index % Width;
+    const bool valid = row < available && column < head_dim;
+    tile[row * scalar_pitch<Width> + column] = valid ? from[row * stride + column] : T(0);
+  }
+}
+
+/// products = A B^T over the first `depth` columns of both tiles.
+template <int Width, int Rows, int Columns, class T>
+__device__ inline void multiply_scalar_rows(row_of<row_of<T, Columns / 16>, Rows / 16>& products, const T* a,
+                                            const T* b, int depth) {
+  constexpr int pitch = scalar_pitch<Width>;
+  const T *const a_row = a + scalar_y() * pitch, *const b_row = b + scalar_x() * pitch;
+  PLAIT_UNROLL_BY(4)
+  for (int i = 0; i < depth; ++i) {
+    T left[Rows / 16], right[Columns / 16];
+    PLAIT_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) left[r] = a_row[16 * r * pitch + i];
+    PLAIT_UNROLL
+    for (int c = 0; c < Columns / 16; ++c) right[c] = b_row[16 * c * pitch + i];
+    PLAIT_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      PLAIT_UNROLL
+      for (int c = 0; c < Columns / 16; ++c) products[r][c] += left[r] * right[c];
+    }
+  }
+}
+
+/// sums += P B, for P[Rows, Depth] (or, with `Transposed`, stored as [Depth, Rows]) and B[Depth, Width].
+template <int Width, int Rows, int Depth, bool Transposed, class T>
+__device__ inline void multiply_scalar_weights(row_of<row_of<T, Width / 16>, Rows / 16>& sums, const T* p, const T* b) {
+  constexpr int p_pitch = scalar_pitch<(Transposed ? Rows : Depth)>;
+  const int x = scalar_x(), y = scalar_y();
+  PLAIT_UNROLL_BY(2)
+  for (int i = 0; i < Depth; ++i) {
+    T weight[Rows / 16];
+    PLAIT_UNROLL
+    for (int r = 0; r < Rows / 16; ++r)
+      weight[r] = Transposed ? p[i * p_pitch + y + 16 * r] : p[(y + 16 * r) * p_pitch + i];
+    PLAIT_UNROLL
+    for (int c = 0; c < Width / 16; ++c) {
+      const T value = b[i * scalar_pitch<Width> + x + 16 * c];
+      PLAIT_UNROLL
+      for (int r = 0; r < Rows / 16; ++r) sums[r][c] += weight[r] * value;
+    }
+  }
+}
+
+/// Writes rows times `factor[row]`, or adds them to what is there.
+template <int Width, int Rows, class T>
+__device__ inline void store_scalar_rows(T* to, std::int64_t stride, int available, int head_dim,
+                                         const row_of<row_of<T, Width / 16>, Rows / 16>& sums,
+                                         const row_of<T, Rows / 16>& factor, bool add) {
+  PLAIT_UNROLL
+  for (int r = 0; r < Rows / 16; ++r) {
+    const int row = scalar_y() + 16 * r;
+    if (row >= available) continue;
+    PLAIT_UNROLL
+    for (int c = 0; c < Width / 16; ++c) {
+      const int column = scalar_x() + 16 * c;
+      if (column >= head_dim) continue;
+      T* const target = to + row * stride + column;
+      *target = sums[r][c] * factor[r] + (add ? *target : T(0));
+    }
+  }
+}
+
+/// The sum and the maximum over the 16 threads that share y, on each of them.
+template <class T>
+__device__ inline T sum_over_x(T value) {
+  for (int offset = 8; offset > 0; offset /= 2) value += __shfl_xor_sync(whole_warp, value, offset);
+  return value;
+}
+template <class T>
+__device__ inline T max_over_x(T value) {
+  for (int offset = 8; offset > 0; offset /= 2) {
+    const T other = __shfl_xor_sync(whole_warp, value, offset);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+/// Writes, for `Rows` queries from q0 on, which key they may see first.
+template <int Rows>
+__device__ inline void load_first_keys(int* first_keys, int batch, int q0, const attention_sizes& s) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < Rows) first_keys[row] = s.first_key(batch, q0 + row);
+}
+
+/// Attention in float or double: as `attention_forward_mma`, but with one tile for keys and then values.
+template <class T, int Width>
+static __global__ void __launch_bounds__(scalar_threads, 1)
+    attention_forward_scalar(const T* q, const T* k, const T* v, T* o, T* lse, attention_sizes s) {
+  using tiles = scalar_forward_tiles<T, Width>;
+  constexpr int queries = tiles::queries, keys = tiles::keys, rows = queries / 16, columns = keys / 16;
+  constexpr T nothing = -infinite<T>;
+  PLAIT_DYNAMIC_SHARED(T, query_tile);
+  T* const key_tile = query_tile + queries * scalar_pitch<Width>;
+  T* const weights = key_tile + keys * scalar_pitch<Width>;
+  int* const first_keys = reinterpret_cast<int*>(weights + queries * scalar_pitch<keys>);
+  const attention_work work(tiles_of(s.q_len, queries), s.heads, s.batch, true);
+  const int q0 = work.tile * queries, kv_head = work.head / s.group, x = scalar_x(), y = scalar_y();
+  const int last = (q0 + queries < s.q_len ? q0 + queries : s.q_len) - 1, visible = s.visible(last);
+  const T* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
+  const T* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
+  load_scalar_tile<queries, Width>(query_tile, s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
+                                   s.q_stride, s.q_len - q0, s.head_dim);
+  T sums[rows][Width / 16] = {}, row_max[rows], row_sum[rows], factor[rows];
+  for (int r = 0; r < rows; ++r) {
+    row_max[r] = nothing;
+    row_sum[r] = T(0);
+  }
+  load_first_keys<queries>(first_keys, work.batch, q0, s);
+  for (int k0 = s.first_key(work.batch, q0) / keys * keys; k0 < visible; k0 += keys) {
+    __syncthreads();
+    load_scalar_tile<keys, Width>(key_tile, key_rows + k0 * s.k_stride, s.k_stride, s.k_len - k0, s.head_dim);
+    __syncthreads();
+    T scores[rows][columns] = {};
+    multiply_scalar_rows<Width, queries, keys>(scores, query_tile, key_tile, s.head_dim);
+    __syncthreads();
+    load_scalar_tile<keys, Width>(key_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0, s.head_dim);
+    PLAIT_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const int row = y + 16 * r, seen = s.visible(q0 + row) - k0;
+      T largest = row_max[r];
+      PLAIT_UNROLL
+      for (int c = 0; c < columns; ++c) {
+        scores[r][c] = x + 16 * c < seen ? scores[r][c] * scale_of<T>(s) : nothing;
+      }
+      if (k0 < first_keys[queries - 1]) {
+        const int first = first_keys[row] - k0;
+        PLAIT_UNROLL
+        for (int c = 0; c < columns; ++c) scores[r][c] = x + 16 * c < first ? nothing : scores[r][c];
+      }
+      PLAIT_UNROLL
+      for (int c = 0; c < columns; ++c) largest = scores[r][c] > largest ? scores[r][c] : largest;
+      largest = max_over_x(largest);
+      const T shrink = row_max[r] == nothing ? T(1) : precise_exp(row_max[r] - largest);
+      const T shift = largest == nothing ? T(0) : largest;
+      row_max[r] = largest;
+      row_sum[r] *= shrink;
+      PLAIT_UNROLL
+      for (int c = 0; c < columns; ++c) {
+        const T weight = precise_exp(scores[r][c] - shift);
+        row_sum[r] += weight;
+        weights[row * scalar_pitch<keys> + x + 16 * c] = weight;
+      }
+      PLAIT_UNROLL
+      for (int c = 0; c < Width / 16; ++c) sums[r][c] *= shrink;
+    }
+    __syncthreads();
+    multiply_scalar_weights<Width, queries, keys, false>(sums, weights, key_tile);
+  }
+  PLAIT_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    const int query = q0 + y + 16 * r;
+    row_sum[r] = sum_over_x(row_sum[r]);
+    const bool saw = row_sum[r] != T(0);  // or is not a number, which must not be hidden
+    factor[r] = saw ? T(1) / row_sum[r] : T(0);
+    if (x == 0 && query < s.q_len) {
+      s.statistics(lse, work.batch, work.head)[query] = saw ? row_max[r] + precise_log(row_sum[r]) : nothing;
+    }
+  }
+  store_scalar_rows<Width, queries>(s.query_head(o, work.batch, work.head, s.o_stride) + q0 * s.o_stride, s.o_stride,
+                                    s.q_len - q0, s.head_dim, sums, factor, false);
+}
+
+/// Probabilities and gradients of scores of one tile: p = exp(scale Q K^T - lse), ds = p (dO V^T - delta), both 0 where
+/// a query does not see a key.
+template <int Width, int Rows, class T>
+__device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows / 16>& p,
+                                              row_of<row_of<T, Rows / 16>, Rows / 16>& ds, const T* query_tile,
+                                              const T* key_tile, const T* dout_tile, const T* value_tile,
+                                              const T* lse_rows, const T* delta_rows, const int* first_keys, int q0,
+                                              int k0, const attention_sizes& s) {
+  multiply_scalar_rows<Width, Rows, Rows>(p, query_tile, key_tile, s.head_dim);
+  multiply_scalar_rows<Width, Rows, Rows>(ds, dout_tile, value_tile, s.head_dim);
+  PLAIT_UNROLL
+  for (int r = 0; r < Rows / 16; ++r) {
+    const int row = scalar_y() + 16 * r, query = q0 + row;
+    PLAIT_UNROLL
+    for (int c = 0; c < Rows / 16; ++c) {
+      const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(query);
+      p[r][c] = seen ? precise_exp(p[r][c] * scale_of<T>(s) - lse_rows[row]) : T(0);
+      ds[r][c] = seen ? p[r][c] * (ds[r][c] - delta_rows[row]) : T(0);
+    }
+  }
+  if (k0 < first_keys[Rows - 1]) {
+    PLAIT_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      const int first = first_keys[scalar_y() + 16 * r] - k0;
+      PLAIT_UNROLL
+      for (int c = 0; c < Rows / 16; ++c) {
+        if (scalar_x() + 16 * c >= first) continue;
+        p[r][c] = T(0);
+        ds[r][c] = T(0);
+      }
+    }
+  }
+}
+
+/// Copies the rows of lse and delta that belong to a tile of queries.
+template <int Rows, class T>
+__device__ inline void load_row_statistics(T* lse_rows, T* delta_rows, const T* lse, const T* delta, int available) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < Rows) {
+    lse_rows[row] = row < available ? lse[row] : T(0);
+    delta_rows[row] = row < available ? delta[row] : T(0);
+  }
+}
+
+/// dK and dV in float or double. A block owns a tile of keys of one head and goes through all queries that see it.
+template <class T, int Width>
+static __global__ void __launch_bounds__(scalar_threads, 1)
+    attention_key_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
+                                   T* dk, T* dv, attention_sizes s, bool add) {
+  constexpr int rows = scalar_backward_tiles<T, Width>::rows, pitch = scalar_pitch<Width>, per_thread = rows / 16;
+  PLAIT_DYNAMIC_SHARED(T, key_tile);
+  T *const value_tile = key_tile + rows * pitch, *const query_tile = value_tile + rows * pitch;
+  T *const dout_tile = query_tile + rows * pitch, *const p_tile = dout_tile + rows * pitch;
+  T *const ds_tile = p_tile + rows * scalar_pitch<rows>, *const lse_rows = ds_tile + rows * scalar_pitch<rows>;
+  T* const delta_rows = lse_rows + rows;
+  int* const first_keys = reinterpret_cast<int*>(delta_rows + rows);
+  const attention_work work(tiles_of(s.k_len, rows), s.kv_heads, s.batch, false);
+  const int k0 = work.tile * rows;
+  load_scalar_tile<rows, Width>(key_tile, s.key_head(k, work.batch, work.head, s.k_stride) + k0 * s.k_stride,
+                                s.k_stride, s.k_len - k0, s.head_dim);
+  load_scalar_tile<rows, Width>(value_tile, s.key_head(v, work.batch, work.head, s.v_stride) + k0 * s.v_stride,
+                                s.v_stride, s.k_len - k0, s.head_dim);
+  const int end = s.end_query(work.batch, k0 + rows - 1);
+  T dkeys[per_thread][Width / 16] = {}, dvalues[per_thread][Width / 16] = {};
+  for (int head = work.head * s.group; head < (work.head + 1) * s.group; ++head) {
+    for (int q0 = s.first_query(k0) / rows * rows; q0 < end; q0 += rows) {
+      __syncthreads();
+      load_scalar_tile<rows, Width>(query_tile, s.query_head(q, work.batch, head, s.q_stride) + q0 * s.q_stride,
+                                    s.q_stride, s.q_len - q0, s.head_dim);
+      load_scalar_tile<rows, Width>(dout_tile, s.query_head(d_o, work.batch, head, s.do_stride) + q0 * s.do_stride,
+                                    s.do_stride, s.q_len - q0, s.head_dim);
+      load_row_statistics<rows>(lse_rows, delta_rows, s.statistics(lse, work.batch, head) + q0,
+                                s.statistics(delta, work.batch, head) + q0, s.q_len - q0);
+      load_first_keys<rows>(first_keys, work.batch, q0, s);
+      __syncthreads();
+      T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
+      scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
+                                          first_keys, q0, k0, s);
+      for (int r = 0; r < per_thread; ++r) {
+        for (int c = 0; c < per_thread; ++c) {
+          const int at = (scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c;
+          p_tile[at] = p[r][c];
+          ds_tile[at] = ds[r][c];
+        }
+      }
+      __syncthreads();
+      multiply_scalar_weights<Width, rows, rows, true>(dvalues, p_tile, dout_tile);
+      multiply_scalar_weights<Width, rows, rows, true>(dkeys, ds_tile, query_tile);
+    }
+  }
+  T key_factor[per_thread], value_factor[per_thread];
+  for (int r = 0; r < per_thread; ++r) {
+    key_factor[r] = scale_of<T>(s);
+    value_factor[r] = T(1);
+  }
+  store_scalar_rows<Width, rows>(s.key_head(dk, work.batch, work.head, s.dk_stride) + k0 * s.dk_stride, s.dk_stride,
+                                 s.k_len - k0, s.head_dim, dkeys, key_factor, add);
+  store_scalar_rows<Width, rows>(s.key_head(dv, work.batch, work.head, s.dv_stride) + k0 * s.dv_stride, s.dv_stride,
+                                 s.k_len - k0, s.head_dim, dvalues, value_factor, add);
+}
+
+/// dQ in float or double. A block owns a tile of queries of one head and goes through the keys that it sees.
+template <class T, int Width>
+static __global__ void __launch_bounds__(scalar_threads, 1)
+    attention_query_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
+                                     T* dq, attention_sizes s, bool add) {
+  constexpr int rows = scalar_backward_tiles<T, Width>::rows, pitch = scalar_pitch<Width>, per_thread = rows / 16;
+  PLAIT_DYNAMIC_SHARED(T, key_tile);
+  T *const value_tile = key_tile + rows * pitch, *const query_tile = value_tile + rows * pitch;
+  T *const dout_tile = query_tile + rows * pitch, *const ds_tile = dout_tile + rows * pitch;
+  T *const lse_rows = ds_tile + rows * scalar_pitch<rows>, *const delta_rows = lse_rows + rows;
+  int* const first_keys = reinterpret_cast<int*>(delta_rows + rows);
+  const attention_work work(tiles_of(s.q_len, rows), s.heads, s.batch, true);
+  const int q0 = work.tile * rows, kv_head = work.head / s.group;
+  const int last = (q0 + rows < s.q_len ? q0 + rows : s.q_len) - 1, visible = s.visible(last);
+  load_scalar_tile<rows, Width>(query_tile, s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
+                                s.q_stride, s.q_len - q0, s.head_dim);
+  load_scalar_tile<rows, Width>(dout_tile, s.query_head(d_o, work.batch, work.head, s.do_stride) + q0 * s.do_stride,
+                                s.do_stride, s.q_len - q0, s.head_dim);
+  load_row_statistics<rows>(lse_rows, delta_rows, s.statistics(lse, work.batch, work.head) + q0,
+                            s.statistics(delta, work.batch, work.head) + q0, s.q_len - q0);
+  load_first_keys<rows>(first_keys, work.batch, q0, s);
+  T dqueries[per_thread][Width / 16] = {};
+  for (int k0 = s.first_key(work.batch, q0) / rows * rows; k0 < visible; k0 += rows) {
+    __syncthreads();
+    load_scalar_tile<rows, Width>(key_tile, s.key_head(k, work.batch, kv_head, s.k_stride) + k0 * s.k_stride,
+                                  s.k_stride, s.k_len - k0, s.head_dim);
+    load_scalar_tile<rows, Width>(value_tile, s.key_head(v, work.batch, kv_head, s.v_stride) + k0 * s.v_stride,
+                                  s.v_stride, s.k_len - k0, s.head_dim);
+    __syncthreads();
+    T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
+    scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
+                                        first_keys, q0, k0, s);
+    for (int r = 0; r < per_thread; ++r) {
+      for (int c = 0; c < per_thread; ++c) {
+        ds_tile[(scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c] = ds[r][c];
+      }
+    }
+    __syncthreads();
+    multiply_scalar_weights<Width, rows, rows, false>(dqueries, ds_tile, key_tile);
+  }
+  T factor[per_thread];
+  for (int r = 0; r < per_thread; ++r) factor[r] = scale_of<T>(s);
+  store_scalar_rows<Width, rows>(s.query_head(dq, work.batch, work.head, s.dq_stride) + q0 * s.dq_stride, s.dq_stride,
+                                 s.q_len - q0, s.head_dim, dqueries, factor, add);
+}
+
+template <int Width, class T>
+void launch_attention_forward(cuda& device, const T* q, const T* k, const T* v, T* o, T* lse,
+                              const attention_sizes& sizes) {
+  using tiles = scalar_forward_tiles<T, Width>;
+  plait::detail::allow_shared(attention_forward_scalar<T, Width>, tiles::shared_bytes);
+  plait::detail::launch(device,
+                        {attention_blocks(tiles_of(sizes.q_len, tiles::queries), sizes.heads, sizes.batch),
+                         scalar_threads, tiles::shared_bytes},
+                        attention_forward_scalar<T, Width>, q, k, v, o, lse, sizes);
+}
+
+template <int Width, class T>
+void launch_attention_backward(cuda& device, const T* q, const T* k, const T* v, const T* lse, const T* d_o,
+                               const T* delta, T* dq, T* dk, T* dv, const attention_sizes& sizes,
+                               attention_accumulate accumulate) {
+  using tiles = scalar_backward_tiles<T, Width>;
+  if (sizes.k_len > 0) {
+    plait::detail::allow_shared(attention_key_gradients_scalar<T, Width>, tiles::shared_bytes);
+    plait::detail::launch(device,
+                          {attention_blocks(tiles_of(sizes.k_len, tiles::rows), sizes.kv_heads, sizes.batch),
+                           scalar_threads, tiles::shared_bytes},
+                          attention_key_gradients_scalar<T, Width>, q, k, v, lse, d_o, delta, dk, dv, sizes,
+                          accumulate.keys_and_values);
+  }
+  if (sizes.q_len > 0) {
+    plait::detail::allow_shared(attention_query_gradients_scalar<T, Width>, tiles::shared_bytes);
+    plait::detail::launch(device,
+                          {attention_blocks(tiles_of(sizes.q_len, tiles::rows), sizes.heads, sizes.batch),
+                           scalar_threads, tiles::shared_bytes},
+                          attention_query_gradients_scalar<T, Width>, q, k, v, lse, d_o, delta, dq, sizes,
+                          accumulate.queries);
+  }
+}
+
+// ---- in bf16 on tensor cores: forward ----------------------------------------------------------------------------
+
+/// A block owns `queries` queries of one head, 16 to a warp, and goes through their keys `keys` at a time.
+template <int Width>
+struct forward_tiles {
+  static constexpr int warps = 8, threads = 32 * warps, queries = 16 * warps, keys = Width <= 128 ? 64 : 32;
+  static constexpr int pitch = tile_pitch<Width>;
+  static constexpr std::size_t shared_bytes = (queries + 2 * keys) * pitch * sizeof(bf16);
+  /// Blocks that are to share a multiprocessor, whose registers are the limit.
+  static constexpr int blocks = Width <= 64 ? 2 : 1;
+  /// Whether the queries stay in registers.
+  static constexpr bool keep_queries = Width == 128;
+};
+
+/// Attention of bf16 on tensor cores after FlashAttention-2 (Dao 2023): scores, running maxima, sums and outputs of 16
+/// queries live in the registers of one warp, in float; powers of 2 in place of e. While the scores are made the values
+/// arrive, while those are weighted the next keys do.
+template <int Width>
+static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_tiles<Width>::blocks)
+    attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse, attention_sizes s) {
+  using tiles = forward_tiles<Width>;
+  constexpr int keys = tiles::keys, pitch = tiles::pitch;
+  constexpr float nothing = -infinite<float>;
+  PLAIT_DYNAMIC_SHARED(bf16, query_tile);
+  bf16* const key_tile = query_tile + tiles::queries * pitch;
+  bf16* const value_tile = key_tile + keys * pitch;
+
+  const attention_work work(tiles_of(s.q_len, tiles::queries), s.heads, s.batch, true);
+  const int q0 = work.tile * tiles::queries, kv_head = work.head / s.group;
+  const bf16* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
+  const bf16* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
+  const int last = (q0 + tiles::queries < s.q_len ? q0 + tiles::queries : s.q_len) - 1;
+  const int first_tile = s.first_key(work.batch, q0) / keys, key_tiles = tiles_of(s.visible(last), keys);
+
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
+  const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
+  const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
+  const int hidden_from_all = s.first_key(work.batch, first_row);
+  const int hidden_from_any = s.first_key(work.batch, first_row + 15);
+  const float scale = s.scale * log2_e;
+  const bf16* const own_queries = query_tile + 16 * warp * pitch;
+
+  load_tile<tiles::queries, Width, tiles::threads>(query_tile,
+                                                   s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
+                                                   s.q_stride, s.q_len - q0, s.head_dim);
+  load_tile<keys, Width, tiles::threads>(key_tile, key_rows + first_tile * keys * s.k_stride, s.k_stride,
+                                         s.k_len - first_tile * keys, s.head_dim);
+  commit_copies();
+  wait_for_copies<0>();
+  __syncthreads();
+  unsigned query_fragments[tiles::keep_queries ? Width / 16 : 1][4];
+  if constexpr (tiles::keep_queries) {
+    PLAIT_UNROLL
+    for (int i = 0; i < Width / 16; ++i) load_a(query_fragments[i], own_queries + 16 * i, pitch);
+  }
+
+  float sums[Width / 8][4] = {};
+  float row_max[2] = {nothing, nothing}, row_sum[2] = {0.0f, 0.0f};
+  for (int tile = first_tile; tile < key_tiles; ++tile) {
+    const int k0 = tile * keys;
+    const bool busy = k0 < seen_by_any && k0 + keys > hidden_from_all;
+    load_tile<keys, Width, tiles::threads>(value_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0,
+                                           s.head_dim);
+    commit_copies();
+    unsigned weights[keys / 16][4];  // half of the registers of the scores, for as long as keys are on their way
+    if (busy) {
+      float scores[keys / 8][4] = {};
+      if constexpr (tiles::keep_queries) {
+        PLAIT_UNROLL
+        for (int i = 0; i < Width / 16; ++i) {
+          PLAIT_UNROLL
+          for (int n = 0; n < keys; n += 16) {
+            unsigned b[4];
+            load_b_columns(b, key_tile + n * pitch + 16 * i, pitch);
+            mma_16x8x16(scores[n / 8], query_fragments[i], b[0], b[1]);
+            mma_16x8x16(scores[n / 8 + 1], query_fragments[i], b[2], b[3]);
+          }
+        }
+      } else {
+        multiply_by_rows<Width, keys>(scores, own_queries, key_tile);
+      }
+      PLAIT_UNROLL
+      for (int n = 0; n < keys / 8; ++n) {
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) scores[n][e] *= scale;
+      }
+      if (k0 + keys > seen_by_all) {
+        PLAIT_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int seen = s.visible(row + 8 * r) - k0 - 2 * pair;
+          PLAIT_UNROLL
+          for (int n = 0; n < keys / 8; ++n) {
+            if (8 * n >= seen) scores[n][2 * r] = nothing;
+            if (8 * n + 1 >= seen) scores[n][2 * r + 1] = nothing;
+          }
+        }
+      }
+      if (k0 < hidden_from_any) {
+        PLAIT_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int first = s.first_key(work.batch, row + 8 * r) - k0 - 2 * pair;
+          PLAIT_UNROLL
+          for (int n = 0; n < keys / 8; ++n) {
+            if (8 * n < first) scores[n][2 * r] = nothing;
+            if (8 * n + 1 < first) scores[n][2 * r + 1] = nothing;
+          }
+        }
+      }
+      float largest[2] = {row_max[0], row_max[1]};
+      PLAIT_UNROLL
+      for (int n = 0; n < keys / 8; ++n) {
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], scores[n][e]);
+      }
+      float shrink[2];
+      PLAIT_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 1));
+        largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 2));
+        // Before anything was seen there is nothing to shrink, and -inf - -inf would not be a number.
+        shrink[r] = row_max[r] == nothing ? 1.0f : fast_exp2(row_max[r] - largest[r]);
+        row_max[r] = largest[r];
+        if (largest[r] == nothing) largest[r] = 0.0f;
+        row_sum[r] *= shrink[r];
+      }
+      PLAIT_UNROLL
+      for (int n = 0; n < keys / 8; ++n) {
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          scores[n][e] = fast_exp2(scores[n][e] - largest[e / 2]);
+          row_sum[e / 2] += scores[n][e];
+        }
+      }
+      PLAIT_UNROLL
+      for (int n = 0; n < Width / 8; ++n) {
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) sums[n][e] *= shrink[e / 2];
+      }
+      PLAIT_UNROLL
+      for (int i = 0; i < keys / 16; ++i) result_to_a(weights[i], scores[2 * i], scores[2 * i + 1]);
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+    if (tile + 1 < key_tiles) {
+      const int next = k0 + keys;
+      load_tile<keys, Width, tiles::threads>(key_tile, key_rows + next * s.k_stride, s.k_stride, s.k_len - next,
+                                             s.head_dim);
+      commit_copies();
+    }
+    if (busy) {
+      PLAIT_UNROLL
+      for (int i = 0; i < keys / 16; ++i)
+        multiply_fragment<Width, Width>(sums, weights[i], value_tile + 16 * i * pitch);
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+  }
+
+  float factor[2];
+  PLAIT_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 1);
+    row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 2);
+    const bool saw = row_sum[r] != 0.0f;  // or is not a number, which must not be hidden
+    factor[r] = saw ? 1.0f / row_sum[r] : 0.0f;
+    if (pair == 0 && row + 8 * r < s.q_len) {
+      s.statistics(lse, work.batch, work.head)[row + 8 * r] = saw ? row_max[r] * ln_2 + logf(row_sum[r]) : nothing;
+    }
+  }
+  o.as_typed([&](auto* array) {
+    store_rows<Width>(s.query_head(array, work.batch, work.head, s.o_stride) + first_row * s.o_stride, s.o_stride,
+                      s.q_len - first_row, s.head_dim, sums, factor[0], factor[1], false);
+  });
+}
+
+template <int Width, class O>
+void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, O* o, float* lse,
+                              const attention_sizes& sizes) {
+  using tiles = forward_tiles<Width>;
+  plait::detail::allow_shared(attention_forward_mma<Width>, tiles::shared_bytes);
+  plait::detail::launch(device,
+                        {attention_blocks(tiles_of(sizes.q_len, tiles::queries), sizes.heads, sizes.batch),
+                         tiles::threads, tiles::shared_bytes},
+                        attention_forward_mma<Width>, q, k, v, result_array(o), lse, sizes);
+}
+
+// ---- backward: one kernel makes dK and dV, one dQ, and neither adds atomically -----------------------------------
+
+/// A block owns 64 rows of two matrices, 16 to a warp, and goes through rows of two others, `step` at a time; the
+/// next ones arrive while it works on these.
+template <int Width>
+struct backward_tiles {
+  static constexpr int warps = 4, threads = 32 * warps, own = 16 * warps, step = Width <= 64 ? 64 : 32;
+  static constexpr int pitch = tile_pitch<Width>;
+  /// Columns of dK and dV that a block makes: both must fit the registers.
+  static constexpr int columns = Width <= 128 ? Width : 128, parts = Width / columns;
+  static constexpr std::size_t tile_bytes = (2 * own + 4 * step) * pitch * sizeof(bf16);
+  static constexpr std::size_t key_shared_bytes = tile_bytes + 6 * step * sizeof(float);
+  static constexpr std::size_t query_shared_bytes = tile_bytes;
+};
+
+/// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
+/// gradients are at once the factors of the next products: P^T = exp(K Q^T - lse), dV = P^T dO,
+/// dS^T = P^T (V dO^T - delta), dK = dS^T Q. One block sums over all queries and heads of the group, in order.
+template <int Width>
+static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
+    attention_key_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
+                                const float* delta, result_array dk, result_array dv, attention_sizes s, bool add) {
+  using tiles = backward_tiles<Width>;
+  constexpr int step = tiles::step, pitch = tiles::pitch, columns = tiles::columns;
+  PLAIT_DYNAMIC_SHARED(bf16, key_tile);
+  bf16* const value_tile = key_tile + tiles::own * pitch;
+  bf16* const query_tiles = value_tile + tiles::own * pitch;
+  bf16* const dout_tiles = query_tiles + 2 * step * pitch;
+  float* const lse_rows = reinterpret_cast<float*>(dout_tiles + 2 * step * pitch);
+  float* const delta_rows = lse_rows + 2 * step;
+  std::int32_t* const first_rows = reinterpret_cast<std::int32_t*>(delta_rows + 2 * step);  // of first_visible, if any
+
+  const attention_work work(tiles_of(s.k_len, tiles::own), s.kv_heads * tiles::parts, s.batch, false);
+  const int kv_head = work.head / tiles::parts, first_column = work.head % tiles::parts * columns;
+  const int k0 = work.tile * tiles::own;
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
+  const int own_key = k0 + 16 * warp, key = own_key + warp_lane() / 4;
+  const bf16* const own_keys = key_tile + 16 * warp * pitch;
+  const bf16* const own_values = value_tile + 16 * warp * pitch;
+  const float scale = s.scale * log2_e;
+
+  const int end = tiles_of(s.end_query(work.batch, k0 + tiles::own - 1), step), first_tile = s.first_query(k0) / step;
+  const int tiles_per_head = end > first_tile ? end - first_tile : 0;
+  const int rounds = tiles_per_head * s.group;
+  const auto fetch = [&](int round) {
+    const int head = kv_head * s.group + round / tiles_per_head, buffer = round % 2;
+    const int q0 = (first_tile + round % tiles_per_head) * step;
+    load_tile<step, Width, tiles::threads>(query_tiles + buffer * step * pitch,
+                                           s.query_head(q, work.batch, head, s.q_stride) + q0 * s.q_stride, s.q_stride,
+                                           s.q_len - q0, s.head_dim);
+    load_tile<step, Width, tiles::threads>(dout_tiles + buffer * step * pitch,
+                                           s.query_head(d_o, work.batch, head, s.do_stride) + q0 * s.do_stride,
+                                           s.do_stride, s.q_len - q0, s.head_dim);
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < step) {
+      const bool valid = q0 + row < s.q_len;
+      const std::int64_t at = valid ? q0 + row : 0;
+      copy_async(lse_rows + buffer * step + row, s.statistics(lse, work.batch, head) + at, valid);
+      copy_async(delta_rows + buffer * step + row, s.statistics(delta, work.batch, head) + at, valid);
+      if (s.first_visible != nullptr) {
+        copy_async(first_rows + buffer * step + row, s.first_visible + work.batch * s.q_batch + at, true);
+      }
+    }
+    commit_copies();
+  };
+
+  load_tile<tiles::own, Width, tiles::threads>(
+      key_tile, s.key_head(k, work.batch, kv_head, s.k_stride) + k0 * s.k_stride, s.k_stride, s.k_len - k0, s.head_dim);
+  load_tile<tiles::own, Width, tiles::threads>(value_tile,
+                                               s.key_head(v, work.batch, kv_head, s.v_stride) + k0 * s.v_stride,
+                                               s.v_stride, s.k_len - k0, s.head_dim);
+  if (rounds > 0) fetch(0);
+
+  float dkeys[columns / 8][4] = {}, dvalues[columns / 8][4] = {};
+  for (int round = 0; round < rounds; ++round) {
+    if (round + 1 < rounds) {
+      fetch(round + 1);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    const int q0 = (first_tile + round % tiles_per_head) * step, buffer = round % 2;
+    const bf16* const query_tile = query_tiles + buffer * step * pitch;
+    const bf16* const dout_tile = dout_tiles + buffer * step * pitch;
+    const auto first_key = [&](int column) {  // of query q0 + column
+      const int in_window = q0 + column + s.lower;
+      const int in_document = s.first_visible != nullptr ? s.key_at(first_rows[buffer * step + column]) : 0;
+      return in_document > in_window ? in_document : in_window;
+    };
+    if (own_key < s.visible(q0 + step - 1) && own_key + 16 > first_key(0)) {
+      float p[step / 8][4] = {}, ds[step / 8][4] = {};
+      multiply_by_rows<Width, step>(p, own_keys, query_tile);
+      multiply_by_rows<Width, step>(ds, own_values, dout_tile);
+      const bool masked = q0 + step > s.q_len || own_key + 16 > s.visible(q0);
+      PLAIT_UNROLL
+      for (int n = 0; n < step / 8; ++n) {
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const int column = 8 * n + 2 * pair + e % 2, query = q0 + column;
+          const bool unseen = masked && (query >= s.q_len || key + e / 2 * 8 >= s.visible(query));
+          const float probability = fast_exp2(p[n][e] * scale - lse_rows[buffer * step + column] * log2_e);
+          p[n][e] = unseen ? 0.0f : probability;
+          ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - delta_rows[buffer * step + column]);
+        }
+      }
+      if (own_key < first_key(q0 + step <= s.q_len ? step - 1 : s.q_len - 1 - q0)) {
+        PLAIT_UNROLL
+        for (int n = 0; n < step / 8; ++n) {
+          PLAIT_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            if (key + e / 2 * 8 >= first_key(8 * n + 2 * pair + e % 2)) continue;
+            p[n][e] = 0.0f;
+            ds[n][e] = 0.0f;
+          }
+        }
+      }
+      multiply_weights<Width, step, columns>(dvalues, p, dout_tile + first_column);
+      multiply_weights<Width, step, columns>(dkeys, ds, query_tile + first_column);
+    }
+    __syncthreads();
+  }
+  commit_copies();
+  wait_for_copies<0>();  // without a round nothing has waited
+
+  const int available = s.k_len - own_key, rest = s.head_dim - first_column;
+  dk.as_typed([&](auto* array) {
+    store_rows<columns>(s.key_head(array, work.batch, kv_head, s.dk_stride) + own_key * s.dk_stride + first_column,
+                        s.dk_stride, available, rest, dkeys, s.scale, s.scale, add);
+  });
+  dv.as_typed([&](auto* array) {
+    store_rows<columns>(s.key_head(array, work.batch, kv_head, s.dv_stride) + own_key * s.dv_stride + first_column,
+                        s.dv_stride, available, rest, dvalues, 1.0f, 1.0f, add);
+  });
+}
+
+/// dQ of bf16 attention: P = exp(Q K^T - lse), dS = P (dO V^T - delta), dQ = dS K.
+template <int Width>
+static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
+    attention_query_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
+                                  const float* delta, result_array dq, attention_sizes s, bool add) {
+  using tiles = backward_tiles<Width>;
+  constexpr int step = tiles::step, pitch = tiles::pitch;
+  PLAIT_DYNAMIC_SHARED(bf16, query_tile);
+  bf16* const dout_tile = query_tile + tiles::own * pitch;
+  bf16* const key_tiles = dout_tile + tiles::own * pitch;
+  bf16* const value_tiles = key_tiles + 2 * step * pitch;
+
+  const attention_work work(tiles_of(s.q_len, tiles::own), s.heads, s.batch, true);
+  const int q0 = work.tile * tiles::own, kv_head = work.head / s.group;
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
+  const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
+  const int last = (q0 + tiles::own < s.q_len ? q0 + tiles::own : s.q_len) - 1;
+  const int first_round = s.first_key(work.batch, q0) / step, rounds = tiles_of(s.visible(last), step);
+  const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
+  const int seen[2] = {s.visible(row), s.visible(row + 8)};
+  const int hidden_from_all = s.first_key(work.batch, first_row);
+  const int hidden_from_any = s.first_key(work.batch, first_row + 15);
+  const float scale = s.scale * log2_e;
+  float row_lse[2], row_delta[2];
+  PLAIT_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const bool valid = row + 8 * r < s.q_len;
+    row_lse[r] = valid ? s.statistics(lse, work.batch, work.head)[row + 8 * r] * log2_e : 0.0f;
+    row_delta[r] = valid ? s.statistics(delta, work.batch, work.head)[row + 8 * r] : 0.0f;
+  }
+  const bf16* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
+  const bf16* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
+  const auto fetch = [&](int round) {
+    const int k0 = round * step, buffer = round % 2;
+    load_tile<step, Width, tiles::threads>(key_tiles + buffer * step * pitch, key_rows + k0 * s.k_stride, s.k_stride,
+                                           s.k_len - k0, s.head_dim);
+    load_tile<step, Width, tiles::threads>(value_tiles + buffer * step * pitch, value_rows + k0 * s.v_stride,
+                                           s.v_stride, s.k_len - k0, s.head_dim);
+    commit_copies();
+  };
+  load_tile<tiles::own, Width, tiles::threads>(query_tile,
+                                               s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
+                                               s.q_stride, s.q_len - q0, s.head_dim);
+  load_tile<tiles::own, Width, tiles::threads>(dout_tile,
+                                               s.query_head(d_o, work.batch, work.head, s.do_stride) + q0 * s.do_stride,
+                                               s.do_stride, s.q_len - q0, s.head_dim);
+  if (first_round < rounds) fetch(first_round);
+
+  float dqueries[Width / 8][4] = {};
+  for (int round = first_round; round < rounds; ++round) {
+    if (round + 1 < rounds) {
+      fetch(round + 1);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    const int k0 = round * step;
+    const bf16* const key_tile = key_tiles + round % 2 * step * pitch;
+    const bf16* const value_tile = value_tiles + round % 2 * step * pitch;
+    if (k0 < seen_by_any && k0 + step > hidden_from_all) {
+      float p[step / 8][4] = {}, ds[step / 8][4] = {};
+      multiply_by_rows<Width, step>(p, query_tile + 16 * warp * pitch, key_tile);
+      multiply_by_rows<Width, step>(ds, dout_tile + 16 * warp * pitch, value_tile);
+      const bool masked = k0 + step > seen_by_all;
+      PLAIT_UNROLL
+      for (int n = 0; n < step / 8; ++n) {
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const bool unseen = masked && k0 + 8 * n + 2 * pair + e % 2 >= seen[e / 2];
+          const float probability = fast_exp2(p[n][e] * scale - row_lse[e / 2]);
+          ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - row_delta[e / 2]);
+        }
+      }
+      if (k0 < hidden_from_any) {
+        PLAIT_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int first = s.first_key(work.batch, row + 8 * r) - k0 - 2 * pair;
+          PLAIT_UNROLL
+          for (int n = 0; n < step / 8; ++n) {
+            if (8 * n < first) ds[n][2 * r] = 0.0f;
+            if (8 * n + 1 < first) ds[n][2 * r + 1] = 0.0f;
+          }
+        }
+      }
+      multiply_weights<Width, step, Width>(dqueries, ds, key_tile);
+    }
+    __syncthreads();
+  }
+  commit_copies();
+  wait_for_copies<0>();
+  dq.as_typed([&](auto* array) {
+    store_rows<Width>(s.query_head(array, work.batch, work.head, s.dq_stride) + first_row * s.dq_stride, s.dq_stride,
+                      s.q_len - first_row, s.head_dim, dqueries, s.scale, s.scale, add);
+  });
+}
+
+template <int Width, class G>
+void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const float* lse,
+                               const bf16* d_o, const float* delta, G* dq, G* dk, G* dv, const attention_sizes& sizes,
+                               attention_accumulate accumulate) {
+  using tiles = backward_tiles<Width>;
+  if (sizes.k_len > 0) {
+    plait::detail::allow_shared(attention_key_gradients_mma<Width>, tiles::key_shared_bytes);
+    plait::detail::launch(
+        device,
+        {attention_blocks(tiles_of(sizes.k_len, tiles::own), sizes.kv_heads * tiles::parts, sizes.batch),
+         tiles::threads, tiles::key_shared_bytes},
+        attention_key_gradients_mma<Width>, q, k, v, lse, d_o, delta, result_array(dk), result_array(dv), sizes,
+        accumulate.keys_and_values);
+  }
+  if (sizes.q_len > 0) {
+    plait::detail::allow_shared(attention_query_gradients_mma<Width>, tiles::query_shared_bytes);
+    plait::detail::launch(device,
+                          {attention_blocks(tiles_of(sizes.q_len, tiles::own), sizes.heads, sizes.batch),
+                           tiles::threads, tiles::query_shared_bytes},
+                          attention_query_gradients_mma<Width>, q, k, v, lse, d_o, delta, result_array(dq), sizes,
+                          accumulate.queries);
+  }
+}
+
+}  // namespace plait::kernels::detail
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,323 @@
+// The settings of kernels, on any device: the shape of attention, rotary frequencies, the options of a loss, and the
+// numbers of an optimizer's step.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numbers>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
+#include "plait/core/types.hpp"
+#include "plait/kernels/moments.hpp"
+#include "plait/version.hpp"
+
+namespace plait::kernels {
+
+// ---- the shape of attention: sizes, strides and masks of one rank's arrays ---------------------------------------
+
+/// One grouped-query attention. Queries and outputs are [batch, q_len, heads, head_dim], keys and values
+/// [batch, k_len, kv_heads, head_dim]; head h attends with key head h / (heads / kv_heads). Heads and their elements
+/// lie side by side, tokens a stride apart (in elements), batches `q_batch` or `k_batch` tokens apart. So each may be a
+/// slice of a fused projection, and a piece of a longer sequence. A stride of 0 means: without gaps. The rows of
+/// lse [batch, heads, q_len] are `lse_stride` elements apart.
+///
+/// With `causal`, token i of the queries sees token j of the keys if k_offset + j <= q_offset + i, the offsets being
+/// the global positions of the first tokens. `window` and `first_visible` bound what is seen from below, causal or not.
+/// A query that sees nothing has output 0, lse -infinity and gradient 0.
+struct attention_shape {
+  std::int64_t batch = 1;
+  std::int64_t q_len = 0;
+  std::int64_t k_len = 0;
+  std::int64_t heads = 1;
+  std::int64_t kv_heads = 1;
+  std::int64_t head_dim = 0;
+  double scale = 1.0;  ///< multiplies the scores, usually 1 / sqrt(head_dim)
+  bool causal = true;
+  std::int64_t q_offset = 0;
+  std::int64_t k_offset = 0;
+  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;
+  /// Strides of the gradients; 0 means as the value's.
+  std::int64_t dq_stride = 0, dk_stride = 0, dv_stride = 0, do_stride = 0;
+  /// Tokens between batches of queries, outputs and `first_visible`, and of keys and values; 0 means q_len and k_len.
+  std::int64_t q_batch = 0, k_batch = 0;
+  /// Elements between the heads' rows of lse and delta; 0 means q_len. Batches are heads * lse_stride apart.
+  std::int64_t lse_stride = 0;
+  /// The token at position p sees none before position p - window + 1; 0: no such bound.
+  std::int64_t window = 0;
+  /// [batch, q_len] in the device's memory, q_batch apart: the global position of the first token that a query may see,
+  /// for instance where its document begins. Must not decrease along the queries of a batch. Null: no such bound.
+  const std::int32_t* first_visible = nullptr;
+
+  std::int64_t group() const { return heads / kv_heads; }
+
+  /// Bytes of device memory that cuDNN's backward pass with sums in a fixed order takes for itself: the gradient of
+  /// every score in bf16, with both lengths rounded up to its tiles (NVIDIA/cudnn-frontend, `use_dp_workspace` in
+  /// scaled_dot_product_flash_attention.h). It grows with the square of the sequence; sums in any order need none of
+  /// it.
+  std::int64_t fixed_order_bytes() const {
+    const auto up = [](std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile * tile; };
+    return 2 * batch * heads * up(q_len, 64) * up(k_len, 128);
+  }
+
+  /// Returns this shape with every stride filled in. Throws `plait::error` for sizes that cannot be.
+  attention_shape checked() const;
+
+  /// How many keys, from the first on, query token i sees.
+  std::int64_t visible(std::int64_t i) const {
+    return causal ? std::clamp<std::int64_t>(q_offset + i - k_offset + 1, 0, k_len) : k_len;
+  }
+
+  /// The first key that query token i of batch b may see for `window` and `first_visible` (which is read): it sees
+  /// those from this one on and before `visible(i)`, k_len if none. The shape must be checked.
+  std::int64_t first_key(std::int64_t b, std::int64_t i) const {
+    std::int64_t first = window > 0 ? q_offset + i - window + 1 : k_offset;
+    if (first_visible != nullptr) first = std::max<std::int64_t>(first, first_visible[b * q_batch + i]);
+    return std::clamp<std::int64_t>(first - k_offset, 0, k_len);
+  }
+
+ private:
+  static constexpr std::int64_t most_window = std::int64_t{1} << 62;  // positions less it do not overflow
+  static constexpr std::int64_t most_position = std::numeric_limits<std::int32_t>::max();
+};
+
+/// Whether `attention_backward` adds to its outputs or overwrites them.
+struct attention_accumulate {
+  bool queries = false;
+  bool keys_and_values = false;
+};
+
+inline attention_shape attention_shape::checked() const {
+  const auto refuse = [](const char* name, std::int64_t value, const std::string& legal) {
+    fail({"attention: ", name, " = ", value, ", must be ", legal});
+  };
+  if (batch < 0) refuse("batch", batch, "at least 0");
+  if (q_len < 0) refuse("q_len", q_len, "at least 0");
+  if (k_len < 0) refuse("k_len", k_len, "at least 0");
+  if (head_dim < 1) refuse("head_dim", head_dim, "at least 1");
+  if (kv_heads < 1) refuse("kv_heads", kv_heads, "at least 1");
+  if (heads < 1 || heads % kv_heads != 0) refuse("heads", heads, cat({"a multiple of kv_heads = ", kv_heads}));
+  attention_shape s = *this;
+  const auto settle = [&](const char* name, std::int64_t& stride, std::int64_t standard, std::int64_t least) {
+    if (stride == 0) stride = standard;
+    if (stride < least) refuse(name, stride, cat({"at least ", least, ", the elements of a token"}));
+  };
+  const std::int64_t q_token = heads * head_dim, k_token = kv_heads * head_dim;
+  settle("q_stride", s.q_stride, q_token, q_token);
+  settle("k_stride", s.k_stride, k_token, k_token);
+  settle("v_stride", s.v_stride, k_token, k_token);
+  settle("o_stride", s.o_stride, q_token, q_token);
+  settle("dq_stride", s.dq_stride, s.q_stride, q_token);
+  settle("dk_stride", s.dk_stride, s.k_stride, k_token);
+  settle("dv_stride", s.dv_stride, s.v_stride, k_token);
+  settle("do_stride", s.do_stride, s.o_stride, q_token);
+  const auto settle_tokens = [&](const char* name, std::int64_t& stride, const char* tokens, std::int64_t least) {
+    if (stride == 0) stride = least;
+    if (stride < least) refuse(name, stride, cat({"0 or at least ", tokens, " = ", least}));
+  };
+  settle_tokens("q_batch", s.q_batch, "q_len", q_len);
+  settle_tokens("k_batch", s.k_batch, "k_len", k_len);
+  settle_tokens("lse_stride", s.lse_stride, "q_len", q_len);
+  if (window < 0 || window > most_window) refuse("window", window, "from 1 to 2^62, or 0 for none");
+  if (first_visible != nullptr && (k_offset < 0 || k_offset > most_position)) {
+    refuse("k_offset", k_offset, cat({"from 0 to ", most_position, " where first_visible is given"}));
+  }
+  return s;
+}
+
+// ---- rotary position embeddings: frequencies, and the cosines and sines of positions, made on the host -----------
+
+/// Llama 3's stretching of the rotary frequencies ("rope_type": "llama3" in a Hugging Face config.json).
+struct llama3_rope_scaling {
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  double original_max_position_embeddings = 8192.0;
+};
+
+/// The head_dim / 2 inverse frequencies of rotary position embeddings (Su et al. 2021): theta^(-2i / head_dim). With
+/// `scaling`, wavelengths beyond original / low_freq_factor are stretched by `factor`, those below original /
+/// high_freq_factor are kept, and those between are blended, as transformers' modeling_rope_utils defines it. Throws
+/// `plait::error` for an odd or non-positive head_dim, a non-positive theta or an impossible scaling.
+std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
+                                             const std::optional<llama3_rope_scaling>& scaling = {});
+
+/// cosine, sine [count, frequencies]: the rotations of the given positions, in host memory. In float the angle is the
+/// product of two floats, as in transformers, so that models trained there see the same rotations.
+template <class T>
+void rope_rotations(const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies, T* cosine,
+                    T* sine) {
+  const auto width = static_cast<std::int64_t>(frequencies.size());
+  for (std::int64_t p = 0; p < count; ++p) {
+    for (std::int64_t i = 0; i < width; ++i) {
+      const T angle = static_cast<T>(positions[p]) * static_cast<T>(frequencies[static_cast<std::size_t>(i)]);
+      cosine[p * width + i] = static_cast<T>(std::cos(static_cast<double>(angle)));
+      sine[p * width + i] = static_cast<T>(std::sin(static_cast<double>(angle)));
+    }
+  }
+}
+
+inline std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
+                                                    const std::optional<llama3_rope_scaling>& scaling) {
+  if (head_dim <= 0 || head_dim % 2 != 0) {
+    fail({"rope: head_dim = ", head_dim, ", must be positive and even"});
+  }
+  if (!(theta > 0)) fail({"rope: theta = ", theta, ", must be positive"});
+  std::vector<double> frequencies;
+  frequencies.reserve(static_cast<std::size_t>(head_dim / 2));
+  for (std::int64_t i = 0; i < head_dim; i += 2) {
+    frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim)));
+  }
+  if (!scaling) return frequencies;
+  const auto& s = *scaling;
+  if (!(s.factor > 0) || !(s.low_freq_factor > 0) || !(s.high_freq_factor > s.low_freq_factor) ||
+      !(s.original_max_position_embeddings > 0)) {
+    fail(
+        "rope: llama3 scaling needs factor > 0, 0 < low_freq_factor < high_freq_factor and "
+        "original_max_position_embeddings > 0");
+  }
+  for (double& frequency : frequencies) {
+    const double wavelength = 2 * std::numbers::pi / frequency;
+    if (wavelength > s.original_max_position_embeddings / s.low_freq_factor) {
+      frequency /= s.factor;
+    } else if (wavelength >= s.original_max_position_embeddings / s.high_freq_factor) {
+      const double smooth = (s.original_max_position_embeddings / wavelength - s.low_freq_factor) /
+                            (s.high_freq_factor - s.low_freq_factor);
+      frequency = (1 - smooth) * frequency / s.factor + smooth * frequency;
+    }
+  }
+  return frequencies;
+}
+
+// ---- a loss (its steps: kernels/cpu/cross_entropy.hpp) -----------------------------------------------------------
+
+struct cross_entropy_settings {
+  std::int64_t ignore_index = -100;  ///< rows with this target have no loss and no gradient
+  double label_smoothing = 0.0;      ///< weight of the uniform distribution over the vocabulary
+  double z_loss = 0.0;               ///< adds z_loss * lse^2 to a row's loss
+};
+
+/// Which columns of the vocabulary a rank's logits are.
+struct vocabulary_range {
+  std::int64_t columns = 0;       ///< local columns, padding included
+  std::int64_t first_column = 0;  ///< global index of the first of them
+  std::int64_t vocab = 0;         ///< true size of the vocabulary, without padding
+
+  /// Local columns that are not padding.
+  constexpr std::int64_t valid() const { return std::clamp<std::int64_t>(vocab - first_column, 0, columns); }
+};
+
+// ---- a step of AdamW ---------------------------------------------------------------------------------------------
+
+/// The settings of AdamW that stay the same over all steps (Loshchilov and Hutter 2019).
+struct adamw_settings {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+};
+
+/// The numbers of one step. They lie in the device's memory, so that a norm which was computed there can set
+/// `gradient_scale` without a synchronisation.
+struct adamw_scalars {
+  double learning_rate = 1e-3;
+  double correction1 = 1.0;     ///< 1 - beta1^step, the bias of the first average
+  double correction2 = 1.0;     ///< 1 - beta2^step, the bias of the second
+  double gradient_scale = 1.0;  ///< multiplies the gradient first (clipping)
+  double update = 1.0;          ///< 0: the step is skipped, and nothing changes
+  std::uint64_t rounding = 0;   ///< the seed of what is rounded stochastically
+};
+
+/// The numbers of step `step`, counted from 1. Throws `plait::error` for step < 1.
+inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double learning_rate, std::int64_t step,
+                                      double gradient_scale = 1.0, std::uint64_t seed = 0) {
+  if (step < 1) fail({"adamw: step = ", step, ", must be at least 1"});
+  const auto power = static_cast<double>(step);
+  return {learning_rate,
+          1.0 - std::pow(settings.beta1, power),
+          1.0 - std::pow(settings.beta2, power),
+          gradient_scale,
+          1.0,
+          rounding_seed_of(seed, static_cast<std::uint64_t>(step))};
+}
+
+/// One tensor that a step updates: `size` elements of each array. M is the type of the numbers that are kept, G that of
+/// the gradient, W that of the weight which the layers read.
+template <class M, class G, class W>
+struct adamw_tensor {
+  M* master = nullptr;
+  const G* gradient = nullptr;
+  M* m = nullptr;       ///< the first average
+  M* v = nullptr;       ///< the second average
+  W* weight = nullptr;  ///< receives the new value rounded to W; may be null
+  std::int64_t size = 0;
+  double weight_decay = 0.0;
+};
+
+/// As `adamw_tensor`, with moments kept as S, which may be bf16, or std::uint8_t for codes in blocks
+/// (kernels/moments.hpp); those, and values that are kept in bf16, are rounded stochastically.
+template <class M, class G, class W, class S>
+struct adamw_rounded_tensor {
+  M* master = nullptr;
+  const G* gradient = nullptr;
+  S* m = nullptr;
+  S* v = nullptr;
+  std::uint8_t* m_scales = nullptr;  ///< of codes: one for each block that the elements touch
+  std::uint8_t* v_scales = nullptr;
+  W* weight = nullptr;
+  std::int64_t size = 0;
+  std::int64_t begin = 0;  ///< the place of the first element in its block
+  double weight_decay = 0.0;
+  rounded_elements elements{};
+};
+
+// ---- a step of Muon, which takes the numbers of a step of AdamW --------------------------------------------------
+
+/// The settings of Muon's momentum, which stay the same over all steps (Jordan et al. 2024).
+struct muon_settings {
+  double momentum = 0.95;
+  bool nesterov = true;
+};
+
+/// One tensor, or a piece of one, whose momentum a step updates: `size` elements of each array. G and M are the same
+/// type, or G is bf16 where M is float.
+template <class M, class G>
+struct muon_momentum_tensor {
+  const G* gradient = nullptr;
+  M* momentum = nullptr;
+  M* direction = nullptr;  ///< receives what is made orthogonal next
+  std::int64_t size = 0;
+};
+
+/// As `muon_momentum_tensor`, with momenta in bf16: they are rounded stochastically, because rounding
+/// to the nearest of numbers in steps of 1/256 would lose small gradients.
+template <class M, class G>
+struct muon_rounded_tensor {
+  const G* gradient = nullptr;
+  bf16* momentum = nullptr;
+  M* direction = nullptr;
+  std::int64_t size = 0;
+  rounded_elements elements{};
+};
+
+/// One tensor, or a piece of one, whose values a step updates: `size` elements of each array.
+template <class M, class W>
+struct muon_tensor {
+  M* master = nullptr;
+  const M* direction = nullptr;
+  W* weight = nullptr;  ///< receives the new value rounded to W; may be null
+  std::int64_t size = 0;
+  double scale = 1.0;         ///< of the direction, times the learning rate
+  double weight_decay = 0.0;  ///< times the learning rate
+};
+
+}  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"
