@@ -79,17 +79,7 @@ class linear_core : detail::linear_collectives {
     for (std::size_t i = 0; i < info.size(); ++i)
       for (const auto* base : {&weight(i), &bias(i)})
         if (info[i].lora.rank != 0 && *base) (*base)->freeze();
-    if (!ctx.deterministic) return;
-    deterministic_ = {ctx,
-                      d,
-                      forward_output_.moves(),
-                      backward_input_.moves(),
-                      {rows_, inner_, total_, inputs_first_, columns_},
-                      batches_ != 1,
-                      adapters_.any(),
-                      overlap != 1,
-                      names_.layer()};
-    if (weights_trainable()) terms_ = &weights_[0]->add_terms(deterministic_.tokens());
+    if (ctx.deterministic) take_deterministic_stages(ctx, d, overlap != 1);
   }
 
   std::int64_t columns() const { return total_; }
@@ -102,7 +92,7 @@ class linear_core : detail::linear_collectives {
   /// Makes the collectives ready for the sizes of the context, in the same world: batches and lengths may change, and
   /// the weights' dims may not. What a forward pass has kept is of the sizes before.
   void resize(const context<Device>& ctx, const shared_linears& d) {
-    detail::require_resizable(weight(0)->name(), static_cast<bool>(deterministic_));
+    detail::require_resizable(weight(0)->name(), static_cast<bool>(sums_));
     detail::arm_checks(ctx);
     take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
     adapters_.resize(rows_);
@@ -124,24 +114,9 @@ class linear_core : detail::linear_collectives {
     detail::require_no_overlap(name, "forward", {y, output_size(), "y"},
                                {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
     buffer<Device> gathered, adapted = adapters_.room(ctx.device);
-    // An addend joins the product's pass, unless the product is summed over ranks first.
-    const bool in_product = deterministic_.sums_output() ? !biases_.any() : forward_output_.trivial();
-    bool biased = false;
-    if (deterministic_.sums_output()) {
-      deterministic_.forward(ctx.device, forward_input_.gather(ctx.device, x, gathered), weights(), y,
-                             in_product ? addend : nullptr, output_size());
-    } else {
-      forward_input_.gather(ctx.device, x, gathered, [&](row_range come, const T* input) {
-        const auto product = [&](row_range rows, T* out) {
-          biased = multiply(ctx, true, total_, inner_, rows, input, out,
-                            in_product && addend ? addend + rows.first * total_ : nullptr, in_product);
-          adapters_.add_outputs(ctx.device, rows, input, adapted, out);
-        };
-        forward_output_.reduce(ctx.device, y, come, product).wait();
-      });
-    }
-    if (!biased) biases_.add(ctx.device, y, output_size());
-    if (addend && !in_product) kernels::accumulate(ctx.device, addend, y, output_size());
+    const product_result made = (this->*output_)(ctx, x, gathered, adapted, y, addend);
+    if (!made.has_biases) biases_.add(ctx.device, y, output_size());
+    if (addend && !made.has_addend) kernels::accumulate(ctx.device, addend, y, output_size());
     if (keep) {
       detail::saved_stamp stamp = keep->stamp;
       stamp.make(weights_[0].get(), mb.index, x);
@@ -160,15 +135,7 @@ class linear_core : detail::linear_collectives {
                 const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
-    require_gathered();
-    const std::string& name = weights_[0]->name();
-    require_sizes(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
-    detail::require_array(name, "x", x, input_size());
-    detail::require_array(name, "dy", dy, output_size());
-    saved.stamp.use(name, weights_[0].get(), mb.index, x);
-    detail::require_no_overlap(
-        name, "backward", {dx, input_size(), "dx"},
-        {{x, input_size(), "x"}, {dy, output_size(), "dy"}, {addend, input_size(), "addend"}, weights_read()});
+    check_backward(mb, x, saved, dy, dx, addend);
     const bool weights = weights_trainable(), trains = weights || biases_.trainable();
     buffer<Device> resolved, kept_dy;
     if (mb.deferred && trains && (biases_.trainable() || backward_output_.trivial())) {
@@ -180,24 +147,13 @@ class linear_core : detail::linear_collectives {
     if (weights && saved.gathered.empty())
       again = forward_input_.gather_beside(ctx.device, x, saved.gathered, dx != nullptr);
     buffer<Device> dadapted = adapters_.room(ctx.device);
-    chunks_under_way<Device> spreading;
-    const bool in_product = deterministic_.sums_input_gradient() || backward_input_.trivial();
+    product_result made;
     const T* d = dy;
-    if (!dx || deterministic_.sums_input_gradient()) {
-      d = backward_output_.gather(ctx.device, dy, resolved);
-      if (dx)
-        deterministic_.backward(ctx.device, d, this->weights(), dx, addend, input_size());
-      else
-        adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
+    if (dx) {
+      made = (this->*input_gradient_)(ctx, dy, resolved, dadapted, dx, addend, d);
     } else {
-      backward_output_.gather(ctx.device, dy, resolved, [&](row_range come, const T* gradient) {
-        d = gradient;
-        spreading = backward_input_.reduce(ctx.device, dx, come, [&](row_range rows, T* out) {
-          multiply(ctx, false, inner_, total_, rows, gradient, out,
-                   in_product && addend ? addend + rows.first * inner_ : nullptr, false);
-          adapters_.add_input_gradients(ctx.device, rows, gradient, dadapted, out);
-        });
-      });
+      d = backward_output_.gather(ctx.device, dy, resolved);
+      adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
     }
     again.finish(ctx.device);
     if (adapters_.trainable() && saved.adapted.empty()) {
@@ -211,15 +167,12 @@ class linear_core : detail::linear_collectives {
                      adapted = std::move(saved.adapted), dadapted = std::move(dadapted)] {
         const range weights_shown(ctx.device, names_.weights());
         const T* const input = gathered.empty() ? x : gathered.template data<T>();
-        if (deterministic_)
-          deterministic_gradients(ctx, index, count, d, input, dy);
-        else
-          gradients(ctx, d, input, dy);
+        (this->*gradients_)(ctx, index, count, d, input, dy);
         adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
       });
-    if (!dx || in_product) return;
-    spreading.wait();
-    if (addend) kernels::accumulate(ctx.device, addend, dx, input_size());
+    if (!dx) return;
+    made.under_way.wait();
+    if (addend && !made.has_addend) kernels::accumulate(ctx.device, addend, dx, input_size());
   }
 
   const parameter_ptr<Precision, Device>& weight(std::size_t i) const { return names_.checked(weights_)[i]; }
@@ -234,6 +187,38 @@ class linear_core : detail::linear_collectives {
   }
 
  private:
+  using row_range = detail::row_range;
+
+  /// The additions that the product of a pass has made, and its chunks that are under way.
+  struct product_result {
+    bool has_addend = false, has_biases = false;
+    chunks_under_way<Device> under_way{};
+  };
+  // The stages of passes, chosen at construction: deterministic sums replace some.
+  using output_stage = product_result (linear_core::*)(const context<Device>&, const T* x, buffer<Device>& gathered,
+                                                       buffer<Device>& adapted, T* y, const T* addend);
+  using input_gradient_stage = product_result (linear_core::*)(const context<Device>&, const T* dy,
+                                                               buffer<Device>& resolved, buffer<Device>& dadapted,
+                                                               T* dx, const T* addend, const T*& d);
+  using gradient_stage = void (linear_core::*)(const context<Device>&, std::int64_t index, std::int64_t count,
+                                               const T* d, const T* in, const T* dy);
+
+  void take_deterministic_stages(const context<Device>& ctx, const shared_linears& d, bool overlaps) {
+    sums_ = {ctx,
+             d,
+             forward_output_.moves(),
+             backward_input_.moves(),
+             {rows_, inner_, total_, inputs_first_, columns_},
+             batches_ != 1,
+             adapters_.any(),
+             overlaps,
+             names_.layer()};
+    if (weights_trainable()) terms_ = &weights_[0]->add_terms(sums_.tokens());
+    if (sums_.sums_output()) output_ = &linear_core::sum_output;
+    if (sums_.sums_input_gradient()) input_gradient_ = &linear_core::sum_input_gradient;
+    gradients_ = &linear_core::sum_gradients;
+  }
+
   void make_adapters(const context<Device>& ctx, const shared_linears& d, const std::vector<linear_branch>& info) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < info.size(); at += columns_[i++])
@@ -273,10 +258,21 @@ class linear_core : detail::linear_collectives {
     for (const auto& p : weights_) p->require_gathered();
     biases_.require_gathered();
   }
+  void check_backward(const microbatch<Device>& mb, const T* x, linear_saved<Device>& saved, const T* dy, const T* dx,
+                      const T* addend) {
+    require_gathered();
+    const std::string& name = weights_[0]->name();
+    require_sizes(name, mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_array(name, "x", x, input_size());
+    detail::require_array(name, "dy", dy, output_size());
+    saved.stamp.use(name, weights_[0].get(), mb.index, x);
+    detail::require_no_overlap(
+        name, "backward", {dx, input_size(), "dx"},
+        {{x, input_size(), "x"}, {dy, output_size(), "dy"}, {addend, input_size(), "addend"}, weights_read()});
+  }
   const W* weights() const { return weights_[0]->used_value(); }
   detail::named_array weights_read() const { return {weights(), batches_ * total_ * inner_, "the weight"}; }
 
-  using row_range = detail::row_range;
   row_range all_rows() const { return {0, rows()}; }
 
   /// out = a [all rows, k] times the weight, or its transpose, in some of the rows, plus `addend` and the biases where
@@ -311,9 +307,37 @@ class linear_core : detail::linear_collectives {
     }
   }
 
+  /// y = x W' of all rows. An addend joins the product's pass, unless the product is summed over ranks first.
+  product_result make_output(const context<Device>& ctx, const T* x, buffer<Device>& gathered, buffer<Device>& adapted,
+                             T* y, const T* addend) {
+    product_result made{forward_output_.trivial()};
+    forward_input_.gather(ctx.device, x, gathered, [&](row_range come, const T* input) {
+      const auto product = [&](row_range rows, T* out) {
+        made.has_biases = multiply(ctx, true, total_, inner_, rows, input, out,
+                                   made.has_addend && addend ? addend + rows.first * total_ : nullptr, made.has_addend);
+        adapters_.add_outputs(ctx.device, rows, input, adapted, out);
+      };
+      forward_output_.reduce(ctx.device, y, come, product).wait();
+    });
+    return made;
+  }
+  /// dx = d W of all rows, where d is dy as the products need it.
+  product_result make_input_gradient(const context<Device>& ctx, const T* dy, buffer<Device>& resolved,
+                                     buffer<Device>& dadapted, T* dx, const T* addend, const T*& d) {
+    product_result made{backward_input_.trivial()};
+    backward_output_.gather(ctx.device, dy, resolved, [&](row_range come, const T* gradient) {
+      d = gradient;
+      made.under_way = backward_input_.reduce(ctx.device, dx, come, [&](row_range rows, T* out) {
+        multiply(ctx, false, inner_, total_, rows, gradient, out,
+                 made.has_addend && addend ? addend + rows.first * inner_ : nullptr, false);
+        adapters_.add_input_gradients(ctx.device, rows, gradient, dadapted, out);
+      });
+    });
+    return made;
+  }
   /// Adds to the gradients of the weights that have one, or writes them where nothing was added yet: branches that lie
   /// below each other in one product. Then to those of the biases, which are sums of dy.
-  void gradients(const context<Device>& ctx, const T* d, const T* in, const T* dy) {
+  void add_gradients(const context<Device>& ctx, std::int64_t, std::int64_t, const T* d, const T* in, const T* dy) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < weights_.size();) {
       if (!weights_[i]->trainable()) {
@@ -350,12 +374,24 @@ class linear_core : detail::linear_collectives {
     }
   }
 
-  /// Adds the gradients with deterministic sums, where only leaves of a step are added.
-  void deterministic_gradients(const context<Device>& ctx, std::int64_t index, std::int64_t count, const T* d,
-                               const T* in, const T* dy) {
+  product_result sum_output(const context<Device>& ctx, const T* x, buffer<Device>& gathered, buffer<Device>&, T* y,
+                            const T* addend) {
+    const bool adds = !biases_.any();  // biases come first
+    sums_.forward(ctx.device, forward_input_.gather(ctx.device, x, gathered), weights(), y, adds ? addend : nullptr,
+                  output_size());
+    return {adds};
+  }
+  product_result sum_input_gradient(const context<Device>& ctx, const T* dy, buffer<Device>& resolved, buffer<Device>&,
+                                    T* dx, const T* addend, const T*& d) {
+    d = backward_output_.gather(ctx.device, dy, resolved);
+    sums_.backward(ctx.device, d, weights(), dx, addend, input_size());
+    return {true};
+  }
+  void sum_gradients(const context<Device>& ctx, std::int64_t index, std::int64_t count, const T* d, const T* in,
+                     const T* dy) {
     for (const auto& p : weights_)
       if (p->trainable()) p->begin_terms();
-    if (terms_ && weights_trainable()) deterministic_.add_weights(ctx.device, *terms_, index, count, d, in);
+    if (terms_ && weights_trainable()) sums_.add_weights(ctx.device, *terms_, index, count, d, in);
     biases_.add_terms(ctx.device, index, count, dy);
   }
 
@@ -365,8 +401,11 @@ class linear_core : detail::linear_collectives {
   std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;
-  detail::deterministic_linear<Precision, Device> deterministic_;  ///< with deterministic sums
-  gradient_terms<Precision, Device>* terms_ = nullptr;             ///< of the weights, with deterministic sums
+  output_stage output_ = &linear_core::make_output;
+  input_gradient_stage input_gradient_ = &linear_core::make_input_gradient;
+  gradient_stage gradients_ = &linear_core::add_gradients;
+  detail::deterministic_linear<Precision, Device> sums_;  ///< of the stages with deterministic sums
+  gradient_terms<Precision, Device>* terms_ = nullptr;    ///< of the weights, for the same stages
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)
