@@ -53,7 +53,7 @@ class head_norms {
              double epsilon, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
              std::int64_t stride, const std::array<parameter_memory<Precision>, 2>& callers = {})
       : epsilon_(epsilon), rows_(rows), heads_{heads, kv_heads}, head_dim_(head_dim), stride_(stride) {
-    if (ctx.deterministic) fail({name, ": deterministic sums have no order for norms of queries and keys"});
+    require_any_order(ctx, name, "norms of queries and keys");
     layout weight;
     weight.dims.push_back({queries.dims.back().dim, {}});
     for (std::size_t i = 0; i < 2; ++i) {
@@ -351,13 +351,6 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   }
 
  private:
-  /// Throws where ranks share kv heads.
-  static void check_own_keys(const box& q, const box& k, const detail::local_heads& own, const std::string& name) {
-    if (own.used * q.global[2] != q.local[2] * k.global[2] || own.used != k.local[2])
-      fail({name,
-            ": deterministic sums have no order for kv heads that ranks share; shard heads over no "
-            "more ranks than kv_heads"});
-  }
   /// Throws where the caller gives some of the memory and says nothing of the rest.
   static void check_memory(const std::string& name, const attention_memory<Precision>& memory, bool norms) {
     const detail::memory_part qkv{"qkv", memory.qkv.says_anything()}, out{"out", memory.out.says_anything()},
@@ -395,7 +388,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     const axis_list& axes = context_axes<typename specs::attention>;
     attention_part part{
         shape_, {}, static_cast<std::size_t>(mesh.index_in(rank, axes)), options_.documents, name, options_.context};
-    if (ctx.deterministic) check_own_keys(q, k, own, name);
+    if (own.used * q.global[2] != q.local[2] * k.global[2] || own.used != k.local[2])
+      require_any_order(ctx, name, "kv heads that ranks share; shard heads over no more ranks than kv_heads");
     part.chunk = detail::chunk_of<engine>(ctx.deterministic, q.global[1], name);
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
     require_causal_or_whole(part);

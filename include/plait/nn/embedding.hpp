@@ -119,11 +119,11 @@ class embedding
         parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
                                            how.memory.gradient.pointer(), how.memory.master.pointer()));
     take_sizes(ctx, name);
-    if (!ctx.deterministic) return;
     if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
-      fail({name, ": deterministic sums have no order for a table whose rows are cut"});
-    terms_ = &table_->add_terms(token_leaves(ctx.deterministic, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
-                                             ctx.ranks.rank(), token_grain::coarse, name));
+      require_any_order(ctx, name, "a table whose rows are cut");
+    if (ctx.deterministic)
+      terms_ = &table_->add_terms(token_leaves(ctx.deterministic, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
+                                               ctx.ranks.rank(), token_grain::coarse, name));
   }
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {

@@ -84,18 +84,18 @@ class norm_core {
     };
     weight = make(".weight", 1, callers.weight, callers.gradient, callers.master);
     if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master);
+    if (row_group) require_any_order(ctx, name, "norms of rows that ranks share");
+    one_pass = in_place && !row_group && !ctx.deterministic;
     if (!ctx.deterministic) return;
-    if (row_group) fail({name, ": deterministic sums have no order for norms of rows that ranks share"});
     const token_leaves leaves(ctx.deterministic, input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
                               token_grain::fine, name);
     for (auto* p : {&weight, &bias})
       if (*p) (*p)->add_terms(leaves);
-    deterministic = true;
   }
 
   /// Takes other sizes for a norm that is made; throws with deterministic sums, which are fixed by the sizes.
   void resize(const context<Device>& ctx, const layout& input) {
-    require_resizable(names.layer(), deterministic);
+    require_resizable(names.layer(), !weight->array()->terms().empty());
     arm_checks(ctx);
     take_sizes(ctx, input, names.layer());
   }
@@ -182,7 +182,8 @@ class norm_core {
   any_communicator* row_group = nullptr;
   layer_names names;
   parameter_ptr<Precision, Device> weight, bias;
-  bool deterministic = false;
+  /// Whether the kernel that makes dx may add the gradients of parameters as well.
+  bool one_pass = false;
 
   /// Where kernels add gradients in a pass that makes dx as well; null for a frozen parameter, or if they are deferred,
   /// or narrower than what kernels sum in.
@@ -245,14 +246,15 @@ struct root_mean_square {
                                   addend);
   }
   template <class Core, class Device, class T, class S>
-  static void weight_gradients(const Core& n, Device& device, const T* x, const T* dy, const S* s) {
+  static void weight_gradients(const Core& n, Device& device, std::int64_t, std::int64_t, const T* x, const T* dy,
+                               const S* s) {
     with_kernel_sum<T>(device, n.weight_gradient(device), n.columns, [&](auto* sums) {
       kernels::rms_norm_backward_dweight(device, x, dy, s, sums, n.rows, n.columns);
     });
   }
   template <class Core, class Device, class T, class S>
-  static void deterministic_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
-                                      const T* dy, const S* s) {
+  static void sum_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
+                            const T* dy, const S* s) {
     n.add_terms(device, *n.weight, index, count, x, dy, s, static_cast<const S*>(nullptr),
                 [&](const T* rows_x, const T* rows_dy, const S* inverse, const S*, auto* out, std::int64_t rows) {
                   kernels::rms_norm_backward_dweight(device, rows_x, rows_dy, inverse, out, rows, n.columns);
@@ -298,7 +300,8 @@ struct mean_and_variance {
                                     n.columns_global, addend);
   }
   template <class Core, class Device, class T, class S>
-  static void weight_gradients(const Core& n, Device& device, const T* x, const T* dy, const S* s) {
+  static void weight_gradients(const Core& n, Device& device, std::int64_t, std::int64_t, const T* x, const T* dy,
+                               const S* s) {
     const auto to_bias = [&](auto&& add) { with_kernel_sum<T>(device, n.bias_gradient(device), n.columns, add); };
     if (!n.weight->trainable())
       return to_bias([&](auto* sums) { kernels::bias_gradient(device, dy, sums, n.rows, n.columns); });
@@ -309,8 +312,8 @@ struct mean_and_variance {
     });
   }
   template <class Core, class Device, class T, class S>
-  static void deterministic_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
-                                      const T* dy, const S* s) {
+  static void sum_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
+                            const T* dy, const S* s) {
     n.add_terms(device, *n.weight, index, count, x, dy, s + n.rows, s,
                 [&](const T* rows_x, const T* rows_dy, const S* inverse, const S* mean, auto* out, std::int64_t rows) {
                   using G = gradient_of<T>;
@@ -355,7 +358,10 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   /// `stored` is how the parameters lie between steps; by default, as the last dim.
   explicit norm_layer(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
                       const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
-      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, Kind::with_bias, callers), eps_(eps) {}
+      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, Kind::with_bias, callers),
+        eps_(eps),
+        gradients_(ctx.deterministic ? &Kind::template sum_gradients<core, Device, T, S>
+                                     : &Kind::template weight_gradients<core, Device, T, S>) {}
   /// On the caller's memory, as `parameter_memory` says: this rank's part of the last dim.
   norm_layer(const context<Device>& ctx, double eps, const std::string& name,
              const parameter_memory<Precision>& callers)
@@ -434,8 +440,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     note_backward(mb, dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
     const S* const s = kept.statistics.template data<S>();
     // In one pass over x and dy, unless the weights' part of it is deferred.
-    const bool one_pass =
-        !core_.row_group && !mb.deferred && !core_.deterministic && core_.in_place && core_.weight->trainable();
+    const bool one_pass = core_.one_pass && !mb.deferred && core_.weight->trainable();
     if (!core_.row_group)
       Kind::backward(core_, ctx.device, x, dy, s, dx, one_pass, addend);
     else if (dx)
@@ -443,8 +448,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     if (one_pass || !core_.trainable()) return;
     with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, s, i = mb.index, n = mb.count](const T* d) {
       const range weights_shown(ctx.device, core_.names.weights());
-      if (core_.deterministic) return Kind::deterministic_gradients(core_, ctx.device, i, n, x, d, s);
-      Kind::weight_gradients(core_, ctx.device, x, d, s);
+      gradients_(core_, ctx.device, i, n, x, d, s);
     });
   }
 
@@ -461,8 +465,12 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   }
 
  private:
-  norm_core<Precision, Device> core_;
+  using core = norm_core<Precision, Device>;
+  core core_;
   double eps_;
+  /// The stage of the parameters' gradients, which deterministic sums replace.
+  void (*gradients_)(const core&, Device&, std::int64_t index, std::int64_t count, const T* x, const T* dy,
+                     const S* statistics);
 };
 
 }  // namespace detail

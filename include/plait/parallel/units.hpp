@@ -40,10 +40,9 @@ class parameter_units {
             type == dtype::f64   ? "is full"
             : type == dtype::f32 ? "are full and bf16"
                                  : "are full and f32"});
-    if (wire != gradient_wire::full && ctx.deterministic)
-      fail(
-          "data parallelism: deterministic sums have gradients in their own type; gradient_wire is "
-          "full");
+    if (wire != gradient_wire::full)
+      require_any_order(ctx, "data parallelism",
+                        cat({"gradient_wire::", plait::name_of(wire), ", which rounds gradients; legal is full"}));
     if (level == zero_level::replicated && cut != bucket_cut::even)
       fail({"data parallelism: ", cut.is_whole() ? "bucket_cut::whole" : "bucket_cut::blocks",
             " cuts nothing at zero_level::replicated; legal is even"});

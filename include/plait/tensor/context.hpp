@@ -12,6 +12,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/containers.hpp"
 #include "plait/core/deterministic.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/layout/check.hpp"
@@ -80,6 +81,12 @@ struct context {
   /// How sums are made that the layout cuts (core/deterministic.hpp).
   deterministic_leaves deterministic{};
 };
+
+/// Throws with deterministic sums, which have no order for `what`: its sums depend on the layout.
+template <compute_device Device>
+void require_any_order(const context<Device>& ctx, std::string_view name, std::string_view what) {
+  if (ctx.deterministic) fail({name, ": deterministic sums have no order for ", what});
+}
 
 /// Throws, with the text that the compiler has for a mesh it knows, unless `Spec` mentions every axis of the context's
 /// mesh and no other. `where` names the layer and which of its boundaries this is. Layers call it when they are made.

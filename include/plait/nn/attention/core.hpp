@@ -94,8 +94,7 @@ class attention_core {
   };
 
   attention_core(const context<Device>& ctx, const std::string& name, const attention_core_options& how = {}) {
-    if (ctx.deterministic)
-      fail({name, ": deterministic sums have no order for attention over another sequence's keys"});
+    require_any_order(ctx, name, "attention over another sequence's keys");
     names_ = detail::layer_names(name);
     made_for_ = detail::made_for(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Q>, &layout_v<K>});
     const std::int64_t rank = ctx.ranks.rank();

@@ -10,6 +10,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/nn/attention/all_gather_kv.hpp"
 
 namespace plait {
@@ -49,9 +50,10 @@ class ulysses_attention {
     }
     comm_ = &ctx.ranks.group(axes_);
     check_heads(part.name);
-    if (part.chunk > 0 && copies() > 1)
-      fail({part.name, ": deterministic sums have no order for kv heads that ranks of ", axes_[0].text(),
-            " share; legal are extents up to ", shape_.kv_heads});
+    if (copies() > 1)
+      require_any_order(
+          ctx, part.name,
+          cat({"kv heads that ranks of ", axes_[0].text(), " share; legal are extents up to ", shape_.kv_heads}));
     heads_ = shape_.heads / ranks_;
     kv_heads_ = copies() > 1 ? 1 : shape_.kv_heads / ranks_;
     const auto group = static_cast<std::size_t>(ranks_);
