@@ -17,6 +17,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/bucket.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/info.hpp"
 #include "plait/parallel/options.hpp"
@@ -61,133 +62,6 @@ class data_ranks {
   world* ranks_;
   axis_list shard_, replicate_, all_;
   std::vector<std::pair<axis_list, std::vector<double>>> loads_;
-};
-
-// The reduction of a bucket whose gradients are deterministic sums: array by array, over norms' own axes first, then
-// over data-parallel ranks, who get their slices.
-
-/// The axes over which a bucket's gradients are reduced, one set after the other; any may be empty.
-struct deterministic_axes {
-  axis_list cut;     ///< over whose ranks the bucket is cut
-  axis_list joined;  ///< over which it is reduced and stays whole
-};
-
-template <class Precision, compute_device Device>
-class deterministic_bucket {
-  using G = gradient_of<Precision>;
-  using array_type = parameter_array<Precision, Device>;
-  using terms_type = gradient_terms<Precision, Device>;
-
- public:
-  deterministic_bucket() = default;
-  /// Of a bucket whose slices have `slice` elements; this rank has slice number `rank`.
-  deterministic_bucket(deterministic_axes axes, std::int64_t slice, std::int64_t rank)
-      : axes_(std::move(axes)), slice_(slice), rank_(rank) {}
-
-  /// Adds the arrays of a bucket's members, which begin there in it. Collective over the axes.
-  template <class Member>
-  void add(const context<Device>& ctx, std::span<const Member> members, const std::vector<array_type*>& arrays,
-           const std::vector<std::int64_t>& begins) {
-    for (std::size_t i = 0; i < arrays.size(); ++i) {
-      const Member* first = nullptr;
-      for (const Member& m : members) {
-        if (m.who->array().get() != arrays[i] || !m.who->trainable()) continue;
-        if (first && !(first->how.rest == m.how.rest))
-          fail({"parameter ", m.who->name(),
-                ": deterministic sums have no order for parameters side by "
-                "side that are reduced over different axes, as this one and ",
-                first->who->name()});
-        first = &m;
-      }
-      if (first) add(ctx, *arrays[i], begins[i], first->how.rest, first->who->name());
-    }
-  }
-  /// Adds an array that begins at `begin` in the bucket; `rest` are further axes of its gradients. `name` is one of its
-  /// parameters. Collective over the axes.
-  void add(const context<Device>& ctx, array_type& array, std::int64_t begin, const axis_list& rest,
-           const std::string& name) {
-    for (const auto& terms : array.terms()) {
-      sum& s = sums_.emplace_back();
-      s.array = &array, s.terms = terms.get(), s.begin = begin, s.name = name;
-      s.adds = terms != array.terms().front();
-      axis_list done;
-      const auto exchange = [&](deterministic_exchange& to, const axis_list& over, world::channel purpose) {
-        if (over.empty()) return;
-        to = terms->exchange(ctx.ranks, over, done, purpose);
-        for (axis_id axis : over) done.push_back(axis);
-      };
-      exchange(s.rest, rest, world::channel::layers);
-      exchange(s.cut, axes_.cut, world::channel::reductions);
-      exchange(s.joined, axes_.joined, world::channel::reductions);
-    }
-  }
-
-  /// Starts the reductions over the axes that cut the bucket.
-  void start(const context<Device>& ctx) {
-    for (sum& s : sums_) {
-      const std::int64_t n = s.array->size();
-      partial_sums<G, Device> own = s.terms->parts(0);
-      if (own.nodes.empty())
-        fail({"gradient of ", s.name, ": a layer that uses it has added no deterministic sum in this step"});
-      if (s.rest) own = s.rest.run_everywhere(ctx.device, std::move(own), n);
-      if (s.cut)
-        s.moving.emplace(s.cut.start(ctx.device, std::move(own), parts_of(s.begin, n, s.cut.ranks())));
-      else
-        s.whole = std::move(own);
-    }
-  }
-  /// Waits, and writes this rank's slice of the complete gradients, or all of them.
-  void finish(const context<Device>& ctx, G* gradients) {
-    for (sum& s : sums_) {
-      const element_range mine =
-          s.moving ? s.moving->parts[static_cast<std::size_t>(rank_)] : element_range{0, s.array->size()};
-      G* const to = gradients + s.begin + mine.begin - (axes_.cut.empty() ? 0 : rank_ * slice_);
-      G* const into = s.adds ? nullptr : to;  // the last exchange writes there
-      partial_sums<G, Device> own;
-      if (s.moving) {
-        own = s.cut.finish(ctx.device, std::move(*s.moving), s.joined ? nullptr : into);
-        s.moving.reset();
-      } else {
-        own = std::exchange(s.whole, {});
-      }
-      if (s.joined) own = s.joined.run_everywhere(ctx.device, std::move(own), mine.size(), into);
-      const G* const complete = detail::complete_sum(own, s.terms->leaves().leaves(), s.name);
-      if (s.adds)
-        kernels::accumulate(ctx.device, complete, to, mine.size());
-      else if (complete != to)
-        ctx.device.copy(to, complete, static_cast<std::size_t>(mine.size()) * sizeof(G), ctx.device.main_stream());
-      s.terms->clear();
-    }
-  }
-  /// Waits for what is under way, and forgets it.
-  void abandon() {
-    for (sum& s : sums_) s.moving.reset(), s.whole = {};
-  }
-
- private:
-  /// The sums that one layer adds to one array.
-  struct sum {
-    array_type* array = nullptr;
-    terms_type* terms = nullptr;
-    std::int64_t begin = 0;
-    std::string name;
-    bool adds = false;  ///< to what another layer has added
-    deterministic_exchange rest, cut, joined;
-    partial_sums<G, Device> whole{};
-    std::optional<deterministic_exchange::under_way<G, Device>> moving{};
-  };
-
-  std::vector<element_range> parts_of(std::int64_t begin, std::int64_t size, std::int64_t ranks) const {
-    std::vector<element_range> parts;
-    for (std::int64_t r = 0; r < ranks; ++r)
-      parts.push_back({std::clamp<std::int64_t>(r * slice_ - begin, 0, size),
-                       std::clamp<std::int64_t>((r + 1) * slice_ - begin, 0, size)});
-    return parts;
-  }
-
-  deterministic_axes axes_;
-  std::int64_t slice_ = 0, rank_ = 0;
-  std::vector<sum> sums_;
 };
 
 // The axes over which the gradient of a parameter is reduced, as data parallelism sorts them.
@@ -374,7 +248,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   /// The gradients of a step begin: nothing was added yet. Waits for reductions of a step that an exception has ended.
   void begin_step(const context<Device>& ctx) {
     require_in_storage();
-    reduction_.wait(), copying_.wait(), tying_.wait(), terms_.abandon();
+    reduction_.wait(), copying_.wait(), tying_.wait();
+    if (sums_) sums_->abandon();
     copies_started_ = ties_started_ = false;
     sent_.reset();
     for (const member& m : members_) m.who->zero_gradient(ctx);
@@ -386,8 +261,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   /// A pass is about to add to the gradients.
   void need_gradients(const context<Device>& ctx) {
     if (!trainable_ || summed_) return;
-    if (deterministic_ && level_ >= zero_level::gradients &&
-        !axes_.empty()) {  // the sums of arrays have memory of their own
+    if (sums_ && level_ >= zero_level::gradients && !axes_.empty()) {  // the sums have memory of their own
       if (!gradients_) make_reduced(ctx);
       return;
     }
@@ -402,7 +276,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     need_gradients(ctx);
     for (const member& m : members_) require_used(*m.who);
     for (const member& m : members_) storage::begin_reduction(*m.who);
-    if (deterministic_) return terms_.start(ctx);
+    if (sums_) return sums_->start(ctx);
     constexpr dtype type = dtype_of<gradient_type>;
     for (const reduced_range& r : rest_)
       r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,
@@ -420,12 +294,12 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   /// memory of all gradients is free then.
   void finish_sum() {
     reduction_.wait();
-    if (!deterministic_) free_gradients();
+    free_gradients();
   }
   /// In a hybrid, starts to sum the slice over the ranks that hold the same one; `finish_reduction` waits. Before that
   /// it waits for the sum over those that share the gradients out.
   void start_copies() {
-    if (!copies_ || deterministic_) return;
+    if (!copies_) return;
     finish_sum();
     const auto n = static_cast<std::size_t>(slice_);
     void* const at = sent_.empty() ? static_cast<void*>(gradients_) : own_sent();
@@ -478,8 +352,21 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     const reduction_axes& how = members_[0].how;
     axis_list joined = axes_.empty() ? how.shard : axis_list();
     for (const axis_id axis : how.replicate) joined.push_back(axis);
-    terms_ = {{axes_, ctx.ranks.shape().in_order(joined)}, slice_, rank_};
-    terms_.add(ctx, std::span<const member>(members_), arrays_, begins_);
+    sums_.emplace(axes_, ctx.ranks.shape().in_order(joined), slice_, rank_);
+    copies_ = nullptr;  // the sums are over these ranks too
+    for (std::size_t i = 0; i < arrays_.size(); ++i) {
+      const member* first = nullptr;
+      for (const member& m : members_) {
+        if (m.who->array().get() != arrays_[i] || !m.who->trainable()) continue;
+        if (first && !(first->how.rest == m.how.rest))
+          require_any_order(
+              ctx, "parameter " + m.who->name(),
+              "parameters side by side that are reduced over different axes, as this one and " + first->who->name());
+        first = &m;
+      }
+      if (first)
+        sums_->add(ctx, arrays_[i]->terms(), arrays_[i]->size(), begins_[i], first->how.rest, first->who->name());
+    }
   }
 
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
@@ -559,7 +446,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest)});
     }
     join_neighbours(rest_, block_);
-    if ((deterministic_ = static_cast<bool>(ctx.deterministic))) take_terms(ctx);
+    if (ctx.deterministic) take_terms(ctx);
     for (array* a : arrays_) a->lend(self);
     if (values_) place_values(values_);
     set_current(false);
@@ -599,13 +486,12 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   bool tied() const { return trainable_ && storage::stages_of(*members_[0].who); }
   /// Waits until this rank's gradients are summed over all ranks of its stage, in their own type.
   void finish_own(const context<Device>& ctx) {
-    if (copies_ && !deterministic_ && !std::exchange(copies_started_, false))
+    if (copies_ && !std::exchange(copies_started_, false))
       fail({"parameter_bucket: start_copies is missing before finish_reduction of ", members_[0].who->name()});
     finish_sum();
     copying_.wait();
-    if (deterministic_) {
-      terms_.finish(ctx, gradients_);
-      free_gradients();
+    if (sums_) {
+      sums_->finish(ctx, gradients_);
     } else if (!sent_.empty()) {
       kernels::cast(ctx.device, own_sent(), gradients_, axes_.empty() ? total_ : slice_);
       sent_.reset();
@@ -641,8 +527,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   weight_type* values_ = nullptr;
   gradient_type* summed_ = nullptr;
   request gather_, reduction_, copying_, tying_;
-  deterministic_bucket<Precision, Device> terms_;  ///< with deterministic sums
-  bool deterministic_ = false;
+  std::optional<deterministic_bucket<Precision, Device>> sums_;  ///< in place of reductions
 };
 
 PLAIT_COMPILED_TEMPLATE(class parameter_bucket<float, cpu>)
