@@ -2,15 +2,15 @@
 // may be sharded.
 #pragma once
 
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/deterministic/feature_sum.hpp"
+#include "plait/deterministic/loss.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
@@ -229,7 +229,7 @@ class cross_entropy_loss
     take_sizes(ctx);
     const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
     if (!sharing.empty()) group_ = &ctx.ranks.group(sharing);
-    if (ctx.deterministic) make_deterministic(ctx);
+    if (ctx.deterministic) sums_.emplace(ctx, layout_v<Logits>, "cross_entropy");
   }
 
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
@@ -254,24 +254,15 @@ class cross_entropy_loss
     S* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
     S* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
     S* const loss = local_max + 4 * n;
-    if (columns_) {
-      deterministic_statistics(ctx.device, logits, labels, local_max, global_max, sums, sum_logits);
-    } else {
-      kernels::cross_entropy_local_statistics(ctx.device, logits, labels, local_max, sums, sums + n, sum_logits, n,
-                                              range_, settings_);
-    }
-    if (columns_) {  // complete
-    } else if (group_) {
-      group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<S>, reduce_op::max);
-      kernels::cross_entropy_rescale(ctx.device, local_max, global_max, sums, n);
-      group_->all_reduce(sums, sums, static_cast<std::size_t>((sum_logits ? 3 : 2) * n), dtype_of<S>, reduce_op::sum);
-    } else {
-      ctx.device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(S), ctx.device.main_stream());
-    }
+    if (sums_)
+      sums_->make_statistics(ctx.device, logits, labels, local_max, global_max, sums, sum_logits, n, range_, settings_,
+                             group_);
+    else
+      make_statistics(ctx.device, logits, labels, local_max, global_max, sums, sum_logits);
     kernels::cross_entropy_loss(ctx.device, labels, global_max, sums, sums + n, sum_logits, loss, n, range_, settings_);
     tensor<double, output, Device> total(ctx);
-    if (columns_)
-      sum_exactly(mb, loss, total.data());
+    if (sums_)
+      sums_->add_losses(mb, loss, n, total.data());
     else
       kernels::sum(ctx.device, loss, n, total.data());
     if (keep) {
@@ -325,7 +316,7 @@ class cross_entropy_loss
 
   /// Makes the loss ready for other batches and lengths, those of this context, in the world that it was made in.
   void resize(const context<Device>& ctx) {
-    detail::require_resizable(names_.layer(), static_cast<bool>(columns_));
+    detail::require_resizable(names_.layer(), sums_.has_value());
     detail::arm_checks(ctx);
     take_sizes(ctx);
   }
@@ -348,57 +339,18 @@ class cross_entropy_loss
     rows_ = part.local_size() / part.local[last];
     made_for_.take("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Logits>});
   }
-  void make_deterministic(const context<Device>& ctx) {
-    const layout& placed = layout_v<Logits>;
-    const dim_id dim = placed.dims.back().dim;
-    layout complete = placed;
-    complete.dims.pop_back();
-    layout pending = complete;
-    for (axis_id axis : placed.dims.back().axes)
-      complete.set(axis, state::replicated), pending.set(axis, state::partial);
-    const ready_plan moves(pending, complete, ctx.ranks, ctx.sizes, "cross_entropy: statistics");
-    columns_ = feature_sum<Device>(ctx, placed, dim, feature_leaves(ctx.deterministic, ctx.sizes.of(dim)), moves,
-                                   "cross_entropy");
-    const box logits = local_box(placed, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    all_rows_ = logits.global_size() / ctx.sizes.of(dim);
-  }
-  /// The statistics of the softmax, whose sums are over leaves of the vocabulary, relative to the maximum of all.
+  /// The statistics of the softmax, in the type of sums: the maximum of a rank's logits in `local_max`, of all in
+  /// `global_max`, and in `sums` the exponentials, the label's logit and, for smoothing, all logits, relative to it.
   template <std::integral Id>
-  void deterministic_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
-                                S* sum_logits) {
-    const std::int64_t n = rows_, width = range_.columns / columns_.local_leaves();
-    const std::int64_t elements = (sum_logits ? 3 : 2) * n;
-    constexpr auto size = static_cast<std::int64_t>(sizeof(T));
-    kernels::cross_entropy_max(device, logits, local_max, n, range_);
-    if (group_)
-      group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<S>, reduce_op::max);
-    else
-      device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(S), device.main_stream());
-    auto part = make_buffer<T>(device, static_cast<std::size_t>(n * width));
-    T* const of_leaf = part.template data<T>();
-    columns_.template run<S>(
-        device, elements, false,
-        [&](std::int64_t i, S* out, bool) {
-          kernels::copy_2d(device, logits + i * width, of_leaf, n, width * size, range_.columns * size, width * size);
-          kernels::cross_entropy_statistics(
-              device, static_cast<const T*>(of_leaf), labels, static_cast<const S*>(global_max), out, out + n,
-              sum_logits ? out + 2 * n : nullptr, n,
-              kernels::vocabulary_range{width, range_.first_column + i * width, range_.vocab}, settings_);
-        },
-        sums,
-        [&](const S* sum) {
-          if (sum == sums) return;
-          device.copy(sums, sum, static_cast<std::size_t>(elements) * sizeof(S), device.main_stream());
-        });
-  }
-  /// The sum of losses that are rounded to multiples of one number. It is so small that no more digits are lost than
-  /// the sum has, and so large that a step's sum is exact for means up to 64: then no order matters.
-  void sum_exactly(const microbatch<Device>& mb, const S* loss, double* total) {
-    const double quantum = std::ldexp(1.0, std::ilogb(static_cast<double>(all_rows_ * mb.count)) + 1 + 6 - 53);
-    if constexpr (has_deterministic_products<Device>)
-      kernels::sum_of_multiples(mb.ctx.device, loss, rows_, quantum, total);
-    else
-      static_cast<void>(quantum), static_cast<void>(loss), static_cast<void>(total);
+  void make_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
+                       S* sum_logits) {
+    const auto n = static_cast<std::size_t>(rows_);
+    kernels::cross_entropy_local_statistics(device, logits, labels, local_max, sums, sums + n, sum_logits, rows_,
+                                            range_, settings_);
+    if (!group_) return device.copy(global_max, local_max, n * sizeof(S), device.main_stream());
+    group_->all_reduce(local_max, global_max, n, dtype_of<S>, reduce_op::max);
+    kernels::cross_entropy_rescale(device, local_max, global_max, sums, rows_);
+    group_->all_reduce(sums, sums, (sum_logits ? 3 : 2) * n, dtype_of<S>, reduce_op::sum);
   }
 
   detail::layer_names names_{"cross_entropy"};
@@ -407,8 +359,7 @@ class cross_entropy_loss
   detail::made_for made_for_;
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
-  feature_sum<Device> columns_;  ///< with deterministic sums
-  std::int64_t all_rows_ = 0;    ///< of a microbatch on all ranks, with deterministic sums
+  std::optional<detail::deterministic_loss<T, S, Device>> sums_;  ///< in place of the sums over ranks and rows
 };
 
 }  // namespace plait
