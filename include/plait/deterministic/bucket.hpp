@@ -15,7 +15,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/deterministic/exchange.hpp"
-#include "plait/deterministic/gradient_sum.hpp"
+#include "plait/deterministic/gradient_terms.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/mesh.hpp"

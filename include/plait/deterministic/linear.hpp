@@ -13,7 +13,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/deterministic/feature_sum.hpp"
-#include "plait/deterministic/gradient_sum.hpp"
+#include "plait/deterministic/gradient_terms.hpp"
 #include "plait/device/deterministic_products.hpp"
 
 namespace plait::detail {

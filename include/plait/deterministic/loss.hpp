@@ -14,8 +14,8 @@
 #include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/tensor/context.hpp"
-#include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
+#include "plait/tensor/redistribution.hpp"
 
 namespace plait::detail {
 
@@ -31,7 +31,7 @@ class deterministic_loss {
     layout pending = complete;
     for (axis_id axis : logits.dims.back().axes)
       complete.set(axis, state::replicated), pending.set(axis, state::partial);
-    const executor moves(pending, complete, ctx.ranks, ctx.sizes, name + ": statistics");
+    const ready_plan moves(pending, complete, ctx.ranks, ctx.sizes, name + ": statistics");
     columns_ = feature_sum<Device>(ctx, logits, dim, feature_leaves(ctx.deterministic, ctx.sizes.of(dim)), moves, name);
     const box part = local_box(logits, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     all_rows_ = part.global_size() / ctx.sizes.of(dim);

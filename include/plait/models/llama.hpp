@@ -41,7 +41,7 @@ inline std::int64_t padded_vocab(std::int64_t vocab, std::int64_t ranks) { retur
 /// share these out.
 template <strategy S>
 dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence,
-                      const deterministic_leaves& order = {}) {
+                      const deterministic_leaves& leaves = {}) {
   dim_sizes sizes;
   sizes.set(dim_of<batch>, microbatch);
   sizes.set(dim_of<seq>, sequence);
@@ -52,11 +52,11 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<head_dim>, c.head_dim);
   sizes.set(dim_of<ffn>, c.ffn);
   const axis_list by_vocab = layout_v<spec<typename S::vocabulary>>.dims[0].axes;
-  if (order && order.features % mesh.size(by_vocab) != 0)
-    fail({"llama: deterministic_leaves::features = ", order.features, " leaves of the vocabulary, which ",
+  if (leaves && leaves.features % mesh.size(by_vocab) != 0)
+    fail({"llama: deterministic_leaves::features = ", leaves.features, " leaves of the vocabulary, which ",
           mesh.size(by_vocab), " ranks of ", describe(by_vocab), " cannot share out; legal are multiples of ",
           mesh.size(by_vocab)});
-  sizes.set(dim_of<vocab>, padded_vocab(c.vocab, order ? order.features : mesh.size(by_vocab)));
+  sizes.set(dim_of<vocab>, padded_vocab(c.vocab, leaves ? leaves.features : mesh.size(by_vocab)));
   return sizes;
 }
 

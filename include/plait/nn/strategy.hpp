@@ -450,10 +450,10 @@ sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes)
 
 /// The leaves of deterministic sums for a strategy on a mesh, which know how its sequences lie.
 template <strategy S>
-deterministic_leaves leaves_under(deterministic_leaves order, const mesh_shape& mesh) {
+deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape& mesh) {
   using specs = transformer_specs<S>;
-  if (specs::sequence == dim_of<zseq>) order.zigzag = mesh.size(context_axes<typename specs::attention>);
-  return order;
+  if (specs::sequence == dim_of<zseq>) leaves.zigzag = mesh.size(context_axes<typename specs::attention>);
+  return leaves;
 }
 
 /// The positions in the text of the tokens that this rank has, of each of its sequences: of `ids.part()` and of labels.

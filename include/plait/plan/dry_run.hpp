@@ -28,10 +28,10 @@ struct layer_plan {
 /// `const context<counting_device>&`; the layer's own code is what is measured, so nothing has to be written for it.
 template <class Make>
 layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank, Make&& make,
-                   recompute policy = recompute::none, const deterministic_leaves& order = {}) {
+                   recompute policy = recompute::none, const deterministic_leaves& leaves = {}) {
   world ranks = world::counting(mesh, rank);
   counting_device device;
-  const context<counting_device> ctx{device, ranks, sizes, 0, order};
+  const context<counting_device> ctx{device, ranks, sizes, 0, leaves};
   auto one = make(ctx);
   using L = decltype(one);
   layer_plan plan;

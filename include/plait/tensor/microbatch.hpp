@@ -73,9 +73,9 @@ class weight_work {
 /// The index in a step of the first sample that a rank has in microbatch `index` of `count`, where it has `local` of
 /// the microbatch's `global` samples, from `offset` on. Microbatches follow each other in a step. With deterministic
 /// sums the samples of a rank do, so that a rank has one part of a sum over samples for any number of microbatches.
-constexpr std::int64_t first_sample_in_step(const deterministic_leaves& order, std::int64_t index, std::int64_t count,
+constexpr std::int64_t first_sample_in_step(const deterministic_leaves& leaves, std::int64_t index, std::int64_t count,
                                             std::int64_t global, std::int64_t offset, std::int64_t local) {
-  return order ? offset * count + index * local : index * global + offset;
+  return leaves ? offset * count + index * local : index * global + offset;
 }
 
 /// One microbatch on its way through the layers: the context, and what differs from one microbatch to the next. Every
