@@ -80,7 +80,7 @@ void import_hf(const import_hf_options& opt) {
       about("DIR", [&] { t.read(begin, end, in.data()); });
       if (dtype) {
         out.resize(static_cast<std::size_t>(end - begin) * size_of(*dtype));
-        convert_saved(t.dtype, *plait::weight_dtype_of(*dtype), in.data(), out.data(), end - begin, t.name);
+        convert_elements(t.dtype, *plait::weight_dtype_of(*dtype), in.data(), out.data(), end - begin, t.name);
       }
       into([&] { writer->append(dtype ? out : in); });
     });

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +20,7 @@
 
 #include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/boxes.hpp"
+#include "plait/checkpoint/manifest.hpp"
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/checkpoint/weight_files.hpp"
 #include "plait/core/box.hpp"
@@ -237,24 +237,6 @@ parameter_aliases tied_names(const Config& config) {
 
 namespace detail {
 
-/// "name <tab> extents, separated by commas", and back.
-inline std::string line_of(const parameter_info& info) {
-  std::string line = info.name + '\t';
-  for (std::int64_t n : info.shape) append(line, {line.back() == '\t' ? "" : ",", n});
-  return line + '\n';
-}
-inline safetensors_declaration shape_of_line(std::string_view line, safetensors_dtype dtype) {
-  const std::size_t tab = line.rfind('\t');
-  safetensors_declaration out{std::string(line.substr(0, tab)), dtype, {}};
-  const char *at = line.data() + tab + 1, *const end = line.data() + line.size();
-  while (at < end) {
-    std::int64_t extent = 0;
-    at = std::from_chars(at, end, extent).ptr + 1;
-    out.shape.push_back(extent);
-  }
-  return out;
-}
-
 /// Whether this rank writes its piece of `p`: of ranks that have the same elements, the one with coordinate 0 does.
 template <class Precision, compute_device Device>
 bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
@@ -264,23 +246,6 @@ bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if (!cut && ctx.ranks.coordinate(axis) != 0) return false;
   }
   return p.counts();
-}
-
-/// Elements as a file has them.
-template <class To, class From>
-void convert_into(std::vector<std::byte>& out, const From* values, std::size_t count) {
-  out.resize(count * sizeof(To));
-  for (std::size_t i = 0; i < count; ++i) {
-    const To value = converted<To>(values[i]);
-    std::memcpy(out.data() + i * sizeof(To), &value, sizeof(To));
-  }
-}
-template <class From>
-void convert_into(safetensors_dtype type, std::vector<std::byte>& out, const From* values, std::size_t count) {
-  if (type == safetensors_dtype::f64) return convert_into<double>(out, values, count);
-  if (type == safetensors_dtype::f32) return convert_into<float>(out, values, count);
-  if (type == safetensors_dtype::bf16) return convert_into<bf16>(out, values, count);
-  fail({"weights are written as F64, F32 or BF16, not as ", name_of(type)});
 }
 
 /// Writes elements from `begin` on of a tensor that lies as `place` says, and begins at byte `offset` of a file.
@@ -300,19 +265,17 @@ inline void write_run(file_of_parts& file, std::uint64_t offset, const weight_pl
 /// stages of a `pipeline`, along which this is collective.
 template <compute_device Device, class Model>
 std::vector<safetensors_declaration> shapes_of(const context<Device>& ctx, Model& model, safetensors_dtype dtype) {
-  std::string lines;
+  manifest own;
   model.visit([&](auto& p) {
-    if (p.counts()) lines += detail::line_of(p.info());
+    if (p.counts()) own.tensors.push_back({p.name(), dtype, p.info().shape, {}});
   });
-  std::vector<std::string> stages{lines};
+  std::vector<std::string> stages{detail::unchecked_text(own)};
   if constexpr (requires { model.executor().along(); })
-    stages = gather_texts(ctx.device, model.executor().along(), lines);
+    stages = gather_texts(ctx.device, model.executor().along(), stages.front());
   std::vector<safetensors_declaration> all;
   for (const std::string& text : stages)
-    for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
-      end = text.find('\n', at);
-      all.push_back(detail::shape_of_line(std::string_view(text).substr(at, end - at), dtype));
-    }
+    for (stored_tensor& t : detail::manifest_from(text, "a stage's parameters").tensors)
+      all.push_back({std::move(t.name), t.dtype, std::move(t.shape)});
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return all;
 }
@@ -333,6 +296,8 @@ template <compute_device Device, class Model>
 void write_weights(const context<Device>& ctx, Model& model, const safetensors_shards& shards, safetensors_dtype dtype,
                    const std::string& folder, const std::string& field,
                    const std::function<weight_place(const std::string&)>& place = {}) {
+  const auto written = weight_dtype_of(dtype);
+  if (!written) fail({"weights are written as F64, F32 or BF16, not as ", name_of(dtype)});
   std::map<std::size_t, file_of_parts> files;
   std::vector<std::byte> converted_run;
   model.visit([&](auto& p) {
@@ -352,7 +317,10 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
     for (std::int64_t n : p.info().shape) logical *= n;
     const std::int64_t row = p.info().shape.empty() ? 1 : logical / std::max<std::int64_t>(p.info().shape[0], 1);
     detail::each_run_of(p.part(), own, logical, [&](std::int64_t to, std::int64_t from, std::int64_t count) {
-      detail::convert_into(dtype, converted_run, values.data() + (from - own.begin), static_cast<std::size_t>(count));
+      converted_run.resize(static_cast<std::size_t>(count) * size_of(dtype));
+      convert_elements(safetensors_dtype_of(dtype_of<master>), *written,
+                       reinterpret_cast<const std::byte*>(values.data() + (from - own.begin)), converted_run.data(),
+                       count, p.name());
       detail::write_run(file, where.offset, there, row, to, converted_run, size_of(dtype));
     });
   });

@@ -242,6 +242,32 @@ void copy_elements(const safetensors_entry& entry, T* out) {
   });
 }
 
+/// Returns the type of elements that weights are written in, F64, F32 or BF16; nothing for another.
+constexpr std::optional<dtype> weight_dtype_of(safetensors_dtype type) {
+  for (const dtype one : {dtype::f64, dtype::f32, dtype::bf16})
+    if (safetensors_dtype_of(one) == type) return one;
+  return std::nullopt;
+}
+
+/// Converts `n` elements of a file to F64, F32 or BF16, as `copy_elements` does; copies them where they are of the type
+/// that is asked for, whatever it is. `out` is aligned for its elements. Throws as `copy_elements`, naming `name`, and
+/// for another type.
+inline void convert_elements(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
+                             const std::string& name) {
+  const auto count = static_cast<std::size_t>(n);
+  const safetensors_entry entry{name, from, {n}, {in, count * size_of(from)}};
+  if (safetensors_dtype_of(to) == from)
+    std::memcpy(out, in, count * size_of(to));
+  else if (to == dtype::f64)
+    copy_elements(entry, reinterpret_cast<double*>(out));
+  else if (to == dtype::f32)
+    copy_elements(entry, reinterpret_cast<float*>(out));
+  else if (to == dtype::bf16)
+    copy_elements(entry, reinterpret_cast<bf16*>(out));
+  else
+    fail({"tensor '", name, "' holds ", name_of(from), " elements, which do not become ", plait::name_of(to)});
+}
+
 namespace detail {
 
 /// Returns names in quotes, the first twenty of them.

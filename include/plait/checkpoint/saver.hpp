@@ -18,7 +18,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -614,13 +613,11 @@ class checkpoint_saver {
   template <class Device>
   std::map<std::string, std::int64_t> of_all_ranks(Device& device, std::map<std::string, std::int64_t> own) {
     if (all_reduce_scalar(device, ranks_, own.empty() ? 0.0 : 1.0, reduce_op::max) == 0) return own;
-    std::string text;
-    for (const auto& [name, number] : own) append(text, {name, "\n", number, "\n"});
-    for (int r = 0; r < ranks_.size(); ++r) {
-      std::istringstream lines(broadcast_text(device, ranks_, text, r));
-      for (std::string name, number; std::getline(lines, name) && std::getline(lines, number);)
-        own.emplace(name, std::stoll(number));
-    }
+    manifest mine;
+    for (const auto& [name, number] : own) mine.scalars.emplace_back(name, number);
+    for (const std::string& text : gather_texts(device, ranks_, detail::unchecked_text(mine)))
+      for (const auto& [name, number] : detail::manifest_from(text, "the numbers of a rank").scalars)
+        own.emplace(name, std::get<std::int64_t>(number));
     return own;
   }
   /// Throws where ranks would save other scalars: those of rank 0 would be restored on all.

@@ -97,6 +97,15 @@ inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, st
   return sum;
 }
 
+namespace detail {
+
+inline std::string name_of_box(const stored_tensor& tensor, const stored_box& b) {
+  return cat({"tensor '", tensor.name, "' box ", text_of_box(tensor, b)});
+}
+inline std::string name_of_blob(const stored_blob& blob) { return cat({"blob '", blob.name, "'"}); }
+
+}  // namespace detail
+
 /// The data of a saved step. Used by one thread at a time.
 class step_data {
  public:
@@ -106,16 +115,21 @@ class step_data {
 
   /// Finds the boxes that overlap another one.
   stored_boxes& boxes() { return boxes_; }
-  /// Reads a box for its checksum alone. Throws as `damaged`, and as `open_file::read` and `file_system::open`.
-  void verify(const stored_tensor& tensor, std::uint32_t box) {
-    const stored_bytes& stored = tensor.boxes[box].stored;
+  /// Reads a range for its checksum alone and returns whether it is right. Throws as `open_file::read` and
+  /// `file_system::open`.
+  bool is_whole(const stored_bytes& stored) {
     const std::uint32_t sum = crc32c_of(open_.at(stored.file), stored.position, stored.bytes, scratch_);
     bytes_ += stored.bytes;
-    if (sum != stored.crc32c) damaged(tensor, tensor.boxes[box]);
+    return sum == stored.crc32c;
   }
-  /// Throws the `error` of a box whose checksum is another: it names the tensor, box, file and position.
+  /// Returns the text for a range called `name` whose checksum is wrong.
+  std::string damage(const stored_bytes& where, const std::string& name) const {
+    return cat({"'", path_, "/", saved_.files[where.file].path, "' is damaged: ", name, ", ", where.bytes,
+                " bytes from ", where.position, " on, has another checksum than when it was written"});
+  }
+  /// Throws the `error` of a box whose checksum is wrong: it names the tensor, box, file and position.
   [[noreturn]] void damaged(const stored_tensor& tensor, const stored_box& b) const {
-    damaged(b.stored, cat({"tensor '", tensor.name, "' box ", text_of_box(tensor, b)}));
+    fail(damage(b.stored, detail::name_of_box(tensor, b)));
   }
   /// Reads a blob. Throws `error` as for tensors.
   std::string read(const stored_blob& blob) {
@@ -123,7 +137,7 @@ class step_data {
     const auto bytes = std::as_writable_bytes(std::span(text));
     open_.at(blob.stored.file).read(blob.stored.position, bytes);
     bytes_ += bytes.size();
-    if (crc32c(bytes) != blob.stored.crc32c) damaged(blob.stored, cat({"blob '", blob.name, "'"}));
+    if (crc32c(bytes) != blob.stored.crc32c) fail(damage(blob.stored, detail::name_of_blob(blob)));
     return text;
   }
   /// Bytes read so far.
@@ -137,10 +151,6 @@ class step_data {
     std::vector<std::string> all;
     for (const stored_file& f : saved.files) all.push_back(path + "/" + f.path);
     return all;
-  }
-  [[noreturn]] void damaged(const stored_bytes& where, const std::string& what) const {
-    fail({"'", path_, "/", saved_.files[where.file].path, "' is damaged: ", what, ", ", where.bytes, " bytes from ",
-          where.position, " on, has another checksum than when it was written"});
   }
 
   std::string path_;
@@ -337,43 +347,6 @@ class planned_blocks {
 
 }  // namespace detail
 
-/// Returns the type of a tensor's elements, or nothing where a file's are of no type that weights are written in: F64,
-/// F32 and BF16.
-constexpr std::optional<dtype> weight_dtype_of(safetensors_dtype type) {
-  for (const dtype one : {dtype::f64, dtype::f32, dtype::bf16})
-    if (safetensors_dtype_of(one) == type) return one;
-  return std::nullopt;
-}
-
-/// Converts `n` elements of a file to F64, F32 or BF16, with one rounding; copies them where they are of the type that
-/// is asked for, whatever it is. Throws as `copy_elements`, naming `name`, and for another type.
-inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
-                          const std::string& name) {
-  const auto count = static_cast<std::size_t>(n);
-  if (safetensors_dtype_of(to) == from) {
-    std::memcpy(out, in, count * size_of(to));
-    return;
-  }
-  if (to != dtype::f64 && to != dtype::f32 && to != dtype::bf16)
-    fail({"tensor '", name, "' holds ", name_of(from), " elements, which do not become ", plait::name_of(to)});
-  const safetensors_entry entry{name, from, {n}, {in, count * size_of(from)}};
-  if (to == dtype::f64) {
-    std::vector<double> values(count);
-    copy_elements(entry, values.data());
-    std::memcpy(out, values.data(), count * sizeof(double));
-    return;
-  }
-  std::vector<float> values(count);
-  copy_elements(entry, values.data());
-  if (to == dtype::f32) {
-    std::memcpy(out, values.data(), count * sizeof(float));
-  } else {
-    std::vector<bf16> rounded(count);
-    for (std::size_t i = 0; i < count; ++i) rounded[i] = to_bf16(values[i]);
-    std::memcpy(out, rounded.data(), count * sizeof(bf16));
-  }
-}
-
 /// How much is read ahead: `threads` blocks of `bytes` at once, and as much memory.
 struct read_sizes {
   int threads = 2;
@@ -467,8 +440,8 @@ class reads_ahead {
     const std::size_t width = from.converts() ? size_of(*w.type) : from.width();
     std::byte* const out = w.out + static_cast<std::size_t>(at) * width;
     if (from.converts())
-      convert_saved(from.tensor().dtype, *w.type, bytes.data(), out,
-                    static_cast<std::int64_t>(bytes.size() / from.width()), from.tensor().name);
+      convert_elements(from.tensor().dtype, *w.type, bytes.data(), out,
+                       static_cast<std::int64_t>(bytes.size() / from.width()), from.tensor().name);
     else if (out != bytes.data())
       copy_past_cache(out, bytes.data(), bytes.size());
   }

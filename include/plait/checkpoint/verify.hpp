@@ -3,12 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cinttypes>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -49,33 +47,22 @@ class step_verifier {
     } catch (const error& e) {
       return {e.what()};
     }
-    std::vector<std::string> paths;
-    for (const stored_file& file : manifest_.files) paths.push_back(path_in(path_, file.path));
-    open_.emplace(files_, std::move(paths));
-    readable_.assign(manifest_.files.size(), false);
-    for (std::uint32_t i = 0; i < manifest_.files.size(); ++i) open(i);
-    for (const stored_blob& blob : manifest_.blobs) {
-      check(blob.stored, [&] { return cat({"blob '", blob.name, "'"}); });
-    }
-    for (const stored_tensor& tensor : manifest_.tensors) {
-      for (const stored_box& part : tensor.boxes) {
-        check(part.stored, [&] { return cat({"tensor '", tensor.name, "' box ", text_of_box(tensor, part)}); });
-      }
-    }
+    data_.emplace(files_, path_, manifest_);
+    for (std::uint32_t i = 0; i < manifest_.files.size(); ++i) check_file(i);
+    for (const stored_blob& blob : manifest_.blobs) check(blob.stored, [&] { return name_of_blob(blob); });
+    for (const stored_tensor& tensor : manifest_.tensors)
+      for (const stored_box& part : tensor.boxes) check(part.stored, [&] { return name_of_box(tensor, part); });
     return std::move(found_);
   }
 
  private:
-  void open(std::uint32_t i) {
+  void check_file(std::uint32_t i) {
     const stored_file& file = manifest_.files[i];
-    const std::string full = path_in(path_, file.path);
     try {
-      const std::uint64_t size = open_->at(i).size();
-      readable_[i] = true;
-      if (size != file.bytes) {
-        found_.push_back(cat({"'", full, "' has ", size, " bytes, and the manifest says ", file.bytes,
-                              size < file.bytes ? ": it is truncated" : ""}));
-      }
+      const std::uint64_t size = data_->hold(i)->size();
+      if (size != file.bytes)
+        found_.push_back(cat({"'", path_in(path_, file.path), "' has ", size, " bytes, and the manifest says ",
+                              file.bytes, size < file.bytes ? ": it is truncated" : ""}));
     } catch (const error& e) {
       found_.push_back(e.what());
       return;
@@ -86,22 +73,10 @@ class step_verifier {
   template <class Name>
   void check(const stored_bytes& stored, Name&& name) {
     if (each_) each_();
-    const auto where = [&] {
-      return cat({name(), " (bytes ", stored.position, " to ", stored.position + stored.bytes, " of '",
-                  path_in(path_, manifest_.files[stored.file].path), "')"});
-    };
-    if (!readable_[stored.file]) {
-      found_.push_back(where() + " cannot be read");
-      return;
-    }
     try {
-      const std::uint32_t sum = crc32c_of(open_->at(stored.file), stored.position, stored.bytes, scratch_);
-      if (sum == stored.crc32c) return;
-      char sums[64];
-      std::snprintf(sums, sizeof sums, "%08" PRIx32 ", and in the manifest %08" PRIx32, sum, stored.crc32c);
-      found_.push_back(cat({where(), " is damaged: its CRC-32C is ", sums}));
+      if (!data_->is_whole(stored)) found_.push_back(data_->damage(stored, name()));
     } catch (const error& e) {
-      found_.push_back(cat({where(), " cannot be read: ", e.what()}));
+      found_.push_back(cat({name(), " cannot be read: ", e.what()}));
     }
   }
 
@@ -109,9 +84,7 @@ class step_verifier {
   const std::string& path_;
   const std::function<void()>& each_;
   manifest manifest_;
-  std::optional<open_files> open_;
-  byte_buffer scratch_;
-  std::vector<bool> readable_;  ///< by file
+  std::optional<step_data> data_;
   std::vector<std::string> found_;
 };
 

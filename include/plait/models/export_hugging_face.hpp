@@ -126,7 +126,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
       in.resize(bytes);
       reader.read(*t, begin, end, in.data());
       out.resize(static_cast<std::size_t>(end - begin) * size_of(type));
-      convert_saved(t->dtype, *written, in.data(), out.data(), end - begin, t->name);
+      convert_elements(t->dtype, *written, in.data(), out.data(), end - begin, t->name);
       detail::write_run(open.at(where.file), where.offset, place, row, begin, out, size_of(type));
     });
   }

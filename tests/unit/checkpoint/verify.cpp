@@ -19,16 +19,16 @@ const std::string step_path = "r/step-00000001";
 
 /// What must be named when the byte at `position` of a data file is bad.
 std::string name_at(const plait::manifest& m, std::uint32_t file, std::uint64_t position) {
-  if (position < m.files[file].header_bytes) return "the header (";
+  if (position < m.files[file].header_bytes) return "the header";
   const auto holds = [&](const plait::stored_bytes& s) {
     return s.file == file && s.position <= position && position < s.position + s.bytes;
   };
   for (const auto& blob : m.blobs) {
-    if (holds(blob.stored)) return "blob '" + blob.name + "' (";
+    if (holds(blob.stored)) return "blob '" + blob.name + "'";
   }
   for (const auto& tensor : m.tensors) {
     for (const auto& part : tensor.boxes) {
-      if (holds(part.stored)) return "tensor '" + tensor.name + "' box " + text_of_box(tensor, part) + " (";
+      if (holds(part.stored)) return "tensor '" + tensor.name + "' box " + text_of_box(tensor, part);
     }
   }
   return "nothing has this byte";
@@ -66,8 +66,8 @@ TEST_CASE("every flipped byte and every truncation of every file of a step is fo
       bytes[i] = static_cast<char>(good[i] ^ (1 << i % 8));
       const auto found = plait::verify_step(files, step_path);
       REQUIRE(found.size() == 1);
-      CHECK(found[0].starts_with(name_at(m, file, i)));
-      CHECK(contains(found[0], "of '" + path + "') is damaged: its CRC-32C is "));
+      CHECK(contains(found[0], "'" + path + "' is damaged: " + name_at(m, file, i) + ", "));
+      CHECK(contains(found[0], " on, has another checksum than when it was written"));
       bytes[i] = good[i];
     }
     for (std::size_t size = 0; size < good.size(); size += size < 4000 ? 97 : 1) {
@@ -77,7 +77,7 @@ TEST_CASE("every flipped byte and every truncation of every file of a step is fo
       CHECK(contains(found[0], "'" + path + "' has " + std::to_string(size) + " bytes"));
       CHECK(contains(found[0], "truncated"));
       bool named = false;
-      for (const auto& text : found) named = named || text.starts_with(name_at(m, file, size));
+      for (const auto& text : found) named = named || text.starts_with(name_at(m, file, size) + " cannot be read");
       CHECK(named);
       CHECK(contains(found[1], "cannot be read: '" + path + "' is truncated"));
       bytes = good;
@@ -89,7 +89,7 @@ TEST_CASE("every flipped byte and every truncation of every file of a step is fo
     const auto found = plait::verify_step(files, step_path);
     CHECK(found.size() == (file == 0 ? 3 : 5));
     CHECK(contains(found[0], "cannot open '" + path));
-    CHECK(contains(found[1], "tensor 'w' box [") == (file == 0));
+    CHECK(found[1].starts_with("tensor 'w' box [") == (file == 0));
     files.rename("r/away", path);
   }
   CHECK(plait::verify_step(files, step_path).empty());
