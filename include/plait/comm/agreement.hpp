@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/ranks_text.hpp"
+#include "plait/comm/deadline.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"

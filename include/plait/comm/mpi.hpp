@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
+#include "plait/comm/deadline.hpp"
 #include "plait/comm/mpi/calls.hpp"
 #include "plait/comm/mpi/pending.hpp"
 #include "plait/comm/reduce.hpp"
@@ -496,10 +497,8 @@ int run(int argc, char** argv, F&& body) {
   try {
     body(world);
     return 0;
-  } catch (const std::exception& e) {
-    why = e.what();
   } catch (...) {
-    why = "an exception that is not a std::exception";
+    why = plait::detail::exception_text();
   }
   detail::end_all(cat({why, "\nlast operations: ", world.flight().text(16)}));
 }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
+#include "plait/comm/deadline.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/comm/threads/operation.hpp"
 #include "plait/core/error.hpp"
@@ -59,7 +60,7 @@ class run_state {
   int size() const { return static_cast<int>(slots_.size()); }
   std::mutex& mutex() { return mutex_; }
   flight_recorder& flight(int rank) { return slot_of(rank).flight; }
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  bool failed() const { return failure_.failed(); }
 
   /// The one place where a rank blocks: until one of the bits `want` of the operation is set. False if the run failed
   /// first and the operation is not complete (then no other rank will ever touch this rank's buffers).
@@ -87,7 +88,7 @@ class run_state {
   /// Throws `stopped` on `rank` if the run failed. The mutex may be held or not.
   [[noreturn]] void throw_stopped(int rank, const std::string& doing, const std::string& cause) const;
   std::string cause();
-  const std::string& cause_locked() const { return cause_; }
+  const std::string& cause_locked() const { return failure_.cause(); }
   std::exception_ptr exception() const { return exception_; }
 
  private:
@@ -102,7 +103,8 @@ class run_state {
   slot& slot_of(int rank) { return slots_[static_cast<std::size_t>(rank)]; }
 
   bool all_gone() const;
-  void fail_locked(const std::string& why);
+  /// Returns whether there was no failure before. `leaving` as in `failure::fail`.
+  bool fail_locked(const std::string& why, int leaving = -1);
   /// Called with the mutex held, after the run failed; waits without heeding that.
   bool wait_for_completion(slot& me, operation& op);
 
@@ -114,10 +116,8 @@ class run_state {
   std::mutex mutex_;
   std::vector<slot> slots_;
   int running_;
-  int unwinding_ = -1;
   std::size_t helpers_;
-  std::atomic<bool> failed_{false};
-  std::string cause_;
+  plait::detail::failure failure_;
   std::exception_ptr exception_;
 };
 

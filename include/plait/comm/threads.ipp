@@ -108,22 +108,16 @@ PLAIT_INLINE void run_state::fail_here(const std::string& why) {
 
 PLAIT_INLINE void run_state::fail_by_unwinding(int rank) {
   const std::lock_guard lock(mutex_);
-  if (failed()) return;
-  unwinding_ = rank;
-  fail_locked(cat({"rank ", rank, " is leaving by an exception"}));
+  fail_locked(cat({"rank ", rank, " is leaving by an exception"}), rank);
 }
 
 PLAIT_INLINE void run_state::leave(int rank, std::exception_ptr exception, const std::string& what) {
   const std::lock_guard lock(mutex_);
   slot_of(rank).gone = true;
   --running_;
-  if (exception && unwinding_ == rank) {
-    unwinding_ = -1;
-    cause_ = cat({"rank ", rank, ": ", what, flights()});
-    exception_ = std::move(exception);
-  } else if (exception && !failed()) {
-    exception_ = std::move(exception);
-    fail_locked(cat({"rank ", rank, ": ", what, flights()}));
+  if (exception) {
+    const std::string why = cat({"rank ", rank, ": ", what, flights()});
+    if (failure_.explain(rank, why) || fail_locked(why)) exception_ = std::move(exception);
   }
   if (running_ == 0 && !failed() && !all_gone()) fail_locked("deadlock: no rank can go on" + situation());
 }
@@ -134,23 +128,22 @@ PLAIT_INLINE void run_state::throw_stopped(int rank, const std::string& doing, c
 
 PLAIT_INLINE std::string run_state::cause() {
   const std::lock_guard lock(mutex_);
-  return cause_;
+  return failure_.cause();
 }
 
 PLAIT_INLINE bool run_state::all_gone() const {
   return std::all_of(slots_.begin(), slots_.end(), [](const slot& s) { return s.gone; });
 }
 
-PLAIT_INLINE void run_state::fail_locked(const std::string& why) {
-  if (failed()) return;
-  cause_ = why;
-  failed_.store(true, std::memory_order_release);
+PLAIT_INLINE bool run_state::fail_locked(const std::string& why, int leaving) {
+  if (!failure_.fail(why, leaving)) return false;
   for (slot& s : slots_) {
     if (s.waits_for == nullptr) continue;
     s.waits_for = nullptr;
     ++running_;
     wake(s.word);
   }
+  return true;
 }
 
 PLAIT_INLINE bool run_state::wait_for_completion(slot& me, operation& op) {
@@ -191,7 +184,7 @@ PLAIT_INLINE std::string run_state::flights() {
 
 PLAIT_INLINE std::string run_state::describe(const operation& op, int rank) {
   const signature& s = op.what;
-  if (s.what == action::message) {
+  if (s.is_message()) {
     const bool sends = op.parts[0].here && op.world_ranks[0] == rank;
     return cat({sends ? "send to rank " : "receive from rank ", op.world_ranks[sends ? 1 : 0], " (", s.count, " ",
                 plait::name_of(s.type), ", tag ", s.root, ") on '", op.home->label, "': the other side is missing"});
@@ -200,7 +193,7 @@ PLAIT_INLINE std::string run_state::describe(const operation& op, int rank) {
   for (std::size_t i = 0; i < op.parts.size(); ++i) {
     if (!op.parts[i].here) append(missing, {(missing.empty() ? "" : ", "), op.world_ranks[i]});
   }
-  return cat({text(s), " #", op.sequence, " on '", op.home->label, "': missing ranks ", missing});
+  return plait::detail::operation_text(text(s), op.sequence, op.home->label) + ": missing ranks " + missing;
 }
 
 PLAIT_INLINE void member::check_memory(const char* what, const void* in, const void* out) const {
@@ -217,8 +210,9 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
     p.starts = starts;
   };
   if (const int side = side_of(c); side >= 0)
-    return post_message(side, c.peer, {.what = action::message, .count = c.count, .type = c.type, .root = c.tag}, fill);
-  signature s{action_of(c), c.ragged ? 0 : c.count, c.type};
+    return post_message(side, c.peer, {.kind = collective::send, .count = c.count, .type = c.type, .root = c.tag},
+                        fill);
+  signature s{.kind = c.kind, .count = c.ragged ? 0 : c.count, .type = c.type, .ragged = c.ragged};
   if (c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) s.op = c.op;
   if (c.kind == collective::broadcast) s.root = c.peer;
   return post(s, c.payload(size()), fill);
@@ -227,20 +221,20 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
 PLAIT_INLINE operation* member::post(signature s, std::uint64_t bytes, const filling& fill) {
   operation* op;
   bool last;
-  s.on_device = engine_ != nullptr && s.what != action::split;
+  s.on_device = engine_ != nullptr && !s.is_split;
   {
     const std::lock_guard lock(run_->mutex());
-    if (run_->failed()) stop(cat({text(s), " #", sequence_, " on '", group_->label, "'"}));
+    if (run_->failed()) stop(plait::detail::operation_text(text(s), sequence_, group_->label));
     op = find_or_begin(s);
     if (!(op->what == s)) mismatch(*op, s);
     part& mine = op->parts[static_cast<std::size_t>(rank_)];
     fill(mine);
-    if (s.what == action::all_to_all_v) check_pairs(*op);
+    if (s.ragged) check_pairs(*op);
     if (s.on_device) arrive(mine);
     mine.here = true;
-    mine.ticket = run_->flight(world_rank()).start(group_->label, sequence_, name_of(s.what), bytes);
+    mine.ticket = run_->flight(world_rank()).start(group_->label, sequence_, s.name(), bytes);
     last = ++op->arrived == size();
-    if (last && s.what == action::split) make_children(*op);
+    if (last && s.is_split) make_children(*op);
   }
   ++sequence_;
   if (last) execute(*op);
@@ -288,7 +282,7 @@ PLAIT_INLINE operation* member::post_message(int side, int peer, signature s, co
 }
 
 PLAIT_INLINE std::shared_ptr<member> member::split(int color, int key, std::string_view label) {
-  operation* op = post({.what = action::split}, 0, [&](part& p) {
+  operation* op = post({.is_split = true}, 0, [&](part& p) {
     p.color = color;
     p.key = key;
     p.label = label;
@@ -312,7 +306,7 @@ PLAIT_INLINE bool member::done(operation& op) {
   }
   if (run_->failed()) {
     const std::lock_guard lock(run_->mutex());
-    if (!op.complete()) stop(cat({text(op.what), " #", op.sequence, " on '", group_->label, "'"}));
+    if (!op.complete()) stop(plait::detail::operation_text(text(op.what), op.sequence, group_->label));
   }
   std::this_thread::yield();
   return false;
@@ -330,7 +324,7 @@ PLAIT_INLINE void member::wait(operation& op, int side) {
   const std::uint64_t ticket = part_of(op, side).ticket;
   if (!run_->wait(world_rank(), op, operation::open | operation::finished, ticket)) {
     const std::lock_guard lock(run_->mutex());
-    stop(cat({text(op.what), " #", op.sequence, " on '", group_->label, "'"}));
+    stop(plait::detail::operation_text(text(op.what), op.sequence, group_->label));
   }
   if ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
     help(op);
@@ -342,7 +336,7 @@ PLAIT_INLINE void member::wait(operation& op, int side) {
 PLAIT_INLINE void member::release(operation& op) {
   if (op.left.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<int>(op.parts.size())) return;
   const std::lock_guard lock(run_->mutex());
-  if (op.what.what == action::message) {
+  if (op.what.is_message()) {
     group_->idle_messages.push_back(&op);
   } else {
     group_->window[op.sequence & (group_->window.size() - 1)] = nullptr;
@@ -513,33 +507,15 @@ PLAIT_INLINE void run_ranks(int ranks, const std::function<void(communicator&)>&
     try {
       communicator comm(std::make_shared<member>(shared, home, rank));
       body(comm);
-    } catch (const std::exception& e) {
-      exception = std::current_exception();
-      what = e.what();
     } catch (...) {
       exception = std::current_exception();
-      what = "an exception that is not a std::exception";
+      what = plait::detail::exception_text();
     }
     shared->leave(rank, exception, what);
   };
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(ranks));
-  try {
-    for (int r = 0; r < ranks; ++r) threads.emplace_back(rank_main, r);
-  } catch (const std::exception& e) {
-    shared->fail(cat({"threads::run: only ", threads.size(), " of ", ranks, " threads could be started: ", e.what()}));
-  }
-  for (std::thread& t : threads) t.join();
-
-  if (!shared->failed()) return;
-  if (const std::exception_ptr inner = shared->exception()) {
-    try {
-      std::rethrow_exception(inner);
-    } catch (...) {
-      std::throw_with_nested(error(shared->cause()));
-    }
-  }
-  throw error(shared->cause());
+  plait::detail::run_rank_threads("threads::run", static_cast<std::size_t>(ranks), rank_main,
+                                  [&](const std::string& why) { shared->fail(why); });
+  if (shared->failed()) plait::detail::throw_cause(shared->cause(), shared->exception());
 }
 
 }  // namespace plait::threads::detail

@@ -21,13 +21,14 @@
 
 namespace plait::nccl_stand_in {
 
-inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream, action what, std::size_t count,
-                               ncclDataType_t type, ncclRedOp_t op, int root, const void* in, void* out) {
+inline ncclResult_t run_collective(const char* name, ncclComm_t comm, cudaStream_t stream, collective kind,
+                                   std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root, const void* in,
+                                   void* out) {
   return enqueue(name, comm, stream, [=](cudaStream_t on) -> issued {
-    threads::detail::signature s{.what = what, .count = count, .type = type_of(type), .root = root};
-    if (what == action::all_reduce || what == action::reduce_scatter) s.op = op_of(op);
-    if (what == action::broadcast) plait::detail::check_peer(name, "root", root, comm->member->size());
-    if (count != 0) comm->member->check_memory(name, what == action::broadcast ? out : in, out);
+    threads::detail::signature s{.kind = kind, .count = count, .type = type_of(type), .root = root};
+    if (kind == collective::all_reduce || kind == collective::reduce_scatter) s.op = op_of(op);
+    if (kind == collective::broadcast) plait::detail::check_peer(name, "root", root, comm->member->size());
+    if (count != 0) comm->member->check_memory(name, kind == collective::broadcast ? out : in, out);
     if (count != 0) check_peers(name, comm, in, out);
     note_windows(comm, count, in, out);
     comm->engine->set_streams(on, on);
@@ -50,7 +51,7 @@ inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stre
     if (count != 0) comm->member->check_memory(name, in, out);
     if (count != 0) check_peers(name, comm, in, out);
     comm->engine->set_streams(on, on);
-    const threads::detail::signature s{.what = action::message, .count = count, .type = type_of(type)};
+    const threads::detail::signature s{.kind = collective::send, .count = count, .type = type_of(type)};
     const std::size_t bytes = count * size_of(s.type);
     const auto fill = [&](threads::detail::part& p) {
       p.in = static_cast<const std::byte*>(in);
@@ -108,22 +109,22 @@ inline ncclResult_t ncclGroupEnd() { return plait::nccl_stand_in::group_end(); }
 inline ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                   ncclComm_t comm, cudaStream_t stream) {
   using namespace plait::nccl_stand_in;
-  return collective("ncclAllReduce", comm, stream, action::all_reduce, count, type, op, 0, in, out);
+  return run_collective("ncclAllReduce", comm, stream, collective::all_reduce, count, type, op, 0, in, out);
 }
 inline ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                       ncclComm_t comm, cudaStream_t stream) {
   using namespace plait::nccl_stand_in;
-  return collective("ncclReduceScatter", comm, stream, action::reduce_scatter, count, type, op, 0, in, out);
+  return run_collective("ncclReduceScatter", comm, stream, collective::reduce_scatter, count, type, op, 0, in, out);
 }
 inline ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
                                   cudaStream_t stream) {
   using namespace plait::nccl_stand_in;
-  return collective("ncclAllGather", comm, stream, action::all_gather, count, type, ncclSum, 0, in, out);
+  return run_collective("ncclAllGather", comm, stream, collective::all_gather, count, type, ncclSum, 0, in, out);
 }
 inline ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
                                   ncclComm_t comm, cudaStream_t stream) {
   using namespace plait::nccl_stand_in;
-  return collective("ncclBroadcast", comm, stream, action::broadcast, count, type, ncclSum, root, in, out);
+  return run_collective("ncclBroadcast", comm, stream, collective::broadcast, count, type, ncclSum, root, in, out);
 }
 inline ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {

@@ -150,7 +150,7 @@ TEST_CASE("deadlock: the rank that returns last finds that the others wait") {
     }
     add_up(c);
   });
-  CHECK(has(text, "rank 2 waits in all_reduce(4 float, sum) #0 on 'run': missing ranks 1"));
+  CHECK(has(text, "rank 2 waits in all_reduce(4 float, sum) #0 on 'world': missing ranks 1"));
 }
 
 TEST_CASE("deadlock: a rank has returned") {

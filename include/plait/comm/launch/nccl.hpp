@@ -148,8 +148,8 @@ void run(const std::vector<int>& devices, const cuda::options& device_options, c
   const auto team = std::make_shared<detail::team>();
   std::mutex mutex;
   std::exception_ptr exception;
-  const auto report = [&](int rank, const std::string& what) {
-    if (!team->explain(rank, cat({"rank ", rank, ": ", what}))) return;
+  const auto report = [&](int rank) {
+    if (!team->explain(rank, cat({"rank ", rank, ": ", plait::detail::exception_text()}))) return;
     const std::lock_guard lock(mutex);
     exception = std::current_exception();
   };
@@ -162,30 +162,16 @@ void run(const std::vector<int>& devices, const cuda::options& device_options, c
       communicator comm = detail::connect(team, device, id, rank, static_cast<int>(devices.size()), settings);
       try {
         body(comm, device);
-      } catch (const std::exception& e) {  // while the communicators are still there to be aborted
-        report(rank, e.what());
-      } catch (...) {
-        report(rank, "an exception that is not a std::exception");
+      } catch (...) {  // while the communicators are still there to be aborted
+        report(rank);
       }
-    } catch (const std::exception& e) {
-      report(rank, e.what());
+    } catch (...) {
+      report(rank);
     }
   };
-  std::vector<std::thread> threads;
-  try {
-    for (std::size_t r = 0; r < devices.size(); ++r) threads.emplace_back(rank_main, static_cast<int>(r));
-  } catch (const std::exception& e) {
-    team->fail(cat({"nccl::run: not all threads could be started: ", e.what()}));
-  }
-  for (std::thread& t : threads) t.join();
-
-  if (!team->failed()) return;
-  if (exception == nullptr) throw error(team->cause());
-  try {
-    std::rethrow_exception(exception);
-  } catch (...) {
-    std::throw_with_nested(error(team->cause()));
-  }
+  plait::detail::run_rank_threads("nccl::run", devices.size(), rank_main,
+                                  [&](const std::string& why) { team->fail(why); });
+  if (team->failed()) plait::detail::throw_cause(team->cause(), exception);
 }
 template <class F>
 void run(const std::vector<int>& devices, F&& body) {

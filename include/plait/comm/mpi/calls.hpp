@@ -84,6 +84,13 @@ void combine(void* in, void* inout, int* length, MPI_Datatype* type) {
   return with.template operator()<bf16>();
 }
 
+/// Whether the library may be called by several threads at a time.
+inline bool allows_threads() {
+  int provided = 0;
+  check(MPI_Query_thread(&provided), "MPI_Query_thread");
+  return provided == MPI_THREAD_MULTIPLE;
+}
+
 /// The reductions, made once per process family of communicators and freed with the last of them.
 struct operations {
   MPI_Op sum_bf16 = MPI_OP_NULL, max = MPI_OP_NULL, min = MPI_OP_NULL;

@@ -15,15 +15,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "plait/comm/deadline.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/comm/mpi/calls.hpp"
-#include "plait/comm/ranks_text.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 
@@ -279,7 +280,7 @@ struct pending {
     return true;
   }
 
-  std::string text() const { return cat({name, " #", sequence, " on '", home->label, "'"}); }
+  std::string text() const { return plait::detail::operation_text(name, sequence, home->label); }
   /// Tells all ranks that this one waits.
   void announce() const { home->kin->roll.announce(text(), home->kin->calls); }
   /// Returns the text of an operation that is past its deadline. Names the ranks that are
@@ -289,10 +290,31 @@ struct pending {
     own.collectives = before;
     const std::string who =
         callable ? home->kin->roll.missing({home->comm, home->rank, home->size, peer, own})
-                 : "a rank of the group is lost or has not called it, which MPI without MPI_THREAD_MULTIPLE cannot say";
-    return cat({text(), " (", bytes_text(bytes), ") did not finish within its deadline of ", home->deadline,
-                " s: ", who, "; last operations: ", home->flight->text(16)});
+                 : cat({plait::detail::someone_is_missing, ", which MPI without MPI_THREAD_MULTIPLE cannot say"});
+    return cat({plait::detail::late_text(text(), bytes_text(bytes), home->deadline, who),
+                "; last operations: ", home->flight->text(16)});
   }
+};
+
+/// The wait for an operation: after a tenth of the deadline the rank tells the others, and after all of it, it ends all
+/// ranks.
+class waiting {
+ public:
+  explicit waiting(const pending& p) : pending_(&p), limit_(p.home->deadline) {}
+  /// `callable` says whether this thread may call MPI.
+  void look(bool callable) {
+    if (callable && !announced_ && limit_.passed(0.1)) {
+      pending_->announce();
+      announced_ = true;
+    }
+    if (limit_.passed()) end_all(pending_->late(callable));
+  }
+  std::string text() const { return pending_->text(); }
+
+ private:
+  const pending* pending_;
+  plait::detail::deadline limit_;
+  bool announced_ = false;
 };
 
 class operation;
@@ -302,11 +324,7 @@ class operation;
 /// library allows one thread alone, whatever a rank waits for moves them.
 class mover {
  public:
-  mover() {
-    int provided = 0;
-    check(MPI_Query_thread(&provided), "MPI_Query_thread");
-    allowed_ = provided == MPI_THREAD_MULTIPLE;
-  }
+  mover() = default;
   mover(const mover&) = delete;
   mover& operator=(const mover&) = delete;
   ~mover() {
@@ -341,7 +359,8 @@ class mover {
   std::condition_variable changed_;
   std::vector<operation*> flying_;
   operation* now_ = nullptr;  ///< what the thread looks at
-  bool over_ = false, allowed_ = false;
+  bool over_ = false;
+  const bool allowed_ = allows_threads();
   std::thread thread_;
 };
 
@@ -374,17 +393,12 @@ class operation {
       others.move_others(*this);
       std::this_thread::yield();
     }
-    const state& home = *pending_.home;
-    home.flight->mark(pending_.ticket, flight_recorder::state::waiting);
-    const double begin = comm_clock();
-    bool announced = home.deadline <= 0;
+    pending_.home->flight->mark(pending_.ticket, flight_recorder::state::waiting);
+    waiting limit(pending_);
     while (!test()) {
       others.move_others(*this);
       std::this_thread::yield();
-      if (home.deadline <= 0) continue;
-      const double waited = comm_clock() - begin;
-      if (!announced && waited >= home.deadline / 10) pending_.announce(), announced = true;
-      if (waited >= home.deadline) end_all(pending_.late(true));
+      limit.look(true);
     }
   }
 
@@ -461,66 +475,34 @@ inline void mover::move() {
 }
 
 /// Ends all ranks when a blocking MPI call is past its deadline. A thread of its own, because the blocking collectives
-/// of MPI libraries are up to eight times as fast as their non-blocking ones, which a rank could watch by itself; it
-/// looks at the clock ten times per deadline, at least once a second. Arming is a lock and two stores.
+/// of MPI libraries are up to eight times as fast as their non-blocking ones, which a rank could watch by itself.
+/// Arming is a lock and a few stores.
 class watchdog {
  public:
-  watchdog() {
-    int provided = 0;
-    check(MPI_Query_thread(&provided), "MPI_Query_thread");
-    callable_ = provided == MPI_THREAD_MULTIPLE;
-  }
-  watchdog(const watchdog&) = delete;
-  watchdog& operator=(const watchdog&) = delete;
-  ~watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
-
   void arm(const pending& p) {
-    const double now = comm_clock();
     const std::lock_guard lock(mutex_);
-    watched_ = &p;
-    announced_ = !callable_;
-    until_ = now + p.home->deadline;
-    if (p.home->deadline / 10 < tick_) {
-      tick_ = p.home->deadline / 10;
-      changed_.notify_one();
-    }
-    if (!thread_.joinable()) thread_ = std::thread([this] { look(); });
+    waiting_.emplace(p);
+    thread_.cover(p.home->deadline);
   }
   void disarm() {
     const std::lock_guard lock(mutex_);
-    watched_ = nullptr;
+    waiting_.reset();
   }
 
  private:
   void look() {
-    std::unique_lock lock(mutex_);
-    while (!over_) {
-      changed_.wait_for(lock, std::chrono::duration<double>(tick_));
-      if (watched_ == nullptr) continue;
-      const double left = until_ - comm_clock();
-      try {
-        if (!announced_ && left < 0.9 * watched_->home->deadline) watched_->announce(), announced_ = true;
-        if (left < 0) end_all(watched_->late(callable_));
-      } catch (const std::exception& e) {
-        end_all(cat({watched_->text(), " did not finish, and the ranks could not be asked why: ", e.what()}));
-      }
+    if (!waiting_) return;
+    try {
+      waiting_->look(callable_);
+    } catch (const std::exception& e) {
+      end_all(cat({waiting_->text(), " did not finish, and the ranks could not be asked why: ", e.what()}));
     }
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;
-  const pending* watched_ = nullptr;
-  double until_ = 0, tick_ = 1;
-  bool over_ = false, announced_ = false;
-  bool callable_ = false;  ///< the library, while the rank is in a call of it
-  std::thread thread_;
+  std::optional<waiting> waiting_;
+  const bool callable_ = allows_threads();  ///< the library, while the rank is in a call of it
+  plait::detail::watch_thread thread_{mutex_, [this](auto&) { return look(), true; }};
 };
 
 /// The blocking or the non-blocking form of one MPI call; they differ in the request at the end.

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
+#include "plait/comm/deadline.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/comm/nccl/calls.hpp"
 #include "plait/core/error.hpp"
@@ -82,7 +83,7 @@ struct operation {
   bool joined = false;    ///< whether the main stream waits for it; the rank's own thread's
   cuda::event event;
 
-  std::string text() const { return cat({name, " #", sequence, " on '", label, "'"}); }
+  std::string text() const { return plait::detail::operation_text(name, sequence, label); }
 };
 
 class session;
@@ -93,19 +94,11 @@ class team {
   team() = default;
   team(const team&) = delete;
   team& operator=(const team&) = delete;
-  ~team() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
 
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  bool failed() const { return failure_.failed(); }
   std::string cause() const {
     const std::lock_guard lock(mutex_);
-    return cause_;
+    return failure_.cause();
   }
   void add(session* s, double deadline);
   /// Returns when nothing of the session is being aborted.
@@ -123,37 +116,28 @@ class team {
   /// Since NCCL 2.26 an abort ends when no graph holds calls of the communicator any more, and the calling thread may
   /// have to unwind to destroy one. Only the first reason counts; `leaving` is a rank that an exception unwinds, whose
   /// reason is known later.
-  void fail(const std::string& why, int leaving = -1);
+  void fail(const std::string& why, int leaving = -1) {
+    const std::lock_guard lock(mutex_);
+    fail_locked(why, leaving);
+  }
   /// Notes the text of the exception that ended `rank`. False where something else came first.
   bool explain(int rank, const std::string& why) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (failed() && leaving_ == rank) {
-        cause_ = why;
-        leaving_ = -1;
-        return true;
-      }
-      if (failed()) return false;
-    }
-    fail(why);
-    return true;
+    const std::lock_guard lock(mutex_);
+    return failure_.explain(rank, why) || fail_locked(why, -1);
   }
 
  private:
-  void watch();
+  bool fail_locked(const std::string& why, int leaving);
+  bool look(std::unique_lock<std::mutex>& lock);
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_, aborted_;
+  std::condition_variable aborted_;
   bool aborting_ = false;
   std::vector<doomed_communicator> doomed_;
   double grace_ = 0;
   std::vector<session*> sessions_;
-  std::atomic<bool> failed_{false};
-  std::string cause_;
-  int leaving_ = -1;
-  double tick_ = 1;
-  bool over_ = false;
-  std::thread thread_;
+  plait::detail::failure failure_;
+  plait::detail::watch_thread watch_{mutex_, [this](auto& lock) { return look(lock); }};
 };
 
 /// One NCCL communicator of a rank.
@@ -263,9 +247,10 @@ class session {
 
   [[noreturn]] void stop(const std::string& doing) { plait::fail({doing, " was stopped: ", team_->cause()}); }
 
-  std::string last_operations() {
+  /// Returns the text of an error of this rank: `what` happened, and its last operations.
+  std::string report(const std::string& what) {
     const std::lock_guard lock(mutex_);
-    return flight_.text(16);
+    return report_locked(what);
   }
 
   void add(handle* h) {
@@ -290,24 +275,21 @@ class session {
       if (h->state(state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) {
         continue;
       }
-      return cat({"rank ", rank, ": NCCL reports: ", ncclGetErrorString(state), " (", ncclGetLastError(h->comm),
-                  ") at ", in_flight_.empty() ? "no operation" : in_flight_.front()->text(),
-                  "; last operations: ", flight_.text(16)});
+      return report_locked(cat({"NCCL reports: ", ncclGetErrorString(state), " (", ncclGetLastError(h->comm), ") at ",
+                                in_flight_.empty() ? "no operation" : in_flight_.front()->text()}));
     }
     retire();
-    if (lost_ != cudaSuccess) {
-      return cat({"rank ", rank, ": CUDA reports: ", cudaGetErrorString(lost_), ", at ", in_flight_.front()->text(),
-                  " or before it; last operations: ", flight_.text(16)});
-    }
-    if (in_flight_.empty() || settings.deadline <= 0) {
+    if (lost_ != cudaSuccess)
+      return report_locked(
+          cat({"CUDA reports: ", cudaGetErrorString(lost_), ", at ", in_flight_.front()->text(), " or before it"}));
+    if (in_flight_.empty()) {
       watched_ = 0;
     } else if (const operation& first = *in_flight_.front(); watched_ != first.serial) {
       watched_ = first.serial;
-      since_ = comm_clock();
-    } else if (comm_clock() - since_ > settings.deadline) {
-      return cat({"rank ", rank, ": ", first.text(), " (", bytes_text(first.bytes),
-                  ") did not finish within its deadline of ", settings.deadline,
-                  " s: a rank of the group is lost or has not called it; last operations: ", flight_.text(16)});
+      limit_ = plait::detail::deadline(settings.deadline);
+    } else if (limit_.passed()) {
+      return report_locked(plait::detail::late_text(first.text(), bytes_text(first.bytes), settings.deadline,
+                                                    plait::detail::someone_is_missing));
     }
     return "";
   }
@@ -324,6 +306,9 @@ class session {
   }
 
  private:
+  std::string report_locked(const std::string& what) const {
+    return cat({"rank ", rank, ": ", what, "; last operations: ", flight_.text(16)});
+  }
   /// Forgets what has finished, in order. With the mutex held.
   void retire() {
     const plait::detail::relaxed_capture relaxed;
@@ -351,7 +336,7 @@ class session {
   std::vector<std::shared_ptr<operation>> idle_;
   std::vector<handle*> handles_;
   std::uint64_t serial_ = 0, watched_ = 0;
-  double since_ = 0;
+  plait::detail::deadline limit_{0};
   cudaError_t lost_ = cudaSuccess;  ///< what a query failed with: nothing that is in flight will end
   int device_ = 0;
   plait::detail::owned_stream own_side_;
@@ -361,47 +346,37 @@ class session {
 inline void team::add(session* s, double deadline) {
   const std::lock_guard lock(mutex_);
   sessions_.push_back(s);
-  if (deadline > 0 && deadline / 10 < tick_) {
-    tick_ = deadline / 10;
-    changed_.notify_one();
-  }
-  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+  watch_.cover(deadline);
 }
 
-inline void team::fail(const std::string& why, int leaving) {
-  const std::lock_guard lock(mutex_);
-  if (failed()) return;
-  leaving_ = leaving;
-  cause_ = why;
-  failed_.store(true, std::memory_order_release);
+inline bool team::fail_locked(const std::string& why, int leaving) {
+  if (!failure_.fail(why, leaving)) return false;
   const double until = comm_clock() + 0.2;
   for (session* s : sessions_) {
     s->give_up(doomed_, until);
     grace_ = std::max(grace_, s->settings.grace);
   }
   aborting_ = !doomed_.empty();
-  changed_.notify_one();
+  watch_.wake();
+  return true;
 }
 
-inline void team::watch() {
-  std::unique_lock lock(mutex_);
-  while (!over_ && !failed()) {
-    changed_.wait_for(lock, std::chrono::duration<double>(tick_));
-    std::string why;
-    for (std::size_t i = 0; i < sessions_.size() && why.empty() && !over_ && !failed(); ++i)
-      why = sessions_[i]->problem();
-    if (why.empty() || failed()) continue;
-    lock.unlock();
+/// Looks for a problem of the ranks; where they have failed, aborts their communicators, and ends the watch.
+inline bool team::look(std::unique_lock<std::mutex>& lock) {
+  std::string why;
+  for (std::size_t i = 0; i < sessions_.size() && why.empty() && !failed(); ++i) why = sessions_[i]->problem();
+  if (!why.empty()) {
     std::fprintf(stderr, "plait: %s\n", why.c_str());
-    fail(why);
-    lock.lock();
+    fail_locked(why, -1);
   }
-  const std::string why = cause_;
+  if (!failed()) return true;
+  why = failure_.cause();
   lock.unlock();  // ranks may ask for the cause meanwhile
   abort_side_by_side(doomed_, grace_, why);
   lock.lock();
   aborting_ = false;
   aborted_.notify_all();
+  return false;
 }
 
 /// Refuses memory that is the host's.
@@ -449,7 +424,7 @@ struct state {
   template <class F>
   void issue(operation& op, const char* call, const F& f) {
     ncclResult_t result = home->guarded(f);
-    const double until = comm_clock() + home->settings.deadline;
+    const plait::detail::deadline limit(home->settings.deadline);
     while (result == ncclInProgress) {
       std::this_thread::yield();
       ncclResult_t now = ncclInProgress;
@@ -457,19 +432,15 @@ struct state {
         const ncclResult_t asked = link.state(now);
         return asked != ncclSuccess ? asked : now;
       });
-      if (result == ncclInProgress && home->settings.deadline > 0 && comm_clock() > until) {
-        home->ranks().fail(
-            cat({"rank ", home->rank, ": ", op.text(), " (", call, ") did not finish within its deadline of ",
-                 home->settings.deadline,
-                 " s: a rank of the group is lost or has not called it; last operations: ", home->last_operations()}));
-      }
+      if (result == ncclInProgress && limit.passed())
+        home->ranks().fail(home->report(
+            plait::detail::late_text(op.text(), call, home->settings.deadline, plait::detail::someone_is_missing)));
     }
     if (result == ncclSuccess) return;
     if (!home->ranks().failed()) {
       const char* const more = ncclGetLastError(link.comm);
-      home->ranks().fail(
-          cat({"rank ", home->rank, ": ", op.text(), " (", call, ") failed: ", ncclGetErrorString(result), " (",
-               more ? more : "", "); last operations: ", home->last_operations()}));
+      home->ranks().fail(home->report(
+          cat({op.text(), " (", call, ") failed: ", ncclGetErrorString(result), " (", more ? more : "", ")"})));
     }
     home->over(op);
     home->stop(op.text());
@@ -610,10 +581,9 @@ struct state {
   }
   /// Waits, at the end, for a call that is in progress.
   ncclResult_t settled(ncclResult_t now) {
-    const double until = comm_clock() + home->settings.deadline;
-    while (now == ncclInProgress) {
+    const plait::detail::deadline limit(home->settings.deadline);
+    while (now == ncclInProgress && !limit.passed()) {
       if (link.state(now) != ncclSuccess || home->ranks().failed()) break;
-      if (home->settings.deadline > 0 && comm_clock() > until) break;
       std::this_thread::yield();
     }
     return now;

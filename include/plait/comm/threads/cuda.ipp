@@ -90,24 +90,22 @@ class cuda_operations {
   void enqueue(operation& op) {
     const signature& s = op.what;
     const std::size_t size = size_of(s.type);
-    switch (s.what) {
-      case action::barrier:
-      case action::split:
+    switch (s.kind) {
+      case collective::receive:
+      case collective::barrier:
         return;
-      case action::message:
+      case collective::send:
         return copy(op.parts[1].out, op.parts[0].in, s.count * size);
-      case action::all_to_all_v:
-        return exchange_v(op, size);
-      case action::all_reduce:
-      case action::reduce_scatter:
+      case collective::all_reduce:
+      case collective::reduce_scatter:
         return plait::detail::with_reduction(s.op, s.type, [&]<reduce_op Op, class T>() {
-          s.what == action::all_reduce ? reduce<Op, T, false>(op) : reduce<Op, T, true>(op);
+          s.kind == collective::all_reduce ? reduce<Op, T, false>(op) : reduce<Op, T, true>(op);
         });
-      case action::all_gather:
+      case collective::all_gather:
         return move<spread::gather>(op, size);
-      case action::all_to_all:
-        return move<spread::exchange>(op, size);
-      case action::broadcast:
+      case collective::all_to_all:
+        return s.ragged ? exchange_v(op, size) : move<spread::exchange>(op, size);
+      case collective::broadcast:
         return move<spread::root_to_all>(op, size);
     }
   }

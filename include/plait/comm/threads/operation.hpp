@@ -59,84 +59,32 @@ namespace plait::threads::detail {
 
 struct group;
 
-enum class action : std::uint8_t {
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  all_to_all,
-  all_to_all_v,
-  broadcast,
-  barrier,
-  split,
-  message
-};
-
-/// The ranks of one operation must agree on this. `count` is the count of the public call, except for all_to_all_v,
-/// where it is 0 and the counts are compared pair by pair.
+/// The ranks of one operation must agree on this. `count` is the count of the public call, except for a ragged
+/// all_to_all, where it is 0 and the counts are compared pair by pair.
 struct signature {
-  action what = action::barrier;
+  collective kind = collective::barrier;  ///< `send` for a message, also on its receiver
   std::size_t count = 0;
   dtype type = dtype::u8;
   reduce_op op = reduce_op::sum;
   int root = 0;  ///< of a broadcast; the tag of a message
-  bool on_device = false;
+  bool ragged = false, is_split = false, on_device = false;
   bool operator==(const signature&) const = default;
+
+  bool is_message() const { return kind == collective::send; }
+  const char* name() const {
+    return is_split ? "split" : is_message() ? "message" : ragged ? "all_to_all_v" : name_of(kind);
+  }
 };
-
-inline action action_of(const call& c) {
-  switch (c.kind) {
-    case collective::all_reduce:
-      return action::all_reduce;
-    case collective::all_gather:
-      return action::all_gather;
-    case collective::reduce_scatter:
-      return action::reduce_scatter;
-    case collective::all_to_all:
-      return c.ragged ? action::all_to_all_v : action::all_to_all;
-    case collective::broadcast:
-      return action::broadcast;
-    case collective::send:
-    case collective::receive:
-      return action::message;
-    case collective::barrier:
-      return action::barrier;
-  }
-  return action::barrier;
-}
-
-inline const char* name_of(action what) {
-  switch (what) {
-    case action::all_reduce:
-      return "all_reduce";
-    case action::all_gather:
-      return "all_gather";
-    case action::reduce_scatter:
-      return "reduce_scatter";
-    case action::all_to_all:
-      return "all_to_all";
-    case action::all_to_all_v:
-      return "all_to_all_v";
-    case action::broadcast:
-      return "broadcast";
-    case action::barrier:
-      return "barrier";
-    case action::split:
-      return "split";
-    case action::message:
-      return "message";
-  }
-  return "?";
-}
 
 /// "all_reduce(1024 float, sum)"
 inline std::string text(const signature& s) {
-  std::string out = name_of(s.what);
-  if (s.what == action::barrier || s.what == action::split) return out;
+  std::string out = s.name();
+  if (s.kind == collective::barrier) return out;
   out += "(";
-  if (s.what != action::all_to_all_v) append(out, {s.count, " "});
-  out += plait::name_of(s.type);
-  if (s.what == action::all_reduce || s.what == action::reduce_scatter) out += std::string(", ") + plait::name_of(s.op);
-  if (s.what == action::broadcast) append(out, {", root ", s.root});
+  if (!s.ragged) append(out, {s.count, " "});
+  out += name_of(s.type);
+  if (s.kind == collective::all_reduce || s.kind == collective::reduce_scatter) append(out, {", ", name_of(s.op)});
+  if (s.kind == collective::broadcast) append(out, {", root ", s.root});
   return out + (s.on_device ? ") on a device" : ")");
 }
 
@@ -227,7 +175,7 @@ class work {
  public:
   explicit work(operation& op)
       : op_(op), n_(op.parts.size()), size_(size_of(op.what.type)), bytes_(op.what.count * size_) {
-    if (op.what.what == action::all_to_all_v) {
+    if (op.what.ragged) {
       bytes_ = 0;
       for (const part& p : op.parts) {
         for (const std::size_t c : p.send_counts) bytes_ = std::max(bytes_, c * size_);
@@ -237,19 +185,18 @@ class work {
   }
 
   std::size_t units() const {
-    switch (op_.what.what) {
-      case action::all_reduce:
-      case action::broadcast:
-      case action::message:
+    switch (op_.what.kind) {
+      case collective::all_reduce:
+      case collective::broadcast:
+      case collective::send:
         return pieces_;
-      case action::all_gather:
-      case action::reduce_scatter:
+      case collective::all_gather:
+      case collective::reduce_scatter:
         return n_ * pieces_;
-      case action::all_to_all:
-      case action::all_to_all_v:
+      case collective::all_to_all:
         return n_ * n_ * pieces_;
-      case action::barrier:
-      case action::split:
+      case collective::receive:
+      case collective::barrier:
         return 0;
     }
     return 0;
@@ -257,12 +204,12 @@ class work {
 
   /// Bytes written by all units together.
   std::size_t bytes() const {
-    switch (op_.what.what) {
-      case action::all_reduce:
-      case action::broadcast:
-      case action::reduce_scatter:
+    switch (op_.what.kind) {
+      case collective::all_reduce:
+      case collective::broadcast:
+      case collective::reduce_scatter:
         return n_ * bytes_;
-      case action::message:
+      case collective::send:
         return bytes_;
       default:
         return n_ * n_ * bytes_;
@@ -273,33 +220,30 @@ class work {
     const std::size_t begin = unit % pieces_ * grain;
     const std::size_t end = std::min(bytes_, begin + grain);
     const std::size_t who = unit / pieces_;
-    switch (op_.what.what) {
-      case action::all_reduce:
+    switch (op_.what.kind) {
+      case collective::all_reduce:
         return reduce(0, begin, end, 0, n_);
-      case action::reduce_scatter:
+      case collective::reduce_scatter:
         return reduce(who * bytes_, begin, end, who, who + 1);
-      case action::message:
+      case collective::send:
         return copy(op_.parts[1].out + begin, op_.parts[0].in + begin, end - begin);
-      case action::broadcast: {
+      case collective::broadcast: {
         const auto root = static_cast<std::size_t>(op_.what.root);
         return spread(op_.parts[root].out, 0, begin, end);
       }
-      case action::all_gather:
+      case collective::all_gather:
         return spread(op_.parts[who].in, who * bytes_, begin, end);
-      case action::all_to_all: {
+      case collective::all_to_all: {
         const std::size_t from = who / n_, to = who % n_;
-        return copy(op_.parts[to].out + from * bytes_ + begin, op_.parts[from].in + to * bytes_ + begin, end - begin);
-      }
-      case action::all_to_all_v: {
-        const std::size_t from = who / n_, to = who % n_;
-        const std::size_t total = op_.parts[from].send_counts[to] * size_;
+        const part &f = op_.parts[from], &t = op_.parts[to];
+        if (!op_.what.ragged) return copy(t.out + from * bytes_ + begin, f.in + to * bytes_ + begin, end - begin);
+        const std::size_t total = f.send_counts[to] * size_;
         if (begin >= total) return;
-        return copy(op_.parts[to].out + op_.parts[to].receive_offsets[from] * size_ + begin,
-                    op_.parts[from].in + op_.parts[from].send_offsets[to] * size_ + begin,
+        return copy(t.out + t.receive_offsets[from] * size_ + begin, f.in + f.send_offsets[to] * size_ + begin,
                     std::min(total, end) - begin);
       }
-      case action::barrier:
-      case action::split:
+      case collective::receive:
+      case collective::barrier:
         return;
     }
   }

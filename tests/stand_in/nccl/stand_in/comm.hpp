@@ -18,7 +18,7 @@
 
 namespace plait::nccl_stand_in {
 
-using threads::detail::action;
+using plait::collective;
 
 struct meetings;
 
