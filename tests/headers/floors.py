@@ -27,7 +27,7 @@ LONG_FUNCTIONS = {
 }  # the lines of the longest function of a file
 MOST_FILES = 15
 LARGE_FOLDERS = {
-    "device": 17, "schedule": 17,
+    "device": 17,
 }
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at

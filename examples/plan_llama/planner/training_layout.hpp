@@ -12,7 +12,6 @@
 #include "plait/core/recompute.hpp"
 #include "plait/plan/machine_time.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/schedule/step.hpp"
 #include "plan_llama/planner/transformer_shape.hpp"
 
 namespace plait::planner {

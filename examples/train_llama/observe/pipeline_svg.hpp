@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "plait/core/text.hpp"
-#include "plait/schedule/step.hpp"
+#include "plait/schedule/schedule.hpp"
 #include "plait/schedule/timeline.hpp"
 #include "plait/schedule/verify.hpp"
 #include "train_llama/observe/loss_curve.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plait/comm/metrics.hpp"
-#include "plait/schedule/step.hpp"
+#include "plait/schedule/schedule.hpp"
 
 namespace plait {
 

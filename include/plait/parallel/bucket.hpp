@@ -22,7 +22,7 @@
 #include "plait/nn/parameter/info.hpp"
 #include "plait/parallel/options.hpp"
 #include "plait/parallel/placement.hpp"
-#include "plait/schedule/step.hpp"
+#include "plait/schedule/schedule.hpp"
 
 namespace plait {
 

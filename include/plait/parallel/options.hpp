@@ -7,8 +7,8 @@
 #include "plait/core/tag.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/parallel/placement.hpp"
+#include "plait/schedule/schedule.hpp"
 #include "plait/schedule/simulate.hpp"
-#include "plait/schedule/step.hpp"
 
 namespace plait {
 

@@ -1,5 +1,5 @@
-// The errors of schedules and the text of each, for compilers and exceptions alike. The conditions are elsewhere:
-// schedule/verify.hpp, schedule/verify.hpp, and `check` of a policy. How an error is raised: core/error.hpp.
+// The errors of schedules and the text of each, for compilers and exceptions alike. Their conditions are in
+// schedule/verify.hpp and in `check` of a policy.
 #pragma once
 
 #include <cstddef>
@@ -40,9 +40,7 @@ enum class schedule_error : std::uint8_t {
 template <>
 inline constexpr const char* error_text<schedule_error::ok> = "ok";
 
-#define PLAIT_TEXT                                                                                                \
-  "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which " \
-  "the product is at most 4194304, and a schedule has one list of actions for each rank"
+#define PLAIT_TEXT PLAIT_SCHEDULE_SIZES ", and a schedule has one list of actions for each rank"
 PLAIT_ERROR(schedule_error::shape_illegal) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 

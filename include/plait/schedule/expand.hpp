@@ -12,8 +12,8 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/schedule/schedule.hpp"
 #include "plait/schedule/simulate.hpp"
-#include "plait/schedule/step.hpp"
 
 namespace plait {
 
@@ -322,23 +322,6 @@ constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made
           " units have gradients, so that nothing is shared; legal is 0 to ", std::max<std::int64_t>(trained - 1, 0)});
 }
 
-/// Returns what `expand` does, in constant expressions.
-constexpr step_schedule expand_units(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
-                                     const schedule_costs& costs) {
-  require_legal("step", s.shape);
-  check_units(s.shape, units, policy, trains(s));
-  const std::vector<std::vector<step_entry>> programs = rank_program(s, costs);
-  step_schedule out = expanded(s, std::move(units), policy, programs);
-  if (policy.gradient_buffers > 0) refuse_few_buffers(out);
-  // A rank of several knows no units but its own, and a field must be legal on all of them or on none.
-  if (s.shape.ranks == 1 && trains(s)) refuse_idle_settings(s, out, programs);
-  return out;
-}
-
-/// Does so at run time; it is compiled once (core/compiled.hpp).
-step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
-                                 const schedule_costs& costs);
-
 }  // namespace detail
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
@@ -349,14 +332,16 @@ step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units
 /// Throws `error` for units in another order than their stages', and for a field that would change nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
-  if (std::is_constant_evaluated()) return detail::expand_units(s, std::move(units), policy, costs);
-  return detail::expand_at_run_time(s, std::move(units), policy, costs);
+  detail::require_legal("step", s.shape);
+  detail::check_units(s.shape, units, policy, trains(s));
+  const std::vector<std::vector<step_entry>> programs = rank_program(s, costs);
+  step_schedule out = detail::expanded(s, std::move(units), policy, programs);
+  if (policy.gradient_buffers > 0) detail::refuse_few_buffers(out);
+  // A rank of several knows no units but its own, and a field must be legal on all of them or on none.
+  if (s.shape.ranks == 1 && trains(s)) detail::refuse_idle_settings(s, out, programs);
+  return out;
 }
 
 }  // namespace plait
-
-#ifndef PLAIT_COMPILED
-#include "plait/schedule/expand.ipp"  // IWYU pragma: keep
-#endif
 
 #include "plait/core/macros_on.hpp"

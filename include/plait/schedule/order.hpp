@@ -10,7 +10,7 @@
 
 #include "plait/core/collective.hpp"
 #include "plait/core/types.hpp"
-#include "plait/schedule/step.hpp"
+#include "plait/schedule/schedule.hpp"
 
 namespace plait {
 

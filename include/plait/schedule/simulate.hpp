@@ -11,7 +11,6 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/schedule/step.hpp"
 
 namespace plait {
 

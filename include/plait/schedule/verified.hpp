@@ -5,7 +5,6 @@
 // The errors first: a compiler prints the way to them.
 #include "plait/core/macros_off.hpp"
 #include "plait/schedule/generators.hpp"
-#include "plait/schedule/policy.hpp"
 
 namespace plait {
 

@@ -15,7 +15,7 @@
 #include "plait/core/text.hpp"
 #include "plait/schedule/errors.hpp"
 #include "plait/schedule/expand.hpp"
-#include "plait/schedule/step.hpp"
+#include "plait/schedule/schedule.hpp"
 
 namespace plait {
 
