@@ -1,5 +1,5 @@
-// Work that may fail on some ranks and must then fail on all of them with one text: reading and writing files, and the
-// test that a directory is one for all ranks.
+// Work on files that may fail on some ranks and must then fail on all of them with one text. A test shows whether all
+// ranks see one directory.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ std::vector<std::string> gather_texts(Device& device, any_communicator& ranks, s
   return all;
 }
 
-/// Calls work(), and throws on every rank if it has thrown on one: the error of the lowest such rank, which is named
-/// where not all have the same. Collective over `ranks`; work() must not be.
+/// Calls work(), and throws on every rank if it has thrown on one. The error is that of the lowest such rank, which is
+/// named unless all ranks have the same error. Collective over `ranks`; work() must not be.
 template <compute_device Device, class Work>
 void agree(Device& device, any_communicator& ranks, Work&& work) {
   std::string why;
@@ -81,9 +81,9 @@ inline bool sees_mark(file_system& files, const std::string& directory, const st
 
 }  // namespace detail
 
-/// Throws `error_of_all`, its text beginning with `what`, unless `directory` is the same one on all ranks: rank 0 makes
-/// an empty directory in it, which each rank must see within a second. The error names the ranks that do not, and
-/// their hosts. Collective over `ranks`.
+/// Throws `error_of_all`, its text beginning with `what`, unless `directory` is the same one on all ranks. Rank 0 makes
+/// an empty directory in it, which each rank must see within a second. The error names the ranks that do not, and their
+/// hosts. Collective over `ranks`.
 template <compute_device Device>
 void require_one_directory(Device& device, any_communicator& ranks, const std::string& directory,
                            const std::string& what = "", file_system& files = machine_files()) {

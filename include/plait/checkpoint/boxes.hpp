@@ -1,5 +1,5 @@
-// Boxes of one tensor in a checkpoint: flat ranges as boxes, runs that two boxes have in common, an index that finds
-// overlapping boxes, the boxes of a rank's shard, and which rows ranks read for each other.
+// Boxes of one tensor in a checkpoint: of flat ranges and of a rank's shard, and an index that finds overlapping ones.
+// Here it is planned too which rows ranks read for each other.
 #pragma once
 
 #include <algorithm>
@@ -51,9 +51,10 @@ constexpr void add_flat_boxes(const box& part, int d, std::int64_t begin, std::i
 
 }  // namespace detail
 
-/// Returns the elements [begin, end) of `whole`, counted row-major in its local part, as boxes of the same tensor: at
-/// most 2n-1 for n dimensions, none for an empty range. In this order they follow each other in the range without gaps,
-/// each contiguous in it and row-major in itself. Throws `error` unless 0 <= begin <= end <= whole.local_size().
+/// Returns the elements [begin, end) of `whole`, counted row-major in its local part, as boxes of the same tensor.
+/// There are at most 2n-1 for n dimensions, and none for an empty range. In this order they follow each other in the
+/// range without gaps, each contiguous in it and row-major in itself. Throws `error` unless 0 <= begin <= end <=
+/// whole.local_size().
 constexpr flat_boxes boxes_of_flat_range(const box& whole, std::int64_t begin, std::int64_t end) {
   if (begin < 0 || begin > end || end > whole.local_size()) {
     fail({"the flat range [", begin, ", ", end, ") is none of a box of ", whole.local_size(), " elements"});
@@ -106,8 +107,8 @@ void each_common_run(const box& part, const box& a, const box& b, F&& f) {
 
 }  // namespace detail
 
-/// Finds which of many boxes of one tensor overlap another: O(n log n) to build; a query costs about as much as it
-/// finds, for boxes that tile the tensor. It is a tree of bounding boxes, halved where they spread most.
+/// Finds which of many boxes of one tensor overlap another. It takes O(n log n) to build. A query costs about as much
+/// as it finds, for boxes that tile the tensor. It is a tree of bounding boxes, halved where they spread most.
 class box_index {
  public:
   box_index() = default;
@@ -234,8 +235,8 @@ inline std::vector<int> grouped_dims(box& logical, const std::vector<std::int64_
   return ends;
 }
 
-/// The dim along which `b` has to be cut so that groups become ranges, or -1: the first dim of several elements, if
-/// some dim of several elements comes before a partial dim of its group.
+/// The dim along which `b` has to be cut so that groups become ranges, or -1. It is the first dim of several elements,
+/// if one of these comes before a partial dim of its group.
 inline int dim_to_cut(const box& b, const std::vector<int>& ends) {
   int begin = 0, last = -1;
   for (const int end : ends) {
@@ -279,10 +280,10 @@ inline void add_grouped(const box& b, std::int64_t at, const std::vector<int>& e
 
 }  // namespace detail
 
-/// Returns the elements [begin, end) of `part`, counted row-major, as boxes of a tensor of `shape`, in that order and
-/// without what is padding; `at` counts from `begin`. A dim of the shape is one dim of the part or several that follow
-/// each other, as [heads * head_dim, hidden] is of (heads, head_dim, hidden); the leading dim of the part may be longer
-/// than the shape's. Throws `error` naming `name` where it is otherwise.
+/// Returns the elements [begin, end) of `part`, counted row-major, as boxes of a tensor of `shape`, in that order.
+/// Padding is left out. `at` counts from `begin`. A dim of the shape is one dim of the part or several adjacent ones,
+/// as [heads * head_dim, hidden] is of (heads, head_dim, hidden). The leading dim of the part may be longer than the
+/// shape's. Throws `error` naming `name` where it is otherwise.
 inline std::vector<placed_box> boxes_of_part(const box& part, std::int64_t begin, std::int64_t end,
                                              const std::vector<std::int64_t>& shape, const std::string& name) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return {};

@@ -1,5 +1,5 @@
-// The part of a training state that a rank holds, tensor by tensor; which boxes of it each rank writes; and whether the
-// plans of all ranks make whole tensors, which one sum over the ranks shows.
+// The part of a training state that a rank holds, tensor by tensor, and which boxes of it each rank writes. One sum
+// over the ranks shows whether their plans make whole tensors.
 #pragma once
 
 #include <algorithm>
@@ -52,10 +52,10 @@ struct held_tensor {
   bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
   dtype type{};        ///< of its elements in a checkpoint
   /// Copies [from, to) of the part's elements, at once or in the device's main stream (`downloads_later`), for which
-  /// the caller waits; `copy_past_cache` is what a program's own in the host's memory take.
+  /// the caller waits. A program's own tensors in host memory use `copy_past_cache`.
   std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;
-  /// As `read`, for a save, where the elements are made from what the device has: copies that, and returns what makes
-  /// the elements there, on another thread, when the copies are made; nothing: they are there. Not needed.
+  /// Optional, for a save: copies what the device has, and returns a function that makes the elements from it, or
+  /// nothing if they are there. Another thread calls it when the copies are made.
   std::function<std::function<void()>(std::int64_t from, std::int64_t to, std::byte* out)> read_raw{};
   std::function<void(const std::byte* in)> write;  ///< all of them
   /// Where on the device all of them lie one after the other, to be written there instead; where there is such a place.
@@ -76,7 +76,7 @@ struct saved_extras {
 
 namespace detail {
 
-/// Moments in 8 bits as numbers in bf16, which has every one of them: codes are small floating-point numbers below a
+/// Moments in 8 bits as numbers in bf16, which has every one of them. Codes are small floating-point numbers below a
 /// scale that is a power of 2. Of `n` elements, the first of which is at `place` in the block of the first scale. The
 /// codes may be the last `n` bytes of where the numbers go.
 inline void decode_moments(optimizer_tensor::code kind, const std::uint8_t* codes, const std::uint8_t* scales,
@@ -273,8 +273,8 @@ std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model
   return all;
 }
 
-/// Returns which of the elements that the ranks of `held.copies` all hold this one writes and reads: as many as each
-/// other, one after the other.
+/// Returns which elements this rank writes and reads. The ranks of `held.copies`, which all hold the same, have equal
+/// ranges that follow each other.
 template <compute_device Device>
 std::pair<std::int64_t, std::int64_t> own_share(const context<Device>& ctx, const held_tensor& held) {
   const mesh_shape& mesh = ctx.ranks.shape();
@@ -295,8 +295,8 @@ struct share_plan {
   std::size_t bytes = 0;
 };
 
-/// Plans what this rank writes of `held`, which is sorted by the size of elements, so that each of them lies on a
-/// multiple of its size. Ranks that hold the same elements write a part of them each.
+/// Plans what this rank writes of `held`. It is sorted by the size of elements, so that each of them lies on a multiple
+/// of its size. Ranks that hold the same elements write a part of them each.
 template <compute_device Device>
 share_plan plan_share(const context<Device>& ctx, std::vector<held_tensor>& held) {
   std::stable_sort(held.begin(), held.end(),
@@ -342,9 +342,9 @@ inline std::uint64_t corner_sum(std::uint64_t tensor, const std::array<std::int6
   return sum;
 }
 
-/// Returns what a box adds to the sum of its tensor, which is 0 when all boxes of all ranks are added that cover it:
-/// the corners of boxes beside each other cancel, and those that are left are the whole tensor's, which the box at its
-/// first element takes away. (So a tensor that is there twice, all of it, adds up to 0 too.)
+/// Returns what a box adds to the sum of its tensor, which is 0 when the boxes of all ranks cover it. Corners of
+/// adjacent boxes cancel. The whole tensor's corners are left, and the box at its first element subtracts them. (So a
+/// tensor that is there twice, all of it, adds up to 0 too.)
 inline std::uint64_t box_sum(const staged_share::staged_box& b) {
   std::uint64_t tensor = fnv1a(b.tensor, fnv1a(name_of(b.dtype)));
   bool first = true;
@@ -438,11 +438,11 @@ std::string plan_differences(Device& device, any_communicator& ranks,
 
 }  // namespace detail
 
-/// Throws `error_of_all` unless the plans of all ranks are for the same step, and together have each element of a
-/// tensor as often as its first, of one type and shape: so much one sum of a 64-bit hash shows, but for a chance of
-/// 2^-64. The text names tensors that are not so, and what which rank has of them. (That ranks do not write all of a
-/// tensor twice is what rank 0 sees in their notes, before it commits.) A rank that has no plan gives its `problem`
-/// instead. Collective over `ranks`.
+/// Throws `error_of_all` unless the plans of all ranks are for the same step and agree on types and shapes. Together
+/// they must have each element of a tensor as often as its first. One sum of a 64-bit hash shows this, but for a chance
+/// of 2^-64. The text names tensors that differ, and what each rank has of them. (Rank 0 sees in the notes, before it
+/// commits, that no tensor is written twice.) A rank that has no plan gives its `problem` instead. Collective over
+/// `ranks`.
 template <compute_device Device>
 void agree_on_plan(Device& device, any_communicator& ranks, std::uint64_t step, const share_plan& plan,
                    const std::string& problem = {}) {

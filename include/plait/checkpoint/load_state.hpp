@@ -57,8 +57,8 @@ class share_exchange {
   /// At most about `most` bytes of a rank are sent at once; a tensor that is larger goes alone.
   share_exchange(const context<Device>& ctx, std::size_t most) : ctx_(ctx), most_(most) {}
 
-  /// `slot` has what `reads` say, one after the other; when the rows are exchanged, its first `share` bytes are this
-  /// rank's share, zeros where that is padding.
+  /// `slot` has what `reads` name, in their order. After the exchange of rows its first `share` bytes are this rank's
+  /// share, with zeros for padding.
   void add_rows(const held_tensor& h, const std::vector<planned_read>& reads, std::byte* slot, std::size_t share) {
     std::size_t bytes = 0;  // as many on every rank of the group
     for (const planned_read& r : reads)
@@ -308,7 +308,7 @@ struct load_rules {
   std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
   std::size_t exchange_bytes = std::size_t{64} << 20;    ///< most that ranks send each other at once, of a rank
   /// Whether bytes are read to where they belong, where the host's memory is that. It takes no second copy of the state
-  /// and half of the time, and after an error the tensors have no values: for a program that ends then.
+  /// and half of the time. After an error the tensors have no values, so it is for a program that ends then.
   bool in_place = false;
   read_sizes read_ahead{};  ///< how much of the files a rank reads while it does something else
 };
@@ -416,9 +416,9 @@ class state_loader {
     return all;
   }
 
-  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own, or
-  /// `load_rules::in_place`: then ranks send each other tensors while they read others, and a rank that has failed
-  /// still sends what it has, so that no rank waits for it.
+  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own. With
+  /// `load_rules::in_place`, ranks send each other tensors while they read others. A rank that has failed still sends
+  /// what it has, so that no rank waits for it.
   void load(std::vector<held_tensor> held) {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
@@ -537,7 +537,7 @@ class state_loader {
     agree_on(ctx_.device, ranks_, mismatch_text(missing, unexpected, wrong), cat({"checkpoint: '", path_, "': "}));
     held = std::move(found_ones);
   }
-  /// Makes the groups that are needed: all ranks of a world make a group, and a rank may hold nothing that the others
+  /// Makes the groups that are needed. All ranks of a world make a group, and a rank may hold nothing that the others
   /// of its group do. Where ranks that hold parts of rows would not read the same rows, each reads for itself.
   void make_groups(const std::vector<held_tensor>& held) {
     const mesh_shape& mesh = ctx_.ranks.shape();
@@ -584,8 +584,8 @@ class state_loader {
   std::byte* own_place(const held_tensor& h) const {
     return h.target() + static_cast<std::size_t>(own_share(ctx_, h).first - h.begin) * h.element_bytes();
   }
-  /// Returns how far behind `end` a slot begins: on a multiple of 64, or, where it is large, as many bytes behind a
-  /// page as what it is read from is in its file, so that the system can read it to where it belongs.
+  /// Returns how many bytes after `end` a slot begins. A small one begins on a multiple of 64. A large one has the page
+  /// offset of its bytes in the file, so that the system can read it to where it belongs.
   std::size_t behind_a_page(const held_tensor& h, const std::vector<planned_read>& reads, std::size_t end) {
     constexpr std::size_t page = 4096;
     const stored_tensor& t = *by_name_.at(stored_name(h));
@@ -624,9 +624,9 @@ class state_loader {
       out += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     }
   }
-  /// Returns whether a tensor is sent to those that hold the same while others are read: the same on all of them. Three
-  /// kinds wait until every checksum is right: what is not to be written in place, rows that are read for others, and
-  /// tensors that a function writes.
+  /// Returns whether a tensor is sent to those that hold the same while others are read: the same on all of them.
+  /// Others wait until every checksum is right: what is not written in place, rows read for others, and tensors that a
+  /// function writes.
   bool is_sent_early(const held_tensor& h) {
     if (!rules_.in_place || !h.target) return false;
     const std::int64_t ranks = ctx_.ranks.shape().size(h.across);

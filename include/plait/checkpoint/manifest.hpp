@@ -1,5 +1,5 @@
-// The contents of a saved step: tensors as boxes, each a range of bytes of a file, scalars and blobs; and their JSON,
-// one array of numbers for all boxes of a tensor, so that millions of them take seconds.
+// The contents of a saved step: tensors as boxes, each a range of bytes of a file, scalars and blobs. In their JSON one
+// array of numbers has all boxes of a tensor, so that millions of them take seconds.
 #pragma once
 
 #include <algorithm>
@@ -74,8 +74,8 @@ inline constexpr std::uint64_t manifest_version = 1;
 /// The "format" of every manifest.
 inline constexpr std::string_view manifest_format = "plait checkpoint";
 
-/// A scalar keeps its type and every bit: whole numbers that fit 64 signed bits are `std::int64_t`, larger ones
-/// `std::uint64_t`; a double may be infinite or a NaN.
+/// A scalar keeps its type and every bit. Whole numbers that fit 64 signed bits are `std::int64_t`, larger ones
+/// `std::uint64_t`. A double may be infinite or a NaN.
 using stored_scalar = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
 /// Values that are saved with tensors, by name: the position in the data, a seed, settings.
 using saved_scalars = std::vector<std::pair<std::string, stored_scalar>>;
@@ -106,11 +106,11 @@ inline std::string entry_name(const stored_tensor& tensor, const stored_box& par
   return whole ? tensor.name : tensor.name + text_of_box(tensor, part);
 }
 
-/// Throws `error`, its text starting with `source`, unless `m` is what a step can be loaded from: names not empty,
-/// UTF-8 and used once; files at different paths below data/ without "." or ".."; boxes within their tensors, of as
-/// many bytes as their extents say, covering each element exactly once; ranges of bytes that follow the header of their
-/// file to its end without holes or overlaps. The text names the tensor and the first element that is missing or there
-/// twice. Takes O(n log n) for n boxes.
+/// Throws `error`, its text starting with `source`, unless `m` is what a step can be loaded from. Names are not empty,
+/// UTF-8 and used once. Files are at different paths below data/ without "." or "..". Boxes lie in their tensors, take
+/// the bytes of their extents and cover each element exactly once. Ranges of bytes follow the header of their file to
+/// its end without holes or overlaps. The text names the tensor and the first element that is missing or there twice.
+/// Takes O(n log n) for n boxes.
 void check_manifest(const manifest& m, const std::string& source);
 
 /// Returns the text of `m`. Throws `error` starting with `source` as `check_manifest` does.

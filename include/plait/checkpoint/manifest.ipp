@@ -32,10 +32,10 @@ namespace detail {
 
 /// Checks that the boxes of one tensor, which lie in it, cover each element exactly once.
 ///
-/// How many boxes an element is in is a function on the grid of elements; its differences along every dimension are a
-/// sum of signed corners, 2^n for each box, and are zero where it is known to be that of the whole tensor. So the
-/// corners of the boxes must cancel up to those of the tensor, which sorting shows. At the first corner, in row-major
-/// order, that is left over, the function differs from 1 by just that corner's sum: it names an element.
+/// How many boxes an element is in is a function on the grid of elements. Its differences along every dimension are a
+/// sum of signed corners, 2^n for each box. So the corners of all boxes must equal the tensor's after cancellation,
+/// which sorting shows. At the first corner, in row-major order, that is left over, the function differs from 1 by just
+/// that corner's sum: it names an element.
 class cover_check {
  public:
   cover_check(const stored_tensor& tensor, const std::string& where) : tensor_(tensor), where_(where) {}

@@ -46,8 +46,8 @@ void each_run(const box& part, F&& f) {
   each_common_run(part, whole, part, std::forward<F>(f));
 }
 
-/// As `each_run`, for those elements of the part that are in `piece` and have a global index below `logical`, which is
-/// where the padding of the leading dim begins.
+/// As `each_run`, for those elements of the part that are in `piece` and have a global index below `logical`. There the
+/// padding of the leading dim begins.
 template <class F>
 void each_run_of(const box& part, const storage_slice& piece, std::int64_t logical, F&& f) {
   each_run(part, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
@@ -59,8 +59,8 @@ void each_run_of(const box& part, const storage_slice& piece, std::int64_t logic
 
 }  // namespace detail
 
-/// Another name under which a checkpoint may hold a parameter, such as the output projection of a model that ties it to
-/// the embedding: {"lm_head.weight", "model.embed_tokens.weight"}.
+/// Another name under which a checkpoint may hold a parameter, such as a tied output projection: {"lm_head.weight",
+/// "model.embed_tokens.weight"}.
 using parameter_aliases = std::vector<std::pair<std::string, std::string>>;
 
 namespace detail {
@@ -98,8 +98,8 @@ struct wanted_tensors {
   }
 };
 
-/// Reads runs of a tensor, in its order, as `T`: long ones in blocks, short ones with what lies between them, since a
-/// call costs more than some KB.
+/// Reads runs of a tensor, in its order, as `T`. Short runs are read with what lies between them, since a call costs
+/// more than some KB.
 template <class T>
 class run_reader {
  public:
@@ -146,8 +146,8 @@ class run_reader {
 }  // namespace detail
 
 /// Fills parameter `p` with what this rank stores of `full`, a whole tensor without padding, converted to its master
-/// type; rows of padding become zero. Throws `error` that starts with `source` and names the tensor if its shape is not
-/// the parameter's or its elements are no floating-point numbers, and where it cannot be read.
+/// type; rows of padding become zero. Throws `error` that starts with `source` and names the tensor. Reasons are
+/// another shape, elements that are no floating-point numbers, and a file that cannot be read.
 template <class Precision, compute_device Device>
 void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p, const weight_tensor& full,
                     const std::string& source) {
@@ -261,8 +261,8 @@ inline void write_run(file_of_parts& file, std::uint64_t offset, const weight_pl
 
 }  // namespace detail
 
-/// Returns the names and logical shapes of all parameters, sorted by name, as the same list on every rank: those of all
-/// stages of a `pipeline`, along which this is collective.
+/// Returns the names and logical shapes of all parameters, sorted by name, as the same list on every rank. For a
+/// `pipeline` they are of all stages, and this is collective along it.
 template <compute_device Device, class Model>
 std::vector<safetensors_declaration> shapes_of(const context<Device>& ctx, Model& model, safetensors_dtype dtype) {
   manifest own;
@@ -290,8 +290,8 @@ inline void create_files(const safetensors_shards& shards, const std::string& fo
 }
 
 /// Writes this rank's share of the master values, converted to `dtype`, into files that `create_files` has made and
-/// this rank sees; to where `place` says that a parameter's rows are, if it is given. Each element is written by one
-/// rank. Not collective. Throws `error` starting with `field`.
+/// this rank sees. `place`, if given, names where a parameter's rows are. Each element is written by one rank. Not
+/// collective. Throws `error` starting with `field`.
 template <compute_device Device, class Model>
 void write_weights(const context<Device>& ctx, Model& model, const safetensors_shards& shards, safetensors_dtype dtype,
                    const std::string& folder, const std::string& field,

@@ -1,5 +1,5 @@
-// The safetensors format: element types and conversions, headers and indices, whole files read from a map, written at
-// once or piece by piece, and files of a limited size. Malformed files: tests/unit/checkpoint/safetensors.cpp.
+// The safetensors format: element types and conversions, headers and indices. Whole files are read from a map, and
+// written at once or piece by piece. Malformed files: tests/unit/checkpoint/safetensors.cpp.
 #pragma once
 
 #include <algorithm>
@@ -249,9 +249,9 @@ constexpr std::optional<dtype> weight_dtype_of(safetensors_dtype type) {
   return std::nullopt;
 }
 
-/// Converts `n` elements of a file to F64, F32 or BF16, as `copy_elements` does; copies them where they are of the type
-/// that is asked for, whatever it is. `out` is aligned for its elements. Throws as `copy_elements`, naming `name`, and
-/// for another type.
+/// Converts `n` elements of a file to F64, F32 or BF16, as `copy_elements` does. Elements of the type that is asked for
+/// are copied, whatever it is. `out` is aligned for its elements. Throws as `copy_elements`, naming `name`, and for
+/// another type.
 inline void convert_elements(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
                              const std::string& name) {
   const auto count = static_cast<std::size_t>(n);
@@ -308,9 +308,9 @@ std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint
 
 /// Reads the header of a safetensors file: u64 length N of the header, JSON of N bytes, data. `start` is the file's
 /// bytes as far as the data at least, `file_bytes` the length of all of it. White space around the JSON is allowed, all
-/// else is strict: data of the tensors contiguous from 0 to the last byte of the file without holes or overlaps, each
-/// as long as its shape says, no name or key twice. Throws `error`, its text starting with `source` and naming the
-/// tensor.
+/// else is strict. The tensors' data follow each other without holes or overlaps to the end of the file. Each is as
+/// long as its shape takes, and no name or key is there twice. Throws `error`, its text starting with `source` and
+/// naming the tensor.
 safetensors_table parse_safetensors_header(std::span<const std::byte> start, std::uint64_t file_bytes,
                                            const std::string& source);
 
@@ -397,7 +397,7 @@ struct safetensors_plan {
 
 /// Returns the plan of a file with the data of `tensors` in this order; the data start at a multiple of
 /// `safetensors_alignment`. Throws `error`, its text starting with `source`, for a name that is empty, reserved, used
-/// twice or no UTF-8, and for sizes that overflow or take too long a header.
+/// twice or no UTF-8. It also throws for sizes that overflow or take too long a header.
 inline safetensors_plan plan_safetensors(const std::vector<safetensors_declaration>& tensors,
                                          const safetensors_metadata& metadata, const std::string& source) {
   std::unordered_set<std::string_view> names;
@@ -491,8 +491,8 @@ class safetensors_stream {
     file_->write(end_, bytes);
     sum_up(bytes);
   }
-  /// Appends bytes that stay as they are until `finish` has returned or this is destroyed: they are summed up
-  /// while the system writes them, where it does so by itself (`open_file::start_write`).
+  /// Appends bytes that stay as they are until `finish` has returned or this is destroyed. They are summed up while the
+  /// system writes them (`open_file::start_write`).
   void append_lasting(std::span<const std::byte> bytes) {
     expect(bytes);
     file_->start_write(end_, bytes);

@@ -1,5 +1,5 @@
-// Saves training states while training continues: each rank copies its shard to host memory and returns; a thread of
-// its own writes it, and rank 0 commits the step when all ranks have written theirs.
+// Saves training states while training continues. Each rank copies its shard to host memory, and a thread writes it.
+// Rank 0 commits the step when all ranks have written theirs.
 #pragma once
 
 #include <algorithm>
@@ -130,7 +130,7 @@ class save_writer {
     return active_job_ != nullptr && (active_job_->abandoned || verification_is_stuck());
   }
   /// Called when all ranks know that a save is committed. If it is due for verification, this rank re-reads its file
-  /// when it is idle; once all ranks have, rank 0 need not read the whole step before it removes older ones.
+  /// when it is idle. Once all ranks have, rank 0 need not read the whole step before it removes older ones.
   void committed(const save_job& j) {
     const std::string root = j.path.substr(0, j.path.rfind('/'));
     {
@@ -435,17 +435,18 @@ class save_writer {
 }  // namespace detail
 
 struct saver_options {
-  std::string directory;   ///< made if it is missing; one job at a time may save there
-  retention keep{};        ///< which steps stay
-  std::string layout{};    ///< in words, for people who look at a step; empty: the extents of the mesh
-  double deadline = 1800;  ///< seconds that rank 0 waits for the files of the others, from its own on, and that a call
-                           ///< of the file system may take on any rank
-  /// Returns whether the program is to end, as after a signal: then such a call may take no more than `ending_deadline`
-  /// seconds, of which a sync of a large file takes the most. Called from the thread that waits for saves.
+  std::string directory;  ///< made if it is missing; one job at a time may save there
+  retention keep{};       ///< which steps stay
+  std::string layout{};   ///< in words, for people who look at a step; empty: the extents of the mesh
+  /// Seconds that rank 0 waits for the files of the others, from its own on. A call of the file system may take as long
+  /// on any rank.
+  double deadline = 1800;
+  /// Returns whether the program is to end, as after a signal. A call of the file system may then take no more than
+  /// `ending_deadline` seconds; a sync of a large file takes the longest. Called from the thread that waits for saves.
   std::function<bool()> is_ending{};
   double ending_deadline = 120;
-  /// On a GPU: how many bytes of the host's memory this rank may pin for its two staging arenas, each as large as its
-  /// share; a save that needs more is refused. With 0 they are pageable: a driver copies to its own pinned memory
+  /// On a GPU: how many bytes of the host's memory this rank may pin for its two staging arenas. Each is as large as
+  /// its share. A save that needs more is refused. With 0 they are pageable: a driver copies to its own pinned memory
   /// first, and the host waits for every tensor.
   std::size_t pinned_bytes = std::numeric_limits<std::size_t>::max();
 };
@@ -459,10 +460,10 @@ struct saver_options {
 ///
 /// Two saves can be under way; a third waits for the first. Ranks that hold the same elements share the work of writing
 /// them. A directory that is not one for all ranks is refused at construction. A save that fails leaves the steps
-/// before it as they are, and nothing old is removed unless every byte of a step that stays has been compared with its
-/// checksum: by each rank its own file, between saves or, where only the newest step stays, before it is committed;
-/// where that is not done, or finds something, by rank 0. Where the file system does not answer, the saves under way
-/// fail with words after the deadline, and further ones until it does.
+/// before it as they are. Nothing old is removed unless every byte of a step that stays has been compared with its
+/// checksum. Each rank reads its own file for this, between saves or, where only the newest step stays, before the
+/// commit. Rank 0 reads the whole step if that is not done or finds something. Where the file system does not answer,
+/// the saves under way fail after the deadline, and further ones until it does.
 class checkpoint_saver {
  public:
   template <compute_device Device>
@@ -495,12 +496,11 @@ class checkpoint_saver {
   /// It also throws where the step exists, its directory cannot be made, or an earlier save is stuck. Returns the saves
   /// that it had to wait for.
   ///
-  /// On a GPU the copies go to pinned memory in the main stream, so that whatever the program puts there afterwards,
-  /// the next update above all, finds them done: the host returns at once and prepares the next step, the GPU begins
-  /// with it when the last byte has left, and `finished_save::stall` counts until then. Copies in a stream of their own
-  /// could hide behind the next forward pass only if each of whatever writes states in place waited for them, a
-  /// replayed graph, a load and the allocator among these: one that forgot would spoil a save that no checksum finds.
-  /// Moments in 8 bits are copied as they are, and decoded beside the training.
+  /// On a GPU the copies go to pinned memory in the main stream, so that the next update comes after them. The host
+  /// returns at once and prepares the next step. The GPU begins with it when the last byte has left, and
+  /// `finished_save::stall` counts until then. A stream of their own would need a wait in everything that writes states
+  /// in place: a replayed graph, a load, the allocator. One missing wait would spoil a save, and no checksum would find
+  /// it. Moments in 8 bits are copied as they are, and decoded during the training.
   template <compute_device Device, class Model, class Optimizer>
   std::vector<finished_save> save(const context<Device>& ctx, Model& model, Optimizer& optimizer, std::uint64_t step,
                                   saved_extras extras = {}) {
@@ -573,8 +573,8 @@ class checkpoint_saver {
       for (finished_save& s : wait_for_one(device)) all.push_back(std::move(s));
     return all;
   }
-  /// Waits until another save would wait for none, and returns the saves that have ended by then: for who decides what
-  /// to save, or what is the best, by what has become of those before.
+  /// Waits until another save would wait for none, and returns the saves that have ended by then. A program calls it if
+  /// their outcome decides what to save next.
   template <compute_device Device>
   std::vector<finished_save> wait_for_room(Device& device) {
     while (jobs_.size() >= detail::save_writer::most_jobs)
@@ -639,7 +639,7 @@ class checkpoint_saver {
     detail::require_equal_values(device, ranks_, cat({"checkpoint: step ", step, " is not saved"}), values);
   }
 
-  /// Plans what this rank writes, which fits what the others plan, and makes room for it: a difference is told before
+  /// Plans what this rank writes and makes room for it. A difference from what the others plan is an error before
   /// anything is written.
   template <compute_device Device>
   share_plan agreed_plan(const context<Device>& ctx, std::uint64_t step, saved_extras& extras, detail::save_job& next) {

@@ -1,5 +1,5 @@
-// The part of a step that one rank writes: staged in host memory, then a data file, and a note of what is in it, which
-// is all that rank 0 needs to write the manifest.
+// The part of a step that one rank writes: staged in host memory, then a data file, and a note of its contents. Rank 0
+// writes the manifest from the notes.
 #pragma once
 
 #include <algorithm>
@@ -59,8 +59,8 @@ inline std::size_t writer_of(const std::string& name) { return std::stoul(name.s
 
 }  // namespace detail
 
-/// A writer's data file on its way into the directory of a step in progress: boxes are declared first, and their bytes
-/// follow each other, those of blobs after them. Throws `error` as `file_system` and `safetensors_stream`.
+/// A writer's data file on its way into the directory of a step in progress. Boxes are declared first. Their bytes
+/// follow each other, and then come the bytes of blobs. Throws `error` as `file_system` and `safetensors_stream`.
 class share_writer {
  public:
   share_writer(file_system& files, const std::string& directory, std::uint32_t writer,

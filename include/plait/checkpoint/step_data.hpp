@@ -1,5 +1,5 @@
-// Reads the data files of a saved step: boxes of tensors in the background, in large blocks and converted to another
-// type, or tensors from end to end. Every checksum is compared.
+// Reads the data files of a saved step: boxes of tensors in the background, in large blocks, or tensors from end to
+// end. Every checksum is compared.
 #pragma once
 
 #include <algorithm>
@@ -73,8 +73,8 @@ class stored_boxes {
   std::map<const stored_tensor*, box_index> indices_;
 };
 
-/// Tells of a box that was not read whole what was read: where all of its elements were read once, by whatever readers,
-/// the sums of these add up (by exclusive or) to its checksum.
+/// The bytes and the checksum of what was read of a box, but not all of it. Once readers have read all of its elements
+/// once, their sums add up (by exclusive or) to its checksum.
 struct partly_read {
   const stored_tensor* tensor = nullptr;
   std::uint32_t box = 0;    ///< index in `tensor->boxes`
@@ -489,8 +489,8 @@ class reads_ahead {
 /// Returns the number of elements of a tensor, whose manifest was checked.
 inline std::int64_t elements_of(const stored_tensor& tensor) { return elements_of_shape(tensor.shape); }
 
-/// Returns how many elements to read at once: as many as fit in `bytes`, at least one, in whole rows where a row fits
-/// (whole planes of rows where those do), so that a chunk is one box.
+/// Returns how many elements to read at once: as many as fit in `bytes`, at least one. They are whole rows or planes
+/// where these fit, so that a chunk is one box.
 inline std::int64_t chunk_elements(const stored_tensor& tensor, std::uint64_t bytes) {
   const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(bytes / size_of(tensor.dtype), 1));
   std::int64_t row = 1;
@@ -519,9 +519,9 @@ class flat_reader {
   flat_reader(file_system& files, std::string path, const manifest& saved)
       : saved_(saved), data_(files, std::move(path), saved) {}
 
-  /// Reads the next elements of a tensor into `out`, from `begin` on, up to `end`; with the last of them, the checksums
+  /// Reads the next elements of a tensor into `out`, from `begin` on, up to `end`. With the last of them, the checksums
   /// of all its boxes have been compared. Throws `error` that names the tensor, box, file and position where they
-  /// differ, and as `reads_ahead::finish` does; or if the elements are not the next ones.
+  /// differ, and if the elements are not the next ones. It also throws as `reads_ahead::finish` does.
   void read(const stored_tensor& tensor, std::int64_t begin, std::int64_t end, std::byte* out) {
     if (begin == 0) begin_tensor(tensor);
     if (tensor_ != &tensor || begin != next_) fail({"the elements of '", tensor.name, "' are read out of order"});
@@ -585,8 +585,8 @@ inline std::string mismatch_text(const std::vector<std::string>& missing, const 
 }  // namespace detail
 
 /// Returns the tensors of a step that are `wanted`, in that order; their types are not compared. Throws `error`, its
-/// text starting with `source`, with the names of all that are missing, that are not wanted (of weights alone, where
-/// `weights_only`), and that have another shape.
+/// text starting with `source`, with the names of all that are missing, not wanted or of another shape. With
+/// `weights_only`, other tensors than weights may be there.
 inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
                                                          const std::vector<safetensors_declaration>& wanted,
                                                          const std::string& source, bool weights_only) {

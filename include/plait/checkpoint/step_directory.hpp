@@ -1,5 +1,5 @@
-// The steps of a root directory: which are whole, and how one writer makes and removes them so that a step exists whole
-// or not at all. The order of operations and its crash test: tests/unit/checkpoint/step_crash.cpp.
+// The steps of a root directory: which are whole, and how one writer makes and removes them. A step exists whole or not
+// at all. The order of operations and its crash test: tests/unit/checkpoint/step_crash.cpp.
 #pragma once
 
 #include <algorithm>
@@ -241,8 +241,8 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
 
 }  // namespace detail
 
-/// Returns the newest committed step that is older than the one at `path`, in the same root; nothing where there is
-/// none, or nothing can be seen.
+/// Returns the newest committed step that is older than the one at `path`, in the same root; nothing where none can be
+/// found.
 inline std::optional<committed_step> older_step(file_system& files, const std::string& path) {
   try {
     const std::size_t slash = path.rfind('/');
@@ -263,8 +263,8 @@ inline manifest read_step(file_system& files, const std::string& path) {
   return m;
 }
 
-/// Returns the first data file of a step that is missing or of another length than its manifest says, in words; nothing
-/// if there is none. What is in them is checked by `verify_step`.
+/// Returns, in words, the first data file of a step that is missing or not as long as in its manifest; nothing if there
+/// is none. What is in them is checked by `verify_step`.
 inline std::string missing_data(file_system& files, const std::string& path, const manifest& saved) {
   for (const stored_file& file : saved.files) {
     const std::string full = detail::path_in(path, file.path);
@@ -305,8 +305,8 @@ inline std::string unguessable_suffix() {
   return out;
 }
 
-/// Removes a step's directory. Its COMMIT goes first, and that is on the disk before anything else goes: whatever name
-/// the directory has after a crash, what is left of it is no step.
+/// Removes a step's directory. Its COMMIT goes first, and that is on the disk before anything else goes. So after a
+/// crash the rest is no step, whatever name the directory has.
 inline void remove_step_tree(file_system& files, const std::string& path) {
   if (const std::string commit = path_in(path, commit_file); files.kind_of(commit)) {
     files.remove_file(commit);
@@ -315,8 +315,8 @@ inline void remove_step_tree(file_system& files, const std::string& path) {
   remove_all(files, path, file_kind::directory);
 }
 
-/// Removes the directory of a step that never was one. It gets another name first, so that ranks which still write by
-/// the one that they know fail; what they are making in it at that moment goes with another try.
+/// Removes the directory of a step that never was one. It gets another name first, so that ranks which still write to
+/// it fail. What they make in it at that moment is removed by another try.
 inline void remove_unfinished(file_system& files, const std::string& path) {
   const std::string gone = cat({path.substr(0, path.rfind(temporary_mark)), temporary_mark, unguessable_suffix()});
   files.rename(path, gone);
@@ -371,10 +371,10 @@ class step_in_progress {
   /// Returns the full path of a writer's data file.
   std::string data_path(std::uint32_t writer) const { return detail::path_in(path_, data_file_name(writer)); }
 
-  /// Makes the step exist. Every data file is written, synced and closed before. In this order: sync of the data
-  /// directory; manifest.json and COMMIT, each as a temporary file that is synced and renamed; sync and rename of the
-  /// directory; sync of the root; LATEST. Returns why LATEST, which is but a hint, could not be written, or nothing.
-  /// Throws `error` if the step does not exist then, and the directory is abandoned.
+  /// Makes the step exist. Every data file is written, synced and closed before. The data directory is synced. Then
+  /// manifest.json and COMMIT are written, each as a temporary file that is synced and renamed. The directory is synced
+  /// and renamed, the root synced, and LATEST written. Returns why LATEST, which is but a hint, could not be written,
+  /// or nothing. Throws `error` if the step does not exist then, and the directory is abandoned.
   std::string commit(const manifest& m) {
     try {
       commit_directory(m);
@@ -488,8 +488,8 @@ class step_root {
   }
 
   /// Removes what `keep` does not name, oldest first: renamed into root/.trash, root synced, deleted. Removes nothing
-  /// unless one of the steps that stay is `verified`, which returns what is wrong with a step, or nothing; by default
-  /// its manifest is read and the lengths of its files are looked at. None is asked for if `whole` stays, a step that
+  /// unless one of the steps that stay is `verified`, which returns what is wrong with a step, or nothing. By default
+  /// its manifest is read and the lengths of its files are compared. None is asked for if `whole` stays, a step that
   /// was verified before. Invalid directories stay, and links to steps elsewhere.
   retained retain(const retention& keep, const std::function<std::string(const committed_step&)>& verified = {},
                   std::optional<std::uint64_t> whole = std::nullopt) {

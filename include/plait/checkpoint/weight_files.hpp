@@ -1,5 +1,5 @@
 // Whole tensors of a model's weights, read in parts from safetensors files, from memory or as rows of another tensor
-// (models/weights_order.hpp), and the folders of files that hold them. No file is mapped: one that shrinks is an error.
+// (models/weights_order.hpp). Folders hold several such files. No file is mapped: one that shrinks is an error.
 #pragma once
 
 #include <sys/stat.h>
@@ -62,10 +62,10 @@ inline std::vector<weight_tensor> weights_in_memory(std::span<const safetensors_
   return all;
 }
 
-/// Opens a safetensors file and returns its tensors, in the order of their data; nothing but the header is read before
-/// somebody asks for elements. The tensors keep the file open. Throws `error` that starts with `field` and names the
-/// path where it cannot be opened or read, and as `parse_safetensors_header`; `weight_tensor::read` throws `error` that
-/// names the path where the file has become shorter since.
+/// Opens a safetensors file and returns its tensors, in the order of their data; only the header is read before
+/// elements are asked for. The tensors keep the file open. Throws `error` that starts with `field` and names the path
+/// where it cannot be opened or read, and as `parse_safetensors_header`. `weight_tensor::read` throws `error` that
+/// names the path of a file that has become shorter since.
 inline std::vector<weight_tensor> weights_of_file(const std::string& path, const std::string& field,
                                                   file_system& files = machine_files()) {
   const std::string source = cat({field, ": '", path, "'"});
@@ -97,7 +97,7 @@ struct weight_place {
 };
 
 /// Calls f(first element, its place, elements) for runs of the elements [begin, end) of a tensor, whose rows have `row`
-/// elements, that follow each other where row i is row `row_at(i)` too.
+/// elements. Row i is row `row_at(i)` of another tensor, and a run has no gap there either.
 template <class RowAt, class F>
 void each_row_run(std::int64_t begin, std::int64_t end, std::int64_t row, RowAt&& row_at, F&& f) {
   while (begin < end) {
@@ -143,9 +143,9 @@ inline std::vector<std::byte> bytes_of(const weight_tensor& tensor) {
 /// The files of a folder that have tensors, open. Elements are read on request.
 class safetensors_directory {
  public:
-  /// Throws `error`, its text starting with `field` and `path`: where the folder has no weights, or a file of one is
-  /// named instead; where a shard is missing or is malformed; where two tensors have one name; and where a shard and
-  /// the index do not say the same. Names in the index must be those of files in the folder itself.
+  /// Throws `error`, its text starting with `field` and `path`, in these cases. The folder has no weights, or a file of
+  /// one is named instead. A shard is missing or malformed. Two tensors have one name. A shard and the index differ.
+  /// Names in the index must be those of files in the folder itself.
   explicit safetensors_directory(const std::string& path, const std::string& field = "path")
       : path_(path), field_(field) {
     require_folder();

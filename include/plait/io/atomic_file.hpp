@@ -25,11 +25,11 @@
 
 namespace plait {
 
-/// A file that appears under its name complete, or not at all: bytes go to a temporary file in the same folder, and
-/// `commit` syncs it and renames it over the target. Destroyed before `commit`, it leaves no trace.
+/// A file that appears under its name complete, or not at all. Bytes go to a temporary file in the same folder, which
+/// `commit` syncs and renames over the target. Destroyed before `commit`, it leaves no trace.
 ///
 /// A target that exists and is no regular file (`/dev/stdout`, a pipe) is written in place, since a rename would
-/// replace the device itself; a symbolic link is followed, so that the file it names is replaced and the link stays.
+/// replace the device itself. A symbolic link is followed: the file it names is replaced and the link stays.
 class atomic_file {
  public:
   /// `field` is what the user set to name this file; every error text starts with it. Throws `error` when the path is a

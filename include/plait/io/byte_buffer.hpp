@@ -26,8 +26,8 @@ struct host_memory {
   void (*release)(std::byte* memory) = nullptr;
 };
 
-/// Host memory that grows, on a multiple of 4096 bytes, or of 2 MiB where it is large, so that the system can back it
-/// with large pages. Its bytes have no values until they are written.
+/// Host memory that grows. It begins on a multiple of 4096 bytes, or of 2 MiB if it is large, so that the system can
+/// use large pages. Its bytes have no values until they are written.
 class byte_buffer {
  public:
   byte_buffer() = default;
@@ -76,8 +76,8 @@ class byte_buffer {
         std::free(memory);
     }
   };
-  /// Memory of a mapping of its own. The heap would give some that small objects have used, whose pages are small: a
-  /// disk that takes 256 of them at once then reads a megabyte where it could read many.
+  /// Memory of a mapping of its own. The heap would give memory with small pages, which small objects have used. A disk
+  /// takes 256 pages at once, so it would read a megabyte where it could read many.
   void map(std::size_t bytes) {
     void* const all = ::mmap(nullptr, bytes + large, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) throw std::bad_alloc();
@@ -95,10 +95,10 @@ class byte_buffer {
   std::size_t size_ = 0;
 };
 
-/// Copies `bytes` bytes between ranges that do not overlap. Many of them are written past the processor's cache, which
-/// otherwise reads every line of the destination before it is written over: a third of what the memory has to move.
-/// Its speed does not depend on the distance of the ranges: at 16 bytes more than a multiple of a page, as from a page
-/// of a file to memory of malloc, std::memcpy takes five times as long on an AMD EPYC.
+/// Copies `bytes` bytes between ranges that do not overlap. Many of them are written past the processor's cache. It
+/// would read every line of the destination before the write, which is a third of the traffic. Its speed does not
+/// depend on the distance of the ranges. At 16 bytes more than a multiple of a page, std::memcpy takes five times as
+/// long on an AMD EPYC.
 inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__x86_64__)
   constexpr std::size_t line = 64, many = std::size_t{64} << 10;

@@ -51,7 +51,7 @@ class open_file {
     }
   }
   /// Begins to write all of `bytes`, which must stay as they are until `finish_writes`, `sync` or the destructor has
-  /// returned; another thread of the system may write them. A failure is thrown by one of the next calls.
+  /// returned. The system may write them in the background. A failure is thrown by one of the next calls.
   virtual void start_write(std::uint64_t offset, std::span<const std::byte> bytes) { write(offset, bytes); }
   /// Returns when no write is under way.
   virtual void finish_writes() {}
@@ -112,8 +112,8 @@ struct directory_entry {
 };
 
 /// Every operation either does what it says or throws `error` naming the operation, the path and the system's reason.
-/// Nothing is on the disk before it is synced: the bytes of a file by `open_file::sync`, and that it has its name by
-/// `sync_directory` of the directory that holds it.
+/// Nothing is on the disk before it is synced: the bytes of a file by `open_file::sync`, its name by `sync_directory`
+/// of its directory.
 class file_system {
  public:
   virtual ~file_system() = default;
@@ -155,8 +155,8 @@ inline std::string read_whole(file_system& files, const std::string& path,
   return text;
 }
 
-/// Puts a file under its name in one step: written and synced as `name`.tmp, which may be left from a writer that
-/// died, renamed, the directory synced. For the one writer of a directory.
+/// Puts a file under its name in one step: it is written and synced as `name`.tmp and renamed, and the directory is
+/// synced. A writer that died may have left a `name`.tmp. For the one writer of a directory.
 inline void write_whole(file_system& files, const std::string& directory, const std::string& name,
                         std::string_view contents) {
   const std::string path = directory + "/" + name, temporary = path + ".tmp";

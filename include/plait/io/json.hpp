@@ -70,8 +70,8 @@ inline std::string json_string(std::string_view text) {
   return out + '"';
 }
 
-/// The shortest decimal number that reads back as exactly `value`, with a point or an exponent, so that readers that
-/// tell integers from floats see a float; `null` for infinities and NaN, which JSON lacks.
+/// The shortest decimal number that reads back as exactly `value`, with a point or an exponent, so that readers take it
+/// for a float; `null` for infinities and NaN, which JSON lacks.
 inline std::string json_number(double value) {
   if (!std::isfinite(value)) return "null";
   char buffer[32];

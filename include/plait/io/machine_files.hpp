@@ -109,8 +109,8 @@ class ring_file final : public posix_file {
     slots_[tag] = {};
     --under_way_;
   }
-  /// Waits for one end. A write that was interrupted is begun again; the rest of one that came short goes through the
-  /// cache, since it may begin within a page, and so does one whose blocks the disk does not take.
+  /// Waits for one end. A write that was interrupted is begun again. The rest of a short write goes through the cache,
+  /// since it may begin within a page. So does one whose blocks the disk refuses.
   void end_one() {
     write_ring::ended e;
     try {

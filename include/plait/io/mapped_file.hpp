@@ -19,8 +19,8 @@
 
 namespace plait {
 
-/// A whole file, mapped read-only. Ranks that are threads share the pages, and ranks that are processes share them
-/// through the page cache, so a data set of any size costs memory once per machine.
+/// A whole file, mapped read-only. Ranks that are threads share the pages, and processes share them through the page
+/// cache. So a data set of any size costs memory once per machine.
 ///
 /// The file must not shrink while it is mapped.
 class mapped_file {
@@ -71,8 +71,8 @@ inline std::string read_file(const std::string& path, const std::string& field, 
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-/// Returns what a file is that begins with `start`, to be put after "this is"; nothing where it is none of those that
-/// people take for text, tokens, JSON or weights.
+/// Returns what a file is that begins with `start`, to be put after "this is". It knows formats that people take for
+/// text, tokens, JSON or weights, and returns nothing for others.
 inline std::string_view foreign_file(std::string_view start) {
   struct kind {
     std::string_view magic, what;

@@ -66,8 +66,8 @@ class posix_descriptor {
   int value_;
 };
 
-/// A write past the cache begins at a multiple of this many bytes, in memory and in the file, and has a multiple of
-/// them: no disk or file system in use asks for more.
+/// A write past the cache begins at a multiple of this many bytes, in memory and in the file. So does its length. No
+/// disk or file system in use asks for more.
 inline constexpr std::size_t direct_alignment = 4096;
 /// Smaller pieces go through the cache, where they are gathered.
 inline constexpr std::size_t direct_bytes = std::size_t{256} << 10;
@@ -80,8 +80,8 @@ inline std::size_t direct_part(std::uint64_t offset, std::span<const std::byte> 
 }
 
 /// Files of a few pages never open a second descriptor. Past the cache (O_DIRECT) the same bytes take the processor a
-/// twentieth of the time or less, and leave what others have in the cache there. Some file systems refuse it; there all
-/// goes through the cache.
+/// twentieth of the time or less. The cache keeps what it has. Some file systems refuse it; there all goes through the
+/// cache.
 class posix_file : public open_file {
  public:
   posix_file(const std::string& path, int flags, const char* operation)
@@ -282,8 +282,8 @@ inline file_system& machine_files() {
   return files;
 }
 
-/// Opens /dev/null in the place of each of the descriptors 0 to 2 that is closed, as for a process that was detached
-/// from its terminal. A program calls it before it opens anything. Throws `error` where /dev/null cannot be opened.
+/// Opens /dev/null for each of the descriptors 0 to 2 that is closed, as after a detach from the terminal. A program
+/// calls it before it opens anything. Throws `error` where /dev/null cannot be opened.
 inline void open_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
     if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;

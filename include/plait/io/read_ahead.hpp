@@ -32,11 +32,11 @@ struct file_block {
 
 /// Reads what `Source` names, in its order, by some threads, each of which has memory for one block. A source has
 ///   a type `block`, which derives from `file_block`;
-///   std::optional<block> next(), the next one, or nothing where there are no more: called by one thread at a time, as
-///   void use(block&, std::span<const std::byte>), which is not, and several of which may be at work; then
-///   void used(block&), by one thread at a time again, with which what the caller waits for changes.
-/// Where one of them or a read throws, no more blocks are asked for, and the caller is told the exception of the first
-/// of the blocks that failed.
+///   std::optional<block> next(): the next one, or nothing after the last;
+///   void use(block&, std::span<const std::byte>), which several threads may call at once;
+///   void used(block&), after which what the caller waits for may be true.
+/// One thread at a time calls `next` or `used`. Where one of these or a read throws, no more blocks are asked for. The
+/// caller gets the exception of the first block that failed.
 template <class Source>
 class read_ahead {
  public:
@@ -60,8 +60,8 @@ class read_ahead {
   read_ahead(const read_ahead&) = delete;
   read_ahead& operator=(const read_ahead&) = delete;
 
-  /// Waits until `ready()`, which is called as `used` is, or all blocks are used, or something has failed and no thread
-  /// is at work on a block any more. Returns whether nothing has failed.
+  /// Waits until `ready()`, which is called by one thread at a time, or all blocks are used, or something has failed
+  /// and no thread uses a block. Returns whether nothing has failed.
   template <class Ready>
   bool wait(Ready&& ready) {
     std::unique_lock lock(mutex_);
