@@ -255,7 +255,7 @@ class save_writer {
     verification_job_.since = clock::now();
     active_job_ = &verification_job_;
     lock.unlock();
-    const own_file_check::state state = check->go_on(files_);
+    const own_file_check::state state = check->read_next(files_);
     lock.lock();
     active_job_ = nullptr;
     changed_.notify_all();
@@ -331,7 +331,7 @@ class save_writer {
     auto state = own_file_check::state::under_way;
     while (state == own_file_check::state::under_way) {
       begin_operation(j, "reading its file again");
-      state = check.go_on(files_);
+      state = check.read_next(files_);
     }
     return state == own_file_check::state::whole;
   }

@@ -119,7 +119,7 @@ class own_file_check {
   std::uint64_t step() const { return step_; }
 
   /// Reads the next bytes, at most 8 MiB. What cannot be read is faulty.
-  state go_on(file_system& files) {
+  state read_next(file_system& files) {
     try {
       if (!file_) file_ = files.open(path_);
       if (at_ == ranges_.size()) return state::whole;

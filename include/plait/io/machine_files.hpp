@@ -191,25 +191,13 @@ class uring final : public write_ring {
 
 inline std::unique_ptr<write_ring> make_uring(unsigned writes) { return std::make_unique<uring>(writes); }
 
-/// Returns why `make` makes no ring that is of use, or nothing.
-inline std::string ring_fault(ring_maker make) {
-  try {
-    make(1);
-    return {};
-  } catch (const error& e) {
-    return e.what();
-  }
-}
-
 }  // namespace detail
 
 /// The files of this machine; those that it creates write through io_uring. Throws `error` when it is made where the
 /// system has no io_uring or does not allow it, as containers often do (seccomp, /proc/sys/kernel/io_uring_disabled).
 class uring_file_system final : public posix_file_system {
  public:
-  explicit uring_file_system(detail::ring_maker make = detail::make_uring) : make_(make) {
-    if (const std::string fault = detail::ring_fault(make); !fault.empty()) fail(fault);
-  }
+  explicit uring_file_system(detail::ring_maker make = detail::make_uring) : make_(make) { make_(1); }
   std::unique_ptr<open_file> create(const std::string& path) override {
     return std::make_unique<detail::ring_file>(path, O_RDWR | O_CREAT | O_EXCL, "create", make_);
   }
@@ -234,33 +222,23 @@ struct chosen_files {
   std::string why{};              ///< why `automatic` did not become `uring`, or nothing
 };
 
-namespace detail {
-
-/// Returns why there is no io_uring here, or nothing.
-inline std::string uring_fault() {
-#ifdef PLAIT_WITH_LIBURING
-  return ring_fault(make_uring);
-#else
-  return "this program was built without liburing";
-#endif
-}
-
-}  // namespace detail
-
 /// Returns the machine's files, written as `io` says. They live as long as the program. Throws `error` where io_uring
 /// is asked for and not there, naming `field`.
 inline chosen_files choose_files(file_io io, std::string_view field = "file_io") {
   if (io == file_io::threads) return {&machine_files(), file_io::threads, {}};
-  std::string fault = detail::uring_fault();
-  if (!fault.empty() && io == file_io::uring)
-    fail({field, " uring: ", fault, "; legal here are ", field, " auto and threads"});
-  if (!fault.empty()) return {&machine_files(), file_io::threads, std::move(fault)};
 #ifdef PLAIT_WITH_LIBURING
-  static uring_file_system files;
-  return {&files, file_io::uring, {}};
+  std::string fault;
+  try {
+    static uring_file_system files;
+    return {&files, file_io::uring, {}};
+  } catch (const error& e) {
+    fault = e.what();
+  }
 #else
-  return {&machine_files(), file_io::threads, {}};
+  std::string fault = "this program was built without liburing";
 #endif
+  if (io == file_io::uring) fail({field, " uring: ", fault, "; legal here are ", field, " auto and threads"});
+  return {&machine_files(), file_io::threads, std::move(fault)};
 }
 
 }  // namespace plait
