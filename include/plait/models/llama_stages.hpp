@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
@@ -29,75 +31,102 @@ constexpr llama_part_times llama_part_flops(const llama_config& c, std::int64_t 
   return {times(projections + c.heads * c.head_dim * seq), times(0), times(c.hidden * c.vocab)};
 }
 
+namespace detail {
+
+/// Measures parts of a Llama, each by the shortest of all its runs. Collective over the mesh of the stage.
+template <class Model, compute_device Device>
+class llama_stopwatch {
+ public:
+  explicit llama_stopwatch(const context<Device>& ctx) : ctx_(ctx), mb_(ctx), ids_(ctx), labels_(ctx) {
+    mb_.deferred = &later_;
+    zero(ids_);
+    zero(labels_);
+  }
+
+  /// Runs a model of one layer with embedding and head once: `whole` is of the embedding and the layer.
+  void run(Model& model, action_times& whole, action_times& head) {
+    typename Model::saved kept;
+    typename Model::activation x;
+    typename Model::gradient dy;
+    timed(whole.forward, [&] { x = model.forward_layers(mb_, ids_, {}, &kept); });
+    timed(head.forward, [&] { model.forward_loss(mb_, std::move(x), labels_, &kept); });
+    timed(head.input_backward, [&] { dy = model.backward_loss(mb_, labels_, kept, seed_); });
+    timed(head.weight_backward, [&] { later_.run(); });
+    timed(whole.input_backward, [&] { model.backward_layers(mb_, ids_, kept, std::move(dy)); });
+    timed(whole.weight_backward, [&] { later_.run(); });
+  }
+  /// Runs a stage of one layer once.
+  void run(Model& layer, action_times& alone) {
+    typename Model::saved kept;
+    typename Model::activation x(ctx_);
+    typename Model::gradient dy(ctx_);
+    zero(x);
+    zero(dy);
+    timed(alone.forward, [&] { x = layer.forward_layers(mb_, ids_, std::move(x), &kept); });
+    timed(alone.input_backward, [&] { dy = layer.backward_layers(mb_, ids_, kept, std::move(dy)); });
+    timed(alone.weight_backward, [&] { later_.run(); });
+  }
+
+  /// The times of the slowest rank.
+  action_times slowest(action_times t) const {
+    for (double* time : {&t.forward, &t.input_backward, &t.weight_backward})
+      *time = all_reduce_scalar(ctx_, std::max(*time, 0.0), reduce_op::max);
+    t.backward = t.input_backward + t.weight_backward;
+    return t;
+  }
+
+ private:
+  template <class Tensor>
+  void zero(Tensor& x) {
+    ctx_.device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(*x.data()), ctx_.device.main_stream());
+  }
+  template <class Work>
+  void timed(double& best, Work&& work) {
+    using clock = std::chrono::steady_clock;
+    ctx_.device.synchronize();
+    const auto start = clock::now();
+    work();
+    ctx_.device.synchronize();
+    best = std::min(best, std::chrono::duration<double>(clock::now() - start).count());
+  }
+
+  const context<Device>& ctx_;
+  weight_work later_;
+  microbatch<Device> mb_;
+  typename Model::tokens ids_, labels_;
+  const typename Model::mean::seed_type seed_ = Model::mean::seed_type::weighted(ctx_, 0.0);
+};
+
+}  // namespace detail
+
 /// Seconds of the parts on this mesh, measured with a model of one layer: the shortest of `rounds`, of the slowest
 /// rank. Collective over the mesh of the stage; the result is the same on its ranks.
 template <class Precision, strategy S, compute_device Device>
 llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_config& config,
                                      const llama_options& options, int rounds = 3) {
   using model_type = llama<Precision, S, Device>;
-  using clock = std::chrono::steady_clock;
   const value_checks::pause unchecked(ctx.ranks.checks());
   llama_config one = config;
   one.layers = 1;
-  model_type model(ctx, one, options);
   const auto ready = [&](model_type& m) {
     m.visit([&](auto& p) { p.initialize(ctx); });
     gather_parameters(ctx, m);
     zero_gradients(ctx, m);
   };
+  model_type model(ctx, one, options);
   ready(model);
   model_type layer(ctx, one, options, {0, 1, false, false});
   ready(layer);
-  typename model_type::tokens ids(ctx), labels(ctx);
-  ctx.device.zero(ids.data(), static_cast<std::size_t>(ids.size()) * sizeof(std::int64_t), ctx.device.main_stream());
-  ctx.device.zero(labels.data(), static_cast<std::size_t>(labels.size()) * sizeof(std::int64_t),
-                  ctx.device.main_stream());
-  const auto seed = model_type::mean::seed_type::weighted(ctx, 0.0);
-
-  weight_work later;
-  microbatch<Device> mb(ctx);
-  mb.deferred = &later;
-  const auto timed = [&](double& best, auto&& work) {
-    ctx.device.synchronize();
-    const auto start = clock::now();
-    work();
-    ctx.device.synchronize();
-    best = std::min(best, std::chrono::duration<double>(clock::now() - start).count());
-  };
+  detail::llama_stopwatch<model_type, Device> watch(ctx);
   constexpr action_times never{1e30, 1e30, 1e30, 1e30};
-  action_times whole = never, alone = never, head = never;  // the embedding with a layer; a layer; the head
+  action_times whole = never, alone = never, head = never;
   for (int i = 0; i < rounds; ++i) {
-    {
-      typename model_type::saved kept;
-      typename model_type::activation x;
-      typename model_type::gradient dy;
-      timed(whole.forward, [&] { x = model.forward_layers(mb, ids, {}, &kept); });
-      timed(head.forward, [&] { model.forward_loss(mb, std::move(x), labels, &kept); });
-      timed(head.input_backward, [&] { dy = model.backward_loss(mb, labels, kept, seed); });
-      timed(head.weight_backward, [&] { later.run(); });
-      timed(whole.input_backward, [&] { model.backward_layers(mb, ids, kept, std::move(dy)); });
-      timed(whole.weight_backward, [&] { later.run(); });
-    }
-    {
-      typename model_type::saved kept;
-      typename model_type::activation x(ctx);
-      typename model_type::gradient dy(ctx);
-      ctx.device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(*x.data()), ctx.device.main_stream());
-      ctx.device.zero(dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(*dy.data()), ctx.device.main_stream());
-      timed(alone.forward, [&] { x = layer.forward_layers(mb, ids, std::move(x), &kept); });
-      timed(alone.input_backward, [&] { dy = layer.backward_layers(mb, ids, kept, std::move(dy)); });
-      timed(alone.weight_backward, [&] { later.run(); });
-    }
+    watch.run(model, whole, head);
+    watch.run(layer, alone);
   }
-  const auto shared = [&](action_times t) {
-    for (double* time : {&t.forward, &t.input_backward, &t.weight_backward})
-      *time = all_reduce_scalar(ctx, std::max(*time, 0.0), reduce_op::max);
-    t.backward = t.input_backward + t.weight_backward;
-    return t;
-  };
   const action_times embedding{whole.forward - alone.forward, 0, whole.input_backward - alone.input_backward,
                                whole.weight_backward - alone.weight_backward};
-  return {shared(alone), shared(embedding), shared(head)};
+  return {watch.slowest(alone), watch.slowest(embedding), watch.slowest(head)};
 }
 
 /// Returns the costs to balance stages by.

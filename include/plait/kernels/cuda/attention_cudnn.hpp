@@ -106,22 +106,12 @@ class cudnn_attention final : public attention_library {
       settle(t, name, heads, len, stride);
       return t;
     };
-    const auto mask = [&](auto& attributes) {
-      if (sees_all(s)) return;
-      const bool begin_together = s.q_offset == s.k_offset;
-      attributes
-          .set_diagonal_alignment(begin_together ? fe::DiagonalAlignment_t::TOP_LEFT
-                                                 : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
-          .set_diagonal_band_right_bound(0);
-      // Its bound keeps column + bound > row, as the window does.
-      if (window_of(s) > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(window_of(s)));
-    };
     const tensor q = input(uid_q, s.heads, s.q_len, s.q_stride), k = input(uid_k, s.kv_heads, s.k_len, s.k_stride);
     const tensor v = input(uid_v, s.kv_heads, s.k_len, s.v_stride);
     if (!backward) {
       fe::graph::SDPA_attributes attributes;
       attributes.set_name("attention").set_generate_stats(true).set_attn_scale(static_cast<float>(s.scale));
-      mask(attributes);
+      set_mask(attributes, s);
       const auto [o, lse] = g.sdpa(q, k, v, attributes);
       o->set_output(true);
       settle(o, uid_o, s.heads, s.q_len, s.o_stride);
@@ -135,7 +125,7 @@ class cudnn_attention final : public attention_library {
       attributes.set_name("attention_backward")
           .set_attn_scale(static_cast<float>(s.scale))
           .set_deterministic_algorithm(options.deterministic);
-      mask(attributes);
+      set_mask(attributes, s);
       const auto [dq, dk, dv] = g.sdpa_backward(q, k, v, o, d_o, lse, attributes);
       for (const tensor& t : {dq, dk, dv}) t->set_output(true);
       settle(dq, uid_dq, s.heads, s.q_len, s.dq_stride);
@@ -170,6 +160,16 @@ class cudnn_attention final : public attention_library {
   static void check(cudnnStatus_t status, const char* doing) {
     if (status == CUDNN_STATUS_SUCCESS) return;
     fail({"cuDNN: ", cudnnGetErrorString(status), " on ", doing});
+  }
+
+  template <class Attributes>
+  static void set_mask(Attributes& attributes, const kernels::attention_shape& s) {
+    using alignment = cudnn_frontend::DiagonalAlignment_t;
+    if (sees_all(s)) return;
+    attributes.set_diagonal_alignment(s.q_offset == s.k_offset ? alignment::TOP_LEFT : alignment::BOTTOM_RIGHT)
+        .set_diagonal_band_right_bound(0);
+    // Its bound keeps column + bound > row, as the window does.
+    if (window_of(s) > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(window_of(s)));
   }
 
   static bool sees_all(const kernels::attention_shape& s) { return !s.causal || s.visible(0) == s.k_len; }
