@@ -16,7 +16,6 @@
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention/policy.hpp"
 #include "plait/parallel/optim/lr_schedule.hpp"
-#include "plait/parallel/options.hpp"
 #include "plait/parallel/placement.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "train_llama/data/sampler.hpp"

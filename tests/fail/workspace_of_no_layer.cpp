@@ -1,6 +1,6 @@
 // expect: workspace_bytes: make returns a layer on the counting_device
 #include "plait/nn/norm.hpp"
-#include "plait/plan/workspace.hpp"
+#include "plait/plan/dry_run.hpp"
 
 using namespace plait;
 

@@ -20,7 +20,6 @@
 #include "plait/deterministic/bucket.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/info.hpp"
-#include "plait/parallel/options.hpp"
 #include "plait/parallel/placement.hpp"
 #include "plait/schedule/schedule.hpp"
 

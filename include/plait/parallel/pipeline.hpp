@@ -21,7 +21,6 @@
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/executor.hpp"
 #include "plait/parallel/model.hpp"
-#include "plait/parallel/options.hpp"
 #include "plait/parallel/placement.hpp"
 #include "plait/parallel/units.hpp"
 #include "plait/schedule/expand.hpp"

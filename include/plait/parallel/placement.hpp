@@ -1,5 +1,5 @@
-// Where arrays lie in a bucket and which rank owns which slice, and which layers are in which stage: pure functions,
-// which every rank computes for itself.
+// The placement of a pipeline's parameters: where arrays lie in a bucket, which rank owns which slice, which layers are
+// in which stage, and the options of a step that choose among these.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,11 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/tag.hpp"
 #include "plait/layout/balance_owners.hpp"
+#include "plait/layout/mesh.hpp"
+#include "plait/schedule/schedule.hpp"
+#include "plait/schedule/simulate.hpp"
 
 namespace plait {
 
@@ -182,6 +186,38 @@ inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int
   }
   return parts;
 }
+
+/// The axes over which a step's data is spread, so that the gradients of parameters are sums over them. With levels of
+/// `zero_level` beyond `replicated`, parameters are cut over `shard`; over `replicate` the pieces are equal, which
+/// makes a hybrid: sharded within, replicated over.
+struct data_axes {
+  axis_list shard = axis_list(axis_of<dp>, axis_of<cp>);
+  axis_list replicate{};
+};
+
+/// The form in which gradients travel over the data axes, where they are summed.
+enum class gradient_wire : std::uint8_t {
+  full,  ///< in their own type, in place
+  /// Rounded to the nearest bf16, for half the bytes of floats: a step then has memory for a copy of a bucket's
+  /// gradients while they travel. Each term, and each partial sum that a backend forwards, is rounded by at most 2^-9
+  /// of itself.
+  bf16,
+  /// Of gradients in bf16: widened to float, for twice their bytes, so that the sum over ranks is rounded once. A step
+  /// has memory for such a copy as well.
+  f32
+};
+constexpr const char* name_of(gradient_wire wire) {
+  return wire == gradient_wire::full ? "full" : wire == gradient_wire::bf16 ? "bf16" : "f32";
+}
+
+/// How the parameters of a pipeline's stages lie over data-parallel ranks, and when they move.
+struct pipeline_options {
+  data_parallel parallel{};
+  data_axes axes{};
+  bucket_cut cut = bucket_cut::even;
+  gradient_wire wire = gradient_wire::full;
+  schedule_costs costs{};
+};
 
 }  // namespace plait
 

@@ -1,7 +1,5 @@
 // program: program_memory
 // What a layer's calls take from a program's own allocator is what a run that only counts says, to the byte.
-#include "plait/plan/workspace.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -14,6 +12,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/nn/pointwise.hpp"
+#include "plait/plan/dry_run.hpp"
 
 namespace workspace {  // files of one program may have helpers of one name
 
