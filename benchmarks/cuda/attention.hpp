@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "plait/device/attention_choice.hpp"
+#include "plait/device/cuda.hpp"
 
 namespace bench {
 

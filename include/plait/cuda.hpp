@@ -12,6 +12,5 @@
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/device/cuda_graph.hpp"
 #include "plait/parallel/graph_step.hpp"
 #include "plait/train.hpp"

@@ -10,7 +10,7 @@
 
 #include "attention_cp_reference.hpp"
 #include "cuda/device_array.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/nn/attention/chosen.hpp"
 
 /// Attention under context-parallel policies on ranks with a GPU's memory, from inputs and to outputs in the order of

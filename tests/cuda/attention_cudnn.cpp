@@ -6,7 +6,7 @@
 #include "attention_check.hpp"
 #include "attention_cp_ranks.hpp"
 #include "plait/comm/threads/cuda.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;

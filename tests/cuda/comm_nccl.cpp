@@ -16,7 +16,7 @@
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/nccl.hpp"
 #include "plait/comm/world.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/parallel/world.hpp"
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"

@@ -14,7 +14,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/nccl.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "support/conformance.hpp"
 #include "support/last_words.hpp"
 #include "support/nccl_runs.hpp"

@@ -10,7 +10,7 @@
 
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/world.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"

@@ -8,7 +8,7 @@
 
 #include "device_array.hpp"
 #include "kernel_embedding_reference.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 
 namespace {

@@ -15,7 +15,7 @@
 
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/nccl.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 #include "support/nccl_runs.hpp"
 #include "support/texts.hpp"

@@ -12,7 +12,7 @@
 
 #include "cuda/caller_matrix.hpp"
 #include "cuda/device_array.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/nccl_attach.hpp"

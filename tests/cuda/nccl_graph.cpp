@@ -16,7 +16,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategy.hpp"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "plait/comm/launch/nccl.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/pipeline.hpp"

@@ -4,8 +4,8 @@ with a subject, not with "What" or "The same"; none says "Next:" or "Likewise", 
 program, such as --mesh: an error names the field, and the program adds its option. Beside headers there is nothing but
 sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
 first, after macros of these names. A function has at most MOST_FUNCTION_LINES lines, from the line of its opening brace
-to that of its closing one, and a folder at most MOST_FILES files; LONG_FUNCTIONS and LARGE_FOLDERS name what is larger
-today, and their numbers only ever fall.
+to that of its closing one, and a folder at most MOST_FILES files. LONG_FUNCTIONS names what is longer
+today, and its numbers only ever fall.
 
 The lowest floors include only the standard library.
 
@@ -24,9 +24,6 @@ LONG_FUNCTIONS = {
     "kernels/cuda/attention_kernels.hpp": 155,
 }  # the lines of the longest function of a file
 MOST_FILES = 15
-LARGE_FOLDERS = {
-    "device": 17,
-}
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at
 OPTION = re.compile(r'"[^"\n]*(?<![\w-])--[a-z][a-z-]+[^"\n]*"')  # of a program, in a text
@@ -75,11 +72,9 @@ def sizes(root: pathlib.Path) -> list[str]:
     for name in LONG_FUNCTIONS.keys() - {f.relative_to(root / "plait").as_posix() for f in root.glob("plait/**/*")}:
         complaints.append(f"plait/{name}: does not exist: remove it from LONG_FUNCTIONS")
     for folder, files in sorted(folders.items()):
-        if files > LARGE_FOLDERS.get(folder, MOST_FILES):
-            complaints.append(f"plait/{folder}: has {files} files; at most {LARGE_FOLDERS.get(folder, MOST_FILES)} are "
-                              "legal: let files that make one idea be one, or give some a folder of their own")
-        elif files < LARGE_FOLDERS.get(folder, 0):
-            complaints.append(f"plait/{folder}: has {files} files now: lower LARGE_FOLDERS")
+        if files > MOST_FILES:
+            complaints.append(f"plait/{folder}: has {files} files; at most {MOST_FILES} are legal: let files that make "
+                              "one idea be one, or give some a folder of their own")
     return complaints
 
 

@@ -1,5 +1,6 @@
-// A GPU as a device: two streams, a pool of memory, products by cuBLASLt. Host code may include it; the kernels, which
-// nvcc compiles, are in kernels/cuda/kernels.hpp, and plait/cuda.hpp is the umbrella.
+// A GPU as a device: two streams, a pool of memory, products by cuBLASLt, and graphs of what its main stream does. Host
+// code may include it; the kernels, which nvcc compiles, are in kernels/cuda/kernels.hpp, the umbrella is
+// plait/cuda.hpp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,8 +8,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,7 +21,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/allocator.hpp"
-#include "plait/device/attention_choice.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/device/cuda_memory.hpp"
 #include "plait/device/device.hpp"
@@ -30,232 +28,6 @@
 #include "plait/io/byte_buffer.hpp"
 
 namespace plait::detail {
-
-// The source of a GPU's memory under device/allocator.hpp, and the text of an out-of-memory error. Each device object
-// has its own; it is not CUDA's default pool, which the caller's code may use.
-
-/// Where a CUDA device's caching allocator gets its memory: a private stream-ordered pool, which keeps what is released
-/// to it, or the program's allocator. Blocks are asked for and given back in the order of their stream.
-class cuda_pool {
- public:
-  explicit cuda_pool(int device, const std::vector<int>& peers = {}, memory_functions<cudaStream_t> programs = {})
-      : device_(device), programs_(std::move(programs)) {
-    programs_.require_both("cuda");
-    if (programs_) return;
-    cudaMemPoolProps wanted{};
-    wanted.allocType = cudaMemAllocationTypePinned;  // CUDA's word for memory that stays on its device
-    wanted.location.type = cudaMemLocationTypeDevice;
-    wanted.location.id = device;
-    cuda_check(cudaMemPoolCreate(&pool_, &wanted), "making a memory pool");
-    std::uint64_t keep_all = ~std::uint64_t{0};
-    cuda_check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all), "setting up a memory pool");
-    open_to(peers);
-  }
-  cuda_pool(const cuda_pool&) = delete;
-  cuda_pool& operator=(const cuda_pool&) = delete;
-  ~cuda_pool() {
-    if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
-  }
-
-  /// Gives other GPUs of the process access, where the machine connects them. Where it does not, NCCL copies by way of
-  /// the host. To the memory of the program's allocator, the program gives it.
-  void open_to(const std::vector<int>& peers) {
-    if (programs_) return;
-    for (const int peer : peers) {
-      int connected = 0;
-      if (peer == device_) continue;
-      cuda_check(cudaDeviceCanAccessPeer(&connected, peer, device_), "asking whether GPUs are connected");
-      if (connected == 0) continue;
-      cudaMemAccessDesc access{};
-      access.location.type = cudaMemLocationTypeDevice;
-      access.location.id = peer;
-      access.flags = cudaMemAccessFlagsProtReadWrite;
-      cuda_check(cudaMemPoolSetAccess(pool_, &access, 1), "giving a GPU access to a memory pool");
-    }
-  }
-
-  /// Serves what collectives read and write, blocks of `key_for_collectives`, from `memory`.
-  void serve_collectives(registered_memory memory) {
-    if (registered_) fail({"cuda: device ", device_, " has memory for collectives already: its ", memory.option});
-    registered_ = registered_blocks(std::move(memory));
-  }
-  const registered_memory& served_to_collectives() const { return registered_.memory(); }
-  std::uintptr_t key_for_collectives(std::uintptr_t stream) const {
-    return registered_ ? stream | registered_key : stream;
-  }
-  /// The key under which a released block is kept.
-  std::uintptr_t key_of(const void* pointer, std::uintptr_t stream) const {
-    return registered_.holds(pointer) ? stream | registered_key : stream;
-  }
-
-  /// Null where memory is exhausted.
-  void* try_allocate(std::size_t bytes, std::uintptr_t stream) {
-    if ((stream & registered_key) != 0) return try_allocate_registered(bytes, stream);
-    const auto s = reinterpret_cast<cudaStream_t>(stream);
-    refuse_while_captured(bytes, s);
-    void* const pointer = programs_ ? programs_.allocate_aligned(boundary, "cuda", bytes, s) : from_pool(bytes, s);
-    if (pointer != nullptr) held_ += bytes;
-    return pointer;
-  }
-  void* allocate(std::size_t bytes, std::uintptr_t stream) {
-    void* const pointer = try_allocate(bytes, stream);
-    if (pointer == nullptr) fail((stream & registered_key) != 0 ? registered_.exhausted(bytes) : exhausted(bytes));
-    return pointer;
-  }
-  void release(void* pointer, std::size_t bytes, std::uintptr_t stream) noexcept {
-    if (registered_.holds(pointer)) return registered_.release(pointer, bytes);
-    const auto s = reinterpret_cast<cudaStream_t>(stream);
-    held_ -= bytes;
-    if (programs_) return programs_.release(pointer, bytes, s);
-    cudaFreeAsync(pointer, s);
-  }
-
-  /// Waits until what has been released in these streams is free, and gives it back to the driver: a large block may
-  /// need the memory of several that are.
-  void await_releases(const std::vector<std::uintptr_t>& streams) {
-    const relaxed_capture relaxed;
-    for (const std::uintptr_t key : streams) {
-      const auto stream = reinterpret_cast<cudaStream_t>(key & ~registered_key);
-      cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-      cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
-      if (capture == cudaStreamCaptureStatusNone) cuda_check(cudaStreamSynchronize(stream), "waiting for a stream");
-    }
-    trim();
-  }
-
-  /// Gives what has been released back to the driver, once the streams have come so far.
-  void trim() {
-    if (pool_ != nullptr) cuda_check(cudaMemPoolTrimTo(pool_, 0), "giving memory back");
-  }
-
-  std::size_t expected = 0;  ///< by the plan, for the text of the error
-
- private:
-  /// Marks, in a stream's key, blocks of registered memory: no address has this bit.
-  static constexpr std::uintptr_t registered_key = std::uintptr_t{1} << 63;
-
-  static constexpr std::size_t boundary = 256;
-
-  void* from_pool(std::size_t bytes, cudaStream_t stream) {
-    void* pointer = nullptr;
-    const cudaError_t status = cudaMallocFromPoolAsync(&pointer, bytes, pool_, stream);
-    if (status == cudaErrorMemoryAllocation) {
-      static_cast<void>(cudaGetLastError());
-      return nullptr;
-    }
-    cuda_check(status, "allocating");
-    return pointer;
-  }
-  void* try_allocate_registered(std::size_t bytes, std::uintptr_t stream) {
-    void* const pointer = registered_.try_allocate(bytes);
-    if (pointer == nullptr) refuse_while_captured(bytes, reinterpret_cast<cudaStream_t>(stream & ~registered_key));
-    return pointer;
-  }
-  static void refuse_while_captured(std::size_t bytes, cudaStream_t stream) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
-    if (capture == cudaStreamCaptureStatusNone) return;
-    fail({"cuda: a captured step asks for ", bytes,
-          " bytes that the steps before it did not need; run the same step twice before it is captured"});
-  }
-  std::string exhausted(std::size_t bytes) const {
-    std::size_t free = 0, total = 0;
-    static_cast<void>(cudaMemGetInfo(&free, &total));
-    std::string text =
-        cat({"cuda: out of memory on device ", device_, ": ", bytes, " bytes were asked for; this rank holds ", held_,
-             ", the device has ", free, " free of ", total});
-    if (expected != 0) append(text, {"; the plan for a rank is ", expected});
-    return text + ". Use a smaller microbatch, more recomputation, or more ranks";
-  }
-
-  int device_;
-  memory_functions<cudaStream_t> programs_;
-  cudaMemPool_t pool_ = nullptr;  ///< null where memory comes from the program
-  std::size_t held_ = 0;
-  registered_blocks registered_;
-};
-
-// Pinned host memory through which a GPU gets what the host uploads. It is for one device object and its thread; large
-// a program's own transfers go around it with cudaMemcpyAsync.
-
-/// Copies to a device whose source may die, or change, as soon as the call returns. CUDA itself promises that for
-/// pageable memory only where it stages the copy; a GPU that reads such memory by itself (Grace Hopper, or with
-/// heterogeneous memory management) reads it when the stream gets there. The host runs ahead by as much as the ring
-/// holds, and waits for the oldest copy then.
-class upload_ring {
- public:
-  explicit upload_ring(std::size_t bytes = std::size_t{4} << 20) : bytes_(bytes) {}
-  upload_ring(const upload_ring&) = delete;
-  upload_ring& operator=(const upload_ring&) = delete;
-  /// Waits for the copies, in whatever stream they are: they read the memory that goes.
-  ~upload_ring() {
-    for (const piece& p : pieces_) {
-      cudaEventSynchronize(p.event);
-      cudaEventDestroy(p.event);
-    }
-    for (const cudaEvent_t e : idle_) cudaEventDestroy(e);
-    if (memory_ != nullptr) cudaFreeHost(memory_);
-  }
-
-  void upload(void* to, const void* from_host, std::size_t bytes, cudaStream_t stream) {
-    if (memory_ == nullptr) {
-      void* memory = nullptr;
-      cuda_check(cudaMallocHost(&memory, bytes_), "allocating pinned memory for uploads");
-      memory_ = static_cast<std::byte*>(memory);
-    }
-    const auto* from = static_cast<const std::byte*>(from_host);
-    auto* target = static_cast<std::byte*>(to);
-    while (bytes != 0) {  // in quarters, so that the device copies one while the host writes the next
-      const std::size_t n = std::min(bytes, bytes_ / 4), begin = room((n + 63) / 64 * 64);
-      std::memcpy(memory_ + begin, from, n);
-      cuda_check(cudaMemcpyAsync(target, memory_ + begin, n, cudaMemcpyDefault, stream), "uploading");
-      pieces_.push_back({idle_event(), begin});
-      cuda_check(cudaEventRecord(pieces_.back().event, stream), "recording an event");
-      from += n;
-      target += n;
-      bytes -= n;
-    }
-  }
-
- private:
-  struct piece {
-    cudaEvent_t event;
-    std::size_t begin;
-  };
-
-  /// The beginning of `bytes` bytes that no copy reads any more. Pieces lie in the order of their age, around the ring.
-  std::size_t room(std::size_t bytes) {
-    if (next_ + bytes > bytes_) {
-      while (!pieces_.empty() && pieces_.front().begin >= next_) retire();
-      next_ = 0;
-    }
-    while (!pieces_.empty() && pieces_.front().begin >= next_ && pieces_.front().begin < next_ + bytes) retire();
-    const std::size_t begin = next_;
-    next_ += bytes;
-    return begin;
-  }
-  void retire() {
-    cuda_check(cudaEventSynchronize(pieces_.front().event), "waiting for an upload");
-    idle_.push_back(pieces_.front().event);
-    pieces_.pop_front();
-  }
-  cudaEvent_t idle_event() {
-    if (!idle_.empty()) {
-      const cudaEvent_t e = idle_.back();
-      idle_.pop_back();
-      return e;
-    }
-    cudaEvent_t made = nullptr;
-    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "making an event");
-    return made;
-  }
-
-  std::size_t bytes_;
-  std::byte* memory_ = nullptr;
-  std::size_t next_ = 0;
-  std::deque<piece> pieces_;
-  std::vector<cudaEvent_t> idle_;
-};
 
 // A CUDA stream with an owner, for the streams that plait makes, and a wait for one by another thread. Handles without
 // an owner are `cuda::stream`.
@@ -298,8 +70,41 @@ struct __nv_bfloat16;  // NOLINT: of cuda_bf16.h
 
 namespace plait {
 
-// CUDA's bf16 as plait's: `__nv_bfloat16*` stands where layers take `bf16*`, without a cast.
+class cuda;
+namespace kernels {
+struct attention_shape;
+}
 
+/// Whose attention a GPU runs: `own` is plait's kernels. `cudnn` is the library's; it is an error where the library is
+/// absent or does not support the shape. `automatic` is the library's for shapes that it supports, otherwise plait's.
+enum class attention_backend : std::uint8_t { automatic, own, cudnn };
+
+/// Attention in bf16 by another library, see plait/kernels/cuda/attention_cudnn.hpp. Arrays, strides and lse mean what
+/// they mean for `kernels::attention_forward` and `attention_backward`; gradients are overwritten.
+class attention_library {
+ public:
+  virtual ~attention_library() = default;
+
+  /// Whether both directions can be had for this shape. The first question for a shape may take long.
+  virtual bool supports(const kernels::attention_shape& shape, dtype type) = 0;
+  virtual void forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
+                       const kernels::attention_shape& shape) = 0;
+  virtual void backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const bf16* o, const float* lse,
+                        const bf16* d_o, bf16* dq, bf16* dk, bf16* dv, const kernels::attention_shape& shape) = 0;
+
+ protected:
+  attention_library() = default;
+  attention_library(const attention_library&) = default;
+  attention_library& operator=(const attention_library&) = default;
+};
+
+/// The choice of a device's owner. The program owns the library, which outlives its use; null: there is none.
+struct attention_choice {
+  attention_backend backend = attention_backend::automatic;
+  attention_library* library = nullptr;
+};
+
+/// CUDA's bf16 is plait's: `__nv_bfloat16*` stands where layers take `bf16*`, without a cast.
 template <>
 inline constexpr bool same_bits<__nv_bfloat16, bf16> = true;
 
@@ -667,6 +472,79 @@ inline void cuda::stream::wait(const event& e) const {
 }
 
 static_assert(compute_device<cuda>);
+
+/// Work of a device's main stream, recorded once and replayed with one launch: the gaps between small kernels go. What
+/// was recorded is addresses and numbers, so a replay reads and writes the same memory: what `work` asks the device for
+/// belongs to the graph until its end. Buffers from before the recording are the caller's to
+/// keep. The device must outlive it.
+class cuda_graph {
+ public:
+  explicit cuda_graph(cuda& device) : device_(device) {}
+  cuda_graph(const cuda_graph&) = delete;
+  cuda_graph& operator=(const cuda_graph&) = delete;
+  ~cuda_graph() { reset(); }
+
+  explicit operator bool() const { return executable_ != nullptr; }
+
+  /// Records what `work` puts into the main stream, without running it. `work` must have run before in the same way, so
+  /// that the memory it asks for is there; it may not wait for the device, upload or download. Throws `plait::error`
+  /// otherwise, with nothing recorded.
+  template <class Work>
+  void record(Work&& work) {
+    reset();
+    const cudaStream_t stream = device_.main_stream().handle();
+    scratch_ = device_.begin_scratch();
+    if (const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+        status != cudaSuccess) {
+      give_back();
+      detail::cuda_check(status, "beginning a graph");
+    }
+    cudaGraph_t graph = nullptr;
+    try {
+      std::forward<Work>(work)();
+    } catch (...) {
+      static_cast<void>(cudaStreamEndCapture(stream, &graph));
+      static_cast<void>(cudaGetLastError());
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      give_back();
+      throw;
+    }
+    device_.end_scratch();
+    cudaError_t status = cudaStreamEndCapture(stream, &graph);
+    if (status == cudaSuccess) {
+      status = cudaGraphInstantiate(&executable_, graph, 0);
+      cudaGraphDestroy(graph);
+    }
+    if (status == cudaSuccess) return;
+    static_cast<void>(cudaGetLastError());
+    executable_ = nullptr;
+    give_back();
+    detail::cuda_check(status, "recording a graph");
+  }
+
+  /// Puts all of it into the main stream.
+  void launch() {
+    if (executable_ == nullptr) fail("cuda_graph: nothing is recorded");
+    detail::cuda_check(cudaGraphLaunch(executable_, device_.main_stream().handle()), "launching a graph");
+  }
+
+  /// Forgets what is recorded. Its memory serves others again, in the main stream and so after the last replay.
+  void reset() {
+    if (executable_ == nullptr) return;
+    cudaGraphExecDestroy(std::exchange(executable_, nullptr));
+    give_back();
+  }
+
+  /// Bytes of device memory that replays use, without buffers from before the recording.
+  std::size_t scratch_bytes() const { return scratch_ == nullptr ? 0 : scratch_->bytes(); }
+
+ private:
+  void give_back() { device_.give_back(std::exchange(scratch_, nullptr)); }
+
+  cuda& device_;
+  std::shared_ptr<cuda::scratch> scratch_;
+  cudaGraphExec_t executable_ = nullptr;
+};
 
 #if !defined(PLAIT_CUDA_KERNELS) && !defined(PLAIT_COMPILED_CUDA)
 template <class D>

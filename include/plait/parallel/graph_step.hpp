@@ -3,7 +3,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/device/cuda_graph.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/parallel/train_step.hpp"
 
 namespace plait {

@@ -10,7 +10,6 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/device/attention_choice.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/device/device.hpp"

@@ -8,7 +8,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/device/attention_choice.hpp"
+#include "plait/device/cuda.hpp"
 #include "plait/kernels/settings.hpp"
 
 namespace plait::kernels {
