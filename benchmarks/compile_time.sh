@@ -93,7 +93,7 @@ with tempfile.TemporaryDirectory() as folder:
         path.write_text(text)
         return path
 
-    algebra = [str(p.relative_to("include")) for floor in ("core", "mesh", "layout")
+    algebra = [str(p.relative_to("include")) for floor in ("core", "layout")
                for p in sorted(pathlib.Path("include/plait", floor).glob("*.hpp"))]
     print(f"{shlex.join([*compiler, *flags])}\n{'':<44} {'seconds':>9} {'MB':>9}   limits")
     measure("an empty file", written("empty.cpp", "\n"), [], 5)
