@@ -26,7 +26,7 @@ struct linear_extents {
   std::vector<std::int64_t> columns;  ///< of each branch
 };
 
-/// Made only with deterministic sums. Sums are made in the type of arithmetic, and rounded once.
+/// The deterministic stages of linears. Sums are made in the type of arithmetic, and rounded once.
 template <class Precision, compute_device Device>
 class deterministic_linear {
   using T = activation_of<Precision>;
@@ -41,13 +41,9 @@ class deterministic_linear {
   /// linears.
   template <class Linears>
   deterministic_linear(const context<Device>& ctx, const Linears& d, const ready_plan& resolve,
-                       const ready_plan& spread, linear_extents extents, bool batched, bool adapted, bool overlaps,
-                       const std::string& name)
+                       const ready_plan& spread, linear_extents extents, const std::string& name)
       : x_(std::move(extents)) {
-    const auto refuse = [&](const char* what) { fail({name, ": deterministic sums have no order for ", what}); };
-    if (batched) refuse("batches of products");
-    if (adapted) refuse("low-rank adapters");
-    if (overlaps) refuse("linears whose collectives go in chunks; leave overlap out");
+    const auto refuse = [&](const char* what) { require_any_order(ctx, name, what); };
     if constexpr (!has_deterministic_products<Device>) {
       refuse("products on this device");
     } else if (!ctx.device.deterministic()) {

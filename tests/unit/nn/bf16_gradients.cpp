@@ -144,7 +144,7 @@ TEST_CASE("gradients in bf16 are those in float, rounded as they are added") {
   }
 }
 
-TEST_CASE("deterministic sums sum no gradients in bf16") {
+TEST_CASE("deterministic sums refuse gradients in bf16") {
   CHECK_THROWS_WITH_AS(threads::run(1,
                                     [&](threads::communicator c) {
                                       world w(two{1, 1}.shape(), c);

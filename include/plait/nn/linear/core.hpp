@@ -204,15 +204,12 @@ class linear_core : detail::linear_collectives {
                                                const T* d, const T* in, const T* dy);
 
   void take_deterministic_stages(const context<Device>& ctx, const shared_linears& d, bool overlaps) {
-    sums_ = {ctx,
-             d,
-             forward_output_.moves(),
-             backward_input_.moves(),
-             {rows_, inner_, total_, inputs_first_, columns_},
-             batches_ != 1,
-             adapters_.any(),
-             overlaps,
-             names_.layer()};
+    const std::string& name = names_.layer();
+    if (batches_ != 1) require_any_order(ctx, name, "batches of products");
+    if (adapters_.any()) require_any_order(ctx, name, "low-rank adapters");
+    if (overlaps) require_any_order(ctx, name, "linears whose collectives go in chunks; leave overlap out");
+    sums_ = {ctx, d, forward_output_.moves(), backward_input_.moves(), {rows_, inner_, total_, inputs_first_, columns_},
+             name};
     if (weights_trainable()) terms_ = &weights_[0]->add_terms(sums_.tokens());
     if (sums_.sums_output()) output_ = &linear_core::sum_output;
     if (sums_.sums_input_gradient()) input_gradient_ = &linear_core::sum_input_gradient;
