@@ -53,12 +53,12 @@ void agree(Device& device, any_communicator& ranks, Work&& work) {
 /// at most sixteen. Collective over `ranks`.
 template <compute_device Device>
 void agree_on(Device& device, any_communicator& ranks, const std::string& mine, const std::string& what) {
-  std::vector<std::string> said;
+  std::vector<std::string> texts;
   for (std::string& text : gather_texts(device, ranks, mine))
-    if (!text.empty() && said.size() < 16 && std::find(said.begin(), said.end(), text) == said.end())
-      said.push_back(std::move(text));
+    if (!text.empty() && texts.size() < 16 && std::find(texts.begin(), texts.end(), text) == texts.end())
+      texts.push_back(std::move(text));
   std::string all;
-  for (const std::string& text : said) append(all, {all.empty() ? "" : "; ", text});
+  for (const std::string& text : texts) append(all, {all.empty() ? "" : "; ", text});
   if (!all.empty()) throw error_of_all(what + all);
 }
 

@@ -422,15 +422,16 @@ std::string plan_differences(Device& device, any_communicator& ranks,
     const auto known = names.find(wrong[i]);
     const std::string part =
         known == names.end() ? "" : cat({"'", known->second, "'\t", part_text(boxes, known->second)});
-    std::string name, said;
+    std::string name, parts_text;
     const std::vector<std::string> parts = gather_texts(device, ranks, part);
     for (std::size_t r = 0; r < parts.size(); ++r) {
       const std::size_t tab = parts[r].find('\t');
       if (tab == parts[r].npos) continue;
       name = parts[r].substr(0, tab);
-      if (said.size() < 800) append(said, {said.empty() ? "" : "; ", "rank ", r, " has ", parts[r].substr(tab + 1)});
+      if (parts_text.size() < 800)
+        append(parts_text, {parts_text.empty() ? "" : "; ", "rank ", r, " has ", parts[r].substr(tab + 1)});
     }
-    append(text, {text.empty() ? "" : "; ", name, ": ", said});
+    append(text, {text.empty() ? "" : "; ", name, ": ", parts_text});
   }
   if (wrong.size() > most) append(text, {"; and ", wrong.size() - most, " tensors more"});
   return text;
@@ -455,11 +456,11 @@ void agree_on_plan(Device& device, any_communicator& ranks, std::uint64_t step, 
   const std::string what = cat({"checkpoint: step ", step, " is not saved: "});
   if (problems != 0) agree_on(device, ranks, problem, what);
   if (steps != 0) {
-    std::string said;
+    std::string steps_text;
     const std::vector<std::string> all = gather_texts(device, ranks, cat({step}));
     for (std::size_t r = 0; r < std::min<std::size_t>(all.size(), 16); ++r)
-      append(said, {r == 0 ? "" : ", ", "rank ", r, " ", all[r]});
-    throw error_of_all(cat({"checkpoint: nothing is saved: ranks are at different steps: ", said}));
+      append(steps_text, {r == 0 ? "" : ", ", "rank ", r, " ", all[r]});
+    throw error_of_all(cat({"checkpoint: nothing is saved: ranks are at different steps: ", steps_text}));
   }
   if (boxes != 0)
     throw error_of_all(cat({what, "the ranks' parts do not make whole tensors, of one type and shape: ",

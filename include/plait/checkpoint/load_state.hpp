@@ -83,7 +83,7 @@ class share_exchange {
     if (copies == 1 || h.size() == 0) return in_place ? void() : h.write(share);
     const std::size_t most = share_bytes(h, copies), all = most * static_cast<std::size_t>(copies);
     const bool even = all == static_cast<std::size_t>(h.size()) * h.element_bytes();
-    if (even && h.target && (all >= most_ / 16 || most >= straight)) {  // to where it belongs
+    if (even && h.target && (all >= most_ / 16 || most >= own_collective_bytes)) {  // to where it belongs
       const auto own = static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.copies));
       std::byte* const to = h.target();
       any_communicator& group = ctx_.ranks.group(h.copies);
@@ -103,7 +103,7 @@ class share_exchange {
 
  private:
   /// Bytes of a share that take longer to be copied than a collective of its own takes to begin.
-  static constexpr std::size_t straight = std::size_t{128} << 10;
+  static constexpr std::size_t own_collective_bytes = std::size_t{128} << 10;
 
   struct rows_entry {
     const held_tensor* h;
@@ -384,7 +384,7 @@ class state_loader {
     } catch (const std::exception& e) {
       problem = e.what();
     }
-    complain(problem);
+    fail_on_all(problem);
     path_ = broadcast_text(ctx.device, ranks, path_);
     try {
       saved_ = read_step(files, path_);
@@ -394,7 +394,7 @@ class state_loader {
     } catch (const std::exception& e) {
       problem = e.what();
     }
-    complain(problem);
+    fail_on_all(problem);
   }
 
   loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, data_->bytes(), passed_over_}; }
@@ -437,7 +437,7 @@ class state_loader {
       for (std::size_t i = 0; i < held.size(); ++i) {
         reads[i] = plan(held[i]);
         early.push_back(is_sent_early(held[i]));
-        begin.push_back(end + behind_a_page(held[i], reads[i], end));
+        begin.push_back(end + padding_before(held[i], reads[i], end));
         if (!in_place(held[i], reads[i])) end = begin.back() + slot_bytes(held[i], reads[i]);
       }
       shares.grow(end);
@@ -472,7 +472,7 @@ class state_loader {
   }
 
  private:
-  void complain(const std::string& problem) { agree_on(ctx_.device, ranks_, problem, "checkpoint: "); }
+  void fail_on_all(const std::string& problem) { agree_on(ctx_.device, ranks_, problem, "checkpoint: "); }
   /// Does what may fail on some ranks, and then throws on all of them.
   template <class Work>
   void attempt(Work&& work) {
@@ -482,7 +482,7 @@ class state_loader {
     } catch (const std::exception& e) {
       problem = e.what();
     }
-    complain(problem);
+    fail_on_all(problem);
   }
   /// Does what reads the step's data, as `attempt`, and names an older step where it fails.
   template <class Work>
@@ -561,7 +561,7 @@ class state_loader {
       any_communicator& group = ctx_.ranks.group(axes);
       if ((cut >> set & 1) == 0) continue;
       const auto theirs = gather_all(ctx_.device, group, {ranges[set]}, 1);
-      if (std::count(theirs.begin(), theirs.end(), ranges[set]) != group.size()) apart_.push_back(axes);
+      if (std::count(theirs.begin(), theirs.end(), ranges[set]) != group.size()) read_alone_.push_back(axes);
     }
   }
   std::size_t share_bytes(const held_tensor& h) const {
@@ -586,7 +586,7 @@ class state_loader {
   }
   /// Returns how many bytes after `end` a slot begins. A small one begins on a multiple of 64. A large one has the page
   /// offset of its bytes in the file, so that the system can read it to where it belongs.
-  std::size_t behind_a_page(const held_tensor& h, const std::vector<planned_read>& reads, std::size_t end) {
+  std::size_t padding_before(const held_tensor& h, const std::vector<planned_read>& reads, std::size_t end) {
     constexpr std::size_t page = 4096;
     const stored_tensor& t = *by_name_.at(stored_name(h));
     const bool large = !reads.empty() && slot_bytes(h, reads) >= std::size_t{64} * page;
@@ -600,7 +600,8 @@ class state_loader {
     const mesh_shape& mesh = ctx_.ranks.shape();
     const auto [begin, end] = own_share(ctx_, h);
     const std::int64_t ranks = mesh.size(h.across);
-    if (ranks == 1 || !h.part_across || std::find(apart_.begin(), apart_.end(), h.across) != apart_.end())
+    if (ranks == 1 || !h.part_across ||
+        std::find(read_alone_.begin(), read_alone_.end(), h.across) != read_alone_.end())
       return plan_reads({boxes_of_part(h.part, begin, end, h.shape, h.name)}, 0, [](const box&) { return false; });
     std::vector<std::vector<placed_box>> shares;
     for (std::int64_t i = 0; i < ranks; ++i)
@@ -649,7 +650,7 @@ class state_loader {
   manifest saved_;
   std::map<std::string, const stored_tensor*> by_name_;
   std::optional<step_data> data_;
-  std::vector<axis_list> apart_;  ///< along which each rank reads for itself
+  std::vector<axis_list> read_alone_;  ///< along which each rank reads for itself
 };
 
 }  // namespace detail

@@ -52,7 +52,7 @@ class cover_check {
     const auto [more, fewer] = std::mismatch(sides_[0].begin(), sides_[0].end(), sides_[1].begin(), sides_[1].end());
     if (more == sides_[0].end() && fewer == sides_[1].end()) return;
     const bool twice = fewer == sides_[1].end() || (more != sides_[0].end() && *more < *fewer);
-    complain(twice ? *more : *fewer, twice);
+    fail_at(twice ? *more : *fewer, twice);
   }
 
  private:
@@ -82,7 +82,7 @@ class cover_check {
       sides_[(side + upper) % 2].push_back(key);
     }
   }
-  [[noreturn]] void complain(std::uint64_t key, bool twice) const {
+  [[noreturn]] void fail_at(std::uint64_t key, bool twice) const {
     std::vector<std::int64_t> element(tensor_.shape.size());
     for (std::size_t i = dims_.size(); i-- > 0;) {
       element[dims_[i].dim] = static_cast<std::int64_t>(key / dims_[i].stride);

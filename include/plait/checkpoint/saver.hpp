@@ -109,7 +109,7 @@ class save_writer {
     return j.ended;
   }
   /// Limits each call of the file system to `seconds` from now on.
-  void hurry(double seconds) {
+  void limit_calls(double seconds) {
     const std::lock_guard lock(mutex_);
     patience_ = std::min(patience_, seconds);
   }
@@ -125,7 +125,7 @@ class save_writer {
     return is_stuck(j) ? j.doing : "";
   }
   /// Whether the thread is still busy with an abandoned job.
-  bool lags() {
+  bool is_blocked() {
     const std::lock_guard lock(mutex_);
     return active_job_ != nullptr && (active_job_->abandoned || verification_is_stuck());
   }
@@ -165,7 +165,7 @@ class save_writer {
     failed_elsewhere_ = nullptr;  // the next save may be made where this one was
     if (!jobs_.front()->ended) {
       jobs_.front()->abandoned = true;
-      left_behind_.push_back(jobs_.front());
+      abandoned_jobs_.push_back(jobs_.front());
     }
     jobs_.pop_front();
   }
@@ -237,7 +237,7 @@ class save_writer {
       active_job_ = nullptr;
       changed_.notify_all();
       next.reset();
-      const auto gone = std::exchange(left_behind_, {});
+      const auto gone = std::exchange(abandoned_jobs_, {});
       lock.unlock();
       for (const auto& j : gone) {  // removes their directories once the file system answers again
         if (j->directory) j->directory->abandon();
@@ -308,12 +308,12 @@ class save_writer {
       if (writer == 0)
         commit(j, done);
       else
-        leave(j.path, name + ".note", note_text(done));
+        leave_text(j.path, name + ".note", note_text(done));
     } catch (const std::exception& e) {
       j.failure = is_stopped(j) ? stopped_for_another : e.what();  // rank 0 may have removed the directory
       if (writer == 0) j.directory->abandon();
       try {
-        if (writer != 0) leave(j.path, name + ".failed", j.failure);
+        if (writer != 0) leave_text(j.path, name + ".failed", j.failure);
       } catch (const std::exception&) {  // rank 0 learns of it in take_ended
       }
     }
@@ -336,7 +336,7 @@ class save_writer {
     return state == own_file_check::state::whole;
   }
   /// Leaves a text for rank 0, which removes it before the step is committed; it is never synced.
-  void leave(const std::string& directory, const std::string& name, const std::string& text) {
+  void leave_text(const std::string& directory, const std::string& name, const std::string& text) {
     const std::string path = directory + "/" + name;
     files_.create(path + ".tmp")->write(0, std::as_bytes(std::span(text)));
     files_.rename(path + ".tmp", path);
@@ -425,7 +425,7 @@ class save_writer {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<save_job>> jobs_;  ///< oldest first
-  std::vector<std::shared_ptr<save_job>> left_behind_;
+  std::vector<std::shared_ptr<save_job>> abandoned_jobs_;
   const save_job* active_job_ = nullptr;        ///< the one that the thread works on
   const save_job* failed_elsewhere_ = nullptr;  ///< the save with which another rank failed
   bool ending_ = false, thread_exited_ = false;
@@ -517,7 +517,7 @@ class checkpoint_saver {
   std::vector<finished_save> save(const context<Device>& ctx, std::uint64_t step, saved_extras extras) {
     const auto begin = clock::now();
     unreported_ = wait_for_room(ctx.device);
-    if (all_reduce_scalar(ctx.device, ranks_, writer_->lags() ? 1.0 : 0.0, reduce_op::max) != 0)
+    if (all_reduce_scalar(ctx.device, ranks_, writer_->is_blocked() ? 1.0 : 0.0, reduce_op::max) != 0)
       throw error_of_all(cat(
           {"checkpoint: step ", step, " is not saved: a save before it is stuck in a call of the ", "file system"}));
     agree_on_scalars(ctx.device, step, extras.scalars);
@@ -707,7 +707,7 @@ class checkpoint_saver {
 
   /// Returns what this rank sees of a save. `stuck_at` becomes what it is stuck at; empty: nothing.
   state own_state(const detail::save_job& j, std::string& stuck_at) const {
-    if (options_.is_ending && options_.is_ending()) writer_->hurry(options_.ending_deadline);
+    if (options_.is_ending && options_.is_ending()) writer_->limit_calls(options_.ending_deadline);
     stuck_at = writer_->stuck_at(j);
     if (!stuck_at.empty()) return stuck;
     if (!writer_->has_ended(j)) return under_way_still;

@@ -229,7 +229,7 @@ class planned_blocks {
   /// Blocks smaller than this are read as they are; larger ones from page to page, which goes past the system's cache.
   static constexpr std::uint64_t large = std::uint64_t{256} << 10, page = 4096;
   /// Boxes of at least this size are read directly into their destination, where both have the same page offset.
-  static constexpr std::uint64_t straight = std::uint64_t{1} << 20;
+  static constexpr std::uint64_t direct_read_bytes = std::uint64_t{1} << 20;
 
   planned_blocks(const manifest& saved, stored_boxes& boxes, std::vector<wanted_box> wanted, std::size_t block_bytes)
       : saved_(saved), boxes_(boxes), wanted_(std::move(wanted)), block_bytes_(block_bytes) {
@@ -244,7 +244,7 @@ class planned_blocks {
     }
     block out;
     out.which_file = pieces_[next_].file();
-    out.into = goes_straight(pieces_[next_]);
+    out.into = direct_destination(pieces_[next_]);
     const bool alone = out.into != nullptr;
     const std::uint64_t align = block_bytes_ >= large ? page : 1;
     const std::uint64_t limit = (pieces_[next_].begin + block_bytes_) / align * align;
@@ -253,7 +253,7 @@ class planned_blocks {
       piece_of_box& p = pieces_[next_];
       if (p.file() != out.which_file || p.begin >= limit) break;
       if (!out.pieces.empty() && p.begin < out.pieces.front().begin) break;  // it overlaps one that was cut
-      if (!out.pieces.empty() && (p.begin > end + bytes / most_gap || goes_straight(p) != nullptr)) break;
+      if (!out.pieces.empty() && (p.begin > end + bytes / most_gap || direct_destination(p) != nullptr)) break;
       std::uint64_t to = p.end;
       if (to > limit) {  // at the end of an element
         const std::size_t width = p.from->width();
@@ -288,10 +288,10 @@ class planned_blocks {
   /// A gap between two boxes is read with them where it is at most so small a part of what is wanted before it.
   static constexpr std::uint64_t most_gap = 16;
 
-  /// Returns where a piece can be read to straight away, or nothing.
-  static std::byte* goes_straight(const piece_of_box& p) {
+  /// Returns where in its destination a piece is read directly, or null where it is not.
+  static std::byte* direct_destination(const piece_of_box& p) {
     const common_box& b = *p.from;
-    if (p.runs > 1 || b.converts() || static_cast<std::uint64_t>(b.run) * b.width() < straight) return nullptr;
+    if (p.runs > 1 || b.converts() || static_cast<std::uint64_t>(b.run) * b.width() < direct_read_bytes) return nullptr;
     const auto [from, to] = b.places(p.first);
     const std::uint64_t before = b.stored().stored.position + static_cast<std::uint64_t>(from) * b.width();
     std::byte* const out = b.for_whom.out + static_cast<std::size_t>(to) * b.width() + (p.begin - before);
@@ -321,11 +321,11 @@ class planned_blocks {
   }
   void add(const std::shared_ptr<common_box>& both) {
     const auto run = static_cast<std::uint64_t>(both->run) * both->width();
-    const bool apart = run >= std::min<std::uint64_t>(stored_boxes::long_run, block_bytes_ / 4);
+    const bool is_long = run >= std::min<std::uint64_t>(stored_boxes::long_run, block_bytes_ / 4);
     const std::uint64_t most = block_bytes_ - std::min<std::uint64_t>(block_bytes_ / 2, page);
     for (std::int64_t i = 0; i < both->runs; ++i) {
       const std::uint64_t begin = both->position(i);
-      if (i > 0 && !apart && begin + run - pieces_.back().begin <= most) {
+      if (i > 0 && !is_long && begin + run - pieces_.back().begin <= most) {
         pieces_.back().end = begin + run;
         pieces_.back().bytes += run;
         ++pieces_.back().runs;
@@ -458,7 +458,7 @@ class reads_ahead {
       sum = crc32c(some, sum);
       put(from, wanted + into_run + static_cast<std::int64_t>(at / from.width()), some);
     }
-    p.sum = behind(from, in_box + bytes.size(), sum);
+    p.sum = sum_in_box(from, in_box + bytes.size(), sum);
   }
   static void use_runs(detail::piece_of_box& p, std::span<const std::byte> bytes) {
     const detail::common_box& from = *p.from;
@@ -475,10 +475,10 @@ class reads_ahead {
       end = begin + run;
       put(from, wanted, some);
     }
-    p.sum = behind(from, end, sum);
+    p.sum = sum_in_box(from, end, sum);
   }
   /// Returns what bytes of a box that end at byte `end` of it, whose sum is `sum`, have in the sum of the box.
-  static std::uint32_t behind(const detail::common_box& from, std::uint64_t end, std::uint32_t sum) {
+  static std::uint32_t sum_in_box(const detail::common_box& from, std::uint64_t end, std::uint32_t sum) {
     return detail::crc32c_multiply(detail::crc32c_power(from.stored().stored.bytes - end), sum);
   }
 

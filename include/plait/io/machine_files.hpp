@@ -66,14 +66,14 @@ class ring_file final : public posix_file {
   /// Starts a write of the pages among `bytes`; the rest is written at once.
   void start_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     const std::size_t part = direct_part(offset, bytes);
-    complain();
+    throw_failure();
     for (std::size_t at = 0; at < part; at += at_once)
       begin(offset + at, bytes.subspan(at, std::min(at_once, part - at)));
     if (part < bytes.size()) write(offset + part, bytes.subspan(part));
   }
   void finish_writes() override {
     while (under_way_ > 0) end_one();
-    complain();
+    throw_failure();
   }
 
  private:
@@ -89,7 +89,7 @@ class ring_file final : public posix_file {
       slots_.resize(most);
     }
     while (under_way_ == most) end_one();
-    complain();
+    throw_failure();
     const auto free = std::find_if(slots_.begin(), slots_.end(), [](const slot& s) { return !s.in_use; });
     *free = {offset, bytes, true};
     ++under_way_;
@@ -131,7 +131,7 @@ class ring_file final : public posix_file {
     if (!failed && error_ == 0 && done < ended.bytes.size()) write(ended.offset + done, ended.bytes.subspan(done));
   }
   /// Tells the first write that failed, and every call after it.
-  void complain() const {
+  void throw_failure() const {
     if (broken_) fail({"cannot write '", path(), "': the ring of its writes is broken"});
     if (error_ != 0) fail_file("write", path(), error_);
   }
