@@ -12,11 +12,11 @@
 
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/machine_files.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
 #include "timing.hpp"
 
 /// Saving and loading of a training state by four in-process ranks, beside what the memory and the disk allow: in each

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/device/device.hpp"
+#include "plait/comm/host_values.hpp"
 
 /// Requests and news of the ranks of a run, as all of them know them: of each the largest that some rank has said.
 struct requests {
@@ -21,15 +21,14 @@ struct requests {
 template <class Device>
 class request_exchange {
  public:
-  request_exchange(Device& device, plait::any_communicator ranks)
-      : device_(device), ranks_(std::move(ranks)), there_(plait::make_collective_buffer<double>(device, numbers)) {}
+  request_exchange(Device& device, plait::any_communicator ranks) : ranks_(std::move(ranks)), there_(device, numbers) {}
 
   /// Collective, as `finish`.
   void start(const requests& own) {
     own_ = own;
     if (ranks_.size() == 1) return;
     const std::array<double, numbers> mine{own.stop, own.save, own.ended_saves, own.communication};
-    device_.upload(there_.data(), mine.data(), sizeof mine, device_.main_stream());
+    there_.upload(mine.data(), numbers);
     ranks_.start_all_reduce(there_.data(), there_.data(), numbers, plait::dtype::f64, plait::reduce_op::max)
         .swap(under_way_);
   }
@@ -38,7 +37,7 @@ class request_exchange {
     if (ranks_.size() == 1) return own_;
     under_way_.wait();
     std::array<double, numbers> all{};
-    device_.download(all.data(), there_.data(), sizeof all, device_.main_stream());
+    there_.download(all.data(), numbers);
     return {all[0], all[1], all[2], all[3]};
   }
   plait::any_communicator& ranks() { return ranks_; }
@@ -46,9 +45,8 @@ class request_exchange {
  private:
   static constexpr std::size_t numbers = 4;
 
-  Device& device_;
   plait::any_communicator ranks_;
-  plait::buffer<Device> there_;
+  plait::host_values<double, Device> there_;
   plait::request under_way_;
   requests own_;
 };

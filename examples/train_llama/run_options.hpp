@@ -6,11 +6,11 @@
 
 #include "options.hpp"
 #include "plait/comm/any_communicator.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/types.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
 
 // The types and options of a run's layers and optimizer, as the command line has them.
 

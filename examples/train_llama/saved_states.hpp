@@ -16,7 +16,7 @@
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/model_weights.hpp"
 #include "plait/checkpoint/saver.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
+#include "plait/comm/host_values.hpp"
 #include "resumed.hpp"
 #include "signals.hpp"
 

@@ -9,12 +9,12 @@
 
 #include "options.hpp"
 #include "plait/comm/any_communicator.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/types.hpp"
 #include "plait/kernels/philox.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
 #include "train_llama/data/text.hpp"
 
 /// Draws text from a model that takes bytes for tokens, alike on every mesh.

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
 #include "support/nccl_runs.hpp"
 #include "support/texts.hpp"
 

@@ -13,8 +13,8 @@
 #include "memory_file_system.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
 #include "temp_folder.hpp"
 
 /// Tensors that are no model's, saved by in-process ranks.

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/parallel/executor.hpp"
-#include "plait/tensor/gather_records.hpp"
 #include "train_llama/observe/trace.hpp"
 
 namespace plait {

@@ -14,11 +14,10 @@
 
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/comm/agreement.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/posix_file_system.hpp"
-#include "plait/tensor/broadcast_text.hpp"
-#include "plait/tensor/gather_records.hpp"
 
 namespace plait {
 

@@ -385,11 +385,7 @@ std::array<std::uint64_t, 3> sums_of_ranks(Device& device, any_communicator& ran
     halves[2 * i] = static_cast<std::int64_t>(own[i] & 0xffffffffU);
     halves[2 * i + 1] = static_cast<std::int64_t>(own[i] >> 32);
   }
-  auto there = make_collective_buffer<std::int64_t>(device, halves.size());
-  auto* const at = there.template data<std::int64_t>();
-  device.upload(at, halves.data(), sizeof halves, device.main_stream());
-  ranks.all_reduce(at, at, halves.size(), dtype::i64, reduce_op::sum);
-  device.download(halves.data(), at, sizeof halves, device.main_stream());
+  all_reduce_values(device, ranks, halves.data(), halves.size(), reduce_op::sum);
   for (std::size_t i = 0; i < own.size(); ++i)
     own[i] = static_cast<std::uint64_t>(halves[2 * i]) + (static_cast<std::uint64_t>(halves[2 * i + 1]) << 32);
   return own;

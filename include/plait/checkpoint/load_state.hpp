@@ -25,6 +25,7 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -33,8 +34,6 @@
 #include "plait/io/crc32c.hpp"
 #include "plait/io/machine_files.hpp"
 #include "plait/io/posix_file_system.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
-#include "plait/tensor/broadcast_text.hpp"
 #include "plait/tensor/check_values.hpp"
 
 namespace plait {

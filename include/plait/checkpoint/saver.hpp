@@ -32,12 +32,12 @@
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/checkpoint/verify.hpp"
 #include "plait/comm/agreement.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/file_system.hpp"
 #include "plait/io/posix_file_system.hpp"
-#include "plait/tensor/broadcast_text.hpp"
 
 namespace plait {
 

@@ -18,6 +18,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/deadline.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -183,49 +184,28 @@ void require_agreement(int ranks, std::span<const setting> settings, Greatest&& 
   throw disagreement(std::string(who) + disagreement_text(of_ranks, words));
 }
 
-}  // namespace detail
-
-/// Throws `disagreement` on every rank unless all were given the same settings; the text names the ranks, the settings
-/// and the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
-/// `ranks`, which use the host's memory: threads and MPI.
-inline void require_agreement(any_communicator& ranks, std::span<const setting> settings) {
+/// Compares the settings of ranks that use the host's memory: nothing is allocated for them.
+inline void require_agreement_on_host(any_communicator& ranks, std::span<const setting> settings,
+                                      std::string_view who = {}, const agreement_words& words = {}) {
   if (ranks.size() == 1) return;
-  detail::require_agreement(
+  require_agreement(
       ranks.size(), settings,
       [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
-      [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); });
+      [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); }, who, words);
 }
-
-namespace detail {
 
 template <compute_device Device>
 void require_agreement_on(Device& device, any_communicator& ranks, std::span<const setting> settings,
                           std::string_view who, const agreement_words& words) {
   if (ranks.size() == 1) return;
-  if constexpr (std::is_base_of_v<cpu, Device>) {  // whose ranks use the host's memory: nothing is allocated for them
-    static_cast<void>(device);
-    return require_agreement(
+  if constexpr (std::is_base_of_v<cpu, Device>)
+    require_agreement_on_host(ranks, settings, who, words);
+  else
+    require_agreement(
         ranks.size(), settings,
-        [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
-        [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); }, who, words);
-  }
-  const auto stream = device.main_stream();
-  require_agreement(
-      ranks.size(), settings,
-      [&](std::int64_t* values, std::size_t n) {
-        auto there = make_collective_buffer<std::int64_t>(device, n);
-        device.upload(there.data(), values, there.bytes(), stream);
-        ranks.all_reduce(there.data(), there.data(), n, dtype::i64, reduce_op::max);
-        device.download(values, there.data(), there.bytes(), stream);
-      },
-      [&](const char* in, char* out, std::size_t bytes) {
-        auto mine = make_collective_buffer<char>(device, bytes);
-        auto all = make_collective_buffer<char>(device, bytes * static_cast<std::size_t>(ranks.size()));
-        device.upload(mine.data(), in, bytes, stream);
-        ranks.all_gather(mine.data(), all.data(), bytes, dtype::u8);
-        device.download(out, all.data(), all.bytes(), stream);
-      },
-      who, words);
+        [&](std::int64_t* v, std::size_t n) { all_reduce_values(device, ranks, v, n, reduce_op::max); },
+        [&](const char* in, char* out, std::size_t bytes) { gather_values(device, ranks, in, bytes, out); }, who,
+        words);
 }
 
 /// Throws `disagreement` unless all ranks have the same values of what `who` is or does.
@@ -238,6 +218,12 @@ void require_equal_values(Device& device, any_communicator& ranks, std::string_v
 
 }  // namespace detail
 
+/// Throws `disagreement` on every rank unless all were given the same settings; the text names the ranks, the settings
+/// and the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
+/// `ranks`, which use the host's memory: threads and MPI.
+inline void require_agreement(any_communicator& ranks, std::span<const setting> settings) {
+  detail::require_agreement_on_host(ranks, settings);
+}
 /// This overload serves ranks that communicate through device memory, as NCCL's do. It waits for the main stream.
 template <compute_device Device>
 void require_agreement(Device& device, any_communicator& ranks, std::span<const setting> settings) {

@@ -11,7 +11,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/schedule/simulate.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
+#include "plait/tensor/context.hpp"
 
 namespace plait {
 

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/step_result.hpp"
-#include "plait/tensor/gather_records.hpp"
 #include "plait/tensor/redistribution.hpp"
 
 namespace plait {

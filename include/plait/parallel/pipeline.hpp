@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
@@ -26,7 +27,6 @@
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/generators.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
 
 namespace plait::detail {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/product_choices.hpp"
-#include "plait/tensor/gather_records.hpp"
 
 namespace plait {
 

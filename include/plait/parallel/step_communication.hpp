@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/tensor/gather_records.hpp"
 
 namespace plait {
 

@@ -15,14 +15,13 @@
 #include <vector>
 
 #include "plait/comm/agreement.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/value_checks.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/layout/layout.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
-#include "plait/tensor/broadcast_text.hpp"
 #include "plait/tensor/microbatch.hpp"
 #include "plait/tensor/tensor.hpp"
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/containers.hpp"
 #include "plait/core/deterministic.hpp"
@@ -81,6 +82,13 @@ struct context {
   /// How sums are made that the layout cuts (core/deterministic.hpp).
   deterministic_leaves deterministic{};
 };
+
+/// Reduces one number of each rank of the mesh on the host, as `all_reduce_scalar` over ranks; not counted in the
+/// ledger.
+template <compute_device Device>
+double all_reduce_scalar(const context<Device>& ctx, double value, reduce_op op) {
+  return all_reduce_scalar(ctx.device, ctx.ranks.root(), value, op);
+}
 
 /// Throws with deterministic sums, which have no order for `what`: its sums depend on the layout.
 template <compute_device Device>
