@@ -49,7 +49,7 @@ class disagreement : public error_of_all {
 
 namespace detail {
 
-/// Sorted by name, a name that is given several times once with all its values: lists that say the same are equal.
+/// Sorts settings by name, and gives a repeated name all its values: lists of equal settings become equal.
 inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
   std::vector<setting> all(settings.begin(), settings.end()), out;
   std::stable_sort(all.begin(), all.end(), [](const setting& a, const setting& b) { return a.name < b.name; });
@@ -62,7 +62,7 @@ inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
   return out;
 }
 
-/// Each word after its length: no two lists are the same bytes.
+/// Writes each word after its length, so that different lists have different bytes.
 inline std::string packed_settings(const std::vector<setting>& settings) {
   std::string bytes;
   for (const setting& k : settings)
@@ -97,7 +97,7 @@ struct agreement_words {
   const char* end = "; every rank needs the same options";
 };
 
-/// Who has which value of the field `name`, those that most ranks have last; empty if all have the same.
+/// Returns which ranks have which value of the field `name`, the most frequent value last; empty if all are equal.
 inline std::string difference_text(const std::vector<std::vector<setting>>& of_ranks, const std::string& name,
                                    const agreement_words& words) {
   struct party {

@@ -19,9 +19,6 @@
 
 namespace plait {
 
-// The link between a communicator's calls and a rank's books: the bytes and seconds of each call go into its ledger,
-// and into its recorder if there is one.
-
 /// Writes a communicator's calls into a ledger, and into a recorder if there is one, under the group's label. Profilers
 /// see each call as a range (device/range.hpp) of its kind, label and bytes. It belongs to one rank's thread, and to
 /// the requests of its calls, whose tokens name a kind, a place and a recorded event.
@@ -107,21 +104,21 @@ class any_communicator : public verbs<any_communicator> {
   void run(const call& c);
   [[nodiscard]] request start(const call& c);
 
-  /// A split is counted in the same books, under the subgroup's label.
+  /// A split is counted in this one's ledger and recorder, under the subgroup's label.
   any_communicator split(int color, int key, std::string_view label = {});
   void abort(const std::string& why) noexcept {
     if (held_) held_->abort(why);
   }
-  /// Notes what the device's main stream holds by now, such as a graph that replays calls of this communicator, as one
-  /// operation `what`, a literal. It is then under the deadline of a backend that has one; others do nothing.
+  /// Puts what the device's main stream holds by now under the deadline of a backend that has one, as one operation
+  /// `what`, a literal: a graph, for example, that replays calls of this communicator. Other backends do nothing.
   void watch(const char* what) {
     if (held_) held_->watch(what);
   }
   void begin_group() { held().begin_group(); }
   void end_group() { held().end_group(); }
 
-  /// Returns a handle of the same communicator whose calls are counted in `book` under `name`, its label if that is
-  /// empty, and recorded in `events` if there is one. The books are kept alive by it.
+  /// Returns a handle of this communicator whose calls are counted in `book` under `name`, or under its label if that
+  /// is empty. They are recorded in `events` if there is one. The handle keeps both alive.
   any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr,
                            std::string_view name = {}) const;
 

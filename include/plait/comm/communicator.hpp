@@ -1,6 +1,6 @@
-// The interface of every backend: one operation as a value, the handle of a started one, the verbs, the concept with
-// the six members that a backend supplies, and groups of messages. The backends are comm/threads.hpp, comm/mpi.hpp,
-// comm/nccl.hpp and, in the tests, tests/support/mailbox.hpp.
+// The interface of every backend: one operation as a value, the handle of a started one, the verbs, the concept of a
+// communicator, and groups of messages. The backends are comm/threads.hpp, comm/mpi.hpp, comm/nccl.hpp and, in the
+// tests, tests/support/mailbox.hpp.
 #pragma once
 
 #include <algorithm>
@@ -156,8 +156,8 @@ inline void check(const call& c, int rank, int ranks) {
   }
 }
 
-/// The functions that a backend supplies behind a request: a constant table and no virtual object, so that a backend
-/// that reuses its operations allocates nothing to start one. `owner` keeps alive whatever `object` points to.
+/// The functions of a backend that a request calls: a constant table and no virtual object, so that a backend that
+/// reuses its operations allocates nothing to start one. `owner` keeps alive what `object` points to.
 struct request_ops {
   /// Blocks until the operation is complete; throws plait::error if it never will be.
   void (*wait)(void* owner, void* object);
@@ -274,8 +274,8 @@ class request {
 };
 
 /// The operations of a communicator, by name: each is a `call` that `run` completes or `start` begins. Counts are
-/// elements of the dtype. Every rank of a group calls the collectives of one communicator in the same order, with the
-/// same counts, and all in the same of the two forms.
+/// elements of the dtype. Every rank of a group calls the collectives of one communicator in one order, with equal
+/// counts, and either all run a collective or all start it.
 ///
 /// `Self` derives from it, and has `start(const call&)`, which returns a request. Where it also has `run`, that is used
 /// in place of starting and waiting.

@@ -135,7 +135,7 @@ class failure {
     failed_.store(true, std::memory_order_release);
     return true;
   }
-  /// Takes the text of the exception that ended `rank`; false unless that rank's leaving is the reason.
+  /// Takes the text of the exception that ended `rank`; false unless this rank was leaving and is the reason.
   bool explain(int rank, const std::string& why) {
     if (leaving_ != rank) return false;
     cause_ = why;

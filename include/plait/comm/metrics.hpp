@@ -1,6 +1,6 @@
-// Metrics of one rank's communication: the clock, where in a program a rank waits, the sums by axes and kind of
-// collective, and single operations, for timelines and for the texts of errors. A `counted` communicator
-// (comm/any_communicator.hpp) writes them.
+// Metrics of one rank's communication: the clock, the places of a program where a rank waits, the sums by axes and
+// kind, and single operations, for timelines and for errors. A `counted` communicator (comm/any_communicator.hpp)
+// writes them.
 #pragma once
 
 #include <algorithm>

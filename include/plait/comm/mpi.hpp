@@ -109,8 +109,8 @@ inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t 
 }
 
 /// Posts a reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up
-/// its own in the order of the ranks. For an all-reduce, it then sends its sum to the others, by the tag after `tag`,
-/// for a rank may begin that after it has started other reductions.
+/// its own in the order of the ranks. For an all-reduce, it then sends its sum to the others. That has the tag after
+/// `tag`, for a rank may begin it after it has started other reductions.
 inline void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total, int tag) {
   const std::size_t size = size_of(c.type), n = static_cast<std::size_t>(p.home->size),
                     own = static_cast<std::size_t>(p.home->rank);
@@ -145,8 +145,8 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
 }
 
 /// Returns whether small all-reduces that are started go as messages too: among few ranks, some of which are reached
-/// over a slow link; the same on all of them, since each has ranks of another host then. A library reduces them to one
-/// rank, whose answer follows all that was started there meanwhile: the norm of a step after the gathers of its
+/// over a slow link. All of them find the same, since each then has ranks of another host. A library reduces them to
+/// one rank, whose answer follows all that was started there meanwhile: the norm of a step after the gathers of its
 /// update.
 inline bool reduces_small(const state& s) {
   constexpr int few = 16;
@@ -194,11 +194,11 @@ class environment {
 };
 
 /// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
-/// checked. An operation that is waited for and does not finish within the deadline ends all ranks, with a text that
-/// names it and the ranks that are missing. The order of a reduction is the MPI library's choice, but for those that
-/// are started and are large, or go over slow links between few ranks: those go by messages, as large gathers do, added
-/// in the order of the ranks, and a thread of this class has the library move the large ones. All ranks use the same
-/// form of a collective, the direct one or the started one: MPI does not match the two.
+/// checked. A wait that is longer than the deadline ends all ranks, with a text that names the operation and the
+/// missing ranks. The order of a reduction is the MPI library's choice. But started reductions that are large, or go
+/// over slow links between few ranks, go by messages, as large gathers do, and are added in the order of the ranks. A
+/// thread of this class has the library move the large ones. All ranks either run a collective or start it: MPI does
+/// not match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
   using operation = detail::operation;
@@ -213,7 +213,7 @@ class communicator : public verbs<communicator> {
     return communicator(copy, true, "world");
   }
   /// A communicator of the caller's is not freed here. It must live as long as this and its copies, and must not be
-  /// used for other things at the same time, nor attached again. It gets its error handler back when they are gone.
+  /// used for other things meanwhile, nor attached again. It gets its error handler back when they have ended.
   /// Collective over it, as `world` is over all ranks: where there are several hosts, their links are measured.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
     return communicator(comm, false, label);
@@ -326,7 +326,7 @@ class communicator : public verbs<communicator> {
     detail::in_pieces(n, self().limit, f);
   }
 
-  /// Issues the MPI calls of an operation. Messages and ragged exchanges are the same in both forms.
+  /// Issues the MPI calls of an operation. Messages and ragged exchanges have one form for both.
   pending post(bool blocking, const call& c) {
     const detail::state& s = self();
     check(c, s.rank, s.size);

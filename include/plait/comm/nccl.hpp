@@ -24,18 +24,18 @@ namespace plait::nccl {
 
 /// A rank's handle of an NCCL communicator, on the memory of its GPU; see communicator.hpp for what the operations
 /// mean. The host waits in `barrier` and `split`, and while NCCL itself is still setting up a call. A call is in the
-/// order of the device's main stream, a started one runs beside it between the call and the main stream's wait. The GPU
-/// runs a communicator's operations in the order in which they were called; those of several communicators run side by
-/// side where nothing orders them, and every rank must call them in one order.
+/// order of the device's main stream. A started one runs in a side stream, from the call to the main stream's wait. The
+/// GPU runs a communicator's operations in the order in which they were called; those of several communicators run side
+/// by side where nothing orders them, and every rank must call them in one order.
 ///
 /// Calls in a stream that is being recorded become part of the graph; the deadline covers a replay that `watch`
 /// follows. The graph goes before the communicator does, also where an exception unwinds: NCCL ends none whose calls a
 /// graph holds.
 ///
 /// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
-/// the order of their tags first; a message to the own rank needs a group. An error, a lost rank, or an operation that
-/// is past its deadline aborts all communicators of its team, those made from one by `split`; later and waiting calls
-/// throw what happened.
+/// the order of their tags first; a message to the own rank needs a group. An error, a lost rank or a
+/// deadline that has passed aborts all communicators of the team: those made from one by `split`. Later and waiting
+/// calls throw what happened.
 class communicator : public verbs<communicator> {
   using op_ptr = std::shared_ptr<detail::operation>;
 

@@ -44,12 +44,12 @@ struct group {
   std::vector<std::unique_ptr<operation>> store;
 };
 
-/// The state that the ranks of one run share: who sleeps, who is gone, and why the run ends.
+/// The state that the ranks of one run share: which of them sleep, which have returned, and why the run ends.
 ///
-/// The invariant of exact deadlock detection: `running` counts the ranks that are neither asleep nor gone. A rank
-/// falls asleep under the mutex, after it has seen there that its operation has not moved. Whoever moves an operation
-/// does so under the mutex too and counts the ranks that it wakes as running on their behalf, before they run. So
-/// `running == 0` means that no rank can move anything any more, and it is seen by the rank that makes it so.
+/// The invariant of exact deadlock detection: `running` counts the ranks that neither sleep nor have returned. A rank
+/// falls asleep under the mutex, after it has seen there that its operation has not moved. A rank that moves an
+/// operation does so under the mutex too, and counts the ranks that it wakes as running before they run. So `running ==
+/// 0` means that no rank can move anything any more, and the rank that makes it so finds it.
 class run_state {
  public:
   explicit run_state(int ranks)
@@ -306,7 +306,7 @@ void run_ranks(int ranks, const std::function<void(communicator&)>& body);
 }  // namespace detail
 
 /// Runs `body(communicator)` on `ranks` threads and returns when all have ended. The first error of any rank ends them
-/// all and is thrown here as a plait::error that says which rank it was and what every rank did last; the rank's own
+/// all and is thrown here as a plait::error, which names the rank and what every rank did last. The rank's own
 /// exception is nested in it.
 template <class F>
 void run(int ranks, F&& body) {

@@ -27,7 +27,7 @@
 namespace plait::threads::detail {
 
 // A futex sleeps and wakes in about half the time of std::atomic::wait, which hashes the address, counts its waiters
-// and spins on its own terms (1 KB all-reduce on 8 ranks and 2 cores: 6-9 against 9-17 microseconds).
+// and spins. (A 1 KB all-reduce on 8 ranks and 2 cores: 6 to 9 against 9 to 17 microseconds.)
 inline void sleep_while_zero(std::atomic<std::uint32_t>& word) {
   while (word.load(std::memory_order_acquire) == 0) {
 #if defined(__linux__)

@@ -29,7 +29,7 @@ struct value_check {
   static const value_check off;     ///< nothing
   static const value_check first;   ///< the first step, and the first after a call of `value_checks::arm`
 
-  /// Returns the same, where differences up to `relative` times a value's norm are no error: for ranks on unlike
+  /// Returns this check, where differences up to `relative` times a value's norm are no error: for ranks on unlike
   /// processors, which round otherwise.
   value_check within(double relative) const {
     if (!(relative >= 0 && relative < 1))

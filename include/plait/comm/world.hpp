@@ -24,7 +24,7 @@ namespace plait {
 /// Where the communicators of one rank of a mesh that does not run write what the rank starts, in order.
 struct call_log {
   posted_program posted;
-  /// Its `waits` says where in its program the rank is; null: unknown.
+  /// Its `waits` has the rank's place in its program; null: unknown.
   const ledger* book = nullptr;
   /// The ranks of the whole mesh that are those of this rank's stage, by their place there.
   std::vector<int> stage_ranks;
@@ -32,15 +32,14 @@ struct call_log {
   int next_group = 0;  ///< of messages
 };
 
-/// A communicator without other ranks, to find out what a program would send: it has a rank, a size and a label,
-/// and every operation is over at once and moves nothing. A `world` made for counting counts its calls as it would
-/// those of any other, and writes them into its `call_log`. Its one subgroup is itself, because no other rank can be
-/// asked.
+/// A communicator without other ranks, to find out what a program would send: it has a rank, a size and a label, and
+/// every operation is over at once and moves nothing. A `world` made for counting counts its calls as any others, and
+/// writes them into its `call_log`. Its one subgroup is itself, because no other rank can be asked.
 class counting_communicator : public verbs<counting_communicator> {
  public:
   counting_communicator() = default;
   counting_communicator(int rank, int size, std::string label) : rank_(rank), size_(size), label_(std::move(label)) {}
-  /// One whose calls are written down: `name` says what it is for as well, and `ranks` are those of the whole mesh.
+  /// One whose calls are logged; `name` also has its purpose, and `ranks` are its ranks on the whole mesh.
   counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log, std::string name,
                         std::vector<int> ranks)
       : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {

@@ -201,9 +201,9 @@ inline tcp_socket connected(const std::string& address, int port_number, double 
   return out;
 }
 
-// Messages: "plaitid2", rank, size and the length of the token as 4 bytes each, most significant first, and the token;
-// the answer: 1 or 0 for yes or no, the length, and the bytes or the reason. The token is not hidden from who reads the
-// network: it keeps out who can reach the port alone.
+// A greeting: "plaitid2", rank, size and the length of the token as 4 bytes each, most significant first, and the
+// token; the answer: 1 or 0 for yes or no, the length, and the bytes or the reason. The token is not hidden from who
+// reads the network: it keeps out who can reach the port alone.
 inline constexpr std::string_view hello_magic = "plaitid2";
 inline constexpr std::size_t hello_head = 20;
 inline constexpr std::size_t longest_answer = 1 << 16;
@@ -238,7 +238,7 @@ inline std::string hello_of(const launch_place& here) {
   put_word(out, static_cast<std::uint32_t>(here.token.size()));
   return out + here.token;
 }
-/// In a time that does not tell how much of them is equal.
+/// Takes a time that does not depend on how much of them is equal.
 inline bool equal_tokens(std::string_view a, std::string_view b) {
   if (a.size() != b.size()) return false;
   unsigned differing = 0;
@@ -347,7 +347,7 @@ class rendezvous_server {
     }
     ::poll(watched.data(), watched.size(),
            static_cast<int>(std::clamp((until_ - comm_clock()) * 1000, 1.0, full_ ? 100.0 : 1000.0)));
-    for (tcp_socket& s : here_) {  // one that has gone again may come back; a rank of ours says nothing more
+    for (tcp_socket& s : here_) {  // one that has left may come back; a rank of ours sends nothing more
       char byte;
       if (s && ::recv(s.get(), &byte, 1, MSG_PEEK) >= 0) s = tcp_socket();
     }

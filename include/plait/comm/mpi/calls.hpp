@@ -1,5 +1,5 @@
-// MPI's calls, for comm/mpi.hpp: their checks, data types, reductions that MPI lacks, counts beyond an int, and which
-// ranks are on other hosts, and how fast messages reach them. Of the communicator's headers, it includes <mpi.h>.
+// MPI's calls, for comm/mpi.hpp: their checks, data types, reductions that MPI lacks, counts beyond an int, and how
+// fast messages reach ranks on other hosts. Of the communicator's headers, it includes <mpi.h>.
 #pragma once
 
 #include <mpi.h>
@@ -220,7 +220,7 @@ inline std::vector<char> ranks_over_slow_link(MPI_Comm comm, int rank, int size)
   MPI_Comm_free(&own);
   return slow ? far : std::vector<char>(far.size());
 }
-/// Returns the same for a part of `whole`. Asks no other rank.
+/// Returns it for a part of `whole`, without asking other ranks.
 inline std::vector<char> ranks_over_slow_link(MPI_Comm part, int size, MPI_Comm whole,
                                               const std::vector<char>& of_whole) {
   std::vector<char> slow;

@@ -46,7 +46,7 @@ struct presence {
   static constexpr std::size_t most = 16;
 
   std::array<char, 128> waits_for{};  ///< "all_reduce #3 on 'dp'"; empty: the rank has reported nothing
-  std::uint64_t communicators = 0;    ///< of which `calls` tells
+  std::uint64_t communicators = 0;    ///< the entries of `calls`
   std::array<call_count, most> calls{};
 
   /// Returns how many collectives the rank has called on the communicator of this label: the fewest where there are
@@ -349,7 +349,7 @@ class mover {
     changed_.wait(lock, [&] { return now_ != &o; });
     std::erase(flying_, &o);
   }
-  /// Without the thread, has all in flight but `o` go on: another rank may wait for one of them before this rank does.
+  /// Without the thread, advances all in flight but `o`: another rank may wait for one of them before this rank does.
   void move_others(operation& o);
 
  private:
@@ -416,7 +416,7 @@ class operation {
     if (!std::exchange(over_, true)) static_cast<void>(new std::vector<std::byte>(std::move(pending_.buffer)));
   }
 
-  /// Has it go on, and returns whether it is over. Any thread; errors are kept for the rank.
+  /// Advances it, and returns whether it is over. Any thread may; errors are kept for the rank.
   bool advance() noexcept {
     const std::lock_guard lock(mutex_);
     if (over_) return true;
@@ -474,9 +474,9 @@ inline void mover::move() {
   }
 }
 
-/// Ends all ranks when a blocking MPI call is past its deadline. A thread of its own, because the blocking collectives
-/// of MPI libraries are up to eight times as fast as their non-blocking ones, which a rank could watch by itself.
-/// Arming is a lock and a few stores.
+/// Ends all ranks when a blocking MPI call is past its deadline. A thread does so, because blocking collectives of MPI
+/// libraries are up to eight times as fast as non-blocking ones, which the rank could watch by itself. Arming is a lock
+/// and a few stores.
 class watchdog {
  public:
   void arm(const pending& p) {

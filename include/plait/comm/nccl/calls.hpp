@@ -1,5 +1,5 @@
-// NCCL's calls: the names of dtypes and reductions, the check of results, the options of a communicator, and an
-// `ncclComm_t` with the three calls that comm/typed.hpp needs. It is the one header that includes <nccl.h>.
+// NCCL's calls: the names of dtypes and reductions, the check of results, the options of a communicator, and the bare
+// calls that comm/typed.hpp needs. It is the one header that includes <nccl.h>.
 #pragma once
 
 #include <cuda_runtime.h>

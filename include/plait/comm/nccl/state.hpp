@@ -113,8 +113,8 @@ class team {
     aborted_.wait(lock, [this] { return !aborting_; });
   }
   /// Ends all communicators of the team that it owns: the watching thread aborts them, without a wait here.
-  /// Since NCCL 2.26 an abort ends when no graph holds calls of the communicator any more, and the calling thread may
-  /// have to unwind to destroy one. Only the first reason counts; `leaving` is a rank that an exception unwinds, whose
+  /// Since NCCL 2.26 an abort waits until no graph holds calls of the communicator. The calling thread may have to
+  /// unwind to destroy such a graph. Only the first reason counts; `leaving` is a rank that an exception unwinds, whose
   /// reason is known later.
   void fail(const std::string& why, int leaving = -1) {
     const std::lock_guard lock(mutex_);
@@ -184,8 +184,7 @@ class session {
   const options settings;
   int rank = 0;                  ///< in the first communicator, for texts
   registered_memory registered;  ///< for collectives; outlives the communicators that it is registered with
-  /// Has the device give back memory that it does not use, of which NCCL takes some for each communicator; may be
-  /// empty.
+  /// Has the device free memory that it does not use: NCCL takes some for each communicator. May be empty.
   std::function<void()> make_room;
 
   team& ranks() { return *team_; }
@@ -402,7 +401,7 @@ struct state {
   int open_groups = 0;
   std::vector<call> messages;               ///< of the open group
   std::shared_ptr<operation> group;         ///< of the open group
-  std::shared_ptr<operation> last_started;  ///< beside the main stream, which may not wait for it yet
+  std::shared_ptr<operation> last_started;  ///< in a side stream; the main stream may not wait for it yet
 
   explicit state(std::shared_ptr<session> owner) : home(std::move(owner)) {}
   state(const state&) = delete;
@@ -590,7 +589,7 @@ struct state {
   }
 
   std::vector<std::shared_ptr<void>> places_;  ///< that NCCL writes
-  plait::detail::owned_stream own_side_;       ///< what it holds at its end is finished all the same
+  plait::detail::owned_stream own_side_;       ///< CUDA finishes what it holds at its end
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   ncclWindow_t window_{};
 #endif

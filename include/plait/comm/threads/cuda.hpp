@@ -1,5 +1,5 @@
 // In-process ranks on the memory of a GPU that they share. The last rank to arrive enqueues an operation's kernel or
-// copies after what every rank had enqueued before, and every rank's main stream waits for them. Ranks with a GPU each
+// copies after all that the ranks had enqueued before. Every rank's main stream waits for them. Ranks with a GPU each
 // use comm/launch/nccl.hpp.
 #pragma once
 

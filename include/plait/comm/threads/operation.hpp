@@ -59,8 +59,8 @@ namespace plait::threads::detail {
 
 struct group;
 
-/// The ranks of one operation must agree on this. `count` is the count of the public call, except for a ragged
-/// all_to_all, where it is 0 and the counts are compared pair by pair.
+/// The ranks of one operation must agree on this. `count` is that of the call. For a ragged all_to_all it is 0, and
+/// the counts are compared pair by pair.
 struct signature {
   collective kind = collective::barrier;  ///< `send` for a message, also on its receiver
   std::size_t count = 0;
