@@ -317,14 +317,6 @@ class communicator : public verbs<communicator> {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(self().size); }
-  static std::byte* at(void* p, std::size_t bytes) { return detail::at(p, bytes); }
-  static const std::byte* at(const void* p, std::size_t bytes) { return detail::at(p, bytes); }
-
-  /// Calls f(first element, count) for pieces that fit one MPI call.
-  template <class F>
-  void pieces(std::size_t n, const F& f) const {
-    detail::in_pieces(n, self().limit, f);
-  }
 
   /// Issues the MPI calls of an operation. Messages and ragged exchanges have one form for both.
   pending post(bool blocking, const call& c) {
@@ -369,10 +361,10 @@ class communicator : public verbs<communicator> {
         post_broadcast(p, blocking, c);
         break;
       case collective::send:
-        add_send(p, c.in, c.count, c.type, c.peer, c.tag);
+        detail::add_send(p, c.in, c.count, c.type, c.peer, c.tag, self().limit);
         break;
       case collective::receive:
-        add_receive(p, c.out, c.count, c.type, c.peer, c.tag);
+        detail::add_receive(p, c.out, c.count, c.type, c.peer, c.tag, self().limit);
         break;
       case collective::barrier:
         detail::issue(p, blocking, "MPI_Barrier", MPI_Barrier, MPI_Ibarrier, s.comm);
@@ -384,10 +376,10 @@ class communicator : public verbs<communicator> {
   void post_all_reduce(pending& p, bool blocking, const call& c) const {
     const detail::state& s = self();
     const std::size_t size = size_of(c.type);
-    pieces(c.count, [&](std::size_t first, int count) {
-      const void* from = c.in == c.out ? MPI_IN_PLACE : at(c.in, first * size);
+    detail::in_pieces(c.count, self().limit, [&](std::size_t first, int count) {
+      const void* from = c.in == c.out ? MPI_IN_PLACE : detail::at(c.in, first * size);
       detail::issue(p, blocking, "MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, from,
-                    static_cast<void*>(at(c.out, first * size)), count, detail::type_of(c.type),
+                    static_cast<void*>(detail::at(c.out, first * size)), count, detail::type_of(c.type),
                     s.ops->of(c.op, c.type), s.comm);
     });
   }
@@ -404,7 +396,7 @@ class communicator : public verbs<communicator> {
   void post_all_gather(pending& p, bool blocking, const call& c) const {
     const detail::state& s = self();
     const std::size_t bytes = c.count * size_of(c.type), place = bytes * static_cast<std::size_t>(s.rank);
-    const void* from = bytes != 0 && c.in == at(c.out, place) ? MPI_IN_PLACE : c.in;
+    const void* from = bytes != 0 && c.in == detail::at(c.out, place) ? MPI_IN_PLACE : c.in;
     by_rank(c, [&](int count, MPI_Datatype type) {
       detail::issue(p, blocking, "MPI_Allgather", MPI_Allgather, MPI_Iallgather, from, count, type, c.out, count, type,
                     s.comm);
@@ -415,7 +407,7 @@ class communicator : public verbs<communicator> {
     const detail::state& s = self();
     const std::size_t n = c.count, size = size_of(c.type), bytes = n * size;
     void* to = c.out;
-    if (bytes != 0 && c.out == at(c.in, bytes * static_cast<std::size_t>(s.rank))) {
+    if (bytes != 0 && c.out == detail::at(c.in, bytes * static_cast<std::size_t>(s.rank))) {
       p.buffer.resize(bytes);  // MPI has no such form: reduce aside, copy when complete
       p.copy_to = c.out;
       to = p.buffer.data();
@@ -427,11 +419,12 @@ class communicator : public verbs<communicator> {
       return;
     }
     for (int root = 0; root < s.size; ++root) {
-      pieces(n, [&](std::size_t first, int count) {
+      detail::in_pieces(n, self().limit, [&](std::size_t first, int count) {
         const std::size_t shift = (static_cast<std::size_t>(root) * n + first) * size;
-        void* const result = root == s.rank ? at(to, first * size) : nullptr;
-        detail::issue(p, blocking, "MPI_Reduce", MPI_Reduce, MPI_Ireduce, static_cast<const void*>(at(c.in, shift)),
-                      result, count, detail::type_of(c.type), op, root, s.comm);
+        void* const result = root == s.rank ? detail::at(to, first * size) : nullptr;
+        detail::issue(p, blocking, "MPI_Reduce", MPI_Reduce, MPI_Ireduce,
+                      static_cast<const void*>(detail::at(c.in, shift)), result, count, detail::type_of(c.type), op,
+                      root, s.comm);
       });
     }
   }
@@ -458,28 +451,22 @@ class communicator : public verbs<communicator> {
     const std::size_t size = size_of(c.type);
     for (std::size_t step = 0; step < ranks(); ++step) {  // everybody starts with another peer
       const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks();
-      add_receive(p, at(c.out, c.receive_offsets[k] * size), c.receive_counts[k], c.type, static_cast<int>(k),
-                  reserved_tag);
+      detail::add_receive(p, detail::at(c.out, c.receive_offsets[k] * size), c.receive_counts[k], c.type,
+                          static_cast<int>(k), reserved_tag, self().limit);
     }
     for (std::size_t step = 0; step < ranks(); ++step) {
       const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks();
-      add_send(p, at(c.in, c.send_offsets[k] * size), c.send_counts[k], c.type, static_cast<int>(k), reserved_tag);
+      detail::add_send(p, detail::at(c.in, c.send_offsets[k] * size), c.send_counts[k], c.type, static_cast<int>(k),
+                       reserved_tag, self().limit);
     }
   }
 
   void post_broadcast(pending& p, bool blocking, const call& c) const {
-    pieces(c.count, [&](std::size_t first, int count) {
+    detail::in_pieces(c.count, self().limit, [&](std::size_t first, int count) {
       detail::issue(p, blocking, "MPI_Bcast", MPI_Bcast, MPI_Ibcast,
-                    static_cast<void*>(at(c.out, first * size_of(c.type))), count, detail::type_of(c.type), c.peer,
-                    self().comm);
+                    static_cast<void*>(detail::at(c.out, first * size_of(c.type))), count, detail::type_of(c.type),
+                    c.peer, self().comm);
     });
-  }
-
-  void add_send(pending& p, const void* data, std::size_t n, dtype t, int peer, int tag) const {
-    detail::add_send(p, data, n, t, peer, tag, self().limit);
-  }
-  void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer, int tag) const {
-    detail::add_receive(p, data, n, t, peer, tag, self().limit);
   }
 
   std::shared_ptr<detail::state> state_;

@@ -23,6 +23,7 @@
 #include "plait/comm/threads/operation.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait::threads {
 
@@ -85,10 +86,11 @@ class run_state {
   /// The rank's function has ended, by `exception` if not null.
   void leave(int rank, std::exception_ptr exception, const std::string& what);
 
-  /// Throws `stopped` on `rank` if the run failed. The mutex may be held or not.
-  [[noreturn]] void throw_stopped(int rank, const std::string& doing, const std::string& cause) const;
+  /// Throws `stopped` on `rank`. With the mutex held.
+  [[noreturn]] void throw_stopped(int rank, const std::string& doing) const {
+    throw stopped(cat({"rank ", rank, ": ", doing, " was stopped: ", failure_.cause()}));
+  }
   std::string cause();
-  const std::string& cause_locked() const { return failure_.cause(); }
   std::exception_ptr exception() const { return exception_; }
 
  private:

@@ -122,10 +122,6 @@ PLAIT_INLINE void run_state::leave(int rank, std::exception_ptr exception, const
   if (running_ == 0 && !failed() && !all_gone()) fail_locked("deadlock: no rank can go on" + situation());
 }
 
-PLAIT_INLINE void run_state::throw_stopped(int rank, const std::string& doing, const std::string& cause) const {
-  throw stopped(cat({"rank ", rank, ": ", doing, " was stopped: ", cause}));
-}
-
 PLAIT_INLINE std::string run_state::cause() {
   const std::lock_guard lock(mutex_);
   return failure_.cause();
@@ -457,9 +453,7 @@ PLAIT_INLINE void member::make_children(operation& op) {
   }
 }
 
-PLAIT_INLINE void member::stop(const std::string& doing) const {
-  run_->throw_stopped(world_rank(), doing, run_->cause_locked());
-}
+PLAIT_INLINE void member::stop(const std::string& doing) const { run_->throw_stopped(world_rank(), doing); }
 
 PLAIT_INLINE void member::mismatch(const operation& op, const signature& s) const {
   std::size_t other = 0;
