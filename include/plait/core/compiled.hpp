@@ -1,7 +1,7 @@
 // Macros that choose how code that names no user's type is compiled: with every file that includes it (the default), or
 // once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is compiled.cpp and
 // compiled_files.cpp, which define PLAIT_COMPILING and PLAIT_COMPILING_FILES; CUDA's is compiled_cuda.cu. The code is
-// in the `.ipp` beside a header, such as layout/check.ipp, and in instantiations, as in nn/parameter.hpp.
+// in the `.ipp` of a header, such as layout/check.ipp, and in instantiations, as in nn/parameter.hpp.
 #pragma once
 
 #include "plait/version.hpp"

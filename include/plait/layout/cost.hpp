@@ -1,5 +1,4 @@
-// The bytes that a plan sends, from layouts and sizes alone. These are bytes and not times, and nothing is measured:
-// comm/metrics.hpp counts those of a run.
+// The bytes that a plan sends, computed from layouts and sizes. comm/metrics.hpp counts the bytes of a run.
 #pragma once
 
 #include <cstddef>

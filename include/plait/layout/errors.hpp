@@ -191,7 +191,7 @@ constexpr const char* text_of(layout_error e) {
   return detail::text_among<layout_error, layout_error::layers_do_not_fit, layout_error::axis_unknown>(e);
 }
 
-/// Which tensor of an operation a verdict speaks of, where one is wrong by itself.
+/// The tensor of an operation that a verdict is about, where one tensor is wrong.
 enum class operand : std::uint8_t {
   none,
   input,

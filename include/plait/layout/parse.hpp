@@ -1,5 +1,5 @@
-// Reads the text of a mesh, such as "dp=2,tp=4", into a `mesh_shape`. Only extents are read: how tensors use an axis is
-// said by specs (layout/spec.hpp). The messages of all mistakes are in tests/unit/layout/parse.cpp.
+// Reads the text of a mesh, such as "dp=2,tp=4", into a `mesh_shape`. The messages of all mistakes are in
+// tests/unit/layout/parse.cpp.
 #pragma once
 
 #include <charconv>

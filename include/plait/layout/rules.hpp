@@ -122,7 +122,7 @@ constexpr derived_layout pointwise(combine how, std::initializer_list<const layo
         r.verdict.worsen({layout_error::one_axis_two_dims, axis, db, s, sb});
         continue;
       }
-      if (db && !da) {  // the result has the dim, so the first operand holds all of it: same_parts has said so
+      if (db && !da) {  // the result has the dim, so the first operand holds all of it, which same_parts reported
         r.verdict.worsen({layout_error::sharded_and_whole, axis, db, s, sb});
         continue;
       }

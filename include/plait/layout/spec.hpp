@@ -1,5 +1,5 @@
-// A layout as a type: the words of specs, their canonical form, and `dual_t`. A spec is checked here by itself, not
-// against a mesh: layout/check.hpp does that.
+// A layout as a type: the words of specs, their canonical form, and `dual_t`. layout/check.hpp checks specs against a
+// mesh.
 #pragma once
 
 #include <utility>
@@ -192,7 +192,7 @@ concept spec_like = is_spec<T>;
 template <spec_like Spec>
 inline constexpr layout layout_v = Spec::value;
 
-/// The spec of the layout `Value::value`, whose tags are among those of `Specs`.
+/// The spec of the layout `Value::value`, whose tags are among the tags of `Specs`.
 template <class Value, class... Specs>
 using spec_from = typename detail::place<Value, concat<typename Specs::dims...>, concat<typename Specs::axes...>>::type;
 

@@ -15,7 +15,7 @@ namespace plait {
 /// Every way in which a schedule can be refused.
 enum class schedule_error : std::uint8_t {
   ok,
-  shape_illegal = 64,  // after those of layouts: see `refused`
+  shape_illegal = 64,  // after the errors of layouts: see `refused`
   placement_differs,
   microbatches_do_not_divide,
   too_few_microbatches,

@@ -237,8 +237,8 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, std::vect
   return passes;
 }
 
-/// Gives units buffers of the pool for their gradients: each, at its first addition, the one that is free for longest,
-/// and with none free one of its own, which `refuse_few_buffers` does not let pass.
+/// Gives units buffers of the pool for their gradients: at its first addition a unit gets the buffer that is free for
+/// longest. Where none is free it gets its own, which `refuse_few_buffers` refuses.
 constexpr void share_buffers(step_schedule& s, const std::vector<step_entry>& entries) {
   std::vector<int> free;
   for (int i = 0; i < s.policy.gradient_buffers; ++i) free.push_back(i);

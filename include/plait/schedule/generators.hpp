@@ -260,8 +260,8 @@ struct building_block {
 };
 
 /// The regular schedule of a building block: on each rank, no two of the six begin in the same unit modulo 6, W fills
-/// the first units that are left after the I of its chunk, chunk 1 first. What is idle at the ends closes up by itself:
-/// only the order is kept.
+/// the first units that are left after the I of its chunk, chunk 1 first. Only the order is kept, so that idle
+/// time at the ends goes.
 constexpr schedule make_from_block(std::string_view name, const pipeline_shape& shape, const building_block& b) {
   const int p = shape.ranks, m = shape.microbatches;
   schedule s = empty_schedule(name, shape, 3);

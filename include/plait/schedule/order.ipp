@@ -80,7 +80,7 @@ class blocking_run {
   const posted_call& call_of(const place& p) const { return ranks_[p.rank].calls[p.call]; }
   static bool is_message(const posted_call& c) { return c.kind == collective::send || c.kind == collective::receive; }
 
-  /// A rank posts its next call, or those of the next that are posted together.
+  /// Posts the next call of a rank, with the calls that are posted together with it.
   order_verdict post(std::size_t r) {
     rank_state& s = state_[r];
     const std::vector<posted_call>& calls = ranks_[r].calls;
@@ -186,7 +186,7 @@ class blocking_run {
         return static_cast<std::size_t>(member);
     return p.rank;
   }
-  /// Nobody moves: from one rank to the one that it waits for, until there is a circle or an end.
+  /// No rank can continue: follows who waits for whom from rank `r`, until there is a circle or an end.
   order_verdict stuck(std::size_t r) const {
     std::vector<std::size_t> path;
     for (;; r = missing_at(open_of(r))) {

@@ -67,7 +67,7 @@ inline stage_action parse_cell(std::string_view part, int row, std::size_t colum
 ///
 /// The numbers of chunks and microbatches and the placement of stages follow from the actions. Throws `error` with the
 /// row and the cell for what is no action, for sizes that are not legal, and for a placement that is neither straight
-/// nor a vee; whether the schedule is a legal one, `verify` says.
+/// nor a vee. `verify` checks whether the schedule is a legal one.
 inline schedule schedule_from_csv(std::string_view text, std::string_view name = "csv") {
   std::vector<detail::stage_action> actions;
   int row = 0, stages = 0, microbatches = 0;

@@ -241,7 +241,7 @@ inline std::string describe(const step_entry& e) {
   }
 }
 
-/// Parameters that are gathered, reduced and updated together: by default those of a block, the embedding, the head. A
+/// Parameters that are gathered, reduced and updated together, by default of a block, the embedding or the head. A
 /// forward pass of a stage goes through its units in order, a backward pass in the reverse order.
 struct step_unit {
   int stage = 0;                ///< whose pass uses it

@@ -19,9 +19,8 @@ struct pipeline_timeline {
   std::string unit;  ///< of the times, as in "ms"; empty for unit costs
   pipeline_shape shape;
   std::vector<std::vector<timed_action>> ranks;
-  /// The entries of each rank's step beside its passes: gathers and reductions, which go on meanwhile, the norm and
-  /// updates.
-  /// Empty where a pipeline alone is shown.
+  /// The other entries of each rank's step: gathers and reductions, which overlap passes, the norm and updates. Empty
+  /// for the schedule of a pipeline.
   std::vector<std::vector<timed_entry>> beside{};
 
   double begin() const {

@@ -502,8 +502,8 @@ inline void require_verified(const schedule& s, const verify_options& options = 
           s.shape.microbatches, " microbatches): ", describe(v)});
 }
 
-// The messages that must have arrived when a rank computes, by its schedule alone. While a step is recorded no
-// communicator can answer; this tells when the memory of a send is free.
+// The messages that must have arrived when a rank computes, by its schedule. While a step is recorded no communicator
+// can answer, so that the memory of a send is freed by this.
 
 namespace detail {
 
@@ -569,10 +569,10 @@ std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(const pipeline_s
 
 }  // namespace detail
 
-/// For each step of the program of `rank`: those of its earlier sends, counted from 0, that have arrived for certain
+/// For each step of the program of `rank`: its earlier sends, counted from 0, that have arrived for certain
 /// once a compute has its input, and had not for certain before. The receiver has begun the action that takes the
 /// message, for what it has computed since came here, maybe by way of others (vector clocks: Fidge 1988, Mattern 1989).
-/// `programs` are those of all ranks, of a verified schedule.
+/// `programs` are the programs of all ranks of a verified schedule.
 constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
                                                               const std::vector<std::vector<step_entry>>& programs,
                                                               int rank) {

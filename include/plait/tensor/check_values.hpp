@@ -39,18 +39,17 @@ struct sent_value {
 };
 static_assert(sizeof(sent_value) == 7 * sizeof(std::uint64_t));
 
-/// The axes of the mesh, as bits, along which `a` says that ranks hold equal values; those in `other_than` do not
-/// count.
+/// Returns, as bits, the axes of the mesh along which ranks hold equal values by `a`, without the axes in `other_than`.
 std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than = {});
 /// Returns the axes along which ranks hold terms of a sum, as bits.
 std::uint32_t term_axes(const mesh_shape& mesh, const layout& a);
 
-/// Returns for each axis the hash of all noted values that are equal along it, then the number of values, then that of
-/// values that are terms.
+/// Returns for each axis the hash of all noted values that are equal along it, then the number of values, then the
+/// number of values that are terms.
 std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const std::vector<noted_value>& values);
 /// Whether along some axis the ranks of a line differ in what `combined_hashes` has for it.
 bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks);
-/// Returns the hashes of values that are terms and large enough to be told from each other; 0 for others.
+/// Returns the hashes of values that are terms and large enough to differ; 0 for others.
 std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values);
 /// Returns what is wrong with the values that are terms, as `rank` sees it, or "". `of_ranks` has `count` for each
 /// rank.
@@ -125,7 +124,7 @@ void compare_noted(const context<Device>& ctx, const std::vector<noted_value>& v
       if (!problem.empty()) problem_at = 1e17;
     }
   }
-  // The first value in which ranks differ, as the first of them says it.
+  // All ranks throw the text of the first rank that found the first value in which ranks differ.
   const double least = -all_reduce_scalar(ctx.device, root, -problem_at, reduce_op::max);
   if (least >= 1e18) return;
   const int speaker = static_cast<int>(-all_reduce_scalar(
@@ -294,9 +293,9 @@ void arm_checks(const context<Device>& ctx) {
 
 }  // namespace detail
 
-/// Throws `error_of_all` on every rank unless ranks have equal elements wherever the tensor's type says so: along axes
-/// over which it is invariant or replicated. The text names the axis, the ranks and how far they differ. Differences up
-/// to `tolerance` times the norm are none. Collective over the world, whatever `value_check` says.
+/// Throws `error_of_all` on every rank unless ranks have equal elements along the axes over which the tensor is
+/// invariant or replicated. The text names the axis, the ranks and how far they differ. Differences up
+/// to `tolerance` times the norm are none. Collective over the world, whatever `value_check` is.
 template <class T, spec_like Spec, compute_device Device>
 void require_equal(const context<Device>& ctx, const tensor<T, Spec, Device>& value, std::string_view name = "a tensor",
                    double tolerance = 0) {

@@ -22,8 +22,8 @@ struct row_range {
 
 }  // namespace detail
 
-/// Reductions that are under way, with the memory that they read. Destroyed or not, they end; `wait` says when, and
-/// throws what they threw.
+/// Reductions that are under way, with the memory that they read. They end also where this is destroyed; `wait` waits
+/// for them, and throws what they threw.
 template <compute_device Device>
 class chunks_under_way {
  public:

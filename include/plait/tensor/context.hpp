@@ -44,7 +44,7 @@ constexpr dim_sizes refuse_size_of() {
 }
 }  // namespace detail
 
-/// Where a function or a value of the program's hides one of the first four dims, this says so.
+/// Chosen where a function or a value of the program hides one of the first four dims; refuses to compile.
 template <auto Given, class... Rest>
 constexpr dim_sizes sizes_of(...) {
   return detail::refuse_size_of<Given>();
@@ -61,7 +61,7 @@ template <class, class, class, auto Given, class... Rest>
 constexpr dim_sizes sizes_of(...) {
   return detail::refuse_size_of<Given>();
 }
-/// Where a name is no dim, or the sizes are not as many as the dims, this says so.
+/// Chosen where a name is no dim, or the sizes are not as many as the dims; refuses to compile.
 template <class... Dims, class... Sizes>
   requires(!(dim_like<Dims> && ...) || sizeof...(Dims) != sizeof...(Sizes))
 constexpr dim_sizes sizes_of(Sizes...) {

@@ -137,8 +137,8 @@ inline std::string exported_layout::difference(const exported_layout& other) con
 
 }  // namespace plait
 
-// The structs are those of dlpack.h where it is on the include path, else declared here with equal layout (DLPack 0.8,
-// and what 1.x calls unversioned).
+// dlpack.h declares the structs where it is on the include path, else they are declared here with equal layout (DLPack
+// 0.8, and what 1.x calls unversioned).
 namespace plait::dlpack {
 
 #if __has_include(<dlpack/dlpack.h>)
@@ -202,10 +202,9 @@ struct exported {
 
 }  // namespace detail
 
-/// Hands this rank's part out; the memory goes when the receiver calls the `deleter`, or, if the tensor is a view, when
-/// its owner says so. The device must outlive it. On a GPU the receiver must order its work after the main stream's, as
-/// DLPack's protocol has it. A `managed_tensor` tells the part's shape alone; `export_layout<Spec>(ctx)` tells the
-/// receiver which part of which tensor it is.
+/// Hands this rank's part out. The receiver's call of `deleter` frees the memory, unless the tensor is a view. The
+/// device must outlive it. On a GPU the receiver must order its work after the main stream's, as in DLPack's protocol.
+/// A `managed_tensor` has only the part's shape; `export_layout<Spec>(ctx)` has its place in the whole tensor.
 template <class T, spec_like Spec, compute_device Device>
 managed_tensor* export_tensor(const Device& device, tensor<T, Spec, Device>&& x) {
   using holder = detail::exported<T, Spec, Device>;
@@ -228,7 +227,7 @@ managed_tensor* export_tensor(const Device& device, tensor<T, Spec, Device>&& x)
 
 /// A view of an external tensor that holds this rank's part of a tensor with spec `Spec`; `name` stands in the errors.
 /// The external tensor must outlive the view, and whatever wrote it must come before the main stream's next work.
-/// Throws `plait::error` unless type, device, shape and strides (row-major without gaps) are those of the part.
+/// Throws `plait::error` unless type, device, shape and strides (row-major without gaps) equal the part's.
 template <class T, spec_like Spec, compute_device Device>
 tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_view& from, const std::string& name) {
   const data_type wanted = detail::type_of(dtype_of<T>);

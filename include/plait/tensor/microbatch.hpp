@@ -15,7 +15,7 @@
 
 namespace plait {
 
-/// Is told, as a pass goes through the layers, which unit of a stage's parameters it uses from there on.
+/// Observer of a pass through the layers: `enter` gets the unit of a stage's parameters that it uses from then on.
 class unit_watcher {
  public:
   virtual void enter(int unit) = 0;
@@ -91,8 +91,8 @@ struct microbatch {
   std::int64_t first_sample = 0;
   /// Which microbatch of its step it is, and of how many: deterministic sums over samples go by it.
   std::int64_t index = 0, count = 1;
-  /// Whether dropout drops elements: in training. `pipeline::evaluate` and all that makes scores say false; whoever
-  /// evaluates by layers of their own says it too.
+  /// Whether dropout drops elements: true in training. `pipeline::evaluate` and whatever makes scores set it to false,
+  /// and so must a program that evaluates layers itself.
   bool drops = true;
   /// For sequences packed from documents: the position of the first token of each token's document, in the device's
   /// memory, one for each of this rank's tokens; null: none. Must not decrease along the text.

@@ -24,7 +24,7 @@
 
 namespace plait {
 
-/// One rank's part of a tensor that lies on the mesh as `Spec` says: contiguous, row-major in the spec's order of dims.
+/// One rank's part of a tensor with the layout `Spec`: contiguous, row-major in the spec's order of dims.
 /// Owns its memory, or views the caller's. Move-only.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class tensor {

@@ -1,5 +1,4 @@
-// The findings of parity checks: texts, so that they fit any test framework (`CHECK(findings.text() == "")`). The
-// conformance suite has none; it throws.
+// The findings of parity checks: texts, so that they fit any test framework (`CHECK(findings.text() == "")`).
 #pragma once
 
 #include <algorithm>

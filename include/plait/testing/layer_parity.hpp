@@ -145,7 +145,7 @@ struct layer_values {
   double loss = 0;
   std::vector<double> y, dx;
   std::vector<std::pair<std::string, std::vector<double>>> gradients;
-  findings found;  ///< where what is kept or sent is not what a dry run says
+  findings found;  ///< where what is kept or sent differs from the dry run
   ledger sent;     ///< forward and backward
 };
 

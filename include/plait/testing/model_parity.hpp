@@ -87,8 +87,8 @@ inline std::string scientific(double x) {
   return text;
 }
 
-/// Each array of `got` against the one of that name in `expected`, which may have more: relative in the
-/// Euclidean norm, or where `vanishes` says so relative to `scale`.
+/// Compares each array of `got` with the array of that name in `expected`, which may have more. Differences are
+/// relative in the Euclidean norm; for arrays that vanish, relative to `scale`.
 inline findings compare_named(const std::vector<named_values>& got, const std::vector<named_values>& expected,
                               double tolerance, const std::function<bool(const std::string&)>& vanishes = {},
                               double scale = 1.0) {
@@ -395,9 +395,9 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
   return found;
 }
 
-/// All of it, for meshes without a pipeline, whose axes are those of `axes`: what each rank of each mesh has after
-/// `how.steps` steps, against one rank alone. Losses and gradient norms of every step, gradients of the first and the
-/// last, and weights are equal within `how.tolerance`; what is sent and kept is what a dry run says.
+/// Compares each rank of each mesh with one rank alone, for meshes with the axes of `axes`, which have no pipeline.
+/// Losses and gradient norms of every step, gradients of the first and the last, and the weights must be equal within
+/// `how.tolerance`. The bytes sent and kept must be those that a dry run predicts.
 ///
 ///     for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
 ///                                    zero_level::parameters}) {
