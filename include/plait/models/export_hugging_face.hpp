@@ -27,8 +27,8 @@ namespace plait {
 struct export_options {
   std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file, as in transformers
   std::optional<safetensors_dtype> dtype{};   ///< F64, F32 or BF16; nothing: that of the master values
-  /// A model directory whose tokenizer, and whose keys of config.json that change no number (the tokens that end a
-  /// text, for instance), go into the new one; or a config.json, of which the keys do; empty: none.
+  /// A model directory, whose tokenizer is copied, with the keys of its config.json that change no number (such as
+  /// the tokens that end a text); or a config.json, whose keys are; empty: none.
   std::string like{};
   /// In whose names and order the tensors are written, beside a config.json of Hugging Face: transformers opens its own
   /// alone, and `open_model_directory` each.

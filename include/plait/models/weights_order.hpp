@@ -34,7 +34,7 @@ inline weights_order weights_order_from(std::string_view name, std::string_view 
 
 namespace detail {
 
-/// A tensor's name at another tool, and Hugging Face's; those behind the layer's number are without what is before it.
+/// A tensor's name at another tool, and Hugging Face's. Names of a layer's tensors are without the layer's prefix.
 struct renamed_tensor {
   std::string_view there, here;
 };

@@ -145,7 +145,7 @@ concept backwards =
       } -> std::same_as<tensor<typename L::value_type, dual_t<typename L::input>, typename L::device>>;
     };
 
-/// Anybody who visits parameters: nvcc takes no generic lambda in a concept.
+/// Any visitor of parameters: nvcc takes no generic lambda in a concept.
 struct any_visitor {
   template <class Parameter>
   void operator()(Parameter&) const {}

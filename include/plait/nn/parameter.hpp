@@ -220,7 +220,7 @@ class parameter {
     set_changed();
     return master();
   }
-  /// Whether values have changed since the last gather, but for an optimizer's update.
+  /// Whether values have changed since the last gather other than by an optimizer's update.
   bool values_changed() const { return changed_; }
   /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
   template <class F>

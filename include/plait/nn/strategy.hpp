@@ -216,7 +216,7 @@ struct strategy_value {
                      layout_v<spec<typename S::key_heads>>, layout_v<spec<typename S::feed_forward>>,
                      layout_v<spec<typename S::vocabulary>>, context_axes<typename attention_of_strategy<S>::type>);
 };
-/// The tags that a refused strategy may be told of.
+/// The tags that the refusal of a strategy may name.
 template <class S>
 struct strategy_tags {
   using dims = concat<typename S::residual::dims,
@@ -345,7 +345,7 @@ struct sharded_further {
   }();
 };
 
-/// `Weight` with its dim `hidden` placed as the residual's last dim is, but for axes that shard another dim of it.
+/// `Weight` with its dim `hidden` placed as the residual's last dim, without axes that shard another dim of it.
 template <class Residual, class Weight>
 struct on_the_stream {
   static constexpr layout value = [] {
@@ -456,8 +456,8 @@ deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape&
   return leaves;
 }
 
-/// The positions in the text of the tokens that this rank has, of each of its sequences: of `ids.part()` and of labels.
-/// Who fills token ids asks for them.
+/// The positions in the text of this rank's tokens, the same for each of its sequences. A program fills token ids and
+/// labels by them.
 template <strategy S, compute_device Device>
 std::vector<std::int64_t> text_positions(const context<Device>& ctx) {
   const box part =

@@ -107,12 +107,11 @@ concept pipeline_stages =
       { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
     };
 
-/// Runs one rank's program of a step. Receives are posted where the program has them, before they are needed; sends are
-/// not waited for before the end, but for the memory they hold (`release_by_schedule`); an input is waited for by the
-/// action that takes it. Gradients have a communicator of their own: where a communicator runs its messages in one
-/// order, as NCCL's do, an activation that is late would hold up a gradient that is ready. What stands between the
-/// passes of units is done there, and nothing is done elsewhere. Which rank is which comes from the schedule: rank r of
-/// `along` is the pipeline's rank r.
+/// Runs one rank's program of a step. Receives are posted where the program has them, before they are needed; the
+/// action that takes an input waits for it. Sends are waited for at the end, or earlier for the memory they hold
+/// (`release_by_schedule`). Gradients have a communicator of their own: where a communicator runs its messages in one
+/// order, as NCCL's do, an activation that is late would hold up a gradient that is ready. Rank r of `along` is rank r
+/// of the schedule.
 template <compute_device Device>
 class step_executor {
  public:

@@ -52,7 +52,7 @@ std::vector<std::pair<int, std::uint64_t>> find_twice(const context<Device>& ctx
   return twice;
 }
 
-/// Throws where two parameters have one name, over all stages, but for those that are tied across stages. Collective.
+/// Throws where two parameters of all stages have one name and are not tied across stages. Collective.
 /// `visit(f)` calls f(parameter) for each of this rank.
 template <class Parameter, compute_device Device, class Visit>
 void check_names(const context<Device>& ctx, any_communicator& along, const Visit& visit) {

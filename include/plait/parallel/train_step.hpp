@@ -188,8 +188,8 @@ class training_step {
 
   /// Forward, backward, reduction, clipping and update, in the order of the step's program, and in a step that is
   /// checked (`value_check`) the comparison of what ranks have noted. The optimizer's
-  /// `begin_step` comes before. What is updated may still be on its way to where layers read it when this returns:
-  /// whoever uses the model through its pipeline waits for it.
+  /// `begin_step` comes before. When this returns, gathers of updated values may be under way: calls through the
+  /// model's pipeline wait for them.
   void run(const context<device>& ctx) {
     take_loaded();
     mean_.begin_late(ctx);

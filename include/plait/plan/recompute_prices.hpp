@@ -24,7 +24,7 @@ struct recompute_rates {
   double operations_per_sent_byte = 2200;
 };
 
-/// A stage whose layers can be told how much to keep.
+/// A stage whose layers each have a choice of how much to keep.
 template <class Stage>
 concept recomputes_by_layer =
     announces_units<Stage> && requires(Stage& s, const layer_recompute& keep) { s.set_recompute(keep); };

@@ -114,7 +114,8 @@ struct attention_pass {
       : device(on), s(shape.checked()), scale(s.scale), blocks(s, most_rows) {}
 
   std::size_t outer_rows() const { return static_cast<std::size_t>(blocks.outer * group); }
-  /// Elements of a tile of scores, and of a packed block of keys.
+  /// Elements of a packed block of queries, of a tile of scores, and of a packed block of keys.
+  std::size_t packed_queries() const { return outer_rows() * static_cast<std::size_t>(d); }
   std::size_t tile_size() const { return static_cast<std::size_t>(blocks.inner * group * key_block); }
   std::size_t packed_keys() const { return static_cast<std::size_t>(key_block * d); }
 
@@ -248,22 +249,23 @@ class attention_forward_pass : attention_pass<T> {
   using base = attention_pass<T>;
   using A = arithmetic<T>;
   using base::blocks, base::d, base::device, base::group, base::group_width, base::rounds, base::s, base::scale;
+  using base::outer_rows, base::packed_keys, base::packed_queries, base::tile_size;
   static constexpr A nothing = -std::numeric_limits<A>::infinity();
 
  public:
   attention_forward_pass(cpu& on, const attention_shape& shape)
       : base(on, shape, 512),
-        factors_(make_buffer<T>(on, (rounds ? this->tile_size() : 0) + packed_queries() + 2 * this->packed_keys())),
-        scratch_(make_buffer<A>(on, this->tile_size() + packed_queries() + 2 * this->outer_rows())),
+        factors_(make_buffer<T>(on, (rounds ? tile_size() : 0) + packed_queries() + 2 * packed_keys())),
+        scratch_(make_buffer<A>(on, tile_size() + packed_queries() + 2 * outer_rows())),
         queries_(factors_.template data<T>()),
         key_space_(queries_ + packed_queries()),
-        value_space_(key_space_ + this->packed_keys()),
+        value_space_(key_space_ + packed_keys()),
         scores_(scratch_.template data<A>()),
-        sums_(scores_ + this->tile_size()),
+        sums_(scores_ + tile_size()),
         row_max_(sums_ + packed_queries()),
-        row_sum_(row_max_ + this->outer_rows()) {
+        row_sum_(row_max_ + outer_rows()) {
     if constexpr (rounds)
-      probabilities_ = value_space_ + this->packed_keys();
+      probabilities_ = value_space_ + packed_keys();
     else
       probabilities_ = scores_;
   }
@@ -279,8 +281,6 @@ class attention_forward_pass : attention_pass<T> {
   }
 
  private:
-  std::size_t packed_queries() const { return this->outer_rows() * static_cast<std::size_t>(d); }
-
   void add_keys(const query_block& at, const T* q, const T* k, const T* v) {
     pack_queries(q + (at.batch * s.q_batch + at.first) * s.q_stride + at.kv_head * group_width, s.q_stride, at.tokens,
                  group_width, scale.queries, queries_);
@@ -433,6 +433,7 @@ class attention_backward_pass : attention_pass<T> {
   using base = attention_pass<T>;
   using A = arithmetic<T>;
   using base::blocks, base::d, base::device, base::group, base::group_width, base::rounds, base::s, base::scale;
+  using base::outer_rows, base::packed_keys, base::packed_queries, base::tile_size;
   static constexpr bool rounds_gradients = !std::is_same_v<G, A>;
 
  public:
@@ -441,24 +442,22 @@ class attention_backward_pass : attention_pass<T> {
       : base(on, shape, 256),
         arrays_(arrays),
         accumulate_(accumulate),
-        factors_(
-            make_buffer<T>(on, (rounds ? 2 * this->tile_size() : 0) + 2 * packed_queries() + 2 * this->packed_keys())),
-        scratch_(
-            make_buffer<A>(on, 2 * this->tile_size() + packed_queries() + 2 * this->outer_rows() + 2 * summed_keys())),
+        factors_(make_buffer<T>(on, (rounds ? 2 * tile_size() : 0) + 2 * packed_queries() + 2 * packed_keys())),
+        scratch_(make_buffer<A>(on, 2 * tile_size() + packed_queries() + 2 * outer_rows() + 2 * summed_keys())),
         queries_(factors_.template data<T>()),
         douts_(queries_ + packed_queries()),
         key_space_(douts_ + packed_queries()),
-        value_space_(key_space_ + this->packed_keys()),
+        value_space_(key_space_ + packed_keys()),
         scores_(scratch_.template data<A>()),
-        dprobabilities_(scores_ + this->tile_size()),
-        dqueries_(dprobabilities_ + this->tile_size()),
+        dprobabilities_(scores_ + tile_size()),
+        dqueries_(dprobabilities_ + tile_size()),
         dkey_sums_(dqueries_ + packed_queries()),
         dvalue_sums_(dkey_sums_ + summed_keys()),
         row_lse_(dvalue_sums_ + summed_keys()),
-        row_delta_(row_lse_ + this->outer_rows()) {
+        row_delta_(row_lse_ + outer_rows()) {
     if constexpr (rounds) {
-      probabilities_ = value_space_ + this->packed_keys();
-      dscores_ = probabilities_ + this->tile_size();
+      probabilities_ = value_space_ + packed_keys();
+      dscores_ = probabilities_ + tile_size();
     } else {
       probabilities_ = scores_;
       dscores_ = dprobabilities_;
@@ -479,7 +478,6 @@ class attention_backward_pass : attention_pass<T> {
   }
 
  private:
-  std::size_t packed_queries() const { return this->outer_rows() * static_cast<std::size_t>(d); }
   /// Elements of the sums of a head's dk: in blocks that are added to dk, or of all keys where dk is rounded.
   std::size_t summed_keys() const { return static_cast<std::size_t>((rounds_gradients ? s.k_len : key_block) * d); }
 

@@ -134,7 +134,7 @@ struct policy_or<Policy, Otherwise> {
 /// The results are the same in every bit as without, where neither the number of rows changes the sums of a product nor
 /// its size those of a reduction. So it is between threads with the products of `cpu::options::deterministic`.
 /// Libraries may take another kernel for a product of few rows (oneDNN does on some processors, OpenBLAS and cuBLASLt
-/// anywhere), and MPI may add in another order where ranks are more than two: then they are the same but for rounding.
+/// anywhere), and MPI may add in another order where ranks are more than two: then they differ by rounding.
 template <std::int64_t Chunks>
 struct overlap {
   static_assert(Chunks >= 1,
