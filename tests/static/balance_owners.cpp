@@ -1,5 +1,5 @@
 // Work shared out among owners, in constant expressions.
-#include "plait/layout/balance_owners.hpp"
+#include "plait/parallel/placement.hpp"
 
 using plait::balance_owners;
 

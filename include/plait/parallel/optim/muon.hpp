@@ -18,11 +18,11 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/balance_owners.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/optim/optimizer.hpp"
+#include "plait/parallel/placement.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/context.hpp"
 
