@@ -256,7 +256,7 @@ class manifest_reader {
 
   manifest run() {
     std::array<bool, keys.size()> seen{};
-    in_.object("at the start", [&](const std::string& key) {
+    in_.object({"at the start"}, [&](const std::string& key) {
       const auto row = std::find_if(keys.begin(), keys.end(), [&](const key_row& k) { return k.name == key; });
       if (row == keys.end()) bad({"the key '", key, "' is unknown in version ", manifest_version});
       const auto i = static_cast<std::size_t>(row - keys.begin());
@@ -281,25 +281,25 @@ class manifest_reader {
   [[noreturn]] void bad(std::initializer_list<text_piece> what) const { fail({source_, ": ", cat(what)}); }
 
   void read_format() {
-    const std::string format = in_.text("as the format");
+    const std::string format = in_.text({"as the format"});
     if (format != manifest_format) bad({"its format is '", format, "'; legal is '", manifest_format, "'"});
   }
   void read_version() {
-    const std::uint64_t version = in_.whole_number("as the version");
+    const std::uint64_t version = in_.whole_number({"as the version"});
     if (version != manifest_version) bad({"its version is ", version, "; this plait reads version ", manifest_version});
   }
-  void read_step() { out_.step = in_.whole_number("as the step"); }
-  void read_layout() { out_.layout = in_.text("as the layout"); }
+  void read_step() { out_.step = in_.whole_number({"as the step"}); }
+  void read_layout() { out_.layout = in_.text({"as the layout"}); }
   void read_files() {
-    in_.list("as the files", [&] {
+    in_.list({"as the files"}, [&] {
       stored_file& file = out_.files.emplace_back();
       std::size_t n = 0;
       numbers_.clear();
-      in_.list("in the files", [&] {
+      in_.list({"in the files"}, [&] {
         if (n++ == 0)
-          file.path = in_.text("in a file");
+          file.path = in_.text({"in a file"});
         else
-          numbers_.push_back(in_.whole_number("in a file"));
+          numbers_.push_back(in_.whole_number({"in a file"}));
       });
       if (n != 4) bad({"a file is [path, bytes, bytes of header, CRC-32C of header]"});
       file.bytes = numbers_[0];
@@ -308,27 +308,26 @@ class manifest_reader {
     });
   }
   void read_scalars() {
-    in_.object("as the scalars", [&](std::string& name) {
-      const std::string where = cat({"as the scalar '", name, "'"});
-      stored_scalar value = read_scalar(name, where);
+    in_.object({"as the scalars"}, [&](std::string& name) {
+      stored_scalar value = read_scalar(name, {"as the scalar '", name, "'"});
       out_.scalars.emplace_back(std::move(name), std::move(value));
     });
   }
   void read_blobs() {
-    in_.object("as the blobs", [&](std::string& name) {
-      read_numbers(cat({"as the blob '", name, "'"}), numbers_);
+    in_.object({"as the blobs"}, [&](std::string& name) {
+      read_numbers({"as the blob '", name, "'"}, numbers_);
       if (numbers_.size() != 4) bad({"the blob '", name, "' has ", numbers_.size(), " numbers, not 4"});
       out_.blobs.push_back({std::move(name), range_at(0)});
     });
   }
   void read_tensors() {
-    in_.object("as the tensors", [&](std::string& name) {
+    in_.object({"as the tensors"}, [&](std::string& name) {
       out_.tensors.push_back({std::move(name), {}, {}, {}});
       read_tensor(out_.tensors.back());
     });
   }
 
-  stored_scalar read_scalar(const std::string& name, const std::string& where) {
+  stored_scalar read_scalar(const std::string& name, json_place where) {
     const char first = in_.next();
     if (first == '"') return in_.text(where);
     if (first == '{') return read_bits(name, where);
@@ -345,10 +344,10 @@ class manifest_reader {
     if (is(whole)) return whole;
     if (is(large)) return large;
     if (is(number)) return number;
-    bad({"found ", word.substr(0, 300), " ", where, ", where a scalar is legal"});
+    bad({"found ", word.substr(0, 300), " as the scalar '", name, "', where a number of 64 bits is legal"});
   }
   /// JSON has no infinity and no NaN: `scalar_text` writes them as {"float64": digits}.
-  double read_bits(const std::string& name, const std::string& where) {
+  double read_bits(const std::string& name, json_place where) {
     std::string digits;
     bool seen = false;
     in_.object(where, [&](const std::string& key) {
@@ -356,14 +355,14 @@ class manifest_reader {
       seen = true;
       digits = in_.text(where);
     });
-    if (!seen) bad({"found the end of an object ", where, ", where the key float64 is legal"});
+    if (!seen) bad({"found the end of an object as the scalar '", name, "', where the key float64 is legal"});
     std::uint64_t bits = 0;
     const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), bits, 16);
     if (fault != std::errc() || end != digits.data() + digits.size() || digits.size() != manifest_hex_digits)
       bad({"the scalar '", name, "' is '", digits, "'; legal are 16 hexadecimal digits"});
     return std::bit_cast<double>(bits);
   }
-  void read_numbers(const std::string& where, std::vector<std::uint64_t>& out) {
+  void read_numbers(json_place where, std::vector<std::uint64_t>& out) {
     out.clear();
     in_.list(where, [&] { out.push_back(in_.whole_number(where)); });
   }
@@ -371,11 +370,11 @@ class manifest_reader {
     static constexpr std::array<std::string_view, 3> legal{"dtype", "shape", "boxes"};
     std::array<bool, legal.size()> seen{};
     const std::string what = cat({"tensor '", tensor.name, "'"});
-    in_.object("as " + what, [&](const std::string& key) {
+    in_.object({"as ", what}, [&](const std::string& key) {
       const auto i = static_cast<std::size_t>(std::find(legal.begin(), legal.end(), key) - legal.begin());
       if (i == legal.size()) bad({what, " has the unknown key '", key, "'; legal are dtype, shape, boxes"});
       if (std::exchange(seen[i], true)) bad({what, " has the key '", key, "' twice"});
-      const std::string where = cat({i == 0 ? "as " : "in ", key, " of ", what});
+      const json_place where = {i == 0 ? "as " : "in ", key, " of ", what};
       if (i == 0) {
         const std::string name = in_.text(where);
         const auto dtype = find_safetensors_dtype(name);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -46,7 +47,7 @@ class safetensors_header {
     const std::size_t first = text.find_first_not_of(" \t\r\n");
     if (first == text.npos || text[first] != '{') bad({"it does not start with {"});
     std::unordered_set<std::string> names;
-    in_.object("at the start", [&](std::string& name) {
+    in_.object({"at the start"}, [&](std::string& name) {
       if (!names.insert(name).second) bad({"the name '", name, "' appears twice"});
       if (name == "__metadata__") return read_metadata();
       tensors.push_back({std::move(name), {}, {}, {}});
@@ -60,15 +61,15 @@ class safetensors_header {
  private:
   void read_metadata() {
     std::unordered_set<std::string> keys;
-    in_.object("as __metadata__", [&](std::string& key) {
+    in_.object({"as __metadata__"}, [&](std::string& key) {
       if (!keys.insert(key).second) bad({"the __metadata__ key '", key, "' appears twice"});
-      std::string value = in_.text("as a value of __metadata__");
+      std::string value = in_.text({"as a value of __metadata__"});
       metadata.emplace_back(std::move(key), std::move(value));
     });
   }
   void read_tensor(tensor& t) {
     const std::string what = cat({"tensor '", t.name, "'"});
-    in_.object("as " + what, [&](const std::string& key) {
+    in_.object({"as ", what}, [&](const std::string& key) {
       const bool dtype = key == "dtype", shape = key == "shape";
       if (!dtype && !shape && key != "data_offsets")
         bad({what, " has the unknown key '", key, "'; legal are dtype, shape, data_offsets"});
@@ -77,26 +78,23 @@ class safetensors_header {
       if (dtype) {
         read_dtype(t, what);
       } else {
-        read_numbers((shape ? t.shape : t.offsets).emplace(), cat({"in ", key, " of ", what}));
+        read_numbers((shape ? t.shape : t.offsets).emplace(), {"in ", key, " of ", what});
       }
     });
     const char* missing = !t.dtype ? "dtype" : !t.shape ? "shape" : !t.offsets ? "data_offsets" : nullptr;
     if (missing != nullptr) bad({what, " has no ", missing});
   }
   void read_dtype(tensor& t, const std::string& what) {
-    const std::string name = in_.text(cat({"as dtype of ", what}));
+    const std::string name = in_.text({"as dtype of ", what});
     t.dtype = find_safetensors_dtype(name);
     if (t.dtype) return;
     std::string legal;
     for (const auto& row : safetensors_dtypes) append(legal, {legal.empty() ? "" : ", ", row.name});
     bad({what, " has the unknown dtype \"", name, "\"; legal are ", legal});
   }
-  void read_numbers(std::vector<std::int64_t>& out, const std::string& where) {
-    in_.list(where, [&] {
-      const std::uint64_t value = in_.whole_number(where);
-      if (!std::in_range<std::int64_t>(value)) bad({"found ", value, " ", where, ", where 2^63 - 1 is the largest"});
-      out.push_back(static_cast<std::int64_t>(value));
-    });
+  void read_numbers(std::vector<std::int64_t>& out, json_place where) {
+    constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    in_.list(where, [&] { out.push_back(static_cast<std::int64_t>(in_.whole_number(where, most))); });
   }
 
   const std::string source_;
@@ -184,20 +182,19 @@ PLAIT_INLINE std::map<std::string, std::string> parse_safetensors_index(std::str
   std::map<std::string, std::string> out;
   bool seen = false;
   const auto read_file_of = [&](std::string& tensor) {
-    if (in.next() != '"')
-      in.unexpected(cat({"as the file of tensor '", tensor, "'"}), "the name of a .safetensors file");
-    std::string name = in.text("");
+    if (in.next() != '"') in.unexpected({"as the file of tensor '", tensor, "'"}, "the name of a .safetensors file");
+    std::string name = in.text({});
     if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos)
       fail({source, ": the file of tensor '", tensor, "' is ", json_string(name.substr(0, 200)),
             "; legal is the name of a .safetensors file in the same folder"});
     const auto [place, is_new] = out.emplace(std::move(tensor), std::move(name));
     if (!is_new) fail({source, ": the key '", place->first, "' appears twice in weight_map"});
   };
-  in.object("at the start", [&](const std::string& key) {
+  in.object({"at the start"}, [&](const std::string& key) {
     if (key != "weight_map") return in.skip();
     if (std::exchange(seen, true)) fail({source, ": the key 'weight_map' appears twice in one object"});
     if (in.next() != '{') no_map();
-    in.object("as weight_map", read_file_of);
+    in.object({"as weight_map"}, read_file_of);
   });
   in.end();
   if (!seen) no_map();

@@ -7,6 +7,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -127,6 +129,9 @@ class json_object {
 /// Most levels of objects and lists in each other in a file; those of models on the hub have up to four.
 inline constexpr int max_json_depth = 64;
 
+/// Where a value is in a text, in words that are joined for an error: {"in ", key, " of tensor '", name, "'"}.
+using json_place = std::initializer_list<std::string_view>;
+
 /// Reads a JSON text from its first byte to its last. The caller asks for each value as the kind that is legal there.
 /// Throws `error`, its text starting with `source`, for malformed JSON, which it places, and for a value of another
 /// kind. The caller's `where` is part of the second text: "found 4 as dtype of tensor 't', where a string is legal".
@@ -138,7 +143,7 @@ class json_parser {
 
   /// Calls member(key) for each member of an object. The call reads the member's value.
   template <class Member>
-  void object(std::string_view where, Member&& member) {
+  void object(json_place where, Member&& member) {
     if (next() != '{') unexpected(where, "an object");
     ++at_;
     if (take('}')) return;
@@ -152,7 +157,7 @@ class json_parser {
   }
   /// Calls element() for each element of a list. The call reads the element.
   template <class Element>
-  void list(std::string_view where, Element&& element) {
+  void list(json_place where, Element&& element) {
     if (next() != '[') unexpected(where, "an array");
     ++at_;
     if (take(']')) return;
@@ -161,18 +166,18 @@ class json_parser {
     } while (take(','));
     require(']');
   }
-  std::string text(std::string_view where) {
+  std::string text(json_place where) {
     if (next() != '"') unexpected(where, "a string");
     return string();
   }
-  /// Returns a whole number from 0 to 2^64 - 1.
-  std::uint64_t whole_number(std::string_view where) {
+  /// Returns a whole number from 0 to `most`.
+  std::uint64_t whole_number(json_place where, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
     const char first = next();
     std::uint64_t value = 0;
     const char* const last = first == '0' ? at_ + 1 : end_;  // a zero begins no longer number
     const auto [stop, fault] = std::from_chars(at_, last, value);
     const bool has_more = stop != end_ && (*stop == '.' || *stop == 'e' || *stop == 'E');
-    const bool is_whole = first >= '0' && first <= '9' && fault == std::errc() && !has_more;
+    const bool is_whole = first >= '0' && first <= '9' && fault == std::errc() && !has_more && value <= most;
     if (!is_whole) unexpected(where, "a whole number from 0");
     at_ = stop;
     return value;
@@ -217,13 +222,15 @@ class json_parser {
     if (at_ != end_) malformed("the end of the text");
   }
   /// Throws the `error` for the next value, which is not what is `legal` here.
-  [[noreturn]] void unexpected(std::string_view where, std::string_view legal) {
+  [[noreturn]] void unexpected(json_place where, std::string_view legal) {
     const char first = next();
     const std::string found = first == '{'   ? "an object"
                               : first == '[' ? "an array"
                               : first == '"' ? cat({"the string \"", string().substr(0, 300), "\""})
                                              : std::string(word().substr(0, 300));
-    fail({source_, ": found ", found, " ", where, ", where ", legal, " is legal"});
+    std::string place;
+    for (const std::string_view piece : where) place += piece;
+    fail({source_, ": found ", found, " ", place, ", where ", legal, " is legal"});
   }
 
  private:

@@ -19,14 +19,14 @@ std::vector<std::string> strings_of(const std::string& text) {
   const std::string source = "x";
   plait::json_parser in(text, source);
   std::vector<std::string> out;
-  in.list("here", [&] { out.push_back(in.text("in the list")); });
+  in.list({"here"}, [&] { out.push_back(in.text({"in the list"})); });
   in.end();
   return out;
 }
 std::uint64_t whole_number_of(const std::string& text) {
   const std::string source = "x";
   plait::json_parser in(text, source);
-  const std::uint64_t number = in.whole_number("here");
+  const std::uint64_t number = in.whole_number({"here"});
   in.end();
   return number;
 }
