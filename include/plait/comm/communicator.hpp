@@ -274,8 +274,8 @@ class request {
 };
 
 /// The operations of a communicator, by name: each is a `call` that `run` completes or `start` begins. Counts are
-/// elements of the dtype. Every rank of a group calls the collectives of one communicator in one order, with equal
-/// counts, and either all run a collective or all start it.
+/// elements of the dtype. Every rank of a group calls the collectives of one communicator in one order and with equal
+/// counts. All run a collective, or all start it.
 ///
 /// `Self` derives from it, and has `start(const call&)`, which returns a request. Where it also has `run`, that is used
 /// in place of starting and waiting.

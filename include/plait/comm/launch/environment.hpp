@@ -99,8 +99,8 @@ std::string token_in(const Get& get) {
 
 /// Reads the environment, where `get(name)` is a variable's value or null: RANK, WORLD_SIZE, LOCAL_RANK,
 /// MASTER_ADDR and MASTER_PORT, as torchrun sets them; else SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID. Under Slurm,
-/// rank 0's host is MASTER_ADDR or the first of the step's node list, and the port is MASTER_PORT or made from the
-/// job's number, so that two jobs on a host do not meet. The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's
+/// rank 0's host is MASTER_ADDR or the first of the step's node list. The port is MASTER_PORT or made from the job's
+/// number, so that two jobs on a host do not meet. The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's
 /// job and step) and the secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where
 /// rank 0 listens. Throws `plait::error` that names the variable that is missing or malformed.
 ///

@@ -474,9 +474,8 @@ inline void mover::move() {
   }
 }
 
-/// Ends all ranks when a blocking MPI call is past its deadline. A thread does so, because blocking collectives of MPI
-/// libraries are up to eight times as fast as non-blocking ones, which the rank could watch by itself. Arming is a lock
-/// and a few stores.
+/// Ends all ranks when a blocking MPI call is past its deadline. A thread does so: the rank could watch non-blocking
+/// collectives by itself, but blocking ones are up to eight times as fast. Arming is a lock and a few stores.
 class watchdog {
  public:
   void arm(const pending& p) {
