@@ -1,4 +1,4 @@
-// The definitions of executor.hpp, which includes them unless PLAIT_COMPILED is defined.
+// The definitions of redistribution.hpp, which includes them unless PLAIT_COMPILED is defined.
 #pragma once
 
 #include <optional>
