@@ -219,7 +219,7 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
               }
               if (as_graph) CHECK(replayed->replaying());
               // Under the deadline, also where a stage is one rank.
-              const std::string last = comm.shared_state().home->last_operations();
+              const std::string last = comm.shared_state().home->report("now");
               CHECK((last.find("replayed step") != std::string::npos) == as_graph);
               hashes[static_cast<std::size_t>(comm.rank())] = weights_hash(ctx, model);
             });
@@ -338,9 +338,7 @@ TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight")
     device.synchronize();
     comm.barrier();
     // The watch of both ranks has seen that all operations before the replay are done.
-    const auto is_open = [&] {
-      return comm.shared_state().home->last_operations().find(" started") != std::string::npos;
-    };
+    const auto is_open = [&] { return comm.shared_state().home->report("now").find(" started") != std::string::npos; };
     while (is_open()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     both.arrive_and_wait();
     stand_in::lost_device = cudaErrorIllegalAddress;
