@@ -182,6 +182,13 @@ TEST_CASE("what has no deterministic order is refused by name") {
       [](const auto& ctx) { rms_norm<float, spec<shard<batch, dp>, seq, shard<hidden, tp>>>(ctx, 1e-5, "norm"); }));
   CHECK(is_refused(two{1, 2}, "moved: deterministic sums have no order for this sum over ranks: reduce_scatter",
                    [](const auto& ctx) { redistribution<float, rows_pending, rows_split>(ctx, "moved"); }));
+  CHECK(
+      is_refused(two{1, 1},
+                 "data parallelism: deterministic sums have no order for gradient_wire::bf16, which rounds gradients; "
+                 "legal is full",
+                 [](const auto& ctx) {
+                   parameter_units<float, cpu>(ctx, zero_level::replicated, {}, bucket_cut::even, gradient_wire::bf16);
+                 }));
 }
 
 TEST_CASE("a linear of which the weight or the bias is frozen trains for more than a step") {
