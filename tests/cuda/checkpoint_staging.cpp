@@ -57,7 +57,7 @@ struct numbers {
       cudaPointerAttributes found{};
       CHECK(cudaPointerGetAttributes(&found, out) == cudaSuccess);
       kinds.push_back(found.type);
-      detail::read_to_host(ctx, out, values() + from, static_cast<std::size_t>(to - from) * sizeof(float));
+      plait::detail::read_to_host(ctx, out, values() + from, static_cast<std::size_t>(to - from) * sizeof(float));
     };
     h.write = [this](const std::byte* in) { ctx.device.upload(values(), in, bytes(), ctx.device.main_stream()); };
     return h;

@@ -7,6 +7,7 @@
 
 #include "plait/core/collective.hpp"
 #include "plait/layout/layout.hpp"
+#include "plait/layout/plan.hpp"
 
 namespace plait {
 
