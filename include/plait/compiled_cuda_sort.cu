@@ -1,6 +1,5 @@
 // The sort of kernels/cuda/launchers.hpp, which the gradients of embeddings need. No other file includes CUB. It is
-// part of plait::compiled_cuda; programs that compile the other kernels by their headers compile this file beside their
-// own.
+// part of plait::compiled_cuda; programs that compile the other kernels by their headers also compile this file.
 #include <cstddef>
 #include <cub/device/device_radix_sort.cuh>
 

@@ -30,8 +30,8 @@ std::vector<std::string> gather_texts(Device& device, any_communicator& ranks, s
   return all;
 }
 
-/// Calls work(), and throws on every rank if it has thrown on one. The error is that of the lowest such rank, which is
-/// named unless all ranks have the same error. Collective over `ranks`; work() must not be.
+/// Calls work(), and throws on every rank if it has thrown on one. Each rank throws the error of the lowest rank that
+/// has one. The text names this rank unless all ranks have one error. Collective over `ranks`; work() must not be.
 template <compute_device Device, class Work>
 void agree(Device& device, any_communicator& ranks, Work&& work) {
   std::string why;
@@ -48,8 +48,8 @@ void agree(Device& device, any_communicator& ranks, Work&& work) {
   throw error_of_all(alike ? *first : cat({"rank ", first - all.begin(), ": ", *first}));
 }
 
-/// Throws on every rank where some rank has something to say: `what`, and then what the ranks say, each thing once and
-/// at most sixteen. Collective over `ranks`.
+/// Throws on every rank where some rank has a text: `what`, and then the ranks' texts, each once and at most sixteen.
+/// Collective over `ranks`.
 template <compute_device Device>
 void agree_on(Device& device, any_communicator& ranks, const std::string& mine, const std::string& what) {
   std::vector<std::string> texts;
@@ -80,9 +80,9 @@ inline bool sees_mark(file_system& files, const std::string& directory, const st
 
 }  // namespace detail
 
-/// Throws `error_of_all`, its text beginning with `what`, unless `directory` is the same one on all ranks. Rank 0 makes
-/// an empty directory in it, which each rank must see within a second. The error names the ranks that do not, and their
-/// hosts. Collective over `ranks`.
+/// Throws `error_of_all`, its text beginning with `what`, unless `directory` is one directory for all ranks. Rank 0
+/// makes an empty directory in it, which each rank must see within a second. The error names the ranks that do not, and
+/// their hosts. Collective over `ranks`.
 template <compute_device Device>
 void require_one_directory(Device& device, any_communicator& ranks, const std::string& directory,
                            const std::string& what = "", file_system& files = machine_files()) {

@@ -51,9 +51,9 @@ constexpr void add_flat_boxes(const box& part, int d, std::int64_t begin, std::i
 
 }  // namespace detail
 
-/// Returns the elements [begin, end) of `whole`, counted row-major in its local part, as boxes of the same tensor.
-/// There are at most 2n-1 for n dimensions, and none for an empty range. In this order they follow each other in the
-/// range without gaps, each contiguous in it and row-major in itself. Throws `error` unless 0 <= begin <= end <=
+/// Returns the elements [begin, end) of `whole`, counted row-major in its local part, as boxes of its tensor. There are
+/// at most 2n-1 for n dimensions, and none for an empty range. In this order they follow each other in the range
+/// without gaps, each contiguous in it and row-major in itself. Throws `error` unless 0 <= begin <= end <=
 /// whole.local_size().
 constexpr flat_boxes boxes_of_flat_range(const box& whole, std::int64_t begin, std::int64_t end) {
   if (begin < 0 || begin > end || end > whole.local_size()) {
@@ -74,8 +74,8 @@ inline std::int64_t place_in(const box& stored, const per_dim& at) {
   return place;
 }
 
-/// Returns how many elements of `part` lie without a gap in both `a` and `b`, and the dims before those that these
-/// cover.
+/// Returns how many elements of `part` lie without a gap in both `a` and `b`: a run. Also returns the number of dims
+/// before the dims of this run.
 inline std::pair<std::int64_t, int> common_run(const box& part, const box& a, const box& b) {
   std::int64_t run = 1;
   int outer = part.dims;
@@ -207,7 +207,7 @@ class box_index {
 
 /// A box of a tensor, and where it lies in memory: its elements are row-major, without gaps, from `at` on.
 struct placed_box {
-  box where;            ///< its dims are those of the tensor's shape
+  box where;            ///< has the dims of the tensor's shape
   std::int64_t at = 0;  ///< of its first element
 };
 
@@ -304,7 +304,7 @@ inline std::vector<placed_box> boxes_of_part(const box& part, std::int64_t begin
 }
 
 // A file has rows one after the other, so a shard that cuts rows is many short runs with gaps between them. Ranks that
-// hold parts of the same rows read whole rows instead, some each, and send each other the parts.
+// hold parts of common rows read whole rows instead. Each reads some of the rows, and they send each other the parts.
 
 /// A box of a rank's share of a tensor, and how it is read.
 struct planned_read {
@@ -319,7 +319,7 @@ struct planned_read {
 
 namespace detail {
 
-/// The smallest box that has several parts of the same rows, if they tile it; else one without elements.
+/// The smallest box that has several parts of some rows, if they tile it; otherwise a box without elements.
 inline box joined_rows(const std::vector<box>& parts) {
   box all = parts.front();
   std::int64_t elements = 0;
@@ -346,9 +346,9 @@ inline box rows_of(box all, std::int64_t i, std::int64_t n) {
 
 }  // namespace detail
 
-/// Plans how rank `self` of several reads its share of a tensor: `shares` are those of all ranks (`boxes_of_part`), the
-/// same on every rank. `short_runs(box)` says whether the runs of a box are short with gaps in the files; it too is the
-/// same on every rank. A box is read by rows where that is so for one of the ranks.
+/// Plans how rank `self` of several reads its share of a tensor. `shares` are the shares of all ranks
+/// (`boxes_of_part`). `short_runs(box)` returns whether the runs of a box are short with gaps in the files. Both are
+/// equal on every rank. A box is read by rows where that is so for one of the ranks.
 template <class ShortRuns>
 std::vector<planned_read> plan_reads(const std::vector<std::vector<placed_box>>& shares, std::size_t self,
                                      ShortRuns&& short_runs) {

@@ -47,8 +47,8 @@ struct held_tensor {
   std::vector<std::int64_t> shape;  ///< global, without padding
   box part;                         ///< in the dims of its layout, with padding
   std::int64_t begin = 0, end = 0;
-  axis_list copies;    ///< axes of the stage's mesh whose ranks hold the same elements
-  axis_list across{};  ///< axes over which rows are cut: those that shard a dim after the leading one
+  axis_list copies;    ///< axes of the stage's mesh whose ranks hold equal elements
+  axis_list across{};  ///< axes over which rows are cut: they shard a dim after the leading one
   bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
   dtype type{};        ///< of its elements in a checkpoint
   /// Copies [from, to) of the part's elements, at once or in the device's main stream (`downloads_later`), for which
@@ -58,7 +58,7 @@ struct held_tensor {
   /// nothing if they are there. Another thread calls it when the copies are made.
   std::function<std::function<void()>(std::int64_t from, std::int64_t to, std::byte* out)> read_raw{};
   std::function<void(const std::byte* in)> write;  ///< all of them
-  /// Where on the device all of them lie one after the other, to be written there instead; where there is such a place.
+  /// Optional: the place on the device where all of them lie one after the other. They are then written there instead.
   std::function<std::byte*()> target{};
   /// The part of the i-th rank along `across`, whose other coordinates are this rank's. Not needed where there is none.
   std::function<box(std::int64_t i)> part_across{};
@@ -77,8 +77,8 @@ struct saved_extras {
 namespace detail {
 
 /// Moments in 8 bits as numbers in bf16, which has every one of them. Codes are small floating-point numbers below a
-/// scale that is a power of 2. Of `n` elements, the first of which is at `place` in the block of the first scale. The
-/// codes may be the last `n` bytes of where the numbers go.
+/// scale that is a power of 2. There are `n` elements, and the first one is at `place` in the block of the first scale.
+/// The codes may be the last `n` bytes of where the numbers go.
 inline void decode_moments(optimizer_tensor::code kind, const std::uint8_t* codes, const std::uint8_t* scales,
                            std::int64_t place, std::int64_t n, bf16* out) {
   const bool first = kind == optimizer_tensor::code::first_moment;
@@ -191,7 +191,7 @@ inline std::int64_t rank_in_group(const mesh_shape& mesh, std::int64_t rank, con
   return out;
 }
 
-/// Describes what there is of one parameter: where it lies, and on which ranks the same.
+/// Describes what there is of one parameter: where it lies, and which ranks hold copies of it.
 template <class Precision, compute_device Device>
 held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   held_tensor held;
@@ -273,8 +273,8 @@ std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model
   return all;
 }
 
-/// Returns which elements this rank writes and reads. The ranks of `held.copies`, which all hold the same, have equal
-/// ranges that follow each other.
+/// Returns which elements this rank writes and reads. The ranks of `held.copies`, which hold equal elements, have
+/// ranges of equal size that follow each other.
 template <compute_device Device>
 std::pair<std::int64_t, std::int64_t> own_share(const context<Device>& ctx, const held_tensor& held) {
   const mesh_shape& mesh = ctx.ranks.shape();
@@ -296,7 +296,7 @@ struct share_plan {
 };
 
 /// Plans what this rank writes of `held`. It is sorted by the size of elements, so that each of them lies on a multiple
-/// of its size. Ranks that hold the same elements write a part of them each.
+/// of its size. Ranks that hold equal elements write a part of them each.
 template <compute_device Device>
 share_plan plan_share(const context<Device>& ctx, std::vector<held_tensor>& held) {
   std::stable_sort(held.begin(), held.end(),
@@ -356,7 +356,7 @@ inline std::uint64_t box_sum(const staged_share::staged_box& b) {
   return first ? own - corner_sum(tensor, {}, b.where.global, b.where.dims) : own;
 }
 
-/// "F32 [13, 6] in [0:4, 0:6], [4:5, 0:2]": what a rank would write of a tensor, as it would say so.
+/// "F32 [13, 6] in [0:4, 0:6], [4:5, 0:2]": what a rank would write of a tensor, as text.
 inline std::string part_text(const std::vector<staged_share::staged_box>& boxes, const std::string& tensor) {
   std::string text;
   std::size_t more = 0;
@@ -435,9 +435,9 @@ std::string plan_differences(Device& device, any_communicator& ranks,
 
 }  // namespace detail
 
-/// Throws `error_of_all` unless the plans of all ranks are for the same step and agree on types and shapes. Together
-/// they must have each element of a tensor as often as its first. One sum of a 64-bit hash shows this, but for a chance
-/// of 2^-64. The text names tensors that differ, and what each rank has of them. (Rank 0 sees in the notes, before it
+/// Throws `error_of_all` unless the plans of all ranks are for one step and agree on types and shapes. Together they
+/// must have each element of a tensor as often as its first. One sum of a 64-bit hash shows this, but for a chance of
+/// 2^-64. The text names tensors that differ, and what each rank has of them. (Rank 0 sees in the notes, before it
 /// commits, that no tensor is written twice.) A rank that has no plan gives its `problem` instead. Collective over
 /// `ranks`.
 template <compute_device Device>

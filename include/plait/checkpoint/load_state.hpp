@@ -40,15 +40,15 @@ namespace plait {
 
 namespace detail {
 
-/// Returns a set of axes as a number with one bit for each axis, the same on every rank.
+/// Returns a set of axes as a number with one bit for each axis. The number is equal on every rank.
 inline unsigned number_of_axes(const mesh_shape& mesh, const axis_list& axes) {
   unsigned number = 0;
   for (std::size_t i = 0; i < mesh.axes.size(); ++i) number |= unsigned{axes.contains(mesh.axes[i])} << i;
   return number;
 }
 
-/// Sends what ranks have read to those that need it, many tensors in one collective: parts of rows, then shares of
-/// replicated tensors. Ranks of a group must add the same tensors in the same order. Tensors of different groups may
+/// Sends what ranks have read to the ranks that need it, many tensors in one collective: parts of rows, then shares of
+/// replicated tensors. Ranks of a group must add tensors of equal names in one order. Tensors of different groups may
 /// come between them.
 template <compute_device Device>
 class share_exchange {
@@ -74,8 +74,8 @@ class share_exchange {
     for (auto& [key, one] : rows_) exchange_rows(one);
   }
 
-  /// Hands the tensor all that this rank holds, of its own share and those of the ranks that hold the same; now, or
-  /// with others. `in_place`: the share lies where it belongs.
+  /// Hands the tensor all that this rank holds: its own share, and the shares of the ranks that hold copies. It does so
+  /// now, or with other tensors. `in_place`: the share lies where it belongs.
   void add_copies(const held_tensor& h, const std::byte* share, bool in_place) {
     const mesh_shape& mesh = ctx_.ranks.shape();
     const std::int64_t copies = mesh.size(h.copies);
@@ -125,7 +125,7 @@ class share_exchange {
   static std::size_t share_bytes(const held_tensor& h, std::int64_t copies) {
     return static_cast<std::size_t>((h.size() + copies - 1) / copies) * h.element_bytes();
   }
-  /// Host memory whose first bytes can be sent and received: that of the device, or a copy of it.
+  /// Host memory whose first bytes can be sent and received: the device's memory, or a copy of it.
   std::byte* staged(std::size_t bytes) {
     if (!there_ || there_->bytes() < bytes) {
       there_.reset();
@@ -298,7 +298,7 @@ class no_optimizer_state : public error_of_all {
   using error_of_all::error_of_all;
 };
 
-/// Says how a step's tensors become those of a model where the two are not the same. Names are a parameter's or
+/// Rules for how a step's tensors become a model's tensors where the two differ. Names are a parameter's or
 /// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
 struct load_rules {
   std::vector<held_tensor> tensors{};  ///< of the program's own, in addition to the model's and the optimizer's
@@ -319,7 +319,7 @@ class sums_of_parts {
  public:
   /// Adds what a rank has read of a box for a tensor that it holds.
   void add(const manifest& saved, const held_tensor& h, const partly_read& part) {
-    if (!h.counts) return;  // another stage reads the same
+    if (!h.counts) return;  // another stage reads this tensor
     const auto tensor = static_cast<std::uint64_t>(part.tensor - saved.tensors.data());
     add({tensor << 32 | part.box, crc32c(std::as_bytes(std::span(h.name)))}, part.sum, part.bytes);
   }
@@ -537,7 +537,7 @@ class state_loader {
     held = std::move(found_ones);
   }
   /// Makes the groups that are needed. All ranks of a world make a group, and a rank may hold nothing that the others
-  /// of its group do. Where ranks that hold parts of rows would not read the same rows, each reads for itself.
+  /// of its group do. Where ranks that hold parts of rows would read different rows, each reads for itself.
   void make_groups(const std::vector<held_tensor>& held) {
     const mesh_shape& mesh = ctx_.ranks.shape();
     std::uint64_t sets = 0, cut = 0;  // one bit for each set of axes, which is a number below 2^max_axes
@@ -624,9 +624,9 @@ class state_loader {
       out += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     }
   }
-  /// Returns whether a tensor is sent to those that hold the same while others are read: the same on all of them.
-  /// Others wait until every checksum is right: what is not written in place, rows read for others, and tensors that a
-  /// function writes.
+  /// Returns whether a tensor is sent to the ranks that hold copies while other tensors are read. All of these ranks
+  /// get one answer. Other tensors wait until every checksum is right: what is not written in place, rows read for
+  /// other ranks, and tensors that a function writes.
   bool is_sent_early(const held_tensor& h) {
     if (!rules_.in_place || !h.target) return false;
     const std::int64_t ranks = ctx_.ranks.shape().size(h.across);
@@ -655,8 +655,8 @@ class state_loader {
 }  // namespace detail
 
 /// Loads weights and what the optimizer keeps, from the newest step in the directory `path`, or from `path` if that is
-/// a step. Every rank reads its share of what it holds and gets the rest from those that hold the same. Collective over
-/// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing (but see
+/// a step. Every rank reads its share of what it holds and gets the rest from the ranks that hold copies. Collective
+/// over `ranks`, the ranks of all stages. Throws `error` on all ranks alike, and changes nothing (but see
 /// `load_rules::in_place`). Reasons are a tensor that is missing on any stage, wanted by none, of another shape,
 /// unreadable or damaged, and a step with weights alone.
 template <compute_device Device, class Model, class Optimizer>
@@ -676,7 +676,7 @@ loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Mode
   return loader.state();
 }
 
-/// Loads weights alone, the same way; the optimizer's tensors in the step are left alone.
+/// Loads weights alone, as `load_state` does. The optimizer's tensors in the step are not read.
 template <compute_device Device, class Model>
 loaded_state load_weights_of_step(const context<Device>& ctx, any_communicator ranks, Model& model,
                                   const std::string& path, load_rules rules = {},
@@ -716,7 +716,7 @@ inline std::string newest_step_or_none(file_system& files, const std::string& di
 
 /// Loads the newest step in `directory`, as `load_state` does, or initializes every parameter of `model` where there is
 /// none; rank 0 decides which, for all. Returns what was loaded; nothing where training begins. Throws `error_of_all`
-/// where steps are there and none is whole. Collective over `ranks`, which are those of all stages.
+/// where steps are there and none is whole. Collective over `ranks`, the ranks of all stages.
 ///
 ///     const auto found = resume_or_initialize(ctx, ranks, model, optimizer, "steps");
 ///     for (std::uint64_t done = found ? found->step : 0; done < steps; ++done) ...

@@ -91,7 +91,7 @@ struct manifest {
   friend bool operator==(const manifest&, const manifest&) = default;
 };
 
-/// Returns a box as people read it, "[0:2, 4:8]"; "[]" for that of a scalar.
+/// Returns a box as people read it, "[0:2, 4:8]"; "[]" for the box of a scalar.
 inline std::string text_of_box(const stored_tensor& tensor, const stored_box& part) {
   std::string out = "[";
   for (std::size_t d = 0; d < tensor.shape.size(); ++d) {

@@ -56,7 +56,7 @@ class cover_check {
   }
 
  private:
-  /// Dimensions that no box divides say nothing. The corners of the others are counted in a grid that has one more
+  /// Dimensions that no box divides do not matter. The corners of the others are counted in a grid that has one more
   /// point than elements along each.
   void choose_dims() {
     std::uint64_t points = 1;
@@ -451,7 +451,7 @@ inline void append_range(std::string& out, const stored_bytes& stored) {
   append_number(out, stored.crc32c);
 }
 
-/// A scalar as a JSON value. JSON has no infinity and no NaN: such a double is an object with its bits.
+/// A scalar as a JSON value. JSON has no infinity and no NaN, so each of these is an object with its bits.
 inline std::string scalar_text(const stored_scalar& value) {
   if (const auto* number = std::get_if<double>(&value); number != nullptr && !std::isfinite(*number)) {
     char digits[manifest_hex_digits + 1];

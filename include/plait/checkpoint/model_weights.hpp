@@ -79,7 +79,7 @@ struct wanted_tensors {
   std::set<std::uint64_t> names;  ///< hashed, of all parameters
   std::vector<std::string> missing, misfits;
 
-  /// Adds those of the other stages. Collective along the pipeline.
+  /// Adds the names and errors of the other stages. Collective along the pipeline.
   template <compute_device Device>
   void add_stages(Device& device, any_communicator& along) {
     for (const auto& theirs : gather_records(device, along, std::vector(names.begin(), names.end())))
@@ -105,7 +105,7 @@ class run_reader {
  public:
   run_reader(const weight_tensor& from, T* out) : from_(from), out_(out), width_(size_of(from.dtype)) {}
 
-  /// Elements [from, from + count) go to `to`, now or with those that follow.
+  /// Elements [from, from + count) go to `to`, now or with later elements.
   void add(std::int64_t from, std::int64_t to, std::int64_t count) {
     const auto bytes = [&](std::int64_t n) { return static_cast<std::size_t>(n) * width_; };
     if (!runs_.empty() && (bytes(count) >= long_run || bytes(from + count - runs_.front().from) > most_at_once))
@@ -175,11 +175,11 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
 }
 
 /// Fills every parameter of `model` from the whole tensors of a checkpoint, on whatever mesh it lies: each rank reads
-/// its own part. For a `pipeline` this is collective along it, and `entries` are those of the whole model. Strict:
-/// throws `error` with all names, its text starting with `source`, before anything is changed. Reasons are a parameter
-/// of any stage without a tensor of its shape, and a tensor without a parameter. A tensor under the first
-/// name of an alias may be absent; where it is present it must hold the same as the second. A file that cannot be read
-/// to its end is an error too, and then some parameters are filled.
+/// its own part. For a `pipeline` this is collective along it, and `entries` are the tensors of the whole model.
+/// Strict: throws `error` with all names, its text starting with `source`, before anything is changed. Reasons are a
+/// parameter of any stage without a tensor of its shape, and a tensor without a parameter. A tensor under the first
+/// name of an alias may be absent; where it is present, it must equal the tensor under the second name. A file that
+/// cannot be read to its end is an error too, and then some parameters are filled.
 template <compute_device Device, class Model>
 void load_weights(const context<Device>& ctx, Model& model, std::span<const weight_tensor> entries,
                   const std::string& source, const parameter_aliases& aliases = {}) {
@@ -237,7 +237,7 @@ parameter_aliases tied_names(const Config& config) {
 
 namespace detail {
 
-/// Whether this rank writes its piece of `p`: of ranks that have the same elements, the one with coordinate 0 does.
+/// Whether this rank writes its piece of `p`: of ranks that have equal elements, the rank with coordinate 0 does.
 template <class Precision, compute_device Device>
 bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   const mesh_shape& mesh = ctx.ranks.shape();
@@ -248,7 +248,7 @@ bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   return p.counts();
 }
 
-/// Writes elements from `begin` on of a tensor that lies as `place` says, and begins at byte `offset` of a file.
+/// Writes elements from `begin` on of a tensor that lies as in `place`, and begins at byte `offset` of a file.
 inline void write_run(file_of_parts& file, std::uint64_t offset, const weight_place& place, std::int64_t row,
                       std::int64_t begin, const std::vector<std::byte>& bytes, std::size_t width) {
   if (!place.row_at) return file.write(offset + static_cast<std::uint64_t>(begin) * width, bytes.data(), bytes.size());
@@ -261,7 +261,7 @@ inline void write_run(file_of_parts& file, std::uint64_t offset, const weight_pl
 
 }  // namespace detail
 
-/// Returns the names and logical shapes of all parameters, sorted by name, as the same list on every rank. For a
+/// Returns the names and logical shapes of all parameters, sorted by name. The list is equal on every rank. For a
 /// `pipeline` they are of all stages, and this is collective along it.
 template <compute_device Device, class Model>
 std::vector<safetensors_declaration> shapes_of(const context<Device>& ctx, Model& model, safetensors_dtype dtype) {

@@ -301,8 +301,8 @@ struct safetensors_table {
   safetensors_metadata metadata;
 };
 
-/// Returns how many bytes come before the data: 8 and those of the header. `start` is the file's first bytes, 8 at
-/// least where the file is that long. Throws `error`, its text starting with `source`, where it is shorter.
+/// Returns how many bytes come before the data: 8 and the header's bytes. `start` is the file's first bytes, 8 at least
+/// where the file is that long. Throws `error`, its text starting with `source`, where it is shorter.
 std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes,
                                      const std::string& source);
 
@@ -317,9 +317,8 @@ safetensors_table parse_safetensors_header(std::span<const std::byte> start, std
 inline constexpr const char* safetensors_file_name = "model.safetensors";
 inline constexpr const char* safetensors_index_name = "model.safetensors.index.json";
 
-/// Returns the file of each tensor, as the text of a model.safetensors.index.json says. Throws `error`, its text
-/// starting with `source`, where it has no weight_map, or one that names something else than .safetensors files of the
-/// same folder.
+/// Returns the file of each tensor from the text of a model.safetensors.index.json. Throws `error`, its text starting
+/// with `source`, where it has no weight_map, or one that names something else than .safetensors files of its folder.
 std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& source);
 
 /// Reads the bytes of a whole safetensors file. The spans of the result point into `file`. Throws as
@@ -451,7 +450,7 @@ inline safetensors_plan plan_safetensors(const std::vector<safetensors_declarati
 
 /// Writes a safetensors file in one step. Tensors with wider elements come first (else in the given order), so that
 /// each starts on a multiple of its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `field`,
-/// and for data whose length is not that of the shape.
+/// and for data whose length does not fit the shape.
 inline void write_safetensors(const std::string& path, std::vector<safetensors_entry> entries,
                               const safetensors_metadata& metadata = {}, const std::string& field = "path") {
   std::stable_sort(entries.begin(), entries.end(),

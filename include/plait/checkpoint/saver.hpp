@@ -174,8 +174,8 @@ class save_writer {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, limit);
   }
-  /// Waits for the remaining jobs; rank 0 abandons those that others have not written. Detaches the thread if it is
-  /// stuck after `patience`, at most ten seconds.
+  /// Waits for the remaining jobs. Rank 0 abandons the jobs that other ranks have not written. Detaches the thread if
+  /// it is stuck after `patience`, at most ten seconds.
   void finish() {
     std::unique_lock lock(mutex_);
     ending_ = true;
@@ -458,7 +458,7 @@ struct saver_options {
 ///     for (const finished_save& s : saver.finished(device)) report(s);       // once a step, for instance
 ///     for (const finished_save& s : saver.wait(device)) report(s);           // at the end
 ///
-/// Two saves can be under way; a third waits for the first. Ranks that hold the same elements share the work of writing
+/// Two saves can be under way; a third waits for the first. Ranks that hold equal elements share the work of writing
 /// them. A directory that is not one for all ranks is refused at construction. A save that fails leaves the steps
 /// before it as they are. Nothing old is removed unless every byte of a step that stays has been compared with its
 /// checksum. Each rank reads its own file for this, between saves or, where only the newest step stays, before the
@@ -487,8 +487,8 @@ class checkpoint_saver {
   }
   checkpoint_saver(const checkpoint_saver&) = delete;
   checkpoint_saver& operator=(const checkpoint_saver&) = delete;
-  /// Waits for this rank's part of saves under way; rank 0 gives up those that others have not written. Where a call of
-  /// the file system does not return, its thread is left behind, and the file system must outlive it.
+  /// Waits for this rank's part of saves under way; rank 0 gives up the saves that other ranks have not written. Where
+  /// a call of the file system does not return, its thread is detached, and the file system must outlive it.
   ~checkpoint_saver() { writer_->finish(); }
 
   /// Copies the state of this moment: the model's weights, what `optimizer` keeps of them, and `extras`. Throws
@@ -620,7 +620,7 @@ class checkpoint_saver {
         own.emplace(name, std::get<std::int64_t>(number));
     return own;
   }
-  /// Throws where ranks would save other scalars: those of rank 0 would be restored on all.
+  /// Throws where ranks would save different scalars, since the scalars of rank 0 would be restored on all ranks.
   template <compute_device Device>
   void agree_on_scalars(Device& device, std::uint64_t step, const saved_scalars& scalars) {
     std::vector<setting> values;

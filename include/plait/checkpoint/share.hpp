@@ -24,8 +24,8 @@
 
 namespace plait {
 
-/// One rank's boxes of a step. Their bytes follow each other in `bytes`, from its beginning, in this order; those of
-/// blobs come after them.
+/// One rank's boxes of a step. Their bytes follow each other in `bytes`, from its beginning, in this order. The bytes
+/// of blobs come after them.
 struct staged_share {
   struct staged_box {
     std::string tensor;

@@ -78,7 +78,7 @@ class stored_boxes {
 struct partly_read {
   const stored_tensor* tensor = nullptr;
   std::uint32_t box = 0;    ///< index in `tensor->boxes`
-  std::uint32_t sum = 0;    ///< as if those of the box that were not read were zeros that leave no trace
+  std::uint32_t sum = 0;    ///< as if the unread bytes of the box were zeros that leave no trace
   std::uint64_t bytes = 0;  ///< how many
 };
 
@@ -166,8 +166,8 @@ struct wanted_box {
   const stored_tensor* tensor = nullptr;
   box wanted;
   std::byte* out = nullptr;
-  std::optional<dtype> type{};  ///< of the elements there; none: that of the saved ones, whatever it is
-  std::size_t owner = 0;        ///< a number that the caller knows it by; those of a list do not fall
+  std::optional<dtype> type{};  ///< of the elements there; none: any saved type, unchanged
+  std::size_t owner = 0;        ///< a number that the caller knows it by; in a list it does not fall
 };
 
 namespace detail {
@@ -203,7 +203,7 @@ struct common_box {
   std::uint32_t index;  ///< in `tensor().boxes`
   box whole, common;
   std::int64_t run = 0, runs = 0;  ///< elements that follow each other in both, and how often
-  int outer = 0;                   ///< the dims before those of a run
+  int outer = 0;                   ///< the dims before the dims of a run
   std::uint32_t sum = 0;           ///< of the bytes that have been read, as in `partly_read`
   std::uint64_t left = 0;          ///< bytes that have not
 };
@@ -228,7 +228,7 @@ class planned_blocks {
   };
   /// Blocks smaller than this are read as they are; larger ones from page to page, which goes past the system's cache.
   static constexpr std::uint64_t large = std::uint64_t{256} << 10, page = 4096;
-  /// Boxes of at least this size are read directly into their destination, where both have the same page offset.
+  /// Boxes of at least this size are read directly into their destination, where both have one page offset.
   static constexpr std::uint64_t direct_read_bytes = std::uint64_t{1} << 20;
 
   planned_blocks(const manifest& saved, stored_boxes& boxes, std::vector<wanted_box> wanted, std::size_t block_bytes)
@@ -276,7 +276,7 @@ class planned_blocks {
     out.bytes = end - out.position;
     return out;
   }
-  /// Says that all of a common box has been read.
+  /// Notes that all of a common box has been read.
   void has_read(const common_box& one) { --unread_[one.for_whom.owner]; }
   /// Returns whether all that an owner wants has been read.
   bool has_all(std::size_t owner) const {
@@ -298,7 +298,7 @@ class planned_blocks {
     return (reinterpret_cast<std::uintptr_t>(out) - p.begin) % page == 0 ? out : nullptr;
   }
 
-  /// Plans the next boxes, about enough for some blocks, so that those of one file can be joined.
+  /// Plans the next boxes, about enough for some blocks, so that the boxes of one file can be joined.
   void plan() {
     constexpr std::uint64_t blocks = 16;
     pieces_.clear();
@@ -361,7 +361,7 @@ inline std::string fault_of(const read_sizes& s, const std::string& threads, con
   return {};
 }
 
-/// Boxes on their way to memory. The caller waits for those of one owner after the other.
+/// Boxes on their way to memory. The caller waits for the boxes of one owner after the other.
 class reads_ahead {
  public:
   /// Begins to read. `data` is of the step whose manifest is `saved`; it is not used by others until `finish` has
@@ -563,7 +563,7 @@ class flat_reader {
   step_data data_;
   const stored_tensor* tensor_ = nullptr;  ///< the one that is being read
   std::int64_t next_ = 0;
-  std::map<std::uint32_t, std::uint32_t> sums_;  ///< by box, of those that are read in parts
+  std::map<std::uint32_t, std::uint32_t> sums_;  ///< by box, of boxes that are read in parts
 };
 
 /// Returns whether a tensor of this name belongs to an optimizer, and is no weight.
@@ -571,7 +571,7 @@ inline bool is_of_optimizer(std::string_view name) { return name.starts_with("op
 
 namespace detail {
 
-/// Returns how the tensors of a step differ from those of a model, in words; nothing if they do not.
+/// Returns in words how the tensors of a step differ from a model's tensors; nothing if they do not.
 inline std::string mismatch_text(const std::vector<std::string>& missing, const std::vector<std::string>& unexpected,
                                  const std::string& wrong) {
   std::string problem;

@@ -169,7 +169,7 @@ inline std::string commit_fault(file_system& files, const committed_step& step) 
 
 }  // namespace detail
 
-/// Returns what is in a root; a step is committed if its COMMIT is that of its manifest. LATEST is not looked at.
+/// Returns what is in a root; a step is committed if its COMMIT belongs to its manifest. LATEST is not read.
 inline step_list list_steps(file_system& files, const std::string& root) {
   step_list out;
   const std::vector<directory_entry> entries = files.list(root);
@@ -207,12 +207,12 @@ inline std::optional<committed_step> newest_step(file_system& files, const std::
 
 namespace detail {
 
-/// Returns the directory of a step: `path` itself, or the newest one in it that is whole, newer ones being added to
-/// `passed_over`. Throws `error` that says what is there instead.
+/// Returns the directory of a step: `path` itself, or the newest one in it that is whole, where newer ones are added to
+/// `passed_over`. Throws `error` that names what is there instead.
 inline std::string step_path(file_system& files, std::string path, std::vector<invalid_step>& passed_over) {
   constexpr std::string_view legal = "; legal are a saved step and a folder of them";
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  // A step's name says which it is: "." and links that have another are followed.
+  // A step's name has its number: "." and links that have another name are followed.
   const auto has_name = [](std::string_view of) {
     return step_called(of.substr(of.find_last_of('/') + 1)).has_value();
   };
@@ -241,7 +241,7 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
 
 }  // namespace detail
 
-/// Returns the newest committed step that is older than the one at `path`, in the same root; nothing where none can be
+/// Returns the newest committed step that is older than the one at `path`, in its root; nothing where none can be
 /// found.
 inline std::optional<committed_step> older_step(file_system& files, const std::string& path) {
   try {
@@ -278,7 +278,7 @@ inline std::string missing_data(file_system& files, const std::string& path) {
   return missing_data(files, path, read_step(files, path));
 }
 
-/// Which steps are kept: the newest `last` of them, those that `every` divides, and `best`.
+/// Which steps are kept: the newest `last` of them, the steps that `every` divides, and `best`.
 struct retention {
   std::uint64_t last = 3;               ///< at least 1
   std::uint64_t every = 0;              ///< 0: none for this reason

@@ -153,7 +153,8 @@ class own_file_check {
   std::uint32_t sum_ = 0;
 };
 
-/// Which steps a rank reads again: as few as keep one among those that stay after the next save.
+/// Which steps a rank reads again: as few as possible, so that one verified step is among the steps that stay after the
+/// next save.
 class check_turns {
  public:
   /// Returns whether a step that has just been committed is one to read again, where the newest `last` stay. Where only
@@ -164,7 +165,7 @@ class check_turns {
     since_ = 0;
     return is_known_ = true;
   }
-  /// Says that what was begun came to nothing.
+  /// Notes that what was begun came to nothing.
   void forget() { is_known_ = false; }
 
  private:
@@ -184,7 +185,7 @@ struct tensor_difference {
 
   bool identical() const { return differing == 0; }
   /// Whether no element differs by more than `tolerance` times the largest of the tensor. Noise in elements that are
-  /// small beside others counts for as little as in a product with the tensor.
+  /// small relative to others counts for as little as in a product with the tensor.
   bool within(double tolerance) const { return absolute <= tolerance * largest; }
 };
 

@@ -89,7 +89,7 @@ inline std::vector<weight_tensor> weights_of_file(const std::string& path, const
   return all;
 }
 
-/// Where the rows of a tensor lie in one of another tool, which may have those of others too.
+/// Where the rows of a tensor lie in a tensor of another tool, which may have rows of other tensors too.
 struct weight_place {
   std::string tensor;                                  ///< its name there
   std::int64_t rows = 0;                               ///< that it has there
@@ -117,7 +117,7 @@ void each_block(std::int64_t n, safetensors_dtype type, F&& f) {
   for (std::int64_t begin = 0; begin < n; begin += most) f(begin, std::min(n, begin + most));
 }
 
-/// Returns whether two tensors have the same type, shape and elements, which are read in blocks.
+/// Returns whether two tensors have equal types, shapes and elements, which are read in blocks.
 inline bool same_elements(const weight_tensor& a, const weight_tensor& b) {
   if (a.dtype != b.dtype || a.shape != b.shape) return false;
   bool same = true;
@@ -145,7 +145,7 @@ class safetensors_directory {
  public:
   /// Throws `error`, its text starting with `field` and `path`, in these cases. The folder has no weights, or a file of
   /// one is named instead. A shard is missing or malformed. Two tensors have one name. A shard and the index differ.
-  /// Names in the index must be those of files in the folder itself.
+  /// The index names a file outside of the folder.
   explicit safetensors_directory(const std::string& path, const std::string& field = "path")
       : path_(path), field_(field) {
     require_folder();

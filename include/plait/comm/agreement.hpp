@@ -33,7 +33,7 @@ struct setting {
   bool operator==(const setting&) const = default;
 };
 
-/// A number as a field's value: two numbers have the same text only if they are equal.
+/// A number as a field's value: two numbers have one text only if they are equal.
 inline std::string exact_text(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", number);
@@ -89,7 +89,7 @@ inline std::vector<setting> unpacked_settings(std::string_view bytes) {
   return settings;
 }
 
-/// The words around a difference: "rank 1 was started with clip 1, rank 0 with clip 2; every rank needs the same
+/// The words around a difference, as in "rank 1 was started with clip 1, rank 0 with clip 2; every rank needs the same
 /// options".
 struct agreement_words {
   const char* one = " was started";
@@ -119,7 +119,7 @@ inline std::string difference_text(const std::vector<std::vector<setting>>& of_r
   std::stable_sort(parties.begin(), parties.end(),
                    [](const party& a, const party& b) { return a.ranks.size() < b.ranks.size(); });
   constexpr std::size_t most = 4;
-  if (parties.size() > most) {  // three, and those that most ranks have
+  if (parties.size() > most) {  // three, and the value that most ranks have
     std::swap(parties[most - 1], parties.back());
   }
   std::string text;
@@ -163,7 +163,7 @@ void require_agreement(int ranks, std::span<const setting> settings, Greatest&& 
                        std::string_view who = {}, const agreement_words& words = {}) {
   const std::string mine = packed_settings(sorted_settings(settings));
   const auto hash = static_cast<std::int64_t>(fnv1a(mine));
-  std::int64_t most[] = {hash, ~hash};  // the greatest complement is that of the least
+  std::int64_t most[] = {hash, ~hash};  // the greatest complement is the least value's
   greatest(most, 2);
   if (most[0] == ~most[1]) return;
 
@@ -208,7 +208,7 @@ void require_agreement_on(Device& device, any_communicator& ranks, std::span<con
         words);
 }
 
-/// Throws `disagreement` unless all ranks have the same values of what `who` is or does.
+/// Throws `disagreement` unless all ranks have equal values of what `who` is or does.
 template <compute_device Device>
 void require_equal_values(Device& device, any_communicator& ranks, std::string_view who,
                           std::span<const setting> values) {
@@ -218,8 +218,8 @@ void require_equal_values(Device& device, any_communicator& ranks, std::string_v
 
 }  // namespace detail
 
-/// Throws `disagreement` on every rank unless all were given the same settings; the text names the ranks, the settings
-/// and the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
+/// Throws `disagreement` on every rank unless all were given equal settings; the text names the ranks, the settings and
+/// the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
 /// `ranks`, which use the host's memory: threads and MPI.
 inline void require_agreement(any_communicator& ranks, std::span<const setting> settings) {
   detail::require_agreement_on_host(ranks, settings);

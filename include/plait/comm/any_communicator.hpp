@@ -95,7 +95,7 @@ class any_communicator : public verbs<any_communicator> {
   int rank() const { return held().rank; }
   int size() const { return held().size; }
   const std::string& label() const { return held().label; }
-  /// Whether calls return before a device has done what they ask for, so that the host's clock says nothing of them.
+  /// Whether calls return before a device has done what they ask for, so that the host's clock does not measure them.
   bool enqueues() const { return held().enqueues(); }
   /// Whether a group that spans all of its ranks, in order, may be this communicator itself, because every other one
   /// costs memory and time.

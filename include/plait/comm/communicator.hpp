@@ -31,7 +31,7 @@ struct call {
 
   collective kind = collective::barrier;
   const void* in = nullptr;  ///< what this rank hands in: all kinds but receive
-  void* out = nullptr;       ///< what it gets: all kinds but send; the same as `in` for a broadcast
+  void* out = nullptr;       ///< what it gets: all kinds but send; equals `in` for a broadcast
   std::size_t count = 0;     ///< of a rank's part (all_gather, reduce_scatter), of a pair's (all_to_all), else of all
   dtype type = dtype::u8;
   reduce_op op = reduce_op::sum;
@@ -172,9 +172,9 @@ struct request_ops {
 /// When a started operation was under way, in seconds of `comm_clock`.
 struct request_times {
   double started = 0;  ///< when `start` returned
-  /// When it was complete, as the backend knows it, or else when `done` first said so; 0 where neither was before
-  /// `wait`, which then found it so when it returned. An operation that is never asked about seems to last until it is
-  /// waited for.
+  /// When it was complete, as the backend knows it, or else when `done` first returned true. It is 0 where neither was
+  /// before `wait`, and `wait` found it complete when it returned. An operation that is never asked about seems to last
+  /// until it is waited for.
   double completed = 0;
   double waited_from = 0, waited_to = 0;  ///< when the rank stood in `wait`
 };
@@ -285,8 +285,8 @@ class verbs {
 
  public:
   /// out[i] = in_0[i] op ... op in_{p-1}[i], equal in every bit on every rank; in == out is allowed. The maximum and
-  /// the minimum of numbers with a NaN among them is a NaN, whichever rank has it. (Not on NCCL, which gives that of
-  /// the others: ask for the sum as well where a NaN must be seen there.)
+  /// the minimum of numbers with a NaN among them is a NaN, whichever rank has it. (NCCL gives the result of the other
+  /// numbers: ask for the sum as well where a NaN must be seen there.)
   void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     self().run({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});
   }

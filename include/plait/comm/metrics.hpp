@@ -228,7 +228,7 @@ struct axis_times {
 /// The communication of all ranks over the groups of some axes.
 struct axis_communication {
   std::string axes;
-  double seconds = 0;   ///< under way, mean over the ranks that have such a group; NaN: not measured
+  double seconds = 0;   ///< under way, mean over the ranks that have the group; NaN: not measured
   double waited = 0;    ///< of that, spent inside the communicator, mean over those ranks; NaN if unknown
   double worst = 0;     ///< the least hidden share of a rank; NaN if unknown
   int worst_rank = -1;  ///< which rank has it

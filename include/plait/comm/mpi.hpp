@@ -144,10 +144,9 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
   };
 }
 
-/// Returns whether small all-reduces that are started go as messages too: among few ranks, some of which are reached
-/// over a slow link. All of them find the same, since each then has ranks of another host. A library reduces them to
-/// one rank, whose answer follows all that was started there meanwhile: the norm of a step after the gathers of its
-/// update.
+/// Returns whether small all-reduces that are started go as messages too: among few ranks, where some are reached over
+/// a slow link. All of them find one answer, since each then has ranks of another host. A library reduces them to one
+/// rank, whose answer follows all that was started there meanwhile: the norm of a step after the gathers of its update.
 inline bool reduces_small(const state& s) {
   constexpr int few = 16;
   if (s.size == 1 || s.size > few) return false;
@@ -195,10 +194,10 @@ class environment {
 
 /// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
 /// checked. A wait that is longer than the deadline ends all ranks, with a text that names the operation and the
-/// missing ranks. The order of a reduction is the MPI library's choice. But started reductions that are large, or go
-/// over slow links between few ranks, go by messages, as large gathers do, and are added in the order of the ranks. A
-/// thread of this class has the library move the large ones. All ranks either run a collective or start it: MPI does
-/// not match the two.
+/// missing ranks. The order of a reduction is the MPI library's choice. Exceptions are started reductions that are
+/// large, or that few ranks make over slow links. They go by messages, as large gathers do, and add in the order of the
+/// ranks. A thread of this class has the library move the large ones. All ranks either run a collective or start it:
+/// MPI does not match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
   using operation = detail::operation;
@@ -228,11 +227,11 @@ class communicator : public verbs<communicator> {
   /// Seconds until an operation that has not finished ends all ranks; 0 waits for ever. Splits inherit it.
   void set_deadline(double seconds) { self().deadline = seconds; }
   /// The most elements that one MPI call is given (INT_MAX unless told); larger counts are cut, or wrapped in a type.
-  /// It must be the same on all ranks. Splits inherit it.
+  /// It must be equal on all ranks. Splits inherit it.
   void set_limit(std::size_t elements) { self().limit = std::clamp<std::size_t>(elements, 1, INT_MAX); }
   /// The most bytes that one message of a large started collective has; 0, unless told: 60 KiB over links between hosts
-  /// below 3 Gbit/s, as `world` and `attach` measure them, and all elsewhere (`piece_of`). It must be the
-  /// same on all ranks. Splits inherit it.
+  /// below 3 Gbit/s, as `world` and `attach` measure them, and all elsewhere (`piece_of`). It must be equal on all
+  /// ranks. Splits inherit it.
   void set_piece(std::size_t bytes) { self().piece = bytes; }
   const flight_recorder& flight() const { return *self().flight; }
 

@@ -25,17 +25,17 @@ namespace plait::nccl {
 /// A rank's handle of an NCCL communicator, on the memory of its GPU; see communicator.hpp for what the operations
 /// mean. The host waits in `barrier` and `split`, and while NCCL itself is still setting up a call. A call is in the
 /// order of the device's main stream. A started one runs in a side stream, from the call to the main stream's wait. The
-/// GPU runs a communicator's operations in the order in which they were called; those of several communicators run side
-/// by side where nothing orders them, and every rank must call them in one order.
+/// GPU runs a communicator's operations in the order in which they were called. Operations of several communicators run
+/// side by side where nothing orders them, and every rank must call them in one order.
 ///
 /// Calls in a stream that is being recorded become part of the graph; the deadline covers a replay that `watch`
 /// follows. The graph goes before the communicator does, also where an exception unwinds: NCCL ends none whose calls a
 /// graph holds.
 ///
 /// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
-/// the order of their tags first; a message to the own rank needs a group. An error, a lost rank or a
-/// deadline that has passed aborts all communicators of the team: those made from one by `split`. Later and waiting
-/// calls throw what happened.
+/// the order of their tags first; a message to the own rank needs a group. An error, a lost rank or a deadline that has
+/// passed aborts all communicators of the team: the ones made from one by `split`. Later and waiting calls throw what
+/// happened.
 class communicator : public verbs<communicator> {
   using op_ptr = std::shared_ptr<detail::operation>;
 
@@ -257,7 +257,7 @@ static_assert(plait::communicator<communicator>);
 
 /// Device memory that NCCL moves without copies through its own buffers: allocated by NCCL, and from NCCL 2.27 on
 /// registered as a window of the communicator's symmetric memory, where the hardware has it. It is optional:
-/// collectives take any memory of the GPU. Making it is collective; every rank asks for the same number of bytes. The
+/// collectives take any memory of the GPU. Making it is collective; every rank asks for an equal number of bytes. The
 /// communicator must outlive it. Its end waits for the calls of this communicator and for the main stream.
 class communication_memory {
  public:

@@ -67,7 +67,7 @@ inline void combine_block(A* __restrict acc, const T* __restrict a, std::size_t 
   for (; i < n; ++i) acc[i] = reduced<Op>(acc[i], widened(a[i]));
 }
 
-/// acc = (acc op a) op b: the same order with half the passes over the accumulators
+/// acc = (acc op a) op b: the order of two calls with half the passes over the accumulators
 template <reduce_op Op, class T, class A>
 inline void combine_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
   std::size_t i = 0;

@@ -165,8 +165,8 @@ class member {
   /// does the work, or opens it to those who wait.
   operation* post(signature s, std::uint64_t bytes, const filling& fill);
 
-  /// Joins the oldest message of the same sender, receiver and tag that lacks this side (0 sends, 1 receives), or
-  /// begins one.
+  /// Joins the oldest message of this sender, receiver and tag that lacks this side (0 sends, 1 receives), or begins
+  /// one.
   operation* post_message(int side, int peer, signature s, const filling& fill);
 
   /// Waits for the operation, sharing its work, and leaves it. `side` as in post_message, -1 for a collective.
@@ -199,7 +199,7 @@ class member {
   void widen_window();
   void execute(operation& op);
 
-  /// A device that refuses the work ends all ranks; those that wait for the operation must learn it first.
+  /// A device that refuses the work ends all ranks. The ranks that wait for the operation must learn it first.
   void execute_on_device(operation& op);
   void arrive(part& mine);
   void leave(operation& op);
@@ -217,7 +217,7 @@ class member {
   [[noreturn]] void stop(const std::string& doing) const;
   [[noreturn]] void mismatch(const operation& op, const signature& s) const;
   [[noreturn]] void message_mismatch(const operation& op, int side, const signature& s) const;
-  /// all_to_all_v: what this rank sends and expects, against those that are here already.
+  /// all_to_all_v: what this rank sends and expects, compared with the ranks that are here already.
   void check_pairs(const operation& op) const;
 
   std::shared_ptr<run_state> run_;
@@ -241,8 +241,8 @@ inline constexpr request_ops request_table = {
 
 /// A rank's handle of a group of threads of this process; see communicator.hpp for what the operations mean.
 ///
-/// Reductions are in the order of the ranks, so they give the same bits on every rank and in every run. A send waits
-/// for its receive (there is no buffering). Errors, each ending all ranks of the run:
+/// Reductions are in the order of the ranks, so they give equal bits on every rank and in every run. A send waits for
+/// its receive (there is no buffering). Errors, each ending all ranks of the run:
 ///   - ranks of a group call different operations, counts, dtypes, ops or roots at the same place of the sequence;
 ///   - no rank can go on (a deadlock, found exactly and at once, which includes ranks that have returned);
 ///   - a rank throws or calls abort.
@@ -275,7 +275,8 @@ class communicator : public verbs<communicator> {
     return child ? communicator(std::move(child)) : communicator();
   }
 
-  /// Collective: the same ranks, on the memory of each rank's device. The streams that `engine` uses must outlive it.
+  /// Returns these ranks on the memory of each rank's device. Collective. The streams that `engine` uses must outlive
+  /// it.
   communicator on(std::shared_ptr<device_engine> engine) {
     auto child = self().split(0, rank(), label());
     child->use(std::move(engine));
@@ -308,8 +309,8 @@ void run_ranks(int ranks, const std::function<void(communicator&)>& body);
 }  // namespace detail
 
 /// Runs `body(communicator)` on `ranks` threads and returns when all have ended. The first error of any rank ends them
-/// all and is thrown here as a plait::error, which names the rank and what every rank did last. The rank's own
-/// exception is nested in it.
+/// all. It is thrown here as a plait::error that names the rank and what every rank did last. The rank's own exception
+/// is nested in it.
 template <class F>
 void run(int ranks, F&& body) {
   detail::run_ranks(ranks, [&body](communicator& comm) { body(comm); });

@@ -312,7 +312,7 @@ PLAIT_INLINE void member::drop(operation* op, int side) noexcept {
   try {
     if (std::uncaught_exceptions() > 0) run_->fail_by_unwinding(world_rank());
     finish(op, side);
-  } catch (const stopped&) {  // the run has failed: every later operation, and threads::run, say why
+  } catch (const stopped&) {  // the run has failed: every later operation, and threads::run, throws the reason
   }
 }
 

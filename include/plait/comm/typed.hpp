@@ -70,8 +70,8 @@ constexpr bool is_one_collective() {
 }  // namespace detail
 
 /// A communicator together with the axes it spans, the first one major; it refers to the communicator and owns nothing.
-/// Each collective is admitted where it is exactly the way between the two specs, and is then the communicator's own
-/// call with the same arguments: the types cost nothing. Sums only, since a partial value is a pending sum.
+/// Each collective is admitted where it is exactly the way between the two specs. It is then the communicator's own
+/// call with equal arguments: the types cost nothing. Sums only, since a partial value is a pending sum.
 ///
 ///     using product = spec<shard<batch, dp>, hidden, partial<tp>>;     // of a row-parallel weight
 ///     using rows    = spec<shard<batch, dp>, hidden, invariant<tp>>;
@@ -85,7 +85,7 @@ class typed_group {
 
   constexpr Comm& communicator() const { return *comm_; }
 
-  /// Partial to replicated or invariant. `n`: elements of `in` and of `out`, which may be the same.
+  /// Partial to replicated or invariant. `n`: elements of `in` and of `out`, which may be one array.
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_reduce<Comm>
   local_part<T, To> all_reduce(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {

@@ -1,5 +1,5 @@
-// Which values a rank has noted to be compared with those of other ranks, and when: what types call equal on ranks is
-// compared by digests. tensor/check_values.hpp notes and compares them.
+// Which values a rank has noted for a comparison with other ranks, and when. Digests compare the values that types call
+// equal on ranks. tensor/check_values.hpp notes and compares them.
 #pragma once
 
 #include <algorithm>
@@ -107,8 +107,8 @@ class value_checks {
     met_.push_back(what);
     return true;
   }
-  /// Returns the next digest, and its number, in blocks of a device's memory that `make()` allocates, and that the
-  /// device keeps as long as it lives.
+  /// Returns the next digest and its number. `make()` allocates blocks of them in a device's memory, and the device
+  /// keeps the blocks as long as it lives.
   template <class Make>
   std::pair<std::int64_t, kernels::value_digest*> next_slot(Make&& make) {
     const std::size_t at = slots_++;

@@ -26,7 +26,7 @@ struct call_log {
   posted_program posted;
   /// Its `waits` has the rank's place in its program; null: unknown.
   const ledger* book = nullptr;
-  /// The ranks of the whole mesh that are those of this rank's stage, by their place there.
+  /// The ranks of this rank's stage, by their place in the whole mesh.
   std::vector<int> stage_ranks;
   int together = -1;   ///< the number of the group of messages that is open
   int next_group = 0;  ///< of messages
@@ -130,7 +130,7 @@ class world {
   std::int64_t size() const { return shape_.size(); }
   std::int64_t coordinate(axis_id axis) const { return shape_.coordinate(rank(), axis); }
   any_communicator& root() { return root_; }
-  /// The ranks that run one program: those of all stages of a pipeline, or else of this mesh. No ledger counts its
+  /// The ranks that run one program: the ranks of all stages of a pipeline, or else of this mesh. No ledger counts its
   /// calls.
   any_communicator& everyone() { return everyone_ ? everyone_ : root_; }
   /// This mesh is one stage of a pipeline; `all` are the ranks of all stages.
@@ -138,17 +138,17 @@ class world {
   plait::ledger& ledger() { return *ledger_; }
   /// Where a world that is made for counting writes what its rank starts, in order; null in others.
   const std::shared_ptr<call_log>& calls() const { return calls_; }
-  /// Which values of this rank are compared with those of others, and in which steps:
+  /// Which values of this rank are compared with the values of other ranks, and in which steps:
   /// `checks().set(value_check::every(100))`.
   value_checks& checks() { return checks_; }
-  /// Another communicator of this rank, counted in the same ledger under its own label.
+  /// Another communicator of this rank, counted in this ledger under its own label.
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
   /// The axes of `axes` along which there is more than one rank.
   axis_list pruned(const axis_list& axes) const;
 
-  /// The purpose of a communicator: in those for gathers of parameters and for reductions of gradients nothing waits
-  /// for what layers send over the same ranks.
+  /// The purpose of a communicator. Gathers of parameters and reductions of gradients have their own, so they wait for
+  /// nothing that layers send between these ranks.
   enum class channel : std::uint8_t { layers, gathers, reductions };
   /// The group that `axes` span, its ranks ordered with the first axis major; valid as long as the world. It is made
   /// when it is first asked for, which is collective over the whole world: layers, losses and optimizers ask as they

@@ -31,8 +31,8 @@ class deterministic_bucket {
   using terms_type = gradient_terms<Precision, Device>;
 
  public:
-  /// Of a bucket that is cut over the ranks of `cut` into slices of `slice` elements, of which this rank has number
-  /// `rank`; over `joined` it is reduced as well, and stays whole. Any axes may be none.
+  /// For a bucket that is cut over the ranks of `cut` into slices of `slice` elements. This rank has slice number
+  /// `rank`. Over `joined` the bucket is reduced as well, and stays whole. Any axes may be none.
   deterministic_bucket(axis_list cut, axis_list joined, std::int64_t slice, std::int64_t rank)
       : cut_(std::move(cut)), joined_(std::move(joined)), slice_(slice), rank_(rank) {}
 

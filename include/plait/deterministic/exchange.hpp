@@ -1,5 +1,5 @@
-// The exchange of partial sums between ranks: each rank gets those parts of an array that it is to have, and adds them
-// in deterministic order, so that no backend's order of ranks enters.
+// The exchange of partial sums between ranks. Each rank gets the parts of an array that it must hold, and adds them in
+// deterministic order. So the result does not depend on a backend's order of ranks.
 #pragma once
 
 #include <algorithm>

@@ -57,7 +57,7 @@ class gradient_terms {
   /// The partial sums of elements from `begin` on.
   partial_sums<G, Device> parts(std::int64_t begin) { return sum_.parts().from(begin); }
 
-  /// The exchange over `axes` of what ranks have once those of a group over `done` have all of theirs.
+  /// The exchange over `axes` of what ranks have once the ranks of a group over `done` have exchanged their sums.
   deterministic_exchange exchange(world& ranks, const axis_list& axes, const axis_list& done,
                                   world::channel purpose = world::channel::layers) const {
     std::vector<std::vector<tree_node>> members;

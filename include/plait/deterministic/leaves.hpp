@@ -36,9 +36,9 @@ struct tree_node {
   friend constexpr bool operator==(const tree_node&, const tree_node&) = default;
 };
 
-/// The partial sums of a deterministic sum that are here. What is inserted joins its neighbour in the tree as soon as
-/// both are here, so that the result does not depend on who has inserted what, or when. A tree over a number of leaves
-/// that is no power of two is the one over the next power, without the leaves that do not exist.
+/// The partial sums of a deterministic sum that this rank has. A sum that is inserted joins its neighbour in the tree
+/// as soon as both are here. So the result does not depend on who inserted a sum, or when. Where the number of leaves
+/// is no power of two, the tree is the one over the next power, without the missing leaves.
 template <class Value>
 class leaf_tree {
  public:
@@ -249,8 +249,8 @@ inline std::int64_t feature_leaves(const deterministic_leaves& leaves, std::int6
   return std::gcd(leaves.features, size);
 }
 
-/// Whether sums over a dim have leaves: those of the library that tensor parallelism shards, and any that `placed`, the
-/// layout of a policy, shards.
+/// Whether sums over a dim have leaves: the library's dims that tensor parallelism shards, and every dim that `placed`,
+/// the layout of a policy, shards.
 constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
   return dim == dim_of<heads> || dim == dim_of<kv_heads> || dim == dim_of<ffn> || dim == dim_of<vocab> ||
          !placed.axes_of(dim).empty();

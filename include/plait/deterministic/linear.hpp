@@ -18,8 +18,8 @@
 
 namespace plait::detail {
 
-/// Where the matrices of linears lie: the input is [rows, inner], outputs lie side by side as [rows, total], and
-/// weights below each other as [total, inner], or, of one linear, as [inner, total].
+/// Where the matrices of linears lie. The input is [rows, inner]. Outputs lie side by side as [rows, total], and
+/// weights below each other as [total, inner]. The weight of one linear may also be [inner, total].
 struct linear_extents {
   std::int64_t rows = 1, inner = 1, total = 0;
   bool inputs_first = false;

@@ -19,7 +19,7 @@
 
 namespace plait::detail {
 
-/// T is the type of logits, S that of sums.
+/// T is the type of logits, S the type of sums.
 template <class T, class S, compute_device Device>
 class deterministic_loss {
  public:
@@ -67,8 +67,8 @@ class deterministic_loss {
           device.copy(sums, sum, static_cast<std::size_t>(elements) * sizeof(S), device.main_stream());
         });
   }
-  /// The sum of losses that are rounded to multiples of one number. It is so small that no more digits are lost than
-  /// the sum has, and so large that a step's sum is exact for means up to 64: then no order matters.
+  /// Adds up losses that are rounded to multiples of one number. The number is small enough that no more digits are
+  /// lost than the sum has. It is large enough that a step's sum is exact for means up to 64: then no order matters.
   void add_losses(const microbatch<Device>& mb, const S* losses, std::int64_t rows, double* total) const {
     if constexpr (has_deterministic_products<Device>) {
       const double quantum = std::ldexp(1.0, std::ilogb(static_cast<double>(all_rows_ * mb.count)) + 1 + 6 - 53);

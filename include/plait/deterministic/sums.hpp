@@ -1,5 +1,5 @@
-// Sums in deterministic order: leaves that are added on a rank as they come, and parts of them that ranks exchange. How
-// many leaves a sum has, and whose they are, its users say: deterministic/leaves.hpp, deterministic/feature_sum.hpp.
+// Sums in deterministic order: leaves that are added on a rank as they come, and parts of them that ranks exchange. Its
+// users define how many leaves a sum has, and whose they are: deterministic/leaves.hpp, deterministic/feature_sum.hpp.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +17,14 @@
 
 namespace plait {
 
-/// Partial sums of one deterministic sum, each of the same number of elements, and the memory that they lie in.
+/// Partial sums of one deterministic sum, each of equally many elements, and the memory that they lie in.
 template <class E, compute_device Device>
 struct partial_sums {
   std::vector<tree_node> nodes;
   std::vector<E*> values;
   std::vector<buffer<Device>> memory;
 
-  /// Views of a part of each, from `begin` on, in the same memory.
+  /// Views of a part of each, from `begin` on, in this memory.
   partial_sums from(std::int64_t begin) const {
     partial_sums part{nodes, values, {}};
     for (E*& v : part.values) v += begin;
@@ -59,8 +59,8 @@ class deterministic_sum {
 
   /// Adds a leaf that has terms in some rows of `width` elements alone, such as a table's gradient: `write(E* leaf)`
   /// adds to zeros, and returns the numbers of these rows, in order, each once. Other rows are zeros, which are not
-  /// added: a sum that begins at +0 is never -0, so that the bits are the same. Memory that joined leaves leave behind
-  /// is kept for the next ones until `release_rows`.
+  /// added: a sum that begins at +0 is never -0, so that the bits are equal. Memory of joined leaves is kept for the
+  /// next ones until `release_rows`.
   template <class Write>
   void add_rows(Device& device, std::int64_t leaf, std::int64_t width, Write&& write) {
     terms mine;
@@ -90,7 +90,7 @@ class deterministic_sum {
     std::vector<std::int64_t> rows;  ///< of leaves that have terms in some rows alone
   };
 
-  /// `added` says that the leaf was added to its neighbour already: what their sum joins is added as usual.
+  /// `added`: whether the leaf was added to its neighbour already: what their sum joins is added as usual.
   void insert(Device& device, std::int64_t leaf, terms mine, bool added) {
     tree_.insert({0, leaf}, std::move(mine), [&](terms& a, terms& b) {
       if (!std::exchange(added, false)) return join_all(device, a, b);

@@ -135,8 +135,8 @@ inline constexpr std::array used_config_keys = std::to_array<std::string_view>({
                                                                                 "use_sliding_window",
                                                                                 "vocab_size"});
 
-/// Keys that change neither loss nor gradient of a text: names, versions, what generation, classification and
-/// pipelines of other tools take, and how the weights beside the file are stored.
+/// Keys that change neither loss nor gradient of a text: names, versions, what generation, classification and pipelines
+/// of other tools take, and how the directory's weights are stored.
 inline constexpr std::array harmless_config_keys = std::to_array<std::string_view>({"_attn_implementation",
                                                                                     "_attn_implementation_autoset",
                                                                                     "_attn_implementation_internal",
@@ -239,7 +239,7 @@ inline constexpr std::array refused_config_keys =
 
 namespace detail {
 
-/// Keys of "rope_scaling" and "rope_parameters" that each rope type has beside its name.
+/// Keys of "rope_scaling" and "rope_parameters" that each rope type has in addition to its name.
 inline constexpr std::array default_rope_keys =
     std::to_array<std::string_view>({"partial_rotary_factor", "rope_theta", "rope_type", "type"});
 inline constexpr std::array llama3_rope_keys = std::to_array<std::string_view>(

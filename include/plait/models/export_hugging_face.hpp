@@ -26,12 +26,12 @@ namespace plait {
 /// How `export_hugging_face` writes.
 struct export_options {
   std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file, as in transformers
-  std::optional<safetensors_dtype> dtype{};   ///< F64, F32 or BF16; nothing: that of the master values
+  std::optional<safetensors_dtype> dtype{};   ///< F64, F32 or BF16; nothing: the type of the master values
   /// A model directory, whose tokenizer is copied, with the keys of its config.json that change no number (such as
   /// the tokens that end a text); or a config.json, whose keys are; empty: none.
   std::string like{};
-  /// In whose names and order the tensors are written, beside a config.json of Hugging Face: transformers opens its own
-  /// alone, and `open_model_directory` each.
+  /// The tool whose names and order the tensors have; config.json is always Hugging Face's. transformers opens its own
+  /// order alone, and `open_model_directory` opens each.
   weights_order order = weights_order::hugging_face;
   std::string field = "path";  ///< what the user set to name the directory; error texts start with it
 };
@@ -55,7 +55,7 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
   using precision = typename Model::precision_type;
   const safetensors_dtype dtype = how.dtype.value_or(safetensors_dtype_of(dtype_of<master_of<precision>>));
   const std::string source = cat({how.field, ": '", path, "'"});
-  // Every rank has the same tensors, and so the same error.
+  // Every rank has equal tensors, and so an equal error.
   const safetensors_shards shards(declared_in_order(shapes_of(ctx, model, dtype), how.order, config, source),
                                   how.shard_bytes, source);
   std::optional<atomic_folder> folder;

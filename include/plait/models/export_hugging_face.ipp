@@ -25,7 +25,7 @@ inline std::string_view torch_name(safetensors_dtype type) {
   return type == safetensors_dtype::f64 ? "float64" : type == safetensors_dtype::f32 ? "float32" : "bfloat16";
 }
 
-/// The text of config.json, with the harmless keys of another, but those that the shape or the weights give.
+/// The text of config.json, with the harmless keys of another, except keys that the shape or the weights give.
 inline std::string exported_config(const llama_config& config, safetensors_dtype dtype, const export_options& how) {
   const std::string text = llama_config_text(config, std::string(torch_name(dtype)));
   if (how.like.empty()) return text;

@@ -59,8 +59,9 @@ inline void name_base_model(model_directory& d) {
           "AutoModelForCausalLM does"});
 }
 
-/// Where the configuration ties the head: a stored head that equals the embedding is left out, one that differs unties
-/// the model, as in transformers, and one that is there alone is both.
+/// Settles which head to load where the configuration ties it. A stored head that equals the embedding is left out. A
+/// stored head that differs unties the model, as in transformers. A head that is stored without an embedding serves as
+/// both.
 inline void settle_head(model_directory& d) {
   weight_tensor* const head = entry_of(d.entries, head_name);
   if (!d.config.tie_embeddings || !head) return;
@@ -78,10 +79,10 @@ inline void settle_head(model_directory& d) {
 }  // namespace detail
 
 /// Opens the directory `path`: config.json of Hugging Face, and model.safetensors or shards with an index, whose
-/// tensors have the names and order of `order`. Buffers of old files are left out, names of a base model are completed,
-/// and whether the head is tied is settled by what is stored. Nothing is read but headers, and both tables where a tied
-/// head is stored too. Errors as `safetensors_directory`, `parse_llama_config` and `weights_in_order`, naming
-/// `field` or `order_field`.
+/// tensors have the names and order of `order`. Buffers of old files are left out, and names of a base model are
+/// completed. The stored tensors settle whether the head is tied. Only headers are read, and both tables where a tied
+/// head is stored too. Errors as `safetensors_directory`, `parse_llama_config` and `weights_in_order`, naming `field`
+/// or `order_field`.
 inline model_directory open_model_directory(const std::string& path, const std::string& field = "path",
                                             weights_order order = weights_order::hugging_face,
                                             const std::string& order_field = "order") {

@@ -16,13 +16,13 @@
 
 namespace plait {
 
-/// Options of a language model, beside its layers.
+/// Options of a language model, in addition to its layers.
 struct language_model_options {
   layer_recompute keep{};
   bool documents = false;  ///< whether sequences are packed from documents (`attention_options::documents`)
   double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
   cross_entropy_settings loss{};
-  sequence_order order{};  ///< of the tokens; none: that of the text
+  sequence_order order{};  ///< of the tokens; none: the text's order
 };
 
 /// A language model, or one stage of a pipeline of it: `Embedding` takes token ids, a `stack` of `Block`s follows,
@@ -57,11 +57,11 @@ class language_model {
     typename Loss::saved loss;
   };
 
-  /// `part` says which layers this stage has. `make_embedding()` is called in the first stage, `make_block(i)` for each
+  /// `part` names the layers of this stage. `make_embedding()` is called in the first stage, `make_block(i)` for each
   /// of its blocks, `make_head(table)` in the last one. For a head that is tied to the embedding, `table` is the
   /// embedding's parameter; it is null where the first stage is on another rank, and then the head makes a copy with
-  /// the same name (both with `tied_across_stages`). `first_stage` is the stage of this rank that has the embedding, if
-  /// it is not this one; `vocab` is the true size of the vocabulary.
+  /// that name (both with `tied_across_stages`). `first_stage` is the stage of this rank that has the embedding, if it
+  /// is not this one; `vocab` is the true size of the vocabulary.
   template <class MakeEmbedding, class MakeBlock, class MakeHead>
   language_model(const context<device>& ctx, std::int64_t vocab, stage_layers part, language_model_options how,
                  const language_model* first_stage, MakeEmbedding&& make_embedding, MakeBlock&& make_block,

@@ -19,7 +19,7 @@
 
 namespace plait {
 
-/// Options of a model beside its configuration.
+/// Options of a model in addition to its configuration.
 struct llama_options {
   layer_recompute keep{};  ///< one mode for all layers, or one for each
   double dropout = 0;      ///< on the output of each residual branch
@@ -28,8 +28,8 @@ struct llama_options {
   /// configuration.
   attention_options attention{};
   mlp_lora mlp{};  ///< `attention` has adapters of its own
-  /// The chunks of all linears' collectives beside their products (nn/linear/policy.hpp), where they are chosen at run
-  /// time; 0: the strategy's.
+  /// The chunks in which all linears' collectives overlap their products (nn/linear/policy.hpp), where they are chosen
+  /// at run time; 0: the strategy's.
   std::int64_t overlap = 0;
 };
 

@@ -58,8 +58,8 @@ struct llama_config {
   bool operator==(const llama_config&) const = default;
 };
 
-/// Throws `error`, its text starting with `source` (a file or field) and naming the field by its Hugging Face key,
-/// unless all values can make a model.
+/// Throws `error` unless all values can make a model. Its text starts with `source` (a file or field) and names the
+/// field by its Hugging Face key.
 inline void validate(const llama_config& c, const std::string& source) {
   const auto within = [&](const char* key, std::int64_t value, std::int64_t largest) {
     if (value < 1 || value > largest) {

@@ -38,7 +38,7 @@ inline llama_config load_llama_config(const std::string& name_or_path, const std
 }
 
 /// `config` as the text of a Hugging Face `config.json`; `parse_llama_config` reads it back unchanged. `torch_dtype` is
-/// what the weights beside it are stored in. Throws `error` naming the fields if no model type has them at once.
+/// the type of the weights in its directory. Throws `error` naming the fields if no model type has them at once.
 std::string llama_config_text(const llama_config& config, const std::string& torch_dtype = "float32");
 
 /// Writes a `config.json` in one step; `error` naming `field` when it cannot.

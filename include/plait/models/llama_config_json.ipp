@@ -69,7 +69,7 @@ inline const llama_family* find_llama_family(std::string_view model_type) {
 
 /// The window of all layers, 0 for none. Refuses layers that differ and keys that contradict each other.
 inline std::int64_t parse_sliding_window(const config_reader& c, std::string_view model_type, std::int64_t layers) {
-  // transformers' Llama has none, whatever the keys say; a Mistral that calls itself a Llama would lose its own.
+  // transformers' Llama has none, whatever the keys are; a Mistral that calls itself a Llama would lose its own.
   if (model_type == "llama" && c.has("sliding_window") &&
       c.integer("sliding_window") < c.integer("max_position_embeddings", 2048))
     c.bad("sliding_window", c.integer("sliding_window"),
@@ -174,7 +174,7 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
   if (const char* const key = old_rope ? "rope_scaling" : "rope_parameters"; c.has(key)) {
     const auto rope = c.object(key);
     out.rope = detail::parse_rope_scaling(rope, c, out.max_position);
-    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before that of the top level
+    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before the top level's
   }
   validate(out, source);
   return out;

@@ -100,7 +100,7 @@ class llama_stopwatch {
 }  // namespace detail
 
 /// Seconds of the parts on this mesh, measured with a model of one layer: the shortest of `rounds`, of the slowest
-/// rank. Collective over the mesh of the stage; the result is the same on its ranks.
+/// rank. Collective over the mesh of the stage; the result is equal on its ranks.
 template <class Precision, strategy S, compute_device Device>
 llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_config& config,
                                      const llama_options& options, int rounds = 3) {

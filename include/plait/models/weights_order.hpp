@@ -178,7 +178,7 @@ class weight_converter {
     out_.push_back(e);
     out_.back().name = std::move(name);
   }
-  /// Adds a tensor of some rows of another, as `place` says.
+  /// Adds a tensor of some rows of another, which `place` describes.
   void add_rows(const weight_tensor& e, std::string name, std::int64_t rows, const weight_place& place) {
     if (e.shape.empty() || e.shape[0] != place.rows)
       fail({source_, ": tensor '", e.name, "' has ", e.shape.empty() ? 0 : e.shape[0], " rows, and the model needs ",
@@ -273,7 +273,7 @@ inline std::vector<weight_tensor> weights_from_meta(std::span<const weight_tenso
   return to.take();
 }
 
-/// Returns whose names most of the tensors have, by those of embeddings and layers.
+/// Returns the tool whose names most of the tensors have, by the names of embeddings and layers.
 inline weights_order order_of_names(std::span<const weight_tensor> entries) {
   const auto any = [&](auto&& is) { return std::any_of(entries.begin(), entries.end(), is); };
   if (any([](const weight_tensor& e) { return e.name.starts_with("model.") || e.name == "embed_tokens.weight"; }))
@@ -290,9 +290,9 @@ inline weights_order order_of_names(std::span<const weight_tensor> entries) {
   return weights_order::hugging_face;
 }
 
-/// Returns the tensors under the names and in the orders of Hugging Face. Throws `error`, its text starting with
-/// `source`, where the names are those of another tool than `order` says, which `field` has set, and as
-/// `weights_from_megatron` and `weights_from_meta`.
+/// Returns the tensors under the names and in the orders of Hugging Face. `field` names what has set `order`. Throws
+/// `error`, its text starting with `source`, where the names belong to another tool than `order`. Throws also as
+/// `weights_from_megatron` and `weights_from_meta` do.
 inline std::vector<weight_tensor> weights_in_order(std::vector<weight_tensor> entries, weights_order order,
                                                    const llama_config& config, const std::string& source,
                                                    std::string_view field = "order") {

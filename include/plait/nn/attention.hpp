@@ -96,7 +96,7 @@ class head_norms {
     }
   }
 
-  /// Overwrites the gradients of the queries and keys that `forward` made with those of what they were before.
+  /// Overwrites the gradients of the queries and keys that `forward` made with the gradients of its inputs.
   void backward(const microbatch<Device>& mb, T* dqkv, const rotary_tables<S>& rotation,
                 head_norms_saved<Device>& kept) {
     Device& device = mb.ctx.device;
@@ -173,7 +173,7 @@ struct attention_lora {
   lora_options q{}, k{}, v{}, o{};
 };
 
-/// Options of a self-attention, beside its strategy.
+/// Options of a self-attention, in addition to its strategy.
 struct attention_options {
   /// A token sees itself and window - 1 tokens before it; 0: all before it. Without a causal mask it sees all after
   /// it, too.
@@ -197,22 +197,22 @@ struct attention_options {
   std::int64_t overlap = 0;  ///< as `linear_options::overlap`
 };
 
-/// The caller's memory for an attention's weights (`parameter_memory`), this rank's part: those of queries, keys and
-/// values lie one after the other, [(heads + 2 kv_heads) local, head_dim, hidden], and so do their biases. The last two
-/// are those of the norms of queries and keys, where there are some.
+/// The caller's memory for an attention's weights (`parameter_memory`), this rank's part. The weights of queries, keys
+/// and values lie one after the other, [(heads + 2 kv_heads) local, head_dim, hidden], and so do their biases. The last
+/// two members are for the norms of queries and keys, where there are some.
 template <class Precision>
 struct attention_memory {
   parameter_memory<Precision> qkv{}, out{}, q_norm{}, k_norm{};
 };
 
-/// Grouped-query self-attention under a strategy: queries, keys and values are one product over one gathered input;
-/// attention runs on the rank's own heads in blocks, so that no seq x seq array exists; the output projection brings
+/// Grouped-query self-attention under a strategy. Queries, keys and values are one product over one gathered input.
+/// Attention runs on the rank's own heads in blocks, so that no seq x seq array exists. The output projection brings
 /// the result back. Where the strategy shards heads over more axes than kv heads, keys and values are replicated over
-/// the rest, and their gradients are summed there because their types say so. Where it leaves the sequence sharded, its
-/// policy `S::attention` says how attention sees all of it.
+/// the other axes. Their types demand that their gradients are summed there. Where it leaves the sequence sharded, its
+/// policy `S::attention` defines how attention sees all of it.
 ///
-/// Rotary positions are those of the text, counted from the beginning of the sequence, also where documents are packed.
-/// Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm` and `k_norm`.
+/// Rotary positions are positions in the text, counted from the beginning of the sequence, also where documents are
+/// packed. Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm` and `k_norm`.
 template <class Precision, class S, compute_device Device = cpu>
 class self_attention : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
                                           typename transformer_specs<S>::branch_output, Device>,
@@ -323,7 +323,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     return dx;
   }
 
-  /// Makes the attention ready for other batches and lengths, those of this context (`linear::resize`).
+  /// Makes the attention ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     qkv_.resize(ctx, qkv_value::derivation);
     out_.resize(ctx, out_value::derivation);
@@ -351,7 +351,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   }
 
  private:
-  /// Throws where the caller gives some of the memory and says nothing of the rest.
+  /// Throws where the caller names some of the memory and not the rest.
   static void check_memory(const std::string& name, const attention_memory<Precision>& memory, bool norms) {
     const detail::memory_part qkv{"qkv", memory.qkv.says_anything()}, out{"out", memory.out.says_anything()},
         q_norm{"q_norm", memory.q_norm.says_anything()}, k_norm{"k_norm", memory.k_norm.says_anything()};

@@ -213,7 +213,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
 // A residual branch that begins with a norm. examples/encoder_decoder.hpp has one whose norm follows the sum.
 
 /// y = x + dropout(layer(norm(x))): the residual branch of a transformer. Where no product of the layer adds x, the sum
-/// is left open for what comes next, and its norm adds in the pass in which it reads.
+/// is left open for what comes next. The next norm adds in the pass in which it reads.
 template <class Norm, class Layer>
 class residual : public detail::refused_layer<Norm, Norm> {
   static_assert(detail::all_layers<Norm, Layer>);
@@ -428,7 +428,7 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
 
 // A redistribution as a layer, and the sum of branches that share one gather and one reduction.
 
-/// Brings a tensor from one spec to another of the same dims: a `redistribute` as a layer, with its adjoint.
+/// Brings a tensor from one spec to another of equal dims: a `redistribute` as a layer, with its adjoint.
 template <class T, spec_like From, spec_like To, compute_device Device = cpu>
 class redistribution : public layer_types<T, From, To, Device>,
                        public other_arrays<redistribution<T, From, To, Device>, T, From, To, Device> {
@@ -479,9 +479,9 @@ class redistribution : public layer_types<T, From, To, Device>,
   ready_plan there_, back_;
 };
 
-/// The sum of branches that share their input, as the parallel block of PaLM (Chowdhery et al. 2022) or a low-rank
-/// adapter beside its linear: the input is brought from `Input` to what all branches take once, their outputs, which
-/// may be partial, are added and brought to `Output` once; so are, going back, their gradients.
+/// The sum of branches that share their input, as the parallel block of PaLM (Chowdhery et al. 2022) or a linear with a
+/// low-rank adapter. The input is brought once from `Input` to what all branches take. The outputs, which may be
+/// partial, are added and brought to `Output` once. Gradients go back in this way too.
 template <spec_like Input, spec_like Output, class First, class... Rest>
 class sum : public detail::refused_layer<First, First> {
   static_assert(detail::all_layers<First, Rest...>);

@@ -66,7 +66,7 @@ struct embedding_options {
 };
 
 /// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. A
-/// vocabulary that is sharded makes the lookup partial; the output says how that is resolved: all-reduced, or
+/// vocabulary that is sharded makes the lookup partial. The output's spec defines how that is resolved: all-reduced, or
 /// reduce-scattered onto the sequence.
 template <class Precision, class Policy, compute_device Device = cpu>
 class embedding
@@ -146,7 +146,7 @@ class embedding
     detail::note_forward(mb, *this, layout_v<input>, table_->name(), ids, tokens_);
   }
 
-  /// Forward into an array of a type with the same bits.
+  /// Forward into an array of a type with the bits of T.
   template <std::integral Id, class Other>
     requires same_bits<Other, T>
   void forward(const microbatch<Device>& mb, const Id* ids, Other* y) {
@@ -161,7 +161,7 @@ class embedding
     static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
     backward(mb, ids.data(), dy.data());
   }
-  /// Backward of an array of a type with the same bits.
+  /// Backward of an array of a type with the bits of T.
   template <std::integral Id, class Other>
     requires same_bits<std::remove_const_t<Other>, T>
   void backward(const microbatch<Device>& mb, const Id* ids, Other* dy) {
@@ -196,7 +196,7 @@ class embedding
     });
   }
 
-  /// Makes the embedding ready for other batches and lengths, those of this context (`linear::resize`).
+  /// Makes the embedding ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     detail::require_resizable(names_.layer(), terms_ != nullptr);
     detail::arm_checks(ctx);
@@ -292,9 +292,9 @@ class embedding
 
 // Learned positions, and an embedding of tokens that adds them.
 
-/// y = x + table[position of the token]: learned positions (GPT-2). `Spec` has samples, tokens and features; the table
-/// is [position, features], its features placed as those of `Spec`, and a rank's gradient has the rows of its own
-/// tokens: its type says over which axes they are summed.
+/// y = x + table[position of the token]: learned positions (GPT-2). `Spec` has samples, tokens and features. The table
+/// is [position, features], its features placed as the features of `Spec`. A rank's gradient has the rows of its own
+/// tokens, and its type defines over which axes they are summed.
 template <class Precision, spec_like Spec, compute_device Device = cpu>
 class learned_positions
     : public layer_types<activation_of<Precision>, Spec, Spec, Device>,
@@ -307,7 +307,7 @@ class learned_positions
   using other_arrays<learned_positions, T, Spec, Spec, Device>::backward;
   struct saved {};
 
-  /// The context gives the size of the dim `position`, at least that of the sequence. `order` is that of the sequence.
+  /// The context gives the size of the dim `position`, at least the sequence's size. `order` is the sequence's order.
   learned_positions(const context<Device>& ctx, const std::string& name, sequence_order order = {},
                     initializer init = {})
       : names_(name) {

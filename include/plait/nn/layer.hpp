@@ -57,7 +57,7 @@ class with_saved : public Layer {
     Layer::resize(ctx);
     saved_ = {};
   }
-  /// As above, on arrays of a type with the same bits.
+  /// As above, on arrays of a type with the bits of T.
   template <class Other, class... More>
     requires same_bits<std::remove_const_t<Other>, T>
   void forward(const mb& in, Other* x, More&&... more) {
@@ -83,7 +83,7 @@ struct kernel_cost {
 };
 
 /// Calls f(), which computes on this rank's part of tensors, or launches what does. In a dry run f is not called, since
-/// there are no numbers: the kernel counts as `cost` says. Throws where that is negative or no number.
+/// there are no numbers: the kernel counts with `cost`. Throws where that is negative or no number.
 template <compute_device Device, class F>
 void kernel(const context<Device>& ctx, const kernel_cost& cost, F&& f) {
   if (!(cost.bytes >= 0 && cost.operations >= 0))
@@ -153,7 +153,8 @@ struct any_visitor {
 
 }  // namespace detail
 
-/// Says what a class lacks to be a layer, member by member: instantiated where a combinator is given one that is none.
+/// Reports what a class lacks to be a layer, member by member. It is instantiated where a combinator is given a class
+/// that is no layer.
 template <class L>
 struct layer_requirements {
   static_assert(
@@ -259,7 +260,7 @@ struct layer_types {
 /// A program's own layer calls its own kernels by `kernel(ctx, cost, f)` (nn/layer.hpp), so that it can be
 /// planned, too: a dry run counts them, and ends a program that touches its memory otherwise.
 ///
-/// Combinators, language models and dry runs ask this of a layer, beside the types of `layer_types`:
+/// Combinators, language models and dry runs ask this of a layer, in addition to the types of `layer_types`:
 ///
 ///     struct saved;                          // what `forward` keeps, besides its input
 ///     tensor_of<output> forward(mb, const tensor_of<input>& x, saved* keep);            // null: no backward pass
@@ -267,9 +268,9 @@ struct layer_types {
 ///     template <class F> void visit(F&& f);  // f(parameter) for each parameter
 ///
 /// `mb` is a `const microbatch<Device>&`. The caller holds a layer's input until the backward pass is over, deferred
-/// weight gradients included. A forward pass forgets what an earlier one has kept in the same `saved`
-/// (testing/layer_parity.hpp checks it). What a layer sends, keeps and allocates is not written down: `dry_run`
-/// finds out. What a class lacks is named where it is used as a layer (`layer_requirements`).
+/// weight gradients included. A forward pass forgets what an earlier one has kept in its `saved`
+/// (testing/layer_parity.hpp checks it). What a layer sends, keeps and allocates is not written down: `dry_run` finds
+/// out. What a class lacks is named where it is used as a layer (`layer_requirements`).
 template <class L>
 concept layer = detail::names_layer_types<L> && std::default_initializable<typename L::saved> && detail::forwards<L> &&
                 detail::backwards<L> && requires(L& l) { l.visit(detail::any_visitor{}); };
@@ -284,7 +285,7 @@ concept adds_to_output =
       l.forward(mb, x, &saved, &addend);
     };
 
-/// A layer whose backward pass adds a tensor to its input's gradient in the same way.
+/// A layer whose backward pass adds a tensor to its input's gradient in this way.
 template <class L>
 concept adds_to_gradient =
     layer<L> &&
@@ -307,7 +308,7 @@ inline constexpr bool is_cheap = [] {
 
 namespace detail {
 
-/// Where a combinator is given what is no layer: says what it lacks.
+/// Where a combinator is given what is no layer: reports what it lacks.
 template <class... Layers>
 inline constexpr bool all_layers = (sizeof(layer_consequence<layer<Layers>, Layers>) + ...) > 0;
 
@@ -367,7 +368,7 @@ class saved_stamp {
   }
   /// Throws unless the forward pass that made it was of this layer and microbatch, and no backward pass has used it.
   /// One that no forward pass has made is used as well. Throws also where several forward passes have made it since the
-  /// last use, and the input is not where that of the last one was.
+  /// last use, and the input is not where the last pass had it.
   void use(std::string_view name, const void* layer, std::int64_t microbatch, const void* input) {
     constexpr const char* each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
     if (used_) fail({name, ": this `saved` was used by a backward pass before", each});
@@ -459,7 +460,7 @@ class made_for {
     if (!same) refuse_mesh(layer, mesh, rank);
   }
   /// Throws, with the dim and both sizes, if the context of a call has other sizes, or another mesh. Where the table of
-  /// sizes has them in the same places, as one context always has, this is a few compares and no search.
+  /// sizes has them in equal places, as one context always has, this is a few compares and no search.
   void require(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
     require_mesh(layer, mesh, rank);
     for (const made_dim& d : dims_) {
@@ -543,7 +544,7 @@ auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t mad
   return addend ? addend->data() : nullptr;
 }
 
-/// Throws with deterministic sums, whose leaves are those of the sizes that a layer was made for.
+/// Throws with deterministic sums, whose leaves depend on the sizes that a layer was made for.
 inline void require_resizable(std::string_view layer, bool deterministic) {
   if (deterministic)
     fail({layer,
@@ -563,7 +564,7 @@ template <std::size_t Number, class Layer, class Spec>
 struct output_of_layer {};
 template <std::size_t Number, class Layer, class Spec>
 struct input_of_layer {};
-/// Such a fact: the spec of a tensor that a program gives to a layer.
+/// A fact of a refusal: the spec of a tensor that a program gives to a layer.
 template <class Spec>
 struct given_tensor {};
 
@@ -581,7 +582,7 @@ constexpr verdict check_fit(layout_error code, const layout& output, const layou
     const dim_id dim = output.sharded_by(axis) ? output.sharded_by(axis) : input.sharded_by(axis);
     return {code, axis, dim, output.state_of(axis), input.state_of(axis)};
   }
-  for (const dim_placement& p : output.dims)  // the same axes in another order
+  for (const dim_placement& p : output.dims)  // equal axes in another order
     if (!(p.axes == input.axes_of(p.dim))) return {code, p.axes[0], p.dim, state::varying, state::varying};
   return {code, {}, {}};
 }
@@ -645,8 +646,8 @@ template <any_tensor X>
 struct number_of<X> {
   using type = typename X::value_type;
 };
-/// Whether an argument has numbers of another type than T. Pointers to token ids may be of 32 or 64 bits, and labels
-/// stand beside numbers of T.
+/// Whether an argument has numbers of another type than T. Pointers to token ids may be of 32 or 64 bits, and labels go
+/// with numbers of T.
 template <class X, class T>
 concept other_numbers = (any_tensor<X> || std::is_pointer_v<X>)&&!std::same_as<typename number_of<X>::type, T> &&
                         (std::floating_point<typename number_of<X>::type> ||
@@ -686,7 +687,7 @@ template <class Layer>
   requires requires { typename Layer::first_layer; }
 struct named_layer<Layer> : named_layer<typename Layer::first_layer> {};
 
-/// Says what does not fit in an argument of a layer whose numbers are T.
+/// Reports what does not fit in an argument of a layer whose numbers are T.
 template <class Layer, class T, class X>
 constexpr void refuse_array() {
   if constexpr (any_range<X>)
@@ -694,7 +695,7 @@ constexpr void refuse_array() {
   else if constexpr (other_numbers<X, T>)
     static_assert(sizeof(numbers_of_one_type<typename number_of<X>::type, T, Layer>) > 0);
 }
-/// Says what does not fit in the first argument.
+/// Reports what does not fit in the first argument.
 template <class Layer, class T, class Input, class X>
 constexpr void refuse_input() {
   using named = typename named_layer<Layer>::type;
@@ -704,9 +705,9 @@ constexpr void refuse_input() {
 
 }  // namespace detail
 
-/// A base of layers: `forward` and `backward` whose first array is of a type with the bits of T are those of `Layer`,
-/// with each such pointer taken as one to T; with other arrays they do not compile, and say why. The layer has them by
-/// `using`.
+/// A base of layers: `forward` and `backward` for arrays of other types. Where the first array's type has the bits of
+/// T, they call the members of `Layer` with each array taken as one of T. With other arrays they do not compile, and
+/// the error names the reason. The layer has them by `using`.
 template <class Layer, class T, spec_like Input, spec_like Output, compute_device Device, class Made = T>
 class other_arrays {
  public:
@@ -756,7 +757,7 @@ class other_arrays {
   }
 };
 
-/// That of a combinator.
+/// The base of a combinator.
 template <class Layer, class First, class Last>
 using other_arrays_between = other_arrays<Layer, typename First::value_type, typename First::input,
                                           typename Last::output, typename First::device>;

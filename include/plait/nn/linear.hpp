@@ -93,7 +93,7 @@ struct linear_options {
   std::vector<std::int64_t> shape{};
   initializer init{};
   initializer bias_init{0, 0};
-  /// The caller's weight and gradient (this rank's part, as the weight is used), and those of the bias.
+  /// The caller's weight and gradient (this rank's part, as the weight is used), and the bias's.
   parameter_memory<Precision> memory{};
   /// The parameter of another layer to use as weight, as a tied output projection does.
   parameter_ptr<Precision, Device> tied{};
@@ -112,7 +112,7 @@ struct linear_options {
 ///
 ///     static constexpr bool bias = true;
 ///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`; also a bias
-///     using overlap = pl::overlap<4>;    // nn/linear/policy.hpp: collectives in 4 chunks, beside the products
+///     using overlap = pl::overlap<4>;    // nn/linear/policy.hpp: collectives in 4 chunks, which overlap the products
 ///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
 ///
 /// The weight's dims are the output's own, then the contracted ones, or the other way round (GPT-2 stores [in, out]).
@@ -173,8 +173,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x, core_.input_size());
   }
 
-  /// Takes the gradient of the output and returns that of the input, plus `addend` where that is not null; adds to the
-  /// weight's gradient. `x` is the input of the forward pass, which the caller has kept.
+  /// Takes the gradient of the output and returns the gradient of the input, plus `addend` where it is not null. Adds
+  /// to the weight's gradient. `x` is the input of the forward pass, which the caller has kept.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                             saved& kept, const tensor<T, Gradient, Device>& dy,
@@ -248,8 +248,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
 
 namespace plait::detail {
 
-// The description of one linear inside attention or an MLP, filled in from a strategy. Branch means a linear beside
-// others here, not a residual branch.
+// The description of one linear inside attention or an MLP, filled in from a strategy. Branch means one of several
+// linears here, not a residual branch.
 
 /// The dims of a weight as a matrix: Hugging Face stores the output's dims as one and the contracted ones as one.
 template <class Policy, compute_device Device>

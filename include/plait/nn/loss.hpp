@@ -34,7 +34,8 @@ template <class Spec>
 struct sum_of_all_dims_value {
   static constexpr layout value = sum_of_all_dims(layout_v<Spec>);
 };
-/// The loss and the count of its tokens must be pending over the same axes: both are sums over the same rows.
+/// The loss and the count of its tokens must be pending over equal axes, because both are sums over the rows of one
+/// batch.
 template <class LossSum, class Count>
 struct same_rows_value {
   static constexpr verdict value = [] {
@@ -58,7 +59,7 @@ template <spec_like LossSum, compute_device Device = cpu>
 class loss_seed {
  public:
   using spec = dual_t<LossSum>;
-  /// For another loss than the mean: `weight` is the gradient of the sum, the same on every rank.
+  /// For another loss than the mean: `weight` is the gradient of the sum, equal on every rank.
   static loss_seed weighted(const context<Device>& ctx, double weight) {
     loss_seed seed(ctx);
     ctx.device.upload(seed.value_.data(), &weight, sizeof weight, ctx.device.main_stream());
@@ -75,8 +76,8 @@ class loss_seed {
 
 /// The mean of a loss over the counted tokens of the global batch: the one definition of the scale of a loss and of its
 /// gradients, whatever the layout and the number of microbatches. `LossSum` is the spec of the summed loss, `Labels`
-/// that of the labels; the axes of every reduction follow from the two. All numbers lie in the device's memory, so that
-/// nothing waits for them.
+/// the spec of the labels. The axes of every reduction follow from the two. All numbers lie in the device's memory, so
+/// that nothing waits for them.
 ///
 ///     mean.count(ctx, own_counted_tokens);     // of all microbatches of the step, on this rank
 ///     mean.begin(ctx);                         // collective; then seed() is there; or
@@ -87,7 +88,7 @@ template <spec_like LossSum, spec_like Labels, compute_device Device = cpu>
 class token_mean {
  public:
   using seed_type = loss_seed<LossSum, Device>;
-  /// Of the number of counted tokens: a sum over the same rows as the loss.
+  /// Of the number of counted tokens: a sum over the rows of the loss.
   using count_spec = spec_from<detail::sum_of_all_dims_value<Labels>, Labels>;
   static_assert(enforced<detail::same_rows_value<LossSum, count_spec>, among<LossSum, Labels>, LossSum, Labels>);
 
@@ -314,13 +315,13 @@ class cross_entropy_loss
     return sum;
   }
 
-  /// Makes the loss ready for other batches and lengths, those of this context, in the world that it was made in.
+  /// Makes the loss ready for the batches and lengths of this context, in the world that it was made in.
   void resize(const context<Device>& ctx) {
     detail::require_resizable(names_.layer(), sums_.has_value());
     detail::arm_checks(ctx);
     take_sizes(ctx);
   }
-  /// Both on an array of a type with the same bits.
+  /// Both on an array of a type with the bits of T.
   template <class Other, std::integral Id, spec_like Sum>
     requires same_bits<Other, T>
   tensor<double, output, Device> forward_backward(const microbatch<Device>& mb, Other* logits, const Id* labels,
@@ -339,8 +340,9 @@ class cross_entropy_loss
     rows_ = part.local_size() / part.local[last];
     made_for_.take("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Logits>});
   }
-  /// The statistics of the softmax, in the type of sums: the maximum of a rank's logits in `local_max`, of all in
-  /// `global_max`, and in `sums` the exponentials, the label's logit and, for smoothing, all logits, relative to it.
+  /// Makes the statistics of the softmax, in the type of sums. `local_max` gets the maximum of a rank's logits,
+  /// `global_max` the maximum of all. `sums` gets, relative to the latter, the sums of the exponentials, the label's
+  /// logit and, for smoothing, all logits.
   template <std::integral Id>
   void make_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
                        S* sum_logits) {

@@ -19,8 +19,8 @@ struct mlp_lora {
   lora_options gate{}, up{}, down{};
 };
 
-/// The caller's memory for an MLP's weights (`parameter_memory`), this rank's part: those of gate and up lie one after
-/// the other, [2 ffn local, hidden], and so do their biases.
+/// The caller's memory for an MLP's weights (`parameter_memory`), this rank's part. The weights of gate and up lie one
+/// after the other, [2 ffn local, hidden], and so do their biases.
 template <class Precision>
 struct mlp_memory {
   parameter_memory<Precision> gate_up{}, down{};
@@ -120,7 +120,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     return dx;
   }
 
-  /// Makes the MLP ready for other batches and lengths, those of this context (`linear::resize`).
+  /// Makes the MLP ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     gate_up_.resize(ctx, gate_up_value::derivation);
     down_.resize(ctx, down_value::derivation);

@@ -110,7 +110,7 @@ class norm_core {
     rows = part.local_size() / columns;
     sizes.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&input});
   }
-  /// Throws unless the sizes of a call's context are those that the norm was made for.
+  /// Throws unless the norm was made for the sizes of a call's context.
   void require_sizes(const context<Device>& ctx) const {
     sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
   }
@@ -330,9 +330,9 @@ struct mean_and_variance {
 };
 
 /// A norm over the last dim of `Input`, with the input's spec: what `Layer`, `rms_norm` or `layer_norm`, has of its
-/// kind. Under sequence parallelism the gradients of its parameters are partial over the axes of the sequence too; the
-/// type says so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside,
-/// forward and backward.
+/// kind. Under sequence parallelism the gradients of its parameters are partial over the axes of the sequence too.
+/// Their type records it, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced
+/// inside, forward and backward.
 template <class Layer, class Kind, class Precision, spec_like Input, compute_device Device>
 class norm_layer : public layer_types<activation_of<Precision>, Input, Input, Device>,
                    public other_arrays<Layer, activation_of<Precision>, Input, Input, Device> {
@@ -362,7 +362,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
         eps_(eps),
         gradients_(ctx.deterministic ? &Kind::template sum_gradients<core, Device, T, S>
                                      : &Kind::template weight_gradients<core, Device, T, S>) {}
-  /// On the caller's memory, as `parameter_memory` says: this rank's part of the last dim.
+  /// On the caller's memory, as in `parameter_memory`: this rank's part of the last dim.
   norm_layer(const context<Device>& ctx, double eps, const std::string& name,
              const parameter_memory<Precision>& callers)
       : norm_layer(ctx, eps, name, value::derivation.stored, callers) {}
@@ -379,7 +379,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     core_.require_forward_sizes(x.size(), y.size());
     forward(mb, x.data(), y.data(), keep);
   }
-  /// Forward of a sum, which is computed in the same pass.
+  /// Forward of a sum, which is computed in the pass of the norm.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
                                     saved* keep = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
@@ -411,7 +411,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     note_forward(mb, static_cast<Layer&>(*this), layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
 
-  /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
+  /// `addend`, such as the gradient of a residual connection, is added in the pass of the norm where it is not null.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                             saved& kept, const tensor<T, Gradient, Device>& dy,
@@ -452,7 +452,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     });
   }
 
-  /// Makes the norm ready for other batches and lengths, those of this context (`linear::resize`).
+  /// Makes the norm ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
   /// Binds the parameters to other memory of the caller's (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }

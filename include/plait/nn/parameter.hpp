@@ -150,7 +150,7 @@ class parameter {
   using gradient_type = gradient_of<Precision>;
   using master_type = master_of<Precision>;
 
-  /// `stored` and `placed` have the same dims; `placed` is how the dims lie in use, without replication; `met` is the
+  /// `stored` and `placed` have equal dims; `placed` is how the dims lie in use, without replication; `met` is the
   /// layout of what it is multiplied with, added to or looked up by, which mentions every axis of the mesh.
   parameter(const context<Device>& ctx, parameter_info info, const layout& stored, const layout& placed,
             const layout& met, parameter_place<Precision, Device> place = {})
@@ -255,7 +255,7 @@ class parameter {
   }
   /// Whether nothing has been added since `zero_gradient`, so that a pass which writes every element need not add.
   bool gradient_is_empty() const { return empty_; }
-  /// Returns the gradient for such a pass. Throws as `used_gradient` does.
+  /// Returns the gradient for a pass that writes every element. Throws as `used_gradient` does.
   gradient_type* overwritten_gradient() {
     begin_terms();
     if (deterministic_) detail::refuse_unordered(info_.name);
@@ -273,7 +273,7 @@ class parameter {
   void require_gathered() const {
     if (!current_) detail::refuse_ungathered(info_.name, state());
   }
-  /// That of `used_gradient`.
+  /// The check of `used_gradient` alone.
   void require_accumulating() const {
     if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
     if (!deterministic_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
@@ -291,8 +291,8 @@ class parameter {
   }
   bool trainable() const { return !frozen_; }
 
-  /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only,
-  /// so they are the same on every mesh; padding is zero.
+  /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only.
+  /// So they are equal on every mesh. Padding is zero.
   void initialize(const context<Device>& ctx) {
     fill_values(ctx, [&](master_type* values) {
       detail::fill_initial(ctx, info_, part_, stream_of(info_.name), values);
@@ -304,8 +304,8 @@ class parameter {
     detail::zero_padding(ctx.device, info_.shape, part_, values);
   }
 
-  /// Brings the stored values to where layers read them. Collective over the axes of its plan; where data parallelism
-  /// keeps it, over those that cut it, for all that are kept together.
+  /// Brings the stored values to where layers read them. Collective over the axes of its plan. Where data parallelism
+  /// keeps the parameter, collective over the axes that cut it, for all parameters that are kept together.
   void gather(const context<Device>& ctx) {
     if (storage_) {
       if (!current_) storage_->gather(ctx);
@@ -379,8 +379,9 @@ class parameter {
     return complete_gradient();
   }
 
-  /// For optimizers: the master values of this rank's slice, to change, and, where they are rounded in place, where the
-  /// rounded ones go (the optimizer then writes all of them). The parameter counts as updated from now on.
+  /// The memory that an optimizer writes: the master values of this rank's slice. Where they are rounded in place, it
+  /// also has the array for the rounded values, and the optimizer must write all of them. The parameter counts as
+  /// updated from now on.
   struct update_target {
     master_type* master;
     weight_type* rounded;  ///< null: `gather` will round
@@ -539,7 +540,7 @@ namespace plait::detail {
 class memory_users {
  public:
   /// Throws, with both names, where the parameter shares memory of the caller's with one that was added before. One
-  /// that is added again is the same, and a frozen one changes nothing.
+  /// that is added again is no error, and a frozen one changes nothing.
   template <class Parameter>
   void add(const Parameter& p) {
     if (!p.trainable()) return;
@@ -641,9 +642,9 @@ template <class Parameter, class T, compute_device Device>
 void put_part(Device& device, const Parameter& p, const T* in, T* whole) {
   put_part(device, detail::part_without_padding(p), in, whole);
 }
-/// Sets all parameters of layers or models, and gathers them: `whole`, in the device's memory, has them as whole
-/// row-major arrays without padding, one after the other in the order of `visit`, and every rank takes its parts.
-/// Returns the elements of the arrays. Collective.
+/// Sets all parameters of layers or models, and gathers them. `whole`, in the device's memory, has whole row-major
+/// arrays without padding, one after the other in the order of `visit`. Every rank takes its parts. Returns the
+/// elements of the arrays. Collective.
 template <compute_device Device, class T, class... Layers>
 std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... layers) {
   std::int64_t taken = 0;

@@ -17,7 +17,7 @@
 
 namespace plait {
 
-// The functions that an `activation` layer applies; a program's own is a struct with the same two.
+// The functions that an `activation` layer applies; a program's own is a struct with these two members.
 
 struct relu {
   template <class Device, class T>
@@ -103,12 +103,12 @@ class activation
   void visit(F&&) {}
 };
 
-// Dropout with the same masks on every mesh, applied to a tensor in place.
+// Dropout with equal masks on every mesh, applied to a tensor in place.
 
-/// Dropout with counter-based random numbers: an element's mask depends on the seed, the layer's name, the global index
-/// of its sample and its place in the sample, not on the mesh; nothing is kept for the backward pass. The leading dim
-/// counts samples. Tokens in zigzag order have the masks that they have in the original order. `Spec` must not be
-/// partial: dropout is no linear map, and belongs after the pending sum.
+/// Dropout with counter-based random numbers. An element's mask depends on the seed, the layer's name, the global index
+/// of its sample and its place in the sample. It does not depend on the mesh. Nothing is kept for the backward pass.
+/// The leading dim counts samples. Tokens in zigzag order have the masks that they have in the original order. `Spec`
+/// must not be partial: dropout is no linear map, and belongs after the pending sum.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class dropout {
  public:
@@ -116,8 +116,8 @@ class dropout {
   using output = Spec;
   static_assert(enforced<detail::nonlinear_value<Spec>, among<Spec>, Spec>);
 
-  /// Elements are dropped with probability `p`, 0 <= p < 1. `order` is that of the sequence dim `zseq`, if there is
-  /// one.
+  /// Elements are dropped with probability `p`, 0 <= p < 1. `order` is the order of the sequence dim `zseq`, if there
+  /// is one.
   dropout(double p, std::string_view name, sequence_order order = {})
       : p_(p), stream_(parameter<T, Device>::stream_of(name)), names_(name), order_(order) {
     kernels::check_dropout(p);

@@ -23,7 +23,7 @@ namespace plait {
 
 namespace detail {
 
-/// Says what a class lacks to be a strategy, member by member, and which members mean nothing. Some names near to an
+/// Reports what a class lacks to be a strategy, member by member, and which members mean nothing. Some names near to an
 /// optional member's are refused where that member is missing, since the wish would be dropped in silence; C++ cannot
 /// see what other names a class has.
 template <class S>
@@ -272,7 +272,7 @@ inline constexpr bool refused_before<Where> = detail::refused_with_strategy<Wher
 ///       using vocabulary = shard<vocab, tp>;
 ///       using attention = ring<cp>;   // over the axes that lead the sequence's; optional: whole_sequence
 ///       template <class Weight> using stored = Weight;        // how parameters lie between steps; optional
-///       using overlap = pl::overlap<4>;      // collectives of linears in chunks, beside their products; optional
+///       using overlap = pl::overlap<4>;      // collectives of linears in chunks that overlap their products; optional
 ///     };
 ///
 /// The residual may shard its last dim, `hidden`, over axes of its own: weights then shard it alike, which is
@@ -290,8 +290,8 @@ concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual
 namespace detail {
 
 /// The layout between the linears of a branch: the residual's without its last dim and without the axes that shard the
-/// branch's own dims, followed by those dims. Axes of the branch that do not shard these dims are replicated; those
-/// that shard the residual's last dim are invariant, as products over that dim are completed.
+/// branch's own dims, followed by those dims. Axes of the branch that do not shard these dims are replicated. Axes that
+/// shard the residual's last dim are invariant, as products over that dim are completed.
 constexpr layout inside_branch(const layout& residual, const layout& own, const axis_list& axes) {
   layout a = residual;
   const axis_list features = a.dims.back().axes;
@@ -380,8 +380,8 @@ struct branch_of_strategy<S> {
 template <class Weight, class Dim, class... Axes>
 using shard_further = spec_from<detail::sharded_further<Weight, Dim, Axes...>, Weight, placed<shard<Dim, Axes...>>>;
 
-/// All the specs that follow from a strategy. Says what is wrong with a class that is none, or whose parts do not go
-/// together; what layers derive from it is silent then.
+/// All the specs that follow from a strategy. Reports what is wrong with a class that is no strategy, or whose parts do
+/// not go together. What layers derive from it reports no error then.
 template <class Strategy>
 struct transformer_specs {
   static_assert(detail::strategy_accepted<Strategy>);
@@ -456,7 +456,7 @@ deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape&
   return leaves;
 }
 
-/// The positions in the text of this rank's tokens, the same for each of its sequences. A program fills token ids and
+/// The positions in the text of this rank's tokens, equal for each of its sequences. A program fills token ids and
 /// labels by them.
 template <strategy S, compute_device Device>
 std::vector<std::int64_t> text_positions(const context<Device>& ctx) {
@@ -540,7 +540,7 @@ struct stored_over_dp : Base {
   using stored = shard_further<Weight, hidden, dp>;
 };
 
-/// The extents of tp and tp_rep for a number of tensor-parallel ranks: tp gets those that share out the kv heads.
+/// The extents of tp and tp_rep for a number of tensor-parallel ranks: tp gets the ranks that share out the kv heads.
 struct tensor_extents {
   std::int64_t tp = 1, tp_rep = 1;
 };

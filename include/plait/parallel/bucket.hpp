@@ -29,7 +29,7 @@ namespace plait {
 /// unit does not wait for the reduction of the last, and neither waits for a collective of a layer.
 class data_ranks {
  public:
-  /// Throws where an axis is named twice; those that the mesh does not have, or has one rank along, do not count.
+  /// Throws where an axis is named twice. Axes that the mesh does not have, or has one rank along, do not count.
   data_ranks(world& ranks, const data_axes& axes) : ranks_(&ranks) {
     for (const axis_id axis : ranks.shape().axes) {
       const bool cuts = axes.shard.find(axis) >= 0, copies = axes.replicate.find(axis) >= 0;
@@ -67,8 +67,8 @@ class data_ranks {
 
 /// How the gradient of a parameter becomes complete: over which axes of data parallelism, and over which others.
 struct reduction_axes {
-  axis_list shard;      ///< those of `data_axes::shard` over which it is partial
-  axis_list replicate;  ///< those of `data_axes::replicate`
+  axis_list shard;      ///< the axes of `data_axes::shard` over which it is partial
+  axis_list replicate;  ///< the axes of `data_axes::replicate`
   axis_list rest;       ///< others, such as a norm's over tensor ranks; few elements
 
   friend bool operator==(const reduction_axes&, const reduction_axes&) = default;
@@ -105,7 +105,7 @@ struct reduced_range {
   any_communicator* comm = nullptr;
 };
 
-/// Makes one of neighbours that are summed over the same ranks, with nothing between them but padding to `block`.
+/// Joins neighbours that are summed over one set of ranks, with nothing between them but padding to `block`.
 inline void join_neighbours(std::vector<reduced_range>& all, std::int64_t block) {
   std::sort(all.begin(), all.end(), [](const reduced_range& a, const reduced_range& b) { return a.begin < b.begin; });
   std::vector<reduced_range> joined;
@@ -149,8 +149,9 @@ bucket_placement place_arrays(std::span<const Member> members, const std::vector
 
 namespace plait {
 
-/// The arrays of a unit's parameters that are reduced alike, one after the other in one array of `zero_level`'s making
-/// (buckets as in Megatron-LLaMA and PyTorch's FSDP: each cut evenly over the ranks, whatever the shapes in it):
+/// The arrays of a unit's parameters that are reduced alike, one after the other in one array. These are buckets as in
+/// Megatron-LLaMA and PyTorch's FSDP: each is cut evenly over the ranks, whatever the shapes in it. Each `zero_level`
+/// keeps:
 ///
 ///     level         values             gradients           master values and optimizer state
 ///     replicated    all                all                 all
@@ -295,8 +296,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     reduction_.wait();
     free_gradients();
   }
-  /// In a hybrid, starts to sum the slice over the ranks that hold the same one; `finish_reduction` waits. Before that
-  /// it waits for the sum over those that share the gradients out.
+  /// In a hybrid, starts to sum the slice over the ranks that hold copies of it; `finish_reduction` waits. Before that
+  /// it waits for the sum over the ranks that share the gradients out.
   void start_copies() {
     if (!copies_) return;
     finish_sum();
@@ -371,7 +372,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
                    bucket_cut cut, gradient_wire wire, data_ranks& ranks)
       : level_(level), block_(cut.block()), wire_(wire), members_(std::move(members)) {
-    // Those that are reduced over other axes first lie next to each other.
+    // Arrays that are reduced over other axes first lie next to each other.
     const auto has_rest = [&](const std::shared_ptr<array>& a) {
       return std::any_of(members_.begin(), members_.end(),
                          [&](const member& m) { return m.who->array() == a && !m.how.rest.empty(); });

@@ -115,8 +115,8 @@ concept pipeline_stages =
 template <compute_device Device>
 class step_executor {
  public:
-  /// Collective over `along`. Every rank is given the same step but for the units of other ranks, which count only
-  /// where a message concerns them. Throws where this rank's part is one that `verify` refuses.
+  /// Collective over `along`. Every rank is given one step, which may differ in the units of other ranks. These count
+  /// only where a message concerns them. Throws where this rank's part is one that `verify` refuses.
   step_executor(any_communicator along, step_schedule step)
       : along_(std::move(along)), step_(std::move(step)), units_of_(static_cast<std::size_t>(step_.shape.stages())) {
     if (along_.size() != step_.shape.ranks)
@@ -132,7 +132,7 @@ class step_executor {
     for (const std::vector<step_entry>& program : all)
       for (const step_entry& line : program)
         gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
-    if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under the same label
+    if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under its label
   }
   /// A pipeline's schedule alone, where nothing is gathered, reduced or updated.
   step_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
@@ -143,8 +143,8 @@ class step_executor {
   any_communicator& along() { return along_; }
   const any_communicator& along() const { return along_; }
 
-  /// Releases what has been sent once the schedule says that it has arrived, without a question to a device, so that
-  /// runs can be recorded. More memory is held so: that of every activation until its gradient is back.
+  /// Releases what has been sent once it has arrived by the schedule, without a question to a device, so that runs can
+  /// be recorded. This holds more memory: every activation's until its gradient is back.
   void release_by_schedule() { by_schedule_ = true; }
 
   /// Where `run` puts what happened when; null: nowhere.

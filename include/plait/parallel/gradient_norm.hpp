@@ -16,9 +16,10 @@
 
 namespace plait {
 
-/// The norm of the gradients of one stage, every element counted once (`training_step` adds up the stages): a
-/// parameter's squares are summed over the axes that shard it as stored, or cut it into pieces, and over no other,
-/// because there the gradient is invariant. One reduction of one number for each distinct set of axes.
+/// The norm of the gradients of one stage, every element counted once (`training_step` adds up the stages). A
+/// parameter's squares are summed over the axes that shard it as stored, or cut it into pieces. They are not summed
+/// over other axes, because the gradient is invariant there. Each distinct set of axes needs one reduction of one
+/// number.
 template <class Precision, compute_device Device = cpu>
 class gradient_norm {
   using G = gradient_of<Precision>;
@@ -43,9 +44,9 @@ class gradient_norm {
     }
     return all;
   }
-  /// The sum of the squares with deterministic sums, as integers in the device's memory;
-  /// `kernels::sum_of_bins` makes one number: they are exact, and can be added over stages in any order. Ranks that
-  /// have the same gradients share them out. Collective over the mesh.
+  /// The sum of the squares with deterministic sums, as integers in the device's memory; `kernels::sum_of_bins` makes
+  /// one number: they are exact, and can be added over stages in any order. Ranks that have equal gradients share them
+  /// out. Collective over the mesh.
   std::int64_t* exact_squares(const context<Device>& ctx)
     requires has_deterministic_products<Device>
   {

@@ -26,11 +26,11 @@ namespace plait {
 ///     ignore_index(), documents(), dropout()
 ///     order()     the `sequence_order` of its tokens; not needed where they are never in zigzag order
 ///
-/// A parameter that the first and the last stage both have says so (`parameter_info::tied_across_stages`).
+/// A parameter that the first and the last stage both have is marked (`parameter_info::tied_across_stages`).
 ///
 /// A model may give its parameters in several units, so that data parallelism communicates one while others are used.
-/// Then it also has `units()`, their number, and `visit_unit(i, f)`, and calls `mb.enter(i)` where a pass begins to use
-/// unit i, in the order 0, 1, ... going forward and in the reverse going back. Otherwise a stage is one unit.
+/// Then it also has `units()`, their number, and `visit_unit(i, f)`. It calls `mb.enter(i)` where a pass begins to use
+/// unit i, in the order 0, 1, ... going forward and in reverse going back. Otherwise a stage is one unit.
 template <class M>
 concept model = requires(M& m, const M& c, const microbatch<typename M::device>& mb, const typename M::tokens& ids,
                          typename M::activation x, typename M::gradient dy, typename M::saved& kept,

@@ -67,7 +67,7 @@ struct sent_hashes {
   std::int64_t stage;
 };
 
-/// Returns the hashes of all ranks of a pipeline, by stage: `chunks` are those of this rank's stages. Collective.
+/// Returns the hashes of all ranks of a pipeline, by stage: `chunks` are the hashes of this rank's stages. Collective.
 template <compute_device Device, class Pipeline>
 std::vector<parameter_hash> hashes_of_stages(const context<Device>& ctx, Pipeline& model,
                                              const std::vector<std::vector<parameter_hash>>& chunks) {

@@ -128,7 +128,7 @@ inline std::string made_as(const parameter_info& info) {
 // From a schedule and the units of one rank to its step. The stages of other ranks, where a rank knows no
 // parameters, stand as one unit each.
 
-/// `local` becomes the number that each unit of the step has among `units`; -1 for those of other ranks.
+/// `local` becomes the number that each unit of the step has among `units`; -1 for units of other ranks.
 template <class Precision, compute_device Device>
 step_schedule step_of_units(const schedule& plan, int rank, const parameter_units<Precision, Device>& units,
                             const pipeline_options& options, std::vector<int>& local) {
@@ -213,7 +213,7 @@ class pipeline {
 
   /// Collective along the pipeline. `make(part, first_stage)` makes this rank's stages, in the order of their chunks,
   /// as `std::unique_ptr<Stage>`; `first_stage` is the model's first stage if this rank has it, and null otherwise.
-  /// Throws where two parameters have one name, or those that are tied across stages are not the same on the first and
+  /// Throws where two parameters have one name, or parameters that are tied across stages differ between the first and
   /// the last.
   template <class Make>
   pipeline(const context<device>& ctx, any_communicator along, const schedule& plan,
@@ -252,7 +252,7 @@ class pipeline {
 
   const pipeline_shape& shape() const { return shape_; }
   step_executor<device>& executor() { return *executor_; }
-  /// The names of the step's units, by their number in it; empty for those of other ranks.
+  /// The names of the step's units, by their number in it; empty for units of other ranks.
   std::vector<std::string> unit_names() const {
     std::vector<std::string> names;
     for (const int unit : local_) names.push_back(unit < 0 ? std::string() : units_.name(unit));
@@ -262,7 +262,7 @@ class pipeline {
   bool has_last_stage() const { return stages_.back()->part().last; }
   std::int64_t ignore_index() const { return stages_[0]->ignore_index(); }
   bool documents() const { return stages_[0]->documents(); }
-  /// The order in which tokens lie along their sequence's dim; without a length, that of the text.
+  /// The order in which tokens lie along their sequence's dim; without a length, the text's order.
   sequence_order order() const {
     if constexpr (requires { stages_[0]->order(); }) {
       return stages_[0]->order();
@@ -274,12 +274,12 @@ class pipeline {
   }
   double dropout() const { return stages_[0]->dropout(); }
 
-  /// A whole step: forward and backward passes of all microbatches, the first sample of the first one being
-  /// `first_sample`, and what the policy of data parallelism places among and after them. Adds the losses to `loss`,
-  /// on the rank that has the last stage, and takes the seed from it. `optimizer.norm(gradients)` is called once, when
-  /// the gradients of this rank's trainable parameters are reduced, and `optimizer.update(gradients)` for those of each
-  /// unit, where the step's program has it. `starts` are the `microbatch::document_starts` of each microbatch, where
-  /// sequences are packed from documents.
+  /// Runs a whole step: forward and backward passes of all microbatches, and what the policy of data parallelism places
+  /// among and after them. `first_sample` is the first sample of the first microbatch. Adds the losses to `loss`, on
+  /// the rank that has the last stage, and takes the seed from it. Calls `optimizer.norm(gradients)` once, when the
+  /// gradients of this rank's trainable parameters are reduced. Calls `optimizer.update(gradients)` for the gradients
+  /// of each unit, at their place in the step's program. `starts` are the `microbatch::document_starts` of each
+  /// microbatch, where sequences are packed from documents.
   template <class Optimizer>
   void run(const context<device>& ctx, batch& data, mean& loss, std::int64_t first_sample,
            std::span<const std::int32_t* const> starts, Optimizer&& optimizer) {

@@ -1,5 +1,5 @@
-// The placement of a pipeline's parameters: where arrays lie in a bucket, which rank owns which slice, which layers are
-// in which stage, and the options of a step that choose among these.
+// The placement of a pipeline's parameters: where arrays lie in a bucket, which rank owns each slice, and which stage
+// has each layer. It also has the options of a step that choose among these.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace plait {
 
 /// Returns the owner of each piece of work, 0 to `owners` - 1 (at least 1): the longest piece goes to the owner with
 /// the least so far, then the next one (Graham 1969: at most 4/3 of the shortest time). Of equal pieces and of equal
-/// owners the first comes first, so that every rank computes the same.
+/// owners the first comes first, so that all ranks compute one result.
 constexpr std::vector<int> balance_owners(std::span<const double> costs, int owners) {
   std::vector<std::size_t> order(costs.size(), 0);
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -96,11 +96,11 @@ constexpr bucket_placement place_evenly(std::span<const std::int64_t> sizes, std
 }
 
 /// Places each array whole in one slice, at a multiple of `block`. `loads` are what the updates of each rank's arrays
-/// cost in the buckets before, and those of this one are added: `costs`, of each array.
+/// cost in the buckets before. `costs` are the costs of this bucket's arrays, and are added to them.
 ///
-/// Arrays are shared out by size, as all slices are as large as the largest. Which share is whose goes by cost: the
-/// costliest one is the rank's with the least load. So slices are no larger than they must be, and over the units of a
-/// model, which are much alike, every rank has about as much to do.
+/// Arrays are shared out by size, because all slices are as large as the largest. Cost decides which rank gets each
+/// share: the costliest share goes to the rank with the least load. So slices are no larger than they must be. Over the
+/// units of a model, which are similar, every rank has about as much to do.
 constexpr bucket_placement place_whole(std::span<const std::int64_t> sizes, std::span<const double> costs,
                                        std::int64_t block, std::span<double> loads) {
   const std::size_t slices = loads.size();
@@ -146,17 +146,17 @@ struct stage_layers {
   friend bool operator==(const stage_layers&, const stage_layers&) = default;
 };
 
-/// The costs that stages are balanced by, in any unit: those of the layers, and of what the first and the last stage
-/// have beside them.
+/// The costs that stages are balanced by, in any unit: the costs of the layers, and of what the first and the last
+/// stage have in addition.
 struct stage_costs {
   std::vector<double> layers;
   double embedding = 0;
   double head = 0;
 };
 
-/// Shares out all layers over `stages` stages, each of which gets at least one: so that the most expensive stage costs
-/// as little as possible, and beyond that as evenly as possible (least sum of squares; early stages get more where that
-/// is all the same). Throws where there are fewer layers than stages.
+/// Shares out all layers over `stages` stages, at least one each. The most expensive stage costs as little as possible.
+/// Beyond that the costs are as even as possible (least sum of squares). Early stages get more where this leaves a
+/// choice. Throws where there are fewer layers than stages.
 std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages);
 
 inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages) {
@@ -189,7 +189,7 @@ inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int
           at(best, s, from) = std::min(at(best, s, from), join(cost(from, to, s), at(best, s + 1, to)));
     return best;
   };
-  constexpr double slack = 1 + 1e-12;  // sums of the same costs in another order
+  constexpr double slack = 1 + 1e-12;  // sums of equal costs in another order
   const table most = solve([](double c, double rest) { return std::max(c, rest); });
   const double limit = at(most, 0, 0) * slack;
   const auto even = [&](double c, double rest) { return c <= limit ? c * c + rest : never; };
@@ -221,7 +221,7 @@ enum class gradient_wire : std::uint8_t {
   /// of itself.
   bf16,
   /// Of gradients in bf16: widened to float, for twice their bytes, so that the sum over ranks is rounded once. A step
-  /// has memory for such a copy as well.
+  /// has memory for this copy as well.
   f32
 };
 constexpr const char* name_of(gradient_wire wire) {

@@ -1,4 +1,4 @@
-// Measured choices of matrix products for all ranks: replicas compute the same bits only by the same algorithms.
+// Measured choices of matrix products for all ranks: replicas compute equal bits only by equal algorithms.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace plait {
 
-/// Has every rank use what the ranks have measured: all products of all ranks, the lowest rank's choice where several
-/// have measured one. Returns the choices, the same on every rank, for a file, and for a log which products no rank
-/// could measure (`product_choices::unmeasured_text`). Collective over `ranks`, which use the device's memory. Throws
-/// on every rank where their GPUs differ.
+/// Makes every rank use what the ranks have measured: all products of all ranks, and the lowest rank's choice where
+/// several have measured one. Returns the choices, equal on every rank, for a file. For a log they also name the
+/// products that no rank could measure (`product_choices::unmeasured_text`). Collective over `ranks`, which use the
+/// device's memory. Throws on every rank where their GPUs differ.
 ///
 ///     device.measure_products(16);
 ///     step.run(ctx);                                       // once or twice: with every product of a step

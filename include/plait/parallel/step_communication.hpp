@@ -26,8 +26,8 @@ struct sent_axis_times {
 
 }  // namespace detail
 
-/// Returns the mean and the worst rank of what each rank has measured, in the order in which ranks name axes; the same
-/// on every rank. Collective over `ranks`, so the place to ask is between steps, and not in every one:
+/// Returns the mean and the worst rank of what each rank has measured, in the order in which ranks name axes. The
+/// result is equal on every rank. Collective over `ranks`, so the place to ask is between steps, and not in every one:
 ///
 ///     communication_clock clock(world.ledger());
 ///     step.run(ctx);

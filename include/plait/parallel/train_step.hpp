@@ -30,8 +30,8 @@ namespace plait {
 template <class T>
 class host_numbers {
  public:
-  /// `part` is that of tokens [samples, positions], `order` that of their sequence's dim, which a model knows; without
-  /// a length, that of the text.
+  /// `part` is the part of tokens [samples, positions]. `order` is the order of their sequence's dim, which a model
+  /// knows; without a length, it is the text's order.
   host_numbers(const box& part, const sequence_order& order)
       : part_(part),
         runs_((order.length() == 0 ? sequence_order::original(part.global[1]) : order)
@@ -108,7 +108,7 @@ void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
 ///
 /// The loss is the sum over all tokens of the global batch divided by their number, whatever the layout and the number
 /// of microbatches (`token_mean`); there is no other scale anywhere. A step whose gradients are not finite changes no
-/// weight and no state of the optimizer, on all ranks alike, and says so.
+/// weight and no state of the optimizer, on all ranks alike, and reports it.
 ///
 /// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage. `optimizer` is
 /// the caller's `adamw`, `muon` or any other that models the concept.
@@ -130,8 +130,8 @@ class training_step {
 
   /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to the loss's `ignore_index` do not count.
   /// It is called for every microbatch before the first pass, because the number of counted tokens scales the
-  /// gradients. Where sequences are packed from documents, it is `fill(i, ids, labels, starts)`; throws where a token's
-  /// document begins neither at it nor where that of the token before does. `first_sample` is the
+  /// gradients. Where sequences are packed from documents, it is `fill(i, ids, labels, starts)`. Throws where a token's
+  /// document begins neither at this token nor where the document of the token before begins. `first_sample` is the
   /// global index of the step's first sample, over all steps.
   template <class Fill>
   void load(const context<device>& ctx, std::int64_t first_sample, Fill&& fill) {
@@ -186,10 +186,9 @@ class training_step {
     loaded_ = true;
   }
 
-  /// Forward, backward, reduction, clipping and update, in the order of the step's program, and in a step that is
-  /// checked (`value_check`) the comparison of what ranks have noted. The optimizer's
-  /// `begin_step` comes before. When this returns, gathers of updated values may be under way: calls through the
-  /// model's pipeline wait for them.
+  /// Runs forward, backward, reduction, clipping and update, in the order of the step's program. A step that is checked
+  /// (`value_check`) also compares what ranks have noted. The optimizer's `begin_step` comes before. When this returns,
+  /// gathers of updated values may be under way: calls through the model's pipeline wait for them.
   void run(const context<device>& ctx) {
     take_loaded();
     mean_.begin_late(ctx);
@@ -333,7 +332,7 @@ training_step(const context<typename Stage::device>&, pipeline<Stage>&, Rest&&..
 template <model Stage, class... Rest>
 training_step(const context<typename Stage::device>&, Stage&, Rest&&...) -> training_step<Stage>;
 
-/// One step of a whole model, with what `training_step` says.
+/// One step of a whole model, as `training_step` describes it.
 template <model Stage, class Fill>
 step_result train_step(const context<typename Stage::device>& ctx, Stage& model,
                        optimizer_ref<typename Stage::precision_type, typename Stage::device> optimizer,

@@ -52,7 +52,7 @@ class parameter_units {
             "one rank, so it would save nothing; use zero_level::replicated"});
   }
 
-  /// Takes the next unit, whose parameters `visit(f)` visits; those that a unit before has are shared with it.
+  /// Takes the next unit, whose parameters `visit(f)` visits; parameters that an earlier unit has are shared with it.
   /// Collective over the data axes: buckets are made, and what parameters hold moves there. Throws where two share
   /// memory of the caller's.
   template <class Visit>
@@ -120,7 +120,7 @@ class parameter_units {
     }
     gather_changed(ctx);
   }
-  /// Begins passes that make no gradients, as `begin_step` does those of a step.
+  /// Begins passes that make no gradients, as `begin_step` begins the passes of a step.
   void begin_forward(const context<Device>& ctx) {
     for (kept_unit& u : units_) {
       for (const auto& b : u.buckets)
@@ -160,7 +160,7 @@ class parameter_units {
     for (const parameter* p : at(unit).alone) require_used(*p);
     at(unit).reducing = true;
   }
-  /// In a hybrid, starts the second part of a unit's reduction, over the ranks that hold the same pieces.
+  /// In a hybrid, starts the second part of a unit's reduction, over the ranks that hold copies of its pieces.
   void reduce_copies(int unit) {
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->start_copies();

@@ -17,7 +17,7 @@ namespace plait {
 /// the communicator along it. Layers only know the first; nothing in a stage is laid out over the pipeline.
 class pipeline_world {
  public:
-  /// Collective over `root`, whose ranks are those of `whole`, in order. A mesh without the axis has one stage.
+  /// Collective over `root`, whose ranks are the ranks of `whole`, in order. A mesh without the axis has one stage.
   /// `events` observes every communication, if it is given.
   pipeline_world(const mesh_shape& whole, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr,
                  axis_id axis = axis_of<pp>)
@@ -36,7 +36,7 @@ class pipeline_world {
   any_communicator& root() { return root_; }
   /// The mesh of this rank's stage; its ledger also counts what goes along the pipeline.
   world& stage() { return stage_; }
-  /// The ranks that hold the other stages of the same part of the data.
+  /// The ranks that hold the other stages of this rank's part of the data.
   any_communicator& along() { return along_; }
 
  private:

@@ -65,7 +65,7 @@ struct step_plan {
   ledger traffic;
   std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
   std::int64_t kept_bytes = 0;  ///< the most that is kept at a time between passes, messages under way included
-  posted_program posted;        ///< what it starts, in order: those of all ranks of a mesh are for `verify_order`
+  posted_program posted;        ///< what it starts, in order; `verify_order` takes the programs of all ranks
 };
 
 /// Runs two steps of a pipeline that only counts, and returns the second, which finds the optimizer's state in place:
@@ -108,15 +108,15 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
 }
 
 /// The bytes that the first calls of a layer take from a device, in blocks as a program's allocator sees them. Later
-/// calls of the same sizes find these blocks in the device's cache and take nothing.
+/// calls of equal sizes find these blocks in the device's cache and take nothing.
 struct call_workspace {
   std::int64_t forward = 0;   ///< with what `saved` keeps
   std::int64_t backward = 0;  ///< beyond what the forward pass has left
 };
 
-/// Finds out by running a layer on a device and in a world that only count. `make(ctx)` makes it from a
-/// `const context<counting_device>&`, with memory of its own, which is not counted, nor are input, output and their
-/// gradients, which are the caller's where the layer takes them; a layer that only returns them takes them from the
+/// Finds out by running a layer on a device and in a world that only count. `make(ctx)` makes the layer with memory of
+/// its own, which is not counted; `ctx` is a `const context<counting_device>&`. Input, output and their gradients are
+/// the caller's where the layer takes them, and do not count. A layer that only returns them takes them from the
 /// device. A kernel may take more for itself on another device: attention does. `peak_bytes` of the device tells.
 template <class Make>
 call_workspace workspace_bytes(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank, Make&& make,

@@ -64,7 +64,7 @@ struct hardware {
   double memory_share = 0;        ///< of the memory bandwidth that elementwise kernels reach
   double launch = 0;              ///< seconds from the end of a kernel to the start of the next
   double tensor_hidden = 0;       ///< part of tensor-parallel communication that chunked overlap hides
-  double data_hidden = 0;         ///< part of a computation beside which data-parallel communication can run unnoticed
+  double data_hidden = 0;         ///< part of a computation that can hide data-parallel communication
   double straggling = 0;          ///< by how much a step grows with each doubling of the units of the innermost level
 
   std::int64_t cores = 0;  ///< that all ranks share, taking turns where they are more; 0: each has its own
@@ -168,15 +168,15 @@ inline void validate(const hardware& h, const std::string& source) {
   detail::validate_levels(h.levels, check);
 }
 
-// The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks, shares are
-// fitted: benchmarks/planner/README.md says on what.
+// The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks. Shares are
+// fitted to the runs of benchmarks/planner/README.md.
 
 namespace detail {
 
 inline constexpr double mebi = 1024.0 * 1024.0, gibi = 1024 * mebi;
 
 /// All Hopper parts share these: the tensor cores (data sheet, dense), and shares fitted on step times. Memories are
-/// what drivers report, in MiB, more than the name says.
+/// what drivers report, in MiB, which is more than in the product's name.
 inline hardware hopper() {
   hardware h;
   h.peak = {66.9e12, 989.4e12, 1978.9e12};
@@ -253,8 +253,8 @@ inline hardware gh200() {
 
 /// Nothing of Blackwell is fitted on step times. What its power allows for long is far below what its best products
 /// reach: products in bf16 have the share of 420 large ones that were measured one after the other (SimuMax; half of
-/// them between 0.47 and 0.55), and those in fp8 less by as much, from Hopper's in proportion to the best products of
-/// both (0.763 and 0.709 of the peak; ml-engineering). All else is Hopper's.
+/// them between 0.47 and 0.55). The share of products in fp8 is Hopper's in proportion to the best products of both
+/// (0.763 and 0.709 of the peak; ml-engineering), less by as much. All else is Hopper's.
 inline hardware b200() {
   hardware h = hopper();
   h.name = "B200";
@@ -284,7 +284,7 @@ inline hardware gb200() {
   return h;
 }
 
-/// One core of a server as a rank of an in-process mesh. Its figures only say what magnitudes to expect; a file for
+/// One core of a server as a rank of an in-process mesh. Its figures only show what magnitudes to expect; a file for
 /// the machine at hand takes their place.
 inline hardware cpu() {
   hardware h;

@@ -1,5 +1,6 @@
-// The time of kernels and of collectives on a machine by its description: products by their shape, attention by its
-// operations, other kernels by their bytes, collectives by their bytes and by where the ranks of their group lie.
+// The time of kernels and of collectives on a machine by its description. Products depend on their shape, attention on
+// its operations, other kernels on their bytes. Collectives depend on their bytes and on where the ranks of their group
+// lie.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +23,10 @@ constexpr double operand_bytes(number_kind kind) {
   return kind == number_kind::f32 ? 4 : kind == number_kind::bf16 ? 2 : 1;
 }
 
-/// Seconds of a dense product of m x k and k x n. The share of the peak falls where k is short, because a tile's start
-/// and end cost as much as this number of steps, more where it adds to a result that was there, as weight gradients do;
-/// and where the result has few tiles for all cores; below that is the time in which the operands and the result pass
-/// memory.
+/// Seconds of a dense product of m x k and k x n. The share of the peak falls where k is short: a tile's start and end
+/// cost as much as `product_depth` steps. They cost more where the product adds to a result that was there, as weight
+/// gradients do. The share also falls where the result has few tiles for all cores. The time is at least what the
+/// operands and the result need to pass memory.
 inline double product_seconds(const hardware& h, number_kind kind, double m, double n, double k, bool adds = false) {
   const double depth = h.product_depth + (adds ? h.adding_depth : 0);
   const double fill = k / (k + depth) * (m * n / (m * n + h.product_area));
@@ -140,15 +141,15 @@ inline group_place place_group(const hardware& h, axis_place a, axis_place b = {
   return g;
 }
 
-/// How many accelerators use a link at once: all that have it together, which do the same at the same time.
+/// How many accelerators use a link at once: all that share it, because they communicate at one time.
 inline double sharing(const network_level& level) { return static_cast<double>(level.shared_by); }
 
-/// Seconds of one collective of a group. `bytes` are those of the whole array: what each rank holds after an
+/// Seconds of one collective of a group. `bytes` is the size of the whole array: what each rank holds after an
 /// all-gather, before a reduce-scatter, before and after an all-reduce, and sends in an all-to-all.
 ///
-/// A ring moves bytes (n-1)/n through every link (twice for an all-reduce), and where c of the group's ranks share a
-/// unit, they have c links out of it (NCCL's rings, one for each network card): the slowest level decides. Steps: n - 1
-/// for a ring, where one for each unit crosses the level; an all-reduce may be a tree, with a logarithm of steps
+/// A ring moves bytes (n-1)/n through every link (twice for an all-reduce). Where c of the group's ranks share a unit,
+/// they have c links out of it (NCCL's rings, one for each network card). The slowest level decides. A ring has n - 1
+/// steps, and one of them for each unit crosses the level. An all-reduce may be a tree, with a logarithm of steps
 /// (nccl/src/graph/tuning.cc).
 inline double collective_seconds(const hardware& h, const group_place& g, collective kind, double bytes) {
   if (g.size <= 1) return 0;
@@ -174,9 +175,9 @@ inline double collective_seconds(const hardware& h, const group_place& g, collec
   return launch + steps + slowest + std::min(fill, slowest);
 }
 
-/// Seconds in which every rank of a group has sent its part of an array of `bytes` to all others by a broadcast of its
-/// own, one after the other. Each passes every link once, and the last rank of the ring has it after as many steps as
-/// there are ranks (nccl/src/graph/tuning.cc).
+/// Seconds of broadcasts, one after the other, by which each rank of a group sends its part of an array of `bytes` to
+/// all others. Each broadcast passes every link once. The last rank of the ring has it after as many steps as there are
+/// ranks (nccl/src/graph/tuning.cc).
 inline double broadcasts_seconds(const hardware& h, const group_place& g, double bytes) {
   if (g.size <= 1) return 0;
   const auto n = static_cast<double>(g.size);

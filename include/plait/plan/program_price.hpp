@@ -23,8 +23,8 @@ namespace plait::planner {
 struct rank_price {
   computed_seconds passes;      ///< of all microbatches
   double communication = 0;     ///< seconds of collectives within passes, of all microbatches
-  double optimizer = 0;         ///< seconds of the norm, the update and what else is beside passes
-  double data = 0;              ///< seconds of collectives beside passes, before overlap
+  double optimizer = 0;         ///< seconds of the norm, the update and all else outside of passes
+  double data = 0;              ///< seconds of collectives outside of passes, before overlap
   double exposed = 0;           ///< of `data`, what nothing hides
   ledger traffic;               ///< of a whole step
   std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
@@ -45,8 +45,8 @@ struct program_price {
 
 namespace detail {
 
-/// The place of the group of `rank` over axes whose names `label` joins by '+', as a ledger's rows are called, or of
-/// the two ends of its pipeline.
+/// The place of the group of `rank` over axes whose names `label` joins by '+', as in the names of a ledger's rows.
+/// `label` may also name the two ends of its pipeline.
 inline group_place place_labelled(const hardware& h, const mesh_shape& mesh, std::int64_t rank,
                                   std::string_view label) {
   const bool ends = label == plait::detail::ends_axis;
@@ -147,7 +147,7 @@ struct program_layout {
   schedule plan;
   std::vector<stage_layers> parts;
   pipeline_options how{};
-  bool overlaps_data = true;  ///< collectives of data parallelism run beside passes
+  bool overlaps_data = true;  ///< collectives of data parallelism overlap passes
 };
 
 namespace detail {
@@ -193,7 +193,7 @@ passes_of_rank price_passes(const context<counting_device>& ctx, const program_l
 }
 
 /// The seconds of data parallelism's communication that no pass hides. What a layer reduces last or gathers first has
-/// nothing beside it; where each microbatch gathers parameters, each has its part beside its passes.
+/// nothing to hide it. Where each microbatch gathers parameters, its passes hide its part.
 inline double exposed_seconds(const hardware& h, const program_layout& l, const rank_price& r,
                               const passes_of_rank& passes) {
   if (!l.overlaps_data) return r.data;
@@ -202,8 +202,8 @@ inline double exposed_seconds(const hardware& h, const program_layout& l, const 
   return times * std::max(part - h.data_hidden * passes.one, part / std::max(passes.layers, 1.0));
 }
 
-/// Adds what a step waits for beside its busiest rank's passes: `costs` are those of the pipeline, `busiest` and `busy`
-/// the seconds of the rank that computes most and of all ranks of one pipeline.
+/// Adds what a step waits for in addition to its busiest rank's passes. `costs` are the pipeline's costs. `busiest` and
+/// `busy` are the seconds of the rank that computes most and of all ranks of one pipeline.
 inline void add_waits(program_price& out, const hardware& h, const program_layout& l, const schedule_costs& costs,
                       double busiest, double busy) {
   const std::int64_t places = l.mesh.size(axis_list{axis_of<pp>});

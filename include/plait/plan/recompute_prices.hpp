@@ -1,5 +1,5 @@
-// The bytes that layers of a stage keep, and the work that they make again, under each mode of recompute, found by dry
-// runs, and the choice that fits a budget.
+// The bytes that layers of a stage keep, and the work that they repeat, under each mode of recompute. Dry runs find
+// both, and the cheapest choice that fits a budget follows from them.
 #pragma once
 
 #include <array>
@@ -78,7 +78,7 @@ class unit_meter final : public unit_watcher {
 /// How far passes go: what is kept is then weighed.
 enum class passes_until { forward, input_gradients, weight_gradients };
 
-/// The bytes that passes of one microbatch keep beside gradients, and what they computed and sent.
+/// The bytes that passes of one microbatch keep in addition to gradients, and what they computed and sent.
 struct metered_passes {
   std::vector<std::int64_t> bytes;  ///< of each unit
   std::int64_t others = 0;          ///< of what belongs to no unit, such as inputs of blocks
@@ -194,7 +194,7 @@ struct recompute_fit {
 
 /// The cheapest modes with which the layers of this rank's stages never keep more than `budget` bytes for their
 /// backward passes, between passes: activations, with the inputs of blocks. Messages under way, parameters and
-/// gradients do not count. `stages` are those of a rank of the pipeline, by chunk, on the `counting_device`, with
+/// gradients do not count. `stages` are the stages of a rank of the pipeline, by chunk, on the `counting_device`, with
 /// parameters gathered.
 template <recomputes_by_layer Stage>
 recompute_fit fit_recompute(const context<counting_device>& ctx, std::span<Stage* const> stages, const schedule& plan,

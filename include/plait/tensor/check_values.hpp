@@ -44,8 +44,8 @@ std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_lis
 /// Returns the axes along which ranks hold terms of a sum, as bits.
 std::uint32_t term_axes(const mesh_shape& mesh, const layout& a);
 
-/// Returns for each axis the hash of all noted values that are equal along it, then the number of values, then the
-/// number of values that are terms.
+/// Returns for each axis the hash of all noted values that are equal along it. After these come the number of values,
+/// and the number of values that are terms.
 std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const std::vector<noted_value>& values);
 /// Whether along some axis the ranks of a line differ in what `combined_hashes` has for it.
 bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks);
@@ -79,7 +79,7 @@ std::vector<noted_value> take_noted(Device& device, value_checks& checks) {
   return values;
 }
 
-/// Compares values that all ranks of the mesh have noted in the same order. Throws `error_of_all`. Collective.
+/// Compares values that all ranks of the mesh have noted in one order. Throws `error_of_all`. Collective.
 template <compute_device Device>
 void compare_noted(const context<Device>& ctx, const std::vector<noted_value>& values, double tolerance) {
   const mesh_shape& mesh = ctx.ranks.shape();
@@ -159,7 +159,7 @@ bool notes_values(const context<Device>& ctx) {
     return ctx.ranks.checks().on() && ctx.ranks.size() > 1 && !ctx.ranks.calls();
 }
 
-/// Compares the values of the last step, and those that have been noted since.
+/// Compares the values of the last step, and the values that have been noted since.
 template <compute_device Device>
 void compare_values(const context<Device>& ctx) {
   if constexpr (!only_counts<Device>) {
@@ -260,8 +260,8 @@ void agree_in_checked_step(const context<Device>& ctx, std::string_view who, Val
       require_equal_values(ctx.device, ranks.everyone(), who, values());
   }
 }
-/// Throws `disagreement` unless the ranks at one place of every stage have the same of what a stage's ranks have each
-/// their own; `hash` is that of this rank. Collective as `agree_in_checked_step`.
+/// Throws `disagreement` unless the ranks at one place of every stage have equal values. The ranks of one stage may
+/// each have their own. `hash` is this rank's hash. Collective as `agree_in_checked_step`.
 template <compute_device Device>
 void agree_over_stages(const context<Device>& ctx, std::string_view who, std::string_view what, std::uint64_t hash) {
   if (ctx.ranks.everyone().size() == ctx.ranks.root().size()) return;

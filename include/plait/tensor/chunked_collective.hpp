@@ -15,7 +15,7 @@
 namespace plait {
 namespace detail {
 
-/// Rows of a matrix, of all batches: those that a product is computed of at a time.
+/// Rows of a matrix, of all batches, that one product computes at a time.
 struct row_range {
   std::int64_t first = 0, count = 0;
 };
@@ -64,8 +64,9 @@ class whole_gather {
 
 /// The all-gather, reduce-scatter or all-reduce that a plan consists of, cut into chunks of a matrix's rows: a piece of
 /// each rank's part at a time. Of p ranks' parts [outer, rows, width] a chunk has whole outer blocks where there are
-/// enough, otherwise some rows of one; neither needs to divide. Each rank starts the chunks in the same order. What is
-/// gathered lies as without chunks, and each sum has the same terms; two chunks are in flight at a time.
+/// enough, otherwise some rows of one; neither needs to divide. Each rank starts the chunks in one order. What is
+/// gathered lies as without chunks, and each sum has the terms that it has without chunks. Two chunks are in flight at
+/// a time.
 class chunked_collective {
  public:
   /// No collective.

@@ -119,9 +119,9 @@ inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_s
 }
 
 /// Returns the part of a tensor with this spec that the context's rank holds. Throws if the spec mentions an axis that
-/// the mesh does not have, or a dim without a size or with one that its axes do not divide. A tensor may leave axes
-/// unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step, so this is a
-/// few compares of addresses.
+/// the mesh does not have. Throws also if a dim has no size, or a size that its axes do not divide. A tensor may leave
+/// axes unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step, so this
+/// is a few compares of addresses.
 template <spec_like Spec, compute_device Device>
 box part_of(const context<Device>& ctx) {
   static constexpr axis_list mentioned = layout_v<Spec>.mentioned();

@@ -1,6 +1,5 @@
-// Tensors in and out of plait without a copy: through DLPack, the C structs by which PyTorch, JAX and CuPy share
-// memory, and with the layout of a part as names and numbers, or as JSON text, for another library, process or
-// language.
+// Tensors in and out of plait without a copy, through DLPack, the C structs by which PyTorch, JAX and CuPy share
+// memory. The layout of a part comes as names and numbers, or as JSON text, for another library, process or language.
 #pragma once
 
 #include <array>
@@ -95,7 +94,7 @@ inline std::string extents_of(const exported_layout& e) {
     if (a.extent > 1) append(text, {text.empty() ? "" : " * ", a.extent, " ", a.name});
   return text.empty() ? "one rank" : text;
 }
-/// "tp, cp", of those that have several ranks.
+/// "tp, cp": the names of axes that have several ranks.
 inline std::string axes_of(const exported_layout& e, const exported_layout::dim& d) {
   std::string text;
   for (const std::string& name : d.axes)
@@ -137,8 +136,8 @@ inline std::string exported_layout::difference(const exported_layout& other) con
 
 }  // namespace plait
 
-// dlpack.h declares the structs where it is on the include path, else they are declared here with equal layout (DLPack
-// 0.8, and what 1.x calls unversioned).
+// dlpack.h declares the structs where it is on the include path. Otherwise they are declared here with equal layout
+// (DLPack 0.8, and what 1.x calls unversioned).
 namespace plait::dlpack {
 
 #if __has_include(<dlpack/dlpack.h>)

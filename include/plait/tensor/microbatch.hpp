@@ -37,7 +37,7 @@ class weight_work {
   void enter(int unit) {
     if (units_.empty() || units_.back().unit != unit) units_.push_back({unit, tasks_.size()});
   }
-  /// Runs and forgets them; `watcher`, where it is not null, gets the unit of those that follow.
+  /// Runs and forgets the tasks. `watcher`, where it is not null, gets the unit of the tasks that follow.
   void run(unit_watcher* watcher = nullptr) {
     std::size_t next = 0;
     for (std::size_t i = 0; i <= tasks_.size(); ++i) {
@@ -70,9 +70,10 @@ class weight_work {
   std::vector<unit_begin> units_;
 };
 
-/// The index in a step of the first sample that a rank has in microbatch `index` of `count`, where it has `local` of
-/// the microbatch's `global` samples, from `offset` on. Microbatches follow each other in a step. With deterministic
-/// sums the samples of a rank do, so that a rank has one part of a sum over samples for any number of microbatches.
+/// Returns the index in a step of the first sample that a rank has in microbatch `index` of `count`. The rank has
+/// `local` of the microbatch's `global` samples, from `offset` on. Microbatches follow each other in a step. With
+/// deterministic sums the samples of a rank follow each other. So a rank has one part of a sum over samples for any
+/// number of microbatches.
 constexpr std::int64_t first_sample_in_step(const deterministic_leaves& leaves, std::int64_t index, std::int64_t count,
                                             std::int64_t global, std::int64_t offset, std::int64_t local) {
   return leaves ? offset * count + index * local : index * global + offset;
@@ -114,30 +115,30 @@ struct microbatch {
     first_sample = first - part.offset[0] +
                    first_sample_in_step(ctx.deterministic, i, of, part.global[0], part.offset[0], part.local[0]);
   }
-  /// Returns the same microbatch under another policy.
+  /// Returns this microbatch under another policy.
   microbatch keeping(recompute what) const {
     microbatch other = *this;
     other.policy = what;
     other.policies = {};
     return other;
   }
-  /// Returns the same microbatch for a stack whose blocks have these policies; they must outlive it.
+  /// Returns this microbatch for a stack whose blocks have these policies; they must outlive it.
   microbatch keeping(std::span<const recompute> of_blocks) const {
     microbatch other = *this;
     other.policies = of_blocks;
     return other;
   }
-  /// Returns the same microbatch for one block of a stack.
+  /// Returns this microbatch for one block of a stack.
   microbatch at_block(std::size_t i) const {
     return enter(static_cast<int>(i)).keeping(policies.empty() ? policy : policies[i]);
   }
-  /// Returns the same microbatch for a stack whose first block is unit `first` of its stage.
+  /// Returns this microbatch for a stack whose first block is unit `first` of its stage.
   microbatch units_from(int first) const {
     microbatch other = *this;
     other.first_unit = first;
     return other;
   }
-  /// Says that the pass uses the parameters of this unit from here on, in both directions. Returns the same microbatch
+  /// Announces that the pass uses the parameters of this unit from here on, in both directions. Returns this microbatch
   /// for layers within the unit, which announce none.
   microbatch enter(int unit) const {
     if (first_unit < 0) return *this;

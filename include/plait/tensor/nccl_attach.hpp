@@ -36,9 +36,9 @@ struct attach_options {
 /// and the stream remain the caller's and must outlive it; nothing else may use the communicator while work of its
 /// layers is being issued. Making layers splits it, so that no work of the caller's may be in flight on it then.
 ///
-/// Layers put their work into the caller's stream and wait for nothing. What is plait's own: the workspace, a stream
-/// for started collectives, the communicators of the mesh's groups, a thread that watches for lost ranks, and, while a
-/// layer runs, room for what it gathers. The end of its life waits for the stream.
+/// Layers put their work into the caller's stream and wait for nothing. plait owns the workspace, a stream for started
+/// collectives, the communicators of the mesh's groups, and a thread that watches for lost ranks. While a layer runs,
+/// it also owns room for what the layer gathers. Destruction waits for the stream.
 class attached_rank {
  public:
   /// Collective. Throws `plait::error` where the mesh does not have the communicator's number of ranks.

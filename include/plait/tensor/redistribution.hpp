@@ -48,8 +48,8 @@ struct single_collective {
 class ready_plan {
  public:
   ready_plan() = default;
-  /// Throws `plait::error` that names `where` if a dim does not divide, the dims differ, or the mesh does not have an
-  /// axis of one of the layouts.
+  /// Throws `plait::error` that names `where` in three cases: a dim does not divide, the dims differ, or the mesh does
+  /// not have an axis of one of the layouts.
   ready_plan(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where);
 
   /// Runs a given plan, such as the mirror of another.
@@ -59,7 +59,7 @@ class ready_plan {
   plan backward() const;
   const box& source() const { return source_; }
   const box& target() const { return target_; }
-  /// True if no data moves: input and output are the same local array.
+  /// True if no data moves: input and output are one local array.
   bool trivial() const {
     for (const ready_step& s : ready_)
       if (s.kind != transition_kind::relabel) return false;
@@ -231,8 +231,8 @@ void require_no_sum(const context<Device>& ctx, const ready_plan& moves, const s
 }
 }  // namespace detail
 
-/// Brings a tensor from its spec to `To`, which has the same dims in the same order: the plan of least bytes. Its
-/// adjoint is `redistribute<dual_t<From>>` of a gradient.
+/// Brings a tensor from its spec to `To`, which has equal dims in equal order, by the plan of least bytes. Its adjoint
+/// is `redistribute<dual_t<From>>` of a gradient.
 template <spec_like To, class T, spec_like From, compute_device Device>
 tensor<T, To, Device> redistribute(const context<Device>& ctx, const tensor<T, From, Device>& x) {
   static_assert(enforced<detail::redistribution_value<From, To>, among<From, To>, From, To>);

@@ -1,5 +1,5 @@
-// The order of a sequence's tokens along its dim, original or zigzag, and the arithmetic of causal attention on it. It
-// moves no tokens: whoever fills token ids asks for their positions.
+// The order of a sequence's tokens along its dim, original or zigzag, and the arithmetic of causal attention on it. A
+// program that fills token ids asks for their positions.
 #pragma once
 
 #include <algorithm>
@@ -25,14 +25,14 @@ struct token_run {
 };
 
 namespace detail {
-/// Runs in original order; those that continue each other, in memory and in original order, become one.
+/// Runs in original order; runs that continue each other, in memory and in original order, become one.
 std::vector<token_run> joined(std::vector<token_run> runs);
 }  // namespace detail
 
 /// The order of the tokens along a dim that shards a sequence: the original one (`seq`), or zigzag (`zseq`). For c
-/// ranks, zigzag cuts the sequence into 2c pieces and puts piece r and its mirror, piece 2c - 1 - r, next to each
-/// other, in place 2r and 2r + 1. Sharded over the c ranks, rank r then has these two, and every rank sees the same
-/// number of tokens under a causal mask.
+/// ranks, zigzag cuts the sequence into 2c pieces. It puts piece r and its mirror, piece 2c - 1 - r, next to each
+/// other, in places 2r and 2r + 1. Sharded over the c ranks, rank r has these two. So every rank sees equally many
+/// tokens under a causal mask.
 ///
 /// Only what depends on a token's position knows the order: the loader of data, positions, attention and dropout.
 class sequence_order {
@@ -91,7 +91,7 @@ struct visible_piece {
 /// The pieces of a causal attention in which some query sees some key. Without `exact`, runs that are stored side by
 /// side become one piece although the text has others between them, where the mask allows it: keys that are seen as a
 /// whole may be counted from anywhere, and so may queries that see all keys. With a window or documents, positions must
-/// be those of the text: `exact`.
+/// be positions in the text: `exact`.
 std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
                                           std::int64_t window, bool exact);
 

@@ -71,7 +71,7 @@ class tensor {
   explicit operator bool() const { return data_ != nullptr; }
   void reset() { tensor().swap(*this); }
 
-  /// Returns the same memory under an equivalent spec: invariant by mention or by default.
+  /// Returns this memory under an equivalent spec: invariant by mention or by default.
   template <spec_like Other>
     requires(equivalent(layout_v<Spec>, layout_v<Other>))
   tensor<T, Other, Device> as() && {
@@ -89,7 +89,7 @@ class tensor {
   /// A temporary takes its memory with it: `as` moves that.
   template <spec_like Other>
   const tensor<T, Other, Device> view_as() const&& = delete;
-  /// Returns the same memory as a gradient: a value that has been overwritten with its own gradient.
+  /// Returns this memory as a gradient: a value that has been overwritten with its own gradient.
   tensor<T, dual_t<Spec>, Device> into_dual() && { return release_to<dual_t<Spec>>(); }
 
   void swap(tensor& other) noexcept {
@@ -189,7 +189,7 @@ inline void require_arrays(const char* call, const box& part, const void* whole,
 
 /// Copies the elements of `part` from the row-major array `whole`, of part.global elements, to `out`, of part.local:
 /// both in the device's memory, in its main stream. Nothing is sent: every rank has the whole. For a parameter, whose
-/// padding such an array may lack, there is an overload in nn/parameter.hpp.
+/// padding the array may lack, there is an overload in nn/parameter.hpp.
 template <class T, compute_device Device>
 void take_part(Device& device, const box& part, const T* whole, T* out) {
   if (part.local_size() == 0) return;

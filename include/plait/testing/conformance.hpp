@@ -511,7 +511,7 @@ void check_many_requests(C& comm) {
   }
 }
 
-/// Random operations on the whole group and on two kinds of subgroups, the same ones on every rank.
+/// Random operations on the whole group and on two kinds of subgroups, equal on every rank.
 template <class C>
 void check_random(C& comm, unsigned seed, int steps) {
   std::mt19937 random(seed);

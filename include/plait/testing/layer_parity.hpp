@@ -1,4 +1,4 @@
-// Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences say.
+// Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences give.
 // Inputs, weights and output gradients depend on global indices only; the loss is <coefficients, output>.
 #pragma once
 
@@ -137,7 +137,7 @@ struct layer_run {
   recompute policy = recompute::none;
   bool backward = true;
   bool deferred = false;  ///< whether weight gradients are deferred until the input's gradient is there
-  bool reused = false;    ///< whether passes over other values have used the same `saved` before
+  bool reused = false;    ///< whether passes over other values have used this `saved` before
   deterministic_leaves order{};
 };
 
@@ -186,8 +186,9 @@ void use_before(const microbatch<Device>& mb, Layer& layer, typename Layer::save
   layer.visit([&](auto& p) { p.discard_gradient(mb.ctx); });
 }
 
-/// One rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer, from a context of the
-/// device and from one of the `counting_device`, for whose prediction what is kept and sent is compared with it.
+/// Runs one rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer from a context of
+/// the device, and from one of the `counting_device`. What is kept and sent is compared with the prediction of the
+/// latter.
 template <class Device, class Make>
 layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
   const context<Device> ctx{device, ranks, sizes, 99, how.order};
@@ -286,7 +287,7 @@ findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_
   return found;
 }
 
-/// Compares the values of one rank of a mesh with those of one rank alone.
+/// Compares the values of one rank of a mesh with the values of one rank alone.
 inline findings compare_layers(const layer_values& got, const layer_values& one, double tolerance) {
   findings found = got.found;
   const auto near = [&](const std::vector<double>& a, const std::vector<double>& b, const std::string& what) {

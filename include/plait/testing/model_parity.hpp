@@ -119,7 +119,7 @@ inline findings compare_named(const std::vector<named_values>& got, const std::v
 }
 
 /// The training run of a check. Every token is a function of its global sample and position, so that all meshes see
-/// the same data.
+/// equal data.
 struct model_setup {
   /// Global sizes of all dims, for a microbatch of this number of samples over the whole mesh (of a stage).
   std::function<dim_sizes(const mesh_shape& mesh, std::int64_t samples)> sizes;
@@ -137,8 +137,8 @@ struct model_setup {
   double tolerance = 1e-10;  ///< relative, in the Euclidean norm of each parameter
   /// The token of a sample at a position; none: `learnable_token`.
   std::function<std::int64_t(std::int64_t sample, std::int64_t position)> token{};
-  /// Whether the gradient of a parameter is zero by its mathematics, so that what is computed is rounding: that of a
-  /// bias of attention's keys.
+  /// Whether the gradient of a parameter is zero by its mathematics, so that what is computed is rounding. An example
+  /// is a bias of attention's keys.
   std::function<bool(const std::string& name)> vanishes{};
 };
 
@@ -311,7 +311,7 @@ std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& h
 }
 
 /// Returns what one rank alone sees, on a mesh with the axes of `mesh`, at ZeRO level `replicated`. Finds a case that
-/// shows nothing: a parameter without a gradient, a loss or weights that stay the same.
+/// shows nothing: a parameter without a gradient, a loss or weights that do not change.
 template <class Make, class Launch = on_cpu>
 model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found,
                           const Launch& launch = {}) {
@@ -365,7 +365,7 @@ inline findings compare_models(const model_outcome& got, const model_outcome& on
   return found;
 }
 
-/// Every rank of `mesh` against `one`. Finds also a parameter that is on no stage or on two, and an axis of several
+/// Every rank of `mesh` against `one`. Finds also a parameter that is on no stage or on two. Finds an axis of several
 /// ranks that shards nothing and sends nothing, so that the case does not test it.
 template <class Make, class Launch = on_cpu>
 findings check_model_on(const mesh_shape& mesh, const model_setup& how, const model_outcome& one, Make& make,
@@ -397,7 +397,7 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
 
 /// Compares each rank of each mesh with one rank alone, for meshes with the axes of `axes`, which have no pipeline.
 /// Losses and gradient norms of every step, gradients of the first and the last, and the weights must be equal within
-/// `how.tolerance`. The bytes sent and kept must be those that a dry run predicts.
+/// `how.tolerance`. The bytes sent and kept must equal a dry run's prediction.
 ///
 ///     for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
 ///                                    zero_level::parameters}) {

@@ -16,7 +16,7 @@
 
 namespace plait::nccl {
 
-/// A process among those that a launcher has started, and where its rank 0 is met.
+/// A process among the processes that a launcher has started, and where its rank 0 is met.
 struct launch_place {
   int rank = 0;
   int size = 1;
@@ -105,9 +105,9 @@ std::string token_in(const Get& get) {
 /// rank 0 listens. Throws `plait::error` that names the variable that is missing or malformed.
 ///
 /// PLAIT_PORT, where it is set, is the port, however the processes were started: a program in which torch.distributed,
-/// or a store of its own, listens on MASTER_PORT sets it to another free port of rank 0's host. All ranks have the
-/// same. torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the
-/// next port is used then.
+/// or a store of its own, listens on MASTER_PORT sets it to another free port of rank 0's host. It is equal on all
+/// ranks. Where TORCHELASTIC_USE_AGENT_STORE is "True", torchrun's agent listens on MASTER_PORT itself, and the next
+/// port is used.
 template <class Get>
 launch_place place_from(const Get& get) {
   launch_place out;

@@ -123,8 +123,8 @@ inline communicator from_environment(cuda& device, const options& settings = {})
 }
 
 /// A communicator of the caller's, the stream it works on, and one for started operations (null: one of plait's own).
-/// None of them is destroyed or aborted here; the communicator must not be used for other things at the same time. Its
-/// splits are plait's. The calling thread's GPU must be the communicator's.
+/// None of them is destroyed or aborted here; the communicator must not be used for other things meanwhile. Its splits
+/// are plait's. The calling thread's GPU must be the communicator's.
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings = {},
                            std::string_view label = "attached", cudaStream_t side = nullptr) {
   if (settings.registered_bytes != 0) fail("nccl::attach: options::registered_bytes needs a device to serve from it");
@@ -138,7 +138,7 @@ inline communicator attach(ncclComm_t comm, cuda& device, const options& setting
 }
 
 /// Runs `body(communicator, device)` in one thread for each of `devices` (indices of CUDA's) and returns when all have
-/// ended. The first error ends them all and is thrown here as a plait::error that says whose it was; a rank's own
+/// ended. The first error ends them all and is thrown here as a plait::error that names its rank. The rank's own
 /// exception is nested in it.
 template <class F>
 void run(const std::vector<int>& devices, const cuda::options& device_options, const options& settings, F&& body) {

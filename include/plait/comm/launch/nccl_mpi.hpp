@@ -10,7 +10,7 @@
 
 namespace plait::nccl {
 
-/// This process's index among those of its host: the GPU to choose. Collective.
+/// This process's index among the processes of its host: the GPU to choose. Collective.
 inline int local_rank(const mpi::communicator& ranks) {
   MPI_Comm host = MPI_COMM_NULL;
   mpi::detail::check(MPI_Comm_split_type(ranks.get(), MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
@@ -21,7 +21,7 @@ inline int local_rank(const mpi::communicator& ranks) {
   return rank;
 }
 
-/// The NCCL communicator of the same processes; MPI carries its id and is not needed any more then. Collective.
+/// The NCCL communicator of the processes of `ranks`. MPI carries its id and is not needed after that. Collective.
 inline communicator from_mpi(mpi::communicator& ranks, cuda& device, const options& settings = {}) {
   ncclUniqueId id{};
   if (ranks.rank() == 0) id = new_id();

@@ -1,6 +1,6 @@
 // The exchange by which a few bytes of rank 0, the id of an NCCL communicator, reach every rank over TCP. Rank 0
-// listens; every other rank connects and says who it is; when all have come, each gets the bytes, and if some never
-// come, those that did learn which. Test: tests/unit/comm/nccl_rendezvous.cpp.
+// listens, and every other rank connects with its number. When all have come, each gets the bytes. If some never come,
+// the connected ranks learn which. Test: tests/unit/comm/nccl_rendezvous.cpp.
 #pragma once
 
 #include <arpa/inet.h>
@@ -151,7 +151,7 @@ inline tcp_socket listener(int port) {
   fail({"nccl: rank 0 cannot listen on port ", port, ": ", std::strerror(problem), "; ", free_port_hint});
 }
 
-/// Whether an address that the name stands for is one of this host's. Those of forwarding services are not.
+/// Whether an address that the name stands for is one of this host's. The addresses of forwarding services are not.
 inline bool is_of_this_host(const std::string& address) {
   addrinfo wanted{}, *found = nullptr;
   wanted.ai_socktype = SOCK_STREAM;
@@ -317,7 +317,7 @@ class rendezvous_server {
     return more == 0 ? out : cat({out, " and ", more, " more"});
   }
 
-  /// Refuses all ranks: those that have connected, and for `refusal_grace` those that connect.
+  /// Refuses all ranks: the ranks that have connected, and for `refusal_grace` the ranks that connect.
   [[noreturn]] void refuse(const std::string& why) {
     refusal_ = answer_of(false, why);
     for (const tcp_socket& s : here_) {
@@ -448,8 +448,9 @@ inline std::string ask(const launch_place& here, double deadline) {
 namespace plait::nccl {
 
 /// Collective over all processes of a launch: returns rank 0's `payload` (at most 64 KB) on every rank. Throws
-/// `plait::error` after `deadline` seconds: on rank 0 and those that reached it with the ranks that never came, on the
-/// others with why rank 0 was not reached; at once where two processes claim one rank or the sizes differ.
+/// `plait::error` after `deadline` seconds. On rank 0 and the ranks that reached it, the text names the ranks that
+/// never came. On other ranks it has the reason why rank 0 was not reached. Throws at once where two processes claim
+/// one rank or the sizes differ.
 inline std::string share(const launch_place& here, const std::string& payload, double deadline) {
   if (payload.size() > detail::longest_answer) fail("nccl: share takes at most 64 KB");
   if (here.token.size() > detail::most_token_bytes)

@@ -37,7 +37,7 @@ inline int world_rank() {
   return rank;
 }
 
-/// Says why and ends all processes. The pause lets the launcher forward the text before it kills everybody.
+/// Prints the reason and ends all processes. The pause lets the launcher forward the text before it kills everybody.
 [[noreturn]] inline void end_all(const std::string& why) noexcept {
   std::fprintf(stderr, "rank %d: %s\n", world_rank(), why.c_str());
   std::fflush(stderr);
@@ -201,14 +201,14 @@ inline double rate_between_hosts(MPI_Comm comm, int rank, int size, const std::v
   return std::numeric_limits<double>::infinity();
 }
 
-/// Bytes a second below which a link between hosts is slow. What is started over such a link goes in pieces
+/// Bytes a second below which a link between hosts is slow. What is started over a slow link goes in pieces
 /// (`piece_of`). They take up to 1.4 s more of processor time for each GB, and hide a good part of the link's time.
 /// Measured (benchmarks/results, two hosts): 6 to 28 % more tokens a second at 1 Gbit/s; at 10 Gbit/s up to 4 % fewer
 /// in the mean.
 inline constexpr double slow_link = 4e8;
 
-/// Returns for each rank of a communicator whether it is reached over a slow link: the same answer on all ranks of a
-/// host, and for both ranks of a pair. Collective.
+/// Returns for each rank of a communicator whether it is reached over a slow link. All ranks of a host get one answer,
+/// and so do both ranks of a pair. Collective.
 inline std::vector<char> ranks_over_slow_link(MPI_Comm comm, int rank, int size) {
   MPI_Comm host = MPI_COMM_NULL, own = MPI_COMM_NULL;
   check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");

@@ -196,7 +196,7 @@ struct state {
   MPI_Errhandler callers = MPI_ERRHANDLER_NULL;  ///< of a communicator of the caller's
   std::string dropped;                           ///< an error that no wait has thrown; the next operation throws it
   std::uint64_t sequence = 0;
-  call_count called;            ///< the same on all ranks that have come as far, as messages do not count
+  call_count called;            ///< equal on all ranks that have come as far, as messages do not count
   std::uint64_t exchanges = 0;  ///< collectives by messages that were started
   int most_tag = 0;             ///< that the library takes
   std::vector<char> slow;       ///< of each rank, whether it is reached over a slow link
@@ -283,8 +283,8 @@ struct pending {
   std::string text() const { return plait::detail::operation_text(name, sequence, home->label); }
   /// Tells all ranks that this one waits.
   void announce() const { home->kin->roll.announce(text(), home->kin->calls); }
-  /// Returns the text of an operation that is past its deadline. Names the ranks that are
-  /// missing where `callable` says that MPI may be called.
+  /// Returns the text of an operation that is past its deadline. Names the ranks that are missing where MPI may be
+  /// called (`callable`).
   std::string late(bool callable) const {
     call_count own = home->called;
     own.collectives = before;
@@ -301,7 +301,7 @@ struct pending {
 class waiting {
  public:
   explicit waiting(const pending& p) : pending_(&p), limit_(p.home->deadline) {}
-  /// `callable` says whether this thread may call MPI.
+  /// `callable`: whether this thread may call MPI.
   void look(bool callable) {
     if (callable && !announced_ && limit_.passed(0.1)) {
       pending_->announce();
@@ -410,7 +410,7 @@ class operation {
       pending_.home->dropped = e.what();
     }
   }
-  /// Nobody moves it from here on. What the library may still write to is left to it.
+  /// No thread moves it from here on. The library keeps what it may still write to.
   void abandon() noexcept {
     const std::lock_guard lock(mutex_);
     if (!std::exchange(over_, true)) static_cast<void>(new std::vector<std::byte>(std::move(pending_.buffer)));

@@ -50,7 +50,7 @@ inline void check(ncclResult_t result, const char* call) {
 namespace plait::nccl {
 
 /// The options of NCCL's communicators: deadlines, checks, and how much of the GPU collectives take. All communicators
-/// of a rank are made with them, those of axes too.
+/// of a rank are made with them, also the communicators of axes.
 struct options {
   double deadline = 600;  ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
   /// Seconds for NCCL to abort what has failed, and for ranks to destroy graphs that hold its calls, which NCCL waits

@@ -112,10 +112,10 @@ class team {
     std::unique_lock lock(mutex_);
     aborted_.wait(lock, [this] { return !aborting_; });
   }
-  /// Ends all communicators of the team that it owns: the watching thread aborts them, without a wait here.
-  /// Since NCCL 2.26 an abort waits until no graph holds calls of the communicator. The calling thread may have to
-  /// unwind to destroy such a graph. Only the first reason counts; `leaving` is a rank that an exception unwinds, whose
-  /// reason is known later.
+  /// Ends all communicators of the team that it owns: the watching thread aborts them, without a wait here. Since NCCL
+  /// 2.26 an abort waits until no graph holds calls of the communicator. The calling thread may have to unwind to
+  /// destroy this graph. Only the first reason counts. `leaving` is a rank that an exception unwinds; its reason is
+  /// known later.
   void fail(const std::string& why, int leaving = -1) {
     const std::lock_guard lock(mutex_);
     fail_locked(why, leaving);
@@ -190,7 +190,7 @@ class session {
   team& ranks() { return *team_; }
   int* barrier_word() { return barrier_word_; }
 
-  /// Runs `call` unless the ranks have failed. Whoever aborts the communicators waits a moment for its end.
+  /// Runs `call` unless the ranks have failed. A thread that aborts the communicators waits a moment for its end.
   template <class F>
   ncclResult_t guarded(const F& call) {
     {
@@ -293,8 +293,8 @@ class session {
     return "";
   }
 
-  /// Adds the rank's own communicators, which are over from now on, to those that must be aborted. A call that is being
-  /// issued has until `until` to come back.
+  /// Adds the rank's own communicators, which are over from now on, to the communicators that must be aborted. A call
+  /// that is being issued has until `until` to come back.
   void give_up(std::vector<doomed_communicator>& doomed, double until) {
     std::unique_lock calls(issue_, std::defer_lock);
     while (!calls.try_lock() && comm_clock() < until) std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -445,9 +445,9 @@ struct state {
     home->stop(op.text());
   }
 
-  /// Issues a call that writes to `place`, which NCCL does when the state of the communicator is success: of one that
-  /// does not block, ncclCommSplit and ncclCommWindowRegister say success at once (NVIDIA/nccl issue 1472). Where the
-  /// call fails, NCCL may write later still, so the place lives on with this communicator.
+  /// Issues a call that writes to `place`. NCCL writes when the state of the communicator is success. On a communicator
+  /// that does not block, ncclCommSplit and ncclCommWindowRegister return success at once (NVIDIA/nccl issue 1472).
+  /// Where the call fails, NCCL may write later still, so the place lives on with this communicator.
   template <class F>
   void issue_late(operation& op, const char* call, std::shared_ptr<void> place, const F& f) {
     places_.push_back(std::move(place));
@@ -466,8 +466,8 @@ struct state {
     return cuda::stream(own_side_.get());
   }
 
-  /// Puts the main stream after what was started on this communicator and not waited for: NCCL runs a
-  /// communicator's operations in one order. Those of other communicators are left alone.
+  /// Puts the main stream after what was started on this communicator and not waited for: NCCL runs a communicator's
+  /// operations in one order. Operations of other communicators are left alone.
   void join_last_started() {
     const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);
     if (last == nullptr || last->joined) return;
@@ -615,7 +615,7 @@ struct pending {
   void drop() noexcept {
     try {
       if (home->is_enqueued(*op)) join();
-    } catch (const std::exception&) {  // the next call meets the same error
+    } catch (const std::exception&) {  // the next call meets this error again
     }
   }
 

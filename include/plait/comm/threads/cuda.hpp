@@ -80,9 +80,9 @@ class cuda_engine : public device_engine {
   cuda::stream main_, side_;
 };
 
-/// Collective: the ranks of `comm` on the memory of a GPU that they share, each with its own device object, which must
-/// outlive the communicator, its splits and its requests. Calls return when the ranks have met; the data is there for
-/// whatever is put into the main stream from then on.
+/// Returns the ranks of `comm` on the memory of a GPU that they share. Collective. Each rank has its own device object,
+/// which must outlive the communicator, its splits and its requests. Calls return when the ranks have met; the data is
+/// there for whatever is put into the main stream from then on.
 inline communicator on(communicator& comm, const cuda& device) {
   return comm.on(std::make_shared<cuda_engine>(device));
 }

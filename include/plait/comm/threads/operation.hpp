@@ -1,6 +1,6 @@
 // A collective or a message as in-process ranks share it: the signature that they must agree on, the part of each rank,
-// its progress, and its work: on the host's memory, cut into units that waiting ranks may take, or by an engine on that
-// of a device (comm/threads/cuda.hpp).
+// its progress, and its work. The work on the host's memory is cut into units that waiting ranks may take. An engine
+// does it on a device's memory (comm/threads/cuda.hpp).
 #pragma once
 
 #include <algorithm>
@@ -59,8 +59,8 @@ namespace plait::threads::detail {
 
 struct group;
 
-/// The ranks of one operation must agree on this. `count` is that of the call. For a ragged all_to_all it is 0, and
-/// the counts are compared pair by pair.
+/// The ranks of one operation must agree on this. `count` is the call's count. For a ragged all_to_all it is 0, and the
+/// counts are compared pair by pair.
 struct signature {
   collective kind = collective::barrier;  ///< `send` for a message, also on its receiver
   std::size_t count = 0;

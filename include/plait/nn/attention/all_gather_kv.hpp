@@ -65,8 +65,9 @@ class text_assembly {
 /// Attention of local queries over gathered keys and values. The gathered ones are not kept: the backward pass gathers
 /// again, and reduce-scatters dk and dv in the type of statistics. No partial outputs are merged.
 ///
-/// Over c ranks, each sends (c-1)/c of all keys and values of its heads, B = 2 batch seq kv_heads head_dim elements of
-/// the activations' type, forward; these again and (c-1)/c B elements of the type of statistics, backward.
+/// All keys and values of a rank's heads are B = 2 batch seq kv_heads head_dim elements. Over c ranks, each rank sends
+/// (c-1)/c B elements of the activations' type forward. Backward it sends these again, and (c-1)/c B elements of the
+/// type of statistics.
 template <class Precision, class Device>
 class all_gather_kv_attention {
   using T = activation_of<Precision>;

@@ -82,8 +82,8 @@ class context_attention {
   engine engine_;
 };
 
-/// Whichever of the policies over one axis `attention_options::context` names, so that one program serves all of them.
-/// How the sequence is sharded is the same for all.
+/// The policy over one axis that `attention_options::context` names, so that one program serves all policies. All of
+/// them shard the sequence alike.
 template <class Precision, class Device>
 class chosen_attention {
   using T = activation_of<Precision>;

@@ -36,7 +36,7 @@ local_heads share_of_heads(const box& q, const box& k, const std::string& name);
 
 namespace plait {
 
-/// Options of an `attention_core`, beside its specs.
+/// Options of an `attention_core`, in addition to its specs.
 struct attention_core_options {
   /// Whether query i sees no key after key i.
   bool causal = false;
@@ -64,9 +64,9 @@ struct attention_core_value {
 }  // namespace detail
 
 /// Grouped-query attention alone: no projections, no parameters, no communication. Queries are a tensor of spec `Q`
-/// [batch, tokens, heads, head_dim], keys and values of `K`, with tokens of their own number and, if they are another
-/// sequence's, dim; every rank has all keys that its queries see. For a sequence of keys that is sharded see
-/// nn/attention/chosen.hpp.
+/// [batch, tokens, heads, head_dim], keys and values are tensors of `K`. Keys have their own number of tokens and, if
+/// they are of another sequence, their own dim. Every rank has all keys that its queries see. For a sequence of keys
+/// that is sharded see nn/attention/chosen.hpp.
 template <class Precision, spec_like Q, spec_like K, compute_device Device = cpu>
 class attention_core {
   using T = activation_of<Precision>;

@@ -54,8 +54,8 @@ struct cross_values {
 
 }  // namespace detail
 
-/// The strategy of an encoder whose output a decoder under `Base` attends to: the same, with `source_seq` as the dim of
-/// its sequence, which has a length of its own.
+/// The strategy of an encoder whose output a decoder under `Base` attends to. It is `Base` with `source_seq` as the dim
+/// of its sequence, which has a length of its own.
 template <class Base>
 struct on_source : Base {
   using residual = detail::on_source_t<typename Base::residual>;
@@ -71,7 +71,7 @@ struct on_source<Base> : Base {
   using branch_output = detail::on_source_t<typename Base::branch_output>;
 };
 
-/// Options of a cross-attention, beside its strategy.
+/// Options of a cross-attention, in addition to its strategy.
 struct cross_attention_options {
   bool q_bias = false, k_bias = false, v_bias = false, output_bias = false;
   initializer init{};

@@ -24,8 +24,8 @@
 
 namespace plait {
 
-/// One rank's attention as an engine sees it. The local sequence has shape.q_len = shape.k_len tokens; strides are
-/// those of the caller's arrays, between tokens, and outputs are [batch, q_len, heads, head_dim] without gaps.
+/// One rank's attention as an engine sees it. The local sequence has shape.q_len = shape.k_len tokens. Strides are
+/// between the tokens of the caller's arrays. Outputs are [batch, q_len, heads, head_dim] without gaps.
 struct attention_part {
   kernels::attention_shape shape;
   /// Where the local tokens of each rank along the policy's axes lie in the text, in the order of those ranks.
@@ -84,7 +84,7 @@ inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, 
   return s;
 }
 
-/// Rows of `width` elements without gaps to rows `stride` apart, in another type if need be.
+/// Writes rows of `width` elements without gaps to rows with a stride of `stride` elements, in another type if need be.
 template <class From, class To, class Device>
 void write_rows(Device& device, const From* from, std::int64_t rows, std::int64_t width, To* to, std::int64_t stride) {
   if constexpr (std::is_same_v<From, To>) {
@@ -116,7 +116,7 @@ inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std:
 }  // namespace detail
 
 namespace detail {
-/// Whether an engine heeds `attention_part::chunk`; those of the library do.
+/// Whether an engine heeds `attention_part::chunk`; the library's engines do.
 template <class Engine>
 inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
 
@@ -280,7 +280,7 @@ class attention_sum {
   std::size_t rows() const { return static_cast<std::size_t>(shape_.batch * shape_.q_len * shape_.heads); }
   std::size_t elements() const { return rows() * static_cast<std::size_t>(shape_.head_dim); }
 
-  /// Queries of one run over keys of one run; o and lse are those of the first query.
+  /// Queries of one run over keys of one run; o and lse begin at the first query.
   kernels::attention_shape forward(const key_block<T>& keys, const token_run& q, const token_run& k, S* o, S* lse) {
     kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
     piece.k_stride = keys.stride, piece.v_stride = keys.stride_of_values();
@@ -360,8 +360,8 @@ class attention_sum {
   buffer<Device> total_memory_, part_, part_lse_;
 };
 
-/// The backward pass of the same: dq of the local queries, summed over blocks of keys, and each block's own dk and dv,
-/// all in the type of statistics.
+/// The backward pass of this sum: dq of the local queries, summed over blocks of keys, and each block's own dk and dv.
+/// All are in the type of statistics.
 template <class Precision, compute_device Device>
 class attention_gradient_sum {
   using T = activation_of<Precision>;
@@ -385,7 +385,7 @@ class attention_gradient_sum {
     detail::clear(device, dq_.template data<S>(), rows() * width());
   }
 
-  /// Adds to dk and dv, which lie as the block's keys do, `stride` apart.
+  /// Adds to dk and dv, which lie as the block's keys do, with a stride of `stride` elements.
   void add(const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
     const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
     for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact))
@@ -396,8 +396,8 @@ class attention_gradient_sum {
 
   std::size_t chunks() const { return queries_.size(); }
   std::int64_t chunk(std::size_t i) const { return queries_[i].position / chunk_; }
-  /// Adds the dq of the i-th chunk of queries, summed over chunks of keys in their order, and to dk and dv, which are
-  /// zero, what these queries add.
+  /// Adds what the i-th chunk of queries gives: its dq, summed over chunks of keys in their order, and its part of dk
+  /// and dv. dk and dv are zero before.
   void add_chunk(std::size_t i, const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
     const token_run& q = queries_[i];
     if (part_.empty()) part_ = make_buffer<S>(device_, static_cast<std::size_t>(rows() * width()));
@@ -433,7 +433,7 @@ class attention_gradient_sum {
   }
 
  private:
-  /// Queries of one run against keys of one run; dq is that of all queries, dk and dv of all keys.
+  /// Queries of one run against keys of one run; dq is for all queries, dk and dv for all keys.
   void backward(const key_block<T>& keys, const token_run& q, const token_run& k, S* dq, S* dk, S* dv,
                 std::int64_t stride) {
     kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);

@@ -32,7 +32,7 @@ struct whole_sequence {
   using engine = whole_attention<Precision, Device>;
 };
 
-/// Keys and values travel from rank to rank while each computes with those that it has (Liu et al. 2023); partial
+/// Keys and values travel from rank to rank while each computes with the ones that it has (Liu et al. 2023). Partial
 /// results are merged by their log-sum-exp, in float at least.
 template <axis_like Axis>
 struct ring {

@@ -13,9 +13,10 @@
 
 namespace plait {
 
-/// Who needs whose keys on a ring of ranks, and so how far each block travels: rank r holds block r at step 0 and block
-/// r - s, modulo the ranks, at step s, if the block comes so far. A block stops at the last rank that sees some of it:
-/// under a causal mask without zigzag, block j makes c - 1 - j hops, and no rank waits for keys that it does not see.
+/// Who needs whose keys on a ring of ranks, and so how far each block travels. Rank r holds block r at step 0, and
+/// block r - s, modulo the ranks, at step s, if the block comes so far. A block stops at the last rank that sees some
+/// of it. Under a causal mask without zigzag, block j makes c - 1 - j hops. So no rank waits for keys that it does not
+/// see.
 class ring_route {
  public:
   ring_route() = default;
@@ -39,9 +40,9 @@ class ring_route {
   /// Whether the gradient of the block of step s leaves this rank then, for the next rank or for home.
   bool gradient_leaves(int s) const { return s >= 1 && holds(s); }
   int gradient_goes_to(int s) const { return sends(s) ? next() : static_cast<int>(block(s)); }
-  /// Whether that of step s + 1 comes from the previous rank.
+  /// Whether the gradient of step s + 1 comes from the previous rank.
   bool gradient_arrives(int s) const { return s >= 1 && receives(s); }
-  /// Whether that of this rank's own block comes home at the end of step s, and from where.
+  /// Whether the gradient of this rank's own block comes home at the end of step s, and from which rank.
   bool gradient_returns(int s) const { return s >= 1 && s == hops_[at(mine_)]; }
   int gradient_returns_from() const { return static_cast<int>(at(mine_ + hops_[at(mine_)])); }
 
@@ -58,9 +59,10 @@ class ring_route {
 ///
 /// With deterministic sums it goes back as `all_gather_kv` does, as sums over queries have another order on a ring.
 ///
-/// In zigzag order over c ranks, without a window, each rank sends in a forward pass (c-1)/c of all keys and values of
-/// its heads, B = 2 batch seq kv_heads head_dim elements of the activations' type; in a backward pass these again, and
-/// (c-1)/c B elements of the type of statistics. Without zigzag it is half as much on average, from 0 to (c-1)/c B.
+/// All keys and values of a rank's heads are B = 2 batch seq kv_heads head_dim elements. In zigzag order over c ranks,
+/// without a window, each rank sends (c-1)/c B elements of the activations' type in a forward pass. In a backward pass
+/// it sends these again, and (c-1)/c B elements of the type of statistics. Without zigzag it is half as much on
+/// average, from 0 to (c-1)/c B.
 template <class Precision, class Device>
 class ring_attention {
   using T = activation_of<Precision>;

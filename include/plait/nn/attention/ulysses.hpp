@@ -1,5 +1,5 @@
 // The engine of the policy `ulysses`, alone or around another. The extent of its axis must divide a rank's query heads;
-// that of a ring need not.
+// the extent of a ring need not.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace plait {
 
-/// Attention of some heads over a longer sequence: an all-to-all turns a shard of the sequence with all heads into all
-/// tokens of the group with some heads. `Inner` attends, and the output returns the same way. Where there are
-/// fewer kv heads than ranks, a kv head goes to each rank whose query heads need it, and its gradients are summed, in
-/// the type of statistics. What is kept is the exchanged q, k, v and output: the backward pass repeats no exchange.
+/// Attention of some heads over a longer sequence. An all-to-all turns a shard of the sequence with all heads into all
+/// tokens of the group with some heads. `Inner` attends, and another all-to-all returns the output. Where there are
+/// fewer kv heads than ranks, a kv head goes to each rank whose query heads need it. Its gradients are summed in the
+/// type of statistics. What is kept is the exchanged q, k, v and output: the backward pass repeats no exchange.
 ///
-/// Over c ranks, each with H query and K kv heads and m tokens in all its sequences, a rank sends (c-1)/c of
-/// m (H + 2 max(K, c)) head_dim elements, and of its output, m H head_dim, forward; the same backward. Packed documents
-/// add an all-gather of their starts.
+/// Over c ranks, each has H query heads, K kv heads and m tokens in all its sequences. Forward, a rank sends (c-1)/c of
+/// m (H + 2 max(K, c)) head_dim elements, and (c-1)/c of its output's m H head_dim. Backward, it sends as many
+/// elements. Packed documents add an all-gather of their starts.
 template <class Precision, class Device, class Inner>
 class ulysses_attention {
   using T = activation_of<Precision>;
@@ -126,7 +126,7 @@ class ulysses_attention {
   std::int64_t width() const { return (heads_ + 2 * kv_heads_) * shape_.head_dim; }
   std::int64_t o_width() const { return heads_ * shape_.head_dim; }
   std::int64_t kv_width() const { return kv_heads_ * shape_.head_dim; }
-  /// How many ranks have the same kv head.
+  /// How many ranks share one kv head.
   std::int64_t copies() const { return shape_.kv_heads < ranks_ ? ranks_ / shape_.kv_heads : 1; }
   /// Where rank p's keys begin in a row of all keys.
   std::int64_t keys_of(std::int64_t p) const { return (copies() > 1 ? p / copies() : p) * kv_width(); }

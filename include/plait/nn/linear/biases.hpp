@@ -32,7 +32,7 @@ struct linear_branch {
 
 namespace detail {
 
-/// Whether the product that makes a weight's gradient may make the bias's in the same pass.
+/// Whether the product that makes a weight's gradient may make the bias's in one pass with it.
 template <class Device, class T, class G>
 concept fuses_bias_gradients = requires(Device& d, std::int64_t n, const T* in, G* out) {
   d.gemm_with_row_sums(true, false, n, n, n, 1.0, in, n, in, n, 0.0, out, n, out);
@@ -49,7 +49,7 @@ class linear_biases {
 
  public:
   linear_biases() = default;
-  /// `columns` are those of each branch's product, `callers` the memory of all biases, where it is the caller's.
+  /// `columns` are the columns of each branch's product, `callers` the memory of all biases, where it is the caller's.
   linear_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
                 const parameter_memory<Precision>& callers, std::int64_t batches, std::vector<std::int64_t> columns)
       : batches_(batches), columns_(std::move(columns)), biases_(info.size()) {
@@ -113,7 +113,7 @@ class linear_biases {
         });
     });
   }
-  /// Adds those of a microbatch, whose output's gradient is dy, to the deterministic sums over tokens.
+  /// Adds the gradients of a microbatch, whose output's gradient is dy, to the deterministic sums over tokens.
   void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
     if (terms_ == nullptr || !trainable()) return;
     for (const auto& p : biases_)
@@ -133,8 +133,9 @@ class linear_biases {
       });
     });
   }
-  /// Adds to the same gradients what product(sums) writes, `columns` sums: in place where nothing was added yet,
-  /// otherwise by a pass over `columns` numbers. False where product(sums) is, or does not make the gradients of all.
+  /// Adds to these gradients what product(sums) writes, `columns` sums. It works in place where nothing was added yet,
+  /// otherwise by a pass over `columns` numbers. Returns false where product(sums) is false, or does not make the
+  /// gradients of all.
   template <class F>
   bool add_gradients_by(Device& device, std::size_t begin, std::size_t end, std::int64_t columns, F&& product) const {
     if (batches_ != 1) return false;

@@ -58,7 +58,8 @@ class row_stage {
       use(row_range{first, count}, all);
     });
   }
-  /// Gathers all rows to `room`, beside the work that follows if `overlaps`: until `whole_gather::finish`.
+  /// Gathers all rows to `room`. If `overlaps`, the gather runs concurrently with the work that follows, until
+  /// `whole_gather::finish`.
   template <class T, compute_device Device>
   whole_gather<Device> gather_beside(Device& device, const T* in, buffer<Device>& room, bool overlaps) const {
     if (chunks_ && overlaps) {
@@ -102,8 +103,8 @@ class row_stage {
 /// The dim of outputs that lie side by side.
 struct columns : dim_tag<"columns"> {};
 
-/// `a`, an output of one of several linears with this input, with its own dims as one dim that is whole here, and with
-/// the states of the axes in `moving` alone: what is left is what all of them share.
+/// Returns what the outputs of all linears with this input share. `a` is the output of one of them. Its own dims become
+/// one dim that is whole here, and only axes in `moving` keep their states.
 inline layout side_by_side(const layout& a, const layout& input, const axis_list& moving) {
   layout shared;
   for (const dim_placement& p : a.dims)
@@ -121,13 +122,13 @@ class linear_collectives {
   /// `name` is the first weight's.
   linear_collectives(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
 
-  /// Overlaps the collectives with the products beside them. Throws where a product waits and is waited for.
+  /// Overlaps the collectives with their products. Throws where a product waits and is waited for.
   void split_into_chunks(std::int64_t chunks, const std::string& name);
 
   /// Makes everything anew for other sizes. Throws, and changes nothing, where a weight would have another size.
   void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
 
-  /// Throws unless a call's sizes are those that the collectives were made for.
+  /// Throws unless the collectives were made for a call's sizes.
   void require_sizes(const std::string& name, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
     made_for_.require(name, mesh, rank, now);
   }

@@ -38,7 +38,7 @@ struct linear_saved {
 
 namespace detail {
 
-/// Whether a product on the device can add a row to each row of its result, and a matrix, in the same pass.
+/// Whether a product on the device can add a row to each row of its result, and a matrix, in the product's pass.
 template <class Device, class T>
 concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* out) {
   d.gemm(false, true, n, n, n, 1.0, in, n, in, n, 0.0, out, n, {in, in});
@@ -89,8 +89,8 @@ class linear_core : detail::linear_collectives {
   using linear_collectives::output_size;
   using linear_collectives::rows;
 
-  /// Makes the collectives ready for the sizes of the context, in the same world: batches and lengths may change, and
-  /// the weights' dims may not. What a forward pass has kept is of the sizes before.
+  /// Makes the collectives ready for the sizes of the context, in its world: batches and lengths may change, and the
+  /// weights' dims may not. What a forward pass has kept is of the sizes before.
   void resize(const context<Device>& ctx, const shared_linears& d) {
     detail::require_resizable(weight(0)->name(), static_cast<bool>(sums_));
     detail::arm_checks(ctx);
@@ -272,8 +272,9 @@ class linear_core : detail::linear_collectives {
 
   row_range all_rows() const { return {0, rows()}; }
 
-  /// out = a [all rows, k] times the weight, or its transpose, in some of the rows, plus `addend` and the biases where
-  /// they are wanted; `out` and `addend` are [these rows, n]. Returns whether the biases are added already.
+  /// Computes out = a [all rows, k] times the weight, or its transpose, for some of the rows. Adds `addend` and the
+  /// biases where they are wanted. `out` and `addend` are [these rows, n]. Returns whether the biases are added
+  /// already.
   bool multiply(const context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, row_range rows, const T* a,
                 T* out, const T* addend, bool biases) {
     // cuBLASLt's table of types names no bias for double, and its kernels may read 16 bytes of a bias at a time.
@@ -333,7 +334,7 @@ class linear_core : detail::linear_collectives {
     return made;
   }
   /// Adds to the gradients of the weights that have one, or writes them where nothing was added yet: branches that lie
-  /// below each other in one product. Then to those of the biases, which are sums of dy.
+  /// below each other in one product. Then adds to the gradients of the biases, which are sums of dy.
   void add_gradients(const context<Device>& ctx, std::int64_t, std::int64_t, const T* d, const T* in, const T* dy) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < weights_.size();) {
@@ -402,7 +403,7 @@ class linear_core : detail::linear_collectives {
   input_gradient_stage input_gradient_ = &linear_core::make_input_gradient;
   gradient_stage gradients_ = &linear_core::add_gradients;
   detail::deterministic_linear<Precision, Device> sums_;  ///< of the stages with deterministic sums
-  gradient_terms<Precision, Device>* terms_ = nullptr;    ///< of the weights, for the same stages
+  gradient_terms<Precision, Device>* terms_ = nullptr;    ///< of the weights, for these stages
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)

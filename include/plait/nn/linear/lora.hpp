@@ -1,4 +1,4 @@
-// Low-rank adapters of frozen linears, with layouts that follow from those of the linear. An adapter is an option of a
+// Low-rank adapters of frozen linears, with layouts that follow from the linear's layouts. An adapter is an option of a
 // linear, not a layer.
 #pragma once
 
@@ -31,7 +31,7 @@ struct lora_options {
   initializer init{};     ///< of A; B begins as zero, so that an adapter changes nothing at first
 };
 
-/// Freezes all parameters of a layer or a model but those of its adapters.
+/// Freezes all parameters of a layer or a model except its adapters' parameters.
 template <class Model>
 void freeze_all_but_adapters(Model& model) {
   model.visit([](auto& p) {
@@ -39,7 +39,7 @@ void freeze_all_but_adapters(Model& model) {
   });
 }
 
-/// The layouts of an adapter beside a linear: of A, B and x A', and of the adapter's product.
+/// The layouts of a linear's adapter: of A, B and x A', and of the adapter's product.
 struct lora_derivation {
   layout a, b, hidden, product;
   plait::verdict verdict;
@@ -78,9 +78,9 @@ lora_derivation derive_lora_at_run_time(const layout& gathered, const linear_lay
 }  // namespace detail
 
 /// A lies as the weight's contracted dims do, B as its own dims; `rank_dim` is whole. The adapter takes the input that
-/// has been gathered for the weight, and its product lies as the weight's, so that one gather and one reduction serve
-/// both. Where the contracted dims are sharded, x A' is partial and stays so: the product with B is linear, and B's
-/// gradient is partial there in return.
+/// has been gathered for the weight, and its product lies as the weight's product. So one gather and one reduction
+/// serve both. Where the contracted dims are sharded, x A' is partial and stays so: the product with B is linear, and
+/// B's gradient is partial there in return.
 constexpr lora_derivation derive_lora(const layout& gathered, const linear_layouts& base) {
   if (std::is_constant_evaluated()) return detail::find_lora(gathered, base);
   return detail::derive_lora_at_run_time(gathered, base);
@@ -96,7 +96,7 @@ struct product_part {
 
 /// The computation of one adapter, on arrays of its linear: x [rows, inner] as it was gathered, the product and its
 /// gradient with rows of `total`; and of its own: h = x A' and dh, [rows, rank]. Where some rows are computed at a
-/// time, the product and the gradient of x are arrays of these rows, and all others of all rows.
+/// time, the product and the gradient of x are arrays of these rows. All other arrays have all rows.
 template <class Precision, compute_device Device>
 class lora_adapter {
   using T = activation_of<Precision>;
@@ -231,8 +231,8 @@ class lora_adapter {
   parameter_ptr<Precision, Device> a_, b_;
 };
 
-/// The adapters of linears that share an input, some of which may have one. Their hidden arrays lie one after the
-/// other, and are empty where there is none.
+/// The adapters of linears that share an input; a linear may have none. Their hidden arrays lie one after the other,
+/// and are empty where there is no adapter.
 template <class Precision, compute_device Device>
 class lora_adapters {
   using T = activation_of<Precision>;
@@ -284,7 +284,7 @@ class lora_adapters {
       adapter.hidden_gradient(device, rows, d, dhidden.template data<T>() + at);
     });
   }
-  /// With the gradients of the hidden arrays of these rows, what is added to those of their input.
+  /// Makes the gradients of the hidden arrays of these rows, and adds what follows from them to the input's gradients.
   void add_input_gradients(Device& device, row_range rows, const T* d, buffer<Device>& dhidden, T* dx) const {
     hidden_gradients(device, rows, d, dhidden);
     each([&](const auto& adapter, std::int64_t at) {

@@ -31,9 +31,9 @@ struct biased_policy : layer_policy<Input, Weight, Output> {
 
 namespace detail {
 
-/// Says which members a linear's or an embedding's policy lacks, and which mean nothing or are of the wrong kind: the
-/// optional ones would be dropped in silence. Some names near to an optional member's are refused where that member is
-/// missing; C++ cannot see what other names a class has.
+/// Reports which members a linear's or an embedding's policy lacks, and which mean nothing or are of the wrong kind.
+/// Wrong optional ones would be dropped in silence. Some names near to an optional member's are refused where that
+/// member is missing; C++ cannot see what other names a class has.
 template <class P>
 struct policy_requirements {
   static_assert(
@@ -104,8 +104,8 @@ struct policy_requirements {
 template <class Policy>
 inline constexpr bool policy_checked = sizeof(policy_requirements<Policy>) > 0;
 
-/// A layer derives everything from this: its policy, or, where that lacks a spec, `Otherwise`, so that what is missing
-/// is one error and not one for each that follows from it.
+/// A layer derives everything from this: its policy, or `Otherwise` where the policy lacks a spec. So a missing spec is
+/// one error, without an error for each spec that follows from it.
 template <class Policy, class Otherwise>
 struct policy_or {
   using type = Otherwise;
@@ -124,17 +124,18 @@ struct policy_or<Policy, Otherwise> {
 ///
 ///     using overlap = pl::overlap<4>;
 ///
-/// The all-gather of its input, and backward that of its output's gradient, comes in chunks of rows: the
-/// product of those that have come runs while the next are on their way. The reduction of its output, and backward that
-/// of its input's gradient, goes in chunks as they are computed. The last chunks of the gradient go beside the product
-/// for the weight's gradient (Wang et al. 2023). Chunks need not divide the rows. What recomputation gathers again for
-/// the weight's gradient comes whole, beside the product for the input's gradient. Adapters, which share all of these
-/// collectives, add to each chunk. Along axes of one rank there is nothing to hide, and nothing is cut.
+/// The input's all-gather, and backward the all-gather of the output's gradient, comes in chunks of rows. The product
+/// of one chunk runs while the next chunk is on its way. The output's reduction, and backward the reduction of the
+/// input's gradient, goes in chunks as they are computed. The gradient's last chunks overlap the product for the
+/// weight's gradient (Wang et al. 2023). Chunks need not divide the rows. What recomputation gathers again for the
+/// weight's gradient comes whole, and overlaps the product for the input's gradient. Adapters share all of these
+/// collectives and add to each chunk. Along axes of one rank there is nothing to hide, and nothing is cut.
 ///
-/// The results are the same in every bit as without, where neither the number of rows changes the sums of a product nor
-/// its size those of a reduction. So it is between threads with the products of `cpu::options::deterministic`.
-/// Libraries may take another kernel for a product of few rows (oneDNN does on some processors, OpenBLAS and cuBLASLt
-/// anywhere), and MPI may add in another order where ranks are more than two: then they differ by rounding.
+/// The results have the bits that they have without overlap on two conditions. The sums of a product must not depend on
+/// the number of rows, and the sums of a reduction must not depend on its size. Threads with the products of
+/// `cpu::options::deterministic` meet both. Otherwise results may differ by rounding. Libraries may take another kernel
+/// for a product of few rows: oneDNN does on some processors, OpenBLAS and cuBLASLt anywhere. MPI may add in another
+/// order where there are more than two ranks.
 template <std::int64_t Chunks>
 struct overlap {
   static_assert(Chunks >= 1,
@@ -188,7 +189,7 @@ constexpr bool sends() {
   return !d.verdict.ok() || moves(d.input, d.gathered) || moves(d.branches[0].product, d.branches[0].output);
 }
 
-/// Says what is wrong with the `overlap` of a linear's policy or of a strategy.
+/// Reports what is wrong with the `overlap` of a linear's policy or of a strategy.
 template <class P>
 struct overlap_requirements {
   static constexpr bool named = requires { typename P::overlap; };

@@ -9,8 +9,8 @@
 
 namespace plait {
 
-/// The layouts of one linear: of the weight and bias as they are placed and as they are used, of the product before it
-/// is brought to the output, and of the output.
+/// The layouts of one linear. The weight and the bias each have one as they are placed and one as they are used.
+/// `product` is the layout before the result is brought to `output`.
 struct linear_layouts {
   layout placed, weight, product, bias_placed, bias, output;
   bool inputs_first = false;  ///< whether the weight's contracted dims come before its own: [in, out], as in GPT-2
@@ -40,9 +40,9 @@ constexpr bool contracted(const layout& input, const layout& weight, const layou
   return input.has(dim) && weight.has(dim) && !output.has(dim);
 }
 
-/// The input as a linear with this weight needs it: replicated over the axes that shard the weight's own dims, sharded
-/// like the weight over the axes of contracted dims, and as it is on all others. Batch dims, which all three have, must
-/// lie alike already.
+/// Finds the layout of the input that a linear with this weight needs. It is replicated over the axes that shard the
+/// weight's own dims. Over the axes of contracted dims it is sharded like the weight. On all other axes it stays as it
+/// is. Batch dims, which all three have, must lie alike already.
 constexpr void gather_for(layout& gathered, const layout& input, const layout& weight, const layout& output,
                           verdict& v) {
   for (const dim_placement& p : weight.dims) {
@@ -93,7 +93,7 @@ constexpr axis_list sharding_axes(const layout& a) {
 namespace detail {
 
 /// The dims must be: input = batch, rest, contracted; weight = batch, own, contracted; output = batch, rest, own; each
-/// in this order. A linear alone may have its weight as batch, contracted, own, which `inputs_first` then says.
+/// in this order. A linear alone may have its weight as batch, contracted, own, which sets `inputs_first`.
 constexpr verdict check_dims_of_linear(const layout& input, const layout& weight, const layout& output, bool alone,
                                        bool& inputs_first) {
   dim_list batched, rest, summed, own;
@@ -119,8 +119,9 @@ constexpr verdict check_dims_of_linear(const layout& input, const layout& weight
   return v;
 }
 
-/// Whether the product of one of several linears differs from its output only in leading dims, and in states of axes
-/// that shard no own dim of a weight: then the outputs are resolved side by side, as one.
+/// Whether the outputs of several linears are resolved side by side, as one. For this, the product of each may differ
+/// from its output only in leading dims and in some states. These are the states of axes that shard no own dim of a
+/// weight.
 constexpr verdict resolves_side_by_side(const layout& input, const layout& product, const layout& output) {
   for (axis_id axis : differing_axes(product, output))
     for (const layout* a : {&product, &output})

@@ -173,7 +173,7 @@ class parameter_array {
   bool has_values() const { return values_ != nullptr; }
   /// The values that are there; null where none are made yet.
   const weight_type* existing_values() const { return values_; }
-  /// The gradients in the same order; null where all parameters are frozen.
+  /// The gradients in the order of the values; null where all parameters are frozen.
   gradient_type* gradients() {
     if (!gradients_ && !lent() && trainable()) {
       own_gradients_ = make_collective_buffer<gradient_type>(*device_, static_cast<std::size_t>(size_));
@@ -185,7 +185,7 @@ class parameter_array {
   /// Whether the gradients have memory, or will be given some when it is asked for.
   bool can_have_gradients() const { return gradients_ != nullptr || !lent(); }
 
-  /// A parameter begins to lie in it; `freeze` says that one has no gradient any more.
+  /// Counts a parameter that begins to lie in it; `freeze_parameter` counts one that has no gradient any more.
   void add_parameter() { ++trainable_; }
   void freeze_parameter() {
     if (--trainable_ > 0) return;

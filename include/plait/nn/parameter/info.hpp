@@ -44,7 +44,7 @@ struct parameter_info {
 inline bool is_hidden_matrix(const parameter_info& info) { return info.hidden_layer && info.shape.size() == 2; }
 
 /// Returns what the update of a parameter costs, in any unit, where each has one owner: rows x columns x min(rows,
-/// columns) of a matrix that is made orthogonal, beside which the elements of others count for little.
+/// columns) of a matrix that is made orthogonal. Compared to that, the elements of others count for little.
 inline double update_cost(const parameter_info& info) {
   double cost = 1;
   for (const std::int64_t extent : info.shape) cost *= static_cast<double>(extent);
@@ -83,8 +83,8 @@ namespace plait::detail {
 
 // The first values of a parameter on this rank, and the zeros of its padding.
 
-/// Fills `values`, of the size of `part`, with the mean or with normal numbers as `info` says: number `stream` of the
-/// random streams of the context's seed, keyed by the global index.
+/// Fills `values`, of the size of `part`, with the mean or with normal numbers, as in `info`. The numbers are from
+/// number `stream` of the random streams of the context's seed, keyed by the global index.
 template <class T, compute_device Device>
 void fill_initial(const context<Device>& ctx, const parameter_info& info, const box& part, std::uint64_t stream,
                   T* values) {

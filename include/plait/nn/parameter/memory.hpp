@@ -16,7 +16,7 @@
 
 namespace plait {
 
-/// Says that the layer allocates a part of its parameters' memory, when it is first needed:
+/// States that the layer allocates a part of its parameters' memory, when it is first needed:
 /// `{.weight = mine, .gradient = pl::own_memory}`.
 struct own_memory_t {};
 inline constexpr own_memory_t own_memory{};
@@ -46,10 +46,10 @@ class memory_at {
 };
 
 /// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
-/// are zero. A layer without any of it has memory of its own. A caller that gives one of them names all that
-/// the layer has, so that nothing is allocated unseen: `pl::own_memory` where the layer is to allocate it.
+/// are zero. A layer without any of it has memory of its own. A caller that gives one of them names all that the layer
+/// has, so that no allocation is hidden: `pl::own_memory` where the layer is to allocate it.
 ///
-/// Masters are those of precisions whose weights are rounded (`bf16`), as the parameter is stored; with
+/// Precisions whose weights are rounded (`bf16`) have masters, which lie as the parameter is stored. With
 /// `pl::own_memory` they begin as the caller's weights.
 template <class Precision>
 struct parameter_memory {
@@ -109,7 +109,7 @@ struct memory_part {
   bool said;
 };
 
-/// For a layer that is made of several: throws if the memory of one is named and that of another is not.
+/// For a layer that is made of several: throws if the memory of one is named and the memory of another is not.
 inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
   const char* first = nullptr;
   for (const memory_part& p : parts)
@@ -205,7 +205,7 @@ class parameter_rebinding {
 enum class rebinding : std::uint8_t { done, checked };
 
 /// Binds a layer's weights and biases to other memory of the caller's, or throws and changes nothing. `tied`: the
-/// weight is another layer's, which binds it. Null parameters are those of branches without a bias.
+/// weight is another layer's, which binds it. A parameter is null for a branch without a bias.
 template <class Precision, compute_device Device>
 void rebind_parameters(std::string_view layer, const std::vector<parameter_ptr<Precision, Device>>& weights,
                        const std::vector<parameter_ptr<Precision, Device>>& biases,

@@ -58,12 +58,12 @@ struct adamw_options {
   moment_type moments = moment_type::full;
 };
 
-/// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state lies as the parameters are stored, as
-/// `adamw_options::moments` says, and belongs to a parameter by its name, so that any of them may be left out of any
-/// step: the corrections of bias count a parameter's own updates. What is rounded stochastically depends on the
-/// context's seed, the step, the parameter's name and the global index alone, and is the same on every layout; blocks
-/// of moments are counted in what a rank would store of the array in which a parameter lies, and data parallelism must
-/// not cut them (`bucket_cut::blocks`).
+/// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state lies as the parameters are stored, in the
+/// format of `adamw_options::moments`. It belongs to a parameter by its name, so that any parameter may be left out of
+/// any step. The corrections of bias count a parameter's own updates. Stochastic rounding depends only on the context's
+/// seed, the step, the parameter's name and the global index, so it is equal on every layout. Blocks of moments are
+/// counted in what a rank would store of the array in which a parameter lies. Data parallelism must not cut them
+/// (`bucket_cut::blocks`).
 ///
 /// Values that change from step to step lie in the device's memory, so a step waits for nothing and can be replayed as
 /// a graph.
@@ -136,8 +136,8 @@ class adamw {
   }
 
   /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its slice.
-  /// Throws where the parameter is cut within a block of 8-bit moments, and for these with deterministic sums, as
-  /// blocks are counted in what a rank stores.
+  /// Throws where the parameter is cut within a block of 8-bit moments. Throws also for 8-bit moments with
+  /// deterministic sums, because blocks are counted in what a rank stores.
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     check_cut(ctx, p);
     const storage_slice slice = p.slice();

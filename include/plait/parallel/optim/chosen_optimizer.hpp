@@ -19,8 +19,8 @@ namespace plait {
 /// The options of an optimizer say which one it is.
 using optimizer_options = std::variant<adamw_options, muon_options>;
 
-/// Returns the bytes that an optimizer keeps for a parameter whose `elements` on this rank it updates. `place` is that
-/// of the first of them in its block (`moment_places`).
+/// Returns the bytes that an optimizer keeps for a parameter whose `elements` on this rank it updates. `place` is the
+/// place of the first of them in its block (`moment_places`).
 template <class Precision>
 std::size_t moment_bytes(const optimizer_options& options, const parameter_info& info, std::int64_t elements,
                          std::int64_t place = 0) {

@@ -51,9 +51,9 @@ struct lr_schedule_config {
 };
 
 /// The learning rate of each optimizer step, as a function of the step alone. With w warm-up steps of n and floor m:
-/// step s < w has peak (s + 1) / w, so that the first step moves and step w - 1 reaches the peak; after it,
-/// t = (s + 1 - w) / (n - w) rises to 1 at the last step, and the rate is peak (m + (1 - m) d(t)) with d = 1
-/// (constant), 1 - t (linear) or (1 + cos(pi t)) / 2 (cosine). Steps past the last keep its rate.
+/// step s < w has peak (s + 1) / w, so that the first step moves and step w - 1 reaches the peak. After it,
+/// t = (s + 1 - w) / (n - w) rises to 1 at the last step. The rate is then peak (m + (1 - m) d(t)), where d is
+/// 1 (constant), 1 - t (linear) or (1 + cos(pi t)) / 2 (cosine). Steps past the last keep its rate.
 class lr_schedule {
  public:
   /// Throws `error` that names the field which is out of range.

@@ -41,9 +41,9 @@ struct newton_schulz_options {
 
 /// Replaces the row-major `x` [rows, columns] by U V' nearly, where U S V' is its singular value decomposition:
 ///   X = x / (|x| + epsilon);  in each step: A = X X';  B = b A + c A^2;  X = a X + B X,
-/// with the Frobenius norm. Where there are more rows than columns, A = X' X and X = a X + X B, which is equal and has
-/// the smaller A. T is float or double; products take factors of type `Factor`, T or, for float, bf16, and sum in T. A
-/// matrix of zeros stays so. Nothing waits on the host.
+/// with the Frobenius norm. Where there are more rows than columns, A = X' X and X = a X + X B. The result is equal,
+/// and A is smaller. T is float or double; products take factors of type `Factor`, T or, for float, bf16, and sum in T.
+/// A matrix of zeros stays so. Nothing waits on the host.
 template <class Factor, class T, compute_device Device>
 void newton_schulz(Device& device, T* x, std::int64_t rows, std::int64_t columns,
                    const newton_schulz_options& how = {}) {
@@ -92,7 +92,7 @@ void newton_schulz(Device& device, T* x, std::int64_t rows, std::int64_t columns
 
 // The policy of Muon: its options, which parameters it takes, and how far a matrix moves.
 
-/// The factor of a matrix' update, beside the learning rate; named as by torch.optim.Muon.
+/// The factor of a matrix' update, in addition to the learning rate; named as by torch.optim.Muon.
 enum class muon_scale : std::uint8_t {
   original,         ///< max(1, rows / columns)^0.5 (Jordan et al. 2024)
   match_rms_adamw,  ///< 0.2 max(rows, columns)^0.5, the size of AdamW's updates (Liu et al. 2025, arXiv 2502.16982)
@@ -102,7 +102,7 @@ struct muon_options {
   double momentum = 0.95;
   bool nesterov = true;
   muon_scale scale = muon_scale::match_rms_adamw;
-  double learning_rate_ratio = 1.0;  ///< the learning rate of hidden matrices over that of a step, which AdamW has
+  double learning_rate_ratio = 1.0;  ///< the learning rate of hidden matrices over a step's, which AdamW has
   double weight_decay = 0.1;         ///< on hidden matrices that decay
   newton_schulz_options newton_schulz{};
   adamw_options adamw{};  ///< for every other parameter; its `moments` are the form of Muon's momentum as well
@@ -139,7 +139,7 @@ struct stored_matrix {
   double cost = 0;
 };
 
-/// The owners of matrices that the same axes shard, and their exchange made ready for one rank. In each round every
+/// The owners of matrices that one set of axes shards, and their exchange made ready for one rank. In each round every
 /// rank has at most one matrix, so that no more memory is needed than for one: its costliest one in the first round.
 class matrix_owners {
  public:
@@ -156,8 +156,8 @@ class matrix_owners {
     std::size_t own_elements() const { return piece_at.back() + piece_size.back(); }
   };
 
-  /// `axes`, in the mesh's order, are those of several ranks that shard every one of `matrices`. Every rank of the
-  /// group gives the same ones in the same order.
+  /// `axes`, in the mesh's order, have several ranks and shard every one of `matrices`. Every rank of the group gives
+  /// equal matrices in one order.
   matrix_owners(world& w, const axis_list& axes, const std::vector<stored_matrix>& matrices);
 
   const std::vector<round>& rounds() const { return rounds_; }
@@ -216,8 +216,8 @@ class matrix_owners {
 /// layers (`is_hidden_matrix`), and AdamW on all other parameters. It keeps one moment of a matrix, as it is stored.
 ///
 /// The ranks of a group that store parts of matrices share the work between them: each matrix has one owner, who makes
-/// it orthogonal and sends the parts back. Ranks that store whole copies, as along dp, each do the same work. All ranks
-/// of a stage update the same parameters in the same order.
+/// it orthogonal and sends the parts back. Ranks that store whole copies, as along dp, each do all of their work. All
+/// ranks of a stage update their parameters in one order.
 ///
 /// On a GPU in bf16, the factors of products are bf16 and their sums float.
 template <class Precision, compute_device Device = cpu>
@@ -266,8 +266,8 @@ class muon {
                        momenta_.find(ctx, p.name(), n, momentum_bytes(n)), nullptr, 0, n});
   }
 
-  /// Throws where data parallelism cuts a hidden matrix, or another parameter as `adamw::prepare` says. Collective: a
-  /// rank that owns none of the matrices takes part in making the communicators of those that do.
+  /// Throws where data parallelism cuts a hidden matrix, and for other parameters as `adamw::prepare` does. Collective:
+  /// a rank that owns none of the matrices takes part in making the communicators of the owners.
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if (!is_hidden_matrix(p.info())) return others_.prepare(ctx, p);
     check_cut(ctx, p);
@@ -334,7 +334,7 @@ class muon {
     double scale, decay;
     kernels::rounded_elements elements;
   };
-  /// The matrices that the same axes shard, by their places in the step.
+  /// The matrices that one set of axes shards, by their places in the step.
   struct group {
     axis_list axes;
     std::vector<std::size_t> members;

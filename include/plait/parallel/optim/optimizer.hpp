@@ -67,8 +67,8 @@ class optimizer_state {
   }
 
   /// Returns the `bytes` of a parameter of `n` elements for its update in this step. `owner`, where it is not null, is
-  /// what lives as long as the parameter. Throws before the first step, at a second update in one step, and where the
-  /// state is of another parameter, which is still there, or of another size.
+  /// what lives as long as the parameter. Throws before the first step, and at a second update in one step. Throws also
+  /// where the state has another size, or belongs to another parameter that still exists.
   std::byte* update(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes,
                     const std::shared_ptr<const void>& owner = {}) {
     require_here();
@@ -203,8 +203,8 @@ class optimizer_state {
   std::unordered_map<std::string, kept> kept_;
   std::int64_t begun_ = 0;       ///< begin_step was called so often
   std::int64_t updated_in_ = 0;  ///< the last of these in which a parameter was updated
-  /// The number of those. A step that is replayed as a graph calls no update, and is not counted: it updates
-  /// the same parameters as the step before, so that none misses it.
+  /// The number of steps in which a parameter was updated. A step that is replayed as a graph calls no update, and is
+  /// not counted: it updates the parameters of the step before, so that none misses it.
   std::int64_t rounds_ = 0;
   std::vector<std::int64_t> forgotten_;         ///< the rounds that were skipped
   std::int64_t begin_ = 0;                      ///< the round in which this object was resumed, or 0
@@ -219,7 +219,7 @@ class optimizer_state {
 /// * `update(ctx, gradients)`: updates the parameters. It waits for nothing, and what it launches is the same in every
 ///   step, so that a GPU can replay it.
 ///
-/// `forget_step()` says that the last step was one that changed nothing; `step()` is the number of the others.
+/// `forget_step()` notes that the last step changed nothing; `step()` is the number of the other steps.
 ///
 /// It may have a `prepare(ctx, parameter)`, which a training step calls for every parameter of its stage, on all ranks,
 /// when it is made: it throws where the parameter, as data parallelism cuts it, cannot be updated, and asks for the
@@ -237,7 +237,7 @@ concept optimizer =
     };
 
 /// Any optimizer of the caller's, which must outlive this: a training step is compiled once, whatever optimizer a
-/// program chooses when it runs. Copies refer to the same one.
+/// program chooses when it runs. Copies refer to one optimizer.
 template <class Precision, compute_device Device>
 class optimizer_ref {
   using reduced = reduced_gradient<Precision, Device>;
