@@ -32,7 +32,7 @@ struct per_dim : std::array<std::int64_t, max_dims> {
 
 /// The part of a global row-major tensor that one rank holds: `local[d]` of `global[d]` elements, from `offset[d]`,
 /// along each dimension, stored row-major without gaps. Kernels use it to key random numbers by the global element
-/// index, which is what makes initial weights and dropout the same on every mesh.
+/// index, so initial weights and dropout are equal on every mesh.
 struct box {
   int dims = 0;
   per_dim global{};

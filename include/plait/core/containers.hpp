@@ -121,8 +121,8 @@ using concat = typename detail::concat_impl<Lists...>::type;
 template <class...>
 inline constexpr bool always_false = false;
 
-/// A member that is set once its object was moved from, until another is moved or copied into it, so that calls of such
-/// an object can be refused.
+/// A member that is set once its object was moved from, until another is moved or copied into it. Calls of an object
+/// with this mark can be refused.
 class moved_mark {
  public:
   moved_mark() = default;

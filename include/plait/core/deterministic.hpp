@@ -7,13 +7,13 @@
 
 namespace plait {
 
-/// The leaves of deterministic sums: each sum that some layout may cut is cut into leaves whose number and places
-/// depend on no layout; the terms of a leaf are added one after the other, and leaves by a binary tree. The same
-/// program then has the same bits on every mesh, schedule, number of microbatches and backend. Runs are comparable
-/// where these numbers are equal. A context with none, which is the default, makes sums as is fastest.
+/// The leaves of deterministic sums. Each sum that some layout may cut is cut into leaves whose number and places
+/// depend on no layout. The terms of a leaf are added one after the other, and leaves by a binary tree. A program then
+/// has equal bits on every mesh, schedule, number of microbatches and backend. Runs are comparable where these numbers
+/// are equal. A context with none, which is the default, makes sums in the fastest way.
 struct deterministic_leaves {
   /// Leaves of each dim of features that may be sharded: heads, kv_heads, ffn, vocab, and those that a policy shards. A
-  /// dim whose size they do not divide has as many as are common divisors. 0: sums are made as is fastest.
+  /// dim whose size they do not divide has as many as are common divisors. 0: sums are made in the fastest way.
   std::int64_t features = 0;
   /// Leaves of the samples of a step, so at least as many as ranks along dp times microbatches.
   std::int64_t samples = 0;
@@ -33,7 +33,7 @@ template <std::int64_t Features, std::int64_t Samples = Features, std::int64_t S
 struct deterministic {
   static_assert(Features > 0 && Samples > 0 && Sequence > 0,
                 "deterministic<Features, Samples, Sequence> are numbers of leaves: 1 or more each");
-  constexpr operator deterministic_leaves() const { return {Features, Samples, Sequence}; }  // NOLINT: the same facts
+  constexpr operator deterministic_leaves() const { return {Features, Samples, Sequence}; }  // NOLINT: equal values
 };
 
 }  // namespace plait

@@ -21,7 +21,7 @@ class error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An error that every rank of a run throws, with the same text, so that one of them may report it for all.
+/// An error that every rank of a run throws with an identical text, so that one rank may report it for all.
 class error_of_all : public error {
  public:
   using error::error;
@@ -42,8 +42,8 @@ template <auto Error>
 inline constexpr const char* error_text = nullptr;
 
 /// Instantiated when a check refuses. `Facts` are types that a compiler prints: where, in which states, by whom. No two
-/// errors have the same number, of whatever enumeration: clang 16 takes specialisations for both for ambiguous, and
-/// prints that in place of the text.
+/// errors share a number, even in different enumerations: clang 16 takes specialisations for both for ambiguous, and
+/// prints that instead of the text.
 template <auto Error, class... Facts>
 struct refused {};
 

@@ -1,5 +1,6 @@
-// Programs' macros that are words of plait's: taken away between this header and core/macros_on.hpp, which every header
-// that uses such a word includes at its end. Included any number of times. Test: tests/consumer/plain.sh warnings.
+// Undefines the program's macros whose names plait uses, until core/macros_on.hpp restores them. Every header that uses
+// one of these names includes core/macros_on.hpp at its end. Both may be included any number of times.
+// Test: tests/consumer/plain.sh warnings.
 #include "plait/version.hpp"
 
 #pragma push_macro("min")

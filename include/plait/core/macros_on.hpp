@@ -1,4 +1,4 @@
-// The end of core/macros_off.hpp: the program's macros are what they were. A word that is added there is added here.
+// Restores the program's macros that core/macros_off.hpp has undefined. A name that is added there must be added here.
 #include "plait/version.hpp"
 
 #pragma pop_macro("min")

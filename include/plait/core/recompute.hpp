@@ -1,5 +1,4 @@
-// How much the layers of a model keep for their backward passes, as data. What a layer does about it is its own matter:
-// nn/combinators.hpp, nn/combinators.hpp.
+// How much the layers of a model keep for their backward passes, as data. Layers act on it in nn/combinators.hpp.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +20,8 @@ constexpr const char* name_of(recompute policy) {
   return policy == recompute::none ? "none" : policy == recompute::selective ? "selective" : "full";
 }
 
-/// The mode of each layer of a model, by its number in the whole model, and the head after them. The head's
-/// product is expensive, so the head has `none` or `selective`. One mode converts to the
-/// same for all layers.
+/// The mode of each layer of a model, by its number in the whole model, and the head after them. The head's product is
+/// expensive, so the head has `none` or `selective`. One mode converts to a list with this mode for all layers.
 class layer_recompute {
  public:
   constexpr layer_recompute(recompute all = recompute::none)  // NOLINT: the conversion is the purpose

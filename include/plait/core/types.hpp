@@ -124,10 +124,9 @@ struct precision<bf16_no_masters> {
   using statistic = float;
 };
 
-/// bf16 with gradients in bf16 as well, and no masters: each pass sums in float what it adds, and rounds when it adds
-/// it, so that gradients of many microbatches lose what is below 2^-9 of them. A parameter, its gradient and AdamW's
-/// two moments in bf16 take 8 bytes for each element. Ranks sum gradients in bf16, or, with `gradient_wire::f32`, in
-/// float.
+/// bf16 with gradients in bf16 as well, and no masters. Each pass sums in float what it adds, and rounds when it adds
+/// it. So gradients of many microbatches lose what is below 2^-9 of them. A parameter, its gradient and AdamW's two
+/// moments in bf16 take 8 bytes for each element. Ranks sum gradients in bf16, or, with `gradient_wire::f32`, in float.
 struct bf16_gradients {};
 template <>
 struct precision<bf16_gradients> {
@@ -180,12 +179,13 @@ constexpr arithmetic<T> widened(T x) {
   return converted<arithmetic<T>>(x);
 }
 
-/// Whether `Other`, a type that is not plait's, has the bits of the element type T, as CUDA's __nv_bfloat16 has those
-/// of `bf16` (device/cuda.hpp). Specialise it for a type of your own: layers then take pointers to it without a cast.
+/// Whether `Other`, a type that is not plait's, has the bit format of the element type T. CUDA's __nv_bfloat16 has the
+/// format of `bf16` (device/cuda.hpp). Specialise it for a type of your own: layers then take pointers to it without a
+/// cast.
 template <class Other, class T>
 inline constexpr bool same_bits = false;
 
-/// Returns a pointer to elements of T for a pointer to a type with the same bits, const if that is const. Any other
+/// Returns a pointer to elements of T for a pointer to a type with its bit format, const if that is const. Any other
 /// argument is returned as it is.
 template <class T, class Argument>
 decltype(auto) elements_of(Argument&& argument) {

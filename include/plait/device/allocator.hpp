@@ -1,5 +1,5 @@
-// A cache of released blocks over a source of memory, with the bytes in use and their peak, and a program's own
-// allocator as such a source. Every device has one; other code owns memory by device/device.hpp and does not call it.
+// A cache of released blocks over a source of memory, with the bytes in use and their peak. A program's own allocator
+// can be the source. Every device has a cache; other code owns memory by device/device.hpp and does not call it.
 // Test: tests/unit/device/cpu.cpp.
 #pragma once
 
@@ -21,9 +21,9 @@
 
 namespace plait {
 
-/// Keeps released blocks and hands them out again, because memory fresh from the system costs a page fault per 4 KiB
-/// (or a device-wide synchronisation on a GPU). A training step asks for the same sizes again and again, so blocks are
-/// not split: a request takes the smallest cached block of its stream that is at most a quarter too large.
+/// Keeps released blocks and hands them out again. Memory fresh from the system costs a page fault per 4 KiB (or a
+/// device-wide synchronisation on a GPU). A training step asks for equal sizes again and again, so blocks are not
+/// split. A request takes the smallest cached block of its stream that is at most a quarter too large.
 ///
 /// `Source` is where memory comes from: `void* allocate(std::size_t, stream)` (throws or returns non-null) and
 /// `void release(void*, std::size_t, stream) noexcept`. One with several kinds of memory has `key_of(pointer, stream)`:
@@ -148,7 +148,7 @@ class caching_allocator {
   }
 
   /// The size of the block that serves a request: multiples of 64 bytes up to 4 KiB, above that eight sizes per power
-  /// of two, so that nearly equal requests share blocks and at most an eighth is wasted.
+  /// of two. So nearly equal requests share blocks, and at most an eighth is wasted.
   static constexpr std::size_t rounded(std::size_t bytes) {
     if (bytes <= 4096) return (bytes + 63) / 64 * 64;
     const std::size_t step = std::bit_floor(bytes - 1) / 8;
@@ -250,11 +250,11 @@ class caching_allocator {
 /// The functions of a program's allocator: with them, every byte that a device hands out comes from the program, and
 /// goes back to it. `Where` is what memory is bound to besides, as a CUDA stream is.
 ///
-/// `allocate` returns null where memory is exhausted; it is asked once more after all unused blocks have gone
-/// back, and then an error is thrown. It is asked for blocks, which are up to an eighth larger than what they serve
-/// (`caching_allocator::rounded`), and which stay with the device when they are released, until `release_cache` or the
-/// device's end. `release` is given the bytes that were asked for, and must not throw. Both run one at a time, in any
-/// thread that uses the device, and must not use the device.
+/// `allocate` returns null where memory is exhausted; it is asked once more after all unused blocks have gone back, and
+/// then an error is thrown. It is asked for blocks, which are up to an eighth larger than what they serve
+/// (`caching_allocator::rounded`). Released blocks stay with the device until `release_cache` or the device's end.
+/// `release` is given the bytes that were asked for, and must not throw. Both run one at a time, in any thread that
+/// uses the device, and must not use the device.
 template <class... Where>
 struct memory_functions {
   std::function<void*(std::size_t bytes, Where...)> allocate{};

@@ -23,7 +23,7 @@
 namespace plait {
 namespace detail {
 
-/// Says what it means that a program touches the memory of a counting device, before the program ends as it would.
+/// Explains the fault of a program that touches the memory of a counting device, before the program ends by it.
 class untouchable_memory {
  public:
   static void add(const void* place, std::size_t bytes) {
@@ -65,7 +65,8 @@ class untouchable_memory {
 /// it into seconds.
 class work_meter {
  public:
-  /// A product of m x k and k x n in numbers of type `of`, whose result is added to what was there, or replaces it.
+  /// A product of m x k and k x n in numbers of type `of`. Its result is added to what was there (`adds`), or replaces
+  /// it.
   virtual void product(dtype of, double m, double n, double k, bool adds) = 0;
   /// Attention over `keys` positions, by the operations of what is visible.
   virtual void attention(dtype of, double operations, std::int64_t keys, bool forward) = 0;
@@ -80,10 +81,10 @@ class work_meter {
   ~work_meter() = default;
 };
 
-/// A device that computes nothing and counts the bytes that are asked for: a layer, a model or a whole step that runs
-/// on it, in a `world::counting`, shows what it allocates, keeps and sends, for sizes that no machine at hand could
-/// hold (plan/dry_run.hpp). Its memory is address space without access: a program that touches it gets a text that
-/// says why, and a segmentation fault.
+/// A device that computes nothing and counts the bytes that are asked for. A layer, a model or a whole step runs on it
+/// in a `world::counting`. It shows what they allocate, keep and send, for sizes that no machine at hand could hold
+/// (plan/dry_run.hpp). Its memory is address space without access: a program that touches it gets a text with the
+/// reason, and a segmentation fault.
 class counting_device {
  public:
   static constexpr bool only_counts = true;
@@ -134,8 +135,8 @@ class counting_device {
   double operations() const { return operations_; }
   void count_operations(double more) { operations_ += more; }
 
-  /// The most bytes that a backward pass of attention in bf16 would take for itself if cuDNN computed it with sums in a
-  /// fixed order (`kernels::attention_shape::fixed_order_bytes`). They are in no other count of this device.
+  /// The most bytes that cuDNN would take for itself in a backward pass of attention in bf16 with sums in a fixed order
+  /// (`kernels::attention_shape::fixed_order_bytes`). They are in no other count of this device.
   std::int64_t fixed_order_attention_bytes() const { return fixed_order_attention_; }
   void count_fixed_order_attention(std::int64_t bytes) {
     fixed_order_attention_ = std::max(fixed_order_attention_, bytes);

@@ -131,10 +131,10 @@ class cpu {
   void reset_peak() { allocator_.reset_peak(); }
   void release_cache() { allocator_.release_cache(); }
 
-  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, where op transposes if the flag is set and lda,
-  /// ldb, ldc are the elements between stored rows. With beta = 0, C may be uninitialised. A and B are of one type:
-  /// float or double, and C of the same, or bf16, and C is float, or bf16 rounded once from sums in float. Throws
-  /// `plait::error` for negative sizes or a leading dimension shorter than a row.
+  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major. op transposes if its flag is set; lda, ldb, ldc
+  /// are the elements between stored rows. With beta = 0, C may be uninitialised. A, B and C are all float or all
+  /// double, or A and B are bf16. Then C is float, or bf16 rounded once from sums in float. Throws `plait::error` for
+  /// negative sizes or a leading dimension shorter than a row.
   template <class T, class Out>
     requires(std::is_floating_point_v<T> || std::is_same_v<T, bf16>) &&
             (std::is_same_v<Out, T> || std::is_same_v<Out, arithmetic<T>>)

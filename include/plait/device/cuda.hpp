@@ -35,7 +35,7 @@ namespace plait::detail {
 struct stream_destroyer {
   void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
 };
-/// Operations that the stream holds at its end run all the same.
+/// Operations that the stream holds at its end still run.
 using owned_stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, stream_destroyer>;
 
 inline owned_stream make_stream(int priority = 0) {
@@ -51,8 +51,8 @@ inline owned_stream make_urgent_stream() {
   return make_stream(greatest);
 }
 
-/// Returns a function that waits, in any thread and without a core, for what the stream of the device holds now. It
-/// chooses that thread's device, which a call of CUDA's would else make memory on the first one for.
+/// Returns a function that waits, in any thread and without a core, for what the stream of the device holds now. The
+/// function selects that thread's device; otherwise CUDA's calls would allocate memory on the first device.
 inline std::function<void()> waiter_for(cudaStream_t stream, int device) {
   cudaEvent_t made = nullptr;
   cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync), "making an event");
@@ -128,13 +128,13 @@ class cuda {
     std::size_t workspace_bytes = std::size_t{32} << 20;  ///< for products; 32 MiB is what cuBLAS advises for Hopper
     cudaStream_t main = nullptr;                          ///< a stream of the caller's to work on; null: an own one
     std::vector<int>
-        peers{};  ///< GPUs of the same process that may read and write this device's memory, as NCCL has them do
+        peers{};  ///< GPUs of this process that may read and write this device's memory, as NCCL has them do
     /// Whether what optimizers alone use lies in pinned memory of the host, which their kernels read and write over the
     /// bus: AdamW's moments, Muon's momenta, float masters of narrower weights. No bit of a result changes. An update
     /// takes as long as the bus needs for those bytes, both ways at a time: within one kernel some elements come while
     /// others are computed and others go back. Copies of the next bucket's state during an update would hide only the
-    /// update's own work, a hundredth of that time (16 bytes of an element at 25 GB/s, 28 at 3 TB/s). They would need
-    /// room on the device for the state of two buckets.
+    /// update's own work. This takes a hundredth of that time (16 bytes of an element at 25 GB/s, 28 at 3 TB/s). They
+    /// would need room on the device for the state of two buckets.
     bool offload_optimizer = false;
     /// Whether sums in products have one order whatever the sizes (`cublaslt_gemm::pin`), and attention is plait's own:
     /// what contexts with deterministic sums need.
@@ -252,8 +252,8 @@ class cuda {
   device_fault* faults() const { return faults_; }
 
   /// Uninitialised memory on a 256-byte boundary, from a pool of this device object; null for no bytes. A block
-  /// released earlier is taken again without a call to CUDA. Throws `plait::error` that tells who holds how much when
-  /// memory is exhausted, and in a stream that is being captured when there is no such block.
+  /// released earlier is taken again without a call to CUDA. When memory is exhausted, throws `plait::error` that tells
+  /// who holds how much. In a stream that is being captured, throws it when no released block serves.
   void* allocate(std::size_t bytes, stream s) { return allocator_.allocate(bytes, key(s)); }
   void* allocate(std::size_t bytes) { return allocate(bytes, main_); }
   /// As `allocate` on the main stream, for what collectives read and write: from the memory of `serve_collectives`,
@@ -294,7 +294,7 @@ class cuda {
     if (bytes != 0) detail::cuda_check(cudaMemsetAsync(to, 0, bytes, s.handle()), "zeroing");
   }
   /// Copies to the device, by way of pinned memory of its own: the source may die or change as soon as this returns, on
-  /// every GPU. Refused in a stream that is being captured: the graph would copy the same bytes at every replay.
+  /// every GPU. Refused in a stream that is being captured: the graph would copy its recorded bytes at every replay.
   void upload(void* to, const void* from_host, std::size_t bytes, stream s) const {
     if (bytes == 0) return;
     if (capturing(s)) fail("cuda: an upload inside a captured stream; upload before the graph is launched");
@@ -342,7 +342,7 @@ class cuda {
     for (const stream& s : {main_, side_}) s.synchronize();
     pool_.trim();
   }
-  /// Returns cached blocks where a library is about to take memory, but waits for no stream of the program's, gives
+  /// Returns cached blocks where a library is about to take memory. It waits for no stream of the program's, gives
   /// nothing back to its allocator, and does nothing while a graph is recorded.
   void make_room() {
     if (options_.memory || capturing(main_)) return;
@@ -377,10 +377,10 @@ class cuda {
               options_.workspace_bytes, main_.handle());
   }
 
-  /// The product of `gemm`, whose pass also writes row_sums[i] = sum over k of op(A)[i, k], in float: where A is the
-  /// gradient of a linear's output and C that of its weight, they are the gradient of its bias. False, with nothing
-  /// computed, where cuBLASLt has no algorithm for both, for doubles, with tf32 (the sums would be of rounded numbers)
-  /// and for a `row_sums` that is not on a 16-byte boundary.
+  /// The product of `gemm`, whose pass also writes row_sums[i] = sum over k of op(A)[i, k], in float. Where A is the
+  /// gradient of a linear's output and C the gradient of its weight, they are the gradient of its bias. False, with
+  /// nothing computed, where cuBLASLt has no algorithm for both. False also for doubles, with tf32 (the sums would be
+  /// of rounded numbers) and for a `row_sums` that is not on a 16-byte boundary.
   template <class In, class Out>
   [[nodiscard]] bool gemm_with_row_sums(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k,
                                         double alpha, const In* a, std::int64_t lda, const In* b, std::int64_t ldb,
@@ -401,7 +401,7 @@ class cuda {
   const std::map<std::string, std::size_t>& unmeasured_products() { return products().unmeasured(); }
   void use_products(const product_choices& choices) { gemm_.adopt(choices); }
 
-  /// Whose attention runs: plait's own, or that of a library, which must outlive its use here.
+  /// Selects whose attention runs: plait's own, or a library's. The library must outlive its use here.
   void use_attention(attention_choice choice) {
     if (options_.deterministic && choice.backend != attention_backend::own)
       fail(
@@ -473,10 +473,10 @@ inline void cuda::stream::wait(const event& e) const {
 
 static_assert(compute_device<cuda>);
 
-/// Work of a device's main stream, recorded once and replayed with one launch: the gaps between small kernels go. What
-/// was recorded is addresses and numbers, so a replay reads and writes the same memory: what `work` asks the device for
-/// belongs to the graph until its end. Buffers from before the recording are the caller's to
-/// keep. The device must outlive it.
+/// Work of a device's main stream, recorded once and replayed with one launch: the gaps between small kernels go. The
+/// recording holds addresses and numbers, so every replay reads and writes the memory of the recording. Memory that
+/// `work` asks the device for belongs to the graph until its end. The caller must keep buffers from before the
+/// recording. The device must outlive it.
 class cuda_graph {
  public:
   explicit cuda_graph(cuda& device) : device_(device) {}
@@ -486,9 +486,9 @@ class cuda_graph {
 
   explicit operator bool() const { return executable_ != nullptr; }
 
-  /// Records what `work` puts into the main stream, without running it. `work` must have run before in the same way, so
-  /// that the memory it asks for is there; it may not wait for the device, upload or download. Throws `plait::error`
-  /// otherwise, with nothing recorded.
+  /// Records what `work` puts into the main stream, without running it. An identical run of `work` must have come
+  /// before, so that the memory it asks for is there. `work` may not wait for the device, upload or download. Throws
+  /// `plait::error` otherwise, with nothing recorded.
   template <class Work>
   void record(Work&& work) {
     reset();

@@ -25,8 +25,8 @@
 
 namespace plait::detail {
 
-/// Returns memory of `cudaHostAlloc`, which every GPU of the process can reach. Throws `error` that names `what_for`
-/// and says what to do, where the host has no room.
+/// Returns memory of `cudaHostAlloc`, which every GPU of the process can reach. Where the host has no room, throws
+/// `error` that names `what_for` and gives the advice `what_to_do`.
 inline void* allocate_pinned(std::size_t bytes, std::string_view what_for, std::string_view what_to_do) {
   void* pointer = nullptr;
   const cudaError_t status = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable | cudaHostAllocMapped);

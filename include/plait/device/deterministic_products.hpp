@@ -37,12 +37,12 @@ class ordered_products {
   std::vector<double> double_a_, double_b_;
 };
 
-/// C = alpha op(A) op(B) + beta C in this order: the terms of up to 256 neighbours in k are added one after the other
-/// by fused multiply-adds, from zero (bf16 in hardware: pair by pair, the second of each first, and what is subnormal
-/// counts as zero, as VDPBF16PS does); each such sum, times alpha, is added to beta C in the order of k. So cutting
-/// rows or columns changes no bit. On processors with AVX-512, oneDNN keeps to this for products of 16 rows and columns
-/// or more; this is checked for every new problem, and refused where it does not hold. All others are computed by
-/// `ordered_products`: small ones, products of double, and on processors for which oneDNN has other kernels, which add
+/// C = alpha op(A) op(B) + beta C in this order. The terms of up to 256 neighbours in k are added one after the other
+/// by fused multiply-adds, from zero. Hardware adds bf16 pair by pair, the second of each first, and takes subnormal
+/// numbers for zero (VDPBF16PS). Each of these sums, times alpha, is added to beta C in the order of k. So cutting rows
+/// or columns changes no bit. On processors with AVX-512, oneDNN keeps to this for products of 16 rows and columns or
+/// more. This is checked for every new problem, and refused where it does not hold. `ordered_products` computes all
+/// others: small ones, products of double, and all on processors for which oneDNN has other kernels. Those kernels add
 /// some elements of a product in one order and some in another.
 class deterministic_products {
  public:

@@ -33,8 +33,8 @@ class onednn_gemm {
 
   /// Whether this processor multiplies bf16 in hardware.
   static bool supports_bf16();
-  /// Whether this processor has the instructions with which the terms of products of 16 rows and columns or more are
-  /// added one after the other, up to 256 of them (AVX-512).
+  /// Whether this processor has AVX-512. With it, up to 256 terms of products of 16 rows and columns or more are added
+  /// one after the other.
   static bool adds_in_order();
 
  private:

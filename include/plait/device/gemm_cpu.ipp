@@ -118,7 +118,7 @@ class onednn_gemm::primitives {
     stream_.reset(stream);
   }
 
-  /// `in` is the type of a and b, `out` that of c.
+  /// `in` is the type of a and b, `out` the type of c.
   void run(const gemm_problem& problem, float alpha, const void* a, const void* b, dtype in, float beta, void* c,
            dtype out) {
     const entry_key key{problem, alpha, beta, in, out};
@@ -204,8 +204,8 @@ class onednn_gemm::primitives {
     return {std::move(primitive), memory(a), memory(b), memory(c)};
   }
 
-  /// These post-ops turn C = A B into C = alpha * A B + beta * C, or alpha * (A B + beta / alpha * C): of bf16, oneDNN
-  /// has nothing but its slow reference for a scale that comes before the sum.
+  /// These post-ops turn C = A B into C = alpha * A B + beta * C, or, for bf16, alpha * (A B + beta / alpha * C). There
+  /// oneDNN has only its slow reference for a scale that comes before the sum.
   static detail::onednn_attributes attributes(const std::string& refused, float alpha, float beta, dtype in) {
     const auto check = [&](dnnl_status_t status) { detail::onednn_check(status, refused, "set alpha and beta"); };
     dnnl_post_ops_t made = nullptr;

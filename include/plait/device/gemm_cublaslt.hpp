@@ -159,9 +159,9 @@ class cublaslt_gemm {
     return true;
   }
 
-  /// From now on every product of one number of terms, types and transpositions is computed by one algorithm, whatever
-  /// its other sizes, that splits no sum; what it cannot compute is refused. Then cutting rows or columns changes no
-  /// bit, as an algorithm's tiles of one size go through the terms of each sum in one order.
+  /// From now on one algorithm computes every product of one number of terms, types and transpositions, whatever its
+  /// other sizes. It splits no sum; a product that it cannot compute is refused. Then cutting rows or columns changes
+  /// no bit, as an algorithm's tiles of one size go through the terms of each sum in one order.
   void pin() {
     pins_ = true;
     entries_.clear();

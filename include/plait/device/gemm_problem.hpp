@@ -63,7 +63,7 @@ void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmeti
 }
 
 namespace detail {
-/// to [rows, columns] = from, whose rows are `stride` elements apart.
+/// to [rows, columns] = from, whose row stride is `stride` elements.
 inline void widen_matrix(const bf16* from, std::int64_t rows, std::int64_t columns, std::int64_t stride, float* to) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c) to[r * columns + c] = to_float(from[r * stride + c]);

@@ -16,8 +16,9 @@
 
 namespace plait {
 
-/// Of each product, by a text with all that an algorithm depends on, the number of the algorithm among those that the
-/// library proposes, fastest first by its own judgement. It holds for one GPU model and version of the library only.
+/// For each product, the number of its algorithm in the library's list of proposals, fastest first by the library's own
+/// judgement. A text with all that an algorithm depends on names the product. The choices hold for one GPU model and
+/// version of the library only.
 ///
 /// As a text, a line for the machine and one for each product:
 ///

@@ -46,8 +46,8 @@ class range_names {
 #endif
 };
 
-/// All work that the calling thread puts into a device's streams until the end of the scope stands under `name` in a
-/// profile, inside the ranges that are open. Nothing on the cpu.
+/// A scope whose work stands under `name` in a profile, inside the ranges that are open. Its work is what the calling
+/// thread puts into a device's streams. Nothing on the cpu.
 class range {
  public:
   template <class Device>

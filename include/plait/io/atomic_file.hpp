@@ -25,8 +25,8 @@
 
 namespace plait {
 
-/// A file that appears under its name complete, or not at all. Bytes go to a temporary file in the same folder, which
-/// `commit` syncs and renames over the target. Destroyed before `commit`, it leaves no trace.
+/// A file that appears under its name complete, or not at all. Bytes go to a temporary file in the target's folder,
+/// which `commit` syncs and renames over the target. Destroyed before `commit`, it leaves no trace.
 ///
 /// A target that exists and is no regular file (`/dev/stdout`, a pipe) is written in place, since a rename would
 /// replace the device itself. A symbolic link is followed: the file it names is replaced and the link stays.
@@ -44,7 +44,7 @@ class atomic_file {
     } else {
       if (exists) follow_link();
       static std::atomic<unsigned> count{0};
-      do {  // a killed process that had the same id, as in a container, may have left one of that name
+      do {  // a killed process with an equal id, as in a container, may have left this name
         temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
         descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
       } while (descriptor_ < 0 && errno == EEXIST);
@@ -146,8 +146,8 @@ class file_of_parts {
   std::unique_ptr<detail::posix_file> file_;
 };
 
-/// A new folder: files go into `temporary()`, beside where it will be, and `commit` renames that. Destroyed before
-/// `commit`, it leaves no trace; where `commit` cannot rename it, it stays under the name that the error has.
+/// A new folder: files go into `temporary()`, in the parent of the new folder, and `commit` renames that. Destroyed
+/// before `commit`, it leaves no trace. Where `commit` cannot rename it, it stays under the name that the error has.
 class atomic_folder {
  public:
   /// `field` is what the user set to name this folder; every error text starts with it. Throws `error` where the name

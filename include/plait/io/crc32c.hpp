@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli) of bytes: what a checkpoint knows its boxes by. It finds damage, not malice, and is no key:
+// CRC-32C (Castagnoli) of bytes, by which checkpoints check their boxes. It finds damage, not malice, and is no key:
 // core/text.hpp has one. Published vectors: RFC 3720, B.4.
 #pragma once
 
@@ -130,7 +130,8 @@ inline bool crc32c_has_instruction() { return false; }
 
 }  // namespace detail
 
-/// Returns the CRC-32C of `bytes`, or, where `before` is the checksum of some bytes, that of those followed by `bytes`.
+/// Returns the CRC-32C of `bytes`. Where `before` is the checksum of some bytes, returns the CRC-32C of these bytes
+/// followed by `bytes`.
 inline std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) {
   static const bool instruction = detail::crc32c_has_instruction();
   return ~(instruction ? detail::crc32c_by_instruction(~before, bytes) : detail::crc32c_by_tables(~before, bytes));

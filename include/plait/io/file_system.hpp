@@ -111,9 +111,9 @@ struct directory_entry {
   friend bool operator==(const directory_entry&, const directory_entry&) = default;
 };
 
-/// Every operation either does what it says or throws `error` naming the operation, the path and the system's reason.
-/// Nothing is on the disk before it is synced: the bytes of a file by `open_file::sync`, its name by `sync_directory`
-/// of its directory.
+/// Every operation either succeeds or throws `error` naming the operation, the path and the system's reason. Nothing is
+/// on the disk before it is synced: the bytes of a file by `open_file::sync`, its name by `sync_directory` of its
+/// directory.
 class file_system {
  public:
   virtual ~file_system() = default;
@@ -130,8 +130,8 @@ class file_system {
   virtual std::vector<directory_entry> list(const std::string& path) = 0;
   /// Makes a directory, which must not exist, in one that does.
   virtual void make_directory(const std::string& path) = 0;
-  /// Gives a file or directory another name on the same disk, in one step. A file takes the place of another; a
-  /// directory only of an empty one.
+  /// Gives a file or directory another name on its disk, in one step. A file replaces another; a directory replaces
+  /// only an empty one.
   virtual void rename(const std::string& from, const std::string& to) = 0;
   virtual void remove_file(const std::string& path) = 0;
   /// Removes an empty directory.
@@ -188,7 +188,7 @@ class open_files {
 
   /// Returns the i-th file, which stays open until `most` others have been asked for. Throws as `file_system::open`.
   const open_file& at(std::size_t i) { return *hold(i); }
-  /// Returns the same file, which stays open as long as a handle to it lives. Other threads may read from it.
+  /// Returns the i-th file, which stays open as long as a handle to it lives. Other threads may read from it.
   std::shared_ptr<const open_file> hold(std::size_t i) {
     if (open_[i]) return open_[i];
     open_[i] = files_.open(paths_[i]);

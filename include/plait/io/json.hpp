@@ -126,7 +126,7 @@ class json_object {
   std::string members_, indented_, values_;
 };
 
-/// Most levels of objects and lists in each other in a file; those of models on the hub have up to four.
+/// Most levels of objects and lists in each other in a file; files of models on the hub have up to four.
 inline constexpr int max_json_depth = 64;
 
 /// Where a value is in a text, in words that are joined for an error: {"in ", key, " of tensor '", name, "'"}.
@@ -182,7 +182,7 @@ class json_parser {
     at_ = stop;
     return value;
   }
-  /// Returns the first character of the next value, which says its kind; 0 at the end of the text.
+  /// Returns the first character of the next value, which determines its kind; 0 at the end of the text.
   char next() {
     while (at_ != end_ && (*at_ == ' ' || *at_ == '\n' || *at_ == '\t' || *at_ == '\r')) ++at_;
     return at_ == end_ ? '\0' : *at_;

@@ -67,8 +67,9 @@ class json_check final : public nlohmann::json_sax<Json> {
 }  // namespace detail
 
 /// Returns the tree of `text`; with `nlohmann::ordered_json`, keys stay in the order of the text. Throws `error`, its
-/// text starting with `source`, for malformed JSON, for more than `max_json_bytes` or `max_json_depth` levels and for a
-/// key that one object has twice. Code that prints or destroys a tree may call itself for each level.
+/// text starting with `source`, for malformed JSON and for a key that one object has twice. Throws it also for more
+/// than `max_json_bytes` or `max_json_depth` levels. Code that prints or destroys a tree may call itself for each
+/// level.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& source) {
   if (text.size() > max_json_bytes)

@@ -222,8 +222,8 @@ struct chosen_files {
   std::string why{};              ///< why `automatic` did not become `uring`, or nothing
 };
 
-/// Returns the machine's files, written as `io` says. They live as long as the program. Throws `error` where io_uring
-/// is asked for and not there, naming `field`.
+/// Returns the machine's files, written as `io` selects. They live as long as the program. Throws `error` that names
+/// `field` where io_uring is asked for and not there.
 inline chosen_files choose_files(file_io io, std::string_view field = "file_io") {
   if (io == file_io::threads) return {&machine_files(), file_io::threads, {}};
 #ifdef PLAIT_WITH_LIBURING

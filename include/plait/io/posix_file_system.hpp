@@ -79,8 +79,8 @@ inline std::size_t direct_part(std::uint64_t offset, std::span<const std::byte> 
   return bytes.size() / direct_alignment * direct_alignment;
 }
 
-/// Files of a few pages never open a second descriptor. Past the cache (O_DIRECT) the same bytes take the processor a
-/// twentieth of the time or less. The cache keeps what it has. Some file systems refuse it; there all goes through the
+/// Files of a few pages never open a second descriptor. Past the cache (O_DIRECT) bytes take a twentieth of the
+/// processor's time or less. The cache keeps what it has. Some file systems refuse this; there all goes through the
 /// cache.
 class posix_file : public open_file {
  public:
@@ -103,7 +103,7 @@ class posix_file : public open_file {
   int descriptor() const override { return descriptor_.value(); }
 
  protected:
-  /// Returns a descriptor of the same file for what goes past the cache; -1 where the file system has none.
+  /// Returns another descriptor of the file for what goes past the cache; -1 where the file system has none.
   int direct_descriptor() const {
 #ifdef O_DIRECT
     std::call_once(opened_, [&] {
@@ -133,7 +133,8 @@ class posix_file : public open_file {
   static ssize_t pwrite(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes) {
     return uninterrupted([&] { return ::pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
   }
-  /// Memory that lies as many bytes behind a page as its place in the file does is filled up to the next page first.
+  /// Where memory and its place in the file have equal offsets within a page, memory is filled up to the next page
+  /// first.
   std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
     const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
     const bool fits = bytes.size() > direct_bytes && (address - offset) % direct_alignment == 0;

@@ -30,7 +30,7 @@ struct file_block {
   std::byte* into = nullptr;  ///< where they go; nothing: to memory of the thread that reads them
 };
 
-/// Reads what `Source` names, in its order, by some threads, each of which has memory for one block. A source has
+/// Reads the blocks that `Source` names, in its order, by threads that have memory for one block each. A source has
 ///   a type `block`, which derives from `file_block`;
 ///   std::optional<block> next(): the next one, or nothing after the last;
 ///   void use(block&, std::span<const std::byte>), which several threads may call at once;
@@ -40,8 +40,8 @@ struct file_block {
 template <class Source>
 class read_ahead {
  public:
-  /// The source must outlive this, whose threads begin at once. No block may have more than `block_bytes`, but one that
-  /// says where it goes. Throws `error` where the system starts no more threads.
+  /// The source must outlive this object, and its threads begin at once. A block that has no place of its own (`into`)
+  /// may have at most `block_bytes`. Throws `error` where the system starts no more threads.
   read_ahead(Source& source, int threads, std::size_t block_bytes)
       : source_(source), block_bytes_((block_bytes + page - 1) / page * page) {
     arena_.grow(block_bytes_ * static_cast<std::size_t>(threads));
@@ -60,8 +60,8 @@ class read_ahead {
   read_ahead(const read_ahead&) = delete;
   read_ahead& operator=(const read_ahead&) = delete;
 
-  /// Waits until `ready()`, which is called by one thread at a time, or all blocks are used, or something has failed
-  /// and no thread uses a block. Returns whether nothing has failed.
+  /// Waits until `ready()`, or until all blocks are used, or until something has failed and no thread uses a block. One
+  /// thread at a time calls `ready`. Returns whether nothing has failed.
   template <class Ready>
   bool wait(Ready&& ready) {
     std::unique_lock lock(mutex_);

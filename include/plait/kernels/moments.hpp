@@ -32,8 +32,8 @@ struct rounded_elements {
   std::uint64_t stream = 0;
 };
 
-/// Returns the seed of a step's roundings, by the finalizer of SplitMix64 (Steele, Lea and Flood 2014), so that steps
-/// share no random numbers with each other nor with initial values.
+/// Returns the seed of a step's roundings, by the finalizer of SplitMix64 (Steele, Lea and Flood 2014). So steps share
+/// no random numbers with each other or with initial values.
 constexpr std::uint64_t rounding_seed_of(std::uint64_t seed, std::uint64_t step) {
   std::uint64_t x = seed + (step + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -41,12 +41,12 @@ constexpr std::uint64_t rounding_seed_of(std::uint64_t seed, std::uint64_t step)
   return x ^ (x >> 31);
 }
 
-/// The seed for a step's values, where that of the step is for moments.
+/// The seed for the roundings of a step's values; `step_seed` itself is for its moments.
 PLAIT_HOST_DEVICE constexpr std::uint64_t value_rounding(std::uint64_t step_seed) { return ~step_seed; }
 
-/// Returns one of the two bf16 next to x, by 16 random bits: the upper one with a probability of the distance from the
-/// lower one over their distance, which is exact, as a float has 16 bits more. What bf16 has stays; NaN and infinity
-/// are rounded as by `to_bf16`, which no kernel of a GPU may call.
+/// Returns one of the two bf16 next to x, by 16 random bits. The probability of the upper one is the distance from the
+/// lower one over their distance. It is exact, as a float has 16 bits more. A number that bf16 has stays. NaN and
+/// infinity are rounded as by `to_bf16`, which no kernel of a GPU may call.
 PLAIT_HOST_DEVICE constexpr bf16 to_bf16_stochastically(float x, std::uint32_t random) {
   const auto bits = bits_as<std::uint32_t>(x);
   const bool infinite_or_nan = (bits & 0x7F800000u) == 0x7F800000u, nan = infinite_or_nan && (bits & 0x7FFFFFu) != 0;

@@ -77,9 +77,9 @@ inline void check_dropout(double p) {
   if (!(p >= 0.0 && p < 1.0)) fail({"dropout: p = ", p, ", must be at least 0 and below 1"});
 }
 
-/// A box as runs of elements that are contiguous in the local and in the global order, so that an element finds its
-/// global index, which keys its random numbers: run r begins at local r * length
-/// and at global base + sum over d of index d of r * stride[d].
+/// A box as runs of elements that are contiguous in the local and in the global order. The runs give an element's
+/// global index, which keys its random numbers: run r begins at local r * length and at global base + sum over d of
+/// index d of r * stride[d].
 struct run_map {
   std::int64_t length = 0;
   std::int64_t runs = 0;

@@ -26,13 +26,13 @@ namespace plait::kernels {
 
 /// One grouped-query attention. Queries and outputs are [batch, q_len, heads, head_dim], keys and values
 /// [batch, k_len, kv_heads, head_dim]; head h attends with key head h / (heads / kv_heads). Heads and their elements
-/// lie side by side, tokens a stride apart (in elements), batches `q_batch` or `k_batch` tokens apart. So each may be a
-/// slice of a fused projection, and a piece of a longer sequence. A stride of 0 means: without gaps. The rows of
-/// lse [batch, heads, q_len] are `lse_stride` elements apart.
+/// are contiguous. Tokens have a stride in elements, batches one of `q_batch` or `k_batch` tokens. So each array may be
+/// a slice of a fused projection, and a piece of a longer sequence. A stride of 0 means: without gaps. The row stride
+/// of lse [batch, heads, q_len] is `lse_stride` elements.
 ///
-/// With `causal`, token i of the queries sees token j of the keys if k_offset + j <= q_offset + i, the offsets being
-/// the global positions of the first tokens. `window` and `first_visible` bound what is seen from below, causal or not.
-/// A query that sees nothing has output 0, lse -infinity and gradient 0.
+/// With `causal`, token i of the queries sees token j of the keys if k_offset + j <= q_offset + i. The offsets are the
+/// global positions of the first tokens. `window` and `first_visible` bound what is seen from below, causal or not. A
+/// query that sees nothing has output 0, lse -infinity and gradient 0.
 struct attention_shape {
   std::int64_t batch = 1;
   std::int64_t q_len = 0;
@@ -49,12 +49,13 @@ struct attention_shape {
   std::int64_t dq_stride = 0, dk_stride = 0, dv_stride = 0, do_stride = 0;
   /// Tokens between batches of queries, outputs and `first_visible`, and of keys and values; 0 means q_len and k_len.
   std::int64_t q_batch = 0, k_batch = 0;
-  /// Elements between the heads' rows of lse and delta; 0 means q_len. Batches are heads * lse_stride apart.
+  /// Elements between the heads' rows of lse and delta; 0 means q_len. The stride of batches is heads * lse_stride.
   std::int64_t lse_stride = 0;
   /// The token at position p sees none before position p - window + 1; 0: no such bound.
   std::int64_t window = 0;
-  /// [batch, q_len] in the device's memory, q_batch apart: the global position of the first token that a query may see,
-  /// for instance where its document begins. Must not decrease along the queries of a batch. Null: no such bound.
+  /// [batch, q_len] in the device's memory, with batch stride q_batch: the global position of the first token that a
+  /// query may see, for instance where its document begins. Must not decrease along the queries of a batch. Null: no
+  /// such bound.
   const std::int32_t* first_visible = nullptr;
 
   std::int64_t group() const { return heads / kv_heads; }
@@ -144,14 +145,14 @@ struct llama3_rope_scaling {
 };
 
 /// The head_dim / 2 inverse frequencies of rotary position embeddings (Su et al. 2021): theta^(-2i / head_dim). With
-/// `scaling`, wavelengths beyond original / low_freq_factor are stretched by `factor`, those below original /
-/// high_freq_factor are kept, and those between are blended, as transformers' modeling_rope_utils defines it. Throws
+/// `scaling`, wavelengths beyond original / low_freq_factor are stretched by `factor`, and those below original /
+/// high_freq_factor are kept. Those between are blended, as transformers' modeling_rope_utils defines it. Throws
 /// `plait::error` for an odd or non-positive head_dim, a non-positive theta or an impossible scaling.
 std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
                                              const std::optional<llama3_rope_scaling>& scaling = {});
 
 /// cosine, sine [count, frequencies]: the rotations of the given positions, in host memory. In float the angle is the
-/// product of two floats, as in transformers, so that models trained there see the same rotations.
+/// product of two floats, as in transformers, so that models trained there see equal rotations.
 template <class T>
 void rope_rotations(const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies, T* cosine,
                     T* sine) {
@@ -217,7 +218,7 @@ struct vocabulary_range {
 
 // ---- a step of AdamW ---------------------------------------------------------------------------------------------
 
-/// The settings of AdamW that stay the same over all steps (Loshchilov and Hutter 2019).
+/// The settings of AdamW that are constant over all steps (Loshchilov and Hutter 2019).
 struct adamw_settings {
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -248,8 +249,8 @@ inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double lea
           rounding_seed_of(seed, static_cast<std::uint64_t>(step))};
 }
 
-/// One tensor that a step updates: `size` elements of each array. M is the type of the numbers that are kept, G that of
-/// the gradient, W that of the weight which the layers read.
+/// One tensor that a step updates: `size` elements of each array. M is the type of the kept numbers, G the type of the
+/// gradient, W the type of the weight which the layers read.
 template <class M, class G, class W>
 struct adamw_tensor {
   M* master = nullptr;
@@ -280,14 +281,14 @@ struct adamw_rounded_tensor {
 
 // ---- a step of Muon, which takes the numbers of a step of AdamW --------------------------------------------------
 
-/// The settings of Muon's momentum, which stay the same over all steps (Jordan et al. 2024).
+/// The settings of Muon's momentum, which are constant over all steps (Jordan et al. 2024).
 struct muon_settings {
   double momentum = 0.95;
   bool nesterov = true;
 };
 
-/// One tensor, or a piece of one, whose momentum a step updates: `size` elements of each array. G and M are the same
-/// type, or G is bf16 where M is float.
+/// One tensor, or a piece of one, whose momentum a step updates: `size` elements of each array. G and M are one type,
+/// or G is bf16 where M is float.
 template <class M, class G>
 struct muon_momentum_tensor {
   const G* gradient = nullptr;

@@ -10,7 +10,7 @@
 namespace plait::kernels {
 
 /// A copy between two strided arrays: `size[d]` steps of `from_stride[d]` and `to_stride[d]` bytes along each
-/// dimension, the last of which counts bytes. Dimensions that lie without gaps on both sides are one dimension.
+/// dimension. The last dimension counts bytes. Dimensions that lie without gaps on both sides are one dimension.
 struct strided_copy {
   static constexpr int most_dims = max_dims + 1;
 

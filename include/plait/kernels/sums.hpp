@@ -43,8 +43,8 @@ namespace plait::kernels::exact_squares {
 // A sum of squares as integers, for deterministic sums: it is exact, so that no order and no number of ranks changes
 // it. It is slower than a sum of floats.
 
-/// A bin holds numbers of eight neighbouring exponents as three digits of 20 bits each (and what carries they have), so
-/// that 2^43 numbers can be added to one. Numbers that are not finite are counted in a word of their own.
+/// A bin holds numbers of eight neighbouring exponents as three digits of 20 bits each (and what carries they have). So
+/// 2^43 numbers can be added to one bin. Numbers that are not finite are counted in a word of their own.
 inline constexpr int digits = 3, digit_bits = 20, exponent_bits = 3, exponents = 1 << exponent_bits;
 inline constexpr int bins = 2048 / exponents;
 inline constexpr int words = bins * digits + 1;  ///< the last counts what is not finite

@@ -104,15 +104,16 @@ struct layout_refusal {
 /// `accepted`, or the class whose instantiation is the error.
 template <class Verdict, class Where, class... Specs>
 using consequence = typename consequence_of<Verdict::value.ok(), layout_refusal<Verdict, Where, Specs...>>::type;
-/// Refuses in the same way, but is silent after an earlier refusal.
+/// As `consequence`, but silent after an earlier refusal.
 template <class Verdict, class Where, class... Specs>
 using later_consequence = typename consequence_of<refused_before<Where> || Verdict::value.ok(),
                                                   layout_refusal<Verdict, Where, Specs...>>::type;
 
 }  // namespace detail
 
-/// Refuses to compile unless the verdict `Verdict::value` is ok; the message shows the offending axis and dim, looked
-/// up among the tags of `Specs`, the states that met there, and `Where`, the policy or layer that is wrong.
+/// Refuses to compile unless the verdict `Verdict::value` is ok. The message shows the offending axis and dim, looked
+/// up among the tags of `Specs`, and the states that met there. It also shows `Where`, the policy or layer that is
+/// wrong.
 template <class Verdict, class Where, class... Specs>
 inline constexpr bool enforced = sizeof(detail::later_consequence<Verdict, Where, Specs...>) > 0;
 

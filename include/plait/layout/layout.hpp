@@ -112,7 +112,7 @@ struct layout {
   friend constexpr bool operator==(const layout&, const layout&) = default;
 };
 
-/// Equal placements: an axis that is invariant by mention and one that is so by default are the same.
+/// Whether two placements are equal. An axis that is invariant by mention equals one that is invariant by default.
 constexpr bool equivalent(const layout& a, const layout& b) {
   return a.dims == b.dims && a.replicated == b.replicated && a.partial == b.partial;
 }

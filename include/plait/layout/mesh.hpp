@@ -173,7 +173,7 @@ struct mesh {
      ...);
     return n;
   }
-  /// How far apart in the list of ranks neighbours along `Tag` are.
+  /// The distance in the list of ranks between neighbours along `Tag`.
   template <axis_like Tag>
   constexpr std::int64_t stride() const {
     std::int64_t n = 1;

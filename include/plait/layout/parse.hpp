@@ -91,11 +91,11 @@ inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const me
 
 }  // namespace detail
 
-/// The shape that a text gives to `Mesh`: "dp=2,tp=4", in any order. Axes that the text leaves
-/// out have their static extent, or 1. `ranks` is the number of ranks that there are; negative: not compared.
+/// The shape that a text gives to `Mesh`: "dp=2,tp=4", in any order. Axes that the text leaves out have their static
+/// extent, or 1. `ranks` is the number of existing ranks; negative: not compared.
 ///
-/// Throws `error` for an axis that `Mesh` lacks or that is named twice, for an extent that is no positive number or
-/// that contradicts a static one, and for extents that do not multiply to `ranks`.
+/// Throws `error` for an axis that `Mesh` lacks or that is named twice. Throws it also for an extent that is no
+/// positive number or contradicts a static one, and for extents that do not multiply to `ranks`.
 template <mesh_like Mesh>
 mesh_shape parse_mesh(std::string_view text, std::int64_t ranks = -1) {
   return detail::parse_mesh(text, ranks, Mesh::static_shape());

@@ -52,7 +52,7 @@ struct redistribution_step {
   layout after;
 };
 
-/// How to get from one layout to another of the same dims: an empty list of steps where they are equivalent.
+/// The steps from one layout to another with equal dims; none where the layouts are equivalent.
 struct plan {
   layout from, to;
   static_vector<redistribution_step, 12> steps;
@@ -113,7 +113,7 @@ constexpr plan mirror(const plan& forward) {
   return back;
 }
 
-/// The axes on which a rank's local data or its meaning differs between two layouts of the same dims. An axis counts
+/// The axes on which a rank's local data or its meaning differs between two layouts with equal dims. An axis counts
 /// when its state or dim changes, or when the axes outside it on its dim do.
 constexpr axis_list differing_axes(const layout& a, const layout& b) {
   axis_list axes;
@@ -130,8 +130,8 @@ constexpr axis_list differing_axes(const layout& a, const layout& b) {
 }
 
 /// Whether a plan may take axes and dims that its two ends do not name. `none`: only the axes on which the ends differ
-/// move, and each shards only dims that it shards at an end, so that a plan never loads a link that the specs do not
-/// speak of. `any`: replicas over other axes may share the work; rarely worth its extra steps, never more bytes.
+/// move, and each shards only dims that it shards at an end. So a plan never loads a link that the specs do not name.
+/// `any`: replicas over other axes may share the work; rarely worth its extra steps, never more bytes.
 enum class detours : std::uint8_t { none, any };
 
 namespace detail {
@@ -159,9 +159,9 @@ struct search_node {
   bool exchanged = false;  ///< reached by an all-to-all
 };
 
-/// Shortest path over arrangements of the moving axes. Costs are wire bytes of each move and of its mirror (an
-/// all-gather costs the growth of the world's total volume, a reduce-scatter its shrinkage, an all-reduce both, an
-/// all-to-all what leaves its rank), then the number of moves.
+/// Shortest path over arrangements of the moving axes. Costs are wire bytes of each move and of its mirror, then the
+/// number of moves. An all-gather costs the growth of the world's total volume, a reduce-scatter its shrinkage, an
+/// all-reduce both, an all-to-all what leaves its rank.
 class plan_search {
  public:
   constexpr plan_search(const layout& from, const layout& to, const axis_list& moving, const mesh_shape& mesh,
@@ -417,8 +417,8 @@ class plan_search {
       add(result, nodes_[static_cast<std::size_t>(path[i + 1])].at, nodes_[static_cast<std::size_t>(path[i])].at);
   }
 
-  /// Holds what lies outside a sharding axis on its dim: the number of parts, and axes of unknown extents. Where
-  /// both are equal before and after a step, the axis picks the same part of the dim, and its ranks need nothing of
+  /// Holds what lies outside a sharding axis on its dim: the number of parts, and axes of unknown extents. Where both
+  /// are equal before and after a step, the axis picks an unchanged part of the dim. Its ranks then need no data from
   /// each other.
   struct outer_parts {
     std::int64_t parts = 1;
@@ -474,7 +474,7 @@ class plan_search {
   std::vector<search_node> nodes_;
 };
 
-/// Plans in which every axis makes the same transition need no search: one move for each dim, or one in all. True if
+/// Plans in which all axes make one kind of transition need no search: one move for each dim, or one in all. True if
 /// `result` is planned.
 constexpr bool plan_alike(plan& result, const axis_list& moving) {
   const state s = result.from.state_of(moving[0]), t = result.to.state_of(moving[0]);
@@ -511,11 +511,10 @@ constexpr bool plan_alike(plan& result, const axis_list& moving) {
 
 }  // namespace detail
 
-/// The plan of least wire bytes, forward and backward together, from one layout to another of the same dims in the same
-/// order, among those that `allowed` admits. Extents decide between plans where it matters: those that are `dynamic` or
-/// unknown count as 2. No step on the way cuts a dim of known size into parts that do not divide; whether the ends
-/// divide is for `check_divides` to say. The verdict is `dims_differ` for other dims, and `does_not_divide` if no way
-/// is left.
+/// Returns the plan with the fewest wire bytes, forward and backward together, among those that `allowed` admits. Both
+/// layouts must have equal dims in equal order. Extents decide between plans where it matters; those that are `dynamic`
+/// or unknown count as 2. No step on the way cuts a dim of known size into parts that do not divide; `check_divides`
+/// checks the ends. The verdict is `dims_differ` for other dims, and `does_not_divide` if no way is left.
 constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape& mesh = {}, const dim_sizes& sizes = {},
                          detours allowed = detours::none) {
   plan result;

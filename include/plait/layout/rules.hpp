@@ -22,7 +22,7 @@ constexpr axis_list axes_of(operands all) {
   return axes;
 }
 
-/// Operands that share a dim must hold the same part of it: the same axes in the same order.
+/// Operands that share a dim must hold equal parts of it: equal axes in equal order.
 constexpr verdict same_parts(const layout& a, const layout& b) {
   verdict worst;
   for (const dim_placement& p : a.dims) {
@@ -40,8 +40,8 @@ constexpr verdict same_parts(const layout& a, const layout& b) {
 }
 
 /// The state on one axis of an elementwise combination of values that agree on their parts; `varying` stands for any
-/// dim. A value that is replicated goes with one that varies only if it lacks the sharded dim; that is `same_parts`'
-/// business.
+/// dim. A value that is replicated goes with one that varies only if it lacks the sharded dim; `same_parts` checks
+/// this.
 struct axis_outcome {
   state result;
   layout_error code;
@@ -100,7 +100,7 @@ constexpr derived_layout contract(const layout& a, const layout& b, const dim_li
 }
 
 /// An elementwise operation of one or more operands. The first has all dims of the result; the others may lack some
-/// (broadcast). Operands must hold the same parts; states agree, or a replicated value is broadcast into a sharded one.
+/// (broadcast). Operands must hold equal parts; states agree, or a replicated value is broadcast into a sharded one.
 constexpr derived_layout pointwise(combine how, std::initializer_list<const layout*> operands) {
   const layout& first = **operands.begin();
   derived_layout r;

@@ -170,8 +170,8 @@ struct checked_spec {
 
 }  // namespace detail
 
-/// How a tensor lies on a mesh, as a type, in canonical form: two specs that mean the same are the same type. Dims are
-/// in memory order, row-major.
+/// How a tensor lies on a mesh, as a type, in canonical form: two specs with one meaning are one type. Dims are in
+/// memory order, row-major.
 template <class... Items>
 using spec = typename detail::checked_spec<Items...>::type;
 

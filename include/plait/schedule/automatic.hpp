@@ -99,12 +99,12 @@ schedule lay_out(const schedule_name& name, const pipeline_shape& shape, const s
 
 // Places the weight gradients W of a schedule anew for given costs. Forwards and input gradients are not reordered.
 
-/// The schedule `s` with each backward split and every W placed anew for these costs: forwards and input gradients keep
-/// their order on each rank; a W, the oldest first, is done where the next of them would come later than `patience`
-/// times the W's length, and where a forward would exceed `max_chunks_held` activations. What a hand-made order for
-/// even costs loses on uneven ones is mostly in its Ws. Deterministic. A result that gets stuck is returned incomplete.
-/// `s` must be one that `verify` accepts; throws `error` for sizes that are not legal, and for `costs` as `simulate`
-/// does.
+/// Returns the schedule `s` with each backward split and every W placed anew for these costs. Forwards and input
+/// gradients keep their order on each rank. A W, the oldest first, is done where the next of them would come later than
+/// `patience` times the W's length. It is also done where a forward would exceed `max_chunks_held` activations. A
+/// hand-made order for even costs loses time on uneven ones mostly in its Ws. The result is deterministic; one that
+/// gets stuck is incomplete. `s` must be one that `verify` accepts. Throws `error` for sizes that are not legal, and
+/// for `costs` as `simulate` does.
 inline schedule refill_weights(const schedule& s, const schedule_costs& costs, double patience, int max_chunks_held) {
   detail::require_costs("refill_weights", s.shape, costs);
   if (const schedule_verdict v = detail::check_actions(s, -1); !v.ok()) fail({"refill_weights: ", describe(v)});
@@ -287,12 +287,13 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
 
 }  // namespace detail
 
-/// A schedule for uneven costs and a limit on memory: the best of a few greedy orders and of the hand-made schedules of
-/// the same shape, also with their Ws placed anew, improved by exchanges. It is never longer than any hand-made one
-/// that keeps to the limit. Takes milliseconds for 4 ranks and 12 microbatches, seconds for 16 and 128.
+/// A schedule for uneven costs and a limit on memory. It is the best of a few greedy orders and of the hand-made
+/// schedules of this shape, also with their Ws placed anew. Exchanges improve it further. It is never longer than any
+/// hand-made one that keeps to the limit. Takes milliseconds for 4 ranks and 12 microbatches, seconds for 16 and 128.
 ///
-/// Every rank computes the same one, as long as all run one program on processors of one kind: products are rounded
-/// differently where one fuses them with sums. Elsewhere, let one rank make it and hand it round as `to_csv`.
+/// Every rank computes an equal schedule, as long as all run one program on processors of one kind. A processor that
+/// fuses products with sums rounds differently. With several kinds, let one rank make it and send it to the others as
+/// `to_csv`.
 ///
 /// Throws `error` for sizes that are not legal, for `costs` as `simulate` does, and for a limit that no schedule keeps
 /// to: every rank must hold at least one microbatch in each chunk.

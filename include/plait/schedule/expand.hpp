@@ -20,9 +20,9 @@ namespace plait {
 /// The computations, sends and receives of every rank, in the one order that every backend follows.
 ///
 /// The communication of a rank is the projection of the global transfer list (`simulation::transfers`) onto it, merged
-/// with its actions: a send follows the action that makes it, a receive precedes the first action that ends after the
+/// with its actions. A send follows the action that makes it. A receive precedes the first action that ends after the
 /// message was sent, and so the one that needs it. All programs are sorted by one order of events (simulated time, then
-/// `sequence`), and so no deadlock is possible, even when every step blocks and each rank has a single queue.
+/// `sequence`). So no deadlock is possible, even when every step blocks and each rank has a single queue.
 ///
 /// An executor runs the entries in order:
 ///
@@ -32,8 +32,8 @@ namespace plait {
 ///       default:               post(e.transfer);                     // a send: returns at once
 ///     }
 ///
-/// Posting is meant not to block: a receive may stand some actions before its message is sent, so that it is there when
-/// it is needed. Throws as `simulate`.
+/// Posting should not block: a receive may stand some actions before its message is sent, so that it is there when it
+/// is needed. Throws as `simulate`.
 constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, const simulation& times) {
   const pipeline_shape& shape = s.shape;
   std::vector<std::vector<step_entry>> programs(static_cast<std::size_t>(shape.ranks));
@@ -141,8 +141,8 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
   for (std::size_t i = 0; i < passes.size(); ++i)
     if (passes[i].op == step_op::pass && reads_parameters(passes[i].pass.kind))
       for (const int u : s.used_by(passes[i].unit)) uses.push_back({i, u});
-  // A unit is kept from a use, in a pass whose uses end before `end`, to the next where its gather for that would have
-  // started before, or where it is not released.
+  // Whether the unit of use k is kept to its next use. It is kept where it is not released after a forward, or where
+  // its next gather would have started already. `end` is the end of the uses of k's pass.
   const auto keeps = [&](std::size_t k, std::size_t end) {
     for (std::size_t next = k + 1; next < uses.size(); ++next) {
       if (uses[next].unit != uses[k].unit) continue;
@@ -210,8 +210,8 @@ constexpr std::vector<step_entry> with_copies(const std::vector<step_entry>& pas
   return out;
 }
 
-/// The sums over the stages that share parameters, after all else: the ranks of both must start them in one order, and
-/// the one that has its gradient last has it at the end of its passes.
+/// The sums over the stages that share parameters, after all else. The ranks of both stages must start them in one
+/// order. The rank that has its gradient last has it at the end of its passes.
 constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<step_entry> passes,
                                             const std::vector<int>& order) {
   const auto twin_of = [&](int u) { return s.units[static_cast<std::size_t>(u)].tied_to; };
@@ -298,7 +298,7 @@ constexpr void refuse_few_buffers(const step_schedule& s) {
   }
 }
 
-/// Throws for a field without which the step would be the same.
+/// Throws for a field that changes nothing in the step.
 constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made,
                                     const std::vector<std::vector<step_entry>>& programs) {
   const data_parallel& policy = made.policy;
@@ -324,12 +324,13 @@ constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made
 
 }  // namespace detail
 
-/// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
-/// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit,
-/// in a hybrid that of its copies after the next unit's, and after them the sums over stages that share parameters;
-/// the norm, and updates in the order of the next step's uses, each followed by the gather of what was updated. A
-/// schedule of forward passes alone has gathers and releases only. The schedule must be one that `verify` accepts.
-/// Throws `error` for units in another order than their stages', and for a field that would change nothing.
+/// A step made of a pipeline's schedule, with passes and messages in the schedule's order. With zero_level::parameters,
+/// a gather stands `prefetch` uses ahead of each use and a release after it. A reduction stands after the last gradient
+/// of each unit; in a hybrid, the reduction of its copies follows the next unit's reduction. The sums over stages that
+/// share parameters come after all reductions. The norm follows, then updates in the order of the next step's uses,
+/// each followed by the gather of what was updated. A schedule of forward passes alone has gathers and releases only.
+/// The schedule must be one that `verify` accepts. Throws `error` for units in another order than their stages', and
+/// for a field that would change nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   detail::require_legal("step", s.shape);

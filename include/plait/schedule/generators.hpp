@@ -207,11 +207,11 @@ struct zb_h2 {
   }
 };
 
-/// ZB-V (arXiv 2401.10241, section 6): two chunks per rank in a vee, I and W split; at most p activations on every
-/// rank, both chunks together, and next to no idle time within a rank's span where F = I = W. Twice the messages of
-/// 1F1B.
+/// ZB-V (arXiv 2401.10241, section 6): two chunks per rank in a vee, I and W split. It keeps at most p activations on
+/// every rank, both chunks together. Where F = I = W, a rank has almost no idle time within its span. It sends twice as
+/// many messages as 1F1B.
 ///
-/// The order is the regular one for 2p - 1 microbatches and more; fewer are that order with the others left out.
+/// The order is the regular one for 2p - 1 microbatches and more. For fewer, the others are left out of that order.
 struct zb_v {
   static constexpr std::string_view name = "zb_v";
   static constexpr int chunks = 2;
@@ -251,16 +251,16 @@ struct zb_v {
 namespace detail {
 
 /// When the six actions of a microbatch begin on each rank, in units of one action; every six units another microbatch
-/// does the same. On the way down the vee F moves on by `down`, up by `up`, then I down by `back_down` and up by
-/// `back_up`; the `turn`s are from the last F of chunk 0 to the first of chunk 1, from F to I on the last stage, and
-/// from I of chunk 1 to I of chunk 0.
+/// begins. On the way down the vee F moves on by `down`, up by `up`, then I down by `back_down` and up by `back_up`.
+/// `turn` is from the last F of chunk 0 to the first of chunk 1. `turn_back` is from F to I on the last stage,
+/// `turn_up` from I of chunk 1 to I of chunk 0.
 struct building_block {
   int down, up, back_down, back_up;
   int turn, turn_back, turn_up;
 };
 
-/// The regular schedule of a building block: on each rank, no two of the six begin in the same unit modulo 6, W fills
-/// the first units that are left after the I of its chunk, chunk 1 first. Only the order is kept, so that idle
+/// The regular schedule of a building block. On each rank, no two of the six actions begin in equal units modulo 6. W
+/// fills the first units that are left after the I of its chunk, chunk 1 first. Only the order is kept, so that idle
 /// time at the ends goes.
 constexpr schedule make_from_block(std::string_view name, const pipeline_shape& shape, const building_block& b) {
   const int p = shape.ranks, m = shape.microbatches;
@@ -327,12 +327,13 @@ struct v_min {
 };
 
 /// DualPipeV (DeepSeek-V3, arXiv 2412.19437, and github.com/deepseek-ai/DualPipe): two chunks per rank in a vee. Most
-/// forwards of one chunk stand beside a whole backward of the other, so that an executor may overlap the communication
-/// *within* a layer of one with the computation of the other; W is split off only where it fills idle time. Needs as
-/// many microbatches as there are stages, 2p.
+/// forwards of one chunk are paired with a whole backward of the other. An executor may then overlap the communication
+/// *within* a layer of one with the computation of the other. W is split off only where it fills idle time. The
+/// schedule needs as many microbatches as there are stages, 2p.
 ///
 /// Here the two of a pair run one after the other. Idle time is then (p-1)(F + I - W) of a chunk where the three are
-/// about even, within the published (p-1)(F&B + B - 3W), B = I + W; at most p + 1/2 activations (2p + 1 chunks).
+/// about even. That is within the published (p-1)(F&B + B - 3W), B = I + W. A rank keeps at most p + 1/2 activations
+/// (2p + 1 chunks).
 struct dualpipe_v {
   static constexpr std::string_view name = "dualpipe_v";
   static constexpr int chunks = 2;

@@ -1,5 +1,5 @@
-// Whether all collectives and messages of a step, over all communicators and on all ranks of a mesh, stand in one
-// order, so that none can deadlock.
+// Verifies that all collectives and messages of a step stand in one order, over all communicators and on all ranks of a
+// mesh. Then none can deadlock.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace plait {
 
-/// A communicator as one rank sees it. Two ranks mean the same one where name and ranks are equal.
+/// A communicator as one rank sees it. Two ranks mean one communicator where name and ranks are equal.
 struct posted_group {
   std::string name;        ///< its axes, and what it is for: "tp", "dp reductions", "pp gradients"
   std::vector<int> ranks;  ///< of the whole mesh, in the communicator's order
@@ -54,7 +54,7 @@ std::string describe(const posted_program& of, const posted_call& c);
 enum class order_error : std::uint8_t {
   ok,
   not_a_member,  ///< a rank uses a communicator in which it is not
-  differ,        ///< two ranks' next calls on one communicator are not the same collective of the same entry
+  differ,        ///< two ranks' next calls on one communicator differ in their collective or its entry
   missing,       ///< a rank ends its step before a call that another rank waits for
   cross,         ///< ranks wait for each other in a circle
 };
@@ -75,17 +75,17 @@ std::string describe(const order_verdict& v);
 
 /// Runs the programs of all ranks of a mesh, by rank, under the strictest rule that there is: a rank starts its next
 /// call once the one before is complete, whether it would wait for it or not. A collective completes when all ranks of
-/// its communicator have come to it, a message when both have. The k-th calls of a communicator meet each
-/// other, and must be one collective, of one length and type, from the same pass of the same unit.
+/// its communicator have come to it, a message when both have. The k-th calls of a communicator meet each other. They
+/// must be one collective, of one length and type, from one pass of one unit.
 ///
-/// A step that ends here has one order of everything that is communicated, with which every rank's own order agrees:
-/// that in which the calls completed. So it ends under every rule by which backends post: the first incomplete call in
-/// that order was started by all its ranks, or they are computing on the way to it. This holds for any number of
-/// streams, queues and communicators, whichever calls are waited for at once, and however few can be under way: each
-/// waits at most for calls that it started before, which are complete, as they come before in the order. Calls that are
-/// asynchronous are so proven with those that are not.
+/// A step that ends here has one order of all communication: the order in which the calls completed. Every rank's own
+/// order agrees with it. So the step ends under every rule by which backends post: the first incomplete call in that
+/// order was started by all its ranks, or they are computing on the way to it. This holds for any number of streams,
+/// queues and communicators, whichever calls are waited for at once, and however few can be under way. Each rank waits
+/// at most for calls that it started before. These are complete, as they come before in the order. So the proof covers
+/// asynchronous calls together with all others.
 ///
-/// Throws where a program refers to a group that it has not.
+/// Throws where a program refers to a group that it does not have.
 order_verdict verify_order(std::span<const posted_program> ranks);
 
 /// Throws `error` with the verdict's text unless `verify_order` accepts the programs.

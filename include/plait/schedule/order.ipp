@@ -142,7 +142,7 @@ class blocking_run {
     s.done[p.call - s.first] = true;
     if (--s.open == 0) moving_.push_back(p.rank);
   }
-  /// Whether two ranks' calls are one collective, from the same place.
+  /// Whether two ranks' calls are one collective, from one place of the step.
   bool meet(const place& a, const place& b) const {
     const posted_call &c = call_of(a), &d = call_of(b);
     const bool rooted = c.kind == collective::broadcast;
@@ -151,7 +151,8 @@ class blocking_run {
     const step_entry *of_a = entry_of(a), *of_b = entry_of(b);
     if (of_a == nullptr || of_b == nullptr) return of_a == of_b;
     if (of_a->op != of_b->op) return false;
-    // Ranks that share what a pass sends run the same passes. Stages share what is reduced, under other numbers.
+    // Ranks that share a collective of a pass run equal passes. Stages that share a reduction have it under different
+    // numbers.
     return of_a->op != step_op::pass || *of_a == *of_b;
   }
   const step_entry* entry_of(const place& p) const {

@@ -66,8 +66,8 @@ inline stage_action parse_cell(std::string_view part, int row, std::size_t colum
 /// where the rank idles. A pair that PyTorch overlaps, `(0F3;7B1)OVERLAP_F_B`, is read as its two actions in turn.
 ///
 /// The numbers of chunks and microbatches and the placement of stages follow from the actions. Throws `error` with the
-/// row and the cell for what is no action, for sizes that are not legal, and for a placement that is neither straight
-/// nor a vee. `verify` checks whether the schedule is a legal one.
+/// row and the cell for what is no action. Throws it also for sizes that are not legal, and for a placement that is
+/// neither straight nor a vee. `verify` checks whether the schedule is a legal one.
 inline schedule schedule_from_csv(std::string_view text, std::string_view name = "csv") {
   std::vector<detail::stage_action> actions;
   int row = 0, stages = 0, microbatches = 0;
@@ -190,8 +190,8 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
 
 }  // namespace detail
 
-/// The schedule that the text names: one of `schedule_names`. `costs` and `options` are those
-/// of `automatic`. The result is verified.
+/// The schedule that the text names: one of `schedule_names`. `costs` and `options` are arguments of `automatic`. The
+/// result is verified.
 ///
 /// Throws `error` for an unknown name (with the legal ones), and for sizes that the schedule cannot serve (with the
 /// nearest legal ones). It also throws for a file that cannot be read, is no schedule of this size, or does not verify.

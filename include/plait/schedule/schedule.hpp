@@ -28,7 +28,7 @@ inline constexpr int max_pipeline_ranks = 1024, max_chunks = 255, max_microbatch
 
 /// How the stages of a model lie on the ranks of its pipeline.
 ///
-/// * `straight`: stage = chunk * ranks + rank. The model passes the ranks in the same direction once per chunk
+/// * `straight`: stage = chunk * ranks + rank. The model passes the ranks in one direction, once per chunk
 ///   (arXiv 2104.04473).
 /// * `vee`: odd chunks run backwards, so that the last stage of one chunk and the first of the next are on one rank
 ///   (the V schedules of arXiv 2405.15362, DualPipeV).
@@ -79,8 +79,8 @@ constexpr void require_legal(const char* who, const pipeline_shape& shape) {
 
 /// A computation of a rank for one microbatch in one of its chunks of the model.
 ///
-/// A *backward* is either one action, B, or two (arXiv 2401.10241): I gives the gradient of the chunk's input, on which
-/// the stage before waits, and W the gradients of its weights, on which no stage waits.
+/// A *backward* is either one action, B, or two (arXiv 2401.10241). I gives the gradient of the chunk's input, on which
+/// the stage before waits. W gives the gradients of its weights, on which no stage waits.
 enum class action_kind : std::uint8_t { forward, backward, input_backward, weight_backward };
 
 /// F, B, I or W.
@@ -95,8 +95,8 @@ constexpr bool frees_activations(action_kind kind) {
   return kind == action_kind::backward || kind == action_kind::weight_backward;
 }
 
-/// The stage whose result an action of `stage` needs: a forward that of the stage before, B and I that of the stage
-/// after. -1: none.
+/// The stage whose result an action of `stage` needs: a forward needs the stage before, B and I need the stage after.
+/// -1: none.
 constexpr int source_of(const pipeline_shape& shape, action_kind kind, int stage) {
   if (kind == action_kind::forward) return stage - 1;
   return gives_input_gradient(kind) && stage + 1 < shape.stages() ? stage + 1 : -1;
@@ -186,11 +186,11 @@ inline std::string describe(const transfer& t) {
               " -> ", t.to_stage});
 }
 
-/// The kinds of entries. Gathers, reductions, sends and receives are started where they stand; an entry that needs one
+/// The kinds of entries. Gathers, reductions, sends and receives are started where they stand. An entry that needs one
 /// waits for it: a pass for its input and its unit's gather, the norm and updates for reductions. In a hybrid a
-/// reduction has two parts: `reduce` sums a unit's gradient over the ranks that share it out, and `reduce_copies`,
-/// which waits for that, the piece of a rank over those that hold the same piece. Where stages share parameters,
-/// `reduce_ties`, which waits for what is before, is the last part: the sum over these stages.
+/// reduction has two parts. `reduce` sums a unit's gradient over the ranks that share it out. `reduce_copies` waits for
+/// that, and sums a rank's piece over the ranks that hold copies of it. Where stages share parameters, `reduce_ties` is
+/// the last part: it waits for the others, and sums over these stages.
 enum class step_op : std::uint8_t {
   pass,
   send,
@@ -247,13 +247,13 @@ struct step_unit {
   int stage = 0;                ///< whose pass uses it
   std::int64_t parameters = 0;  ///< elements on a rank, when they are gathered over the data axes
   bool trainable = true;
-  /// The unit of another rank's stage that holds the same parameters, such as a tied embedding: the two sum what they
-  /// have reduced. -1: none.
+  /// The unit of another rank's stage that shares this unit's parameters, such as a tied embedding. The two sum what
+  /// they have reduced. -1: none.
   int tied_to = -1;
   /// Another unit of this rank whose parameters its passes use too, as a head uses the embedding's. -1: none.
   int uses = -1;
-  /// Which buffer of a pool holds its gradient from the first addition to the end of its reduction, for which the next
-  /// user of the buffer waits; -1: its own.
+  /// The buffer of a pool that holds its gradient from the first addition to the end of its reduction. The next user of
+  /// the buffer waits for that end. -1: its own.
   int gradient_buffer = -1;
 };
 
@@ -298,7 +298,7 @@ struct used_units {
   constexpr const int* end() const { return unit + (unit[1] < 0 ? 1 : 2); }
 };
 
-/// A whole step: what every rank of a pipeline does, in order. Ranks along the data axes do the same.
+/// A whole step: what every rank of a pipeline does, in order. Ranks along the data axes run equal programs.
 struct step_schedule {
   pipeline_shape shape;
   data_parallel policy;

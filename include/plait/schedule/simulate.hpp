@@ -45,9 +45,9 @@ struct schedule_costs {
   action_times rank_part{};
   /// Where it is not empty: the times of each stage, in place of `rank_part`. One entry per stage.
   std::vector<action_times> stages{};
-  /// From the end of a send's action until the receiver may start, in the same unit. The sender computes on.
+  /// From the end of a send's action until the receiver may start, in the unit of those times. The sender computes on.
   double link = 0;
-  /// Where it is not empty: the same for each pair of ranks, [from * ranks + to], in place of `link`.
+  /// Where it is not empty: the time for each pair of ranks, [from * ranks + to], in place of `link`.
   std::vector<double> links{};
 
   constexpr double of(const pipeline_shape& shape, action_kind kind, int stage) const {
@@ -70,7 +70,7 @@ struct timed_transfer {
   plait::transfer transfer;
   double sent = 0;     ///< the end of the action that makes it
   double arrived = 0;  ///< sent + link
-  int sequence = 0;    ///< that of the action that makes it
+  int sequence = 0;    ///< the place of the action that makes it
 };
 
 /// A step of the pipeline as it would run if every rank started each action as soon as its inputs are there.
@@ -340,16 +340,16 @@ struct step_costs {
   double norm = 0;                    ///< once all gradients are reduced
   double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
   int data_ranks = 1;                 ///< n, that share a unit's parameters
-  int copy_ranks = 1;                 ///< r, that hold the same piece of them, in a hybrid
+  int copy_ranks = 1;                 ///< r, that hold copies of one piece, in a hybrid
   double gather_bytes = 2;            ///< of a parameter, as it is gathered
   double reduce_bytes = 4;            ///< of a gradient, as it is reduced
   double bandwidth = 0;  ///< of a rank's link to the others of its data axes; 0: communication takes no time
   double latency = 0;    ///< of a gather or a reduction
 };
 
-/// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of it, and for the
-/// all-reduce of replicated gradients twice that; for the sum of pieces over r ranks that hold the same ones 2 (r-1)/r
-/// of a piece.
+/// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of it. The
+/// all-reduce of replicated gradients takes twice as many. The sum over r ranks that hold copies of a piece takes
+/// 2 (r-1)/r of a piece.
 inline double wire_bytes(const step_schedule& s, const step_costs& costs, step_op op, int unit) {
   const double n = costs.data_ranks, size = static_cast<double>(s.units[static_cast<std::size_t>(unit)].parameters);
   const double part = size * (n - 1) / n;
@@ -368,11 +368,11 @@ struct timed_entry {
 /// A step among equal steps, the last of several that were simulated one after the other.
 struct step_simulation {
   std::vector<std::vector<timed_entry>> ranks;  ///< of each rank, in its program's order; times from the step's begin
-  /// The gathers and reductions on each rank's link during the step, from when those of the kind before them are over;
-  /// also what the step before has started; of what ends after the step, the part within it.
+  /// The gathers and reductions on each rank's link during the step, also those that the step before has started. Each
+  /// begins when the earlier ones of its kind are over. Where it ends after the step, this is the part within the step.
   std::vector<std::vector<timed_entry>> links;
-  /// The sums of each rank with those that hold the units its own are tied to: from when both have started them, and
-  /// those before them of the same two ranks are over.
+  /// The sums of each rank with the ranks that hold the units its own are tied to. A sum begins when both ranks have
+  /// started it, and the earlier sums of these two ranks are over.
   std::vector<std::vector<timed_entry>> ties;
   std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
   std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
@@ -634,12 +634,12 @@ class step_clock {
 
 }  // namespace detail
 
-/// Times of a step among equal steps: three are simulated, and the last is returned, so that gathers after an update
-/// hide behind the next forward pass as far as they can. Each rank goes through its program; a gather or a reduction is
-/// on its link from the time at which the entries before it are over, in the order of its kind; sends take
-/// `costs.message`. The sum of a tied unit takes `costs.ties` from when both ranks have come to it, and each has gone
-/// on meanwhile. The step must be one that `verify` accepts, and every stage must have a unit. Throws `error` for costs
-/// of other sizes, and where tied units cost differently.
+/// Times of a step among equal steps. Three are simulated, and the last is returned, so that gathers after an update
+/// overlap with the next forward pass as far as they can. Each rank goes through its program. A gather or a reduction
+/// is on its link once the entries before it are over, in the order of its kind. Sends take `costs.message`. The sum of
+/// a tied unit takes `costs.ties` from when both ranks have come to it; each rank goes on meanwhile. The step must be
+/// one that `verify` accepts, and every stage must have a unit. Throws `error` for costs of other sizes, and where tied
+/// units cost differently.
 inline step_simulation simulate(const step_schedule& s, const step_costs& costs) {
   if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
   if (!costs.updates.empty() && costs.updates.size() != s.units.size())

@@ -54,7 +54,7 @@ struct pipeline_timeline {
   }
   /// Share of the rank's time, from the first start of all to the last end of all, that it idles.
   double idle(std::size_t rank) const { return end() > begin() ? 1 - busy(rank) / (end() - begin()) : 0; }
-  /// ... of all ranks' time.
+  /// The share of all ranks' time, over this interval, that they idle.
   double idle() const {
     double sum = 0;
     for (std::size_t r = 0; r < ranks.size(); ++r) sum += idle(r);

@@ -8,8 +8,8 @@
 
 namespace plait {
 
-/// Arguments of `verify<...>`: the ranks along the pipeline axis (each holds as many stages as the policy has chunks),
-/// the microbatches of a step, and the most activations a rank may keep, in microbatch-stages.
+/// Arguments of `verify<...>`: the ranks along the pipeline axis, the microbatches of a step, and the most activations
+/// a rank may keep, in microbatch-stages. Each rank holds as many stages as the policy has chunks.
 template <int N>
 struct pipeline_ranks {
   static_assert(N >= 1, "pipeline_ranks<N> needs at least one rank");
@@ -83,9 +83,9 @@ struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>, activ
 /// Verifies a schedule at compile time. Returns true, or is an error whose text names what is broken and the first
 /// offending action.
 ///
-/// It takes about a tenth of a second for 4 ranks and 16 microbatches, and fits the limits that compilers set by
-/// themselves up to 8 ranks with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s
-/// -fconstexpr-ops-limit, or `require_verified`, which takes milliseconds at run time.
+/// It takes about a tenth of a second for 4 ranks and 16 microbatches. It fits the default limits of compilers up to 8
+/// ranks with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s -fconstexpr-ops-limit,
+/// or `require_verified`, which takes milliseconds at run time.
 ///
 ///     static_assert(plait::verify<plait::interleaved<2>, plait::pipeline_ranks<4>, plait::microbatches<16>>());
 ///     static_assert(plait::verify<plait::zb_h1, plait::pipeline_ranks<4>, plait::microbatches<16>,

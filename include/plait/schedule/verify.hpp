@@ -40,12 +40,12 @@ struct schedule_verdict {
 std::string describe(const schedule_verdict& v);
 
 /// In which order, and on how many queues, a rank posts its messages. A message passes when it is at the head of a
-/// queue of its sender and of its receiver (rendezvous): the strictest thing that a network may do, so that what
+/// queue of its sender and of its receiver (rendezvous). This is the strictest thing that a network may do, so what
 /// finishes here finishes everywhere. All but `global_list` take each rank's own order: receive what an action needs,
 /// compute, send what it made.
 ///
-/// No receive takes a message from just anyone, therefore one run that finishes proves that every run does
-/// (Siegel and Avrunin, Modeling wildcard-free MPI programs for verification, 2005).
+/// Every receive names its sender. Therefore one run that finishes proves that every run does (Siegel and Avrunin,
+/// Modeling wildcard-free MPI programs for verification, 2005).
 enum class posting_rule : std::uint8_t {
   blocking,            ///< one after the other; nothing is computed while a message waits
   one_queue,           ///< posted without blocking, on one queue per rank: one NCCL communicator, one stream
@@ -112,7 +112,7 @@ constexpr std::size_t queue_of(posting_rule rule, const pipeline_shape& shape, c
     case posting_rule::per_peer_direction:
       return peer * 2 + (send ? 1 : 0);
     case posting_rule::per_stage_and_kind:
-      // Its own stage and which way the message goes say the other stage.
+      // Its own stage and the direction of the message determine the other stage.
       return static_cast<std::size_t>(shape.chunk_of(send ? step.transfer.from_stage : step.transfer.to_stage)) * 4 +
              (step.transfer.kind == transfer_kind::gradient ? 2 : 0) + (send ? 1 : 0);
     default:
@@ -264,7 +264,7 @@ class posting_run {
     return at != first;
   }
 
-  /// Lets messages of a rank pass whose counterpart is at the head as well. True: some did, or `v` says what is wrong.
+  /// Lets messages of a rank pass whose counterpart is at the head as well. True: some did, or `v` has an error.
   constexpr bool exchange(std::size_t r, schedule_verdict& v) {
     bool moved = false;
     for (std::size_t q = 0; q < width_; ++q) {
@@ -466,8 +466,8 @@ constexpr schedule_verdict name_stuck(const schedule& s, const std::vector<int>&
 
 }  // namespace detail
 
-/// The most activations that a rank keeps at once, in microbatch-stages (one of v chunks counts 1/v), from the start of
-/// a forward to the end of its B or W.
+/// The most activations that a rank keeps at once, in microbatch-stages (one of v chunks counts 1/v). It keeps one from
+/// the start of a forward to the end of its B or W.
 constexpr double peak_activations(const schedule& s, int rank) {
   return static_cast<double>(detail::peak_chunks(s.order[static_cast<std::size_t>(rank)])) / s.shape.chunks;
 }
@@ -478,12 +478,12 @@ constexpr double peak_activations(const schedule& s) {
   return peak;
 }
 
-/// Whether a schedule is complete (each stage computes each microbatch once: F, and B or I and W), ordered (F before B
-/// or I, I before W), keeps to the limit on activations, and finishes under the posting rule. The verdict names the
-/// first action or message that is wrong.
+/// Whether a schedule is complete, ordered, keeps to the limit on activations, and finishes under the posting rule. It
+/// is complete if each stage computes each microbatch once: F, and B or I and W. It is ordered if F comes before B or
+/// I, and I before W. The verdict names the first action or message that is wrong.
 ///
 /// Costs do not matter: a schedule that finishes with some costs finishes with any. Under `global_list` the programs of
-/// unit costs are run; those of other costs finish by the argument that `rank_program` gives.
+/// unit costs are run; programs of other costs finish by the argument that `rank_program` gives.
 constexpr schedule_verdict verify(const schedule& s, const verify_options& options = {}) {
   if (const schedule_verdict v = detail::check_actions(s, options.max_activations); !v.ok()) return v;
   simulation times;
@@ -502,8 +502,8 @@ inline void require_verified(const schedule& s, const verify_options& options = 
           s.shape.microbatches, " microbatches): ", describe(v)});
 }
 
-// The messages that must have arrived when a rank computes, by its schedule. While a step is recorded no communicator
-// can answer, so that the memory of a send is freed by this.
+// The messages that must have arrived when a rank computes, by its schedule. While a step is recorded, no communicator
+// can tell whether a message has arrived. This list then decides when the memory of a send is freed.
 
 namespace detail {
 
@@ -562,7 +562,7 @@ constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(const pipelin
   return arrived;
 }
 
-/// Does so at run time; it is compiled once (core/compiled.hpp).
+/// Returns what `arrived_sends` does, at run time; it is compiled once (core/compiled.hpp).
 std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(const pipeline_shape& shape,
                                                                 const std::vector<std::vector<step_entry>>& programs,
                                                                 int rank);
@@ -580,8 +580,9 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
   return detail::arrived_sends_at_run_time(shape, programs, rank);
 }
 
-// A whole step: every use of a parameter after its gather, every reduction after the last gradient and before its
-// update, buffers free when they are written, shared collectives in one order, memory within a limit.
+// The check of a whole step: every use of a parameter after its gather, every reduction after the last gradient and
+// before its update. Buffers must be free when they are written, shared collectives in one order, and memory within a
+// limit.
 
 /// The outcome of a check: the entry that is wrong, and the one that it contradicts, if there is one.
 struct step_verdict {

@@ -310,7 +310,7 @@ class step_walk {
   bool trains_ = false;  ///< whether there is any backward pass
 };
 
-/// Compares what two ranks share of their collectives: the same ties and the norm, in the same order.
+/// Compares the collectives that two ranks share: their ties and the norm must be equal, in equal order.
 PLAIT_INLINE step_verdict shared_order(const step_schedule& s, int a,
                                        const std::vector<std::pair<int, step_entry>>& first, int b,
                                        const std::vector<std::pair<int, step_entry>>& second) {

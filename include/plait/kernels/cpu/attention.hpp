@@ -1,5 +1,5 @@
-// Attention on the CPU, forward and backward, for all keys or for one piece of them. Which keys a rank meets is its
-// engine's matter (nn/attention/engine.hpp).
+// Attention on the CPU, forward and backward, for all keys or for one piece of them. The engine decides which keys a
+// rank meets (nn/attention/engine.hpp).
 #pragma once
 
 #include <algorithm>
@@ -34,9 +34,9 @@ struct scale_factors {
 /// Keys in a block: a row of scores is then 1 KiB of floats.
 inline constexpr std::int64_t key_block = 256;
 
-/// Query tokens are taken `outer` at a time, for which a block of keys and values is packed once, and of those `inner`
-/// at a time, for which the scores exist at a time: few, so that little above the diagonal is computed in vain. The
-/// heads of a group go together, so a product has inner * group rows. All blocks of one kind fit the L2 cache together.
+/// Query tokens are taken `outer` at a time; a block of keys and values is packed once for them. The scores of `inner`
+/// of them exist at a time: few, so that little above the diagonal is computed in vain. The heads of a group go
+/// together, so a product has inner * group rows. All blocks of one kind fit the L2 cache together.
 struct query_blocks {
   std::int64_t inner;
   std::int64_t outer;
@@ -72,8 +72,8 @@ struct query_block {
   std::int64_t batch, kv_head, first, tokens;
 };
 
-/// The scores that exist at a time: `rows` rows of packed queries from `first_row` on, by keys, the first of which is
-/// token `first_key` of the batch.
+/// The scores that exist at a time: `rows` rows of packed queries from `first_row` on, by keys from token `first_key`
+/// of the batch on.
 struct score_tile {
   std::int64_t first_row, rows, first_key;
   key_range keys;  ///< of the block of keys
@@ -95,8 +95,8 @@ struct key_rows {
   std::int64_t stride;
 };
 
-/// `count` tokens of one head, packed into `space` unless they lie side by side already: rows a power of two apart fall
-/// on the same few cache lines.
+/// `count` tokens of one head, packed into `space` unless they are contiguous already: rows whose stride is a power of
+/// two share a few cache lines.
 template <class T>
 key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, std::int64_t d, T* space) {
   if (stride == d) return {from, stride};
@@ -119,7 +119,7 @@ struct attention_pass {
   std::size_t tile_size() const { return static_cast<std::size_t>(blocks.inner * group * key_block); }
   std::size_t packed_keys() const { return static_cast<std::size_t>(key_block * d); }
 
-  /// A block of `count` keys or values of one head, the first of which is token k0 of the batch.
+  /// A block of `count` keys or values of one head, from token k0 of the batch on.
   key_rows<T> keys_of(const query_block& at, const T* all, std::int64_t stride, std::int64_t k0, std::int64_t count,
                       T* space) const {
     return pack_keys(all + (at.batch * s.k_batch + k0) * stride + at.kv_head * d, stride, count, d, space);
@@ -212,9 +212,9 @@ PLAIT_ALWAYS_INLINE T row_exponentials(const T* scores, To* to, T shift, std::in
   return simd::lane_sum<T>(sum);
 }
 
-/// Makes probabilities of a row of scores, and gradients of the scores of a row of theirs: p = exp(s - lse),
-/// ds = p (dp - delta) for those from `first` on and before `count`, 0 for the rest up to `width`. p may be s, and ds
-/// dp.
+/// Makes probabilities of a row of scores, and gradients of the scores from a row of gradients of the probabilities.
+/// p = exp(s - lse) and ds = p (dp - delta) from `first` on and before `count`, 0 for the rest up to `width`. p may be
+/// s, and ds dp.
 template <class T, class To>
 PLAIT_ALWAYS_INLINE void row_gradients(const T* scores, const T* dprobabilities, To* probabilities, To* dscores, T lse,
                                        T delta, std::int64_t first, std::int64_t count, std::int64_t width) {
@@ -360,10 +360,10 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, st
   detail::attention_forward_pass<T, O>(device, shape).run(q, k, v, o, lse);
 }
 
-/// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
-/// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim,
-/// q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose batches and
-/// lse lie as for o. T is the type of statistics, because rounded results are not merged.
+/// Combines the attention of one set of queries over two disjoint sets of keys. From o, lse of one set and o_other,
+/// lse_other of the other, o and lse become what attention over both would have given. Uses batch, q_len, heads,
+/// head_dim, q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose
+/// batches and lse lie as for o. T is the type of statistics, because rounded results are not merged.
 template <class T, std::same_as<T> Other>
 void merge_lse(cpu&, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape) {
@@ -589,8 +589,8 @@ namespace plait::kernels {
 /// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
 /// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
 /// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
-/// d_o; where it is given o is not read, null has it made here. O, the type of o, and G, that of the gradients, are T
-/// or statistic_of<T>; gradients in bf16 are rounded once from their sums.
+/// d_o; where it is given, o is not read. Null has it made here. O, the type of o, and G, the type of the gradients,
+/// are T or statistic_of<T>. Gradients in bf16 are rounded once from their sums.
 template <class T, class O, class G>
 void attention_backward(cpu& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,

@@ -61,8 +61,8 @@ void cross_entropy_max(cpu&, const T* logits, statistic_of<T>* row_max, std::int
 }
 
 /// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the
-/// logit of the target (0 if it is another rank's), and the sum of the logits (needed for label smoothing; may be
-/// null). Throws `plait::error` for a target outside the vocabulary.
+/// logit of the target (0 if it is another rank's), and the sum of the logits. Label smoothing needs the last, which
+/// may otherwise be null. Throws `plait::error` for a target outside the vocabulary.
 template <class T, class Id>
 void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const statistic_of<T>* row_max,
                               statistic_of<T>* sum_exp, statistic_of<T>* target_logit, statistic_of<T>* sum_logits,
@@ -100,8 +100,8 @@ void cross_entropy_rescale(cpu&, const T* local_max, const T* global_max, T* sum
   }
 }
 
-/// loss[r] = (1 - eps) (lse - x_target) + eps (lse - mean x) + z lse^2 from statistics over the whole vocabulary, with
-/// lse = max + log(sum_exp); 0 for an ignored row. sum_logits may be null without label smoothing.
+/// loss[r] = (1 - eps) (lse - x_target) + eps (lse - mean x) + z lse^2, with lse = max + log(sum_exp). The statistics
+/// are over the whole vocabulary. The loss of an ignored row is 0. sum_logits may be null without label smoothing.
 template <class T, class Id>
 void cross_entropy_loss(cpu&, const Id* targets, const T* row_max, const T* sum_exp, const T* target_logit,
                         const T* sum_logits, T* loss, std::int64_t rows, const vocabulary_range& range,
@@ -121,8 +121,8 @@ void cross_entropy_loss(cpu&, const Id* targets, const T* row_max, const T* sum_
   }
 }
 
-/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]), where scale[r] is
-/// the gradient of loss[r]; 0 in padding and ignored rows. dlogits may be logits.
+/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]). scale[r] is the
+/// gradient of loss[r]. dlogits are 0 in padding and ignored rows. dlogits may be logits.
 template <class T, class Id>
 void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const statistic_of<T>* row_max,
                             const statistic_of<T>* sum_exp, const statistic_of<T>* scale, T* dlogits, std::int64_t rows,

@@ -84,7 +84,7 @@ void cast(cpu&, const From* x, To* y, std::int64_t n) {
   }
 }
 
-/// y[r, c] += bias[c] for y [rows, columns], whose rows are `stride` elements apart (0: columns).
+/// y[r, c] += bias[c] for y [rows, columns], whose row stride is `stride` elements (0: columns).
 template <class T>
 void add_bias(cpu&, const T* bias, T* y, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -94,7 +94,7 @@ void add_bias(cpu&, const T* bias, T* y, std::int64_t rows, std::int64_t columns
   }
 }
 
-/// dbias[c] += sum over r of dy[r, c], whose rows are `stride` elements apart (0: columns).
+/// dbias[c] += sum over r of dy[r, c], whose row stride is `stride` elements (0: columns).
 template <class T>
 void bias_gradient(cpu&, const T* dy, gradient_of<T>* dbias, std::int64_t rows, std::int64_t columns,
                    std::int64_t stride = 0) {
@@ -351,8 +351,8 @@ void rope_forward(cpu&, T* x, const statistic_of<T>* cosine, const statistic_of<
   detail::rotate<T>(x, row_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, 1);
 }
 
-/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has rows that are from_stride
-/// elements apart, and must not overlap x.
+/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has a row stride of
+/// from_stride elements, and must not overlap x.
 template <class T>
 void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,

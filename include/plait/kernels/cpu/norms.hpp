@@ -14,7 +14,7 @@ namespace plait::kernels {
 
 // RMS norm (Zhang and Sennrich 2019) on the CPU: y = x w inv_rms, where inv_rms[rows] = 1 / sqrt(mean(x^2) + eps) is
 // kept for the backward pass. Where a row lies on several ranks, `columns` are the local ones, also of weights and
-// their gradients, `columns_global` all of them, and the caller sums `row_sum_squares` and `rms_norm_backward_dot`
+// their gradients, and `columns_global` all of them. The caller then sums `row_sum_squares` and `rms_norm_backward_dot`
 // over the ranks between the halves. The layer is in nn/norm.hpp.
 
 /// out[r] = sum over c of x[r, c]^2.
@@ -152,9 +152,9 @@ void rms_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, co
 }
 
 // Layer norm (Ba, Kiros and Hinton 2016) on the CPU: y = (x - mean) w / sqrt(variance + eps) + b, with the biased
-// variance. Where a row lies on several ranks, `columns` are the local ones, `columns_global` all of them, and the
-// caller sums `row_sums`, then `row_centred_squares`, and `layer_norm_backward_dots`, over the ranks between the
-// steps. mean[rows] and inv_std[rows] are kept for the backward pass.
+// variance. Where a row lies on several ranks, `columns` are the local ones and `columns_global` all of them. The
+// caller then sums `row_sums`, `row_centred_squares` and `layer_norm_backward_dots`, in this order, over the ranks
+// between the steps. mean[rows] and inv_std[rows] are kept for the backward pass.
 
 /// out[r] = sum over c of x[r, c].
 template <class T>

@@ -77,7 +77,7 @@ A adamw_decay(const adamw_scalars& scalars, double weight_decay) {
 ///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
 ///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing. `scalars` lies in the device's memory. M and G are the same type, float or
+/// Where `scalars->update` is 0, nothing changes. `scalars` lies in the device's memory. M and G are both float or both
 /// double, or G is bf16 where M is float.
 template <class M, class G, class W>
 void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
@@ -111,8 +111,8 @@ void widen_moments(const S* from, std::uint8_t scale, bool second, A* to, std::i
   }
 }
 
-/// Rounds them again, by the lower half of each element's word for first moments and the upper one for second ones, and
-/// returns the block's new scale.
+/// Rounds the moments again, and returns the block's new scale. First moments take the lower half of each element's
+/// random word, second ones the upper half.
 template <class A, class S>
 std::uint8_t round_moments(const A* from, bool second, const std::uint32_t* words, S* to, std::int64_t n) {
   const int shift = second ? 16 : 0;
@@ -135,10 +135,10 @@ std::uint8_t round_moments(const A* from, bool second, const std::uint32_t* word
 
 }  // namespace detail
 
-/// One step of AdamW on every tensor, in place, as `adamw_update` of kernels/cpu/optimizer.hpp does it, with moments
-/// that are rounded for memory, and where M is bf16, values too: they are updated by moments that are not rounded yet.
-/// An element's result depends on its own numbers and, where moments are codes, on its block's alone. G is the type of
-/// the arithmetic, or bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
+/// One step of AdamW on every tensor, in place, by the formula of `adamw_update`, with moments that are rounded for
+/// memory. Where M is bf16, values are rounded too; moments that are not rounded yet update them. An element's result
+/// depends on its own numbers and, where moments are codes, on its block's alone. G is the type of the arithmetic, or
+/// bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
 template <class M, class G, class W, class S>
 void adamw_update(cpu& device, std::span<const adamw_rounded_tensor<M, G, W, S>> tensors,
                   const adamw_settings& settings, const adamw_scalars* scalars) {
@@ -181,7 +181,7 @@ void adamw_update(cpu& device, std::span<const adamw_rounded_tensor<M, G, W, S>>
 ///   g = gradient * gradient_scale;  momentum += (1 - b) (g - momentum);
 ///   direction = g + b (momentum - g), or momentum without Nesterov.
 /// Where `scalars->update` is 0, the momentum stays as it is and the direction is 0. `scalars` lies in the device's
-/// memory. M and G are the same type, float or double, or G is bf16 where M is float.
+/// memory. M and G are both float or both double, or G is bf16 where M is float.
 template <class M, class G>
 void muon_momentum(cpu& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars) {
@@ -225,7 +225,7 @@ void muon_momentum(cpu& device, std::span<const muon_rounded_tensor<M, G>> tenso
 /// The update of one step on every tensor, in place:
 ///   master = master (1 - lr * weight_decay) - lr * scale * direction;
 ///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing. `scalars` lies in the device's memory.
+/// Where `scalars->update` is 0, nothing changes. `scalars` lies in the device's memory.
 template <class M, class W>
 void muon_update(cpu& device, std::span<const muon_tensor<M, W>> tensors, const adamw_scalars* scalars) {
   if (scalars->update == 0) return;

@@ -1,5 +1,5 @@
 // Random numbers and dropout on the CPU for the part of a tensor that a `box` describes. Every number is keyed by
-// (seed, stream, global row-major index of the element), so a tensor is the same however it is split.
+// (seed, stream, global row-major index of the element), so a tensor does not depend on how it is split.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void for_each_run(const box& part, F f) {
   std::int64_t whole = 1;  // elements of the trailing dims that lie here entirely
   while (split > 0 && part.local[split - 1] == part.global[split - 1]) whole *= part.local[--split];
   if (split == 0) return f(0, 0, whole);
-  --split;  // the innermost dim of which only a part lies here: a run covers that part
+  --split;  // the innermost dim with only a part here: a run covers that part
   const std::int64_t length = part.local[split] * whole;
   const std::int64_t runs = part.local_size() / length;
   per_dim at{};
@@ -152,7 +152,7 @@ void dropout_forward(cpu&, const T* x, T* y, const box& part, std::uint64_t seed
       });
 }
 
-/// dx from dy with the same mask, made anew from the same (seed, stream). dx may be dy.
+/// dx from dy with the mask of the forward pass, made anew from its (seed, stream). dx may be dy.
 template <class T>
 void dropout_backward(cpu& device, const T* dy, T* dx, const box& part, std::uint64_t seed, std::uint64_t stream,
                       double p) {

@@ -1,6 +1,6 @@
 // Vector registers for the kernels of the CPU: packs of numbers, an exponential, and loops over arrays that map, sum
-// and find maxima. Their width is that of the target which the file is compiled for. A pack of bf16 holds floats: they
-// are widened when they are loaded, and rounded when they are stored. Test: tests/unit/kernels/simd.cpp.
+// and find maxima. Their width is the width of the target which the file is compiled for. A pack of bf16 holds floats:
+// they are widened when they are loaded, and rounded when they are stored. Test: tests/unit/kernels/simd.cpp.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,8 @@
 #include <immintrin.h>
 #endif
 
-/// Tells the compiler that the iterations of the next loop do not depend on each other (pointers may be equal, but
-/// do not overlap with a shift).
+/// Tells the compiler that the iterations of the next loop do not depend on each other. Pointers may be equal, but do
+/// not overlap with a shift.
 #if defined(__clang__)
 #define PLAIT_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -122,7 +122,7 @@ PLAIT_ALWAYS_INLINE pack<T> sqrt(pack<T> x) {
 #endif
 }
 
-/// e^x. The argument is split into n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite), e^r is its Taylor series, cut where
+/// e^x. The argument is split into n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite). e^r is its Taylor series, cut where
 /// the next term is below a tenth of the last bit. Relative error below 1e-7 (float) or 4e-16 (double); results that
 /// would be subnormal become 0, -infinity gives 0, too large gives infinity.
 template <class Element>
@@ -201,8 +201,8 @@ PLAIT_ALWAYS_INLINE arithmetic<T> lane_max(pack<T> p) {
   return fold<arithmetic<T>>(p, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-/// to[i] = f(from_0[i], from_1[i], ...) where f works on packs. `to` may equal an input. Every element takes the same
-/// path, in the body of the loop or in its tail, so a value does not depend on where a shard begins.
+/// to[i] = f(from_0[i], from_1[i], ...) where f works on packs. `to` may equal an input. The body of the loop and its
+/// tail compute an element alike, so a value does not depend on where a shard begins.
 template <class T, class F, class... From>
 PLAIT_ALWAYS_INLINE void transform(std::int64_t n, T* to, F f, const From*... from) {
   static_assert(((lanes<From> == lanes<T>)&&...));
@@ -211,8 +211,8 @@ PLAIT_ALWAYS_INLINE void transform(std::int64_t n, T* to, F f, const From*... fr
   if (i < n) store_some<T>(f(load_some(from + i, n - i, 0)...), to + i, n - i);
 }
 
-/// The sum over i of f(from_0[i], from_1[i], ...), where f works on packs: four packs at a time, emptied into a double
-/// every 64 packs, so that a float sum of any length is good to the last bits.
+/// The sum over i of f(from_0[i], from_1[i], ...), where f works on packs. Four packs are added at a time, and emptied
+/// into a double every 64 packs. So a float sum of any length is good to the last bits.
 template <class T, class F, class... From>
 PLAIT_ALWAYS_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
   constexpr std::int64_t w = lanes<T>;
@@ -257,8 +257,8 @@ PLAIT_ALWAYS_INLINE arithmetic<T> max_of(const T* x, std::int64_t n) {
   return lane_max<T>(max<T>(m0, m1));
 }
 
-/// out[c] += sum over r of term(r, c), each column summed in T over 32 rows and beyond that in double, tile by tile so
-/// that the sums stay in the cache. `term(r, c)` must be a plain expression of type T that vectorises over c.
+/// out[c] += sum over r of term(r, c). Each column is summed in T over 32 rows and beyond that in double, tile by tile,
+/// so that the sums stay in the cache. `term(r, c)` must be a plain expression of type T that vectorises over c.
 template <class T, class F>
 void add_column_sums(std::int64_t rows, std::int64_t columns, T* out, F term) {
   constexpr std::int64_t tile = 256;

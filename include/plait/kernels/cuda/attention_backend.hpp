@@ -13,8 +13,8 @@
 
 namespace plait::kernels {
 
-/// The types of outputs and gradients where inputs are of type T: the same, or that of statistics, in which the results
-/// of pieces add up without being rounded each time.
+/// The types of outputs and gradients where inputs are of type T: T, or the type of statistics. With the latter, the
+/// results of pieces add up without being rounded each time.
 template <class R, class T>
 concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>>;
 
@@ -41,9 +41,9 @@ inline attention_shape library_shape(const attention_shape& shape, const attenti
   return s;
 }
 
-/// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Plait's alone are
-/// `first_visible`, a backward pass without o, and queries that see nothing at all; masks, strides and sizes are the
-/// library's to judge. Throws `plait::error` where the choice is cuDNN and it cannot do this.
+/// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Only plait's kernels have
+/// `first_visible`, a backward pass without o, and queries that see nothing at all. The library judges masks, strides
+/// and sizes. Throws `plait::error` where the choice is cuDNN and it cannot do this.
 inline attention_backend attention_backend_for(const attention_choice& choice, const attention_shape& shape,
                                                const attention_request& request = {}) {
   if (choice.backend == attention_backend::own) return attention_backend::own;

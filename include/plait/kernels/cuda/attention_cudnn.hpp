@@ -36,10 +36,10 @@ struct cudnn_attention_options {
 };
 
 /// cuDNN's fused attention in bf16 (cuDNN 9 with the header-only cudnn_frontend). Plans are made once per shape and
-/// kept. It is for host code: include it where PLAIT_WITH_CUDNN is set, link with cudnn, give the object to the device.
+/// kept. Include it in host code where PLAIT_WITH_CUDNN is set, link with cudnn, and give the object to the device.
 /// Supports head_dim of multiples of 8 up to 128, and strides of all but lse, but not `first_visible`. There may be no
-/// mask, or a causal one of queries and keys that begin together, with or without a window, or that end together
-/// (pieces of longer sequences). Belongs to one device and its thread.
+/// mask, or a causal one. With a causal mask, queries and keys begin together, with or without a window, or end
+/// together (pieces of longer sequences). Belongs to one device and its thread.
 class cudnn_attention final : public attention_library {
  public:
   using graph = cudnn_frontend::graph::Graph;
@@ -85,9 +85,9 @@ class cudnn_attention final : public attention_library {
     g.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    // cuDNN names dimensions [batch, heads, tokens, elements]; the strides say how they lie.
+    // cuDNN names dimensions [batch, heads, tokens, elements]; the strides give their order in memory.
     const auto settle = [&](const tensor& t, uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
-      // A gradient or output lies, between batches, as what belongs to its tokens does.
+      // A gradient or output has the batch stride of the array that belongs to its tokens.
       const std::int64_t batch =
           name == uid_k || name == uid_v || name == uid_dk || name == uid_dv ? s.k_batch : s.q_batch;
       t->set_uid(name)

@@ -68,7 +68,7 @@ struct attention_sizes {
 
   /// The key that a global position, one of `first_visible`, stands for; 0 if it lies before them all.
   __device__ int key_at(std::int32_t position) const { return position > k_offset ? position - k_offset : 0; }
-  /// The first key that query i may see; after the last query, that of the last one or a later one.
+  /// The first key that query i may see; after the last query, the last one's first key or a later one.
   __device__ int first_key(int b, int i) const {
     int first = i + lower > 0 ? i + lower : 0;
     if (first_visible != nullptr) {
@@ -174,7 +174,7 @@ __device__ inline void load_tile(bf16* tile, const bf16* from, std::int64_t stri
   }
 }
 
-/// Turns a result's fragments of columns 16 i to 16 i + 15 into that of the factor A of a next product.
+/// Turns a result's fragments of columns 16 i to 16 i + 15 into the fragment of the factor A of a next product.
 __device__ inline void result_to_a(unsigned (&a)[4], const float (&left)[4], const float (&right)[4]) {
   a[0] = bf16_pair(left[0], left[1]);
   a[1] = bf16_pair(left[2], left[3]);
@@ -213,8 +213,8 @@ __device__ inline void multiply_fragment(row_of<float[4], Columns / 8>& sums, co
   }
 }
 
-/// sums[:, :] += P B for 16 rows of P, given as fragments of a result with `Depth` columns, and `Columns` columns of
-/// `b_tile` with `Depth` rows.
+/// sums[:, :] += P B for 16 rows of P. P is given as fragments of a result with `Depth` columns. B is `Columns` columns
+/// of `b_tile` with `Depth` rows.
 template <int Width, int Depth, int Columns>
 __device__ inline void multiply_weights(row_of<float[4], Columns / 8>& sums, const row_of<float[4], Depth / 8>& weights,
                                         const bf16* b_tile) {
@@ -262,7 +262,7 @@ __device__ inline void store_rows(O* to, std::int64_t stride, int available, int
   }
 }
 
-/// An array of results on the device: bf16 or, if `wide`, float. That is no template's matter, as only the end of a
+/// An array of results on the device: bf16 or, if `wide`, float. This is no template parameter, as only the end of a
 /// kernel depends on it.
 struct result_array {
   void* data;
@@ -294,7 +294,7 @@ void require_vectors(const attention_shape& s, Pointers... pointers) {
 
 // ---- in float and double, without tensor cores -------------------------------------------------------------------
 //
-// 256 threads as 16 x 16, of which (y, x) makes the elements (y + 16 r, x + 16 c) of every product.
+// 256 threads as 16 x 16: thread (y, x) makes the elements (y + 16 r, x + 16 c) of every product.
 
 inline constexpr int scalar_threads = 256;
 

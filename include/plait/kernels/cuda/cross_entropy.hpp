@@ -16,10 +16,10 @@ namespace plait::kernels::detail {
 // The walk of a block of threads over one row that may begin anywhere, in 16-byte vectors where it can.
 // kernels/cuda/arrays.hpp has rows that all begin on 16-byte boundaries.
 
-/// Lets a block walk over `size` elements of a row that may begin anywhere: calls vectors(i, j) for the indices of two
-/// whole 16-byte vectors, which can be on their way at once (j is -1 where there is one left), and single(i) for the
-/// elements before and after them. `row` is any array that those functions read
-/// or write as vectors; `whole` is false where they could not, because two arrays lie differently.
+/// Lets a block walk over `size` elements of a row that may begin anywhere. Calls vectors(i, j) for the indices of two
+/// whole 16-byte vectors, which can be on their way at once; j is -1 where there is one left. Calls single(i) for the
+/// elements before and after them. `row` is any array that those functions read or write as vectors; `whole` is false
+/// where they could not, because two arrays lie differently.
 template <class T, class Vectors, class Single>
 __device__ inline void walk_row(const T* row, std::int64_t size, bool whole, Vectors vectors, Single single) {
   constexpr int n = vector16<T>::size;
@@ -38,7 +38,7 @@ __device__ inline void walk_row(const T* row, std::int64_t size, bool whole, Vec
   for (std::int64_t k = tail + threadIdx.x; k < size; k += blockDim.x) single(k);
 }
 
-/// Whether two rows have their vectors at the same indices.
+/// Whether two rows have their vectors at equal indices.
 template <class T>
 __device__ inline bool lie_alike(const T* a, const T* b) {
   return reinterpret_cast<std::uintptr_t>(a) % 16 == reinterpret_cast<std::uintptr_t>(b) % 16;
@@ -50,7 +50,7 @@ namespace plait::kernels {
 
 namespace detail {
 
-/// e^x; a float's error is below 2 units in the last place plus |x| / 2^24, and where |x| is large the term is small
+/// e^x. A float's error is below 2 units in the last place plus |x| / 2^24. Where |x| is large, the term is small
 /// (below 2^-126 it is 0).
 __device__ inline float exp_of(float x) { return fast_exp2(x * 1.4426950408889634f); }
 __device__ inline double exp_of(double x) { return exp(x); }

@@ -17,8 +17,8 @@
 
 namespace plait::kernels::detail {
 
-// The tokens of a batch, sorted by the row of an embedding's table that they look up and by their own order, so that
-// the gradient's sums have one order. Test: tests/cuda/kernel_embedding.cpp.
+// The tokens of a batch, sorted by the row of an embedding's table that they look up and by their own order. So the
+// gradient's sums have one order. Test: tests/cuda/kernel_embedding.cpp.
 
 /// The local row of a token, or -1 for one of another rank and for an illegal id, which is reported.
 template <class Id>
@@ -59,7 +59,7 @@ __global__ static void rows_of_tokens(const Id* ids, std::int64_t tokens, std::i
   order[token] = static_cast<int>(token);
 }
 
-/// Not CUB's `DeviceRunLengthEncode`, whose runs would have to be spread over the rows by another kernel.
+/// This is not CUB's `DeviceRunLengthEncode`: another kernel would have to spread its runs over the rows.
 static __global__ void bounds_of_rows(std::int64_t tokens, sorted_tokens s) {
   const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (place >= tokens || s.row[place] == s.rows) return;

@@ -53,11 +53,11 @@ void fill(cuda& device, T* y, std::int64_t n, Value value);
 template <class From, class To>
 void cast(cuda& device, const From* x, To* y, std::int64_t n);
 
-/// y[r, c] += bias[c] for y [rows, columns], whose rows are `stride` elements apart (0: columns).
+/// y[r, c] += bias[c] for y [rows, columns], whose row stride is `stride` elements (0: columns).
 template <class T>
 void add_bias(cuda& device, const T* bias, T* y, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0);
 
-/// dbias[c] += sum over r of dy[r, c], whose rows are `stride` elements apart (0: columns).
+/// dbias[c] += sum over r of dy[r, c], whose row stride is `stride` elements (0: columns).
 template <class T>
 void bias_gradient(cuda& device, const T* dy, gradient_of<T>* dbias, std::int64_t rows, std::int64_t columns,
                    std::int64_t stride = 0);
@@ -138,8 +138,8 @@ template <class T>
 void rope_forward(cuda& device, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
 
-/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has rows that are from_stride
-/// elements apart, and must not overlap x.
+/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has a row stride of
+/// from_stride elements, and must not overlap x.
 template <class T>
 void rope_forward(cuda& device, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
@@ -265,10 +265,9 @@ void layer_norm_backward(cuda& device, const T* x, const T* weight, const T* dy,
 
 /// Attention in blocks, scores never in memory: on tensor cores for bf16 (head_dim and strides multiples of 8, arrays
 /// on 16-byte boundaries), with plain multiply-adds for float and double. Writes o (0 for queries that see nothing) and
-/// lse [batch, heads, q_len], the natural logarithm of the sum of the exponentials of the scaled scores. The work is in
-/// proportion to the pairs that see each other. O is T or statistic_of<T>.
-/// head_dim is at most 256; throws `plait::error` for a shape that cannot be. `choice` selects the kernels for bf16
-/// (`attention_backend_for`).
+/// lse [batch, heads, q_len]. lse is the natural logarithm of the sum of the exponentials of the scaled scores. The
+/// work is in proportion to the pairs that see each other. O is T or statistic_of<T>. head_dim is at most 256; throws
+/// `plait::error` for a shape that cannot be. `choice` selects the kernels for bf16 (`attention_backend_for`).
 template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape, const attention_choice& choice);
@@ -289,8 +288,8 @@ void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* de
 /// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
 /// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
 /// d_o; null has it made here. Where it is given, plait's kernels do not read o, which may be null, and a library does.
-/// O, the type of o, and G, that of the gradients, are T or statistic_of<T>. Every sum has one order, so equal inputs
-/// give equal bits. Demands on the shape as for `attention_forward`.
+/// O, the type of o, and G, the type of the gradients, are T or statistic_of<T>. Every sum has one order, so equal
+/// inputs give equal bits. Demands on the shape as for `attention_forward`.
 template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
@@ -332,10 +331,10 @@ inline void require_attention(const cuda& device, dtype type, std::int64_t head_
           asks ? "" : "an attention_library such as cuDNN's, ", "or a GPU with more"});
 }
 
-/// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
-/// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim,
-/// q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose batches and
-/// lse lie as for o. Where many sets are merged, a float o collects the parts without rounding each time.
+/// Combines the attention of one set of queries over two disjoint sets of keys. From o, lse of one set and o_other,
+/// lse_other of the other, o and lse become what attention over both would have given. Uses batch, q_len, heads,
+/// head_dim, q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose
+/// batches and lse lie as for o. Where many sets are merged, a float o collects the parts without rounding each time.
 template <class T, class Other>
 void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape);
@@ -351,8 +350,8 @@ void cross_entropy_max(cuda& device, const T* logits, statistic_of<T>* row_max, 
                        const vocabulary_range& range);
 
 /// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the
-/// logit of the target (0 if it is another rank's), and the sum of the logits (needed for label smoothing; may be
-/// null).
+/// logit of the target (0 if it is another rank's), and the sum of the logits. Label smoothing needs the last, which
+/// may otherwise be null.
 template <class T, class Id>
 void cross_entropy_statistics(cuda& device, const T* logits, const Id* targets, const statistic_of<T>* row_max,
                               statistic_of<T>* sum_exp, statistic_of<T>* target_logit, statistic_of<T>* sum_logits,
@@ -370,15 +369,15 @@ void cross_entropy_local_statistics(cuda& device, const T* logits, const Id* tar
 template <class S>
 void cross_entropy_rescale(cuda& device, const S* local_max, const S* global_max, S* sum_exp, std::int64_t rows);
 
-/// loss[r] = (1 - eps) (lse - x_target) + eps (lse - mean x) + z lse^2 from statistics over the whole vocabulary, with
-/// lse = max + log(sum_exp); 0 for an ignored row. sum_logits may be null without label smoothing.
+/// loss[r] = (1 - eps) (lse - x_target) + eps (lse - mean x) + z lse^2, with lse = max + log(sum_exp). The statistics
+/// are over the whole vocabulary. The loss of an ignored row is 0. sum_logits may be null without label smoothing.
 template <class S, class Id>
 void cross_entropy_loss(cuda& device, const Id* targets, const S* row_max, const S* sum_exp, const S* target_logit,
                         const S* sum_logits, S* loss, std::int64_t rows, const vocabulary_range& range,
                         const cross_entropy_settings& s);
 
-/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]), where scale[r] is
-/// the gradient of loss[r]; 0 in padding and ignored rows. dlogits may be logits.
+/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]). scale[r] is the
+/// gradient of loss[r]. dlogits are 0 in padding and ignored rows. dlogits may be logits.
 template <class T, class Id>
 void cross_entropy_backward(cuda& device, const T* logits, const Id* targets, const statistic_of<T>* row_max,
                             const statistic_of<T>* sum_exp, const statistic_of<T>* scale, T* dlogits, std::int64_t rows,
@@ -428,15 +427,15 @@ namespace plait::kernels {
 ///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
 ///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing. `scalars` lies in device memory. M, G, W: (float, float, float), (double,
-/// double, double), (float, float, bf16), (float, bf16, bf16).
+/// Where `scalars->update` is 0, nothing changes. `scalars` lies in device memory. M, G, W: (float, float, float),
+/// (double, double, double), (float, float, bf16), (float, bf16, bf16).
 template <class M, class G, class W>
 void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars);
 
-/// One step of AdamW on every tensor, in place, by the formula above, with moments that are rounded
-/// for memory, and where M is bf16, values too. The random bits are the processor's. `scalars` lies in device memory. G
-/// is the type of the arithmetic, or bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
+/// One step of AdamW on every tensor, in place, by the formula above, with moments that are rounded for memory. Where M
+/// is bf16, values are rounded too. The random bits are the processor's. `scalars` lies in device memory. G is the type
+/// of the arithmetic, or bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
 template <class M, class G, class W, class S>
 void adamw_update(cuda& device, std::span<const adamw_rounded_tensor<M, G, W, S>> tensors,
                   const adamw_settings& settings, const adamw_scalars* scalars);
@@ -458,8 +457,8 @@ void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tens
 /// The update of one step on every tensor, in place:
 ///   master = master (1 - lr * weight_decay) - lr * scale * direction;
 ///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing. `scalars` lies in device memory. M, W: (float, float), (double, double),
-/// (float, bf16).
+/// Where `scalars->update` is 0, nothing changes. `scalars` lies in device memory. M, W: (float, float),
+/// (double, double), (float, bf16).
 template <class M, class W>
 void muon_update(cuda& device, std::span<const muon_tensor<M, W>> tensors, const adamw_scalars* scalars);
 
@@ -488,7 +487,7 @@ template <class T>
 void dropout_forward(cuda& device, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream,
                      double p);
 
-/// dx from dy with the same mask, made anew from the same (seed, stream). dx may be dy.
+/// dx from dy with the mask of the forward pass, made anew from its (seed, stream). dx may be dy.
 template <class T>
 void dropout_backward(cuda& device, const T* dy, T* dx, const box& part, std::uint64_t seed, std::uint64_t stream,
                       double p);
@@ -529,9 +528,9 @@ void reciprocal(cuda& device, const double* x, double* y);
 template <class T>
 void fill_from(cuda& device, T* y, std::int64_t n, const double* value);
 
-/// norm = sqrt(*squares), factor = what clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_,
-/// limit / (norm + 1e-6) where that is below 1 (a limit of 0 does not clip), and update = 1, or 0 where the norm is not
-/// finite: then the step must be skipped, and factor is 0.
+/// norm = sqrt(*squares). factor is what clipping to `limit` multiplies gradients with: limit / (norm + 1e-6) where
+/// that is below 1, as in PyTorch's clip_grad_norm_. A limit of 0 does not clip. update = 1. Where the norm is not
+/// finite, update and factor are 0, and the step must be skipped.
 void clip(cuda& device, const double* squares, double limit, clip_numbers* out);
 
 }  // namespace plait::kernels

@@ -1,5 +1,5 @@
 // Parts that all CUDA kernels share: unrolled loops, conversions, accesses of 16 bytes, sums over a warp and a block,
-// the report of a fault, and products of bf16 tiles on tensor cores.
+// and the report of a fault. Products of bf16 tiles on tensor cores are here as well.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,7 +26,7 @@
 
 namespace plait::kernels {
 
-/// N elements of T side by side. As a bound, an int that depends on a template parameter is a warning of g++'s
+/// N contiguous elements of T. As a bound, an int that depends on a template parameter is a warning of g++'s
 /// -Wsign-conversion, in whatever program includes it.
 template <class T, int N>
 using row_of = T[static_cast<std::size_t>(N)];
@@ -180,9 +180,10 @@ namespace plait::kernels {
 // with the lane's number threadIdx.x % 32. Where CUDA is stood in for, lanes offer each other what they hold, and
 // copies arrive as late as they may. Products of whole matrices are in device/gemm_cublaslt.hpp.
 //
-// With group = lane / 4 and pair = lane % 4 a lane holds, of the 16 x 16 factor A, rows group and group + 8 at columns
-// 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9; of the 16 x 8 factor B, column group at those rows; of the 16 x 8
-// result, rows group (elements 0, 1) and group + 8 (2, 3) at columns 2 pair, 2 pair + 1.
+// With group = lane / 4 and pair = lane % 4 a lane holds
+//   of the 16 x 16 factor A: rows group and group + 8 at columns 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9;
+//   of the 16 x 8 factor B: column group at rows 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9;
+//   of the 16 x 8 result: rows group (elements 0, 1) and group + 8 (2, 3) at columns 2 pair, 2 pair + 1.
 
 __device__ inline int warp_lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
 
@@ -233,9 +234,9 @@ __device__ inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsign
 #endif
 }
 
-/// Loads four 8 x 8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 (8 elements, 16-byte aligned);
-/// it gets from matrix i, in fragment[i], the elements 2 (l % 4) and the next of row l / 4, or, with `Transposed`, of
-/// column l / 4.
+/// Loads four 8 x 8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 (8 elements, 16-byte aligned).
+/// From matrix i it gets, in fragment[i], the elements 2 (l % 4) and the next of row l / 4. With `Transposed`, they are
+/// of column l / 4.
 template <bool Transposed>
 __device__ inline void load_matrices(unsigned (&fragment)[4], const bf16* row) {
 #ifdef PLAIT_CUDA_STAND_IN
@@ -271,14 +272,14 @@ __device__ inline void load_matrices(unsigned (&fragment)[4], const bf16* row) {
 #endif
 }
 
-/// The fragment of A that starts at `tile`, a matrix in shared memory whose rows are `pitch` elements apart.
+/// The fragment of A that starts at `tile`, a matrix in shared memory whose row stride is `pitch` elements.
 __device__ inline void load_a(unsigned (&a)[4], const bf16* tile, int pitch) {
   const int lane = warp_lane();
   load_matrices<false>(a, tile + (lane % 16) * pitch + lane / 16 * 8);
 }
 
-/// The fragments of two neighbouring B, columns 0 to 7 in b[0], b[1] and 8 to 15 in b[2], b[3], where row n of `tile`
-/// holds column n of B.
+/// The fragments of two neighbouring B: columns 0 to 7 in b[0], b[1] and 8 to 15 in b[2], b[3]. Row n of `tile` holds
+/// column n of B.
 __device__ inline void load_b_columns(unsigned (&b)[4], const bf16* tile, int pitch) {
   const int lane = warp_lane();
   load_matrices<false>(b, tile + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
@@ -302,7 +303,7 @@ __device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
 #endif
 }
 
-/// Copies one number of 4 bytes so.
+/// Starts copying one number of 4 bytes, or writing zero, as above.
 template <class T>
   requires(sizeof(T) == 4)
 __device__ inline void copy_async(T* to, const T* from, bool valid) {

@@ -83,7 +83,7 @@ __global__ static void drop(const T* x, T* y, const __grid_constant__ run_map ma
   });
 }
 
-/// Does so by 16-byte accesses, for runs that begin and end at whole vectors.
+/// As above, by 16-byte accesses, for runs that begin and end at whole vectors.
 template <class T>
 __global__ static void drop_vectors(const T* x, T* y, const __grid_constant__ run_map map, std::uint64_t seed,
                                     std::uint64_t stream, std::uint32_t threshold, arithmetic<T> keep) {
