@@ -26,7 +26,8 @@ using flat_boxes = static_vector<box, max_flat_boxes>;
 
 namespace detail {
 
-/// Adds the elements [begin, end) of what `part` is: one index of each dimension before `d`, all of those from `d` on.
+/// Adds the elements [begin, end) of what `part` is: one index of each dimension before `d`, and all of every dimension
+/// from `d` on.
 constexpr void add_flat_boxes(const box& part, int d, std::int64_t begin, std::int64_t end, flat_boxes& out) {
   if (begin == end) return;
   if (d == part.dims) return out.push_back(part);
@@ -213,8 +214,8 @@ struct placed_box {
 
 namespace detail {
 
-/// Which dims of a box each dim of `shape` is: those before `ends[j]`, from the end of the one before. Only the leading
-/// dim of the box may have padding, which `logical` loses. Throws where the shape is no such grouping.
+/// Which dims of a box make each dim of `shape`: dim j has the dims from `ends[j - 1]` to before `ends[j]`. Only the
+/// leading dim of the box may have padding, which `logical` loses. Throws where the shape is no such grouping.
 inline std::vector<int> grouped_dims(box& logical, const std::vector<std::int64_t>& shape, const std::string& name) {
   std::int64_t elements = 1, row = 1;
   for (const std::int64_t n : shape) elements *= n;

@@ -344,7 +344,7 @@ inline std::uint64_t corner_sum(std::uint64_t tensor, const std::array<std::int6
 
 /// Returns what a box adds to the sum of its tensor, which is 0 when the boxes of all ranks cover it. Corners of
 /// adjacent boxes cancel. The whole tensor's corners are left, and the box at its first element subtracts them. (So a
-/// tensor that is there twice, all of it, adds up to 0 too.)
+/// tensor that is completely there twice adds up to 0 too.)
 inline std::uint64_t box_sum(const staged_share::staged_box& b) {
   std::uint64_t tensor = fnv1a(b.tensor, fnv1a(name_of(b.dtype)));
   bool first = true;
@@ -409,7 +409,7 @@ std::string plan_differences(Device& device, any_communicator& ranks,
   for (const auto& [name, sum] : own) mine.push_back({name, sum});
   for (const std::vector<record>& theirs : gather_records(device, ranks, mine))
     for (const record& r : theirs) all[r.name] += r.sum;
-  constexpr std::size_t most = 3;  // tensors are told in full, the first by their hashes
+  constexpr std::size_t most = 3;  // tensors are named in full, the first by their hashes
   std::vector<std::uint64_t> wrong;
   for (const auto& [name, sum] : all)
     if (sum != 0) wrong.push_back(name);
@@ -436,10 +436,10 @@ std::string plan_differences(Device& device, any_communicator& ranks,
 }  // namespace detail
 
 /// Throws `error_of_all` unless the plans of all ranks are for one step and agree on types and shapes. Together they
-/// must have each element of a tensor as often as its first. One sum of a 64-bit hash shows this, but for a chance of
-/// 2^-64. The text names tensors that differ, and what each rank has of them. (Rank 0 sees in the notes, before it
-/// commits, that no tensor is written twice.) A rank that has no plan gives its `problem` instead. Collective over
-/// `ranks`.
+/// must have each element of a tensor as often as its first. One sum of a 64-bit hash shows this; it misses an error
+/// with probability 2^-64. The text names tensors that differ, and what each rank has of them. (Rank 0 sees in the
+/// notes, before it commits, that no tensor is written twice.) A rank that has no plan gives its `problem` instead.
+/// Collective over `ranks`.
 template <compute_device Device>
 void agree_on_plan(Device& device, any_communicator& ranks, std::uint64_t step, const share_plan& plan,
                    const std::string& problem = {}) {

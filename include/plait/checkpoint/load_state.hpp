@@ -335,7 +335,7 @@ class sums_of_parts {
     const std::vector<std::uint64_t> all =
         gather_all(ctx.device, ranks, std::move(mine), static_cast<std::size_t>(most));
     for (std::size_t i = 0; i < all.size(); i += width)
-      if (all[i + 3] != 0)  // else added, for equal numbers on all ranks
+      if (all[i + 3] != 0)  // added otherwise, so that all ranks have equal numbers
         add({all[i], all[i + 1]}, static_cast<std::uint32_t>(all[i + 2]), all[i + 3]);
   }
   /// Compares, after `gather`, and reads the rest of each box, in turns with the other ranks. Throws
@@ -450,7 +450,7 @@ class state_loader {
     share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
     for (std::size_t i = 0; i < held.size(); ++i) {
       if (!early[i]) continue;
-      static_cast<void>(ahead->wait(i));  // `finish` tells what has failed
+      static_cast<void>(ahead->wait(i));  // `finish` throws what has failed
       exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
     }
     exchange.finish_copies();
@@ -499,7 +499,7 @@ class state_loader {
   std::string stored_name(const held_tensor& h) const {
     return rules_.stored_name ? rules_.stored_name(h.name) : h.name;
   }
-  /// Leaves those in `held` that the step has.
+  /// Removes the tensors from `held` that the step does not have.
   void check(std::vector<held_tensor>& held) {
     std::vector<std::string> missing, unexpected;
     std::string wrong;

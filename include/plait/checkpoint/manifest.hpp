@@ -65,7 +65,7 @@ struct stored_file {
   std::string path;                 ///< relative to the step's directory: "data/w00017.safetensors"
   std::uint64_t bytes = 0;          ///< of the whole file
   std::uint64_t header_bytes = 0;   ///< of them before the data: length, header, padding
-  std::uint32_t header_crc32c = 0;  ///< of those
+  std::uint32_t header_crc32c = 0;  ///< of the header bytes
   friend bool operator==(const stored_file&, const stored_file&) = default;
 };
 
@@ -100,7 +100,7 @@ inline std::string text_of_box(const stored_tensor& tensor, const stored_box& pa
   return out + "]";
 }
 
-/// Returns the name of a box in its data file: the tensor's if the box is all of it, else with the box after it.
+/// Returns the name of a box in its data file: the tensor's name, followed by the box unless it is the whole tensor.
 inline std::string entry_name(const stored_tensor& tensor, const stored_box& part) {
   const bool whole = std::equal(tensor.shape.begin(), tensor.shape.end(), part.extent.begin());
   return whole ? tensor.name : tensor.name + text_of_box(tensor, part);

@@ -170,7 +170,7 @@ namespace detail {
 struct f16_bits {
   std::uint16_t bits;
 };
-/// Returns the number that a stored element is: a float for F16, else the element itself.
+/// Returns the number that a stored element is: a float for F16, otherwise the element itself.
 template <class Stored>
 auto value_of_element(Stored stored) {
   if constexpr (std::same_as<Stored, f16_bits>)
@@ -448,7 +448,7 @@ inline safetensors_plan plan_safetensors(const std::vector<safetensors_declarati
   return out;
 }
 
-/// Writes a safetensors file in one step. Tensors with wider elements come first (else in the given order), so that
+/// Writes a safetensors file in one step. Tensors with wider elements come first, otherwise in the given order, so that
 /// each starts on a multiple of its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `field`,
 /// and for data whose length does not fit the shape.
 inline void write_safetensors(const std::string& path, std::vector<safetensors_entry> entries,

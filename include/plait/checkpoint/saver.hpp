@@ -588,7 +588,7 @@ class checkpoint_saver {
     std::string stuck_at;
     return !unreported_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != under_way_still);
   }
-  /// From the next save on, step `best`, which may be that one, is kept whatever its age. Once it is committed, the
+  /// From the next save on, step `best` is kept at any age; it may be the next save's step. Once it is committed, the
   /// best step before it is no longer kept for this reason. Not collective.
   void keep_best(std::uint64_t best) { options_.keep.best = best; }
   /// For a resumed job, before its first save: step `best` exists and is kept until another best is committed.
@@ -723,7 +723,7 @@ class checkpoint_saver {
     const auto all = static_cast<int>(all_reduce_scalar(device, ranks_, static_cast<double>(mine), reduce_op::max));
     if (all == under_way_still) return {};
     if (all == stuck) return give_up_all(device, stuck_at);
-    if (all == failed) {  // everybody comes to an end, which training does not wait for
+    if (all == failed) {  // all ranks end this save, and training does not wait for it
       writer_->stop(j);
       if (all_reduce_scalar(device, ranks_, writer_->has_ended(j) ? 0.0 : 1.0, reduce_op::max) != 0) return {};
     }

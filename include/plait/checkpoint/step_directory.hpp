@@ -434,7 +434,7 @@ class step_in_progress {
       active_->remove(temporary);
       try {
         files_->rename(final, temporary);
-      } catch (const error&) {  // the first error is the one to tell
+      } catch (const error&) {  // the first error is the one to report
       }
       throw;
     }
@@ -523,8 +523,8 @@ class step_root {
     return out;
   }
 
-  /// Removes a step, or an invalid directory of that name, whatever is left then: renamed into root/.trash, root
-  /// synced, deleted. Of a link to a step elsewhere, the link alone.
+  /// Removes a step, or an invalid directory of that name, with all that is left of it. It is renamed into root/.trash,
+  /// root is synced, and the directory is deleted. Of a link to a step elsewhere, only the link is removed.
   void discard(std::uint64_t step) {
     for (const directory_entry& entry : files_->list(root_))
       if (entry.name == step_name(step) && entry.kind == file_kind::other)
@@ -575,7 +575,7 @@ struct finished_save {
   std::string failure{};    ///< empty: the step is committed
   std::uint64_t bytes = 0;  ///< that this rank has written
   double stall = 0;         ///< seconds from the call of `save` until the rank's state was copied
-  double background = 0;    ///< seconds from then until the step was committed, on rank 0; else until its file was
+  double background = 0;    ///< seconds from then until rank 0 committed the step, or another rank its file
   std::string warning{};    ///< such as that LATEST could not be written, or why nothing old was removed; on rank 0
   std::string damage{};     ///< what was wrong with the committed step, where it was read again; on rank 0
 };

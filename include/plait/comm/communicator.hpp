@@ -179,7 +179,7 @@ struct request_times {
   double waited_from = 0, waited_to = 0;  ///< when the rank stood in `wait`
 };
 
-/// Is told when a request has been waited for (how the ledger and the recorder see asynchronous operations).
+/// Observes when a request has been waited for: the ledger and the recorder see asynchronous operations by it.
 class request_observer {
  public:
   virtual void waited(std::uint64_t token, const request_times& times) noexcept = 0;

@@ -229,7 +229,7 @@ struct axis_times {
 struct axis_communication {
   std::string axes;
   double seconds = 0;   ///< under way, mean over the ranks that have the group; NaN: not measured
-  double waited = 0;    ///< of that, spent inside the communicator, mean over those ranks; NaN if unknown
+  double waited = 0;    ///< of that, spent inside the communicator, mean over these ranks; NaN if unknown
   double worst = 0;     ///< the least hidden share of a rank; NaN if unknown
   int worst_rank = -1;  ///< which rank has it
 
@@ -242,7 +242,7 @@ class communication_clock {
   /// The ledger must outlive it. Time begins now.
   explicit communication_clock(const ledger& book) : book_(&book) { begin(); }
 
-  /// Time begins anew. A ledger that was cleared since the last time needs it too.
+  /// Begins a new time. It is also needed after the ledger was cleared.
   void begin() { before_ = times(); }
 
   /// Returns the times since then over each axes along which anything was called, in the ledger's order. What is still

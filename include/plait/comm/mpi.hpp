@@ -57,8 +57,8 @@ inline void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer
 /// The most elements in a message of a large collective, in which n go between this rank and rank k. Over a slow link
 /// 60 KiB, which Open MPI over TCP sends without asking the receiver first (up to 64 KiB with a header): of a longer
 /// message the question and the answer follow all that was sent before. Then all messages under way share the
-/// connection, so that the first ends with the last, in whatever order they are waited for. Not more than 2048
-/// messages. Elsewhere pieces cost the processor more time than they save.
+/// connection, so that the first ends with the last, in any order of waits. There are at most 2048 messages. Elsewhere
+/// pieces cost the processor more time than they save.
 inline std::size_t piece_of(const state& s, std::size_t k, std::size_t n, dtype t) {
   if (s.piece == 0 && !s.slow[k]) return s.limit;
   const std::size_t bytes = s.piece > 0 ? s.piece : std::max<std::size_t>(60 << 10, n * size_of(t) / 2048);
@@ -114,7 +114,7 @@ inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t 
 inline void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total, int tag) {
   const std::size_t size = size_of(c.type), n = static_cast<std::size_t>(p.home->size),
                     own = static_cast<std::size_t>(p.home->rank);
-  std::vector<std::size_t> most(n);  // for the second half too, whatever is set meanwhile
+  std::vector<std::size_t> most(n);  // for the second half too, even if the limit changes meanwhile
   for (std::size_t k = 0; k < n; ++k) most[k] = piece_of(*p.home, k, per, c.type);
   const bool for_all = c.kind == collective::all_reduce;
   const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
@@ -212,8 +212,8 @@ class communicator : public verbs<communicator> {
     return communicator(copy, true, "world");
   }
   /// A communicator of the caller's is not freed here. It must live as long as this and its copies, and must not be
-  /// used for other things meanwhile, nor attached again. It gets its error handler back when they have ended.
-  /// Collective over it, as `world` is over all ranks: where there are several hosts, their links are measured.
+  /// used for other things or attached again meanwhile. It gets its error handler back when they have ended. Collective
+  /// over it, as `world` is over all ranks: where there are several hosts, their links are measured.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
     return communicator(comm, false, label);
   }
@@ -226,10 +226,10 @@ class communicator : public verbs<communicator> {
 
   /// Seconds until an operation that has not finished ends all ranks; 0 waits for ever. Splits inherit it.
   void set_deadline(double seconds) { self().deadline = seconds; }
-  /// The most elements that one MPI call is given (INT_MAX unless told); larger counts are cut, or wrapped in a type.
-  /// It must be equal on all ranks. Splits inherit it.
+  /// The most elements that one MPI call is given (default INT_MAX); larger counts are cut, or wrapped in a type. It
+  /// must be equal on all ranks. Splits inherit it.
   void set_limit(std::size_t elements) { self().limit = std::clamp<std::size_t>(elements, 1, INT_MAX); }
-  /// The most bytes that one message of a large started collective has; 0, unless told: 60 KiB over links between hosts
+  /// The most bytes that one message of a large started collective has; 0, the default: 60 KiB over links between hosts
   /// below 3 Gbit/s, as `world` and `attach` measure them, and all elsewhere (`piece_of`). It must be equal on all
   /// ranks. Splits inherit it.
   void set_piece(std::size_t bytes) { self().piece = bytes; }
@@ -448,7 +448,7 @@ class communicator : public verbs<communicator> {
   /// because they see different sizes.)
   void post_all_to_all_v(pending& p, const call& c) const {
     const std::size_t size = size_of(c.type);
-    for (std::size_t step = 0; step < ranks(); ++step) {  // everybody starts with another peer
+    for (std::size_t step = 0; step < ranks(); ++step) {  // each rank starts with another peer
       const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks();
       detail::add_receive(p, detail::at(c.out, c.receive_offsets[k] * size), c.receive_counts[k], c.type,
                           static_cast<int>(k), reserved_tag, self().limit);

@@ -199,7 +199,7 @@ class communicator : public verbs<communicator> {
   ncclResult_t exchange(const call& c, cudaStream_t stream) const {
     return grouped([&] {
       ncclResult_t result = ncclSuccess;
-      for (std::size_t step = 0; step < ranks(); ++step) {  // everybody starts with another peer
+      for (std::size_t step = 0; step < ranks(); ++step) {  // each rank starts with another peer
         const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks(), even = k * c.count;
         const std::size_t sent = c.ragged ? c.send_counts[k] : c.count, got = c.ragged ? c.receive_counts[k] : c.count;
         const std::size_t from = (c.ragged ? c.send_offsets[k] : even) * size_of(c.type),
@@ -269,7 +269,7 @@ class communication_memory {
     try {
       window_ = s.register_window(data_, bytes_, NCCL_WIN_COLL_SYMMETRIC);
     } catch (...) {
-      if (s.finish()) ncclMemFree(data_);  // else it is left to what may still use it
+      if (s.finish()) ncclMemFree(data_);  // otherwise it is left to calls that may still use it
       throw;
     }
 #endif

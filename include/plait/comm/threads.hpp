@@ -162,7 +162,7 @@ class member {
   operation* post(const call& c, bool starts = false);
 
   /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
-  /// does the work, or opens it to those who wait.
+  /// does the work, or opens it to the ranks that wait.
   operation* post(signature s, std::uint64_t bytes, const filling& fill);
 
   /// Joins the oldest message of this sender, receiver and tag that lacks this side (0 sends, 1 receives), or begins

@@ -111,7 +111,7 @@ inline std::string text_of(const mesh_shape& mesh) {
 }
 
 /// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call
-/// of those communicators is counted in `ledger()` under the axes' label.
+/// of these communicators is counted in `ledger()` under the axes' label.
 class world {
  public:
   /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ.
@@ -152,8 +152,8 @@ class world {
   enum class channel : std::uint8_t { layers, gathers, reductions };
   /// The group that `axes` span, its ranks ordered with the first axis major; valid as long as the world. It is made
   /// when it is first asked for, which is collective over the whole world: layers, losses and optimizers ask as they
-  /// are built, so a world has the communicators that its model needs. Who wants one for some of the ranks alone asks
-  /// on all of them first.
+  /// are built, so a world has the communicators that its model needs. A program that wants a group on some ranks alone
+  /// asks on all ranks first.
   any_communicator& group(const axis_list& axes, channel purpose = channel::layers);
   /// Returns how many communicators have been made.
   std::size_t communicators() const { return groups_.size(); }

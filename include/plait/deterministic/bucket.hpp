@@ -23,8 +23,8 @@
 
 namespace plait {
 
-/// Reduces the gradients of a bucket array by array: over norms' own axes first, then over data-parallel ranks, who get
-/// their slices.
+/// Reduces the gradients of a bucket array by array: over norms' own axes first, then over data-parallel ranks, which
+/// get their slices.
 template <class Precision, compute_device Device>
 class deterministic_bucket {
   using G = gradient_of<Precision>;

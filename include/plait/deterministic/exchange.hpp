@@ -41,9 +41,9 @@ inline std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const ax
   return all;
 }
 
-/// Which partial sums the ranks of a group have, and what joining all of them leaves. Messages go once, from who has a
-/// partial sum to who is to have a part of it: with one partial sum a rank, an all-reduce in two exchanges sends
-/// 2 (n-1)/n of the array, as a ring does.
+/// Which partial sums the ranks of a group have, and what joining all of them leaves. Messages go once, from the rank
+/// that has a partial sum to each rank that needs a part of it. With one partial sum a rank, an all-reduce in two
+/// exchanges sends 2 (n-1)/n of the array, as a ring does.
 class deterministic_exchange {
  public:
   deterministic_exchange() = default;

@@ -106,7 +106,7 @@ const T* rows_of_leaf(Device& device, const token_leaves::leaf& leaf, const T* f
 
 /// Writes the complete gradient of elements from `begin` on of an array, for a parameter outside buckets: the sums of
 /// all `users` over all axes over which `gradient` is partial, and then of the users. Throws where the parameter is not
-/// stored as it is used. Collective over those axes.
+/// stored as it is used. Collective over these axes.
 template <class Precision, compute_device Device>
 void join_terms(const context<Device>& ctx,
                 const std::vector<std::unique_ptr<gradient_terms<Precision, Device>>>& users, std::int64_t begin,

@@ -141,8 +141,8 @@ class token_leaves {
   };
 
   token_leaves() = default;
-  /// `tokens` is the layout of what has the rows. Throws `plait::error` that names `name` where its dims are not those,
-  /// and where a rank would have parts of leaves.
+  /// `tokens` is the layout of what has the rows. Throws `plait::error` that names `name` where it has other dims, and
+  /// where a rank would have parts of leaves.
   token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh, const dim_sizes& sizes,
                std::int64_t rank, token_grain grain, std::string name);
 

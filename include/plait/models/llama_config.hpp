@@ -18,9 +18,9 @@ namespace plait {
 
 enum class rope_kind { none, llama3 };
 
-/// Rotary frequencies for contexts beyond those trained on, as in Llama 3.1: wavelengths above `original_max_position /
-/// low_freq_factor` are stretched by `factor`, those below `original_max_position / high_freq_factor` stay, and those
-/// between are blended linearly.
+/// Rotary frequencies for contexts longer than in training, as in Llama 3.1: wavelengths above `original_max_position /
+/// low_freq_factor` are stretched by `factor`, wavelengths below `original_max_position / high_freq_factor` stay, and
+/// all between are blended linearly.
 struct rope_scaling {
   rope_kind kind = rope_kind::none;
   double factor = 8;

@@ -39,7 +39,7 @@ struct renamed_tensor {
   std::string_view there, here;
 };
 
-// Where two are there for one here, the first is written, and either is read.
+// Where the other tool has two names for one here, the first is written, and either is read.
 inline constexpr renamed_tensor megatron_top[] = {{"embedding.word_embeddings.weight", "model.embed_tokens.weight"},
                                                   {"decoder.final_layernorm.weight", "model.norm.weight"},
                                                   {"output_layer.weight", "lm_head.weight"}};

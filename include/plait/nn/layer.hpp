@@ -119,7 +119,7 @@ concept lacks_backward = can_derive<L> && requires { &named_twice<L, named_backw
 template <class L>
 concept lacks_visit = can_derive<L> && requires { &named_twice<L, named_visit>::visit; };
 
-/// Whether the types are there with which the rest can be asked.
+/// Whether the types that the other checks need exist.
 template <class L>
 concept names_layer_types = spec_like<typename L::input> && spec_like<typename L::output> && requires {
   typename L::value_type;

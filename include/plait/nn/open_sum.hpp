@@ -28,7 +28,7 @@ class open_sum {
   T* data() { return value_.data(); }
   /// Null where the sum is closed.
   const T* addend() const { return addend_.data(); }
-  /// Told by who has computed the sum.
+  /// Notes that the caller has computed the sum.
   void closed() { addend_.reset(); }
   /// Computes the sum, in a pass of its own where that is still to be done.
   const tensor_type& close(Device& device) {
@@ -78,8 +78,8 @@ open_sum<T, Spec, Device> closed_view(const microbatch<Device>& mb, const tensor
   return open_sum<T, Spec, Device>(tensor<T, Spec, Device>(mb.ctx, const_cast<T*>(x.data())));
 }
 
-/// Whether a layer that takes an addend adds it in a pass that it makes anyway. A layer need not say so; the layers of
-/// the library tell by `adds_in_product` where a reduction comes between.
+/// Whether a layer that takes an addend adds it in a pass that it makes anyway. A layer need not declare it; the layers
+/// of the library declare by `adds_in_product` where a reduction comes between.
 template <layer L>
 bool adds_in_product(const L& l) {
   if constexpr (requires { l.adds_in_product(); })

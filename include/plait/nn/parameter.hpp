@@ -104,8 +104,8 @@ namespace plait {
 template <class Precision, compute_device Device>
 class parameter;
 
-/// The complete gradient of a parameter: `parameter::reduce` returns it, and nothing else of a parameter is taken by an
-/// optimizer.
+/// The complete gradient of a parameter: `parameter::reduce` returns it, and an optimizer takes nothing else of a
+/// parameter.
 template <class Precision, compute_device Device>
 class reduced_gradient {
  public:
@@ -326,14 +326,14 @@ class parameter {
     set_current(true);
     rounded_current_ = gather_.trivial();
   }
-  /// Begins the sum of a gradient: the first pass forgets what was there, but in memory of the caller's, which is
-  /// zeroed at once. Nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
+  /// Begins the sum of a gradient. The first pass overwrites what was there; memory of the caller's is zeroed at once
+  /// instead. Does nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
   /// complete and that was not reduced; `discard_gradient` is for losing it on purpose.
   void zero_gradient(const context<Device>& ctx) {
     if (added_ && needs_reduction() && !only_counts<Device>) detail::refuse_lost_gradient(info_.name);
     discard_gradient(ctx);
   }
-  /// Begins the sum of a gradient, whatever has become of the one before.
+  /// Begins the sum of a gradient, even if the one before was never reduced.
   void discard_gradient(const context<Device>& ctx) {
     if (frozen_) return;
     added_ = false;
@@ -350,7 +350,8 @@ class parameter {
     if (!frozen_) phase_ = phase::accumulating, empty_ = false;
   }
   /// Completes the gradient over every axis over which it is partial, and over the stages that share the parameter.
-  /// Collective over those. Throws unless backward passes may have added to it since the last `zero_gradient`.
+  /// Collective over these axes and stages. Throws unless backward passes may have added to it since the last
+  /// `zero_gradient`.
   [[nodiscard]] reduced_gradient<Precision, Device> reduce(const context<Device>& ctx) {
     start_reduction(ctx);
     return finish_reduction();

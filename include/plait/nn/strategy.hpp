@@ -180,7 +180,7 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
         return {layout_error::axis_unknown, axis, part->sharded_by(axis), state::varying, state::varying};
   const dim_id sequence = sequence_of(residual);
   const dim_list found = residual.dim_order();
-  // Attention goes by the places of samples and tokens, whatever the first is called.
+  // Attention finds samples and tokens by their places, with any name of the first dim.
   const bool lacks_samples = found.empty() || found[0] == sequence;
   dim_list in_order(lacks_samples ? dim_of<batch> : found[0]);
   in_order.push_back(sequence);
@@ -531,9 +531,9 @@ struct context_parallel : Base {
 };
 
 /// `Base` with parameters stored sharded over the data-parallel ranks and gathered for a whole step: weights with a
-/// hidden dim are sharded along it between steps. Those without one stay whole: norms of heads, and biases of q, k, v
+/// hidden dim are sharded along it between steps. Weights without one stay whole: norms of heads, and biases of q, k, v
 /// and ffn. It shows what a strategy's `stored` does; a step under `zero_level::parameters` gathers unit by unit, as
-/// ZeRO-3 does (Rajbhandari et al. 2020), and divides whatever shapes there are.
+/// ZeRO-3 does (Rajbhandari et al. 2020), and divides all shapes.
 template <class Base>
 struct stored_over_dp : Base {
   template <class Weight>

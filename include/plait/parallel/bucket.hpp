@@ -74,7 +74,7 @@ struct reduction_axes {
   friend bool operator==(const reduction_axes&, const reduction_axes&) = default;
 };
 
-/// Throws for a trainable parameter to whose gradient no pass of the step has added: it would decay, and nothing else.
+/// Throws for a trainable parameter to whose gradient no pass of the step has added: the step would only decay it.
 /// Gradients in the caller's memory are not known to be empty.
 template <class Precision, compute_device Device>
 void require_used(const parameter<Precision, Device>& p) {
@@ -193,7 +193,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   std::int64_t elements() const { return total_; }
   bool trainable() const { return trainable_; }
 
-  /// Starts to bring the values to where layers read them; `finish_gather` waits. Nothing where they are there.
+  /// Starts to bring the values to where layers read them; `finish_gather` waits. Does nothing where they are there.
   void start_gather(const context<Device>& ctx) {
     if (gathering_ || !stale()) return;
     require_in_storage();
@@ -307,8 +307,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     copies_->start_all_reduce(at, at, n, type, reduce_op::sum).swap(copying_);
     copies_started_ = true;
   }
-  /// Where other stages have the parameters too, starts to sum the gradients over those; `finish_reduction` waits.
-  /// Before that it waits for the sums over this stage's ranks.
+  /// Where other stages have the parameters too, starts to sum the gradients over these stages; `finish_reduction`
+  /// waits. Before that it waits for the sums over this stage's ranks.
   void start_ties(const context<Device>& ctx) {
     if (!tied()) return;
     finish_own(ctx);

@@ -39,9 +39,9 @@ struct pipeline_event {
 /// of the rank's program, and the number after the last one is the end of the step.
 class step_watch {
  public:
-  /// Where the times of what is computed are put, in seconds of `comm_clock`: of each unit of a pass by itself, without
-  /// what the unit waits for before; of gathers and reductions how long it took to start them; of the norm and updates
-  /// with what they waited. To measure, the executor then waits for the device. Null: nowhere.
+  /// Where the times are put, in seconds of `comm_clock`. Each unit of a pass has its own time, without the wait before
+  /// it. Gathers and reductions have the time to start them, the norm and updates their time with waits. To
+  /// measure, the executor waits for the device. Null: nowhere.
   std::vector<timed_entry>* times = nullptr;
 
   /// Of all runs so far.

@@ -8,14 +8,14 @@
 
 namespace plait {
 
-/// Runs a `training_step` as a graph: twice as it is, so that all memory is there, then recorded, and replayed from
-/// then on. Loading data and reading the result stay outside of it, and so does the optimizer's `begin_step`, whose
-/// numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers it as one
-/// operation. In two cases the step runs unrecorded, in the memory of the graph: values of the step are compared
-/// (`value_check`), or a parameter's values have changed outside a step, as by a loaded checkpoint. The next step is
-/// recorded anew. A program must change values on every rank, since NCCL records on all or on none. The ranks of a
-/// pipeline each record their own stages, and launch together. Destroy it before the world: NCCL ends no communicator
-/// while there is a graph that holds its calls.
+/// Runs a `training_step` as a graph. It runs the step twice as it is, so that all memory is there, then records it,
+/// and replays it from then on. Loading data and reading the result stay outside of it, and so does the optimizer's
+/// `begin_step`, whose numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers
+/// it as one operation. In two cases the step runs unrecorded, in the memory of the graph: values of the step are
+/// compared (`value_check`), or a parameter's values have changed outside a step, as by a loaded checkpoint. The next
+/// step is recorded anew. A program must change values on every rank, since NCCL records on all or on none. The ranks
+/// of a pipeline each record their own stages, and launch together. Destroy it before the world: NCCL ends no
+/// communicator while there is a graph that holds its calls.
 ///
 /// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
 /// on in-process ranks, whose threads meet for every collective.

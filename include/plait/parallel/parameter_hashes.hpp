@@ -101,11 +101,11 @@ std::vector<parameter_hash> hashes_of_stages(const context<Device>& ctx, Pipelin
 
 }  // namespace detail
 
-/// Returns the hashes of each parameter, in the order of the forward pass, on every rank alike: they depend neither on
-/// the mesh, nor on how data parallelism cuts parameters, nor on which stage of a pipeline has which; a parameter that
-/// several layers or stages share counts once. Where `gradients` are asked for, those are the reduced ones that the
-/// last step has left, before clipping; there must have been one. Collective over the mesh, and over the stages of a
-/// pipeline; every parameter is gathered, one after the other, so the place to ask is between steps.
+/// Returns the hashes of each parameter, in the order of the forward pass, equal on every rank. They do not depend on
+/// the mesh, on how data parallelism cuts parameters, or on which stage of a pipeline has which. A parameter that
+/// several layers or stages share counts once. `gradients` are the reduced ones that the last step has left, before
+/// clipping; there must have been a step. Collective over the mesh, and over the stages of a pipeline. Every parameter
+/// is gathered, one after the other, so the place to ask is between steps.
 template <compute_device Device, class Model>
 std::vector<parameter_hash> parameter_hashes(const context<Device>& ctx, Model& model, bool gradients = false) {
   std::vector<parameter_hash> here;

@@ -196,8 +196,8 @@ struct reduced_units {
 };
 
 /// A model as one or more stages, shared out over the ranks of a pipeline and run by a schedule: what `training_step`
-/// runs, and visitors of parameters see as a model with this rank's parameters. Every model is one, of one stage
-/// where nothing else is said.
+/// runs, and visitors of parameters see as a model with this rank's parameters. Every model is a pipeline, of one stage
+/// by default.
 template <model Stage>
 class pipeline {
  public:
@@ -301,8 +301,8 @@ class pipeline {
     executor_->release_by_schedule();
     units_.ask_nobody();
   }
-  /// Brings values that have changed, as by a loaded checkpoint, to where layers read them, but for
-  /// parameters that are gathered at each use. The next pass would do it.
+  /// Brings values that have changed, as by a loaded checkpoint, to where layers read them, except parameters that are
+  /// gathered at each use. Otherwise the next pass does it.
   void gather_changed(const context<device>& ctx) {
     units_.gather_changed(ctx);
     settle();
@@ -359,8 +359,8 @@ class pipeline {
   using activation = typename Stage::activation;
   using gradient = typename Stage::gradient;
 
-  /// Refers to whatever visits parameters, for the length of a visit: a stage compiles its visit once, and not for
-  /// each of its visitors.
+  /// Refers to any visitor of parameters for the length of a visit, so that a stage compiles its visit once for all
+  /// visitors.
   class visitor {
    public:
     template <class F>

@@ -169,8 +169,8 @@ class training_step {
     loaded_ = true;
   }
 
-  /// Throws unless there are tokens for a run, which this uses up, and the optimizer has begun one step: for who
-  /// replays a run, as `graph_step` does.
+  /// Throws unless there are tokens for a run, which this uses up, and the optimizer has begun one step. A caller that
+  /// replays a run needs it, as `graph_step` does.
   void take_loaded() {
     if (!std::exchange(loaded_, false) && !only_counts<device>)
       fail(ran_
@@ -180,7 +180,7 @@ class training_step {
     if constexpr (!only_counts<device>) optimizer_.take_step();
     ran_ = true;
   }
-  /// The next run is on the tokens of the one before: for benchmarks, and tests of memorising.
+  /// The next run uses the tokens of the last one again: for benchmarks, and tests of memorising.
   void load_again() {
     if (!ran_) fail("training step: load_again() before the first run(ctx)");
     loaded_ = true;
@@ -249,7 +249,7 @@ class training_step {
     void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
   };
 
-  /// Sums the loss, and the squares of gradients, over all ranks, and tells the optimizer by what it clips.
+  /// Sums the loss, and the squares of gradients, over all ranks, and gives the optimizer the factor of clipping.
   void clip_by_norm(const context<device>& ctx, std::span<const reduced> gradients) {
     mean_.finish(ctx);
     sum_over_stages(mean_.loss_sum(), 1, dtype::f64);

@@ -29,7 +29,7 @@ class parameter_units {
   using bucket = parameter_bucket<Precision, Device>;
   using gradients = std::vector<reduced_gradient<Precision, Device>>;
 
-  /// `axes` are those over which data is spread, of the mesh of a stage.
+  /// `axes` are the axes, in the mesh of a stage, over which data is spread.
   parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
                   bucket_cut cut = bucket_cut::even, gradient_wire wire = gradient_wire::full)
       : level_(level), cut_(cut), wire_(wire), ranks_(ctx.ranks, axes) {
@@ -165,7 +165,7 @@ class parameter_units {
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->start_copies();
   }
-  /// Starts the last part of a unit's reduction where other stages have its parameters too: the sum over those.
+  /// Starts the last part of a unit's reduction where other stages have its parameters too: the sum over these stages.
   void reduce_ties(const context<Device>& ctx, int unit) {
     for (const auto& b : at(unit).buckets) b->start_ties(ctx);
     for (parameter* p : at(unit).alone)

@@ -284,8 +284,8 @@ inline hardware gb200() {
   return h;
 }
 
-/// One core of a server as a rank of an in-process mesh. Its figures only show what magnitudes to expect; a file for
-/// the machine at hand takes their place.
+/// One core of a server as a rank of an in-process mesh. Its figures only show what magnitudes to expect; a file for a
+/// real machine replaces them.
 inline hardware cpu() {
   hardware h;
   h.name = "CPU";

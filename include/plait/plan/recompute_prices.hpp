@@ -17,8 +17,8 @@
 
 namespace plait {
 
-/// The price of bytes in operations of matrix products, to compare what is made again: a byte that is written
-/// anew, and one that is sent anew. The defaults are an H100's in bf16 (989 TFLOP/s, 3.35 TB/s, 450 GB/s over NVLink).
+/// The price of bytes in operations of matrix products, to compare what is repeated: a byte that is written again, and
+/// a byte that is sent again. The defaults are an H100's in bf16 (989 TFLOP/s, 3.35 TB/s, 450 GB/s over NVLink).
 struct recompute_rates {
   double operations_per_byte = 300;
   double operations_per_sent_byte = 2200;

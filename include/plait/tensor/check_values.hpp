@@ -294,8 +294,8 @@ void arm_checks(const context<Device>& ctx) {
 }  // namespace detail
 
 /// Throws `error_of_all` on every rank unless ranks have equal elements along the axes over which the tensor is
-/// invariant or replicated. The text names the axis, the ranks and how far they differ. Differences up
-/// to `tolerance` times the norm are none. Collective over the world, whatever `value_check` is.
+/// invariant or replicated. The text names the axis, the ranks and how far they differ. Differences up to `tolerance`
+/// times the norm are none. Collective over the world, at any `value_check`.
 template <class T, spec_like Spec, compute_device Device>
 void require_equal(const context<Device>& ctx, const tensor<T, Spec, Device>& value, std::string_view name = "a tensor",
                    double tolerance = 0) {

@@ -92,8 +92,8 @@ struct microbatch {
   std::int64_t first_sample = 0;
   /// Which microbatch of its step it is, and of how many: deterministic sums over samples go by it.
   std::int64_t index = 0, count = 1;
-  /// Whether dropout drops elements: true in training. `pipeline::evaluate` and whatever makes scores set it to false,
-  /// and so must a program that evaluates layers itself.
+  /// Whether dropout drops elements: true in training. `pipeline::evaluate` and all code that makes scores set it to
+  /// false. A program that evaluates layers itself must do so too.
   bool drops = true;
   /// For sequences packed from documents: the position of the first token of each token's document, in the device's
   /// memory, one for each of this rank's tokens; null: none. Must not decrease along the text.

@@ -26,7 +26,7 @@ struct attach_options {
   double deadline = 600;                                ///< see nccl::options
   std::uint64_t seed = 0;                               ///< of weights and dropout
   std::size_t registered_bytes = 0;                     ///< see nccl::options
-  /// The program's own allocator, from which the device's memory comes, but for one word of the thread that watches for
+  /// The program's own allocator. The device's memory comes from it, except one word of the thread that watches for
   /// lost ranks; see cuda::options.
   memory_functions<cudaStream_t> memory{};
 };

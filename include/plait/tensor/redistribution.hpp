@@ -29,7 +29,7 @@ namespace plait {
 void enforce_axes(const layout& a, const mesh_shape& mesh, std::string_view where);
 
 /// `a` without the axes along which there is one rank: they cost nothing and mean nothing. Axes that the mesh does not
-/// have go as well: `enforce_axes` comes first.
+/// have are removed as well: `enforce_axes` comes first.
 layout prune(const layout& a, const world& w);
 
 /// Returns the moves of a plan in words: "all_gather over tp".

@@ -70,7 +70,7 @@ class sequence_order {
 };
 
 /// Whether some token of `queries` sees one of `keys` under a causal mask; with a window, the token at position p sees
-/// those from p - window + 1 on (0: all).
+/// tokens from p - window + 1 on (0: all).
 inline bool sees(const token_run& queries, const token_run& keys, std::int64_t window = 0) {
   const std::int64_t last_query = queries.position + queries.length - 1, last_key = keys.position + keys.length - 1;
   return keys.position <= last_query && (window == 0 || last_key > queries.position - window);

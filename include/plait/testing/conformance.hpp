@@ -1,5 +1,5 @@
-// The conformance suite for communicators, for those who write one: every rank calls `testing::conformance(comm)`, and
-// a difference throws `plait::error`.
+// The conformance suite for authors of communicators: every rank calls `testing::conformance(comm)`, and a difference
+// throws `plait::error`.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@
 
 namespace plait::testing::conformance_parts {
 
-/// A device's memory, one for each rank's thread. Arrays of the suite lie in it under a `memory_scope`, else in the
-/// host's memory.
+/// A device's memory, one for each rank's thread. Arrays of the suite lie in it under a `memory_scope`, otherwise in
+/// the host's memory.
 class test_memory {
  public:
   virtual ~test_memory() = default;
@@ -219,7 +219,7 @@ void check_reduce_scatter(C& comm, std::size_t n, reduce_op op, how h, unsigned 
   }
 }
 
-/// A NaN on any rank is the maximum and the minimum, whichever rank has it; elements without one are as ever. Every
+/// A NaN on any rank is the maximum and the minimum, whichever rank has it; elements without one are as usual. Every
 /// third element has a NaN on one rank, every seventh on all; where one rank has it, others have an infinity at times.
 template <class T, class C>
 void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool scatter) {

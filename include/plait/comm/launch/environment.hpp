@@ -32,7 +32,7 @@ namespace detail {
 inline constexpr int any_number = std::numeric_limits<int>::max();
 inline constexpr std::size_t most_token_bytes = 200;
 
-/// The number in an environment variable; `who` sets it.
+/// Returns the number in an environment variable; `who` is what sets it.
 template <class Get>
 int number_in(const Get& get, const char* name, const char* who, int least, int most) {
   const char* const text = get(name);
@@ -97,12 +97,12 @@ std::string token_in(const Get& get) {
 
 }  // namespace detail
 
-/// Reads the environment, where `get(name)` is a variable's value or null: RANK, WORLD_SIZE, LOCAL_RANK,
-/// MASTER_ADDR and MASTER_PORT, as torchrun sets them; else SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID. Under Slurm,
-/// rank 0's host is MASTER_ADDR or the first of the step's node list. The port is MASTER_PORT or made from the job's
-/// number, so that two jobs on a host do not meet. The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's
-/// job and step) and the secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where
-/// rank 0 listens. Throws `plait::error` that names the variable that is missing or malformed.
+/// Reads the environment, where `get(name)` is a variable's value or null: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+/// and MASTER_PORT, as torchrun sets them; otherwise SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID. Under Slurm, rank
+/// 0's host is MASTER_ADDR or the first of the step's node list. The port is MASTER_PORT or made from the job's number,
+/// so that two jobs on a host do not meet. The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's job and step)
+/// and the secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where rank 0
+/// listens. Throws `plait::error` that names the variable that is missing or malformed.
 ///
 /// PLAIT_PORT, where it is set, is the port, however the processes were started: a program in which torch.distributed,
 /// or a store of its own, listens on MASTER_PORT sets it to another free port of rank 0's host. It is equal on all

@@ -202,8 +202,8 @@ inline tcp_socket connected(const std::string& address, int port_number, double 
 }
 
 // A greeting: "plaitid2", rank, size and the length of the token as 4 bytes each, most significant first, and the
-// token; the answer: 1 or 0 for yes or no, the length, and the bytes or the reason. The token is not hidden from who
-// reads the network: it keeps out who can reach the port alone.
+// token; the answer: 1 or 0 for yes or no, the length, and the bytes or the reason. The token is not encrypted: it
+// keeps out a process that can reach the port, but not one that reads the network.
 inline constexpr std::string_view hello_magic = "plaitid2";
 inline constexpr std::size_t hello_head = 20;
 inline constexpr std::size_t longest_answer = 1 << 16;

@@ -37,7 +37,8 @@ inline int world_rank() {
   return rank;
 }
 
-/// Prints the reason and ends all processes. The pause lets the launcher forward the text before it kills everybody.
+/// Prints the reason and ends all processes. The pause lets the launcher forward the text before it kills all
+/// processes.
 [[noreturn]] inline void end_all(const std::string& why) noexcept {
   std::fprintf(stderr, "rank %d: %s\n", world_rank(), why.c_str());
   std::fflush(stderr);

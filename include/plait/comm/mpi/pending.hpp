@@ -50,7 +50,7 @@ struct presence {
   std::array<call_count, most> calls{};
 
   /// Returns how many collectives the rank has called on the communicator of this label: the fewest where there are
-  /// several of them, and none where it is not told.
+  /// several of them, and none where the rank has not reported it.
   std::uint64_t called(const call_count& on) const {
     std::uint64_t fewest = UINT64_MAX;
     for (std::size_t i = 0; i < communicators; ++i)
@@ -89,7 +89,7 @@ class roll_call {
     MPI_Comm_free(&comm_);
   }
 
-  /// Tells all other ranks for what this one waits, and what it has called.
+  /// Sends all other ranks what this one waits for, and what it has called.
   void announce(const std::string& waits_for, const std::vector<const call_count*>& calls) {
     collect();  // of waits that are over
     std::erase_if(sent_, [](message& m) { return finish(m); });
@@ -104,7 +104,7 @@ class roll_call {
     }
   }
 
-  /// Returns who is missing, in words; `o` is past its deadline.
+  /// Returns in words which ranks are missing; `o` is past its deadline.
   std::string missing(const waiting_operation& o) {
     for (int i = 0; i < 20; ++i) {  // messages come in while the library is called
       collect();
@@ -150,7 +150,7 @@ class roll_call {
            " lost, stopped or still at work";
   }
   bool is_silent(std::size_t r) const { return static_cast<int>(r) != rank_ && heard_[r].waits_for[0] == '\0'; }
-  /// The rank of the process in MPI_COMM_WORLD, where it is there.
+  /// The rank of the process in MPI_COMM_WORLD, if it is in it.
   std::size_t name_of(std::size_t r) const {
     return in_world_[r] == MPI_UNDEFINED ? r : static_cast<std::size_t>(in_world_[r]);
   }
@@ -180,7 +180,7 @@ struct family {
   family(MPI_Comm all, int rank, int size) : roll(all, rank, size) {}
 
   roll_call roll;
-  std::vector<const call_count*> calls;  ///< of the communicators that are there
+  std::vector<const call_count*> calls;  ///< of the communicators that exist
 };
 
 /// The state that the copies of a communicator share.
@@ -209,8 +209,8 @@ struct state {
   state() = default;
   state(const state&) = delete;
   state& operator=(const state&) = delete;
-  /// Notes that a communicator of the caller's is attached. Throws `error` if it was: what is started over the one and
-  /// the other would share tags, and the second would take the first's error handler for the caller's.
+  /// Notes that a communicator of the caller's is attached. Throws `error` if it was attached before: operations of
+  /// both would share tags, and the second would take the first's error handler for the caller's.
   void mark() {
     void* value = nullptr;
     int is_attached = 0;
@@ -281,7 +281,7 @@ struct pending {
   }
 
   std::string text() const { return plait::detail::operation_text(name, sequence, home->label); }
-  /// Tells all ranks that this one waits.
+  /// Sends all ranks that this one waits.
   void announce() const { home->kin->roll.announce(text(), home->kin->calls); }
   /// Returns the text of an operation that is past its deadline. Names the ranks that are missing where MPI may be
   /// called (`callable`).
@@ -296,8 +296,8 @@ struct pending {
   }
 };
 
-/// The wait for an operation: after a tenth of the deadline the rank tells the others, and after all of it, it ends all
-/// ranks.
+/// The wait for an operation: after a tenth of the deadline the rank notifies the others, and after the deadline it
+/// ends all ranks.
 class waiting {
  public:
   explicit waiting(const pending& p) : pending_(&p), limit_(p.home->deadline) {}
@@ -320,8 +320,8 @@ class waiting {
 class operation;
 
 /// Moves large operations while their ranks compute: libraries move messages when they are called, and a reduction by
-/// messages has a sum and a second exchange after the first. A thread that looks at all that are in flight; where the
-/// library allows one thread alone, whatever a rank waits for moves them.
+/// messages has a sum and a second exchange after the first. A thread polls all that are in flight; where the library
+/// allows one thread alone, every wait of the rank moves them.
 class mover {
  public:
   mover() = default;

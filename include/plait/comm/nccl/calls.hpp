@@ -64,8 +64,8 @@ struct options {
   /// on all ranks. 0: nothing is registered. NCCL moves what lies there without copies through its own buffers. The
   /// device serves from it what collectives read and write: parameters and their gradients as layers use them, parts on
   /// the way, and buffers of redistributions, but no activations. Too few bytes are an error that names how many are in
-  /// use. Ranks may use different parts of it (NCCL_WIN_DEFAULT), so NCCL's symmetric kernels stay off: those are for
-  /// `communication_memory`.
+  /// use. Ranks may use different parts of it (NCCL_WIN_DEFAULT), so NCCL's symmetric kernels stay off: only
+  /// `communication_memory` has them.
   std::size_t registered_bytes = 0;
   /// Whether a mesh's communicators share NCCL's buffers and channels with the first one (NCCL 2.18; a communicator of
   /// the caller's must have been made with `splitShare`). A world has one for each set of axes that its model asks for;
@@ -105,7 +105,7 @@ inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const st
 
 /// A communicator of the caller's and the stream to use it on, as `typed_group` takes them: each operation is NCCL's
 /// call and the check of its result, without a ledger, a deadline or a check of arguments. It cannot carry layers: for
-/// those, attach by comm/launch/nccl.hpp or tensor/nccl_attach.hpp.
+/// layers, attach by comm/launch/nccl.hpp or tensor/nccl_attach.hpp.
 ///
 ///     plait::nccl::bare_communicator mine{my_comm, my_stream};
 ///     const plait::typed_group<plait::nccl::bare_communicator, tp> group(mine);

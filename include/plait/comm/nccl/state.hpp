@@ -575,7 +575,7 @@ struct state {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     if (window_ == nullptr || link.aborted || home->ranks().failed()) return;
     static_cast<void>(finish());
-    if (!home->ranks().failed()) deregister(window_);  // else it goes with the communicator
+    if (!home->ranks().failed()) deregister(window_);  // otherwise it goes with the communicator
 #endif
   }
   /// Waits, at the end, for a call that is in progress.

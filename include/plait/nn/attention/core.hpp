@@ -28,8 +28,7 @@ struct local_heads {
 };
 
 /// `q` and `k` are this rank's parts [batch, seq, heads, head_dim]. Where kv heads are replicated over further axes,
-/// the queries here need only some of them. Throws where a rank's heads are neither whole groups nor a whole part of
-/// one.
+/// the queries here need only some of them. Throws unless a rank's heads are whole groups or a whole part of one group.
 local_heads share_of_heads(const box& q, const box& k, const std::string& name);
 
 }  // namespace plait::detail

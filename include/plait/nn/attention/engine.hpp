@@ -84,7 +84,8 @@ inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, 
   return s;
 }
 
-/// Writes rows of `width` elements without gaps to rows with a stride of `stride` elements, in another type if need be.
+/// Writes rows of `width` elements without gaps to rows with a stride of `stride` elements, converted if the types
+/// differ.
 template <class From, class To, class Device>
 void write_rows(Device& device, const From* from, std::int64_t rows, std::int64_t width, To* to, std::int64_t stride) {
   if constexpr (std::is_same_v<From, To>) {
@@ -116,7 +117,7 @@ inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std:
 }  // namespace detail
 
 namespace detail {
-/// Whether an engine heeds `attention_part::chunk`; the library's engines do.
+/// Whether an engine supports `attention_part::chunk`; the library's engines do.
 template <class Engine>
 inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
 
@@ -271,7 +272,7 @@ class attention_sum {
   }
 
  private:
-  /// The result for queries of one chunk and keys of one, which waits for those before it.
+  /// The result for queries of one chunk and keys of one chunk, which waits for the results before it.
   struct partial {
     std::int64_t chunk;
     buffer<Device> o, lse;
@@ -392,7 +393,7 @@ class attention_gradient_sum {
       backward(keys, q, k, dq_.template data<S>(), dk, dv, stride);
   }
 
-  // With chunks of tokens, and all keys at hand, what each chunk of queries adds is computed alone.
+  // With chunks of tokens, and all keys on this rank, what each chunk of queries adds is computed alone.
 
   std::size_t chunks() const { return queries_.size(); }
   std::int64_t chunk(std::size_t i) const { return queries_[i].position / chunk_; }

@@ -102,7 +102,7 @@ class linear_biases {
         kernels::add_bias(device, p.used_value() + b * n, y + b * rows * stride + at, rows, n, stride);
     });
   }
-  /// Adds to the gradients of those from `begin` to `end`, by a pass over the output's gradient.
+  /// Adds to the gradients of the biases from `begin` to `end`, by a pass over the output's gradient.
   void add_gradients(Device& device, const T* dy, std::int64_t size, std::size_t begin, std::size_t end) const {
     each(begin, end, [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
       if (!p.trainable()) return;

@@ -177,7 +177,7 @@ inline void check_overlap(const std::string& name, std::int64_t chunks, const re
 }
 
 /// Whether a linear under this policy sends anything, forward or backward, on axes of more than one rank; true also
-/// where it is refused for something else.
+/// where it is refused for another reason.
 template <class Policy>
 constexpr bool sends() {
   const auto moves = [](const layout& from, const layout& to) {

@@ -199,8 +199,8 @@ class parameter_array {
     if (callers_gradients_ && trainable()) gradients_ = gradients;
   }
 
-  /// From now on its memory is what `lender`, which it keeps alive, has it use: `use_values` and `use_gradients` say
-  /// where. Memory of its own is released.
+  /// From now on `lender` provides its memory, and is kept alive: `use_values` and `use_gradients` set where it is.
+  /// Memory of its own is released.
   void lend(std::shared_ptr<void> lender) {
     if (callers_values_ || callers_gradients_) fail("parameter_array: the caller's memory cannot be replaced");
     lender_ = std::move(lender);

@@ -33,14 +33,14 @@ struct parameter_info {
   /// summed over the two.
   bool tied_across_stages = false;
   /// Whether it belongs to a hidden layer. The rows of embeddings, of learned positions and of a model's head stand for
-  /// one token or place each: they say no, and optimizers of matrices leave them alone
+  /// one token or place each. They set it to false, and optimizers of matrices leave them alone
   /// (parallel/optim/muon.hpp).
   bool hidden_layer = true;
 };
 
-/// Whether a parameter is a matrix of a hidden layer, by its logical shape: what Muon takes. Embeddings and heads say
-/// that they are none (`parameter_info::hidden_layer`); norms and biases are no matrices, nor are the weights of
-/// experts that lie in one parameter.
+/// Whether a parameter is a matrix of a hidden layer, by its logical shape: what Muon takes. Embeddings and heads are
+/// excluded by `parameter_info::hidden_layer`. Norms, biases, and experts' weights that lie in one parameter are no
+/// matrices.
 inline bool is_hidden_matrix(const parameter_info& info) { return info.hidden_layer && info.shape.size() == 2; }
 
 /// Returns what the update of a parameter costs, in any unit, where each has one owner: rows x columns x min(rows,

@@ -16,7 +16,7 @@
 
 namespace plait {
 
-/// The options of an optimizer say which one it is.
+/// The options of an optimizer; their type selects which one it is.
 using optimizer_options = std::variant<adamw_options, muon_options>;
 
 /// Returns the bytes that an optimizer keeps for a parameter whose `elements` on this rank it updates. `place` is the
@@ -32,7 +32,7 @@ std::size_t moment_bytes(const optimizer_options& options, const parameter_info&
   return is_hidden_matrix(info) ? both.second : both.bytes;  // one of the two
 }
 
-/// An optimizer whose kind its options say.
+/// An optimizer whose options select its kind.
 template <class Precision, compute_device Device = cpu>
 class chosen_optimizer {
  public:

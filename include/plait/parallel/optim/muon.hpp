@@ -129,8 +129,8 @@ inline double scale_of(muon_scale scale, std::int64_t rows, std::int64_t columns
   return scale == muon_scale::original ? std::sqrt(std::max(1.0, r / c)) : 0.2 * std::sqrt(std::max(r, c));
 }
 
-// Matrices that the ranks of a group store in parts, shared out among them: each has one owner, who is sent the parts,
-// works on the whole and sends them back.
+// Matrices that the ranks of a group store in parts, shared out among them: each has one owner, which gets the parts,
+// works on the whole and sends the parts back.
 
 /// A matrix that is stored in parts: how it lies, and what its owner's work on it costs, in any unit.
 struct stored_matrix {
@@ -215,9 +215,9 @@ class matrix_owners {
 /// Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982) with decoupled weight decay, on the matrices of hidden
 /// layers (`is_hidden_matrix`), and AdamW on all other parameters. It keeps one moment of a matrix, as it is stored.
 ///
-/// The ranks of a group that store parts of matrices share the work between them: each matrix has one owner, who makes
-/// it orthogonal and sends the parts back. Ranks that store whole copies, as along dp, each do all of their work. All
-/// ranks of a stage update their parameters in one order.
+/// The ranks of a group that store parts of matrices share the work between them: each matrix has one owner, which
+/// makes it orthogonal and sends the parts back. Ranks that store whole copies, as along dp, each do all of their work.
+/// All ranks of a stage update their parameters in one order.
 ///
 /// On a GPU in bf16, the factors of products are bf16 and their sums float.
 template <class Precision, compute_device Device = cpu>
