@@ -1,11 +1,11 @@
-"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below, is in no circle, and
-opens with a comment of one to four lines that says what it is; files that the comment names exist. Comments begin
-with a subject, not with "What" or "The same"; none says "Next:" or "Likewise", and no text has an option of a
-program, such as --mesh: an error names the field, and the program adds its option. Beside headers there is nothing but
-sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
+"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below, is in no circle, and opens with a comment
+of one to four lines that says what it is; files that the comment names exist. Comments begin with a subject, not with
+"What" or "The same"; none says "Next:" or "Likewise", and a sentence has at most MOST_WORDS words. No text has an option
+of a program, such as --mesh: an error names the field, and the program adds its option. Beside headers there is nothing
+but sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
 first, after macros of these names. A function has at most MOST_FUNCTION_LINES lines, from the line of its opening brace
-to that of its closing one, and a folder at most MOST_FILES files. LONG_FUNCTIONS names what is longer
-today, and its numbers only ever fall.
+to that of its closing one, and a folder at most MOST_FILES files. LONG_FUNCTIONS names what is longer today, and its
+numbers only ever fall.
 
 The lowest floors include only the standard library.
 
@@ -19,6 +19,7 @@ FLOORS = ["core", "layout", "schedule", "io", "device", "kernels", "comm", "tens
           "checkpoint", "plan", "models", "testing"]
 STANDARD_ONLY = {"core", "layout", "schedule"}
 MOST_OPENING_LINES = 4
+MOST_WORDS = 25
 MOST_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
     "kernels/cuda/attention_kernels.hpp": 155,
@@ -27,6 +28,8 @@ MOST_FILES = 15
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at
 OPTION = re.compile(r'"[^"\n]*(?<![\w-])--[a-z][a-z-]+[^"\n]*"')  # of a program, in a text
+COMMENT = re.compile(r"\s*///?<? ?(.*)")
+SENTENCE_END = re.compile(r"(?<=[.:;!?]) ")
 NO_SUBJECT = re.compile(r"///? (What|The same)\b")  # where an opening comment or a docstring begins
 PROTECTED = re.compile(r'^#pragma push_macro\("(\w+)"\)$', re.MULTILINE)
 NO_CODE = re.compile(r"""//[^\n]*|/\*.*?\*/|^[ \t]*\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""", re.DOTALL | re.MULTILINE)
@@ -53,6 +56,20 @@ def longest_function(text: str) -> tuple[int, int]:
                 longest = max(longest, (line - begin + 1, begin))
         head = "" if letter in "{};" else head + letter
     return longest
+
+
+def long_sentences(text: str) -> list[str]:
+    """The sentences of comments that have more than MOST_WORDS words. An indented line or an empty one ends a sentence;
+    what has no letter is no word."""
+    blocks = [""]
+    for line in text.split("\n"):
+        found = COMMENT.fullmatch(line)
+        if found is None or found.group(1) == "" or found.group(1).startswith("  "):
+            blocks.append("")
+        else:
+            blocks[-1] += f" {found.group(1)}"
+    sentences = [s for block in blocks for s in SENTENCE_END.split(block)]
+    return [s.strip() for s in sentences if sum(bool(re.search("[A-Za-z]", w)) for w in s.split()) > MOST_WORDS]
 
 
 def sizes(root: pathlib.Path) -> list[str]:
@@ -133,6 +150,7 @@ def main() -> int:
         for line in text.split("\n"):
             if WORDS.search(line) or OPTION.search(line):
                 complaints.append(f"{name}: has 'Next:', 'Likewise' or the option of a program: {line.strip()}")
+        complaints += [f"{name}: a sentence with more than {MOST_WORDS} words: {s}" for s in long_sentences(text)]
         lines = [line.strip() for line in text.split("\n")]
         for before, line in zip(["", *lines], lines):
             if (line is lines[0] or line.startswith("///") and not before.startswith("///")) and NO_SUBJECT.match(line):
