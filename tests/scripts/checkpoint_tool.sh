@@ -351,7 +351,7 @@ says out 'layout: \x1b[2J\xc2\x9b31mdp=1\n'
 cp -r tp bad
 box=$(steps flip bad/step-00000004 model.layers.0.mlp.down_proj.weight)
 expect 1 verify bad/step-00000004
-says out "tensor 'model.layers.0.mlp.down_proj.weight' box $box (bytes "
+says out "tensor 'model.layers.0.mlp.down_proj.weight' box $box, 4096 bytes from "
 says out "bad/step-00000004: 1 fault"
 expect 1 verify bad
 says out "1 step whole: "
