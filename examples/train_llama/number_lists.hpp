@@ -7,7 +7,7 @@
 
 #include "options.hpp"
 #include "plait/comm/value_checks.hpp"
-#include "plait/core/deterministic.hpp"
+#include "plait/core/types.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/schedule/parse.hpp"
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plait/comm/value_checks.hpp"
-#include "plait/core/deterministic.hpp"
 #include "plait/core/recompute.hpp"
+#include "plait/core/types.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention/policy.hpp"

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/deterministic.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/layout/mesh.hpp"

@@ -12,9 +12,9 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/containers.hpp"
-#include "plait/core/deterministic.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/device/device.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
@@ -79,7 +79,7 @@ struct context {
   world& ranks;
   dim_sizes sizes;
   std::uint64_t seed = 0;
-  /// How sums are made that the layout cuts (core/deterministic.hpp).
+  /// How sums are made that the layout cuts (core/types.hpp).
   deterministic_leaves deterministic{};
 };
 
