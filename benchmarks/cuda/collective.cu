@@ -43,10 +43,12 @@ void measure(const options& o, parts&) {
     float* const data = x(0);
     const cudaStream_t stream = device.main_stream().handle();
     const plait::typed_group<plait::nccl::communicator, plait::tp> group(comm);
+    const plait::rank_place here{plait::mesh<plait::axis<plait::tp, 1>>::static_shape(), 0,
+                                 plait::sizes_of<plait::hidden>(n)};
     const std::pair<const char*, std::function<void()>> ways[] = {
         {"raw", [&] { check(ncclAllReduce(data, data, n, ncclFloat32, ncclSum, raw.get(), stream), "summing"); }},
         {"untyped", [&] { comm.all_reduce(data, data, n, plait::dtype::f32, plait::reduce_op::sum); }},
-        {"typed", [&] { group.all_reduce<after>(plait::local_part<float, before>{data}, n); }}};
+        {"typed", [&] { group.all_reduce<after>(plait::part<float, before>(here, data)); }}};
     constexpr std::size_t count = 3;
     std::vector<double> times[count];
     const int repeats = o.tiny ? 4 : 100;  // fewer than what a stream takes before the host has to wait

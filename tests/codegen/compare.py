@@ -42,7 +42,13 @@ def normalise(body: list[str]) -> list[str]:
     text = "\n".join(body)
     used = set(re.findall(r"\.L\w+(?!\w|:)", text))
     kept = [line for line in body if not (line.endswith(":") and line[:-1] not in used)]
-    return [re.sub(r"\.L\w+", rename, line) for line in kept]
+    lines = [re.sub(r"\.L\w+", rename, line) for line in kept]
+    # Whether two registers are equal is asked in either order.
+    for at, line in enumerate(lines[:-1]):
+        compare = re.match(r"(cmp\w?) (%\w+), (%\w+)$", line)
+        if compare and re.match(r"jn?e ", lines[at + 1]):
+            lines[at] = f"{compare.group(1)} {', '.join(sorted(compare.group(2, 3)))}"
+    return lines
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 // A typed collective is the communicator's own call: nothing before it, nothing after it but the pointer that it
 // returns.
 #include "plait/comm/typed.hpp"
+#include "plait/layout/apply.hpp"
 
 using namespace plait;
 
@@ -21,57 +22,75 @@ using scattered = spec<shard<seq, cp, tp>, hidden>;
 using weight_gradient = spec<hidden, partial<dp, cp, tp>>;
 using summed = spec<hidden, invariant<dp, cp, tp>>;
 
+/// What a program that checks its arrays has of one.
+template <class T>
+struct array {
+  T* data;
+  std::int64_t size;
+  box where;
+};
+template <class T>
+std::size_t count(const array<T>& x) {
+  return static_cast<std::size_t>(x.size);
+}
+
 extern "C" {
 
-float* typed_all_reduce_in_place(opaque* comm, float* x, std::size_t n) {
+float* typed_all_reduce_in_place(opaque* comm, const part<float, pending>& x) {
   const typed_group<opaque, tp> group(*comm);
-  return group.all_reduce<complete>(local_part<float, pending>{x}, n).data;
+  return group.all_reduce<complete>(x).unchecked();
 }
-float* raw_all_reduce_in_place(opaque* comm, float* x, std::size_t n) {
-  comm->all_reduce(x, x, n, dtype::f32, reduce_op::sum);
-  return x;
+float* raw_all_reduce_in_place(opaque* comm, const array<float>& x) {
+  comm->all_reduce(x.data, x.data, count(x), dtype::f32, reduce_op::sum);
+  return x.data;
 }
 
-void typed_all_reduce(opaque* comm, const float* x, float* y, std::size_t n) {
+void typed_all_reduce(opaque* comm, const part<const float, pending>& x, const part<float, settled>& y) {
   const typed_group<opaque, tp> group(*comm);
-  group.all_reduce(local_part<const float, pending>{x}, local_part<float, settled>{y}, n);
+  group.all_reduce(x, y);
 }
-void raw_all_reduce(opaque* comm, const float* x, float* y, std::size_t n) {
-  comm->all_reduce(x, y, n, dtype::f32, reduce_op::sum);
+void raw_all_reduce(opaque* comm, const array<const float>& x, const array<float>& y) {
+  detail::require_one_shape("all_reduce", x.where, y.where);
+  comm->all_reduce(x.data, y.data, count(x), dtype::f32, reduce_op::sum);
 }
 
-void typed_all_reduce_three_axes(opaque* comm, double* x, std::size_t n) {
+void typed_all_reduce_three_axes(opaque* comm, const part<double, weight_gradient>& x) {
   const typed_group<opaque, dp, cp, tp> group(*comm);
-  group.all_reduce<summed>(local_part<double, weight_gradient>{x}, n);
+  group.all_reduce<summed>(x);
 }
-void raw_all_reduce_three_axes(opaque* comm, double* x, std::size_t n) {
-  comm->all_reduce(x, x, n, dtype::f64, reduce_op::sum);
-}
-
-void typed_all_gather(opaque* comm, const bf16* x, bf16* y, std::size_t n) {
-  const typed_group<opaque, tp> group(*comm);
-  group.all_gather(local_part<const bf16, scattered>{x}, local_part<bf16, complete>{y}, n);
-}
-void raw_all_gather(opaque* comm, const bf16* x, bf16* y, std::size_t n) { comm->all_gather(x, y, n, dtype::bf16); }
-
-float* typed_reduce_scatter(opaque* comm, const float* x, float* y, std::size_t n) {
-  const typed_group<opaque, tp> group(*comm);
-  return group.reduce_scatter(local_part<const float, pending>{x}, local_part<float, scattered>{y}, n).data;
-}
-float* raw_reduce_scatter(opaque* comm, const float* x, float* y, std::size_t n) {
-  comm->reduce_scatter(x, y, n, dtype::f32, reduce_op::sum);
-  return y;
+void raw_all_reduce_three_axes(opaque* comm, const array<double>& x) {
+  comm->all_reduce(x.data, x.data, count(x), dtype::f64, reduce_op::sum);
 }
 
-// Megatron's pair around a block with sequence parallelism, on one buffer each way.
-void typed_gather_then_scatter(opaque* comm, float* part, float* whole, std::size_t n) {
+void typed_all_gather(opaque* comm, const part<const bf16, scattered>& x, const part<bf16, complete>& y) {
   const typed_group<opaque, tp> group(*comm);
-  group.all_gather(local_part<float, scattered>{part}, local_part<float, complete>{whole}, n);
-  group.reduce_scatter(local_part<float, pending>{whole}, local_part<float, scattered>{part}, n);
+  group.all_gather(x, y);
 }
-void raw_gather_then_scatter(opaque* comm, float* part, float* whole, std::size_t n) {
-  comm->all_gather(part, whole, n, dtype::f32);
-  comm->reduce_scatter(whole, part, n, dtype::f32, reduce_op::sum);
+void raw_all_gather(opaque* comm, const array<const bf16>& x, const array<bf16>& y) {
+  detail::require_one_shape("all_gather", x.where, y.where);
+  comm->all_gather(x.data, y.data, count(x), dtype::bf16);
+}
+
+float* typed_reduce_scatter(opaque* comm, const part<const float, pending>& x, const part<float, scattered>& y) {
+  const typed_group<opaque, tp> group(*comm);
+  return group.reduce_scatter(x, y).unchecked();
+}
+float* raw_reduce_scatter(opaque* comm, const array<const float>& x, const array<float>& y) {
+  detail::require_one_shape("reduce_scatter", x.where, y.where);
+  comm->reduce_scatter(x.data, y.data, count(y), dtype::f32, reduce_op::sum);
+  return y.data;
+}
+
+// A program's own kernel behind `apply` is a call of the kernel, after the compares of sizes.
+void gelu(float* y, const float* x, std::int64_t n);
+float* typed_nonlinear(const part<float, settled>& y, const part<const float, settled>& x) {
+  return apply(rule::nonlinear, gelu, y, x).unchecked();
+}
+float* raw_nonlinear(const part<float, settled>& y, const part<const float, settled>& x) {
+  if (!y || !x) detail::refuse_kernel_memory();
+  detail::require_equal_sizes(y, x);
+  gelu(y.unchecked(), x.unchecked(), y.size());
+  return y.unchecked();
 }
 
 }  // extern "C"

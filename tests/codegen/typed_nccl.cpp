@@ -12,31 +12,48 @@ using complete = spec<shard<seq, cp>, hidden, replicate<tp>>;
 using scattered = spec<shard<seq, cp, tp>, hidden>;
 using group = typed_group<const nccl::bare_communicator, tp>;
 
+/// What a program that checks its arrays has of one.
+template <class T>
+struct array {
+  T* data;
+  std::int64_t size;
+  box where;
+};
+template <class T>
+std::size_t count(const array<T>& x) {
+  return static_cast<std::size_t>(x.size);
+}
+
 extern "C" {
 
-float* typed_nccl_all_reduce(ncclComm_t comm, cudaStream_t stream, float* x, std::size_t n) {
+float* typed_nccl_all_reduce(ncclComm_t comm, cudaStream_t stream, const part<float, pending>& x) {
   const nccl::bare_communicator mine{comm, stream};
-  return group(mine).all_reduce<complete>(local_part<float, pending>{x}, n).data;
+  return group(mine).all_reduce<complete>(x).unchecked();
 }
-float* raw_nccl_all_reduce(ncclComm_t comm, cudaStream_t stream, float* x, std::size_t n) {
-  check(ncclAllReduce(x, x, n, ncclFloat32, ncclSum, comm, stream), "ncclAllReduce");
-  return x;
+float* raw_nccl_all_reduce(ncclComm_t comm, cudaStream_t stream, const array<float>& x) {
+  check(ncclAllReduce(x.data, x.data, count(x), ncclFloat32, ncclSum, comm, stream), "ncclAllReduce");
+  return x.data;
 }
 
-void typed_nccl_all_gather(ncclComm_t comm, cudaStream_t stream, const bf16* x, bf16* y, std::size_t n) {
+void typed_nccl_all_gather(ncclComm_t comm, cudaStream_t stream, const part<const bf16, scattered>& x,
+                           const part<bf16, complete>& y) {
   const nccl::bare_communicator mine{comm, stream};
-  group(mine).all_gather(local_part<const bf16, scattered>{x}, local_part<bf16, complete>{y}, n);
+  group(mine).all_gather(x, y);
 }
-void raw_nccl_all_gather(ncclComm_t comm, cudaStream_t stream, const bf16* x, bf16* y, std::size_t n) {
-  check(ncclAllGather(x, y, n, ncclBfloat16, comm, stream), "ncclAllGather");
+void raw_nccl_all_gather(ncclComm_t comm, cudaStream_t stream, const array<const bf16>& x, const array<bf16>& y) {
+  detail::require_one_shape("all_gather", x.where, y.where);
+  check(ncclAllGather(x.data, y.data, count(x), ncclBfloat16, comm, stream), "ncclAllGather");
 }
 
-void typed_nccl_reduce_scatter(ncclComm_t comm, cudaStream_t stream, const double* x, double* y, std::size_t n) {
+void typed_nccl_reduce_scatter(ncclComm_t comm, cudaStream_t stream, const part<const double, pending>& x,
+                               const part<double, scattered>& y) {
   const nccl::bare_communicator mine{comm, stream};
-  group(mine).reduce_scatter(local_part<const double, pending>{x}, local_part<double, scattered>{y}, n);
+  group(mine).reduce_scatter(x, y);
 }
-void raw_nccl_reduce_scatter(ncclComm_t comm, cudaStream_t stream, const double* x, double* y, std::size_t n) {
-  check(ncclReduceScatter(x, y, n, ncclFloat64, ncclSum, comm, stream), "ncclReduceScatter");
+void raw_nccl_reduce_scatter(ncclComm_t comm, cudaStream_t stream, const array<const double>& x,
+                             const array<double>& y) {
+  detail::require_one_shape("reduce_scatter", x.where, y.where);
+  check(ncclReduceScatter(x.data, y.data, count(y), ncclFloat64, ncclSum, comm, stream), "ncclReduceScatter");
 }
 
 }  // extern "C"

@@ -5,11 +5,11 @@
 using namespace cases;
 
 // The gradient of a norm's weight is pending over data and tensor ranks; a sum over data ranks alone is not enough.
-void reduce(any_communicator& comm, float* x) {
+void reduce(any_communicator& comm, const rank_place& here, float* x) {
 #ifdef PLAIT_FAIL_FIX
   const typed_group<any_communicator, dp, tp> group(comm);
 #else
   const typed_group<any_communicator, dp> group(comm);
 #endif
-  group.all_reduce<spec<hidden, invariant<dp, tp>>>(local_part<float, spec<hidden, partial<dp, tp>>>{x}, 8);
+  group.all_reduce<spec<hidden, invariant<dp, tp>>>(part<float, spec<hidden, partial<dp, tp>>>(here, x));
 }

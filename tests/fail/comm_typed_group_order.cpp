@@ -4,12 +4,12 @@
 
 using namespace cases;
 
-void gather(any_communicator& comm, const float* x, float* y) {
+void gather(any_communicator& comm, const rank_place& here, const float* x, float* y) {
 #ifdef PLAIT_FAIL_FIX
   const typed_group<any_communicator, cp, tp> group(comm);
 #else
   const typed_group<any_communicator, tp, cp> group(comm);
 #endif
-  group.all_gather(local_part<const float, spec<shard<seq, cp, tp>, hidden>>{x},
-                   local_part<float, spec<seq, hidden, replicate<cp, tp>>>{y}, 8);
+  group.all_gather(part<const float, spec<shard<seq, cp, tp>, hidden>>(here, x),
+                   part<float, spec<seq, hidden, replicate<cp, tp>>>(here, y));
 }

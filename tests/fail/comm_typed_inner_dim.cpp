@@ -4,11 +4,11 @@
 
 using namespace cases;
 
-void gather(any_communicator& comm, const float* x, float* y) {
+void gather(any_communicator& comm, const rank_place& here, const float* x, float* y) {
   const typed_group<any_communicator, tp> group(comm);
 #ifdef PLAIT_FAIL_FIX
-  group.all_gather(local_part<const float, scattered>{x}, local_part<float, complete>{y}, 8);
+  group.all_gather(part<const float, scattered>(here, x), part<float, complete>(here, y));
 #else
-  group.all_gather(local_part<const float, spec<seq, shard<hidden, tp>>>{x}, local_part<float, complete>{y}, 8);
+  group.all_gather(part<const float, spec<seq, shard<hidden, tp>>>(here, x), part<float, complete>(here, y));
 #endif
 }

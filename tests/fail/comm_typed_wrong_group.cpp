@@ -4,11 +4,11 @@
 
 using namespace cases;
 
-void reduce(any_communicator& comm, float* x) {
+void reduce(any_communicator& comm, const rank_place& here, float* x) {
 #ifdef PLAIT_FAIL_FIX
   const typed_group<any_communicator, tp> group(comm);
 #else
   const typed_group<any_communicator, dp> group(comm);
 #endif
-  group.all_reduce<complete>(local_part<float, pending>{x}, 8);
+  group.all_reduce<complete>(part<float, pending>(here, x));
 }

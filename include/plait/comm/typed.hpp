@@ -8,16 +8,10 @@
 
 #include "plait/comm/communicator.hpp"
 #include "plait/layout/check.hpp"
+#include "plait/layout/part.hpp"
 #include "plait/layout/plan.hpp"
 
 namespace plait {
-
-/// Where a rank's part of a tensor with spec `Spec` begins, row-major and without gaps. It owns nothing and is passed
-/// in a register, as the pointer is.
-template <class T, spec_like Spec>
-struct local_part {
-  T* data;
-};
 
 namespace detail {
 
@@ -32,6 +26,14 @@ template <class C>
 concept calls_reduce_scatter = requires(C& c, const void* in, void* out, std::size_t n) {
   c.reduce_scatter(in, out, n, dtype::f32, reduce_op::sum);
 };
+
+template <class C>
+concept sends = requires(C& c, const void* in, void* out, std::size_t n) {
+  c.send(in, n, dtype::f32, 0, 0);
+  c.receive(out, n, dtype::f32, 0, 0);
+};
+template <class C>
+concept broadcasts = requires(C& c, void* data, std::size_t n) { c.broadcast(data, n, dtype::f32, 0); };
 
 template <class From, class To>
 struct plan_between {
@@ -67,6 +69,25 @@ constexpr bool is_one_collective() {
   return true;
 }
 
+template <spec_like Spec, axis_like... Axes>
+constexpr bool is_one_stage() {
+  constexpr bool apart = !(layout_v<Spec>.mentions(axis_of<Axes>) || ...);
+  static_assert(apart,
+                "a message goes along an axis that the spec does not mention: a stage's tensors lie on the mesh "
+                "without the axis of the stages");
+  return true;
+}
+template <spec_like Spec, axis_like... Axes>
+constexpr bool is_equal_over() {
+  constexpr bool equal = ((layout_v<Spec>.state_of(axis_of<Axes>) == state::invariant ||
+                           layout_v<Spec>.state_of(axis_of<Axes>) == state::replicated) &&
+                          ...);
+  static_assert(equal,
+                "a broadcast makes a value equal on the ranks of its group: its spec must be invariant or "
+                "replicated over these axes");
+  return true;
+}
+
 }  // namespace detail
 
 /// A communicator together with the axes it spans, the first one major; it refers to the communicator and owns nothing.
@@ -76,7 +97,8 @@ constexpr bool is_one_collective() {
 ///     using product = spec<shard<batch, dp>, hidden, partial<tp>>;     // of a row-parallel weight
 ///     using rows    = spec<shard<batch, dp>, hidden, invariant<tp>>;
 ///     typed_group<nccl::bare_communicator, tp> over_tp(comm);          // or group_over<tp>(world)
-///     over_tp.all_reduce<rows>(local_part<float, product>{y}, tokens * width);
+///     const part<float, product> y(here, pointer);                     // here: a context, or a rank_place
+///     const part<float, rows> sum = over_tp.all_reduce<rows>(y);       // in place
 template <class Comm, axis_like... Axes>
   requires(sizeof...(Axes) > 0)
 class typed_group {
@@ -85,39 +107,75 @@ class typed_group {
 
   constexpr Comm& communicator() const { return *comm_; }
 
-  /// Partial to replicated or invariant. `n`: elements of `in` and of `out`, which may be one array.
+  /// Partial to replicated or invariant; `in` and `out` may be one array. This and what follows throws where `in` and
+  /// `out` were made for other sizes.
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_reduce<Comm>
-  local_part<T, To> all_reduce(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
+  part<T, To> all_reduce(const part<In, From>& in, const part<T, To>& out) const {
     static_assert(detail::is_one_collective<transition_kind::all_reduce, From, To, Axes...>());
-    comm_->all_reduce(in.data, out.data, n, dtype_of<T>, reduce_op::sum);
+    detail::require_one_shape("all_reduce", in.where(), out.where());
+    comm_->all_reduce(in.unchecked(), out.unchecked(), count(in), dtype_of<T>, reduce_op::sum);
     return out;
   }
   /// Does so in place: `x` has spec `To` afterwards.
   template <spec_like To, class T, spec_like From>
-  local_part<T, To> all_reduce(local_part<T, From> x, std::size_t n) const {
-    return all_reduce(x, local_part<T, To>{x.data}, n);
+    requires detail::calls_all_reduce<Comm>
+  part<T, To> all_reduce(const part<T, From>& x) const {
+    static_assert(detail::is_one_collective<transition_kind::all_reduce, From, To, Axes...>());
+    comm_->all_reduce(x.unchecked(), x.unchecked(), count(x), dtype_of<T>, reduce_op::sum);
+    return detail::part_access::with_spec<To>(x);
   }
 
-  /// A sharded first dim to a whole one, replicated or invariant. `n`: elements of `in`; `out` has n per rank.
+  /// A sharded first dim to a whole one, replicated or invariant.
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_gather<Comm>
-  local_part<T, To> all_gather(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
+  part<T, To> all_gather(const part<In, From>& in, const part<T, To>& out) const {
     static_assert(detail::is_one_collective<transition_kind::all_gather, From, To, Axes...>());
-    comm_->all_gather(in.data, out.data, n, dtype_of<T>);
+    detail::require_one_shape("all_gather", in.where(), out.where());
+    comm_->all_gather(in.unchecked(), out.unchecked(), count(in), dtype_of<T>);
     return out;
   }
 
-  /// Partial to a sharded first dim. `n`: elements of `out`; `in` has n per rank.
+  /// Partial to a sharded first dim.
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T> && detail::calls_reduce_scatter<Comm>
-  local_part<T, To> reduce_scatter(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
+  part<T, To> reduce_scatter(const part<In, From>& in, const part<T, To>& out) const {
     static_assert(detail::is_one_collective<transition_kind::reduce_scatter, From, To, Axes...>());
-    comm_->reduce_scatter(in.data, out.data, n, dtype_of<T>, reduce_op::sum);
+    detail::require_one_shape("reduce_scatter", in.where(), out.where());
+    comm_->reduce_scatter(in.unchecked(), out.unchecked(), count(out), dtype_of<T>, reduce_op::sum);
     return out;
+  }
+
+  /// A message between two ranks of the group, which stand for two stages: both lie on the mesh without this axis, so
+  /// neither spec may mention it. `peer`: the other's rank in the group.
+  template <class T, spec_like Spec>
+    requires detail::sends<Comm>
+  void send(const part<T, Spec>& x, int peer, int tag = 0) const {
+    static_assert(detail::is_one_stage<Spec, Axes...>());
+    comm_->send(x.unchecked(), count(x), dtype_of<std::remove_const_t<T>>, peer, tag);
+  }
+  template <class T, spec_like Spec>
+    requires detail::sends<Comm>
+  part<T, Spec> receive(const part<T, Spec>& x, int peer, int tag = 0) const {
+    static_assert(detail::is_one_stage<Spec, Axes...>());
+    comm_->receive(x.unchecked(), count(x), dtype_of<T>, peer, tag);
+    return x;
+  }
+  /// The root's numbers for all ranks of the group, in which the value is then equal: invariant or replicated.
+  template <class T, spec_like Spec>
+    requires detail::broadcasts<Comm>
+  part<T, Spec> broadcast(const part<T, Spec>& x, int root) const {
+    static_assert(detail::is_equal_over<Spec, Axes...>());
+    comm_->broadcast(x.unchecked(), count(x), dtype_of<T>, root);
+    return x;
   }
 
  private:
+  template <class T, class Spec>
+  static constexpr std::size_t count(const part<T, Spec>& x) {
+    return static_cast<std::size_t>(x.size());
+  }
+
   Comm* comm_;
 };
 

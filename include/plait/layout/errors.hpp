@@ -17,6 +17,7 @@ enum class layout_error : std::uint8_t {
   ok,
   layers_do_not_fit,
   input_does_not_fit,
+  output_not_derived,
   branch_ends_elsewhere,
   move_not_named,
   does_not_divide,
@@ -55,6 +56,12 @@ PLAIT_ERROR(layout_error::layers_do_not_fit) { static_assert(always_false<Facts.
   "the tensor given does not lie as the layer, or the first of several, takes its input: put layers in their order, " \
   "let the specs agree, or redistribute the tensor first"
 PLAIT_ERROR(layout_error::input_does_not_fit) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT                                                                                            \
+  "the output of a kernel does not lie as its rule derives it from the operands: `states` shows the derived " \
+  "one, then the output's"
+PLAIT_ERROR(layout_error::output_not_derived) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "a residual branch must end as it began: norm, layer and the residual stream need one spec"

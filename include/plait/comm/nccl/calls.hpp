@@ -109,7 +109,7 @@ inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const st
 ///
 ///     plait::nccl::bare_communicator mine{my_comm, my_stream};
 ///     const plait::typed_group<plait::nccl::bare_communicator, tp> group(mine);
-///     auto sum = group.all_reduce<complete>(plait::local_part<float, pending>{my_pointer}, count);
+///     auto sum = group.all_reduce<complete>(plait::part<float, pending>(here, my_pointer));  // here: a rank_place
 struct bare_communicator {
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;

@@ -1,0 +1,248 @@
+// A program's own kernels, typed by a rule: `apply` calls a kernel on bare pointers where the specs of its arrays go
+// together under the rule, and else does not compile. A pending sum thus reaches no nonlinear kernel.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+#include <utility>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
+#include "plait/layout/part.hpp"
+#include "plait/layout/rules.hpp"
+#include "plait/layout/spec.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// An operand of a kernel: its layout, and whether it holds indices (token ids, labels), which have no gradient.
+struct kernel_operand {
+  layout lies;
+  bool indices = false;
+};
+using kernel_operands = std::initializer_list<kernel_operand>;
+
+/// Indices only have to hold the right part, so invariant and replicated are one for them.
+constexpr layout beside(kernel_operand a, const layout& first) {
+  if (a.indices)
+    for (axis_id axis : union_of(a.lies.mentioned(), first.mentioned()))
+      if (!a.lies.sharded_by(axis) && a.lies.state_of(axis) != state::partial)
+        a.lies.set(axis, first.state_of(axis) == state::invariant ? state::invariant : state::replicated);
+  return a.lies;
+}
+
+/// The dims that a kernel mixes must be whole, and are left out of what follows.
+constexpr void take_out(layout& a, const dim_list& mixed, verdict& v) {
+  for (dim_id dim : mixed) {
+    const int at = a.find(dim);
+    if (at < 0) continue;
+    for (axis_id axis : a.axes_of(dim))
+      v.worsen({layout_error::reduced_over_shard, axis, dim, state::varying, state::varying});
+    a.dims.erase(static_cast<std::size_t>(at));
+  }
+}
+
+/// The layout of what a kernel makes element by element along all dims but `mixed`, along which it may do anything.
+/// `out` are the dims of the result.
+constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, const dim_list& out,
+                                          kernel_operands operands) {
+  derived_layout r;
+  static_vector<layout, 8> in;
+  std::size_t widest = 0;  // the operand that has all dims of the result that are not mixed
+  for (const kernel_operand& a : operands) {
+    in.push_back(beside(a, operands.begin()->lies));
+    take_out(in.back(), mixed, r.verdict);
+    if (in.back().dims.size() > in[widest].dims.size()) widest = in.size() - 1;
+  }
+  if (!r.verdict.ok()) return r;
+  if (widest != 0) std::swap(in[0], in[widest]);
+  const layout* at[8] = {};
+  for (std::size_t i = 0; i < 8; ++i) at[i] = &in[i < in.size() ? i : 0];
+  derived_layout joined;
+  switch (in.size()) {
+    case 1:
+      joined = pointwise(how, {at[0]});
+      break;
+    case 2:
+      joined = pointwise(how, {at[0], at[1]});
+      break;
+    case 3:
+      joined = pointwise(how, {at[0], at[1], at[2]});
+      break;
+    case 4:
+      joined = pointwise(how, {at[0], at[1], at[2], at[3]});
+      break;
+    default:
+      joined = pointwise(how, {at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]});
+  }
+  r = joined;
+  r.result.dims = {};
+  for (dim_id dim : out) {
+    if (!joined.result.has(dim) && !mixed.contains(dim)) r.verdict.worsen({layout_error::dims_differ, {}, dim});
+    r.result.dims.push_back({dim, joined.result.axes_of(dim)});
+  }
+  for (const dim_placement& p : joined.result.dims)
+    if (!out.contains(p.dim)) r.verdict.worsen({layout_error::dims_differ, {}, p.dim});
+  return r;
+}
+
+}  // namespace detail
+
+/// What a kernel of the program's does with its arrays, for `apply`. Which rule is true of a kernel is for the program
+/// to say; the rest is derived.
+namespace rule {
+
+/// Element by element along all dims but `Mixed`, along which the kernel may do anything: these must be whole.
+template <combine How, dim_like... Mixed>
+struct elementwise {
+  /// The rule of a kernel that also mixes the elements along these dims, as attention does along seq and head_dim.
+  template <dim_like... Dims>
+  static constexpr elementwise<How, Mixed..., Dims...> over() {
+    return {};
+  }
+  static constexpr derived_layout derive(const dim_list& out, detail::kernel_operands in) {
+    dim_list mixed;
+    (mixed.push_back(dim_of<Mixed>), ...);
+    return detail::derive_pointwise(How, mixed, out, in);
+  }
+};
+/// Linear in all operands jointly: add, subtract, scale, cast, copy.
+inline constexpr elementwise<combine::sum> sum{};
+/// Linear in each operand: the backward kernel of a function, dx = f'(x) dy, or a gate.
+inline constexpr elementwise<combine::product> product{};
+/// Neither: an activation, a softmax, a norm.
+inline constexpr elementwise<combine::nonlinear> nonlinear{};
+
+/// A contraction of two operands over every dim that the output does not have: a product of matrices, the gradient of a
+/// scale.
+struct contraction_rule {
+  static constexpr derived_layout derive(const dim_list& out, detail::kernel_operands in) {
+    return contract(in.begin()[0].lies, in.begin()[1].lies, out);
+  }
+};
+inline constexpr contraction_rule contraction{};
+
+/// A sum of one operand over every dim that the output does not have: the gradient of a bias.
+struct reduction_rule {
+  static constexpr derived_layout derive(const dim_list& out, detail::kernel_operands in) {
+    derived_layout r{in.begin()->lies, {}};
+    for (dim_id dim : in.begin()->lies.dim_order())
+      if (!out.contains(dim)) r.result = reduce_sum(r.result, dim).result;
+    return r;
+  }
+};
+inline constexpr reduction_rule reduction{};
+
+/// The rows of a table, the first operand, at the ids in the second. Rows that a rank does not hold must come out as
+/// zeros.
+template <dim_like Rows>
+struct lookup_rule {
+  static constexpr derived_layout derive(const dim_list&, detail::kernel_operands in) {
+    return lookup(in.begin()[0].lies, in.begin()[1].lies, dim_of<Rows>);
+  }
+};
+template <dim_like Rows>
+inline constexpr lookup_rule<Rows> rows_of{};
+
+}  // namespace rule
+
+/// The local sizes of a kernel's dims on this rank.
+class local_sizes {
+ public:
+  void add(const layout& a, const box& where) {
+    for (std::size_t d = 0; d < a.dims.size(); ++d) sizes_.set(a.dims[d].dim, where.local[d]);
+  }
+  std::int64_t operator[](dim_id dim) const {
+    const std::int64_t size = sizes_.of(dim);
+    if (size < 0) fail({"local_sizes: no array of this kernel has the dim ", dim.text()});
+    return size;
+  }
+
+ private:
+  dim_sizes sizes_;
+};
+
+namespace detail {
+
+template <class Rule, class Out, class... Ins>
+struct kernel_value {
+  static constexpr verdict value = [] {
+    const layout& out = layout_v<typename Out::spec>;
+    const derived_layout derived =
+        Rule::derive(out.dim_order(), {{layout_v<typename Ins::spec>, std::integral<typename Ins::value_type>}...});
+    if (!derived.verdict.ok()) return derived.verdict;
+    if (const verdict v = compare_dims(operand::output, derived.result.dim_order(), out.dim_order()); !v.ok()) return v;
+    for (axis_id axis : differing_axes(derived.result, out)) {
+      const dim_id dim = derived.result.sharded_by(axis) ? derived.result.sharded_by(axis) : out.sharded_by(axis);
+      return verdict{layout_error::output_not_derived, axis, dim, derived.result.state_of(axis), out.state_of(axis)};
+    }
+    return verdict{};
+  }();
+};
+
+/// What a refusal of `apply` shows: the rule, the output, the operands.
+template <class Rule, class Out, class... Ins>
+struct kernel_with {};
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_kernel_sizes(dim_id dim, std::int64_t in, std::int64_t out) {
+  fail({"apply: ", dim.text(), " is ", in, " in an operand and ", out,
+        " in the output; make all arrays of a kernel for one context, or one rank_place"});
+}
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_kernel_memory() {
+  fail("apply: an array of this kernel has no memory");
+}
+
+/// Throws unless the arrays were made for equal sizes of the dims that they share.
+template <class Out, class In>
+void require_equal_sizes(const Out& out, const In& in) {
+  const layout &a = layout_v<typename Out::spec>, &b = layout_v<typename In::spec>;
+  for (std::size_t d = 0; d < a.dims.size(); ++d) {
+    const int at = b.find(a.dims[d].dim);
+    if (at >= 0 && in.where().global[at] != out.where().global[d])
+      refuse_kernel_sizes(a.dims[d].dim, in.where().global[at], out.where().global[d]);
+  }
+}
+
+}  // namespace detail
+
+/// Calls a kernel of the program's: kernel(out, in...) with bare pointers, followed by the `local_sizes` where it takes
+/// them, or else by the local elements of `out` where it takes an integer. Does not compile where the specs do not go
+/// together under the rule, or the output's is not the one that the rule derives. Throws where an array has no memory,
+/// or the arrays were made for other sizes. Nothing else happens: `out` is what the kernel has written.
+///
+///     pl::apply(pl::rule::nonlinear, gelu_forward, active, up);            // void gelu_forward(float*, const float*, long)
+///     pl::apply(pl::rule::product, gelu_backward, dup, dactive, up);       // dup: part<float, dual of up's spec>
+///     pl::apply(pl::rule::nonlinear.over<seq, three, head_dim>(), attention, mixed, qkv);
+template <class Rule, class Kernel, class T, spec_like Out, class... Ts, spec_like... Ins>
+part<T, Out> apply(Rule, Kernel&& kernel, const part<T, Out>& out, const part<Ts, Ins>&... in) {
+  static_assert(sizeof...(Ins) > 0 && sizeof...(Ins) <= 8, "a kernel has one to eight operands beside its output");
+  static_assert(enforced<detail::kernel_value<Rule, part<T, Out>, part<Ts, Ins>...>,
+                         detail::kernel_with<Rule, Out, Ins...>, Out, Ins...>);
+  if ((!out || ... || !in)) detail::refuse_kernel_memory();
+  (detail::require_equal_sizes(out, in), ...);
+  if constexpr (std::is_invocable_v<Kernel, T*, const Ts*..., const local_sizes&>) {
+    local_sizes sizes;
+    (sizes.add(layout_v<Ins>, in.where()), ...);
+    sizes.add(layout_v<Out>, out.where());
+    std::forward<Kernel>(kernel)(out.unchecked(), static_cast<const Ts*>(in.unchecked())..., sizes);
+  } else if constexpr (std::is_invocable_v<Kernel, T*, const Ts*..., std::int64_t>) {
+    std::forward<Kernel>(kernel)(out.unchecked(), static_cast<const Ts*>(in.unchecked())..., out.size());
+  } else {
+    static_assert(std::is_invocable_v<Kernel, T*, const Ts*...>,
+                  "a kernel takes a pointer to its output and a pointer to const for each operand, in their order, and "
+                  "then local_sizes, a number of elements, or nothing");
+    std::forward<Kernel>(kernel)(out.unchecked(), static_cast<const Ts*>(in.unchecked())...);
+  }
+  return out;
+}
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

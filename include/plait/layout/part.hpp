@@ -1,0 +1,205 @@
+// A typed pointer: where a rank's part of a tensor lies in memory that the program owns, with its spec in the type. A
+// program makes one for each of its arrays. Typed groups, layers and the program's kernels (layout/apply.hpp) take it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "plait/core/box.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
+#include "plait/layout/mesh.hpp"
+#include "plait/layout/rules.hpp"
+#include "plait/layout/spec.hpp"
+
+namespace plait {
+
+/// A table of global sizes, as a context or a rank_place holds it: `sizes_of<batch, seq, hidden>(8, 1024, 512)`.
+template <dim_like... Dims, class... Sizes>
+  requires(sizeof...(Dims) == sizeof...(Sizes) && (std::is_convertible_v<Sizes, std::int64_t> && ...))
+constexpr dim_sizes sizes_of(Sizes... sizes) {
+  dim_sizes table;
+  (table.set(dim_of<Dims>, static_cast<std::int64_t>(sizes)), ...);
+  return table;
+}
+
+namespace detail {
+/// Refuses what `sizes_of` is given in the place of a dim.
+template <auto Given>
+constexpr dim_sizes refuse_size_of() {
+  static_assert(
+      always_false<decltype(Given)>,
+      "sizes_of takes dims, and one of these names is a function or a value of the program's, which hides the "
+      "dim: write plait::batch, or give the function another name");
+  return {};
+}
+}  // namespace detail
+
+/// Chosen where a function or a value of the program hides one of the first four dims; refuses to compile.
+template <auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+template <class, auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+template <class, class, auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+template <class, class, class, auto Given, class... Rest>
+constexpr dim_sizes sizes_of(...) {
+  return detail::refuse_size_of<Given>();
+}
+/// Chosen where a name is no dim, or the sizes are not as many as the dims; refuses to compile.
+template <class... Dims, class... Sizes>
+  requires(!(dim_like<Dims> && ...) || sizeof...(Dims) != sizeof...(Sizes))
+constexpr dim_sizes sizes_of(Sizes...) {
+  static_assert((dim_like<Dims> && ...), "sizes_of takes dims: structs that derive from plait::dim_tag");
+  static_assert(!(dim_like<Dims> && ...) || sizeof...(Dims) == sizeof...(Sizes),
+                "sizes_of takes one size for each dim, in the order of the dims");
+  return {};
+}
+
+/// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
+/// extents.
+inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where) {
+  for (const dim_placement& p : a.dims) {
+    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
+    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
+    if (size % ranks == 0) continue;
+    std::string extents;
+    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
+    fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
+          extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
+          (size / ranks + 1) * ranks});
+  }
+}
+
+/// A rank's place: the mesh, its number in it, and the global sizes of dims. Programs without a `context` make one.
+///
+///     const pl::rank_place here{mesh::static_shape(), rank, pl::sizes_of<batch, hidden>(64, 512)};
+struct rank_place {
+  mesh_shape mesh;
+  std::int64_t rank = 0;
+  dim_sizes sizes;
+};
+
+/// Returns the part of a tensor with this spec that a rank holds. Throws if the spec mentions an axis that the mesh
+/// does not have. Throws also if a dim has no size, or a size that its axes do not divide. A tensor may leave axes
+/// unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step, so this is a
+/// few compares of addresses.
+template <spec_like Spec>
+box part_of(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank) {
+  static constexpr axis_list mentioned = layout_v<Spec>.mentioned();
+  for (axis_id axis : mentioned)
+    if (!mesh.has(axis)) enforce(check_boundary(layout_v<Spec>, mesh), "tensor " + describe(layout_v<Spec>));
+  const box where = local_box(layout_v<Spec>, mesh, sizes, rank);
+  for (std::size_t d = 0; d < static_cast<std::size_t>(where.dims); ++d) {
+    const dim_placement& placed = layout_v<Spec>.dims[d];
+    if (where.global[d] < 0 || where.local[d] * mesh.size(placed.axes) != where.global[d])
+      enforce_divides(layout_v<Spec>, mesh, sizes, "tensor " + describe(layout_v<Spec>));
+  }
+  return where;
+}
+template <spec_like Spec>
+box part_of(const rank_place& here) {
+  return part_of<Spec>(here.mesh, here.sizes, here.rank);
+}
+
+template <class T, spec_like Spec>
+class part;
+
+namespace detail {
+
+/// Gives the memory of a part another spec: for collectives, which make it true.
+struct part_access {
+  template <class To, class T, class From>
+  static constexpr part<T, To> with_spec(const part<T, From>& in) {
+    part<T, To> out;
+    out.data_ = in.data_, out.size_ = in.size_, out.where_ = in.where_;
+    return out;
+  }
+};
+
+}  // namespace detail
+
+/// A pointer to this rank's part of a tensor with the layout `Spec`, row-major and without gaps, and where this part
+/// lies in the tensor. It owns nothing and is copied freely. `T` is const where the program may only read.
+///
+///     const pl::part<float, residual> x(ctx, my_pointer);   // the one place where this pointer gets its type
+template <class T, spec_like Spec>
+class part {
+ public:
+  using value_type = std::remove_const_t<T>;
+  using spec = Spec;
+
+  /// No memory: what a call leaves out, such as an input's gradient that nobody needs.
+  constexpr part() = default;
+  /// `place` is a context or a `rank_place`. Throws as `part_of` does, and where the pointer is null and this rank's
+  /// part has elements.
+  template <class Place>
+  part(const Place& place, T* data) : data_(data), where_(part_of<Spec>(place)) {
+    size_ = where_.local_size();
+    if (data == nullptr && size_ > 0)
+      fail({"part ", describe(layout_v<Spec>), ": the pointer is null; it must point to this rank's ", size_,
+            " elements"});
+  }
+  /// A part that may be written is one that may be read. An array of a type with the bits of T is one of T.
+  template <class Other>
+    requires(!std::is_same_v<Other, T> &&
+             (std::is_same_v<const Other, T> || (same_bits<std::remove_const_t<Other>, std::remove_const_t<T>> &&
+                                                 (std::is_const_v<T> || !std::is_const_v<Other>))))
+  part(const part<Other, Spec>& other)  // NOLINT: the conversion is the purpose
+      : data_(elements_of<std::remove_const_t<T>>(other.unchecked())), size_(other.size()), where_(other.where()) {}
+
+  /// The bare pointer, of which no type knows anything any more.
+  constexpr T* unchecked() const { return data_; }
+  /// Local elements.
+  constexpr std::int64_t size() const { return size_; }
+  /// Where this part lies in the global tensor.
+  constexpr const box& where() const { return where_; }
+  /// Local elements along the dim. Throws where the spec has no such dim.
+  std::int64_t extent(dim_id dim) const {
+    const int at = layout_v<Spec>.find(dim);
+    if (at < 0) fail({"part ", describe(layout_v<Spec>), " has no dim ", dim.text()});
+    return where_.local[at];
+  }
+  template <dim_like Dim>
+  std::int64_t extent() const {
+    static_assert(layout_v<Spec>.has(dim_of<Dim>), "the spec of this part has no such dim");
+    return where_.local[layout_v<Spec>.find(dim_of<Dim>)];
+  }
+  constexpr explicit operator bool() const { return data_ != nullptr; }
+
+  /// This memory as the gradient of what lay in it: a kernel or a loss has overwritten the value with its gradient.
+  constexpr part<T, dual_t<Spec>> dual() const { return detail::part_access::with_spec<dual_t<Spec>>(*this); }
+
+ private:
+  friend struct detail::part_access;
+
+  T* data_ = nullptr;
+  std::int64_t size_ = 0;
+  box where_{};
+};
+
+namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_other_shape(const char* call) {
+  fail({call, ": in and out are parts of tensors of other sizes; make both for one context, or one rank_place"});
+}
+/// Throws unless two arrays of a call are parts of tensors of one shape: parts that one place has made are.
+inline void require_one_shape(const char* call, const box& in, const box& out) {
+  if (!same_tensor(in, out)) refuse_other_shape(call);
+}
+
+}  // namespace detail
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
