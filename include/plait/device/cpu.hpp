@@ -145,8 +145,7 @@ class cpu {
     problem.check();
     if (m == 0 || n == 0) return;
     if (k == 0) return scale_matrix(m, n, beta, c, ldc);
-    if (options_.deterministic)
-      return deterministic_products_.run(float_gemm_, supports_bf16(), problem, alpha, a, b, beta, c);
+    if (options_.deterministic) return deterministic_products_.run(float_gemm_, problem, alpha, a, b, beta, c);
     if constexpr (std::is_same_v<T, double>) {
       detail::double_gemm(options_.threads, problem, alpha, a, b, beta, c);
     } else {

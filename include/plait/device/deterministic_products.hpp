@@ -42,27 +42,27 @@ class ordered_products {
 /// numbers for zero (VDPBF16PS). Each of these sums, times alpha, is added to beta C in the order of k. So cutting rows
 /// or columns changes no bit. On processors with AVX-512, oneDNN keeps to this for products of 16 rows and columns or
 /// more. This is checked for every new problem, and refused where it does not hold. `ordered_products` computes all
-/// others: small ones, products of double, and all on processors for which oneDNN has other kernels. Those kernels add
-/// some elements of a product in one order and some in another.
+/// others: small ones, products of double, bf16 where oneDNN uses AMX, and all on processors for which oneDNN has other
+/// kernels. Those kernels add some elements of a product in one order and some in another.
 class deterministic_products {
  public:
   /// The terms that are added without a break.
   static constexpr std::int64_t chunk = 256;
 
-  /// `library` is oneDNN's products; `pairs` whether it multiplies bf16 in hardware.
+  /// `library` is oneDNN's products.
   template <class Library, class In, class Out>
-  void run(Library& library, bool pairs, const gemm_problem& problem, arithmetic<In> alpha, const In* a, const In* b,
+  void run(Library& library, const gemm_problem& problem, arithmetic<In> alpha, const In* a, const In* b,
            arithmetic<In> beta, Out* c) {
     using A = arithmetic<In>;
     const bool direct = std::is_same_v<Out, A> && alpha == A(1) && (beta == A(0) || beta == A(1));
     if constexpr (std::is_same_v<Out, A>) {
-      if (direct) return chunks(library, pairs, problem, a, b, beta == A(1), c);
+      if (direct) return chunks(library, problem, a, b, beta == A(1), c);
     }
     gemm_problem p = problem;
     p.ldc = p.n;
     std::vector<A>& sums = scratch<A>();
     sums.resize(static_cast<std::size_t>(p.m * p.n));
-    chunks(library, pairs, p, a, b, false, sums.data());
+    chunks(library, p, a, b, false, sums.data());
     for (std::int64_t i = 0; i < p.m; ++i) {
       Out* const row = c + i * problem.ldc;
       const A* const sum = sums.data() + i * p.n;
@@ -73,15 +73,16 @@ class deterministic_products {
 
  private:
   template <class Library, class In, class A>
-  void chunks(Library& library, bool pairs, const gemm_problem& problem, const In* a, const In* b, bool adds, A* c) {
+  void chunks(Library& library, const gemm_problem& problem, const In* a, const In* b, bool adds, A* c) {
     for (std::int64_t at = 0; at < problem.k; at += chunk, adds = true) {
       gemm_problem p = problem;
       p.k = std::min(chunk, problem.k - at);
       const In* const from_a = a + at * (p.trans_a ? p.lda : 1);
       const In* const from_b = b + at * (p.trans_b ? 1 : p.ldb);
-      const bool in_pairs = pairs && std::is_same_v<In, bf16>, small = p.m < 16 || p.n < 16;
       if constexpr (!std::is_same_v<In, double>) {
-        if (!small && library.adds_in_order()) {
+        const bool in_order = library.adds_in_order(dtype_of<In>), small = p.m < 16 || p.n < 16;
+        const bool in_pairs = in_order && std::is_same_v<In, bf16> && library.supports_bf16();
+        if (!small && in_order) {
           checked(library, in_pairs, p, from_a, from_b, adds, c);
           continue;
         }

@@ -33,9 +33,9 @@ class onednn_gemm {
 
   /// Whether this processor multiplies bf16 in hardware.
   static bool supports_bf16();
-  /// Whether this processor has AVX-512. With it, up to 256 terms of products of 16 rows and columns or more are added
-  /// one after the other.
-  static bool adds_in_order();
+  /// Whether up to 256 terms of products of 16 rows and columns or more are added one after the other: with AVX-512,
+  /// but for bf16 with AMX, whose tiles add in another order.
+  static bool adds_in_order(dtype numbers);
 
  private:
   class primitives;

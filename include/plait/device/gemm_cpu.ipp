@@ -301,9 +301,10 @@ PLAIT_INLINE bool onednn_gemm::supports_bf16() {
   static const bool supported = detail::onednn_uses(dnnl_cpu_isa_avx512_core_bf16);
   return supported;
 }
-PLAIT_INLINE bool onednn_gemm::adds_in_order() {
-  static const bool known = detail::onednn_uses(dnnl_cpu_isa_avx512_core);
-  return known;
+PLAIT_INLINE bool onednn_gemm::adds_in_order(dtype numbers) {
+  static const bool vectors = detail::onednn_uses(dnnl_cpu_isa_avx512_core),
+                    tiles = detail::onednn_uses(dnnl_cpu_isa_avx512_core_amx);
+  return vectors && !(tiles && numbers == dtype::bf16);
 }
 
 }  // namespace plait

@@ -128,7 +128,7 @@ class plain_gemm {
     plain_product(problem, alpha, a, b, beta, c);
   }
   static bool supports_bf16() { return false; }
-  static bool adds_in_order() { return false; }  // its sums are in double
+  static bool adds_in_order(dtype) { return false; }  // its sums are in double
 };
 
 }  // namespace plait

@@ -109,7 +109,8 @@ TEST_CASE("other factors than 1 and 0 scale complete sums") {
 
 TEST_CASE("a library that adds in another order is refused") {
   struct backwards {
-    static bool adds_in_order() { return true; }
+    static bool adds_in_order(dtype) { return true; }
+    static bool supports_bf16() { return false; }
     void run(const gemm_problem& p, float, const float* a, const float* b, float, float* c) {
       for (std::int64_t i = 0; i < p.m; ++i)
         for (std::int64_t j = 0; j < p.n; ++j) {
@@ -124,7 +125,7 @@ TEST_CASE("a library that adds in another order is refused") {
   std::vector<float> c(32 * 32);
   deterministic_products products;
   CHECK_THROWS_WITH_AS(
-      products.run(library, false, {false, false, 32, 32, 64, 64, 32, 32}, 1.0f, a.data(), b.data(), 0.0f, c.data()),
+      products.run(library, {false, false, 32, 32, 64, 64, 32, 32}, 1.0f, a.data(), b.data(), 0.0f, c.data()),
       doctest::Contains("does not add the terms of this product one after the other"), error);
   CHECK_THROWS_WITH_AS(cpu({.threads = 2, .deterministic = true}),
                        "cpu: options::deterministic is for options::threads = 1, and here they are 2", error);

@@ -141,7 +141,7 @@ TEST_CASE("bf16 products by products of floats, as on a processor without instru
 }
 
 TEST_CASE("float products do not change a bit when m or n is split, where oneDNN adds in order") {
-  if (!plait::onednn_gemm::adds_in_order()) {
+  if (!plait::onednn_gemm::adds_in_order(plait::dtype::f32)) {
     MESSAGE("skipped: there is no AVX-512; deterministic products have a test of their own");
     return;
   }
