@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "plait/comm/typed.hpp"
+#include "plait/layout/apply.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/linear/policy.hpp"
@@ -36,11 +38,17 @@ void check(ncclResult_t status) {
 
 using mesh = pl::mesh<pl::axis<tp>>;
 struct three : pl::dim_tag<"three"> {};  // query, key and value
+struct keys : pl::dim_tag<"keys"> {};    // the tokens that a query sees
 using my_heads = pl::shard<heads, tp>;
 using my_ffn = pl::shard<ffn, tp>;
 using some_tokens = pl::spec<pl::shard<seq, tp>, hidden>;  // on each rank, all features of them
 using some_heads = pl::spec<seq, my_heads, head_dim>;      // of all tokens
 using some_features = pl::spec<seq, my_ffn>;               // of all tokens
+using projected = pl::spec<seq, three, my_heads, head_dim>;
+using scores = pl::spec<my_heads, seq, keys>;
+using sum_of_rank = pl::spec<pl::partial<tp>>;
+constexpr auto attends = pl::rule::nonlinear.over<seq, keys, three, head_dim>();
+constexpr auto attends_back = pl::rule::product.over<seq, keys, three, head_dim>();
 template <class Input, class Weight, class Output>
 using linear = pl::with_saved<pl::linear<float, pl::layer_policy<Input, Weight, Output>, pl::cuda>>;
 using norm_layer = pl::with_saved<pl::rms_norm<float, some_tokens, pl::cuda>>;
@@ -64,7 +72,7 @@ __global__ void fill_ones(float* out, int n) {
 
 /// Causal attention of qkv [rows, 3, heads, head_size]: y [rows, heads, head_size], and for backward the probabilities
 /// p [heads, rows, rows]. A query of a head to a thread.
-__global__ void attention_forward(const float* qkv, float* p, float* y, int rows, int heads) {
+__global__ void attention_forward(float* y, float* p, const float* qkv, int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
   const float *q = qkv + t * pitch + h * head_size, *k = qkv + (heads + h) * head_size, *v = k + heads * head_size;
@@ -84,7 +92,7 @@ __global__ void attention_forward(const float* qkv, float* p, float* y, int rows
   }
 }
 /// The gradients of scores, ds [heads, rows, rows], and of queries. A query of a head to a thread.
-__global__ void attention_backward_query(const float* qkv, const float* p, const float* dy, float* ds, float* dqkv,
+__global__ void attention_backward_query(float* ds, float* dqkv, const float* qkv, const float* p, const float* dy,
                                          int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
@@ -104,7 +112,7 @@ __global__ void attention_backward_query(const float* qkv, const float* p, const
   }
 }
 /// The gradients of keys and values. A key of a head to a thread.
-__global__ void attention_backward_key(const float* qkv, const float* p, const float* dy, const float* ds, float* dqkv,
+__global__ void attention_backward_key(float* dqkv, const float* qkv, const float* p, const float* dy, const float* ds,
                                        int rows, int heads) {
   const int h = place() / rows, s = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
@@ -119,18 +127,18 @@ __global__ void attention_backward_key(const float* qkv, const float* p, const f
   }
 }
 
-__global__ void add(const float* a, const float* b, float* out, int n) {
+__global__ void add(float* out, const float* a, const float* b, int n) {
   if (place() < n) out[place()] = a[place()] + b[place()];
 }
-__global__ void relu_forward(const float* x, float* y, int n) {
+__global__ void relu_forward(float* y, const float* x, int n) {
   if (place() < n) y[place()] = x[place()] > 0 ? x[place()] : 0.0f;
 }
-__global__ void relu_backward(const float* y, const float* dy, float* dx, int n) {
+__global__ void relu_backward(float* dx, const float* y, const float* dy, int n) {
   if (place() < n) dx[place()] = y[place()] > 0 ? dy[place()] : 0.0f;
 }
 
 /// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its gradient.
-__global__ void distance(const float* x, const float* z, float* squares, float* dz, int rows, int columns,
+__global__ void distance(float* squares, float* dz, const float* x, const float* z, int rows, int columns,
                          float count) {
   const int i = place();
   if (i >= rows * columns) return;
@@ -139,7 +147,7 @@ __global__ void distance(const float* x, const float* z, float* squares, float* 
   dz[i] = 2 * error / count;
 }
 /// One block.
-__global__ void sum(const float* values, float* total, int n) {
+__global__ void sum(float* total, const float* values, int n) {
   __shared__ float parts[256];
   float mine = 0;
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(n); i += 256) mine += values[i];
@@ -181,6 +189,11 @@ struct gpu {
 
   explicit gpu(cudaStream_t on) : stream(on) {}
   float* room(int n) { return memory.take(n); }
+  /// A rank's part of an array.
+  template <class Spec>
+  pl::part<float, Spec> room(const pl::attached_rank& here) {
+    return {here, memory.take(static_cast<int>(pl::part_of<Spec>(here).local_size()))};
+  }
 
   /// What kernel<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
   template <class... Parameters, class... Arguments>
@@ -191,17 +204,23 @@ struct gpu {
     config.stream = stream;
     check(cudaLaunchKernelEx(&config, kernel, arguments...));
   }
+  /// The same for `pl::apply`, which has the arrays.
+  template <class Kernel, class... Arguments>
+  auto kernel(int n, Kernel k, Arguments... arguments) {
+    return [=, this](auto*... arrays) { launch(n, k, arrays..., arguments...); };
+  }
 };
 
 /// The losses of all steps.
 std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
-  auto here = pl::attach<mesh>(
-      comm, stream,
-      pl::sizes_of<seq, hidden, three, heads, head_dim, ffn>(tokens, width, 3, head_count, head_size, inner));
+  auto here = pl::attach<mesh>(comm, stream,
+                               pl::sizes_of<seq, keys, hidden, three, heads, head_dim, ffn>(
+                                   tokens, tokens, width, 3, head_count, head_size, inner));
   pl::context<pl::cuda>& ctx = here.context();
   const int ranks = static_cast<int>(ctx.ranks.size()), rank = static_cast<int>(ctx.ranks.rank());
   const int my_tokens = tokens / ranks, my_head_count = head_count / ranks, my_mixed = mixed / ranks;
-  const int my_inner = inner / ranks;
+  const int my_inner = inner / ranks, queries = tokens * my_head_count;
+  const auto over_tp = pl::group_over<tp>(ctx.ranks);
   gpu g(stream);
   float *norm1 = g.room(width), *dnorm1 = g.room(width);
   float *qkv_weight = g.room(3 * my_mixed * width), *dqkv_weight = g.room(3 * my_mixed * width);
@@ -209,15 +228,16 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
   float *norm2 = g.room(width), *dnorm2 = g.room(width);
   float *up = g.room(my_inner * width), *dup = g.room(my_inner * width);
   float *down = g.room(width * my_inner), *ddown = g.room(width * my_inner);
-  float *x = g.room(my_tokens * width), *normed1 = g.room(my_tokens * width), *dnormed1 = g.room(my_tokens * width);
-  float *qkv = g.room(tokens * 3 * my_mixed), *dqkv = g.room(tokens * 3 * my_mixed);
-  float *p = g.room(my_head_count * tokens * tokens), *ds = g.room(my_head_count * tokens * tokens);
-  float *seen = g.room(tokens * my_mixed), *dseen = g.room(tokens * my_mixed), *branch = g.room(my_tokens * width);
-  float *h = g.room(my_tokens * width), *dh = g.room(my_tokens * width);
-  float *normed2 = g.room(my_tokens * width), *dnormed2 = g.room(my_tokens * width);
-  float *wide = g.room(tokens * my_inner), *active = g.room(tokens * my_inner), *dactive = g.room(tokens * my_inner);
-  float *z = g.room(my_tokens * width), *dz = g.room(my_tokens * width), *squares = g.room(my_tokens * width);
-  float* loss = g.room(1);
+  const auto x = g.room<some_tokens>(here), normed1 = g.room<some_tokens>(here), dnormed1 = g.room<some_tokens>(here);
+  const auto qkv = g.room<projected>(here), dqkv = g.room<projected>(here);
+  const auto p = g.room<scores>(here), ds = g.room<scores>(here);
+  const auto seen = g.room<some_heads>(here), dseen = g.room<some_heads>(here);
+  const auto branch = g.room<some_tokens>(here), h = g.room<some_tokens>(here), dh = g.room<some_tokens>(here);
+  const auto normed2 = g.room<some_tokens>(here), dnormed2 = g.room<some_tokens>(here);
+  const auto wide = g.room<some_features>(here), active = g.room<some_features>(here);
+  const auto dactive = g.room<some_features>(here), dwide = g.room<some_features>(here);
+  const auto z = g.room<some_tokens>(here), dz = g.room<some_tokens>(here), squares = g.room<some_tokens>(here);
+  const auto loss = g.room<sum_of_rank>(here);
   g.launch(width, fill_ones, norm1, width);
   for (int i = 0; i < 3; ++i)  // this rank's heads of query, key and value
     g.launch(my_mixed * width, fill, qkv_weight + i * my_mixed * width, my_mixed, width, i * mixed + rank * my_mixed, 0,
@@ -228,7 +248,7 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
   g.launch(width * my_inner, fill, down, width, my_inner, 0, rank * my_inner, 4, 0.2f);
 
   norm_layer norm1_layer(ctx, 1e-5, "norm1", norm1, dnorm1);
-  linear<some_tokens, pl::spec<three, my_heads, head_dim, hidden>, pl::spec<seq, three, my_heads, head_dim>> qkv_layer(
+  linear<some_tokens, pl::spec<three, my_heads, head_dim, hidden>, projected> qkv_layer(
       ctx, "qkv", {.memory = {qkv_weight, dqkv_weight}});
   linear<some_heads, pl::spec<hidden, my_heads, head_dim>, some_tokens> out_layer(
       ctx, "out", {.memory = {out_weight, dout_weight}});
@@ -238,29 +258,32 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
 
   std::vector<float> losses;
   for (int step = 0; step < steps; ++step) {
-    g.launch(my_tokens * width, fill, x, my_tokens, width, rank * my_tokens, 0, 100 + step, 1.0f);
+    g.launch(my_tokens * width, fill, x.unchecked(), my_tokens, width, rank * my_tokens, 0, 100 + step, 1.0f);
 
     norm1_layer.forward(ctx, x, normed1);
     qkv_layer.forward(ctx, normed1, qkv);
-    g.launch(tokens * my_head_count, attention_forward, qkv, p, seen, tokens, my_head_count);
+    pl::apply(attends, g.kernel(queries, attention_forward, tokens, my_head_count), pl::outputs(seen, p), qkv);
     out_layer.forward(ctx, seen, branch);
-    g.launch(my_tokens * width, add, x, branch, h, my_tokens * width);
+    pl::apply(pl::rule::sum, g.kernel(my_tokens * width, add, my_tokens * width), h, x, branch);
     norm2_layer.forward(ctx, h, normed2);
     up_layer.forward(ctx, normed2, wide);
-    g.launch(tokens * my_inner, relu_forward, wide, active, tokens * my_inner);
+    pl::apply(pl::rule::nonlinear, g.kernel(tokens * my_inner, relu_forward, tokens * my_inner), active, wide);
     down_layer.forward(ctx, active, z);
-    g.launch(my_tokens * width, distance, x, z, squares, dz, my_tokens, width, float{tokens * width});
+    pl::apply(pl::rule::nonlinear.over<hidden>(),
+              g.kernel(my_tokens * width, distance, my_tokens, width, float{tokens * width}), pl::outputs(squares, dz),
+              x, z);
 
     pl::zero_gradients(ctx, norm1_layer, qkv_layer, out_layer, norm2_layer, up_layer, down_layer);
     down_layer.backward(ctx, active, dz, dactive);
-    g.launch(tokens * my_inner, relu_backward, active, dactive, wide, tokens * my_inner);
-    up_layer.backward(ctx, normed2, wide, dnormed2);
+    pl::apply(pl::rule::product, g.kernel(tokens * my_inner, relu_backward, tokens * my_inner), dwide, active, dactive);
+    up_layer.backward(ctx, normed2, dwide, dnormed2);
     norm2_layer.backward(ctx, h, dnormed2, dh);
     out_layer.backward(ctx, seen, dh, dseen);
-    g.launch(tokens * my_head_count, attention_backward_query, qkv, p, dseen, ds, dqkv, tokens, my_head_count);
-    g.launch(tokens * my_head_count, attention_backward_key, qkv, p, dseen, ds, dqkv, tokens, my_head_count);
+    pl::apply(attends_back, g.kernel(queries, attention_backward_query, tokens, my_head_count), pl::outputs(ds, dqkv),
+              qkv, p, dseen);
+    pl::apply(attends_back, g.kernel(queries, attention_backward_key, tokens, my_head_count), dqkv, qkv, p, dseen, ds);
     qkv_layer.backward(ctx, normed1, dqkv, dnormed1);
-    norm1_layer.backward(ctx, x, dnormed1, nullptr);
+    norm1_layer.backward(ctx, x, dnormed1, {});
     pl::reduce_all(ctx, norm1_layer, qkv_layer, out_layer, norm2_layer, up_layer, down_layer);  // in dnorm1 ... ddown
 
     g.launch(width, descend, norm1, dnorm1, width);
@@ -270,10 +293,10 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
     g.launch(my_inner * width, descend, up, dup, my_inner * width);
     g.launch(width * my_inner, descend, down, ddown, width * my_inner);
 
-    g.launch(256, sum, squares, loss, my_tokens * width);
-    check(ncclAllReduce(loss, loss, 1, ncclFloat, ncclSum, comm, stream));
+    pl::apply(pl::rule::reduction, g.kernel(256, sum, my_tokens * width), loss, squares);
+    const auto total = over_tp.all_reduce<pl::spec<pl::invariant<tp>>>(loss);
     losses.push_back(0);
-    check(cudaMemcpyAsync(&losses.back(), loss, sizeof(float), cudaMemcpyDeviceToHost, stream));
+    check(cudaMemcpyAsync(&losses.back(), total.unchecked(), sizeof(float), cudaMemcpyDeviceToHost, stream));
     check(cudaStreamSynchronize(stream));
   }
   return losses;

@@ -70,7 +70,7 @@ __global__ void norm_backward_weight(const float* x, const float* dy, const floa
 
 /// Causal attention of qkv [rows, 3, heads, head_size]: y [rows, heads, head_size], and for backward the probabilities
 /// p [heads, rows, rows]. A query of a head to a thread.
-__global__ void attention_forward(const float* qkv, float* p, float* y, int rows, int heads) {
+__global__ void attention_forward(float* y, float* p, const float* qkv, int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
   const float *q = qkv + t * pitch + h * head_size, *k = qkv + (heads + h) * head_size, *v = k + heads * head_size;
@@ -90,7 +90,7 @@ __global__ void attention_forward(const float* qkv, float* p, float* y, int rows
   }
 }
 /// The gradients of scores, ds [heads, rows, rows], and of queries. A query of a head to a thread.
-__global__ void attention_backward_query(const float* qkv, const float* p, const float* dy, float* ds, float* dqkv,
+__global__ void attention_backward_query(float* ds, float* dqkv, const float* qkv, const float* p, const float* dy,
                                          int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
@@ -110,7 +110,7 @@ __global__ void attention_backward_query(const float* qkv, const float* p, const
   }
 }
 /// The gradients of keys and values. A key of a head to a thread.
-__global__ void attention_backward_key(const float* qkv, const float* p, const float* dy, const float* ds, float* dqkv,
+__global__ void attention_backward_key(float* dqkv, const float* qkv, const float* p, const float* dy, const float* ds,
                                        int rows, int heads) {
   const int h = place() / rows, s = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
@@ -125,18 +125,18 @@ __global__ void attention_backward_key(const float* qkv, const float* p, const f
   }
 }
 
-__global__ void add(const float* a, const float* b, float* out, int n) {
+__global__ void add(float* out, const float* a, const float* b, int n) {
   if (place() < n) out[place()] = a[place()] + b[place()];
 }
-__global__ void relu_forward(const float* x, float* y, int n) {
+__global__ void relu_forward(float* y, const float* x, int n) {
   if (place() < n) y[place()] = x[place()] > 0 ? x[place()] : 0.0f;
 }
-__global__ void relu_backward(const float* y, const float* dy, float* dx, int n) {
+__global__ void relu_backward(float* dx, const float* y, const float* dy, int n) {
   if (place() < n) dx[place()] = y[place()] > 0 ? dy[place()] : 0.0f;
 }
 
 /// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its gradient.
-__global__ void distance(const float* x, const float* z, float* squares, float* dz, int rows, int columns,
+__global__ void distance(float* squares, float* dz, const float* x, const float* z, int rows, int columns,
                          float count) {
   const int i = place();
   if (i >= rows * columns) return;
@@ -145,7 +145,7 @@ __global__ void distance(const float* x, const float* z, float* squares, float* 
   dz[i] = 2 * error / count;
 }
 /// One block.
-__global__ void sum(const float* values, float* total, int n) {
+__global__ void sum(float* total, const float* values, int n) {
   __shared__ float parts[256];
   float mine = 0;
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(n); i += 256) mine += values[i];
@@ -245,14 +245,14 @@ std::vector<float> train(cudaStream_t stream) {
 
     g.launch(tokens, norm_forward, x, norm1, normed1, inverse1, tokens, width);
     g.product(false, true, tokens, 3 * mixed, width, normed1, qkv_weight, 0, qkv);
-    g.launch(tokens * head_count, attention_forward, qkv, p, seen, tokens, head_count);
+    g.launch(tokens * head_count, attention_forward, seen, p, qkv, tokens, head_count);
     g.product(false, true, tokens, width, mixed, seen, out_weight, 0, branch);
-    g.launch(tokens * width, add, x, branch, h, tokens * width);
+    g.launch(tokens * width, add, h, x, branch, tokens * width);
     g.launch(tokens, norm_forward, h, norm2, normed2, inverse2, tokens, width);
     g.product(false, true, tokens, inner, width, normed2, up, 0, wide);
-    g.launch(tokens * inner, relu_forward, wide, active, tokens * inner);
+    g.launch(tokens * inner, relu_forward, active, wide, tokens * inner);
     g.product(false, true, tokens, width, inner, active, down, 0, z);
-    g.launch(tokens * width, distance, x, z, squares, dz, tokens, width, float{tokens * width});
+    g.launch(tokens * width, distance, squares, dz, x, z, tokens, width, float{tokens * width});
 
     g.clear(dnorm1, width);
     g.clear(dqkv_weight, 3 * mixed * width);
@@ -262,15 +262,15 @@ std::vector<float> train(cudaStream_t stream) {
     g.clear(ddown, width * inner);
     g.product(true, false, width, inner, tokens, dz, active, 1, ddown);
     g.product(false, false, tokens, inner, width, dz, down, 0, dactive);
-    g.launch(tokens * inner, relu_backward, active, dactive, wide, tokens * inner);
+    g.launch(tokens * inner, relu_backward, wide, active, dactive, tokens * inner);
     g.product(true, false, inner, width, tokens, wide, normed2, 1, dup);
     g.product(false, false, tokens, width, inner, wide, up, 0, dnormed2);
     g.launch(tokens, norm_backward, h, norm2, dnormed2, inverse2, dh, tokens, width);
     g.launch(width, norm_backward_weight, h, dnormed2, inverse2, dnorm2, tokens, width);
     g.product(true, false, width, mixed, tokens, dh, seen, 1, dout_weight);
     g.product(false, false, tokens, mixed, width, dh, out_weight, 0, dseen);
-    g.launch(tokens * head_count, attention_backward_query, qkv, p, dseen, ds, dqkv, tokens, head_count);
-    g.launch(tokens * head_count, attention_backward_key, qkv, p, dseen, ds, dqkv, tokens, head_count);
+    g.launch(tokens * head_count, attention_backward_query, ds, dqkv, qkv, p, dseen, tokens, head_count);
+    g.launch(tokens * head_count, attention_backward_key, dqkv, qkv, p, dseen, ds, tokens, head_count);
     g.product(true, false, 3 * mixed, width, tokens, dqkv, normed1, 1, dqkv_weight);
     g.product(false, false, tokens, width, 3 * mixed, dqkv, qkv_weight, 0, dnormed1);
     g.launch(width, norm_backward_weight, x, dnormed1, inverse1, dnorm1, tokens, width);
@@ -282,7 +282,7 @@ std::vector<float> train(cudaStream_t stream) {
     g.launch(inner * width, descend, up, dup, inner * width);
     g.launch(width * inner, descend, down, ddown, width * inner);
 
-    g.launch(256, sum, squares, loss, tokens * width);
+    g.launch(256, sum, loss, squares, tokens * width);
     losses.push_back(0);
     check(cudaMemcpyAsync(&losses.back(), loss, sizeof(float), cudaMemcpyDeviceToHost, stream));
     check(cudaStreamSynchronize(stream));

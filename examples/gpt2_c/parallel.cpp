@@ -23,14 +23,23 @@ namespace {
 // ---- layouts -------------------------------------------------------------------------------------------------------
 
 struct three : pl::dim_tag<"three"> {};  // query, key and value
+struct keys : pl::dim_tag<"keys"> {};    // the tokens that a query sees
 using my_heads = pl::shard<heads, tp>;
 using my_ffn = pl::shard<ffn, tp>;
-using residual = pl::spec<batch, pl::shard<seq, tp>, hidden>;  // TP alone: <batch, seq, hidden, pl::invariant<tp>>
+using residual = pl::spec<batch, pl::shard<seq, tp>, hidden>;
 using ids = pl::spec<batch, seq, pl::invariant<tp>>;
 using per_head = pl::spec<batch, seq, my_heads, head_dim>;
+using projected = pl::spec<batch, seq, three, my_heads, head_dim>;
+using probabilities = pl::spec<batch, my_heads, seq, keys>;
 using inner = pl::spec<batch, seq, my_ffn>;
+struct without_batch {
+  static constexpr pl::layout value = pl::reduce_sum(pl::layout_v<residual>, pl::dim_of<batch>).result;
+};
+using own_places = pl::spec_from<without_batch, residual>;
 using logits = pl::spec<batch, seq, pl::shard<vocab, tp>>;
 using table = pl::spec<pl::shard<vocab, tp>, hidden>;
+template <class Spec>
+using array = pl::part<float, Spec>;
 template <class Input, class Weight, class Output>
 using linear = pl::with_saved<pl::linear<float, pl::biased_policy<Input, Weight, Output>>>;
 using norm_layer = pl::with_saved<pl::layer_norm<float, residual>>;
@@ -166,53 +175,57 @@ std::vector<tensor> tensors_of(parameters& p, const config& c) {
   return all;
 }
 
+/// Makes arrays of zeros, each as large as its type says: this rank's part.
+struct memory {
+  const pl::context<pl::cpu>& ctx;
+  std::vector<void*> blocks{};
+  template <class Spec>
+  operator array<Spec>() {
+    blocks.push_back(calloc(pl::part_of<Spec>(ctx).local_size(), sizeof(float)));
+    return {ctx, static_cast<float*>(blocks.back())};
+  }
+};
 struct layer_activations {
-  float *norm1, *qkv, *probs, *mixed, *sum1, *norm2, *up, *active, *sum2;
+  memory& all;
+  array<residual> norm1 = all, sum1 = all, norm2 = all, sum2 = all;
+  array<projected> qkv = all;
+  array<probabilities> probs = all;
+  array<per_head> mixed = all;
+  array<inner> up = all, active = all;
 };
 struct activations {
-  float *encoded, *branch, *norm, *logits;
-  layer_activations layer[layers];
-  float *dx, *dbranch, *dnorm, *dqkv, *dmixed, *dup, *dactive;  // gradients, of one layer at a time
+  memory& all;
+  array<residual> encoded = all, branch = all, norm = all;
+  array<logits> scores = all;
+  layer_activations layer[layers] = {{all}, {all}, {all}, {all}};
+  array<residual> dx = all, dbranch = all, dnorm = all;  // gradients, of one layer at a time
+  array<projected> dqkv = all;
+  array<per_head> dmixed = all;
+  array<inner> dup = all, dactive = all;
 };
-
-std::vector<tensor> tensors_of(activations& a, const config& c) {
-  const long rows = c.samples * c.length, mixed = c.heads * head_size;
-  const long stream = c.samples * c.own_length * c.width;  // what one layer hands to the next
-  std::vector<tensor> all;
-  for (float** at : {&a.encoded, &a.branch, &a.norm, &a.dx, &a.dbranch, &a.dnorm}) all.push_back({at, stream});
-  for (layer_activations& l : a.layer) {
-    for (float** at : {&l.norm1, &l.sum1, &l.norm2, &l.sum2}) all.push_back({at, stream});
-    all.insert(all.end(),
-               {{&l.qkv, rows * 3 * mixed}, {&l.probs, rows * c.heads * c.length}, {&l.mixed, rows * mixed}});
-    all.insert(all.end(), {{&l.up, rows * c.inner}, {&l.active, rows * c.inner}});
-  }
-  all.push_back({&a.logits, rows * c.vocab});
-  all.insert(all.end(), {{&a.dqkv, rows * 3 * mixed}, {&a.dmixed, rows * mixed}});
-  all.insert(all.end(), {{&a.dup, rows * c.inner}, {&a.dactive, rows * c.inner}});
-  return all;
-}
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
 struct model {
   config c;
-  parameters w, g;  // weights and their gradients
-  activations a;
-  long size;                                                // of each of the blocks of parameters
-  float *weights, *gradients, *moment1, *moment2, *memory;  // the blocks
+  memory arrays;
+  parameters w{}, g{};  // weights and their gradients
+  activations a{arrays};
+  long size = 0;                                           // of each of the blocks of parameters
+  float *weights{}, *gradients{}, *moment1{}, *moment2{};  // the blocks
 };
 
-void make_model(model& m, const config& c) {
-  m.c = c;
+void make_model(model& m) {
+  const config& c = m.c;
   m.size = total(tensors_of(m.w, c));
   m.weights = make_block(tensors_of(m.w, c));
   m.gradients = make_block(tensors_of(m.g, c));
-  m.memory = make_block(tensors_of(m.a, c));
   m.moment1 = static_cast<float*>(calloc(m.size, sizeof(float)));
   m.moment2 = static_cast<float*>(calloc(m.size, sizeof(float)));
 }
 void free_model(model& m) {
-  for (float* block : {m.weights, m.gradients, m.moment1, m.moment2, m.memory}) free(block);
+  for (float* block : {m.weights, m.gradients, m.moment1, m.moment2}) free(block);
+  for (void* block : m.arrays.blocks) free(block);
 }
 
 /// plait's layers of one layer, and below of the whole model, on the program's blocks.
@@ -220,7 +233,7 @@ struct layer_on_ranks {
   const pl::context<pl::cpu>& ctx;
   const layer_parameters &w, &g;
   norm_layer norm1{ctx, 1e-5, "norm1", {w.norm1_w, g.norm1_w, w.norm1_b, g.norm1_b}};
-  linear<residual, pl::spec<three, my_heads, head_dim, hidden>, pl::spec<batch, seq, three, my_heads, head_dim>> qkv{
+  linear<residual, pl::spec<three, my_heads, head_dim, hidden>, projected> qkv{
       ctx, "qkv", {.memory = {w.qkv_w, g.qkv_w, w.qkv_b, g.qkv_b}}};
   linear<per_head, pl::spec<hidden, my_heads, head_dim>, residual> proj{
       ctx, "proj", {.memory = {w.proj_w, g.proj_w, w.proj_b, g.proj_b}}};
@@ -246,60 +259,67 @@ struct model_on_ranks : model {
   }
 };
 
-/// The mean loss; the logits become their gradient.
-double forward(model_on_ranks& m, const int* tokens, const int* labels) {
+// What attention mixes is whole on a rank; along batch and heads it works element by element.
+constexpr auto attends = pl::rule::nonlinear.over<seq, keys, three, head_dim>();
+constexpr auto attends_back = pl::rule::product.over<seq, keys, three, head_dim>();
+
+/// The learned places of a rank's positions: `all` from the first of these on.
+template <class T, class Spec>
+auto own_rows(const model_on_ranks& m, const pl::part<T, Spec>& all) {
+  return pl::part<T, own_places>(m.ctx, all.unchecked() + m.c.first * m.c.width);
+}
+
+/// The mean loss; the scores become their gradient.
+double forward(model_on_ranks& m, const pl::part<int, ids>& tokens, const pl::part<int, ids>& labels) {
   const config& c = m.c;
-  const long rows = c.samples * c.length, width = c.width;
-  const long stream = c.samples * c.own_length * width;
+  const auto add_places = pl::bind_back(places_forward, c.samples, c.own_length, c.width);
   m.lookup.forward(m.ctx, tokens, m.a.encoded);
-  places_forward(m.a.encoded, m.w.places + c.first * width, c.samples, c.own_length, width);
-  const float* x = m.a.encoded;
+  apply(pl::rule::add, add_places, m.a.encoded, own_rows(m, m.places.values(m.ctx)));
+  array<residual> x = m.a.encoded;
   for (long i = 0; i < layers; ++i) {
     layer_on_ranks& l = m.layer[i];
     const layer_activations& a = m.a.layer[i];
     l.norm1.forward(m.ctx, x, a.norm1);
     l.qkv.forward(m.ctx, a.norm1, a.qkv);
-    attention_forward(a.mixed, a.probs, a.qkv, c);
+    apply(attends, pl::bind_back(attention_forward, c), pl::outputs(a.mixed, a.probs), a.qkv);
     l.proj.forward(m.ctx, a.mixed, m.a.branch);
-    residual_forward(a.sum1, x, m.a.branch, stream);
+    apply(pl::rule::sum, residual_forward, a.sum1, x, m.a.branch);
     l.norm2.forward(m.ctx, a.sum1, a.norm2);
     l.up.forward(m.ctx, a.norm2, a.up);
-    gelu_forward(a.active, a.up, rows * c.inner);
+    apply(pl::rule::nonlinear, gelu_forward, a.active, a.up);
     l.down.forward(m.ctx, a.active, m.a.branch);
-    residual_forward(a.sum2, a.sum1, m.a.branch, stream);
+    apply(pl::rule::sum, residual_forward, a.sum2, a.sum1, m.a.branch);
     x = a.sum2;
   }
   m.last_norm.forward(m.ctx, x, m.a.norm);
-  m.head.forward(m.ctx, m.a.norm, m.a.logits);
+  m.head.forward(m.ctx, m.a.norm, m.a.scores);
+  const double rows = static_cast<double>(c.samples * c.length);
   const auto seed = pl::loss_seed<decltype(m.loss)::output>::weighted(m.ctx, 1.0 / rows);
-  return *m.loss.forward_backward(m.ctx, m.a.logits, labels, seed).data() / rows;
+  return *m.loss.forward_backward(m.ctx, m.a.scores, labels, seed).data() / rows;
 }
 
-void backward(model_on_ranks& m, const int* tokens) {
+void backward(model_on_ranks& m, const pl::part<int, ids>& tokens) {
   const config& c = m.c;
-  const long rows = c.samples * c.length, width = c.width;
-  const long stream = c.samples * c.own_length * width;
-  float *dx = m.a.dx, *dbranch = m.a.dbranch, *dnorm = m.a.dnorm;
+  const array<residual>&dx = m.a.dx, &dbranch = m.a.dbranch, &dnorm = m.a.dnorm;
+  const auto add_rows = pl::bind_back(places_backward, c.samples, c.own_length, c.width);
   pl::zero_gradients(m.ctx, m);
-  m.head.backward(m.ctx, m.a.norm, m.a.logits, dnorm);
-  const float* x = m.a.layer[layers - 1].sum2;
-  m.last_norm.backward(m.ctx, x, dnorm, dx);
+  m.head.backward(m.ctx, m.a.norm, m.a.scores.dual(), dnorm);
+  m.last_norm.backward(m.ctx, m.a.layer[layers - 1].sum2, dnorm, dx);
   for (long i = layers - 1; i >= 0; --i) {
     layer_on_ranks& l = m.layer[i];
     const layer_activations& a = m.a.layer[i];
-    x = i > 0 ? m.a.layer[i - 1].sum2 : m.a.encoded;
     l.down.backward(m.ctx, a.active, dx, m.a.dactive);
-    gelu_backward(m.a.dup, m.a.dactive, a.up, rows * c.inner);
+    apply(pl::rule::product, gelu_backward, m.a.dup, m.a.dactive, a.up);
     l.up.backward(m.ctx, a.norm2, m.a.dup, dnorm);
     l.norm2.backward(m.ctx, a.sum1, dnorm, dbranch);
-    residual_backward(dx, dbranch, stream);
+    apply(pl::rule::add, residual_backward, dx, dbranch);
     l.proj.backward(m.ctx, a.mixed, dx, m.a.dmixed);
-    attention_backward(m.a.dqkv, m.a.dmixed, a.probs, a.qkv, c);
+    apply(attends_back, pl::bind_back(attention_backward, c), m.a.dqkv, m.a.dmixed, a.probs, a.qkv);
     l.qkv.backward(m.ctx, a.norm1, m.a.dqkv, dnorm);
-    l.norm1.backward(m.ctx, x, dnorm, dbranch);
-    residual_backward(dx, dbranch, stream);
+    l.norm1.backward(m.ctx, i > 0 ? m.a.layer[i - 1].sum2 : m.a.encoded, dnorm, dbranch);
+    apply(pl::rule::add, residual_backward, dx, dbranch);
   }
-  places_backward(m.g.places + c.first * width, dx, c.samples, c.own_length, width);
+  apply(pl::rule::reduction, add_rows, own_rows(m, m.places.gradients(m.ctx)), dx);
   m.lookup.backward(m.ctx, tokens, dx);
 }
 
@@ -337,15 +357,16 @@ void read_batch(int* tokens, int* labels, const std::vector<unsigned char>& text
 void train(const pl::any_communicator& ranks, int steps, const std::vector<unsigned char>& text) {
   pl::world world(pl::mesh<pl::axis<tp>>(ranks.size()).shape(), ranks);
   pl::cpu device;
-  const auto sizes = pl::sizes_of<batch, seq, position, hidden, three, heads, head_dim, ffn, vocab>(
-      gpt.samples, gpt.length, gpt.length, gpt.width, 3, gpt.heads, head_size, gpt.inner, gpt.vocab);
+  const auto sizes = pl::sizes_of<batch, seq, keys, position, hidden, three, heads, head_dim, ffn, vocab>(
+      gpt.samples, gpt.length, gpt.length, gpt.length, gpt.width, 3, gpt.heads, head_size, gpt.inner, gpt.vocab);
   const pl::context<pl::cpu> ctx{device, world, sizes};
   const pl::box own = pl::part_of<residual>(ctx);
   const long n = ranks.size();
   int tokens[gpt.samples * gpt.length], labels[gpt.samples * gpt.length];
-  model blocks;
-  make_model(blocks, {gpt.samples, gpt.length, gpt.width, gpt.heads / n, gpt.inner / n, gpt.vocab / n, own.local[1],
-                      own.offset[1]});
+  model blocks{
+      {gpt.samples, gpt.length, gpt.width, gpt.heads / n, gpt.inner / n, gpt.vocab / n, own.local[1], own.offset[1]},
+      {ctx}};
+  make_model(blocks);
   model_on_ranks m{blocks, ctx};
   for (long i = 0; i < layers; ++i) m.layer.push_back({ctx, m.w.layer[i], m.g.layer[i]});
   parameters whole;  // the arrays of plain.cpp, of which every rank takes its parts
@@ -355,8 +376,8 @@ void train(const pl::any_communicator& ranks, int steps, const std::vector<unsig
   free(block);
   for (int step = 1; step <= steps; ++step) {
     read_batch(tokens, labels, text, step - 1);
-    const double loss = forward(m, tokens, labels);
-    backward(m, tokens);
+    const double loss = forward(m, {ctx, tokens}, {ctx, labels});
+    backward(m, {ctx, tokens});
     const double norm = gradient_norm(m);
     update(m, step, 1e-3f);
     if (ranks.rank() == 0) printf("step %d  loss %.9g  gradient norm %.9g\n", step, loss, norm);

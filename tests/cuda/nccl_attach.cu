@@ -16,6 +16,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/nccl_attach.hpp"
+#include "support/on_pointers.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -108,12 +109,12 @@ void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& 
   std::atomic<bool> begun{false};
   cudaLaunchHostFunc(
       stream, [](void* flag) { static_cast<std::atomic<bool>*>(flag)->store(true); }, &begun);
-  up.forward(here, mx.data, my.data, &up_kept);
-  down.forward(here, my.data, mz.data, &down_kept);
+  forward_on(up, here, mx.data, my.data, &up_kept);
+  forward_on(down, here, my.data, mz.data, &down_kept);
   const auto gathered = static_cast<std::size_t>(ranks == 1 ? 0 : tokens * width) * sizeof(float);
   CHECK(here.device().bytes_in_use() == gathered);
-  down.backward(here, my.data, down_kept, mdz.data, mdy.data);
-  up.backward(here, mx.data, up_kept, mdy.data, mdx.data);
+  backward_on(down, here, my.data, down_kept, mdz.data, mdy.data);
+  backward_on(up, here, mx.data, up_kept, mdy.data, mdx.data);
 #ifdef PLAIT_CUDA_STAND_IN  // which runs work as late as it may, where it is not told otherwise
   if (stand_in::runtime::instance().order == stand_in::stream_order::late) CHECK(!begun);
 #endif
@@ -184,9 +185,9 @@ TEST_CASE("attach: a program's own allocator sees every byte") {
       linear<float, up_policy, cuda> up(here, "up", {.memory = {w.data, dw.data}});
       const std::size_t before = calls;
       linear_saved<cuda> kept;
-      up.forward(here, x.data, y.data, &kept);
+      forward_on(up, here, x.data, y.data, &kept);
       matrix dx(tokens / ranks, width, stream);
-      up.backward(here, x.data, kept, y.data, dx.data);
+      backward_on(up, here, x.data, kept, y.data, dx.data);
       if (bytes != here.device().reserved_bytes()) fail("called beside the allocator");
       if ((calls > before) != (ranks > 1)) fail("a gathered input comes from the allocator");
       meeting.arrive_and_wait();
@@ -218,7 +219,9 @@ void run(ncclComm_t my_comm, cudaStream_t my_stream, const up_projection::mesh& 
   // clang-format off
   auto here = pl::attach(mesh, my_comm, my_stream, sizes);    // an ncclComm_t and a cudaStream_t; nothing is owned
   pl::linear<float, up_projection, pl::cuda> up(here, "up", {.memory = {my_weights, my_gradients}});
-  up.forward(here, my_activations, my_output);                // in my_stream, and the host waits for nothing
+  pl::part<float, up_projection::input> x(here, my_activations);   // each array gets its type once
+  pl::part<float, up_projection::output> y(here, my_output);
+  up.forward(here, x, y);                                     // in my_stream, and the host waits for nothing
   // clang-format on
   CHECK(output.off(values(64, 4.0), 8, 0, 0, my_stream) == 0);
 }
@@ -257,8 +260,8 @@ TEST_CASE("attach: norms on the caller's parameters") {
           rms_norm<float, spec<shard<seq, tp>, hidden>, cuda> norm(here, 0.0, "norm", w.data, dw.data);
           CHECK(here.device().bytes_in_use() == 0);
           decltype(norm)::saved kept;
-          norm.forward(here, x.data, y.data, &kept);
-          norm.backward(here, x.data, kept, x.data, dx.data);
+          forward_on(norm, here, x.data, y.data, &kept);
+          backward_on(norm, here, x.data, kept, x.data, dx.data);
           static_cast<void>(norm.weight()->reduce(here));  // partial over tp: the rows vary, the weight does not
           CHECK(y.off(values(tokens * width, 3.0), width, 0, 0, stream) < 1e-6);
           CHECK(dw.off(values(width, 2.0 * tokens), width, 0, 0, stream) < 1e-6);
@@ -293,10 +296,10 @@ TEST_CASE("attach: a bias and a table of the caller's") {
           CHECK(here.device().bytes_in_use() == 0);
           const auto* tokens_of_zero = reinterpret_cast<const std::int64_t*>(ids.data);
           linear_saved<cuda> kept;
-          embed.forward(here, tokens_of_zero, x.data);
-          up.forward(here, x.data, y.data, &kept);
-          up.backward(here, x.data, kept, y.data, dx.data);
-          embed.backward(here, tokens_of_zero, dx.data);
+          forward_on(embed, here, tokens_of_zero, x.data);
+          forward_on(up, here, x.data, y.data, &kept);
+          backward_on(up, here, x.data, kept, y.data, dx.data);
+          backward_on(embed, here, tokens_of_zero, dx.data);
           const double out = 2.0 * width + 0.5;
           CHECK(y.off(values(tokens * inner, out), inner, 0, 0, stream) < 1e-6);
           CHECK(db.off(values(inner, out * tokens), inner, 0, 0, stream) < 1e-6);
@@ -323,10 +326,10 @@ TEST_CASE("attach: layers and their collectives recorded in a graph") {
             const auto step = [&] {
               linear_saved<cuda> up_kept, down_kept;
               for (const matrix* m : {&dw1, &dw2}) here.device().zero(m->data, m->bytes(), here.device().main_stream());
-              up.forward(here, x.data, y.data, &up_kept);
-              down.forward(here, y.data, z.data, &down_kept);
-              down.backward(here, y.data, down_kept, z.data, dy.data);
-              up.backward(here, x.data, up_kept, dy.data, dx.data);
+              forward_on(up, here, x.data, y.data, &up_kept);
+              forward_on(down, here, y.data, z.data, &down_kept);
+              backward_on(down, here, y.data, down_kept, z.data, dy.data);
+              backward_on(up, here, x.data, up_kept, dy.data, dx.data);
             };
             const auto results = [&] {
               std::vector<std::vector<float>> out;

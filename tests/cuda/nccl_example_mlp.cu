@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "plait/comm/typed.hpp"
+#include "plait/layout/apply.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/linear/policy.hpp"

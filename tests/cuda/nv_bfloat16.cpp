@@ -16,8 +16,11 @@
 #include "plait/nn/linear/policy.hpp"
 #include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
+#include "support/on_pointers.hpp"
 
 using namespace plait;
+using plait::test::backward_on;
+using plait::test::forward_on;
 
 namespace {
 
@@ -75,10 +78,10 @@ std::vector<std::vector<std::uint16_t>> outcomes(cuda& device, const context<cud
   zero_gradients(ctx, norm, head);
   const T* const input = x.as<T>();
   typename head_layer::saved kept;
-  norm.forward(ctx, input, y.as<T>());
-  head.forward(ctx, y.as<T>(), z.as<T>(), &kept);
-  head.backward(ctx, y.as<T>(), kept, dz.as<T>(), dy.as<T>());
-  norm.backward(ctx, input, dy.as<T>(), dx.as<T>());
+  forward_on(norm, ctx, input, y.as<T>());
+  forward_on(head, ctx, y.as<T>(), z.as<T>(), &kept);
+  backward_on(head, ctx, y.as<T>(), kept, dz.as<T>(), dy.as<T>());
+  backward_on(norm, ctx, input, dy.as<T>(), dx.as<T>());
 
   numbers seen(device, samples * width), dseen(device, samples * width, 0.125f);
   embedding<bf16, layer_policy<ids, table, rows>, cuda> lookup(
@@ -89,12 +92,13 @@ std::vector<std::vector<std::uint16_t>> outcomes(cuda& device, const context<cud
   std::vector<std::int32_t> chosen;
   for (std::int64_t i = 0; i < samples; ++i) chosen.push_back(static_cast<std::int32_t>(i * 5 % words));
   device.upload(tokens.data(), chosen.data(), tokens.bytes(), device.main_stream());
-  lookup.forward(ctx, tokens.data<std::int32_t>(), seen.as<T>());
-  lookup.backward(ctx, tokens.data<std::int32_t>(), static_cast<const T*>(dseen.as<T>()));
+  forward_on(lookup, ctx, tokens.data<std::int32_t>(), seen.as<T>());
+  backward_on(lookup, ctx, tokens.data<std::int32_t>(), static_cast<const T*>(dseen.as<T>()));
 
   cross_entropy_loss<bf16, logits, ids, cuda> loss(ctx, words);
   const auto seed = loss_seed<typename decltype(loss)::output, cuda>::weighted(ctx, 0.125);
-  loss.forward_backward(ctx, z.as<T>(), tokens.data<std::int32_t>(), seed);
+  loss.forward_backward(ctx, part<bf16, logits>(part<T, logits>(ctx, z.as<T>())),
+                        part<const std::int32_t, ids>(ctx, tokens.data<std::int32_t>()), seed);
 
   std::vector<std::uint16_t> halves(2 * words * width);  // of the float gradients
   device.download(halves.data(), gradient.data(), gradient.bytes(), device.main_stream());

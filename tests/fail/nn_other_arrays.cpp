@@ -4,9 +4,10 @@
 // expect: input_of_layer<0, plait::linear<float, down_policy
 // expect: input_of_layer<0, plait::rms_norm<float
 // expect: an array has numbers of another type than the layer's: make the layer of that precision, as in linear<double, ...>, or convert the numbers
-// expect: a layer takes tensors, or pointers to this rank's part: write x.data() for a span or a vector
+// expect: a layer takes tensors, or typed pointers: say once how an array lies, as in plait::part<float, Spec> x(ctx, pointer), and give x to layers
+// expect: the array for the result of a layer lies otherwise than the result: make the part with the layer's `output`, or, for an input's gradient, with the dual of its `input`
 // expect: a backward pass takes the `saved` that a forward pass of the same layer has made
-// errors-at-most: 6
+// errors-at-most: 8
 // lines-at-most: 160
 #include <vector>
 
@@ -51,12 +52,30 @@ auto backward(const microbatch<cpu>& mb, norm& layer, const tensor<float, up_pol
               const tensor<numbers, norm::input>& dy) {
   return layer.backward(mb, x, kept, dy);
 }
-void on_memory(const microbatch<cpu>& mb, up& layer, const numbers* x, float* y) { layer.forward(mb, x, y); }
-void on_vector(const microbatch<cpu>& mb, up& layer, const std::vector<float>& x, float* y) {
+using written = part<float, up::output>;
+void on_memory(const microbatch<cpu>& mb, up& layer, const part<const numbers, up::input>& x, const written& y) {
+  layer.forward(mb, x, y);
+}
+void on_vector(const microbatch<cpu>& mb, up& layer, const std::vector<float>& x, const written& y) {
 #ifdef PLAIT_FAIL_FIX
-  layer.forward(mb, x.data(), y);
+  layer.forward(mb, part<const float, up::input>(mb.ctx, x.data()), y);
 #else
   layer.forward(mb, x, y);
+#endif
+}
+void on_pointers(const microbatch<cpu>& mb, with_saved<up>& layer, const float* x, float* y) {
+#ifdef PLAIT_FAIL_FIX
+  layer.forward(mb, part<const float, up::input>(mb.ctx, x), written(mb.ctx, y));
+#else
+  layer.forward(mb, x, y);
+#endif
+}
+void into_another(const microbatch<cpu>& mb, up& layer, const part<const float, up::input>& x,
+                  [[maybe_unused]] const part<float, up::input>& wrong, [[maybe_unused]] const written& y) {
+#ifdef PLAIT_FAIL_FIX
+  layer.forward(mb, x, y);
+#else
+  layer.forward(mb, x, wrong);
 #endif
 }
 void of_another([[maybe_unused]] norm::saved& other, const microbatch<cpu>& mb, up& layer, const tensor<float, up::input>& x,

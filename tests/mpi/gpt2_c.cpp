@@ -89,23 +89,24 @@ void compare(const char* name, const pl::any_communicator& ranks, const std::vec
   pl::cpu device;
   const pl::context<pl::cpu> ctx{
       device, world,
-      pl::sizes_of<pl::batch, pl::seq, pl::position, pl::hidden, sequence_parallel::three, tensor_parallel::three,
-                   pl::heads, pl::head_dim, pl::ffn, pl::vocab>(gpt.samples, gpt.length, gpt.length, gpt.width, 3, 3,
-                                                                gpt.heads, plain::head_size, gpt.inner, gpt.vocab)};
+      pl::sizes_of<pl::batch, pl::seq, sequence_parallel::keys, tensor_parallel::keys, pl::position, pl::hidden,
+                   sequence_parallel::three, tensor_parallel::three, pl::heads, pl::head_dim, pl::ffn, pl::vocab>(
+          gpt.samples, gpt.length, gpt.length, gpt.length, gpt.length, gpt.width, 3, 3, gpt.heads, plain::head_size,
+          gpt.inner, gpt.vocab)};
   const pl::box own = pl::part_of<typename Program::residual>(ctx);
   const long n = ranks.size();
   const typename Program::config mine = {gpt.samples,   gpt.length,    gpt.width,    gpt.heads / n,
                                          gpt.inner / n, gpt.vocab / n, own.local[1], own.offset[1]};
-  typename Program::blocks blocks;
-  make_model(blocks, mine);
+  typename Program::blocks blocks{mine, {ctx}};
+  make_model(blocks);
   typename Program::model m{blocks, ctx};
   for (long i = 0; i < plain::layers; ++i) m.layer.push_back({ctx, m.w.layer[i], m.g.layer[i]});
   std::vector<int> tokens(gpt.samples * gpt.length), labels(tokens.size());
   for (int step = 1; step <= steps; ++step) {
     plain::read_batch(tokens.data(), labels.data(), text, step - 1);
     pl::take_parts(ctx, expected.weights[step - 1].data(), m);
-    forward(m, tokens.data(), labels.data());
-    backward(m, tokens.data());
+    forward(m, {ctx, tokens.data()}, {ctx, labels.data()});
+    backward(m, {ctx, tokens.data()});
     gradient_norm(m);                                       // which reduces
     const float* at = expected.gradients[step - 1].data();  // the tensor's
     std::size_t tensor = 0;

@@ -160,7 +160,9 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
     float *my_weights = weights.data(), *my_gradients = gradients.data(), *my_activations = input.data();
     float* my_output = output.data();
     pl::linear<float, up_projection> up(context, "up", {.memory = {my_weights, my_gradients}});
-    up.forward(context, my_activations, my_output);
+    pl::part<float, up_projection::input> x(context, my_activations);  // each array gets its type once
+    pl::part<float, up_projection::output> y(context, my_output);
+    up.forward(context, x, y);
     CHECK(output == expected);
 
     pl::cpu& device = context.device;
@@ -173,9 +175,10 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
     const float* all_positions = everything.data();
     pl::free_parameter<float, table, rows> positions(context, "wpe", {my_positions, my_dpositions});
     pl::take_part(device, *positions.weight(), all_positions, my_positions);
-    gather_parameters(context, up, positions);  // before the first pass of a step;
-    zero_gradients(context, up, positions);     // then passes, which add to my_gradients and my_dpositions;
-    my_dpositions[1] += positions.values()[1];
+    gather_parameters(context, up, positions);    // before the first pass of a step;
+    zero_gradients(context, up, positions);       // then passes, which add to my_gradients and my_dpositions;
+    const auto mine = positions.values(context);  // a typed pointer, for your kernel
+    my_dpositions[1] += mine.unchecked()[1];
     const auto before = world.ledger().total().calls;
     reduce_all(context, up, positions);  // then these are complete: one that several layers use, once
     CHECK(world.ledger().total().calls > before);

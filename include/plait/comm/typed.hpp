@@ -28,12 +28,12 @@ concept calls_reduce_scatter = requires(C& c, const void* in, void* out, std::si
 };
 
 template <class C>
-concept sends = requires(C& c, const void* in, void* out, std::size_t n) {
+concept calls_send = requires(C& c, const void* in, void* out, std::size_t n) {
   c.send(in, n, dtype::f32, 0, 0);
   c.receive(out, n, dtype::f32, 0, 0);
 };
 template <class C>
-concept broadcasts = requires(C& c, void* data, std::size_t n) { c.broadcast(data, n, dtype::f32, 0); };
+concept calls_broadcast = requires(C& c, void* data, std::size_t n) { c.broadcast(data, n, dtype::f32, 0); };
 
 template <class From, class To>
 struct plan_between {
@@ -149,13 +149,13 @@ class typed_group {
   /// A message between two ranks of the group, which stand for two stages: both lie on the mesh without this axis, so
   /// neither spec may mention it. `peer`: the other's rank in the group.
   template <class T, spec_like Spec>
-    requires detail::sends<Comm>
+    requires detail::calls_send<Comm>
   void send(const part<T, Spec>& x, int peer, int tag = 0) const {
     static_assert(detail::is_one_stage<Spec, Axes...>());
     comm_->send(x.unchecked(), count(x), dtype_of<std::remove_const_t<T>>, peer, tag);
   }
   template <class T, spec_like Spec>
-    requires detail::sends<Comm>
+    requires detail::calls_send<Comm>
   part<T, Spec> receive(const part<T, Spec>& x, int peer, int tag = 0) const {
     static_assert(detail::is_one_stage<Spec, Axes...>());
     comm_->receive(x.unchecked(), count(x), dtype_of<T>, peer, tag);
@@ -163,7 +163,7 @@ class typed_group {
   }
   /// The root's numbers for all ranks of the group, in which the value is then equal: invariant or replicated.
   template <class T, spec_like Spec>
-    requires detail::broadcasts<Comm>
+    requires detail::calls_broadcast<Comm>
   part<T, Spec> broadcast(const part<T, Spec>& x, int root) const {
     static_assert(detail::is_equal_over<Spec, Axes...>());
     comm_->broadcast(x.unchecked(), count(x), dtype_of<T>, root);

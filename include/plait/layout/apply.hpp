@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -120,6 +121,12 @@ inline constexpr elementwise<combine::product> product{};
 /// Neither: an activation, a softmax, a norm.
 inline constexpr elementwise<combine::nonlinear> nonlinear{};
 
+/// Adds its operands to what is in the output, which is an operand of the sum, too: y += x.
+struct add_rule : elementwise<combine::sum> {
+  static constexpr bool updates = true;
+};
+inline constexpr add_rule add{};
+
 /// A contraction of two operands over every dim that the output does not have: a product of matrices, the gradient of a
 /// scale.
 struct contraction_rule {
@@ -153,6 +160,13 @@ inline constexpr lookup_rule<Rows> rows_of{};
 
 }  // namespace rule
 
+/// The outputs of a kernel that writes several arrays.
+template <class... Outs>
+struct outputs {
+  explicit outputs(const Outs&... all) : parts(all...) {}
+  std::tuple<const Outs&...> parts;
+};
+
 /// The local sizes of a kernel's dims on this rank.
 class local_sizes {
  public:
@@ -171,12 +185,21 @@ class local_sizes {
 
 namespace detail {
 
+template <class Part>
+using pointer_of = decltype(std::declval<const Part&>().unchecked());
+
 template <class Rule, class Out, class... Ins>
 struct kernel_value {
   static constexpr verdict value = [] {
     const layout& out = layout_v<typename Out::spec>;
-    const derived_layout derived =
-        Rule::derive(out.dim_order(), {{layout_v<typename Ins::spec>, std::integral<typename Ins::value_type>}...});
+    const derived_layout derived = [&] {
+      if constexpr (requires { Rule::updates; })
+        return Rule::derive(out.dim_order(),
+                            {{out}, {layout_v<typename Ins::spec>, std::integral<typename Ins::value_type>}...});
+      else
+        return Rule::derive(out.dim_order(),
+                            {{layout_v<typename Ins::spec>, std::integral<typename Ins::value_type>}...});
+    }();
     if (!derived.verdict.ok()) return derived.verdict;
     if (const verdict v = compare_dims(operand::output, derived.result.dim_order(), out.dim_order()); !v.ok()) return v;
     for (axis_id axis : differing_axes(derived.result, out)) {
@@ -191,6 +214,22 @@ struct kernel_value {
 template <class Rule, class Out, class... Ins>
 struct kernel_with {};
 
+/// Refuses to compile unless this output of a kernel is the one that the rule derives.
+template <class Rule, class Out, class... Ins>
+inline constexpr bool follows =
+    enforced<kernel_value<Rule, Out, Ins...>, kernel_with<Rule, typename Out::spec, typename Ins::spec...>,
+             typename Out::spec, typename Ins::spec...>;
+
+/// Whether a kernel can be called with its outputs, its operands and what follows.
+template <class Kernel, class More, class First, class Others, class... Ts>
+inline constexpr bool takes_kernel_arguments = false;
+template <class Kernel, class More, class First, class... Outs, class... Ts>
+inline constexpr bool takes_kernel_arguments<Kernel, More, First, outputs<Outs...>, Ts...> =
+    std::is_invocable_v<Kernel, pointer_of<First>, pointer_of<Outs>..., const Ts*..., More>;
+template <class Kernel, class First, class... Outs, class... Ts>
+inline constexpr bool takes_kernel_arguments<Kernel, void, First, outputs<Outs...>, Ts...> =
+    std::is_invocable_v<Kernel, pointer_of<First>, pointer_of<Outs>..., const Ts*...>;
+
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_kernel_sizes(dim_id dim, std::int64_t in, std::int64_t out) {
   fail({"apply: ", dim.text(), " is ", in, " in an operand and ", out,
         " in the output; make all arrays of a kernel for one context, or one rank_place"});
@@ -202,44 +241,65 @@ struct kernel_with {};
 /// Throws unless the arrays were made for equal sizes of the dims that they share.
 template <class Out, class In>
 void require_equal_sizes(const Out& out, const In& in) {
-  const layout &a = layout_v<typename Out::spec>, &b = layout_v<typename In::spec>;
-  for (std::size_t d = 0; d < a.dims.size(); ++d) {
-    const int at = b.find(a.dims[d].dim);
+  int d = 0;
+  for (const dim_placement& p : layout_v<typename Out::spec>.dims) {
+    const int at = layout_v<typename In::spec>.find(p.dim);
     if (at >= 0 && in.where().global[at] != out.where().global[d])
-      refuse_kernel_sizes(a.dims[d].dim, in.where().global[at], out.where().global[d]);
+      refuse_kernel_sizes(p.dim, in.where().global[at], out.where().global[d]);
+    ++d;
   }
 }
 
 }  // namespace detail
 
+/// A kernel that takes further arguments after its arrays: `bind_back(attention, samples, length)`.
+template <class Kernel, class... Arguments>
+auto bind_back(Kernel kernel, Arguments... arguments) {
+  return [=](auto*... arrays) { return kernel(arrays..., arguments...); };
+}
+
 /// Calls a kernel of the program's: kernel(out, in...) with bare pointers, followed by the `local_sizes` where it takes
-/// them, or else by the local elements of `out` where it takes an integer. Does not compile where the specs do not go
-/// together under the rule, or the output's is not the one that the rule derives. Throws where an array has no memory,
-/// or the arrays were made for other sizes. Nothing else happens: `out` is what the kernel has written.
+/// them, or else by the local elements of the first output where it takes a number. Does not compile where the specs do
+/// not go together under the rule, or an output's is not the one that the rule derives. Throws where an array has no
+/// memory, or the arrays were made for other sizes. Nothing else happens: the outputs are what the kernel has written.
 ///
-///     pl::apply(pl::rule::nonlinear, gelu_forward, active, up);            // void gelu_forward(float*, const float*, long)
-///     pl::apply(pl::rule::product, gelu_backward, dup, dactive, up);       // dup: part<float, dual of up's spec>
+///     pl::apply(pl::rule::nonlinear, gelu_forward, active, up);       // void gelu_forward(float*, const float*, long)
+///     pl::apply(pl::rule::product, gelu_backward, dup, dactive, up);  // dup has the dual of up's spec
 ///     pl::apply(pl::rule::nonlinear.over<seq, three, head_dim>(), attention, mixed, qkv);
+template <class Rule, class Kernel, class First, class... Outs, class... Ts, spec_like... Ins>
+void apply(Rule, Kernel&& kernel, const outputs<First, Outs...>& out, const part<Ts, Ins>&... in) {
+  static_assert(sizeof...(Ins) > 0 && sizeof...(Ins) <= 8, "a kernel has one to eight operands beside its outputs");
+  static_assert(
+      (detail::follows<Rule, First, part<Ts, Ins>...> && ... && detail::follows<Rule, Outs, part<Ts, Ins>...>));
+  std::apply(
+      [&](const First& first, const Outs&... others) {
+        if ((!first || ... || !others) || (... || !in)) detail::refuse_kernel_memory();
+        (detail::require_equal_sizes(first, others), ...);
+        (detail::require_equal_sizes(first, in), ...);
+        const auto call = [&](const auto&... more) {
+          std::forward<Kernel>(kernel)(first.unchecked(), others.unchecked()...,
+                                       static_cast<const Ts*>(in.unchecked())..., more...);
+        };
+        if constexpr (detail::takes_kernel_arguments<Kernel, const local_sizes&, First, outputs<Outs...>, Ts...>) {
+          local_sizes sizes;
+          (sizes.add(layout_v<Ins>, in.where()), ...);
+          (sizes.add(layout_v<typename Outs::spec>, others.where()), ...);
+          sizes.add(layout_v<typename First::spec>, first.where());
+          call(sizes);
+        } else if constexpr (detail::takes_kernel_arguments<Kernel, std::int64_t, First, outputs<Outs...>, Ts...>) {
+          call(first.size());
+        } else {
+          static_assert(detail::takes_kernel_arguments<Kernel, void, First, outputs<Outs...>, Ts...>,
+                        "a kernel takes a pointer to each output and a pointer to const for each operand, in their "
+                        "order, and then local_sizes, a number of elements, or nothing");
+          call();
+        }
+      },
+      out.parts);
+}
 template <class Rule, class Kernel, class T, spec_like Out, class... Ts, spec_like... Ins>
-part<T, Out> apply(Rule, Kernel&& kernel, const part<T, Out>& out, const part<Ts, Ins>&... in) {
-  static_assert(sizeof...(Ins) > 0 && sizeof...(Ins) <= 8, "a kernel has one to eight operands beside its output");
-  static_assert(enforced<detail::kernel_value<Rule, part<T, Out>, part<Ts, Ins>...>,
-                         detail::kernel_with<Rule, Out, Ins...>, Out, Ins...>);
-  if ((!out || ... || !in)) detail::refuse_kernel_memory();
-  (detail::require_equal_sizes(out, in), ...);
-  if constexpr (std::is_invocable_v<Kernel, T*, const Ts*..., const local_sizes&>) {
-    local_sizes sizes;
-    (sizes.add(layout_v<Ins>, in.where()), ...);
-    sizes.add(layout_v<Out>, out.where());
-    std::forward<Kernel>(kernel)(out.unchecked(), static_cast<const Ts*>(in.unchecked())..., sizes);
-  } else if constexpr (std::is_invocable_v<Kernel, T*, const Ts*..., std::int64_t>) {
-    std::forward<Kernel>(kernel)(out.unchecked(), static_cast<const Ts*>(in.unchecked())..., out.size());
-  } else {
-    static_assert(std::is_invocable_v<Kernel, T*, const Ts*...>,
-                  "a kernel takes a pointer to its output and a pointer to const for each operand, in their order, and "
-                  "then local_sizes, a number of elements, or nothing");
-    std::forward<Kernel>(kernel)(out.unchecked(), static_cast<const Ts*>(in.unchecked())...);
-  }
+part<T, Out> apply(Rule rule, Kernel&& kernel, const part<T, Out>& out, const part<Ts, Ins>&... in) {
+  apply(rule, std::forward<Kernel>(kernel), outputs<part<T, Out>>(out), in...);
   return out;
 }
 

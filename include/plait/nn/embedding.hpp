@@ -129,12 +129,63 @@ class embedding
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {
     tensor<T, output, Device> y(mb.ctx);
     detail::require_size(weight()->name(), "ids", ids.size(), tokens_);
-    forward(mb, ids.data(), y.data());
+    run(mb, ids.data(), y.data());
     return y;
   }
-  /// Forward on the caller's memory: this rank's part of the ids, of 32 or 64 bits, and of the output.
+  /// Forward on the caller's memory; ids have 32 or 64 bits.
+  template <class Id>
+    requires std::integral<std::remove_const_t<Id>>
+  void forward(const microbatch<Device>& mb, const part<Id, input>& ids, const part<T, output>& y) {
+    made_for_.require(weight()->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_part(weight()->name(), "ids", ids, tokens_);
+    detail::require_part(weight()->name(), "y", y, resolve_.moves().target().local_size());
+    run<std::remove_const_t<Id>>(mb, ids.unchecked(), y.unchecked());
+  }
+
+  /// Adds to the table's gradient; ids have none, and must live until deferred gradients are computed. Deferred tasks
+  /// run in order, so that the gradient of a tied output projection is added first.
+  template <spec_like Gradient>
+  void backward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids,
+                const tensor<T, Gradient, Device>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
+    run_back(mb, ids.data(), dy.data());
+  }
+  /// Backward on the caller's memory.
+  template <class Id, class Numbers, spec_like Gradient>
+    requires std::integral<std::remove_const_t<Id>>
+  void backward(const microbatch<Device>& mb, const part<Id, input>& ids, const part<Numbers, Gradient>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
+    const part<const T, Gradient> d = dy;
+    made_for_.require(weight()->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_part(weight()->name(), "ids", ids, tokens_);
+    detail::require_part(weight()->name(), "dy", d, unresolve_.moves().source().local_size());
+    run_back<std::remove_const_t<Id>>(mb, ids.unchecked(), d.unchecked());
+  }
+
+  /// Makes the embedding ready for the batches and lengths of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) {
+    detail::require_resizable(names_.layer(), terms_ != nullptr);
+    detail::arm_checks(ctx);
+    for (const dim_placement& p : layout_v<weight_spec>.dims)
+      if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
+        fail({names_.layer(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
+              ", and the table has this dim: make another embedding for another table"});
+    take_sizes(ctx, names_.layer());
+  }
+  /// Binds the table to other memory of the caller's (`linear::rebind`).
+  void rebind(const parameter_memory<Precision>& memory) {
+    detail::rebind_parameters<Precision, Device>(names_.layer(), {table_}, {}, memory);
+  }
+
+  const parameter_ptr<Precision, Device>& weight() const { return names_.checked(table_); }
+  template <class F>
+  void visit(F&& f) {
+    f(*weight());
+  }
+
+ private:
   template <std::integral Id>
-  void forward(const microbatch<Device>& mb, const Id* ids, T* y) {
+  void run(const microbatch<Device>& mb, const Id* ids, T* y) {
     Device& on = mb.ctx.device;
     const range profiled(on, names_.forward());
     made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
@@ -145,31 +196,8 @@ class embedding
     });
     detail::note_forward(mb, *this, layout_v<input>, table_->name(), ids, tokens_);
   }
-
-  /// Forward into an array of a type with the bits of T.
-  template <std::integral Id, class Other>
-    requires same_bits<Other, T>
-  void forward(const microbatch<Device>& mb, const Id* ids, Other* y) {
-    forward(mb, ids, elements_of<T>(y));
-  }
-
-  /// Adds to the table's gradient; ids have none, and must live until deferred gradients are computed. Deferred tasks
-  /// run in order, so that the gradient of a tied output projection is added first.
-  template <spec_like Gradient>
-  void backward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids,
-                const tensor<T, Gradient, Device>& dy) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
-    backward(mb, ids.data(), dy.data());
-  }
-  /// Backward of an array of a type with the bits of T.
-  template <std::integral Id, class Other>
-    requires same_bits<std::remove_const_t<Other>, T>
-  void backward(const microbatch<Device>& mb, const Id* ids, Other* dy) {
-    backward(mb, ids, elements_of<T>(dy));
-  }
-  /// Backward on the caller's memory.
   template <std::integral Id>
-  void backward(const microbatch<Device>& mb, const Id* ids, const T* dy) {
+  void run_back(const microbatch<Device>& mb, const Id* ids, const T* dy) {
     if (!weight()->trainable()) return;
     Device& on = mb.ctx.device;
     const range profiled(on, names_.backward());
@@ -195,29 +223,6 @@ class embedding
       });
     });
   }
-
-  /// Makes the embedding ready for the batches and lengths of this context (`linear::resize`).
-  void resize(const context<Device>& ctx) {
-    detail::require_resizable(names_.layer(), terms_ != nullptr);
-    detail::arm_checks(ctx);
-    for (const dim_placement& p : layout_v<weight_spec>.dims)
-      if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
-        fail({names_.layer(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
-              ", and the table has this dim: make another embedding for another table"});
-    take_sizes(ctx, names_.layer());
-  }
-  /// Binds the table to other memory of the caller's (`linear::rebind`).
-  void rebind(const parameter_memory<Precision>& memory) {
-    detail::rebind_parameters<Precision, Device>(names_.layer(), {table_}, {}, memory);
-  }
-
-  const parameter_ptr<Precision, Device>& weight() const { return names_.checked(table_); }
-  template <class F>
-  void visit(F&& f) {
-    f(*weight());
-  }
-
- private:
   /// Adds the gradients of a microbatch's tokens to the deterministic sums. Each looks up one row of one rank, so that
   /// the output's sum over ranks has one term and zeros.
   template <class Id>

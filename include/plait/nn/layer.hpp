@@ -19,10 +19,12 @@
 #include "plait/device/device.hpp"
 #include "plait/device/range.hpp"
 #include "plait/kernels/kernels.hpp"
+#include "plait/layout/apply.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/layout/mesh.hpp"
+#include "plait/layout/part.hpp"
 #include "plait/layout/plan.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
@@ -30,48 +32,6 @@
 #include "plait/tensor/tensor.hpp"
 
 namespace plait {
-
-// A layer with the `saved` of its forward pass, for programs with one microbatch under way.
-
-/// A linear or a norm that keeps the `saved` of its last forward pass, so that its calls take nothing but the program's
-/// pointers. A forward pass forgets what the one before it has kept, and a backward pass uses it up. One that takes the
-/// input of a forward pass before the last throws.
-template <class Layer>
-class with_saved : public Layer {
-  using mb = microbatch<typename Layer::device>;
-  using T = typename Layer::value_type;
-
- public:
-  using Layer::Layer;
-  /// As the layer's own on the caller's memory; `more` may follow, such as an addend.
-  template <class... More>
-  void forward(const mb& in, const T* x, T* y, More&&... more) {
-    Layer::forward(in, x, y, &saved_, std::forward<More>(more)...);
-  }
-  template <class... More>
-  void backward(const mb& in, const T* x, const T* dy, T* dx, More&&... more) {
-    Layer::backward(in, x, saved_, dy, dx, std::forward<More>(more)...);
-  }
-  /// As the layer's own; what was kept is forgotten.
-  void resize(const context<typename Layer::device>& ctx) {
-    Layer::resize(ctx);
-    saved_ = {};
-  }
-  /// As above, on arrays of a type with the bits of T.
-  template <class Other, class... More>
-    requires same_bits<std::remove_const_t<Other>, T>
-  void forward(const mb& in, Other* x, More&&... more) {
-    forward(in, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
-  }
-  template <class Other, class... More>
-    requires same_bits<std::remove_const_t<Other>, T>
-  void backward(const mb& in, Other* x, More&&... more) {
-    backward(in, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
-  }
-
- private:
-  typename Layer::saved saved_;
-};
 
 // A program's own kernel, as its layer calls it: a device runs it, a counting device counts it.
 
@@ -92,6 +52,22 @@ void kernel(const context<Device>& ctx, const kernel_cost& cost, F&& f) {
     ctx.device.count_kernel(cost.of, cost.operations, cost.bytes);
   else
     std::forward<F>(f)();
+}
+
+/// As `apply` (layout/apply.hpp), for programs that are planned, too: a dry run counts the bytes of all arrays.
+template <compute_device Device, class Rule, class Kernel, class... Outs, class... Ts, class... Ins>
+void apply(const context<Device>& ctx, Rule rule, Kernel&& program, const outputs<Outs...>& out,
+           const part<Ts, Ins>&... in) {
+  const auto bytes_of = [](const auto&... a) {
+    return (0.0 + ... + static_cast<double>(a.size() * static_cast<std::int64_t>(sizeof(*a.unchecked()))));
+  };
+  kernel(ctx, {.bytes = bytes_of(in...) + std::apply(bytes_of, out.parts)},
+         [&] { apply(rule, std::forward<Kernel>(program), out, in...); });
+}
+template <compute_device Device, class Rule, class Kernel, class T, class Out, class... Ts, class... Ins>
+void apply(const context<Device>& ctx, Rule rule, Kernel&& program, const part<T, Out>& out,
+           const part<Ts, Ins>&... in) {
+  apply(ctx, rule, std::forward<Kernel>(program), outputs<part<T, Out>>(out), in...);
 }
 
 // The messages for a class that is used as a layer and is none, one for each member that is missing or does not fit.
@@ -537,6 +513,12 @@ inline void require_size(std::string_view layer, const char* name, std::int64_t 
         ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
 }
 
+/// As `require_size`; an array without memory is one that the call leaves out, or that the layer names.
+template <class Part>
+void require_part(std::string_view layer, const char* name, const Part& a, std::int64_t made_for) {
+  if (a) require_size(layer, name, a.size(), made_for);
+}
+
 /// Returns the array of an addend, or null where there is none. Throws as `require_size`.
 template <class Tensor>
 auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t made_for) {
@@ -631,31 +613,35 @@ concept any_tensor = requires {
   typename X::value_type;
   requires spec_like<typename X::spec>;
 };
+/// A bare pointer to numbers, or an array, which would become one.
 template <class X>
-concept any_range = !any_tensor<X> && requires(const X& x) {
+concept bare_pointer = std::is_pointer_v<std::decay_t<X>> &&
+                       (std::is_arithmetic_v<std::remove_cv_t<std::remove_pointer_t<std::decay_t<X>>>> ||
+                        std::same_as<std::remove_cv_t<std::remove_pointer_t<std::decay_t<X>>>, bf16> ||
+                        same_bits<std::remove_cv_t<std::remove_pointer_t<std::decay_t<X>>>, bf16>);
+template <class X>
+concept any_range = !any_tensor<X> && !bare_pointer<X> && requires(const X& x) {
   x.data();
   x.size();
   x.begin();
 };
 
-template <class X>
-struct number_of {
-  using type = std::remove_const_t<std::remove_pointer_t<X>>;
-};
-template <any_tensor X>
-struct number_of<X> {
-  using type = typename X::value_type;
-};
-/// Whether an argument has numbers of another type than T. Pointers to token ids may be of 32 or 64 bits, and labels go
-/// with numbers of T.
+/// Whether an argument has numbers of another type than T. Token ids may be of 32 or 64 bits, and labels go with
+/// numbers of T.
 template <class X, class T>
-concept other_numbers = (any_tensor<X> || std::is_pointer_v<X>)&&!std::same_as<typename number_of<X>::type, T> &&
-                        (std::floating_point<typename number_of<X>::type> ||
-                         std::same_as<typename number_of<X>::type, bf16> || (any_tensor<X> && std::integral<T>));
+concept other_numbers =
+    any_tensor<X> && !std::same_as<typename X::value_type, T> && !same_bits<typename X::value_type, T> &&
+    (std::floating_point<typename X::value_type> || std::same_as<typename X::value_type, bf16> || std::integral<T>);
 template <class X, class T>
-concept no_numbers = other_numbers<X, T> || any_range<X>;
+concept no_numbers = other_numbers<X, T> || any_range<X> || bare_pointer<X>;
 template <class X, class Spec>
 concept other_spec = any_tensor<X> && !std::same_as<typename X::spec, Spec>;
+/// Whether the array for the result of a call, the first of `More` and of numbers T, lies otherwise than `Spec`.
+template <class T, class Spec, class... More>
+inline constexpr bool other_result = false;
+template <class T, class Spec, any_tensor Result, class... More>
+inline constexpr bool other_result<T, Spec, Result, More...> =
+    std::same_as<typename Result::value_type, T> && other_spec<Result, Spec>;
 template <class X, class Layer>
 concept other_saved = std::is_class_v<X> && !any_tensor<X> && !any_range<X> &&
                       requires { requires !std::same_as<X, typename Layer::saved>; };
@@ -667,11 +653,22 @@ struct numbers_of_one_type {
                 "an array has numbers of another type than the layer's: make the layer of that precision, as in "
                 "linear<double, ...>, or convert the numbers");
 };
-template <class Range, class Layer>
+template <class Array, class Layer>
 struct array_of_layer {
-  static_assert(!any_range<Range>,
-                "a layer takes tensors, or pointers to this rank's part: write x.data() for a span or a vector");
+  static_assert(!any_range<Array> && !bare_pointer<Array>,
+                "a layer takes tensors, or typed pointers: say once how an array lies, as in "
+                "plait::part<float, Spec> x(ctx, pointer), and give x to layers");
 };
+template <class Given, class Expected, class Layer>
+struct result_of_layer {
+  static_assert(std::is_same_v<Given, Expected>,
+                "the array for the result of a layer lies otherwise than the result: make the part with the layer's "
+                "`output`, or, for an input's gradient, with the dual of its `input`");
+};
+template <class Spec, class Layer, class Result, class... More>
+constexpr void refuse_result() {
+  static_assert(sizeof(result_of_layer<typename Result::spec, Spec, Layer>) > 0);
+}
 template <class Saved, class Layer>
 struct saved_of_layer {
   static_assert(std::is_same_v<Saved, typename Layer::saved>,
@@ -690,10 +687,10 @@ struct named_layer<Layer> : named_layer<typename Layer::first_layer> {};
 /// Reports what does not fit in an argument of a layer whose numbers are T.
 template <class Layer, class T, class X>
 constexpr void refuse_array() {
-  if constexpr (any_range<X>)
+  if constexpr (any_range<X> || bare_pointer<X>)
     static_assert(sizeof(array_of_layer<X, Layer>) > 0);
   else if constexpr (other_numbers<X, T>)
-    static_assert(sizeof(numbers_of_one_type<typename number_of<X>::type, T, Layer>) > 0);
+    static_assert(sizeof(numbers_of_one_type<typename X::value_type, T, Layer>) > 0);
 }
 /// Reports what does not fit in the first argument.
 template <class Layer, class T, class Input, class X>
@@ -705,34 +702,26 @@ constexpr void refuse_input() {
 
 }  // namespace detail
 
-/// A base of layers: `forward` and `backward` for arrays of other types. Where the first array's type has the bits of
-/// T, they call the members of `Layer` with each array taken as one of T. With other arrays they do not compile, and
-/// the error names the reason. The layer has them by `using`.
+/// A base of layers: `forward` and `backward` for what no layer takes. They do not compile, and the error names the
+/// reason. The layer has them by `using`.
 template <class Layer, class T, spec_like Input, spec_like Output, compute_device Device, class Made = T>
 class other_arrays {
  public:
-  template <class Other, class... More>
-    requires same_bits<std::remove_const_t<Other>, T>
-  decltype(auto) forward(const microbatch<Device>& mb, Other* x, More&&... more) {
-    return static_cast<Layer&>(*this).forward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
-  }
-  template <class Other, class... More>
-    requires same_bits<std::remove_const_t<Other>, T>
-  decltype(auto) backward(const microbatch<Device>& mb, Other* x, More&&... more) {
-    return static_cast<Layer&>(*this).backward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
-  }
-
   template <class X, class... More>
-    requires(detail::no_numbers<X, T> || detail::other_spec<X, Input> || (detail::no_numbers<More, Made> || ...))
+    requires(detail::no_numbers<X, T> || detail::other_spec<X, Input> || (detail::no_numbers<More, Made> || ...) ||
+             detail::other_result<Made, Output, More...>)
   tensor<Made, Output, Device> forward(const microbatch<Device>&, const X&, const More&...) {
     detail::refuse_input<Layer, T, Input, X>();
-    if constexpr (!detail::no_numbers<X, T> && !detail::other_spec<X, Input>)
+    if constexpr (!detail::no_numbers<X, T> && !detail::other_spec<X, Input>) {
       (detail::refuse_array<Layer, Made, More>(), ...);
+      if constexpr (detail::other_result<Made, Output, More...>) detail::refuse_result<Output, Layer, More...>();
+    }
     return {};
   }
   template <class X, class Saved, class Gradient, class... More>
     requires(detail::no_numbers<X, T> || detail::other_spec<X, Input> || detail::other_saved<Saved, Layer> ||
-             detail::no_numbers<Gradient, Made> || (detail::no_numbers<More, T> || ...))
+             detail::no_numbers<Gradient, Made> || (detail::no_numbers<More, T> || ...) ||
+             detail::other_result<T, dual_t<Input>, More...>)
   tensor<T, dual_t<Input>, Device> backward(const microbatch<Device>&, const X&, const Saved&, const Gradient&,
                                             const More&...) {
     detail::refuse_input<Layer, T, Input, X>();
@@ -743,6 +732,8 @@ class other_arrays {
         detail::refuse_array<Layer, Made, Gradient>();
       else
         (detail::refuse_array<Layer, T, More>(), ...);
+      if constexpr (detail::other_result<T, dual_t<Input>, More...>)
+        detail::refuse_result<dual_t<Input>, Layer, More...>();
     }
     return {};
   }
@@ -761,6 +752,57 @@ class other_arrays {
 template <class Layer, class First, class Last>
 using other_arrays_between = other_arrays<Layer, typename First::value_type, typename First::input,
                                           typename Last::output, typename First::device>;
+
+// A layer with the `saved` of its forward pass, for programs with one microbatch under way.
+
+/// A linear or a norm that keeps the `saved` of its last forward pass, so that its calls take nothing but the program's
+/// arrays. A forward pass forgets what the one before it has kept, and a backward pass uses it up. One that takes the
+/// input of a forward pass before the last throws.
+template <class Layer>
+class with_saved : public Layer {
+  using mb = microbatch<typename Layer::device>;
+  using T = typename Layer::value_type;
+  template <class Spec>
+  using reads = part<const T, Spec>;
+  template <class Spec>
+  using writes = part<T, Spec>;
+
+ public:
+  using input = typename Layer::input;
+  using output = typename Layer::output;
+  using Layer::Layer;
+  /// As the layer's own on the caller's memory; `more` may follow, such as an addend.
+  template <class... More>
+  void forward(const mb& in, const reads<input>& x, const writes<output>& y, More&&... more) {
+    Layer::forward(in, x, y, &saved_, std::forward<More>(more)...);
+  }
+  /// `dy` is a part whose spec is the dual of the output's.
+  template <class Numbers, spec_like Gradient, class... More>
+  void backward(const mb& in, const reads<input>& x, const part<Numbers, Gradient>& dy, const writes<dual_t<input>>& dx,
+                More&&... more) {
+    Layer::backward(in, x, saved_, dy, dx, std::forward<More>(more)...);
+  }
+  /// For what no layer takes: the layer's own does not compile, and names the reason.
+  template <class X, class... More>
+    requires(detail::no_numbers<X, T> || detail::other_spec<X, input> || (detail::no_numbers<More, T> || ...) ||
+             detail::other_result<T, output, More...>)
+  void forward(const mb& in, const X& x, const More&... more) {
+    Layer::forward(in, x, more...);
+  }
+  template <class X, class... More>
+    requires(detail::no_numbers<X, T> || detail::other_spec<X, input> || (detail::no_numbers<More, T> || ...))
+  void backward(const mb& in, const X& x, const More&... more) {
+    Layer::backward(in, x, saved_, more...);
+  }
+  /// As the layer's own; what was kept is forgotten.
+  void resize(const context<typename Layer::device>& ctx) {
+    Layer::resize(ctx);
+    saved_ = {};
+  }
+
+ private:
+  typename Layer::saved saved_;
+};
 
 }  // namespace plait
 

@@ -164,13 +164,17 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
                saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "y", y.size(), core_.output_size());
-    forward(mb, x.data(), y.data(), keep, detail::addend_array(weight()->name(), addend, core_.output_size()));
+    run(mb, x.data(), y.data(), keep, detail::addend_array(weight()->name(), addend, core_.output_size()));
   }
-  /// Forward on the caller's memory: this rank's part of the input and of the output. Throws where the context has
-  /// other sizes than the layer was made for, or last resized to.
-  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr) {
-    core_.forward(mb, x, y, keep, addend);
-    detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x, core_.input_size());
+  /// Forward on the caller's memory. Throws where the context or an array has other sizes than the layer was made for,
+  /// or last resized to.
+  void forward(const microbatch<Device>& mb, const part<const T, input>& x, const part<T, output>& y,
+               saved* keep = nullptr, const part<const T, output>& addend = {}) {
+    core_.require_context(mb.ctx);
+    detail::require_part(weight()->name(), "x", x, core_.input_size());
+    detail::require_part(weight()->name(), "y", y, core_.output_size());
+    detail::require_part(weight()->name(), "addend", addend, core_.output_size());
+    run(mb, x.unchecked(), y.unchecked(), keep, addend.unchecked());
   }
 
   /// Takes the gradient of the output and returns the gradient of the input, plus `addend` where it is not null. Adds
@@ -192,13 +196,22 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "dy", dy.size(), core_.output_size());
     detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
-    backward(mb, x.data(), kept, dy.data(), dx.data(),
+    run_back(mb, x.data(), kept, dy.data(), dx.data(),
              detail::addend_array(weight()->name(), addend, core_.input_size()));
   }
-  /// This overload works on the caller's memory. If dx is null, only the weights' gradients are computed.
-  void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
-    core_.backward(mb, x, kept, dy, dx, addend);
-    detail::note_backward(mb, detail::dual_v<output>, weight()->name(), dy, core_.output_size());
+  /// This overload works on the caller's memory. Where dx is `{}`, only the weights' gradients are computed.
+  template <class Numbers, spec_like Gradient>
+  void backward(const microbatch<Device>& mb, const part<const T, input>& x, saved& kept,
+                const part<Numbers, Gradient>& dy, const part<T, dual_t<input>>& dx,
+                const part<const T, dual_t<input>>& addend = {}) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
+    const part<const T, Gradient> d = dy;
+    core_.require_context(mb.ctx);
+    detail::require_part(weight()->name(), "x", x, core_.input_size());
+    detail::require_part(weight()->name(), "dy", d, core_.output_size());
+    detail::require_part(weight()->name(), "dx", dx, core_.input_size());
+    detail::require_part(weight()->name(), "addend", addend, core_.input_size());
+    run_back(mb, x.unchecked(), kept, d.unchecked(), dx.unchecked(), addend.unchecked());
   }
 
   /// Makes the layer ready for the sizes of this context, in the world that it was made in: batches and lengths may
@@ -220,6 +233,15 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
   }
 
  private:
+  void run(const microbatch<Device>& mb, const T* x, T* y, saved* keep, const T* addend) {
+    core_.forward(mb, x, y, keep, addend);
+    detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x, core_.input_size());
+  }
+  void run_back(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend) {
+    core_.backward(mb, x, kept, dy, dx, addend);
+    detail::note_backward(mb, detail::dual_v<output>, weight()->name(), dy, core_.output_size());
+  }
+
   static const context<Device>& checked(const context<Device>& ctx, const std::string& name) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");

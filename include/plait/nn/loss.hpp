@@ -236,12 +236,62 @@ class cross_entropy_loss
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
                                          const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
     detail::require_size("cross_entropy", "labels", labels.size(), rows_);
-    return forward(mb, logits.data(), labels.data(), keep);
+    return run(mb, logits.data(), labels.data(), keep);
   }
-  /// This overload reads the caller's memory: this rank's part of the logits and of the labels, of 32 or 64 bits.
+  /// This overload reads the caller's memory; labels have 32 or 64 bits.
+  template <class Id>
+    requires std::integral<std::remove_const_t<Id>>
+  tensor<double, output, Device> forward(const microbatch<Device>& mb, const part<const T, Logits>& logits,
+                                         const part<Id, Labels>& labels, saved* keep = nullptr) {
+    made_for_.require(names_.layer(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_part(names_.layer(), "logits", logits, rows_ * range_.columns);
+    detail::require_part(names_.layer(), "labels", labels, rows_);
+    return run<std::remove_const_t<Id>>(mb, logits.unchecked(), labels.unchecked(), keep);
+  }
+
+  /// Overwrites the logits with their gradient and returns it. `seed` is the gradient of the sum.
+  template <spec_like Sum>
+  tensor<T, dual_t<Logits>, Device> backward(const microbatch<Device>& mb, tensor<T, Logits, Device>&& logits,
+                                             const tensor<label, Labels, Device>& labels, saved& kept,
+                                             const loss_seed<Sum, Device>& seed) {
+    run_back(mb, logits.data(), labels.data(), kept, seed);
+    return std::move(logits).into_dual();
+  }
+  /// This overload works on the caller's memory, in which the gradient then lies.
+  template <class Id, spec_like Sum>
+    requires std::integral<std::remove_const_t<Id>>
+  part<T, dual_t<Logits>> backward(const microbatch<Device>& mb, const part<T, Logits>& logits,
+                                   const part<Id, Labels>& labels, saved& kept, const loss_seed<Sum, Device>& seed) {
+    made_for_.require(names_.layer(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    detail::require_part(names_.layer(), "logits", logits, rows_ * range_.columns);
+    detail::require_part(names_.layer(), "labels", labels, rows_);
+    run_back<std::remove_const_t<Id>>(mb, logits.unchecked(), labels.unchecked(), kept, seed);
+    return logits.dual();
+  }
+
+  /// Forward and then backward on the caller's memory, where the seed is known before: returns the sum, and the logits
+  /// become their gradient, `logits.dual()`.
+  template <class Id, spec_like Sum>
+    requires std::integral<std::remove_const_t<Id>>
+  tensor<double, output, Device> forward_backward(const microbatch<Device>& mb, const part<T, Logits>& logits,
+                                                  const part<Id, Labels>& labels, const loss_seed<Sum, Device>& seed) {
+    saved kept;
+    auto sum = forward(mb, logits, labels, &kept);
+    backward(mb, logits, labels, kept, seed);
+    return sum;
+  }
+
+  /// Makes the loss ready for the batches and lengths of this context, in the world that it was made in.
+  void resize(const context<Device>& ctx) {
+    detail::require_resizable(names_.layer(), sums_.has_value());
+    detail::arm_checks(ctx);
+    take_sizes(ctx);
+  }
+  const cross_entropy_settings& settings() const { return settings_; }
+
+ private:
   template <std::integral Id>
-  tensor<double, output, Device> forward(const microbatch<Device>& mb, const T* logits, const Id* labels,
-                                         saved* keep = nullptr) {
+  tensor<double, output, Device> run(const microbatch<Device>& mb, const T* logits, const Id* labels, saved* keep) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     made_for_.require("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
@@ -275,18 +325,8 @@ class cross_entropy_loss
     detail::note_boundary(mb, layout_v<Labels>, "the labels of ", "cross_entropy", labels, n);
     return total;
   }
-
-  /// Overwrites the logits with their gradient and returns it. `seed` is the gradient of the sum.
-  template <spec_like Sum>
-  tensor<T, dual_t<Logits>, Device> backward(const microbatch<Device>& mb, tensor<T, Logits, Device>&& logits,
-                                             const tensor<label, Labels, Device>& labels, saved& kept,
-                                             const loss_seed<Sum, Device>& seed) {
-    backward(mb, logits.data(), labels.data(), kept, seed);
-    return std::move(logits).into_dual();
-  }
-  /// This overload works on the caller's memory.
   template <std::integral Id, spec_like Sum>
-  void backward(const microbatch<Device>& mb, T* logits, const Id* labels, saved& kept,
+  void run_back(const microbatch<Device>& mb, T* logits, const Id* labels, saved& kept,
                 const loss_seed<Sum, Device>& seed) {
     static_assert(enforced<detail::dual_value_check<dual_t<Sum>, output>, among<Logits, Labels>, dual_t<Sum>, output>);
     if (kept.statistics.empty() && rows_ != 0)
@@ -303,35 +343,6 @@ class cross_entropy_loss
     kernels::cross_entropy_backward(ctx.device, logits, labels, statistics, statistics + rows_,
                                     scale.template data<S>(), logits, rows_, range_, settings_);
   }
-
-  /// Forward and then backward on the caller's memory, where the seed is known before: returns the sum, and the logits
-  /// become their gradient.
-  template <std::integral Id, spec_like Sum>
-  tensor<double, output, Device> forward_backward(const microbatch<Device>& mb, T* logits, const Id* labels,
-                                                  const loss_seed<Sum, Device>& seed) {
-    saved kept;
-    auto sum = forward(mb, logits, labels, &kept);
-    backward(mb, logits, labels, kept, seed);
-    return sum;
-  }
-
-  /// Makes the loss ready for the batches and lengths of this context, in the world that it was made in.
-  void resize(const context<Device>& ctx) {
-    detail::require_resizable(names_.layer(), sums_.has_value());
-    detail::arm_checks(ctx);
-    take_sizes(ctx);
-  }
-  /// Both on an array of a type with the bits of T.
-  template <class Other, std::integral Id, spec_like Sum>
-    requires same_bits<Other, T>
-  tensor<double, output, Device> forward_backward(const microbatch<Device>& mb, Other* logits, const Id* labels,
-                                                  const loss_seed<Sum, Device>& seed) {
-    return forward_backward(mb, elements_of<T>(logits), labels, seed);
-  }
-
-  const cross_entropy_settings& settings() const { return settings_; }
-
- private:
   void take_sizes(const context<Device>& ctx) {
     enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
     const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());

@@ -377,20 +377,78 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr) {
     core_.require_forward_sizes(x.size(), y.size());
-    forward(mb, x.data(), y.data(), keep);
+    run(mb, x.data(), y.data(), keep);
   }
   /// Forward of a sum, which is computed in the pass of the norm.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
                                     saved* keep = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
-    forward(mb, x.data(), y.data(), keep, x.addend(), x.data());
+    run(mb, x.data(), y.data(), keep, x.addend(), x.data());
     x.closed();
     return y;
   }
-  /// Forward on the caller's memory. Where `addend` is not null, the input is x + addend; it goes to `sum`, which may
+  /// Forward on the caller's memory. Where `addend` has memory, the input is x + addend; it goes to `sum`, which may
   /// be x.
-  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr,
-               T* sum = nullptr) {
+  void forward(const microbatch<Device>& mb, const part<const T, input>& x, const part<T, output>& y,
+               saved* keep = nullptr, const part<const T, input>& addend = {}, const part<T, input>& sum = {}) {
+    core_.require_sizes(mb.ctx);
+    const std::int64_t size = core_.rows * core_.columns;
+    require_part(weight()->name(), "x", x, size);
+    require_part(weight()->name(), "y", y, size);
+    require_part(weight()->name(), "addend", addend, size);
+    require_part(weight()->name(), "sum", sum, size);
+    run(mb, x.unchecked(), y.unchecked(), keep, addend.unchecked(), sum.unchecked());
+  }
+
+  /// `addend`, such as the gradient of a residual connection, is added in the pass of the norm where it is not null.
+  template <spec_like Gradient>
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                            saved& kept, const tensor<T, Gradient, Device>& dy,
+                                            const tensor<T, dual_t<input>, Device>* addend = nullptr) {
+    tensor<T, dual_t<input>, Device> dx(mb.ctx);
+    backward(mb, x, kept, dy, dx, addend);
+    return dx;
+  }
+  /// This overload writes into a tensor that is there.
+  template <spec_like Gradient>
+  void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
+                const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
+                const tensor<T, dual_t<input>, Device>* addend = nullptr) {
+    static_assert(enforced<dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
+    core_.require_backward_sizes(x.size(), dy.size(), dx.size());
+    run_back(mb, x.data(), kept, dy.data(), dx.data(), addend_array(core_.weight->name(), addend, x.size()));
+  }
+  /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Where it is `{}`, only the weights'
+  /// gradients are computed.
+  template <class Numbers, spec_like Gradient>
+  void backward(const microbatch<Device>& mb, const part<const T, input>& x, saved& kept,
+                const part<Numbers, Gradient>& dy, const part<T, dual_t<input>>& dx,
+                const part<const T, dual_t<input>>& addend = {}) {
+    static_assert(enforced<dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
+    const part<const T, Gradient> d = dy;
+    core_.require_sizes(mb.ctx);
+    const std::int64_t size = core_.rows * core_.columns;
+    require_part(weight()->name(), "x", x, size);
+    require_part(weight()->name(), "dy", d, size);
+    require_part(weight()->name(), "dx", dx, size);
+    require_part(weight()->name(), "addend", addend, size);
+    run_back(mb, x.unchecked(), kept, d.unchecked(), dx.unchecked(), addend.unchecked());
+  }
+
+  /// Makes the norm ready for the batches and lengths of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
+  /// Binds the parameters to other memory of the caller's (`linear::rebind`).
+  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
+
+  const parameter_ptr<Precision, Device>& weight() const { return core_.names.checked(core_.weight); }
+  template <class F>
+  void visit(F&& f) {
+    f(*core_.names.checked(core_.weight));
+    if (core_.bias) f(*core_.bias);
+  }
+
+ private:
+  void run(const microbatch<Device>& mb, const T* x, T* y, saved* keep, const T* addend = nullptr, T* sum = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
     core_.require_sizes(ctx);
@@ -411,27 +469,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     note_forward(mb, static_cast<Layer&>(*this), layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
 
-  /// `addend`, such as the gradient of a residual connection, is added in the pass of the norm where it is not null.
-  template <spec_like Gradient>
-  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
-                                            saved& kept, const tensor<T, Gradient, Device>& dy,
-                                            const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    tensor<T, dual_t<input>, Device> dx(mb.ctx);
-    backward(mb, x, kept, dy, dx, addend);
-    return dx;
-  }
-  /// This overload writes into a tensor that is there.
-  template <spec_like Gradient>
-  void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
-                const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
-                const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    static_assert(enforced<dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
-    core_.require_backward_sizes(x.size(), dy.size(), dx.size());
-    backward(mb, x.data(), kept, dy.data(), dx.data(), addend_array(core_.weight->name(), addend, x.size()));
-  }
-  /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Null: only the weights' gradients are
-  /// computed.
-  void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+  void run_back(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
     core_.require_sizes(ctx);
@@ -452,19 +490,6 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     });
   }
 
-  /// Makes the norm ready for the batches and lengths of this context (`linear::resize`).
-  void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
-  /// Binds the parameters to other memory of the caller's (`linear::rebind`).
-  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
-
-  const parameter_ptr<Precision, Device>& weight() const { return core_.names.checked(core_.weight); }
-  template <class F>
-  void visit(F&& f) {
-    f(*core_.names.checked(core_.weight));
-    if (core_.bias) f(*core_.bias);
-  }
-
- private:
   using core = norm_core<Precision, Device>;
   core core_;
   double eps_;

@@ -60,6 +60,7 @@ class attached_rank {
   cuda& device() { return device_; }
   world& ranks() { return ranks_; }
   plait::context<cuda>& context() { return context_; }
+  const plait::context<cuda>& context() const { return context_; }
   operator plait::context<cuda>&() { return context_; }
   operator microbatch<cuda>() { return context_; }
 
@@ -118,6 +119,11 @@ class attached_rank {
   world ranks_;
   plait::context<cuda> context_;
 };
+
+template <spec_like Spec>
+box part_of(const attached_rank& here) {
+  return part_of<Spec>(here.context());
+}
 
 /// Takes all ranks of the caller's communicator, in order, as the ranks of `shape`. `sizes` are the global sizes of the
 /// dims that layers will use; they can be set later in the context.

@@ -39,7 +39,8 @@ void forward(ncclComm_t comm, cudaStream_t stream) {
       here, "up",
       {.memory = {.weight = filled(inner * width, 0.5f), .gradient = pl::own_memory, .master = pl::own_memory}});
   pl::gather_parameters(here.context(), norm, up);
-  __nv_bfloat16 *x = filled(tokens * width, 1.0f), *y = filled(tokens * width, 0.0f), *z = filled(tokens * inner, 0.0f);
+  const pl::part<__nv_bfloat16, rows> x(here, filled(tokens * width, 1.0f)), y(here, filled(tokens * width, 0.0f));
+  const pl::part<__nv_bfloat16, wide> z(here, filled(tokens * inner, 0.0f));
   norm.forward(here, x, y);
   up.forward(here, y, z);
   here.device().synchronize();

@@ -16,7 +16,7 @@ struct up {
   using output = spec<shard<batch, dp>, ffn>;
 };
 
-void forward(context<DEVICE>& ctx, const float* x, float* y, float* z) {
+void forward(context<DEVICE>& ctx, part<const float, rows> x, part<float, rows> y, part<float, up::output> z) {
   rms_norm<float, rows, DEVICE> norm(ctx);
   linear<float, up, DEVICE> layer(ctx, "up");
   norm.forward(ctx, x, y);

@@ -50,8 +50,10 @@ double product_sum(int ranks, bool looks_at_threads) {
     pl::linear<T, pl::layer_policy<rows, pl::spec<pl::shard<pl::ffn, pl::tp>, pl::hidden>, wide>> up(
         ctx, "up", {.memory = {weight.data(), gradient.data()}});
     typename decltype(up)::saved kept;
-    up.forward(ctx, x.data(), y.data(), &kept);
-    up.backward(ctx, x.data(), kept, y.data(), dx.data());
+    const pl::part<const T, rows> in(ctx, x.data());
+    up.forward(ctx, in, pl::part<T, wide>(ctx, y.data()), &kept);
+    up.backward(ctx, in, kept, pl::part<const T, pl::dual_t<wide>>(ctx, y.data()),
+                pl::part<T, pl::dual_t<rows>>(ctx, dx.data()));
     if (looks_at_threads && c.rank() == 0)
       expect(omp_get_max_threads() == own_threads, "a product has set the threads");
     double mine = 0;

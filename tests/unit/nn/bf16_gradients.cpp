@@ -14,6 +14,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/parameter.hpp"
 #include "support/linear_policies.hpp"
+#include "support/on_pointers.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -104,15 +105,15 @@ gradients<Precision> two_passes(std::int64_t ranks) {
       std::vector<std::int64_t> ids;
       for (std::int64_t i = 0; i < own; ++i) ids.push_back((at + i) * 7 % 16);
       typename linear<Precision, up>::saved kept;
-      layer.forward(ctx, x, y.data(), &kept);
-      layer.backward(ctx, x, kept, dy, dx.data());
+      forward_on(layer, ctx, x, y.data(), &kept);
+      backward_on(layer, ctx, x, kept, dy, dx.data());
       typename layer_norm<Precision, whole>::saved kept_norm;
-      norm.forward(ctx, x, y.data(), &kept_norm);
-      norm.backward(ctx, x, kept_norm, d, dx.data());
+      forward_on(norm, ctx, x, y.data(), &kept_norm);
+      backward_on(norm, ctx, x, kept_norm, d, dx.data());
       typename rms_norm<Precision, whole>::saved kept_root;
-      root.forward(ctx, x, y.data(), &kept_root);
-      root.backward(ctx, x, kept_root, d, dx.data());
-      lookup.backward(ctx, ids.data(), d);
+      forward_on(root, ctx, x, y.data(), &kept_root);
+      backward_on(root, ctx, x, kept_root, d, dx.data());
+      backward_on(lookup, ctx, ids.data(), d);
     }
     reduce_all(ctx, layer, norm, root, lookup);
     if (c.rank() == 0) all = g;

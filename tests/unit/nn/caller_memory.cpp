@@ -17,6 +17,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/tensor.hpp"
+#include "support/on_pointers.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 
@@ -258,11 +259,11 @@ TEST_CASE("views of memory that may only be read") {
           const std::vector<double> read = n;
           layer.forward(ctx, view<rows>(ctx, read.data()), out, &kept);
           std::vector<double> expected(y), dexpected(dx);
-          layer.forward(ctx, n.data(), expected.data(), &kept_of_pointers);
+          forward_on(layer, ctx, n.data(), expected.data(), &kept_of_pointers);
           if (y != expected) fail("the output differs");
           const std::vector<double> dy(y);
           layer.backward(ctx, view<rows>(ctx, read.data()), kept, view<dual_t<up::output>>(ctx, dy.data()).get(), din);
-          layer.backward(ctx, n.data(), kept_of_pointers, dy.data(), dexpected.data());
+          backward_on(layer, ctx, n.data(), kept_of_pointers, dy.data(), dexpected.data());
           if (dx != dexpected) fail("the gradient differs");
         }) == "");
 }
@@ -278,34 +279,38 @@ TEST_CASE("tokens and labels of 32 bits, and a loss on pointers") {
           std::vector<std::int64_t> ids(tokens / 2);
           for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = narrow[i] = static_cast<std::int32_t>(3 * i % 10);
           std::vector<double> y(tokens / 2 * width), y_narrow(y), logits(tokens / 2 * 10, 0.25), gradient[2];
-          table.forward(ctx, ids.data(), y.data());
-          table.forward(ctx, narrow.data(), y_narrow.data());
+          forward_on(table, ctx, ids.data(), y.data());
+          forward_on(table, ctx, narrow.data(), y_narrow.data());
           if (y != y_narrow) fail("the rows of narrow tokens differ");
           double losses[2];
           for (int k = 0; k < 2; ++k) {
             decltype(loss)::saved kept;
             std::vector<double> l(logits);
             for (std::size_t i = 0; i < l.size(); ++i) l[i] += 0.01 * static_cast<double>(i);
-            using seed = loss_seed<decltype(loss)::output>;
-            if (k == 0) {
-              losses[k] = loss.forward(ctx, l.data(), ids.data(), &kept).data()[0];
-              loss.backward(ctx, l.data(), ids.data(), kept, seed::weighted(ctx, 1.0));
-            } else {
-              losses[k] = loss.forward(ctx, l.data(), narrow.data(), &kept).data()[0];
-              loss.backward(ctx, l.data(), narrow.data(), kept, seed::weighted(ctx, 1.0));
-            }
+            const part<double, logits_spec> all(ctx, l.data());
+            const auto pass = [&](auto* labels) {
+              const auto typed_labels = test::typed<whole_table::input>(ctx, labels);
+              losses[k] = loss.forward(ctx, all, typed_labels, &kept).data()[0];
+              loss.backward(ctx, all, typed_labels, kept, loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
+            };
+            if (k == 0)
+              pass(ids.data());
+            else
+              pass(narrow.data());
             gradient[k] = l;
             table.weight()->discard_gradient(ctx);
             if (k == 0)
-              table.backward(ctx, ids.data(), y.data());
+              backward_on(table, ctx, ids.data(), y.data());
             else
-              table.backward(ctx, narrow.data(), y.data());
+              backward_on(table, ctx, narrow.data(), y.data());
             gradient[k].insert(gradient[k].end(), table.weight()->used_gradient(ctx.device),
                                table.weight()->used_gradient(ctx.device) + table.weight()->used_size());
           }
           if (losses[0] != losses[1] || gradient[0] != gradient[1] || losses[0] <= 0) fail("narrow labels differ");
           decltype(loss)::saved nothing;
-          loss.backward(ctx, logits.data(), ids.data(), nothing, loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
+          loss.backward(ctx, part<double, logits_spec>(ctx, logits.data()),
+                        part<const std::int64_t, whole_table::input>(ctx, ids.data()), nothing,
+                        loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
         }).find("cross_entropy: backward without what forward keeps") != std::string::npos);
 }
 
@@ -317,9 +322,13 @@ TEST_CASE("a parameter of the program's own is summed over the rows of all ranks
           of_whole_rows.visit([&](auto& p) { p.initialize(ctx); });
           gather_parameters(ctx, own_scale, of_whole_rows);
           zero_gradients(ctx, own_scale, of_whole_rows);
+          static_assert(std::is_same_v<decltype(own_scale)::used, spec<hidden, replicate<tp>>>);
+          const auto values = own_scale.values(ctx);
+          const auto gradients = own_scale.gradients(ctx);
+          const auto other = of_whole_rows.gradients(ctx);
           for (std::int64_t c = 0; c < own_scale.size(); ++c) {
-            own_scale.gradients(ctx.device)[c] += own_scale.values()[c] * static_cast<double>(1 + ctx.ranks.rank());
-            of_whole_rows.gradients(ctx.device)[c] += 1;
+            gradients.unchecked()[c] += values.unchecked()[c] * static_cast<double>(1 + ctx.ranks.rank());
+            other.unchecked()[c] += 1;
           }
           reduce_all(ctx, own_scale, of_whole_rows, own_scale);  // twice named, once reduced
           if (dscale[1] != 2.0 * (1 + 2)) fail("the gradient is not summed over the ranks of the rows");

@@ -4,6 +4,7 @@
 
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
+#include "support/on_pointers.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -151,12 +152,12 @@ TEST_CASE("a linear over the caller's memory owns no weights") {
     CHECK(device.bytes_in_use() == 0);
     CHECK(std::as_const(*layer.weight()).value() == weight.data());
     CHECK(layer.weight()->gradient() == gradient.data());
-    layer.forward(ctx, x.data(), y.data());
+    forward_on(layer, ctx, x.data(), y.data());
     CHECK(device.bytes_in_use() == 0);
     check_near(y, expected, 1e-14, "output");
     column_linear::saved kept;
     std::vector<double> dx(x.size());
-    layer.backward(ctx, x.data(), kept, y.data(), dx.data());
+    backward_on(layer, ctx, x.data(), kept, y.data(), dx.data());
     CHECK(gradient[0] != 0);
     const auto reduced = layer.weight()->reduce(ctx);
     CHECK(reduced.data() == gradient.data());

@@ -13,6 +13,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/pointwise.hpp"
 #include "plait/tensor/redistribution.hpp"
+#include "support/on_pointers.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 
@@ -30,14 +31,15 @@ TEST_CASE("a call does not write what it still reads") {
       work(ctx, layer, kept, x.data(), y.data());
     });
   };
-  CHECK(has(refused([](auto& ctx, auto& layer, auto& kept, double* x, double*) { layer.forward(ctx, x, x, &kept); }),
-            "up.weight: forward writes y while it still reads x, and both are one array"));
   CHECK(
-      has(refused([](auto& ctx, auto& layer, auto& kept, double* x, double* y) { layer.forward(ctx, x, y, &kept, y); }),
-          "up.weight: forward writes y while it still reads addend"));
+      has(refused([](auto& ctx, auto& layer, auto& kept, double* x, double*) { forward_on(layer, ctx, x, x, &kept); }),
+          "up.weight: forward writes y while it still reads x, and both are one array"));
+  CHECK(has(
+      refused([](auto& ctx, auto& layer, auto& kept, double* x, double* y) { forward_on(layer, ctx, x, y, &kept, y); }),
+      "up.weight: forward writes y while it still reads addend"));
   CHECK(has(refused([](auto& ctx, auto& layer, auto& kept, double* x, double* y) {
-              layer.forward(ctx, x, y, &kept);
-              layer.backward(ctx, x, kept, y, x);
+              forward_on(layer, ctx, x, y, &kept);
+              backward_on(layer, ctx, x, kept, y, x);
             }),
             "up.weight: backward writes dx while it still reads x"));
   CHECK(has(on_ranks(1,
@@ -48,7 +50,7 @@ TEST_CASE("a call does not write what it still reads") {
                        gather_parameters(ctx, norm);
                        zero_gradients(ctx, norm);
                        rms_norm<double, rows>::saved kept;
-                       norm.backward(ctx, x.data(), kept, dy.data(), dx.data());
+                       backward_on(norm, ctx, x.data(), kept, dy.data(), dx.data());
                      }),
             "norm.weight: backward without what forward keeps"));
   CHECK(has(on_ranks(1,
@@ -60,8 +62,8 @@ TEST_CASE("a call does not write what it still reads") {
                        zero_gradients(ctx, norm);
                        rms_norm<double, rows>::saved kept;
                        std::vector<double> y(x);
-                       norm.forward(ctx, x.data(), y.data(), &kept);
-                       norm.backward(ctx, x.data(), kept, dy.data(), dy.data());
+                       forward_on(norm, ctx, x.data(), y.data(), &kept);
+                       backward_on(norm, ctx, x.data(), kept, dy.data(), dy.data());
                      }),
             "norm.weight: backward writes dx while it still reads dy"));
   CHECK(has(on_ranks(1,
@@ -72,8 +74,8 @@ TEST_CASE("a call does not write what it still reads") {
                        gather_parameters(ctx, norm);
                        zero_gradients(ctx, norm);
                        layer_norm<double, rows>::saved kept;
-                       norm.forward(ctx, x.data(), y.data(), &kept);
-                       norm.backward(ctx, x.data(), kept, dy.data(), x.data());
+                       forward_on(norm, ctx, x.data(), y.data(), &kept);
+                       backward_on(norm, ctx, x.data(), kept, dy.data(), x.data());
                      }),
             "norm.weight: backward writes dx while it still reads x"));
 }
@@ -152,21 +154,23 @@ TEST_CASE("a call does not write bytes that it still reads, wherever arrays begi
     });
   };
   constexpr std::int64_t in = tokens * width, out = tokens * wide;
-  CHECK(has(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + in - 2, &kept); }),
-            "up.weight: forward writes y while it still reads x, and they share 16 bytes"));
-  CHECK(has(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p + out - 1, p, &kept); }),
-            "up.weight: forward writes y while it still reads x, and they share 8 bytes"));
   CHECK(
-      has(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + 3 * out - 1, &kept); }),
-          "up.weight: forward writes y while it still reads the weight, and they share 192 bytes"));
+      has(refused([](auto& ctx, auto& layer, auto& kept, double* p) { forward_on(layer, ctx, p, p + in - 2, &kept); }),
+          "up.weight: forward writes y while it still reads x, and they share 16 bytes"));
+  CHECK(
+      has(refused([](auto& ctx, auto& layer, auto& kept, double* p) { forward_on(layer, ctx, p + out - 1, p, &kept); }),
+          "up.weight: forward writes y while it still reads x, and they share 8 bytes"));
+  CHECK(has(
+      refused([](auto& ctx, auto& layer, auto& kept, double* p) { forward_on(layer, ctx, p, p + 3 * out - 1, &kept); }),
+      "up.weight: forward writes y while it still reads the weight, and they share 192 bytes"));
   CHECK(has(refused([](auto& ctx, auto& layer, auto& kept, double* p) {
-              layer.forward(ctx, p, p + in, &kept);
-              layer.backward(ctx, p, kept, p + in, p + in + out - 3);
+              forward_on(layer, ctx, p, p + in, &kept);
+              backward_on(layer, ctx, p, kept, p + in, p + in + out - 3);
             }),
             "up.weight: backward writes dx while it still reads dy, and they share 24 bytes"));
   CHECK(refused([](auto& ctx, auto& layer, auto& kept, double* p) {  // side by side
-          layer.forward(ctx, p, p + in, &kept);
-          layer.backward(ctx, p, kept, p + in, p + in + out);
+          forward_on(layer, ctx, p, p + in, &kept);
+          backward_on(layer, ctx, p, kept, p + in, p + in + out);
         }) == "");
   CHECK(has(on_ranks(1,
                      [](const context<cpu>& ctx) {
@@ -176,8 +180,8 @@ TEST_CASE("a call does not write bytes that it still reads, wherever arrays begi
                        zero_gradients(ctx, norm);
                        rms_norm<double, rows>::saved kept;
                        std::vector<double> x(in, 1.0), all(2 * in, 1.0);
-                       norm.forward(ctx, x.data(), all.data(), &kept);
-                       norm.backward(ctx, x.data(), kept, all.data(), all.data() + in - 1);
+                       forward_on(norm, ctx, x.data(), all.data(), &kept);
+                       backward_on(norm, ctx, x.data(), kept, all.data(), all.data() + in - 1);
                      }),
             "norm.weight: backward writes dx while it still reads dy, and they share 8 bytes"));
 }

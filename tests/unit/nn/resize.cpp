@@ -16,6 +16,7 @@
 #include "plait/nn/loss.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "support/on_pointers.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 
@@ -70,11 +71,13 @@ TEST_CASE("an embedding and a loss that are resized") {
             for (std::size_t i = 0; i < length; ++i) ids[i] = static_cast<std::int64_t>(3 * i % words);
             std::vector<double> y(length / 2 * width), logits(length * words / 2, 0.25);
             for (std::size_t i = 0; i < logits.size(); ++i) logits[i] += 0.01 * static_cast<double>(i);
-            table.forward(c, ids.data(), y.data());
+            forward_on(table, c, ids.data(), y.data());
             zero_gradients(c, table);
-            table.backward(c, ids.data(), y.data());
+            backward_on(table, c, ids.data(), y.data());
             using seed = loss_seed<typename loss_type::output>;
-            y.push_back(loss.forward_backward(c, logits.data(), ids.data(), seed::weighted(c, 1.0)).data()[0]);
+            const part<double, spec<seq, shard<vocab, tp>>> typed_logits(c, logits.data());
+            const part<const std::int64_t, spec<seq, invariant<tp>>> labels(c, ids.data());
+            y.push_back(loss.forward_backward(c, typed_logits, labels, seed::weighted(c, 1.0)).data()[0]);
             y.insert(y.end(), logits.begin(), logits.end());
             const std::vector<double> g = numbers(table.weight()->used_gradient(c.device), table.weight()->used_size());
             y.insert(y.end(), g.begin(), g.end());
@@ -107,40 +110,41 @@ TEST_CASE("a call on pointers in a context of other sizes is refused") {
   CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
               linear<double, up_with_bias> layer(ctx, "up");
               begin(ctx, layer);
-              layer.forward(longer, x, y);
+              forward_on(layer, longer, x, y);
             }),
             "up.weight: " + other));
   CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
               linear<double, up_with_bias> layer(ctx, "up");
               begin(ctx, layer);
               linear<double, up_with_bias>::saved kept;
-              layer.forward(ctx, x, y, &kept);
-              layer.backward(longer, x, kept, y, static_cast<double*>(nullptr));
+              forward_on(layer, ctx, x, y, &kept);
+              backward_on(layer, longer, x, kept, y, static_cast<double*>(nullptr));
             }),
             "up.weight: " + other));
   CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
               rms_norm<double, rows> norm(ctx);
               begin(ctx, norm);
-              norm.forward(longer, x, y);
+              forward_on(norm, longer, x, y);
             }),
             "norm.weight: " + other));
   CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
               layer_norm<double, rows> norm(ctx);
               begin(ctx, norm);
               layer_norm<double, rows>::saved kept;
-              norm.forward(ctx, x, y, &kept);
-              norm.backward(longer, x, kept, y, x);
+              forward_on(norm, ctx, x, y, &kept);
+              backward_on(norm, longer, x, kept, y, x);
             }),
             "norm.weight: " + other));
   CHECK(has(refused([](auto& ctx, auto longer, double*, double* y, std::int64_t* ids) {
               embedding<double, split_table> table(ctx, words, "table");
               begin(ctx, table);
-              table.forward(longer, ids, y);
+              forward_on(table, longer, ids, y);
             }),
             "table.weight: " + other));
   CHECK(has(refused([](auto& ctx, auto longer, double*, double* y, std::int64_t* ids) {
               cross_entropy_loss<double, spec<seq, shard<vocab, tp>>, spec<seq, invariant<tp>>> loss(ctx, words);
-              loss.forward(longer, y, ids);
+              loss.forward(longer, part<const double, spec<seq, shard<vocab, tp>>>(longer, y),
+                           part<const std::int64_t, spec<seq, invariant<tp>>>(longer, ids));
             }),
             "cross_entropy: " + other));
   using moved_rows = spec<seq, hidden, invariant<tp>>;
@@ -161,7 +165,7 @@ TEST_CASE("a call on pointers in a context of other sizes is refused") {
           begin(ctx, layer);
           context<cpu> more = ctx;
           more.sizes.set(dim_of<vocab>, 2 * words);
-          layer.forward(more, x, y);
+          forward_on(layer, more, x, y);
         }) == "");
 }
 
@@ -182,11 +186,11 @@ TEST_CASE("a call, or a resize, in a context of another place in a mesh is refus
   std::vector<double> x(64), y(64);
   std::vector<std::int64_t> ids(64);
   for (const std::string& text : {
-           refused([&](auto& there, auto& layer, auto&, auto&) { layer.forward(there, x.data(), y.data()); }),
+           refused([&](auto& there, auto& layer, auto&, auto&) { forward_on(layer, there, x.data(), y.data()); }),
            refused([&](auto& there, auto& layer, auto&, auto&) { layer.resize(there); }),
-           refused([&](auto& there, auto&, auto& norm, auto&) { norm.forward(there, x.data(), y.data()); }),
+           refused([&](auto& there, auto&, auto& norm, auto&) { forward_on(norm, there, x.data(), y.data()); }),
            refused([&](auto& there, auto&, auto& norm, auto&) { norm.resize(there); }),
-           refused([&](auto& there, auto&, auto&, auto& table) { table.forward(there, ids.data(), y.data()); }),
+           refused([&](auto& there, auto&, auto&, auto& table) { forward_on(table, there, ids.data(), y.data()); }),
            refused([&](auto& there, auto&, auto&, auto& table) { table.resize(there); }),
        }) {
     CHECK(has(text, other));
@@ -228,9 +232,9 @@ TEST_CASE("a layer that keeps what it has saved forgets it when it is resized") 
               begin(ctx, norm);
               const context<cpu> other = with_sizes(ctx, sizes_for(16));
               std::vector<double> x(32, 1.0), y(32), dx(32);
-              norm.forward(ctx, x.data(), y.data());
+              forward_on(norm, ctx, x.data(), y.data());
               norm.resize(other);
-              norm.backward(other, x.data(), y.data(), dx.data());
+              backward_on(norm, other, x.data(), y.data(), dx.data());
             }),
             "norm.weight: backward without what forward keeps"));
 }

@@ -16,6 +16,7 @@
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "support/layer_check.hpp"
+#include "support/on_pointers.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -136,13 +137,15 @@ TEST_CASE("what a forward pass keeps is used once, by its layer and microbatch")
             "down.weight: this `saved` was used by a backward pass before"));
   CHECK(has(what_is_said([](const context<cpu>& ctx) {
               cross_entropy_loss<float, spec<shard<batch, dp>, vocab>, spec<shard<batch, dp>>> loss(ctx, 12);
-              std::vector<float> logits(48, 0.5f);
-              const std::vector<std::int64_t> labels(4, 1);
+              std::vector<float> numbers(48, 0.5f);
+              const std::vector<std::int64_t> classes(4, 1);
+              const part<float, spec<shard<batch, dp>, vocab>> logits(ctx, numbers.data());
+              const part<const std::int64_t, spec<shard<batch, dp>>> labels(ctx, classes.data());
               decltype(loss)::saved kept;
-              loss.forward(ctx, logits.data(), labels.data(), &kept);
+              loss.forward(ctx, logits, labels, &kept);
               const auto seed = loss_seed<decltype(loss)::output>::weighted(ctx, 1.0);
-              loss.backward(ctx, logits.data(), labels.data(), kept, seed);
-              loss.backward(ctx, logits.data(), labels.data(), kept, seed);
+              loss.backward(ctx, logits, labels, kept, seed);
+              loss.backward(ctx, logits, labels, kept, seed);
             }),
             "cross_entropy: this `saved` was used by a backward pass before"));
 }
@@ -187,23 +190,24 @@ TEST_CASE("null pointers are refused by name") {
       call(ctx, l, x.data(), y.data(), kept, dy.data(), dx.data());
     });
   };
-  CHECK(has(of_linear([&](auto& ctx, auto& l, auto*, float* y, auto&, auto*, auto*) { l.forward(ctx, none, y); }),
+  CHECK(has(of_linear([&](auto& ctx, auto& l, auto*, float* y, auto&, auto*, auto*) { forward_on(l, ctx, none, y); }),
             "first.weight: x is a null pointer; it must point to this rank's 32 elements"));
   CHECK(has(of_linear([&](auto& ctx, auto& l, auto* x, float*, auto&, auto*, auto*) {
-              l.forward(ctx, static_cast<const float*>(x), static_cast<float*>(nullptr));
+              forward_on(l, ctx, static_cast<const float*>(x), static_cast<float*>(nullptr));
             }),
             "first.weight: y is a null pointer; it must point to this rank's 64 elements"));
   CHECK(has(of_linear([&](auto& ctx, auto& l, auto* x, float*, auto& kept, auto*, float* dx) {
-              l.backward(ctx, static_cast<const float*>(x), kept, none, dx);
+              backward_on(l, ctx, static_cast<const float*>(x), kept, none, dx);
             }),
             "first.weight: dy is a null pointer"));
-  CHECK(has(
-      said_after_forward<norm>([&](auto& ctx, auto& l, auto&, auto&, auto& dy) { l.forward(ctx, none, dy.data()); }),
-      "first.weight: x is a null pointer"));
+  CHECK(has(said_after_forward<norm>(
+                [&](auto& ctx, auto& l, auto&, auto&, auto& dy) { forward_on(l, ctx, none, dy.data()); }),
+            "first.weight: x is a null pointer"));
   CHECK(has(what_is_said([](const context<cpu>& ctx) {
               cross_entropy_loss<float, spec<shard<batch, dp>, vocab>, spec<shard<batch, dp>>> loss(ctx, 12);
               const std::vector<float> logits(48);
-              loss.forward(ctx, logits.data(), static_cast<const std::int64_t*>(nullptr));
+              loss.forward(ctx, part<const float, spec<shard<batch, dp>, vocab>>(ctx, logits.data()),
+                           part<const std::int64_t, spec<shard<batch, dp>>>());
             }),
             "cross_entropy: labels is a null pointer"));
   CHECK(has(
@@ -300,14 +304,14 @@ TEST_CASE("a layer, an optimizer or a tensor that was moved from is refused by n
   refused(
       table, [](auto& ctx, auto& l) { l.forward(ctx, tensor<std::int64_t, lookup::input>(ctx)); }, "table");
   refused(
-      table, [&](auto& ctx, auto& l) { l.forward(ctx, ids.data(), y.data()); }, "table");
+      table, [&](auto& ctx, auto& l) { forward_on(l, ctx, ids.data(), y.data()); }, "table");
   refused(
-      table, [&](auto& ctx, auto& l) { l.backward(ctx, ids.data(), y.data()); }, "table");
+      table, [&](auto& ctx, auto& l) { backward_on(l, ctx, ids.data(), y.data()); }, "table");
   refused(
       table, [](auto& ctx, auto& l) { zero_gradients(ctx, l); }, "table");
   const auto own = [](auto& ctx) { return free_parameter<float, spec<hidden>, rows>(ctx, "own"); };
   refused(
-      own, [](auto&, auto& p) { static_cast<void>(p.values()); }, "own");
+      own, [](auto& ctx, auto& p) { static_cast<void>(p.values(ctx)); }, "own");
   refused(
       own, [](auto& ctx, auto& p) { gather_parameters(ctx, p); }, "own");
   refused([](auto&) { return adamw<float>(); }, [](auto& ctx, auto& o) { o.begin_step(ctx, 1e-3); }, "adamw");

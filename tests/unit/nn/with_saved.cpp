@@ -18,10 +18,13 @@
 #include "plait/nn/linear/policy.hpp"
 #include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
+#include "support/on_pointers.hpp"
 
 namespace with_saved_layers {  // files of one program may have helpers of one name
 
 using namespace plait;
+using plait::test::backward_on;
+using plait::test::forward_on;
 
 namespace {
 
@@ -74,10 +77,10 @@ TEST_CASE("a layer with its saved computes what the layer computes with a saved 
     std::vector<float> x = numbers(own, 7), dy = numbers(out, 3);
     std::vector<float> y(static_cast<std::size_t>(out)), normed(x.size()), dnormed(x.size()), dx(x.size());
     program p{ctx, w, g};
-    p.norm.forward(ctx, x.data(), normed.data());
-    p.up.forward(ctx, normed.data(), y.data());
-    p.up.backward(ctx, normed.data(), dy.data(), dnormed.data());
-    p.norm.backward(ctx, x.data(), dnormed.data(), dx.data(), x.data());
+    forward_on(p.norm, ctx, x.data(), normed.data());
+    forward_on(p.up, ctx, normed.data(), y.data());
+    backward_on(p.up, ctx, normed.data(), dy.data(), dnormed.data());
+    backward_on(p.norm, ctx, x.data(), dnormed.data(), dx.data(), x.data());
     reduce_all(ctx, p);
 
     std::vector<float> w2 = w, g2(w.size());
@@ -87,10 +90,10 @@ TEST_CASE("a layer with its saved computes what the layer computes with a saved 
     std::vector<float> y2(y.size()), normed2(x.size()), dnormed2(x.size()), dx2(x.size());
     decltype(norm)::saved norm_saved;
     decltype(up)::saved up_saved;
-    norm.forward(ctx, x.data(), normed2.data(), &norm_saved);
-    up.forward(ctx, normed2.data(), y2.data(), &up_saved);
-    up.backward(ctx, normed2.data(), up_saved, dy.data(), dnormed2.data());
-    norm.backward(ctx, x.data(), norm_saved, dnormed2.data(), dx2.data(), x.data());
+    forward_on(norm, ctx, x.data(), normed2.data(), &norm_saved);
+    forward_on(up, ctx, normed2.data(), y2.data(), &up_saved);
+    backward_on(up, ctx, normed2.data(), up_saved, dy.data(), dnormed2.data());
+    backward_on(norm, ctx, x.data(), norm_saved, dnormed2.data(), dx2.data(), x.data());
     reduce_all(ctx, norm, up);
     CHECK(y == y2);
     CHECK(dx == dx2);
@@ -109,7 +112,7 @@ TEST_CASE("a norm with its saved refuses a second backward pass without a forwar
     zero_gradients(ctx, norm);
     const std::vector<float> x = numbers(tokens * width, 1);
     std::vector<float> dx(x.size());
-    norm.backward(ctx, x.data(), x.data(), dx.data());
+    backward_on(norm, ctx, x.data(), x.data(), dx.data());
   });
   CHECK(why.find("backward without what forward keeps") != std::string::npos);
 }
@@ -122,9 +125,11 @@ TEST_CASE("the loss and its gradient in one call are those of two") {
     std::vector<float> one = numbers(tokens * words / 2, static_cast<float>(ctx.ranks.rank())), two = one;
     const auto seed = loss_seed<decltype(loss)::output>::weighted(ctx, 1.0 / tokens);
     decltype(loss)::saved kept;
-    const double expected = *loss.forward(ctx, two.data(), labels.data(), &kept).data();
-    loss.backward(ctx, two.data(), labels.data(), kept, seed);
-    CHECK(*loss.forward_backward(ctx, one.data(), labels.data(), seed).data() == expected);
+    const part<float, logits> first(ctx, one.data()), second(ctx, two.data());
+    const part<const std::int32_t, ids> words_of(ctx, labels.data());
+    const double expected = *loss.forward(ctx, second, words_of, &kept).data();
+    loss.backward(ctx, second, words_of, kept, seed);
+    CHECK(*loss.forward_backward(ctx, first, words_of, seed).data() == expected);
     CHECK(one == two);
     CHECK(expected > tokens);
   });
@@ -178,10 +183,10 @@ TEST_CASE("a backward pass after several forward passes is of the last") {
       each_parameter([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); }, norm, up);
       const std::vector<float> x[] = {numbers(tokens * width, 1), numbers(tokens * width, 2)};
       std::vector<float> y(tokens * wide), dx(tokens * width);
-      for (int i = 0; i < forwards; ++i) norm.forward(ctx, x[i % 2].data(), dx.data());
-      norm.backward(ctx, x[which].data(), x[0].data(), dx.data());
-      for (int i = 0; i < forwards; ++i) up.forward(ctx, x[i % 2].data(), y.data());
-      up.backward(ctx, x[which].data(), y.data(), dx.data());
+      for (int i = 0; i < forwards; ++i) forward_on(norm, ctx, x[i % 2].data(), dx.data());
+      backward_on(norm, ctx, x[which].data(), x[0].data(), dx.data());
+      for (int i = 0; i < forwards; ++i) forward_on(up, ctx, x[i % 2].data(), y.data());
+      backward_on(up, ctx, x[which].data(), y.data(), dx.data());
     });
   };
   CHECK(backward_of(0, 1) == "");

@@ -13,10 +13,13 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/pointwise.hpp"
 #include "plait/plan/dry_run.hpp"
+#include "support/on_pointers.hpp"
 
 namespace workspace {  // files of one program may have helpers of one name
 
 using namespace plait;
+using plait::test::backward_on;
+using plait::test::forward_on;
 
 namespace {
 
@@ -77,9 +80,9 @@ call_workspace measured() {
     if (bytes != 0) fail("a layer on the program's memory allocates when it is made");
     for (int turn = 0; turn < 2; ++turn) {
       typename L::saved kept;
-      layer.forward(ctx, x.data(), y.data(), &kept);
+      forward_on(layer, ctx, x.data(), y.data(), &kept);
       const std::int64_t forward = bytes;
-      layer.backward(ctx, x.data(), kept, dy.data(), dx.data());
+      backward_on(layer, ctx, x.data(), kept, dy.data(), dx.data());
       if (turn == 0 && w.rank() == 0) found = {forward, bytes - forward};
       if (turn == 1 && (forward != bytes)) fail("later calls take more");
     }

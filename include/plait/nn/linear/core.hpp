@@ -102,13 +102,18 @@ class linear_core : detail::linear_collectives {
     detail::rebind_parameters(names_.layer(), weights_, biases_.all(), callers, tied_, how);
   }
 
+  /// Throws where a call's context has other sizes, or another mesh, than the layer was made for.
+  void require_context(const context<Device>& ctx) const {
+    require_sizes(weight(0)->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+  }
+
   /// `addend`, of the output's size, is added to it where it is not null. Throws where y is x or addend.
   void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     require_gathered();
     const std::string& name = weights_[0]->name();
-    require_sizes(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+    require_context(ctx);
     detail::require_array(name, "x", x, input_size());
     detail::require_array(name, "y", y, output_size());
     detail::require_no_overlap(name, "forward", {y, output_size(), "y"},
@@ -259,7 +264,7 @@ class linear_core : detail::linear_collectives {
                       const T* addend) {
     require_gathered();
     const std::string& name = weights_[0]->name();
-    require_sizes(name, mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+    require_context(mb.ctx);
     detail::require_array(name, "x", x, input_size());
     detail::require_array(name, "dy", dy, output_size());
     saved.stamp.use(name, weights_[0].get(), mb.index, x);

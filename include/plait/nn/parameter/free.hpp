@@ -40,11 +40,18 @@ class free_parameter {
                                            callers.master.pointer()));
   }
 
+  /// How the program's kernel meets it: `Placed`, replicated where it is invariant and `Met` is not.
+  using used = use_t<Placed, Met>;
+
   /// The values of this rank's part, for the program's kernel. Throws before `gather`.
-  const weight_of<Precision>* values() const { return weight()->used_value(); }
+  part<const weight_of<Precision>, used> values(const context<Device>& ctx) const {
+    return {ctx, weight()->used_value()};
+  }
   /// Returns the memory to which the program's kernel adds the gradient of this rank's rows. Throws before
   /// `zero_gradient`.
-  gradient_of<Precision>* gradients(Device& device) { return weight()->used_gradient(device); }
+  part<gradient_of<Precision>, dual_t<used>> gradients(const context<Device>& ctx) {
+    return {ctx, weight()->used_gradient(ctx.device)};
+  }
   /// Elements of this rank's part.
   std::int64_t size() const { return weight()->used_size(); }
 
