@@ -3,11 +3,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
 #include "plait/comm/world.hpp"
+#include "plait/layout/apply.hpp"
 
 using namespace plait;
 
@@ -120,4 +123,125 @@ TEST_CASE("messages and broadcasts carry parts, and one that was made for other 
     CHECK_THROWS_WITH_AS((part<float, pending>(here, static_cast<float*>(nullptr))),
                          doctest::Contains("the pointer is null; it must point to this rank's 2 elements"), error);
   });
+}
+
+namespace {
+
+// A program without layers: its own products, activation, bias and gradients, with typed groups between them.
+using tokens_in = spec<seq, hidden, replicate<tp>>;
+using first_weight = spec<shard<ffn, tp>, hidden>;
+using inner = spec<seq, shard<ffn, tp>>;
+using second_weight = spec<vocab, shard<ffn, tp>>;
+using terms = spec<seq, vocab, partial<tp>>;
+using result = spec<seq, vocab, replicate<tp>>;
+using bias_of_rows = spec<vocab, replicate<tp>>;
+
+/// y [rows, out] = x [rows, in] w [out, in]'.
+void multiply(double* y, const double* x, const double* w, std::int64_t rows, std::int64_t in, std::int64_t out) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t o = 0; o < out; ++o) {
+      y[r * out + o] = 0;
+      for (std::int64_t i = 0; i < in; ++i) y[r * out + o] += x[r * in + i] * w[o * in + i];
+    }
+}
+void square(double* y, const double* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * x[i];
+}
+
+constexpr std::int64_t length = 3, width = 4, wide = 8, words = 5;
+
+/// The output and the gradient of the second bias, whose loss is half the sum of squares.
+std::vector<double> run_on(world& ranks) {
+  const rank_place here{ranks.shape(), ranks.rank(), sizes_of<seq, hidden, ffn, vocab>(length, width, wide, words)};
+  const auto numbers = [&]<class Spec>(std::vector<double>& room, Spec) {
+    const box where = part_of<Spec>(here);
+    for (std::int64_t i = 0; i < where.local[0]; ++i)
+      for (std::int64_t j = 0; j < where.local[1]; ++j)
+        room.push_back(0.1 * static_cast<double>((where.offset[0] + i) * 7 % 5 + (where.offset[1] + j) * 3 % 7) - 0.3);
+    return part<const double, Spec>(here, room.data());
+  };
+  std::vector<double> room[3], a(length * wide), b(a), c(length * words), bias(words, 0.5), dbias(words);
+  const auto x = numbers(room[0], tokens_in());
+  const auto w1 = numbers(room[1], first_weight());
+  const auto w2 = numbers(room[2], second_weight());
+  const part<double, inner> h(here, a.data()), active(here, b.data());
+  const part<double, terms> y_terms(here, c.data());
+  const auto product = [&](auto dim, double* out, const double* in, const double* w, const local_sizes& n) {
+    multiply(out, in, w, n[dim_of<seq>], n[dim.first], n[dim.second]);
+  };
+  apply(
+      rule::contraction,
+      [&](double* out, const double* in, const double* w, const local_sizes& n) {
+        product(std::pair(dim_of<hidden>, dim_of<ffn>), out, in, w, n);
+      },
+      h, x, w1);
+  apply(rule::nonlinear, square, active, h);
+  apply(
+      rule::contraction,
+      [&](double* out, const double* in, const double* w, const local_sizes& n) {
+        product(std::pair(dim_of<ffn>, dim_of<vocab>), out, in, w, n);
+      },
+      y_terms, active, w2);
+  const part<double, result> y = group_over<tp>(ranks).all_reduce<result>(y_terms);
+  const auto add_bias = [](double* out, const double* in) {
+    for (std::int64_t i = 0; i < length * words; ++i) out[i] += in[i % words];
+  };
+  apply(rule::add, add_bias, y, part<const double, bias_of_rows>(here, bias.data()));
+  // The gradient of y is y, partial as the dual of a replicated value: each rank has its share of it.
+  const part<double, dual_t<result>> dy(here, b.data());
+  apply(
+      rule::sum, [](double* out, const double* in) { std::copy_n(in, length * words, out); },
+      part<double, result>(here, b.data()), y);
+  for (std::int64_t i = 0; i < dy.size(); ++i) dy.unchecked()[i] /= static_cast<double>(ranks.size());
+  const part<double, dual_t<bias_of_rows>> db(here, dbias.data());
+  apply(
+      rule::reduction,
+      [](double* out, const double* in) {
+        for (std::int64_t i = 0; i < length * words; ++i) out[i % words] += in[i];
+      },
+      db, dy);
+  group_over<tp>(ranks).all_reduce<spec<vocab, invariant<tp>>>(db);
+  c.insert(c.end(), dbias.begin(), dbias.end());
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("kernels of the program's own between typed groups compute on two ranks what one computes") {
+  std::vector<double> expected;
+  for (const int n : {1, 2, 4})
+    threads::run(n, [&](threads::communicator& comm) {
+      world ranks(mesh<axis<tp>>(n).shape(), any_communicator(comm));
+      const std::vector<double> made = run_on(ranks);
+      if (n == 1) expected = made;
+      for (std::size_t i = 0; i < made.size(); ++i) CHECK(made[i] == doctest::Approx(expected[i]).epsilon(1e-12));
+    });
+}
+
+TEST_CASE("a kernel is refused arrays that were made for other sizes, and arrays without memory") {
+  const rank_place here{mesh<axis<tp, 1>>::static_shape(), 0, sizes_of<seq, hidden>(2, 3)};
+  const rank_place longer{here.mesh, 0, sizes_of<seq, hidden>(4, 3)};
+  using rows = spec<seq, hidden, invariant<tp>>;
+  std::vector<float> x(12, 1.0f), y(12);
+  bool called = false;
+  const auto kernel = [&](float*, const float*) { called = true; };
+  CHECK_THROWS_WITH_AS(
+      apply(rule::nonlinear, kernel, part<float, rows>(longer, y.data()), part<const float, rows>(here, x.data())),
+      "apply: seq is 2 in an operand and 4 in the output; make all arrays of a kernel for one context, or one "
+      "rank_place",
+      error);
+  CHECK_THROWS_WITH_AS(apply(rule::nonlinear, kernel, part<float, rows>(), part<const float, rows>(here, x.data())),
+                       "apply: an array of this kernel has no memory", error);
+  CHECK_FALSE(called);
+  // Two outputs, and further arguments.
+  const part<float, rows> first(here, y.data()), second(here, y.data() + 6);
+  apply(rule::nonlinear,
+        bind_back([](float* a, float* b, const float* in, float factor) { a[0] = in[0] * factor, b[0] = 7; }, 3.0f),
+        outputs(first, second), part<const float, rows>(here, x.data()));
+  CHECK(y[0] == 3);
+  CHECK(y[6] == 7);
+  CHECK_THROWS_WITH_AS(local_sizes()[dim_of<ffn>], "local_sizes: no array of this kernel has the dim ffn", error);
+  CHECK(first.extent<seq>() == 2);
+  CHECK(first.extent(dim_of<hidden>) == 3);
+  CHECK_THROWS_WITH_AS(first.extent(dim_of<ffn>), doctest::Contains("has no dim ffn"), error);
 }
