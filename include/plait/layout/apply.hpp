@@ -96,8 +96,8 @@ constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, co
 
 }  // namespace detail
 
-/// What a kernel of the program's does with its arrays, for `apply`. Which rule is true of a kernel is for the program
-/// to say; the rest is derived.
+/// The rules by which `apply` takes a program's kernels. Which rule is true of a kernel is for the program to say; the
+/// rest is derived.
 namespace rule {
 
 /// Element by element along all dims but `Mixed`, along which the kernel may do anything: these must be whole.
@@ -210,7 +210,7 @@ struct kernel_value {
   }();
 };
 
-/// What a refusal of `apply` shows: the rule, the output, the operands.
+/// The facts that a refusal of `apply` shows: the rule, the output, the operands.
 template <class Rule, class Out, class... Ins>
 struct kernel_with {};
 
@@ -258,9 +258,9 @@ auto bind_back(Kernel kernel, Arguments... arguments) {
   return [=](auto*... arrays) { return kernel(arrays..., arguments...); };
 }
 
-/// Calls a kernel of the program's: kernel(out, in...) with bare pointers, followed by the `local_sizes` where it takes
-/// them, or else by the local elements of the first output where it takes a number. Does not compile where the specs do
-/// not go together under the rule, or an output's is not the one that the rule derives. Throws where an array has no
+/// Calls a kernel of the program's on bare pointers: kernel(out, in...). Where it takes `local_sizes` after them, it
+/// gets these; where it takes a number, the local elements of the first output. Does not compile where the specs do not
+/// go together under the rule, or an output's is not the one that the rule derives. Throws where an array has no
 /// memory, or the arrays were made for other sizes. Nothing else happens: the outputs are what the kernel has written.
 ///
 ///     pl::apply(pl::rule::nonlinear, gelu_forward, active, up);       // void gelu_forward(float*, const float*, long)
