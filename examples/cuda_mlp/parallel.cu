@@ -207,7 +207,7 @@ struct gpu {
   /// The same for `pl::apply`, which has the arrays.
   template <class Kernel, class... Arguments>
   auto kernel(int n, Kernel k, Arguments... arguments) {
-    return [=, this](auto*... arrays) { launch(n, k, arrays..., arguments...); };
+    return [=, this](auto*... arrays) { this->launch(n, k, arrays..., arguments...); };
   }
 };
 
