@@ -7,14 +7,17 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/io/json.hpp"
 #include "plait/layout/check.hpp"
+#include "plait/layout/layout.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/tensor.hpp"
@@ -54,21 +57,24 @@ struct exported_layout {
   std::string difference(const exported_layout& other) const;
 };
 
-/// The layout of this rank's part of a tensor with spec `Spec`. Throws if the spec mentions an axis that the context's
-/// mesh does not have.
-template <spec_like Spec, compute_device Device>
-exported_layout export_layout(const context<Device>& ctx) {
-  const box part = part_of<Spec>(ctx);
-  const layout& how = layout_v<Spec>;
-  const mesh_shape& mesh = ctx.ranks.shape();
+/// The layout of a part that the rank at `ranks` holds of a tensor that lies as `how`.
+inline exported_layout export_layout(const layout& how, const box& part, const world& ranks) {
+  const mesh_shape& mesh = ranks.shape();
   exported_layout out{describe(how), {}, {}};
   for (std::size_t d = 0; d < how.dims.size(); ++d) {
     out.dims.push_back({how.dims[d].dim.text(), part.global[d], part.local[d], part.offset[d], {}});
     for (const axis_id a : how.dims[d].axes) out.dims.back().axes.emplace_back(a.text());
   }
   for (const axis_id a : mesh.axes)
-    out.mesh.push_back({a.text(), mesh.extent(a), mesh.coordinate(ctx.ranks.rank(), a), name_of(how.state_of(a))});
+    out.mesh.push_back({a.text(), mesh.extent(a), mesh.coordinate(ranks.rank(), a), name_of(how.state_of(a))});
   return out;
+}
+
+/// The layout of this rank's part of a tensor with spec `Spec`. Throws if the spec mentions an axis that the context's
+/// mesh does not have.
+template <spec_like Spec, compute_device Device>
+exported_layout export_layout(const context<Device>& ctx) {
+  return export_layout(layout_v<Spec>, part_of<Spec>(ctx), ctx.ranks);
 }
 
 inline std::string exported_layout::json() const {
@@ -83,6 +89,45 @@ inline std::string exported_layout::json() const {
     mesh_out[i].add("name", a.name).add("extent", a.extent).add("coordinate", a.coordinate).add("state", a.state);
   }
   return json_object().add("spec", spec).add("dims", dims_out).add("mesh", mesh_out).text();
+}
+
+/// Reads what `exported_layout::json` has written. Throws `error`, its text starting with `source`, for another text.
+inline exported_layout parse_layout(std::string_view text, const std::string& source) {
+  exported_layout out;
+  json_parser in(text, source);
+  const auto number = [&](std::string_view key) {
+    return static_cast<std::int64_t>(in.whole_number({"as ", key, " of a layout"}, std::uint64_t{1} << 62));
+  };
+  const auto word = [&](std::string_view key) { return in.text({"as ", key, " of a layout"}); };
+  const auto refuse = [&](const std::string& key) { in.unexpected({"as ", key, " of a layout"}, "no such member"); };
+  const auto read_dim = [&](exported_layout::dim& d, const std::string& key) {
+    if (key == "axes") return in.list({"as axes of a layout"}, [&] { d.axes.push_back(word("axes")); });
+    if (key == "name") return static_cast<void>(d.name = word(key));
+    std::int64_t* const at = key == "global"   ? &d.global
+                             : key == "local"  ? &d.local
+                             : key == "offset" ? &d.offset
+                                               : nullptr;
+    at == nullptr ? refuse(key) : static_cast<void>(*at = number(key));
+  };
+  const auto read_axis = [&](exported_layout::axis& a, const std::string& key) {
+    if (key == "name" || key == "state") return static_cast<void>((key == "name" ? a.name : a.state) = word(key));
+    if (key != "extent" && key != "coordinate") refuse(key);
+    (key == "extent" ? a.extent : a.coordinate) = number(key);
+  };
+  const auto read_list = [&](const std::string& key, auto& list, auto&& read) {
+    in.list({"as ", key, " of a layout"}, [&] {
+      auto& next = list.emplace_back();
+      in.object({"among ", key, " of a layout"}, [&](const std::string& member) { read(next, member); });
+    });
+  };
+  in.object({"as a layout"}, [&](const std::string& key) {
+    if (key == "spec") return static_cast<void>(out.spec = word(key));
+    if (key == "dims") return read_list(key, out.dims, read_dim);
+    if (key == "mesh") return read_list(key, out.mesh, read_axis);
+    refuse(key);
+  });
+  in.end();
+  return out;
 }
 
 namespace detail {
