@@ -6,6 +6,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/testing/launch_cuda.hpp"
 #include "plait/testing/layer_parity.hpp"
+#include "plait/testing/program_parity.hpp"
 #include "support/gpt2_parity.hpp"
 
 using namespace plait;
@@ -55,4 +56,38 @@ TEST_CASE("what is wrong on a GPU is found") {
   alone.y[3] += 1e-6;
   CHECK(check_mesh(net{2, 1}, sizes, alone, make_up{}, 1e-12, on_one_gpu{}).text().find("output differs by") !=
         std::string::npos);
+}
+
+TEST_CASE("a program's record of arrays on a GPU takes no memory there, and has their numbers") {
+  using columns = spec<batch, shard<hidden, tp>>;
+  const auto record = [](program_run& run, int ranks, float wrong) {
+    on_one_gpu{}(ranks, [&](auto& comm, cuda& device) {
+      world all(mesh<axis<tp>>(ranks).shape(), comm);
+      const context<cuda> ctx{device, all, sizes_of<batch, hidden>(2, 4), 1};
+      tensor<float, columns, cuda> x(ctx);
+      tensor<bf16, columns, cuda> y(ctx);
+      std::vector<float> values(static_cast<std::size_t>(x.size()));
+      std::vector<bf16> rounded;
+      const box& part = x.part();
+      for (std::int64_t i = 0; i < x.size(); ++i)
+        values[static_cast<std::size_t>(i)] =
+            static_cast<float>(i / part.local[1] * 4 + part.offset[1] + i % part.local[1] + 1) * wrong;
+      for (const float v : values) rounded.push_back(to_bf16(v));
+      device.upload(x.data(), values.data(), values.size() * sizeof(float), device.main_stream());
+      device.upload(y.data(), rounded.data(), rounded.size() * sizeof(bf16), device.main_stream());
+      const std::size_t before = device.bytes_in_use();
+      program_record<cuda> into(ctx, run);
+      into.step(0);
+      into.add("y", y);
+      into.add("x", view<columns>(ctx, static_cast<const float*>(x.data())));
+      into.finish();
+      CHECK(device.bytes_in_use() == before);
+    });
+  };
+  program_run alone, two, wrong;
+  record(alone, 1, 1), record(two, 2, 1), record(wrong, 2, 0.5f);
+  CHECK(compare_runs(alone, two, {.relative = 0}).text() == "");
+  CHECK(compare_runs(alone, wrong).text() ==
+        "step 0, y: 8 of 8 elements differ by more than 8e-05; the first at [batch=0, hidden=0] is 1 in the first run "
+        "(tp=1) and 0.5 in the second (tp=2); each is 1/2 of the first run's, a factor that the extent of tp gives");
 }

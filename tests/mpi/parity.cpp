@@ -5,9 +5,12 @@
 #define DOCTEST_CONFIG_IMPLEMENT  // for the header's sake: this is a plain program, whose checks are its own
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <string>
 
 #include "plait/comm/mpi.hpp"
 #include "plait/schedule/generators.hpp"
+#include "plait/testing/program_parity.hpp"
 #include "support/pipeline_parity.hpp"
 
 namespace {
@@ -95,6 +98,41 @@ void compare_pipeline(mpi::communicator& world_of_mpi, scenario s, std::int64_t 
                 true);
 }
 
+/// The records that processes write to files, against the record of one process.
+void compare_records(mpi::communicator& c) {
+  cpu device;
+  any_communicator all(c), self(c.split(c.rank(), 0));
+  std::string folder = (std::filesystem::temp_directory_path() / "plait-record-XXXXXX").string();
+  if (c.rank() == 0 && ::mkdtemp(folder.data()) == nullptr) fail("cannot make a temporary folder");
+  folder = broadcast_text(device, all, folder);
+  const auto record = [&](any_communicator& ranks, const std::string& name, double wrong) {
+    using columns = spec<batch, shard<hidden, tp>>;
+    world mesh_ranks(mesh<axis<tp>>(ranks.size()).shape(), ranks);
+    const context<cpu> ctx{device, mesh_ranks, sizes_of<batch, hidden>(2, 2 * c.size()), 1};
+    tensor<double, columns> x(ctx);
+    const box& part = x.part();
+    for (std::int64_t i = 0; i < x.size(); ++i)
+      x.data()[i] = wrong * static_cast<double>(i / part.local[1] * 100 + part.offset[1] + i % part.local[1] + 1);
+    program_record<cpu> into(ctx, folder + name);
+    into.step(0);
+    into.add("x", x);
+    into.add_scalar<spec<partial<tp>>>("share", 1.0 / ranks.size());
+    into.finish();
+  };
+  if (c.rank() == 0) record(self, "/one", 1);
+  record(all, "/many", 1);
+  record(all, "/wrong", 1.0 / c.size());
+  c.barrier();
+  if (c.rank() != 0) return;
+  const program_run one(folder + "/one");
+  const std::string right = compare_runs(one, program_run(folder + "/many")).text();
+  const std::string wrong = compare_runs(one, program_run(folder + "/wrong")).text();
+  expect(right.empty(), "records: " + right);
+  expect(wrong.starts_with("step 0, x: ") && wrong.ends_with("a factor that the extent of tp gives"),
+         "records of a wrong program: " + wrong);
+  std::filesystem::remove_all(folder);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -119,6 +157,7 @@ int main(int argc, char** argv) {
       compare_pipeline(c, s, pp_ranks, make_schedule<one_f_one_b>(pp_ranks, 4));
       compare_pipeline(c, s, pp_ranks, make_schedule<zb_v>(pp_ranks, 8));
     }
+    compare_records(c);
     if (failures > 0) fail(std::to_string(failures) + " comparisons failed");
     if (c.rank() == 0) std::puts("parity: ok");
   });

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/io/json.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
+#include "plait/layout/mesh.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/tensor.hpp"
@@ -57,16 +57,15 @@ struct exported_layout {
   std::string difference(const exported_layout& other) const;
 };
 
-/// The layout of a part that the rank at `ranks` holds of a tensor that lies as `how`.
-inline exported_layout export_layout(const layout& how, const box& part, const world& ranks) {
-  const mesh_shape& mesh = ranks.shape();
+/// The layout of the part that a rank of the mesh holds of a tensor that lies as `how`.
+inline exported_layout export_layout(const layout& how, const box& part, const mesh_shape& mesh, std::int64_t rank) {
   exported_layout out{describe(how), {}, {}};
   for (std::size_t d = 0; d < how.dims.size(); ++d) {
     out.dims.push_back({how.dims[d].dim.text(), part.global[d], part.local[d], part.offset[d], {}});
     for (const axis_id a : how.dims[d].axes) out.dims.back().axes.emplace_back(a.text());
   }
   for (const axis_id a : mesh.axes)
-    out.mesh.push_back({a.text(), mesh.extent(a), mesh.coordinate(ranks.rank(), a), name_of(how.state_of(a))});
+    out.mesh.push_back({a.text(), mesh.extent(a), mesh.coordinate(rank, a), name_of(how.state_of(a))});
   return out;
 }
 
@@ -74,7 +73,7 @@ inline exported_layout export_layout(const layout& how, const box& part, const w
 /// mesh does not have.
 template <spec_like Spec, compute_device Device>
 exported_layout export_layout(const context<Device>& ctx) {
-  return export_layout(layout_v<Spec>, part_of<Spec>(ctx), ctx.ranks);
+  return export_layout(layout_v<Spec>, part_of<Spec>(ctx), ctx.ranks.shape(), ctx.ranks.rank());
 }
 
 inline std::string exported_layout::json() const {

@@ -29,8 +29,8 @@
 ///     for (int i = 0; i < steps; ++i) {
 ///       record.step(i);
 ///       train_step();
-///       record.add("up.output", pl::view<rows>(ctx, h));             // any tensor or view: its spec says how it lies
-///       record.add("up.gradient", pl::view<pl::dual_t<up_weight>>(ctx, dw));
+///       record.add("up.output", h);                                  // a pl::part, a tensor or a view, with its spec
+///       record.add("up.gradient", pl::part<float, pl::dual_t<up_weight>>(ctx, dw));
 ///       record.add_scalar<pl::spec<pl::partial<dp>>>("loss", loss);  // a number on the host
 ///     }
 ///     record.finish();

@@ -25,6 +25,8 @@
 #include "plait/device/device.hpp"
 #include "plait/io/json.hpp"
 #include "plait/layout/layout.hpp"
+#include "plait/layout/mesh.hpp"
+#include "plait/layout/part.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/interop.hpp"
@@ -171,25 +173,16 @@ class program_record {
  public:
   /// Records to memory. `into` must outlive this.
   program_record(const context<Device>& ctx, program_run& into)
-      : device_(ctx.device),
-        ranks_(ctx.ranks),
-        log_(into.open(ctx.ranks.everyone().rank(), ctx.ranks.everyone().size())) {}
+      : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), into) {}
   /// Records to files of `directory`, which is made where it is missing: one for each rank and step. Throws where it
   /// has a record of this rank.
   program_record(const context<Device>& ctx, std::string directory)
-      : device_(ctx.device),
-        ranks_(ctx.ranks),
-        directory_(std::move(directory)),
-        own_(std::make_unique<rank_record>(
-            rank_record{ctx.ranks.everyone().rank(), ctx.ranks.everyone().size(), false, {}})),
-        log_(*own_) {
-    std::error_code problem;
-    std::filesystem::create_directories(directory_, problem);
-    if (problem) fail({"program_record: cannot make the directory '", directory_, "': ", problem.message()});
-    if (std::filesystem::exists(detail::record_file(directory_, log_.rank, 0)))
-      fail({"program_record: '", directory_, "' has a record of rank ", log_.rank,
-            "; remove it, or give this run a directory of its own"});
-  }
+      : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), std::move(directory)) {}
+  /// Does so for a program without a context; all of its ranks are those of the mesh.
+  program_record(Device& device, const rank_place& here, program_run& into)
+      : program_record(device, here.mesh, here.rank, rank_of(here), into) {}
+  program_record(Device& device, const rank_place& here, std::string directory)
+      : program_record(device, here.mesh, here.rank, rank_of(here), std::move(directory)) {}
   program_record(const program_record&) = delete;
   program_record& operator=(const program_record&) = delete;
 
@@ -212,12 +205,16 @@ class program_record {
   void add(const std::string& name, const const_tensor<T, Spec, Device>& x) {
     add(name, x.get());
   }
+  template <class T, spec_like Spec>
+  void add(const std::string& name, const part<T, Spec>& x) {
+    add(name, layout_v<Spec>, x.where(), x.unchecked());
+  }
   /// Does so for a layout that is known at run time, such as a parameter's `stored()`. `data` is on the device.
   template <class T>
-  void add(const std::string& name, const layout& how, const box& part, const T* data) {
-    plait::detail::require_array("program_record", cat({"'", name, "'"}).c_str(), data, part.local_size());
-    const auto size = static_cast<std::size_t>(part.local_size());
-    if (std::byte* const to = put(name, dtype_of<T>, how, part, size * sizeof(T)); to != nullptr && size > 0)
+  void add(const std::string& name, const layout& how, const box& where, const T* data) {
+    plait::detail::require_array("program_record", cat({"'", name, "'"}).c_str(), data, where.local_size());
+    const auto size = static_cast<std::size_t>(where.local_size());
+    if (std::byte* const to = put(name, dtype_of<T>, how, where, size * sizeof(T)); to != nullptr && size > 0)
       device_.download(to, data, size * sizeof(T), device_.main_stream());
   }
   /// Records a number on the host. `Spec` says whether ranks hold terms of a sum or equal numbers.
@@ -236,11 +233,34 @@ class program_record {
   }
 
  private:
+  static rank_record rank_of(const context<Device>& ctx) {  // of all stages of a pipeline
+    return {ctx.ranks.everyone().rank(), ctx.ranks.everyone().size(), false, {}};
+  }
+  static rank_record rank_of(const rank_place& here) {
+    return {static_cast<int>(here.rank), static_cast<int>(here.mesh.size()), false, {}};
+  }
+  program_record(Device& device, const mesh_shape& mesh, std::int64_t place, const rank_record& of, program_run& into)
+      : device_(device), mesh_(mesh), place_(place), log_(into.open(of.rank, of.ranks)) {}
+  program_record(Device& device, const mesh_shape& mesh, std::int64_t place, const rank_record& of,
+                 std::string directory)
+      : device_(device),
+        mesh_(mesh),
+        place_(place),
+        directory_(std::move(directory)),
+        own_(std::make_unique<rank_record>(of)),
+        log_(*own_) {
+    std::error_code problem;
+    std::filesystem::create_directories(directory_, problem);
+    if (problem) fail({"program_record: cannot make the directory '", directory_, "': ", problem.message()});
+    if (std::filesystem::exists(detail::record_file(directory_, log_.rank, 0)))
+      fail({"program_record: '", directory_, "' has a record of rank ", log_.rank,
+            "; remove it, or give this run a directory of its own"});
+  }
   void require_step() const {
     if (log_.steps.empty()) fail("program_record: call step(number) first; arrays belong to a step");
   }
   /// Returns the memory for an array's bytes; null on a device that only counts.
-  std::byte* put(const std::string& name, dtype type, const layout& how, const box& part, std::size_t bytes) {
+  std::byte* put(const std::string& name, dtype type, const layout& how, const box& where, std::size_t bytes) {
     if constexpr (only_counts<Device>) return nullptr;
     require_step();
     if (log_.finished) fail({"program_record: '", name, "' comes after finish()"});
@@ -249,7 +269,8 @@ class program_record {
       fail({"program_record: '", name, "' is recorded twice in step ", step.number,
             "; give each array of a step a name of its own"});
     const auto memory = std::make_shared<std::vector<std::byte>>(bytes);
-    step.arrays.push_back({name, safetensors_dtype_of(type), export_layout(how, part, ranks_), memory, *memory});
+    step.arrays.push_back(
+        {name, safetensors_dtype_of(type), export_layout(how, where, mesh_, place_), memory, *memory});
     return memory->data();
   }
   void write(bool last) {
@@ -260,7 +281,8 @@ class program_record {
   }
 
   Device& device_;
-  const world& ranks_;
+  mesh_shape mesh_;
+  std::int64_t place_;  ///< of this rank on the mesh
   std::string directory_;
   std::unique_ptr<rank_record> own_;  ///< of a record to files
   rank_record& log_;

@@ -85,7 +85,7 @@ struct mlp {
     if (wrong != mutant::no_gradient_reduction || name != "up.gradient") sum(gradient, axis_of<dp>);
     if (wrong == mutant::scaled_gradients)
       for (double& g : gradient) g /= static_cast<double>(ctx.ranks.shape().extent(axis_of<dp>));
-    record.add(name, view<Spec>(ctx, gradient.data()));
+    record.add(name, part<double, Spec>(ctx, gradient.data()));
     for (std::size_t i = 0; i < weight.size(); ++i) weight[i] -= 0.05 * gradient[i];
   }
   void step(program_record<cpu>& record, int i) {
@@ -103,7 +103,7 @@ struct mlp {
     if (wrong != mutant::no_all_reduce) sum(y, axis_of<tp>);
     if (wrong == mutant::mean_of_products)
       for (double& v : y) v /= static_cast<double>(ctx.ranks.shape().extent(axis_of<tp>));
-    record.add("sum", view<rows>(ctx, y.data()));
+    record.add("sum", part<const double, rows>(ctx, y.data()));
     if (wrong != mutant::bias_everywhere) add_bias(y);
     if (wrong == mutant::stray_replica && ctx.ranks.rank() == 2 && i == 1) y[5] += 1e-3;
     record.add("y", view<rows>(ctx, y.data()));
@@ -364,6 +364,26 @@ TEST_CASE("a record is made in order, and every array has a name of its own") {
     CHECK(error_of([&] { record.add_scalar<spec<>>("w", 1); }) == "program_record: 'w' comes after finish()");
     CHECK(compare_runs(run, run).text() == "");
   });
+}
+
+TEST_CASE("a program without a context records too") {
+  const std::vector<float> v{1, 2, 3, 4};
+  program_run context_run, place_run;
+  record_two(context_run, [&](auto& record, auto& ctx) {
+    record.add("v", part<const float, spec<shard<hidden, tp>>>(ctx, v.data() + 2 * ctx.ranks.rank()));
+  });
+  const temp_folder folder;
+  cpu device;
+  for (std::int64_t rank = 0; rank < 2; ++rank) {
+    const rank_place here{net(1, 2).shape(), rank, sizes_of<hidden>(H)};
+    const part<const float, spec<shard<hidden, tp>>> mine(here, v.data() + 2 * rank);
+    program_record<cpu> memory(device, here, place_run), files(device, here, folder / "run");
+    memory.step(0), files.step(0);
+    memory.add("v", mine), files.add("v", mine);
+    memory.finish(), files.finish();
+  }
+  CHECK(compare_runs(context_run, place_run, {.relative = 0}).text() == "");
+  CHECK(compare_runs(context_run, program_run(folder / "run"), {.relative = 0}).text() == "");
 }
 
 TEST_CASE("runs of other arrays, shapes and steps") {
