@@ -118,12 +118,19 @@ class part;
 
 namespace detail {
 
-/// Gives the memory of a part another spec: for collectives, which make it true.
+/// Makes parts of what has been checked: another spec for the memory of a part, which a collective makes true, and the
+/// memory of a tensor.
 struct part_access {
   template <class To, class T, class From>
   static constexpr part<T, To> with_spec(const part<T, From>& in) {
     part<T, To> out;
     out.data_ = in.data_, out.size_ = in.size_, out.where_ = in.where_;
+    return out;
+  }
+  template <class Spec, class T>
+  static constexpr part<T, Spec> of(T* data, const box& where) {
+    part<T, Spec> out;
+    out.data_ = data, out.size_ = data ? where.local_size() : 0, out.where_ = where;
     return out;
   }
 };

@@ -18,6 +18,7 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
+#include "plait/layout/part.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/microbatch.hpp"
@@ -69,6 +70,9 @@ class tensor {
   }
   bool owning() const { return !own_.empty(); }
   explicit operator bool() const { return data_ != nullptr; }
+  /// This tensor's memory, for the calls that take typed pointers.
+  operator plait::part<T, Spec>() { return detail::part_access::of<Spec>(data_, part_); }               // NOLINT
+  operator plait::part<const T, Spec>() const { return detail::part_access::of<Spec>(data(), part_); }  // NOLINT
   void reset() { tensor().swap(*this); }
 
   /// Returns this memory under an equivalent spec: invariant by mention or by default.
@@ -126,10 +130,8 @@ inline void require_array(std::string_view where, const char* name, const void* 
 
 }  // namespace detail
 
-/// A view of the caller's memory, which holds this rank's part of a tensor with this spec: a `tensor`, or, of memory
-/// that is const, a `const_tensor`. Throws where the pointer is null, and this rank's part is not empty.
-///
-///     up.forward(ctx, pl::view<rows>(ctx, x), y);   // x: const float*
+/// A view of the caller's memory, which holds this rank's part of a tensor with this spec. Of memory that may only be
+/// read, it is a `part<const T, Spec>`. Throws where the pointer is null, and this rank's part is not empty.
 template <spec_like Spec, class T, compute_device Device>
   requires(!std::is_const_v<T>)
 tensor<T, Spec, Device> view(const context<Device>& ctx, T* data) {
@@ -137,37 +139,8 @@ tensor<T, Spec, Device> view(const context<Device>& ctx, T* data) {
   detail::require_array("view", "the pointer", data, seen.part().local_size());
   return seen;
 }
-
-/// A view of memory that may only be read, which holds this rank's part of a tensor. It stands wherever a layer takes a
-/// tensor that it does not write; `get` is for templates, which look through no conversion. `view<Spec>(ctx, pointer)`
-/// makes one.
-template <class T, spec_like Spec, compute_device Device = cpu>
-class const_tensor {
- public:
-  using value_type = T;
-  using spec = Spec;
-
-  /// Throws if the spec mentions an axis that the context's mesh does not have, and where the pointer is null.
-  const_tensor(const context<Device>& ctx, const T* data) : view_(view<Spec>(ctx, const_cast<T*>(data))) {}
-
-  const T* data() const { return view_.data(); }
-  /// Local elements.
-  std::int64_t size() const { return view_.size(); }
-  /// Where this part lies in the global tensor.
-  const box& part() const { return view_.part(); }
-  /// Local elements along the dim.
-  std::int64_t extent(dim_id dim) const { return view_.extent(dim); }
-
-  const tensor<T, Spec, Device>& get() const { return view_; }
-  operator const tensor<T, Spec, Device>&() const { return view_; }  // NOLINT: the conversion is the purpose
-
- private:
-  tensor<T, Spec, Device> view_;  ///< handed out as const alone: what it views is not written
-};
-
-/// A view of memory that is const.
 template <spec_like Spec, class T, compute_device Device>
-const_tensor<T, Spec, Device> view(const context<Device>& ctx, const T* data) {
+part<const T, Spec> view(const context<Device>& ctx, const T* data) {
   return {ctx, data};
 }
 

@@ -202,10 +202,6 @@ class program_record {
     add(name, layout_v<Spec>, x.part(), x.data());
   }
   template <class T, spec_like Spec>
-  void add(const std::string& name, const const_tensor<T, Spec, Device>& x) {
-    add(name, x.get());
-  }
-  template <class T, spec_like Spec>
   void add(const std::string& name, const part<T, Spec>& x) {
     add(name, layout_v<Spec>, x.where(), x.unchecked());
   }

@@ -214,7 +214,7 @@ TEST_CASE("null pointers are refused by name") {
       what_is_said([](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, static_cast<float*>(nullptr))); }),
       "view: the pointer is a null pointer; it must point to this rank's 32 elements"));
   CHECK(has(what_is_said([&](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, none)); }),
-            "view: the pointer is a null pointer"));
+            "the pointer is null; it must point to this rank's 32 elements"));
   CHECK(has(said_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto&, auto&) {
               take_part(ctx.device, x.part(), none, x.data());
               static_cast<void>(l);
