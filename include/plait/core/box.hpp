@@ -38,6 +38,8 @@ struct box {
   per_dim global{};
   per_dim offset{};
   per_dim local{};
+  /// How many of the last rows of dim 0 are padding: a program's whole array lacks them.
+  std::int64_t padding = 0;
 
   constexpr std::int64_t local_size() const {
     std::int64_t n = 1;
@@ -50,6 +52,15 @@ struct box {
     return n;
   }
 };
+
+/// Returns the box of the same part in the whole array without padding. A part that is padding alone has no rows then.
+constexpr box without_padding(box part) {
+  if (part.padding == 0) return part;
+  part.global[0] -= part.padding;
+  part.local[0] = std::clamp<std::int64_t>(part.global[0] - part.offset[0], 0, part.local[0]);
+  part.padding = 0;
+  return part;
+}
 
 /// Whether two boxes are of tensors of one shape.
 constexpr bool same_tensor(const box& a, const box& b) {

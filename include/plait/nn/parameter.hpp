@@ -167,6 +167,7 @@ class parameter {
     enforce(check_stored(stored), "parameter " + info_.name);
     detail::agree_on_context(ctx);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    part_.padding = detail::padding_of(info_, part_);
     if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
     array_->add_parameter();
     given_ = callers_master_ || (array_->callers_values() && gather_.trivial());
@@ -301,7 +302,7 @@ class parameter {
   }
   /// Zeroes the rows beyond the logical size of the leading dim.
   void clear_padding(const context<Device>& ctx, master_type* values) const {
-    detail::zero_padding(ctx.device, info_.shape, part_, values);
+    detail::zero_padding(ctx.device, part_, values);
   }
 
   /// Brings the stored values to where layers read them. Collective over the axes of its plan. Where data parallelism
@@ -609,39 +610,16 @@ void gather_parameters(const context<Device>& ctx, Layers&... layers) {
   detail::compare_values(ctx);
   each_parameter([&](auto& p) { p.gather(ctx); }, layers...);
 }
-namespace detail {
-
-template <class Parameter>
-std::int64_t elements_without_padding(const Parameter& p) {
-  std::int64_t elements = 1;
-  for (const std::int64_t n : p.info().shape) elements *= n;
-  return elements;
-}
-/// The part of the parameter `p` that is no padding, which is rows at its end.
-template <class Parameter>
-box part_without_padding(const Parameter& p) {
-  box part = p.part();
-  if (elements_without_padding(p) == part.global_size()) return part;
-  part.global[0] = p.info().shape[0];
-  part.local[0] = std::clamp<std::int64_t>(part.global[0] - part.offset[0], 0, part.local[0]);
-  return part;
-}
-
-}  // namespace detail
-
-/// Copies this rank's part of the parameter `p` out of the row-major array `whole`, which is without padding, to `out`,
-/// whose padding becomes zero: both in the device's memory, in its main stream.
-template <class Parameter, class T, compute_device Device>
+/// `take_part` and `put_part` of this rank's part of the parameter `p`: `whole` is without padding.
+template <class Parameter, class Whole, class T, compute_device Device>
   requires requires(const Parameter& p) { p.info(); }
-void take_part(Device& device, const Parameter& p, const T* whole, T* out) {
-  take_part(device, detail::part_without_padding(p), whole, out);
-  detail::zero_padding(device, p.info().shape, p.part(), out);
+void take_part(Device& device, const Parameter& p, const Whole& whole, T* out) {
+  take_part(device, p.part(), whole, out);
 }
-/// Copies it back to its place in the whole array, whose other elements stay.
-template <class Parameter, class T, compute_device Device>
+template <class Parameter, class T, class Whole, compute_device Device>
   requires requires(const Parameter& p) { p.info(); }
-void put_part(Device& device, const Parameter& p, const T* in, T* whole) {
-  put_part(device, detail::part_without_padding(p), in, whole);
+void put_part(Device& device, const Parameter& p, const T* in, Whole&& whole) {
+  put_part(device, p.part(), in, whole);
 }
 /// Sets all parameters of layers or models, and gathers them. `whole`, in the device's memory, has whole row-major
 /// arrays without padding, one after the other in the order of `visit`. Every rank takes its parts. Returns the
@@ -653,10 +631,20 @@ std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... l
       [&](auto& p) {
         p.fill_values(ctx, [&](auto* values) { take_part(ctx.device, p, whole + taken, values); });
         p.gather(ctx);
-        taken += detail::elements_without_padding(p);
+        taken += without_padding(p.part()).global_size();
       },
       layers...);
   return taken;
+}
+/// `take_parts` of a vector or a span: it throws where that has not as many elements as the arrays, and sets nothing.
+template <compute_device Device, detail::counted_array Whole, class... Layers>
+std::int64_t take_parts(const context<Device>& ctx, const Whole& whole, Layers&... layers) {
+  std::int64_t needed = 0;
+  each_parameter([&](auto& p) { needed += without_padding(p.part()).global_size(); }, layers...);
+  if (const auto given = static_cast<std::int64_t>(whole.size()); given != needed)
+    fail({"take_parts: whole has ", given, " elements, and the parameters have ", needed,
+          " without padding; a weight that is padded and not tied needs its true shape (linear_options::shape)"});
+  return take_parts(ctx, whole.data(), layers...);
 }
 /// Begins the gradients of all parameters of layers or models. Throws where two of them share memory of the caller's.
 template <compute_device Device, class... Layers>

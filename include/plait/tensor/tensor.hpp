@@ -2,6 +2,8 @@
 // declared const, and copies between a part and a whole array.
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
@@ -154,27 +156,65 @@ inline box whole_box(const box& part) {
 }
 inline void require_arrays(const char* call, const box& part, const void* whole, const char* name, const void* mine) {
   if (whole == nullptr)
-    fail({call, ": whole is a null pointer; it must point to the whole array's ", part.global_size(), " elements"});
+    fail({call, ": whole is a null pointer; it must point to the whole array's ", without_padding(part).global_size(),
+          " elements"});
   require_array(call, name, mine, part.local_size());
 }
+/// Throws where the whole array has another number of elements than the tensor that `part` is of.
+inline void require_whole(const char* call, const box& part, std::int64_t elements) {
+  const std::int64_t needed = without_padding(part).global_size();
+  if (elements == needed) return;
+  fail({call, ": whole has ", elements, " elements, and the part is of an array of ", needed,
+        "; where a parameter is padded, give the parameter itself in place of a part: ", call,
+        "(device, *layer.weight(), ...), whose array is without padding"});
+}
+/// Zeroes the rows of `values`, this rank's part, that are padding.
+template <class T, compute_device Device>
+void zero_padding(Device& device, const box& part, T* values) {
+  if (part.padding == 0) return;
+  const std::int64_t kept = without_padding(part).local_size(), all = part.local_size();
+  if (kept < all) device.zero(values + kept, static_cast<std::size_t>(all - kept) * sizeof(T), device.main_stream());
+}
+
+/// Memory that knows its number of elements: a vector, an array, a span.
+template <class Array>
+concept counted_array = requires(Array& a) {
+  a.data();
+  { a.size() } -> std::convertible_to<std::size_t>;
+};
 
 }  // namespace detail
 
-/// Copies the elements of `part` from the row-major array `whole`, of part.global elements, to `out`, of part.local:
-/// both in the device's memory, in its main stream. Nothing is sent: every rank has the whole. For a parameter, whose
-/// padding the array may lack, there is an overload in nn/parameter.hpp.
+/// Copies the elements of `part` from the row-major array `whole` to `out`, of part.local elements. Both are in the
+/// device's memory; the copy is in its main stream. Nothing is sent: every rank has the whole. `whole` has part.global
+/// elements, without the rows that `part` calls padding, which become zero in `out`. Only the part of a parameter knows
+/// its padding: a part that a spec and a context give has none.
 template <class T, compute_device Device>
 void take_part(Device& device, const box& part, const T* whole, T* out) {
   if (part.local_size() == 0) return;
   detail::require_arrays("take_part", part, whole, "out", out);
-  kernels::copy_box(device, whole, detail::whole_box(part), out, part, part, static_cast<std::int64_t>(sizeof(T)));
+  const box kept = without_padding(part);
+  kernels::copy_box(device, whole, detail::whole_box(kept), out, kept, kept, static_cast<std::int64_t>(sizeof(T)));
+  detail::zero_padding(device, part, out);
 }
-/// Copies them back to their place in the whole array, whose other elements stay.
+/// Copies them back to their place in the whole array, whose other elements stay. Padding is left out.
 template <class T, compute_device Device>
 void put_part(Device& device, const box& part, const T* in, T* whole) {
   if (part.local_size() == 0) return;
   detail::require_arrays("put_part", part, whole, "in", in);
-  kernels::copy_box(device, in, part, whole, detail::whole_box(part), part, static_cast<std::int64_t>(sizeof(T)));
+  const box kept = without_padding(part);
+  kernels::copy_box(device, in, kept, whole, detail::whole_box(kept), kept, static_cast<std::int64_t>(sizeof(T)));
+}
+/// `take_part` and `put_part` of a vector or a span: they throw where it has not as many elements as the whole array.
+template <class T, compute_device Device, detail::counted_array Whole>
+void take_part(Device& device, const box& part, const Whole& whole, T* out) {
+  detail::require_whole("take_part", part, static_cast<std::int64_t>(whole.size()));
+  take_part<T>(device, part, static_cast<const T*>(whole.data()), out);
+}
+template <class T, compute_device Device, detail::counted_array Whole>
+void put_part(Device& device, const box& part, const T* in, Whole&& whole) {
+  detail::require_whole("put_part", part, static_cast<std::int64_t>(whole.size()));
+  put_part<T>(device, part, in, static_cast<T*>(whole.data()));
 }
 
 }  // namespace plait

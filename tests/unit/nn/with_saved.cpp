@@ -170,9 +170,55 @@ TEST_CASE("a whole array is without padding, out of it and back, and what is pad
         const bool mine = i >= begin && i < begin + words * width / 2;
         CHECK(back[i] == (mine ? whole[i] : -1.0f));
       }
+      std::vector<float> part(words * width / 2, 7.0f), behind(words * width, -1.0f);
+      const box mine = lookup.weight()->part();  // a parameter's part knows its padding
+      take_part(ctx.device, mine, whole.data(), part.data());
+      CHECK(std::equal(part.begin(), part.end(), own));
+      put_part(ctx.device, mine, part.data(), behind.data());
+      CHECK(std::equal(back.begin(), back.end(), behind.begin()));
+      for (std::size_t i = n; i < behind.size(); ++i) CHECK(behind[i] == -1.0f);
+      whole.resize(n);
+      put_part(ctx.device, *lookup.weight(), part.data(), whole);
+      take_part(ctx.device, *lookup.weight(), whole, part.data());
+      CHECK(take_parts(ctx, whole, lookup) == static_cast<std::int64_t>(n));
     }
   });
   CHECK(why == "");
+}
+
+TEST_CASE("a whole array of another size than the parameters is refused") {
+  const auto refused = [](auto&& body) {
+    return on_ranks(2, [&](const context<cpu>& ctx) { body(ctx, std::vector<float>((words - 1) * width, 1.0f)); });
+  };
+  std::vector<float> part(words * width / 2);
+  CHECK(
+      refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
+        std::vector<float> mine(words * width / 2);
+        take_part(ctx.device, part_of<table>(ctx), whole, mine.data());
+      })
+          .find(
+              "take_part: whole has 36 elements, and the part is of an array of 40; where a parameter is padded, give "
+              "the parameter itself in place of a part: take_part(device, *layer.weight(), ...), whose array is "
+              "without padding") != std::string::npos);
+  CHECK(refused([&](const context<cpu>& ctx, std::vector<float> whole) {
+          std::vector<float> mine(words * width / 2);
+          put_part(ctx.device, part_of<table>(ctx), mine.data(), whole);
+        }).find("put_part: whole has 36 elements, and the part is of an array of 40; where") != std::string::npos);
+  CHECK(refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
+          linear<float, layer_policy<rows, table, logits>> head(ctx, "head");
+          take_parts(ctx, whole, head);
+        })
+            .find("take_parts: whole has 36 elements, and the parameters have 40 without padding; a weight that is "
+                  "padded and not tied needs its true shape (linear_options::shape)") != std::string::npos);
+  CHECK(refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
+          linear<float, layer_policy<rows, table, logits>> head(ctx, "head", {.shape = {words - 1, width}});
+          take_parts(ctx, whole, head);
+        }) == "");
+  CHECK(refused([&](const context<cpu>& ctx, const std::vector<float>&) {
+          linear<float, layer_policy<rows, table, logits>> head(ctx, "head", {.shape = {words, width - 1}});
+        })
+            .find("parameter head.weight: its shape 10 x 3 has 30 elements, which are not the first of 10 rows of 4, "
+                  "as the context's sizes give; only the leading dim may be padded") != std::string::npos);
 }
 
 TEST_CASE("a backward pass after several forward passes is of the last") {

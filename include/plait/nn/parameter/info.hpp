@@ -10,6 +10,7 @@
 #include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/rules.hpp"
@@ -81,7 +82,7 @@ constexpr const char* name_of(parameter_state s) {
 
 namespace plait::detail {
 
-// The first values of a parameter on this rank, and the zeros of its padding.
+// The first values of a parameter on this rank, and its padding.
 
 /// Fills `values`, of the size of `part`, with the mean or with normal numbers, as in `info`. The numbers are from
 /// number `stream` of the random streams of the context's seed, keyed by the global index.
@@ -94,18 +95,18 @@ void fill_initial(const context<Device>& ctx, const parameter_info& info, const 
     kernels::fill_normal(ctx.device, values, part, ctx.seed, stream, info.init.mean, info.init.std);
 }
 
-/// Zeroes the rows of `values`, of the size of `part`, that lie beyond the leading extent of the logical `shape`.
-template <class T, compute_device Device>
-void zero_padding(Device& device, const std::vector<std::int64_t>& shape, const box& part, T* values) {
-  std::int64_t logical = 1, padded = 1;
-  for (std::int64_t n : shape) logical *= n;
-  for (int d = 0; d < part.dims; ++d) padded *= part.global[static_cast<std::size_t>(d)];
-  if (logical == padded) return;
-  const std::int64_t row = part.local_size() / part.local[0];
-  const std::int64_t first = std::max<std::int64_t>(0, shape[0] - part.offset[0]);
-  if (first < part.local[0])
-    device.zero(values + first * row, static_cast<std::size_t>((part.local[0] - first) * row) * sizeof(T),
-                device.main_stream());
+/// Returns how many rows at the end of the parameter that `part` is of are padding: those beyond its logical shape.
+/// Throws where the logical shape is not that of the first rows.
+inline std::int64_t padding_of(const parameter_info& info, const box& part) {
+  std::int64_t logical = 1;
+  std::string shape;
+  for (const std::int64_t n : info.shape) logical *= n, append(shape, {shape.empty() ? "" : " x ", n});
+  const std::int64_t rows = part.dims > 0 ? part.global[0] : 1, all = part.global_size();
+  if (logical == all) return 0;
+  if (logical < 1 || logical > all || logical % (all / rows) != 0)  // 1 <= logical <= all: there are rows
+    fail({"parameter ", info.name, ": its shape ", shape, " has ", logical, " elements, which are not the first of ",
+          rows, " rows of ", all / rows, ", as the context's sizes give; only the leading dim may be padded"});
+  return rows - logical / (all / rows);
 }
 
 }  // namespace plait::detail
