@@ -10,6 +10,7 @@
 #include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/core/types.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
@@ -67,9 +68,16 @@ constexpr dim_sizes sizes_of(Sizes...) {
   return {};
 }
 
+/// The dim of a layer that may be padded, and what a program writes to have it padded: for error texts.
+struct padding_advice {
+  dim_id dim;
+  std::string_view what;
+};
+
 /// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
-/// extents.
-inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where) {
+/// extents, and how it is padded where it may be.
+inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where,
+                            const padding_advice& advice = {}) {
   for (const dim_placement& p : a.dims) {
     const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
     if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
@@ -78,7 +86,8 @@ inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_s
     for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
     fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
           extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
-          (size / ranks + 1) * ranks});
+          (size / ranks + 1) * ranks,
+          p.dim == advice.dim ? cat({"; to pad it, give the context the larger size, and ", advice.what}) : ""});
   }
 }
 

@@ -105,6 +105,8 @@ class embedding
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
     how.memory.require_complete(name, true, false);
+    enforce_divides(layout_v<weight_spec>, ctx.ranks.shape(), ctx.sizes, name,
+                    {layout_v<weight_spec>.dims[0].dim, "the embedding the true one as vocab"});
     const box used = local_box(value::derivation.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const std::int64_t padded = used.global[0];
     if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});

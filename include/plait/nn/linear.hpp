@@ -245,6 +245,10 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
   static const context<Device>& checked(const context<Device>& ctx, const std::string& name) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
+    enforce_divides(
+        layout_v<weight_spec>, ctx.ranks.shape(), ctx.sizes, name,
+        {layout_v<weight_spec>.dims[0].dim,
+         "the true one as linear_options::shape and as cross_entropy_loss's vocab; only a head can be padded"});
     return ctx;
   }
   static linear_branch describe_branch(const context<Device>& ctx, const std::string& name, const options& how) {
