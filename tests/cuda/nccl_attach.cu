@@ -358,6 +358,16 @@ TEST_CASE("attach: layers and their collectives recorded in a graph") {
   }
 }
 
+TEST_CASE("attach: a null communicator is refused") {
+  const char* text =
+      "attach: the ncclComm_t is null; give one that ncclCommInitRank has made, or let nccl::connect make "
+      "one";
+  using any_dp = plait::mesh<axis<dp>, axis<tp, 2>>;
+  CHECK_THROWS_WITH_AS(attach(mesh_of_tp(2), nullptr, nullptr), text, plait::error);
+  CHECK_THROWS_WITH_AS(attach<any_dp>(nullptr, nullptr), text, plait::error);
+  CHECK_THROWS_WITH_AS(nccl::attach(nullptr, cudaStream_t{}), text, plait::error);
+}
+
 TEST_CASE("attach: a mesh that the ranks do not fill is refused, and the communicator goes on") {
   using wrong = plait::mesh<axis<dp>, axis<tp, 3>>;
   const auto refused = [](auto make) {

@@ -67,6 +67,22 @@ int what_a_new_piece_changes(pl::mpi::communicator comm) {
   return right ? 0 : 1;
 }
 
+/// A null communicator is refused before MPI sees it, which would end the program.
+int what_a_null_communicator_says() {
+  std::string text = "nothing";
+  try {
+    pl::mpi::communicator::attach(MPI_COMM_NULL, "mine");
+  } catch (const pl::error& e) {
+    text = e.what();
+  }
+  if (text ==
+      "attach: the MPI_Comm of 'mine' is MPI_COMM_NULL; give one that this process is in, such as a duplicate "
+      "of MPI_COMM_WORLD")
+    return 0;
+  std::printf("of MPI_COMM_NULL, attach says: %s\n", text.c_str());
+  return 1;
+}
+
 /// A communicator that is attached is not attached again until the first has ended, and its duplicate is.
 int what_a_second_attach_says(MPI_Comm comm) {
   const pl::mpi::communicator first = pl::mpi::communicator::attach(comm);
@@ -109,6 +125,7 @@ int main(int argc, char** argv) {
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(my_comm, &handler);
     if (handler != MPI_ERRORS_ARE_FATAL) std::printf("the communicator has another error handler than before\n"), ++bad;
+    bad += what_a_null_communicator_says();
     bad += what_a_second_attach_says(my_comm);
     bad += what_a_new_piece_changes(pl::mpi::communicator::attach(my_comm));
     bad += what_a_drop_says(pl::mpi::communicator::attach(my_comm));

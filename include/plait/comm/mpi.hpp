@@ -213,8 +213,12 @@ class communicator : public verbs<communicator> {
   }
   /// A communicator of the caller's is not freed here. It must live as long as this and its copies, and must not be
   /// used for other things or attached again meanwhile. It gets its error handler back when they have ended. Collective
-  /// over it, as `world` is over all ranks: where there are several hosts, their links are measured.
+  /// over it, as `world` is over all ranks: where there are several hosts, their links are measured. Throws on
+  /// MPI_COMM_NULL.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
+    if (comm == MPI_COMM_NULL)
+      fail({"attach: the MPI_Comm of '", label, "' is MPI_COMM_NULL; give one that this process is in, such as a ",
+            "duplicate of MPI_COMM_WORLD"});
     return communicator(comm, false, label);
   }
 

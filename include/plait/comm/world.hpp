@@ -114,7 +114,7 @@ inline std::string text_of(const mesh_shape& mesh) {
 /// of these communicators is counted in `ledger()` under the axes' label.
 class world {
  public:
-  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ.
+  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ, or `root` is empty.
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr);
   /// The view of `rank` on a mesh that does not run: everything is counted, and nothing communicated.
   /// `stage_ranks` are the ranks of a larger mesh that has `shape` as a stage, by their place in this one; empty: this
@@ -179,6 +179,10 @@ class world {
 
 inline world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
     : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
+  if (!root_)
+    fail(
+        "world: the communicator is empty; give it the one of threads::run, of mpi::run, or of nccl::connect or "
+        "attach");
   for (std::size_t i = 0; i < shape_.axes.size(); ++i)
     if (shape_.extents[i] < 1)
       fail({"the mesh has ", shape_.extents[i], " ranks along ", shape_.axes[i].text(), "; legal is 1 or more"});

@@ -41,7 +41,8 @@ struct attach_options {
 /// it also owns room for what the layer gathers. Destruction waits for the stream.
 class attached_rank {
  public:
-  /// Collective. Throws `plait::error` where the mesh does not have the communicator's number of ranks.
+  /// Collective. Throws `plait::error` where the mesh does not have the communicator's number of ranks, and where the
+  /// communicator is null.
   attached_rank(const mesh_shape& shape, ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes,
                 const attach_options& options)
       : device_({.device = device_of(comm),
@@ -66,6 +67,7 @@ class attached_rank {
 
  private:
   static int device_of(ncclComm_t comm) {
+    nccl::detail::require_given(comm);
     int device = 0;
     nccl::detail::check(ncclCommCuDevice(comm, &device), "ncclCommCuDevice");
     return device;
@@ -138,6 +140,7 @@ template <mesh_like Mesh>
   requires(Mesh::rank_dynamic <= 1)
 attached_rank attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {},
                      const attach_options& options = {}) {
+  nccl::detail::require_given(comm);
   mesh_shape shape = Mesh::static_shape();
   int ranks = 0;
   nccl::detail::check(ncclCommCount(comm, &ranks), "ncclCommCount");

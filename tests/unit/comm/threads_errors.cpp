@@ -10,6 +10,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/comm/world.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -283,6 +284,13 @@ TEST_CASE("abort through any_communicator; a stopped world refuses everything") 
     CHECK_THROWS_AS(any.split(0, 0), threads::stopped);
   });
   CHECK(text.find("rank 0 called abort: the loss is not a number") == 0);
+}
+
+TEST_CASE("a mesh on a communicator that holds nothing is refused") {
+  const char* text =
+      "world: the communicator is empty; give it the one of threads::run, of mpi::run, or of nccl::connect or attach";
+  CHECK_THROWS_WITH_AS(world(mesh<axis<dp>>{2}.shape(), any_communicator{}), text, error);
+  CHECK_THROWS_WITH_AS(world(mesh<axis<dp>>{2}.shape(), rank_comm{}), text, error);
 }
 
 TEST_CASE("polling a request that cannot complete ends with the error") {

@@ -84,6 +84,7 @@ inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncc
 
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings, std::string_view label,
                            cudaStream_t side, registered_memory memory, std::function<void()> make_room) {
+  require_given(comm);
   auto home = std::make_shared<session>(std::make_shared<team>(), stream, side, settings);
   home->registered = std::move(memory);
   home->make_room = std::move(make_room);

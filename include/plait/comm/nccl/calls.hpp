@@ -76,6 +76,12 @@ struct options {
 
 namespace detail {
 
+/// Throws where a program gives no communicator of its own.
+inline void require_given(ncclComm_t comm) {
+  if (comm == nullptr)
+    fail("attach: the ncclComm_t is null; give one that ncclCommInitRank has made, or let nccl::connect make one");
+}
+
 /// The configuration of a communicator that does not block: a rank that never comes must not hold the others inside
 /// NCCL. Throws where `settings` name no number of thread blocks that NCCL knows.
 inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const std::string& label) {
