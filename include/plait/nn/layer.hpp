@@ -626,11 +626,19 @@ concept any_range = !any_tensor<X> && !bare_pointer<X> && requires(const X& x) {
   x.begin();
 };
 
-/// Whether an argument has numbers of another type than T. Token ids may be of 32 or 64 bits, and labels go with
-/// numbers of T.
+template <class X>
+inline constexpr bool is_part = false;
+template <class T, class Spec>
+inline constexpr bool is_part<part<T, Spec>> = true;
+
+/// Whether an argument has numbers of another type than T. Token ids in the caller's memory may be of 32 or 64 bits,
+/// and labels go with numbers of T.
 template <class X, class T>
 concept other_numbers =
-    any_tensor<X> && !std::same_as<typename X::value_type, T> && !same_bits<typename X::value_type, T> &&
+    any_tensor<X> &&
+    !(is_part<X> && std::integral<typename X::value_type> &&
+      std::integral<T>)&&!std::same_as<typename X::value_type, T> &&
+    !same_bits<typename X::value_type, T> &&
     (std::floating_point<typename X::value_type> || std::same_as<typename X::value_type, bf16> || std::integral<T>);
 template <class X, class T>
 concept no_numbers = other_numbers<X, T> || any_range<X> || bare_pointer<X>;
