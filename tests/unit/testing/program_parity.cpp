@@ -85,7 +85,7 @@ struct mlp {
     if (wrong != mutant::no_gradient_reduction || name != "up.gradient") sum(gradient, axis_of<dp>);
     if (wrong == mutant::scaled_gradients)
       for (double& g : gradient) g /= static_cast<double>(ctx.ranks.shape().extent(axis_of<dp>));
-    record.add(name, part<double, Spec>(ctx, gradient.data()));
+    record.add(name, plait::part<double, Spec>(ctx, gradient.data()));
     for (std::size_t i = 0; i < weight.size(); ++i) weight[i] -= 0.05 * gradient[i];
   }
   void step(program_record<cpu>& record, int i) {
@@ -103,7 +103,7 @@ struct mlp {
     if (wrong != mutant::no_all_reduce) sum(y, axis_of<tp>);
     if (wrong == mutant::mean_of_products)
       for (double& v : y) v /= static_cast<double>(ctx.ranks.shape().extent(axis_of<tp>));
-    record.add("sum", part<const double, rows>(ctx, y.data()));
+    record.add("sum", plait::part<const double, rows>(ctx, y.data()));
     if (wrong != mutant::bias_everywhere) add_bias(y);
     if (wrong == mutant::stray_replica && ctx.ranks.rank() == 2 && i == 1) y[5] += 1e-3;
     record.add("y", view<rows>(ctx, y.data()));
@@ -370,13 +370,13 @@ TEST_CASE("a program without a context records too") {
   const std::vector<float> v{1, 2, 3, 4};
   program_run context_run, place_run;
   record_two(context_run, [&](auto& record, auto& ctx) {
-    record.add("v", part<const float, spec<shard<hidden, tp>>>(ctx, v.data() + 2 * ctx.ranks.rank()));
+    record.add("v", plait::part<const float, spec<shard<hidden, tp>>>(ctx, v.data() + 2 * ctx.ranks.rank()));
   });
   const temp_folder folder;
   cpu device;
   for (std::int64_t rank = 0; rank < 2; ++rank) {
     const rank_place here{net(1, 2).shape(), rank, sizes_of<hidden>(H)};
-    const part<const float, spec<shard<hidden, tp>>> mine(here, v.data() + 2 * rank);
+    const plait::part<const float, spec<shard<hidden, tp>>> mine(here, v.data() + 2 * rank);
     program_record<cpu> memory(device, here, place_run), files(device, here, folder / "run");
     memory.step(0), files.step(0);
     memory.add("v", mine), files.add("v", mine);
@@ -405,12 +405,12 @@ TEST_CASE("runs of other arrays, shapes and steps") {
   CHECK(compare_runs(none, a).text() == "step 0, loss: is in the second run alone");
   CHECK(compare_runs(also_none, also_none).text() == "there is nothing to compare: no array is recorded");
 
-  program_run shape, other_shape, other_spec, one_rank;
+  program_run of_hidden, other_shape, other_spec, one_rank;
   std::vector<double> v(B * H);
   const auto add = [&]<class Spec>(std::type_identity<Spec>) {
     return [&](auto& record, auto& ctx) { record.add("v", view<Spec>(ctx, v.data())); };
   };
-  record_two(shape, add(std::type_identity<spec<hidden>>()));
+  record_two(of_hidden, add(std::type_identity<spec<hidden>>()));
   record_two(other_shape, add(std::type_identity<spec<batch>>()));
   record_two(other_spec, [&](auto& record, auto& ctx) {
     if (ctx.ranks.rank() == 0)
@@ -421,12 +421,12 @@ TEST_CASE("runs of other arrays, shapes and steps") {
   record_two(one_rank, [&](auto& record, auto& ctx) {
     if (ctx.ranks.rank() == 1) record.add("v", view<spec<hidden>>(ctx, v.data()));
   });
-  CHECK(compare_runs(shape, other_shape).text() ==
+  CHECK(compare_runs(of_hidden, other_shape).text() ==
         "step 0, v: is (hidden=4) in the first run and (batch=8) in the second");
-  CHECK(compare_runs(shape, other_spec).text() ==
+  CHECK(compare_runs(of_hidden, other_spec).text() ==
         "step 0, v: in the second run, rank 0 records F64 <hidden> of (hidden=4) on the mesh dp=1,tp=2, and rank 1 "
         "records F64 <hidden, replicate<tp>> of (hidden=4) on the mesh dp=1,tp=2");
-  CHECK(compare_runs(one_rank, shape).text() ==
+  CHECK(compare_runs(one_rank, of_hidden).text() ==
         "step 0, v: in the first run, only rank 1 recorded it, which are 1 of the 2 places of the mesh dp=1,tp=2");
 }
 
