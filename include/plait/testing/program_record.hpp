@@ -167,7 +167,8 @@ inline program_run::program_run(const std::string& directory) {
   }
 }
 
-/// Records the arrays of one rank of a run. It waits for the device's main stream, and sends nothing.
+/// Records the arrays of one rank of a run. It waits for the device's main stream, and sends nothing. On a device that
+/// only counts it records nothing.
 template <compute_device Device>
 class program_record {
  public:
@@ -245,6 +246,7 @@ class program_record {
         directory_(std::move(directory)),
         own_(std::make_unique<rank_record>(of)),
         log_(*own_) {
+    if constexpr (only_counts<Device>) return;
     std::error_code problem;
     std::filesystem::create_directories(directory_, problem);
     if (problem) fail({"program_record: cannot make the directory '", directory_, "': ", problem.message()});

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
+#include "plait/device/counting.hpp"
 #include "plait/device/cpu.hpp"
 #include "support/temp_folder.hpp"
 
@@ -384,6 +385,24 @@ TEST_CASE("a program without a context records too") {
   }
   CHECK(compare_runs(context_run, place_run, {.relative = 0}).text() == "");
   CHECK(compare_runs(context_run, program_run(folder / "run"), {.relative = 0}).text() == "");
+}
+
+TEST_CASE("a program that is only counted records nothing") {
+  const temp_folder folder;
+  counting_device device;
+  world ranks = world::counting(net(2, 2).shape(), 1);
+  const context<counting_device> ctx{device, ranks, sizes_of<batch, hidden>(B, H), 1};
+  const tensor<float, rows, counting_device> x(ctx);
+  program_run run;
+  program_record<counting_device> memory(ctx, run), files(ctx, folder / "run");
+  for (program_record<counting_device>* record : {&memory, &files}) {
+    record->step(0);
+    record->add("x", x);
+    record->add_scalar<sum_of_loss>("loss", 1.0);
+    record->finish();
+  }
+  CHECK(run.by_rank().at(1).steps.at(0).arrays.empty());
+  CHECK(folder.entries() == 0);
 }
 
 TEST_CASE("runs of other arrays, shapes and steps") {
