@@ -217,6 +217,16 @@ void put_part(Device& device, const box& part, const T* in, Whole&& whole) {
   put_part<T>(device, part, in, static_cast<T*>(whole.data()));
 }
 
+/// Both for a typed pointer, which knows where its part lies.
+template <class T, spec_like Spec, compute_device Device, class Whole>
+void take_part(Device& device, const Whole& whole, const part<T, Spec>& out) {
+  take_part(device, out.where(), whole, out.unchecked());
+}
+template <class T, spec_like Spec, compute_device Device, class Whole>
+void put_part(Device& device, const part<T, Spec>& in, Whole&& whole) {
+  put_part(device, in.where(), static_cast<const std::remove_const_t<T>*>(in.unchecked()), whole);
+}
+
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"

@@ -353,6 +353,14 @@ TEST_CASE("one rank's part of a whole array, out of it and back") {
               if (back[i] != -1.0 && (++written, back[i] != whole[i])) fail("back at another place");
             if (written < mine.local_size()) fail("not all of it is back");
           }
+          const plait::part<double, spec<ffn, shard<hidden, tp>>> columns(ctx, part.data());
+          std::fill(part.begin(), part.end(), 0.0);
+          take_part(ctx.device, whole, columns);
+          if (part[0] != static_cast<double>(columns.where().offset[1])) fail("a typed pointer takes another part");
+          std::fill(back.begin(), back.end(), -1.0);
+          put_part(ctx.device, columns, back);
+          const auto first = static_cast<std::size_t>(columns.where().offset[1]);
+          if (back[first] != whole[first] || back[(first + width / 2) % width] != -1.0) fail("typed: another place");
         }) == "");
 }
 
