@@ -291,6 +291,9 @@ class parameter {
     array_->freeze_parameter();
   }
   bool trainable() const { return !frozen_; }
+  /// For a kernel of the program's own: in a checked step, ranks compare what it has added to the gradient with what
+  /// the spec `met` promises of it.
+  void check_terms(std::string met) { met_ = std::move(met); }
 
   /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only.
   /// So they are equal on every mesh. Padding is zero.
@@ -364,6 +367,9 @@ class parameter {
       fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
     if (empty_) clear_gradient(ctx.device);  // no pass has met it
     added_ = false;
+    if (!met_.empty() && detail::notes_values(ctx))
+      detail::note_value(ctx, dual(used_), "the gradient of ", cat({info_.name, " (which meets ", met_, ")"}), summed(),
+                         used_size());
     ctx.ranks.checks().note_reduction();
     gradient_type* const out = stored_gradient();
     if (deterministic_ && !empty_terms())
@@ -503,6 +509,7 @@ class parameter {
 
   Device* device_;
   parameter_info info_;
+  std::string met_;  ///< what it meets, by a promise of the program's; empty: a layer's, which keeps it
   layout stored_, used_;
   ready_plan gather_, reduce_;
   box part_;

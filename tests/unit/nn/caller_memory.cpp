@@ -334,8 +334,34 @@ TEST_CASE("a parameter of the program's own is summed over the rows of all ranks
           if (dscale[1] != 2.0 * (1 + 2)) fail("the gradient is not summed over the ranks of the rows");
           if (of_whole_rows.weight()->gradient()[0] != 1) fail("what all ranks compute alike is summed");
         }) == "");
-  CHECK(has(on_ranks(3, [](const context<cpu>& ctx) { free_parameter<double, spec<hidden>, rows>(ctx, "scale"); }),
-            "scale: the global size of a dim is not divisible by the number of ranks that shard it"));
+  CHECK(has(
+      on_ranks(3, [](const context<cpu>& ctx) { free_parameter<double, spec<hidden>, rows>(ctx, "scale"); }),
+      "scale: what it meets: the global size of a dim is not divisible by the number of ranks that shard it: seq is "
+      "8, sharded over tp=3 = 3 ranks; the nearest sizes that divide are 6 and 9"));
+}
+
+TEST_CASE("ranks compare a gradient of the program's own with the spec of what its parameter meets") {
+  const auto trained = []<class Met>(Met, bool alike) {
+    return on_ranks(2, [&](const context<cpu>& ctx) {
+      free_parameter<double, spec<ffn, hidden>, Met> table(ctx, "table");
+      table.visit([&](auto& p) { p.initialize(ctx); });
+      for (int step = 0; step < 2; ++step) {
+        gather_parameters(ctx, table);
+        zero_gradients(ctx, table);
+        for (std::int64_t i = 0; i < table.size(); ++i)
+          table.gradients(ctx).unchecked()[i] += static_cast<double>(i + (alike ? 1 : 1 + ctx.ranks.rank()));
+        reduce_all(ctx, table);
+      }
+    });
+  };
+  CHECK(trained(rows{}, false) == "");
+  CHECK(trained(whole_rows{}, true) == "");
+  CHECK(has(trained(whole_rows{}, false),
+            "ranks along tp differ in the gradient of table (which meets <seq, hidden, invariant<tp>>), which the type "
+            "calls equal"));
+  CHECK(has(trained(rows{}, true),
+            "the gradient of table (which meets <shard<seq, tp>, hidden>) is partial over tp, so that its 2 ranks hold "
+            "terms of a sum, and all of them hold the same values"));
 }
 
 TEST_CASE("one rank's part of a whole array, out of it and back") {

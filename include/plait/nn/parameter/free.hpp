@@ -17,8 +17,9 @@ namespace plait {
 
 /// A parameter of the program's own, such as learned positions or the weight of its own norm. `Placed` is how it lies,
 /// `Met` the spec of what it is multiplied with or added to: from the two follows over which axes its gradient is
-/// summed
-/// (`use_of`), so the program cannot forget one. `visit` gives it to optimizers, `reduce_all` and checkpoints.
+/// summed (`use_of`), so the program cannot forget one. In a checked step (`value_check`), ranks compare what they
+/// have added with what `Met` promises. Where it differs, the next `gather_parameters` throws. `visit`
+/// gives it to optimizers, `reduce_all` and checkpoints.
 template <class Precision, spec_like Placed, spec_like Met, compute_device Device = cpu>
 class free_parameter {
  public:
@@ -29,7 +30,7 @@ class free_parameter {
     callers.require_complete(name, true, false);
     const layout& placed = layout_v<Placed>;
     enforce_divides(placed, ctx.ranks.shape(), ctx.sizes, name);
-    enforce_divides(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_divides(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name + ": what it meets");
     std::vector<std::int64_t> shape;
     for (const dim_placement& p : placed.dims) shape.push_back(ctx.sizes.of(p.dim));
     parameter_ = std::make_shared<parameter<Precision, Device>>(
@@ -38,6 +39,7 @@ class free_parameter {
         parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
                                            callers.weight.pointer(), callers.gradient.pointer(),
                                            callers.master.pointer()));
+    parameter_->check_terms(describe(layout_v<Met>));
   }
 
   /// How the program's kernel meets it: `Placed`, replicated where it is invariant and `Met` is not.
