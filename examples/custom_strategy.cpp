@@ -4,6 +4,7 @@
 // these axes: the linears and the norm derive what they need from the specs.
 #include <cmath>
 #include <cstdio>
+#include <exception>
 
 #include "plait/comm/threads.hpp"
 #include "plait/layout/check.hpp"
@@ -76,10 +77,13 @@ double run(const mesh& shape) {
   return result;
 }
 
-int main() {
+int main() try {
   const double one = run(mesh(1, 1, 1));
   std::printf("row=2, column=3, dp=2: twelve ranks\n");
   const double many = run(mesh(2, 2, 3));
   std::printf("gradients: %.15g on one rank, %.15g on twelve\n", one, many);
   return std::abs(one - many) < 1e-10 * std::abs(one) ? 0 : 1;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "custom_strategy: %s\n", e.what());
+  return 1;
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -66,7 +67,7 @@ std::vector<double> train(const mesh& shape, const pl::token_source& text) {
   return losses;
 }
 
-int main(int count, char** arguments) {
+int main(int count, char** arguments) try {
   const pl::token_source text({.paths = {count > 1 ? arguments[1] : "examples/data/kjv.txt"}, .vocab = 256});
   const std::vector<double> one = train(mesh(1, 1, 1, 1, 1), text), many = train(mesh(2, 1, 1, 2, 1), text);
   double apart = 0;
@@ -76,4 +77,7 @@ int main(int count, char** arguments) {
   }
   std::printf("the losses differ by %.1e at most\n", apart);
   return apart < 1e-10 && one.back() < one.front() ? 0 : 1;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "gpt2: %s\n", e.what());
+  return 1;
 }

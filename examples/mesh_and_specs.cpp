@@ -1,5 +1,6 @@
 // What the types know before anything runs: meshes, specs, duals, plans and their bytes. Standard library only.
 #include <cstdio>
+#include <exception>
 
 #include "plait/layout/check.hpp"
 #include "plait/layout/cost.hpp"
@@ -53,7 +54,7 @@ constexpr pl::dim_sizes sizes = [] {
 static_assert(pl::bytes(gather, shape, sizes, 2) ==
               2u * (4 - 1) * 8 * 4096 * 4096);  // every byte is sent to the 3 others
 
-int main() {
+int main() try {
   std::printf("mesh      %s = %lld ranks\n", pl::describe(shape).c_str(), static_cast<long long>(shape.size()));
   const pl::box part = pl::local_box(pl::layout_v<residual>, shape, sizes, 5);
   std::printf("rank 5    dp %lld, cp %lld, tp %lld; of the residual it holds sequence positions %lld to %lld\n",
@@ -75,4 +76,7 @@ int main() {
   const pl::layout partial = pl::layout_v<pl::spec<hidden, pl::partial<tp>>>,
                    bias = pl::layout_v<pl::spec<hidden, pl::replicate<tp>>>;
   std::printf("mistake   %s\n", pl::describe(pl::pointwise(pl::combine::sum, {&partial, &bias}).verdict).c_str());
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "mesh_and_specs: %s\n", e.what());
+  return 1;
 }

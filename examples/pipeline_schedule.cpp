@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -85,7 +86,7 @@ int main(int argc, char** argv) try {
   pl::write_pipeline_svg(timelines, "pipeline.svg");
   pl::write_chrome_trace(pl::trace_of(timelines.back(), 1e6), "pipeline.json");
   std::printf("\npipeline.svg holds the timelines, pipeline.json the last one for ui.perfetto.dev\n");
-} catch (const pl::error& e) {
+} catch (const std::exception& e) {
   std::fprintf(stderr, "pipeline_schedule: %s\n", e.what());
   return 1;
 }

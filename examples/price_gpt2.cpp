@@ -3,6 +3,7 @@
 // library does not know. No formula of the model is written down; plan_llama --calibrate describes a machine of one's
 // own.
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,7 +57,7 @@ pl::planner::program_price price(const pl::planner::hardware& machine, int stage
       });
 }
 
-int main() {
+int main() try {
   const pl::planner::hardware h100 = pl::planner::hardware_called("h100", "hardware");
   const double tokens = static_cast<double>(samples * microbatches * sequence);
   const auto show = [&](const char* name, std::int64_t replicas, std::int64_t gpus,
@@ -75,4 +76,7 @@ int main() {
   show("dp=2, column=2, tp=2 (grid)", 2, 8, squared);
   // Four ranks hold the model whichever way it is cut; a grid moves what lies between layers over both of its axes.
   return cut.peak_bytes < one.peak_bytes && squared.ranks[0].communication > 0 && one.fits ? 0 : 1;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "price_gpt2: %s\n", e.what());
+  return 1;
 }

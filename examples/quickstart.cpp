@@ -16,7 +16,7 @@ struct strategy {
   using vocabulary = pl::shard<pl::vocab, pl::tp>;
 };
 
-int main() {
+int main() try {
   const strategy::mesh mesh{2, 2};
   const pl::llama_config config{
       .vocab = 16, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 64};
@@ -38,4 +38,7 @@ int main() {
       if (const double loss = step.result(ctx).loss; world.rank() == 0) std::printf("step %d  loss %.4f\n", i, loss);
     }
   });
+} catch (const pl::error& e) {
+  std::fprintf(stderr, "quickstart: %s\n", e.what());
+  return 1;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
@@ -125,11 +126,14 @@ std::vector<double> attend(std::int64_t ranks, const char* name) {
   return all;
 }
 
-int main() {
+int main() try {
   const std::vector<double> one = attend<pl::ring<cp>>(1, "");
   double worst = 0;
   for (const auto& many : {attend<pl::ring<cp>>(4, "ring"), attend<broadcast_kv<cp>>(4, "broadcasts")})
     for (std::size_t i = 0; i < one.size(); ++i) worst = std::max(worst, std::abs(many[i] - one[i]));
   std::printf("largest difference to one rank, of outputs and gradients: %.1e\n", worst);
   return worst < 1e-12 ? 0 : 1;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "ring_attention: %s\n", e.what());
+  return 1;
 }

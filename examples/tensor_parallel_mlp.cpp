@@ -3,6 +3,7 @@
 // Compare the losses with those of one rank: they are the same.
 #include <cmath>
 #include <cstdio>
+#include <exception>
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/combinators.hpp"
@@ -81,9 +82,12 @@ void train(const mesh& shape) {
   });
 }
 
-int main() {
+int main() try {
   std::printf("one rank\n");
   train(mesh(1, 1));
   std::printf("dp=2, tp=4: eight ranks\n");
   train(mesh(2, 4));
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "tensor_parallel_mlp: %s\n", e.what());
+  return 1;
 }

@@ -7,6 +7,15 @@ for line in '^step  4  loss 4\.44[0-9]* on one rank, 4\.44[0-9]* with pp=2, tp=2
   '^the losses differ by [0-9.]*e-1[0-9] at most$'; do
   echo "$out" | grep -q "$line" || fail "the output lacks '$line': $out"
 done
+# An error ends it, and every other example, by its text, not by std::terminate.
+for program in "$SOURCE"/examples/*.cpp "$SOURCE"/examples/*/main.cpp; do
+  sed -n '/^int main(/,$p' "$program" | grep -q '} catch (const ' || fail "$program: its main catches no error"
+done
+why=$("$BIN/gpt2" "$SOURCE/no such text" 2>&1) && fail "gpt2 takes a text that is not there"
+case $why in
+  "gpt2: "*"no such text"*) ;;
+  *) fail "without a text, gpt2 says: $why" ;;
+esac
 
 # The same model, under the library's strategy and one of one's own, is priced from its types alone.
 out=$("$BIN/price_gpt2") || fail "price_gpt2: $out"
