@@ -132,11 +132,11 @@ class norm_core {
   }
 
   void require_forward_sizes(std::int64_t x, std::int64_t y) const {
-    require_size(names.checked(*weight).name(), "x", x, rows * columns);
+    require_size(names.checked(weight)->name(), "x", x, rows * columns);
     require_size(weight->name(), "y", y, rows * columns);
   }
   void require_backward_sizes(std::int64_t x, std::int64_t dy, std::int64_t dx) const {
-    require_size(names.checked(*weight).name(), "x", x, rows * columns);
+    require_size(names.checked(weight)->name(), "x", x, rows * columns);
     require_size(weight->name(), "dy", dy, rows * columns);
     require_size(weight->name(), "dx", dx, rows * columns);
   }
