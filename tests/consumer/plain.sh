@@ -107,8 +107,9 @@ EOF
       grep 'error:' "$work/refused.txt" | head -1 |
         grep -q 'kernels of layers on GPUs are neither compiled here nor elsewhere: let nvcc compile this file' ||
         { head -20 "$work/refused.txt"; fails "$compile: another error comes first"; }
-      $compile -DDEVICE=cpu || fails "$compile: layers of the processor beside a GPU"
-      $compile -DPLAIT_COMPILED_CUDA || fails "$compile: layers whose kernels are compiled elsewhere"
+      way=-DDEVICE=cpu                                              # layers of the processor beside a GPU
+      [ "$compiler" = "$CXX" ] || way=-DPLAIT_COMPILED_CUDA  # layers whose kernels are compiled elsewhere
+      $compile $way || fails "$compile $way"
     done
     ;;
   openmp)
