@@ -117,16 +117,26 @@ inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::
   return nodes;
 }
 
+/// The layout of the rows alone, of an array whose other dims are those of `features`.
+inline layout without_dims(layout a, const layout& features) {
+  const auto all = a.dims;
+  a.dims = {};
+  for (const dim_placement& p : all)
+    if (!features.has(p.dim)) a.dims.push_back(p);
+  return a;
+}
+
 /// How fine the leaves of a sum over tokens are. Sums over rows that tensor parallelism shards too, as norms' are under
 /// sequence parallelism, are `fine`: each chunk of the sequence is cut into `deterministic_leaves::features` more.
 enum class token_grain : std::uint8_t { coarse, fine };
 
-/// The deterministic leaves of tokens that lie as [batch, seq, ...] or [batch, zseq, ...]: a chunk of the sequence of a
-/// group of samples of the step. Leaves of one chunk follow each other, so that ranks of data parallelism have
-/// neighbours.
+/// The deterministic leaves of rows that lie as [batch, seq] or [batch, zseq]: a chunk of the sequence of a group of
+/// samples of the step. Leaves of one chunk follow each other, so that ranks of data parallelism have neighbours. Rows
+/// of another first dim are samples too, where a step has one microbatch; without a second dim `seq` or `zseq` there is
+/// one chunk. Further dims must be whole on every rank: their rows belong to the leaf of their token.
 class token_leaves {
  public:
-  /// Neighbouring rows of this rank's array, which is [samples, tokens of the sequence, ...].
+  /// Neighbouring rows of this rank's array.
   struct rows {
     std::int64_t first = 0, count = 0;
   };
@@ -141,7 +151,7 @@ class token_leaves {
   };
 
   token_leaves() = default;
-  /// `tokens` is the layout of what has the rows. Throws `plait::error` that names `name` where it has other dims, and
+  /// `tokens` has the dims of the rows alone. Throws `plait::error` that names `name` where they have no leaves, and
   /// where a rank would have parts of leaves.
   token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh, const dim_sizes& sizes,
                std::int64_t rank, token_grain grain, std::string name);
@@ -157,6 +167,12 @@ class token_leaves {
     std::int64_t chunk, at;
   };
   std::vector<piece> pieces_of(std::int64_t offset, std::int64_t length) const;
+  /// Throws where the rows have no leaves. Returns whether their second dim is a sequence.
+  bool require_leaves() const;
+  /// The sequence's part of a box of the rows: its tokens, and where they begin.
+  std::pair<std::int64_t, std::int64_t> along_sequence(const box& rows) const {
+    return has_sequence_ ? std::pair{rows.offset[1], rows.local[1]} : std::pair<std::int64_t, std::int64_t>{0, 1};
+  }
 
   deterministic_leaves order_;
   layout tokens_;
@@ -164,6 +180,8 @@ class token_leaves {
   dim_sizes sizes_;
   std::string name_;
   sequence_order sequence_;
+  bool has_sequence_ = false;
+  std::int64_t inner_ = 1;                             ///< rows of a token
   std::int64_t chunks_ = 1, samples_ = 1, chunk_ = 1;  ///< chunk_: tokens in a chunk
   std::int64_t batch_ = 1, local_batch_ = 1, first_batch_ = 0, local_tokens_ = 1;
   std::vector<piece> pieces_;
@@ -172,18 +190,18 @@ class token_leaves {
 inline token_leaves::token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh,
                                   const dim_sizes& sizes, std::int64_t rank, token_grain grain, std::string name)
     : order_(order), tokens_(tokens), mesh_(mesh), sizes_(sizes), name_(std::move(name)) {
-  const bool zigzag = tokens.dims.size() >= 2 && tokens.dims[1].dim == dim_of<zseq>;
-  if (tokens.dims.size() < 2 || !(tokens.dims[0].dim == dim_of<batch>) ||
-      !(zigzag || tokens.dims[1].dim == dim_of<seq>))
-    fail({name_, ": deterministic sums have an order for rows of [batch, seq], and these are of ", describe(tokens)});
+  has_sequence_ = require_leaves();
+  const bool zigzag = has_sequence_ && tokens.dims[1].dim == dim_of<zseq>;
   if (zigzag && order.zigzag < 1)
     fail({name_, ": deterministic sums of a sequence in zigzag order need to know its ranks: give the context ",
           "leaves_under<strategy>(leaves, mesh)"});
   const box here = local_box(tokens, mesh, sizes, rank);
-  const std::int64_t length = here.global[1];
-  chunks_ = order.sequence * (grain == token_grain::fine ? order.features : 1);
+  const std::int64_t length = has_sequence_ ? here.global[1] : 1;
+  if (has_sequence_) chunks_ = order.sequence * (grain == token_grain::fine ? order.features : 1);
   samples_ = order.samples;
-  batch_ = here.global[0], local_batch_ = here.local[0], first_batch_ = here.offset[0], local_tokens_ = here.local[1];
+  batch_ = here.global[0], local_batch_ = here.local[0], first_batch_ = here.offset[0];
+  local_tokens_ = along_sequence(here).second;
+  inner_ = here.local_size() / (local_batch_ * local_tokens_);
   if (length % chunks_ != 0)
     fail({name_, ": deterministic sums cut a sequence of ", length, " tokens into ", chunks_,
           " chunks (deterministic_leaves::sequence = ", order.sequence,
@@ -191,11 +209,24 @@ inline token_leaves::token_leaves(const deterministic_leaves& order, const layou
           "), which do not divide it"});
   chunk_ = length / chunks_;
   sequence_ = zigzag ? sequence_order::zigzag(length, order.zigzag) : sequence_order::original(length);
-  pieces_ = pieces_of(here.offset[1], here.local[1]);
+  const auto [first, count] = along_sequence(here);
+  pieces_ = pieces_of(first, count);
   const std::int64_t ranks = batch_ / local_batch_;
   if (samples_ % ranks != 0)
     fail({name_, ": deterministic sums have deterministic_leaves::samples = ", samples_, " leaves of samples, which ",
           ranks, " ranks of ", describe(tokens), " cannot share out; legal are multiples of ", ranks});
+}
+
+inline bool token_leaves::require_leaves() const {
+  const bool sequence =
+      tokens_.dims.size() >= 2 && (tokens_.dims[1].dim == dim_of<seq> || tokens_.dims[1].dim == dim_of<zseq>);
+  bool legal = !tokens_.dims.empty() && !(tokens_.dims[0].dim == dim_of<zseq>);
+  for (std::size_t d = sequence ? 2 : 1; d < tokens_.dims.size(); ++d)
+    legal = legal && mesh_.size(tokens_.dims[d].axes) == 1 && !(tokens_.dims[d].dim == dim_of<zseq>);
+  if (!legal)
+    fail({name_, ": deterministic sums have an order for rows of [batch, seq], of [batch, zseq], or of another first ",
+          "dim, with further dims whole on every rank; these are of ", describe(tokens_)});
+  return sequence;
 }
 
 inline std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t offset, std::int64_t length) const {
@@ -213,6 +244,9 @@ inline std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t off
 }
 
 inline std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t index, std::int64_t count) const {
+  if (count != 1 && !(tokens_.dims[0].dim == dim_of<batch>))
+    fail({name_, ": deterministic sums over ", count, " microbatches of a step have an order for rows of batch alone, ",
+          "and these are of ", describe(tokens_), "; use one microbatch"});
   const std::int64_t all = batch_ * count, group = all / samples_;
   if (all % samples_ != 0 || local_batch_ % group != 0)
     fail({name_, ": deterministic_leaves::samples = ", samples_, " leaves of ", all, " samples in a step are ",
@@ -224,7 +258,7 @@ inline std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t 
     for (std::int64_t s = 0; s < local_batch_ / group; ++s) {
       leaf l{p.chunk * samples_ + first + s, {}};
       for (std::int64_t b = s * group; b < (s + 1) * group; ++b) {
-        const rows next{b * local_tokens_ + p.at, chunk_};
+        const rows next{(b * local_tokens_ + p.at) * inner_, chunk_ * inner_};
         if (!l.parts.empty() && l.parts.back().first + l.parts.back().count == next.first)
           l.parts.back().count += next.count;
         else
@@ -239,7 +273,8 @@ inline std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) const {
   const box there = local_box(tokens_, mesh_, sizes_, rank);
   const std::int64_t first = there.offset[0] * samples_ / batch_, count = there.local[0] * samples_ / batch_;
   std::vector<leaf_range> all;
-  for (const piece& p : pieces_of(there.offset[1], there.local[1]))
+  const auto [begin, length] = along_sequence(there);
+  for (const piece& p : pieces_of(begin, length))
     all.push_back({p.chunk * samples_ + first, p.chunk * samples_ + first + count});
   return all;
 }

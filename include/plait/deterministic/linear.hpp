@@ -72,8 +72,8 @@ class deterministic_linear {
                                  name + ": gradient of the input");
     else if (!spread.trivial())
       refuse("a gradient of the input that is summed over ranks without leaves");
-    tokens_ = token_leaves(ctx.deterministic, rows_of(d), ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
-                           token_grain::coarse, name);
+    tokens_ = token_leaves(ctx.deterministic, without_dims(d.gathered, d.branches[0].weight), ctx.ranks.shape(),
+                           ctx.sizes, ctx.ranks.rank(), token_grain::coarse, name);
     made_ = true;
   }
 
@@ -149,16 +149,6 @@ class deterministic_linear {
       if (output.has(p.dim) == own) return p.dim;
     return {};
   }
-  /// The rows of the products.
-  template <class Linears>
-  static layout rows_of(const Linears& d) {
-    layout rows = d.gathered;
-    rows.dims = {};
-    for (const dim_placement& p : d.gathered.dims)
-      if (!d.branches[0].weight.has(p.dim)) rows.dims.push_back(p);
-    return rows;
-  }
-
   bool made_ = false;
   linear_extents x_;
   feature_sum<Device> contracted_, own_;

@@ -87,7 +87,8 @@ class norm_core {
     if (row_group) require_any_order(ctx, name, "norms of rows that ranks share");
     one_pass = in_place && !row_group && !ctx.deterministic;
     if (!ctx.deterministic) return;
-    const token_leaves leaves(ctx.deterministic, input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
+    const layout rows_alone = without_dims(input, placed);
+    const token_leaves leaves(ctx.deterministic, rows_alone, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
                               token_grain::fine, name);
     for (auto* p : {&weight, &bias})
       if (*p) (*p)->add_terms(leaves);

@@ -23,6 +23,10 @@ using namespace plait::test;
 
 namespace {
 
+/// Rows that are no samples of a text, and rows of a token.
+struct points : dim_tag<"points"> {};
+struct views : dim_tag<"views"> {};
+
 constexpr deterministic_leaves order{4, 4, 4, 1};
 const testing::on_cpu deterministic{{.deterministic = true}};
 
@@ -30,6 +34,7 @@ dim_sizes sizes() {
   dim_sizes s = transformer_sizes(4, 16);
   s.set(dim_of<zseq>, 16), s.set(dim_of<hidden>, 24), s.set(dim_of<ffn>, 40);
   s.set(dim_of<heads>, 8), s.set(dim_of<kv_heads>, 4), s.set(dim_of<head_dim>, 4);
+  s.set(dim_of<points>, 12), s.set(dim_of<views>, 3);
   return s;
 }
 
@@ -102,6 +107,18 @@ TEST_CASE_TEMPLATE("linears", T, float, double) {
   check_policy<T, linear, policy<wide, row, spec<shard<batch, dp>, seq, shard<hidden, tp>>, true>>();
 }
 
+TEST_CASE_TEMPLATE("linears of other rows than [batch, seq]", T, float, double) {
+  check_policy<
+      T, linear,
+      policy<spec<shard<batch, dp>, hidden, invariant<tp>>, column, spec<shard<batch, dp>, shard<ffn, tp>>, true>>();
+  check_policy<
+      T, linear,
+      policy<spec<shard<points, dp>, shard<ffn, tp>>, row, spec<shard<points, dp>, hidden, invariant<tp>>, true>>();
+  check_policy<T, linear,
+               policy<spec<shard<batch, dp>, shard<seq, tp>, views, hidden>, column,
+                      spec<shard<batch, dp>, seq, views, shard<ffn, tp>>, true>>();
+}
+
 TEST_CASE_TEMPLATE("linears of which the weight or the bias is frozen", T, float, double) {
   for (const bool weight : {false, true})
     check<T>(two{1, 1}, {two{1, 2}, two{2, 1}, two{2, 2}}, [weight](const auto& ctx) {
@@ -116,6 +133,7 @@ TEST_CASE_TEMPLATE("linears of which the weight or the bias is frozen", T, float
 TEST_CASE_TEMPLATE("norms", T, float, double) {
   check_norms<T, rows_split>();
   check_norms<T, rows_whole>();
+  check_norms<T, spec<shard<points, dp>, views, hidden, invariant<tp>>>();
 }
 
 TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {

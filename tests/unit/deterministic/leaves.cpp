@@ -19,13 +19,15 @@ using namespace plait;
 namespace {
 
 using three = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
-using text = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-using zigzag_text = spec<shard<batch, dp>, shard<zseq, cp, tp>, hidden>;
+using text = spec<shard<batch, dp>, shard<seq, cp, tp>>;
+using zigzag_text = spec<shard<batch, dp>, shard<zseq, cp, tp>>;
+using text_of_rows = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;  // four rows of each token
 
 /// The tokens of each leaf, as (sample of the step, position), and how often a leaf is somebody's.
 struct found {
   std::map<std::int64_t, std::set<std::pair<std::int64_t, std::int64_t>>> tokens;
   std::map<std::int64_t, int> owners;
+  std::int64_t rows = 0;
 };
 
 template <class Spec>
@@ -38,6 +40,7 @@ found leaves_of(const three& m, deterministic_leaves order, std::int64_t microba
   for (std::int64_t rank = 0; rank < m.size(); ++rank) {
     const token_leaves leaves(order, layout_v<Spec>, m.shape(), sizes, rank, grain, "layer");
     const box part = local_box(layout_v<Spec>, m.shape(), sizes, rank);
+    const std::int64_t of_token = part.local_size() / (part.local[0] * part.local[1]);
     for (const leaf_range& r : leaves.of_step(rank))
       for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) ++all.owners[leaf];
     for (std::int64_t i = 0; i < microbatches; ++i) {
@@ -45,9 +48,9 @@ found leaves_of(const three& m, deterministic_leaves order, std::int64_t microba
           first_sample_in_step(order, i, microbatches, part.global[0], part.offset[0], part.local[0]);
       for (const auto& leaf : leaves.of_microbatch(i, microbatches))
         for (const auto& rows : leaf.parts)
-          for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row)
-            all.tokens[leaf.number].emplace(first + row / part.local[1],
-                                            places.position(part.offset[1] + row % part.local[1]));
+          for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row, ++all.rows)
+            all.tokens[leaf.number].emplace(first + row / of_token / part.local[1],
+                                            places.position(part.offset[1] + row / of_token % part.local[1]));
     }
   }
   return all;
@@ -60,6 +63,7 @@ void check(const three& m, std::int64_t microbatches, token_grain grain) {
               here = leaves_of<Spec>(m, order, microbatches, grain);
   CHECK(one.tokens.size() == (grain == token_grain::fine ? 64 : 16));
   CHECK(here.tokens == one.tokens);
+  CHECK(here.rows == one.rows * (layout_v<Spec>.dims.size() == 3 ? 4 : 1));
   CHECK(here.owners.size() == one.tokens.size());
   for (const auto& [leaf, times] : here.owners) CHECK(times == 1);
 }
@@ -72,6 +76,7 @@ TEST_CASE("leaves have the same tokens on every mesh") {
       check<text>(three{1, 1, 1}, microbatches, grain);
       check<zigzag_text>(three{1, 2, 1}, microbatches, grain);
       check<text>(three{1, 4, 1}, microbatches, grain);
+      check<text_of_rows>(three{1, 2, 1}, microbatches, grain);
       if (microbatches < 4) check<zigzag_text>(three{2, 2, 1}, microbatches, grain);
       if (grain == token_grain::coarse) continue;
       check<text>(three{1, 2, 4}, microbatches, grain);
@@ -95,8 +100,19 @@ TEST_CASE("what ranks cannot share out is refused, with the field and the legal 
                        error);
   CHECK_THROWS_WITH_AS(make(three{1, 2, 1}, {4, 4, 4}, layout_v<zigzag_text>),
                        doctest::Contains("give the context leaves_under<strategy>(leaves, mesh)"), error);
-  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 4, 4}, layout_v<spec<shard<hidden, tp>, seq>>),
-                       doctest::Contains("deterministic sums have an order for rows of [batch, seq]"), error);
+  const char* const no_order =
+      "layer: deterministic sums have an order for rows of [batch, seq], of [batch, zseq], or of another first dim, "
+      "with "
+      "further dims whole on every rank; these are of ";
+  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 4, 4}, layout_v<spec<zseq, hidden>>), doctest::Contains(no_order),
+                       error);
+  CHECK_THROWS_WITH_AS(make(three{1, 1, 2}, {4, 4, 4}, layout_v<spec<batch, seq, shard<hidden, tp>>>),
+                       doctest::Contains(no_order), error);
+  CHECK_THROWS_WITH_AS(
+      make(three{1, 1, 1}, {4, 4, 4}, layout_v<spec<hidden>>).of_microbatch(0, 2),
+      doctest::Contains("layer: deterministic sums over 2 microbatches of a step have an order for rows "
+                        "of batch alone, and these are of <hidden>; use one microbatch"),
+      error);
   CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 16, 4}, layout_v<text>).of_microbatch(0, 1),
                        doctest::Contains("deterministic_leaves::samples = 16 leaves of 8 samples in a step are uneven"),
                        error);

@@ -73,8 +73,9 @@ class linear_biases {
       if (master) master += biases_[i]->size();
     }
     if (ctx.deterministic && trainable())
-      terms_ = &array->add_terms(token_leaves(ctx.deterministic, d.branches[0].output, ctx.ranks.shape(), ctx.sizes,
-                                              ctx.ranks.rank(), token_grain::fine, first_name()));
+      terms_ = &array->add_terms(token_leaves(ctx.deterministic, without_dims(d.branches[0].output, d.branches[0].bias),
+                                              ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(), token_grain::fine,
+                                              first_name()));
   }
 
   bool any() const {
