@@ -179,7 +179,10 @@ class any_communicator : public verbs<any_communicator> {
   };
 
   base& held() const {
-    if (!held_) fail("an empty communicator was used (its rank has a negative color in the split)");
+    if (!held_)
+      fail(
+          "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
+          "the split");
     return *held_;
   }
 

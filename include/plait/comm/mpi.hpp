@@ -287,7 +287,10 @@ class communicator : public verbs<communicator> {
   }
 
   detail::state& self() const {
-    if (!state_) fail("a communicator without a group was used (its rank has a negative color in the split)");
+    if (!state_)
+      fail(
+          "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
+          "the split");
     return *state_;
   }
 

@@ -293,7 +293,10 @@ class communicator : public verbs<communicator> {
 
  private:
   detail::member& self() const {
-    if (!member_) fail("a communicator without a group was used (its rank has a negative color in the split)");
+    if (!member_)
+      fail(
+          "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
+          "the split");
     return *member_;
   }
 

@@ -291,6 +291,11 @@ TEST_CASE("a mesh on a communicator that holds nothing is refused") {
       "world: the communicator is empty; give it the one of threads::run, of mpi::run, or of nccl::connect or attach";
   CHECK_THROWS_WITH_AS(world(mesh<axis<dp>>{2}.shape(), any_communicator{}), text, error);
   CHECK_THROWS_WITH_AS(world(mesh<axis<dp>>{2}.shape(), rank_comm{}), text, error);
+  const char* used =
+      "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in the "
+      "split";
+  CHECK_THROWS_WITH_AS(any_communicator{}.barrier(), used, error);
+  CHECK_THROWS_WITH_AS(rank_comm{}.barrier(), used, error);
 }
 
 TEST_CASE("polling a request that cannot complete ends with the error") {
