@@ -4,8 +4,7 @@ of one to four lines that says what it is; files that the comment names exist. C
 of a program, such as --mesh: an error names the field, and the program adds its option. Beside headers there is nothing
 but sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
 first, after macros of these names. A function has at most MOST_FUNCTION_LINES lines, from the line of its opening brace
-to that of its closing one, and a folder at most MOST_FILES files. LONG_FUNCTIONS names what is longer today, and its
-numbers only ever fall.
+to that of its closing one, and a folder at most MOST_FILES files.
 
 The lowest floors include only the standard library.
 
@@ -21,9 +20,6 @@ STANDARD_ONLY = {"core", "layout", "schedule"}
 MOST_OPENING_LINES = 4
 MOST_WORDS = 25
 MOST_FUNCTION_LINES = 60
-LONG_FUNCTIONS = {
-    "kernels/cuda/attention_kernels.hpp": 155,
-}  # the lines of the longest function of a file
 MOST_FILES = 15
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at
@@ -81,13 +77,9 @@ def sizes(root: pathlib.Path) -> list[str]:
         folder = name.rpartition("/")[0]
         folders[folder] = folders.get(folder, 0) + 1
         lines, begin = longest_function(file.read_text())
-        if lines > LONG_FUNCTIONS.get(name, MOST_FUNCTION_LINES):
+        if lines > MOST_FUNCTION_LINES:
             complaints.append(f"plait/{name}: the function whose body begins in line {begin} has {lines} lines; at most "
-                              f"{LONG_FUNCTIONS.get(name, MOST_FUNCTION_LINES)} are legal: give its parts names")
-        elif name in LONG_FUNCTIONS and lines < LONG_FUNCTIONS[name]:
-            complaints.append(f"plait/{name}: its longest function has {lines} lines now: lower LONG_FUNCTIONS")
-    for name in LONG_FUNCTIONS.keys() - {f.relative_to(root / "plait").as_posix() for f in root.glob("plait/**/*")}:
-        complaints.append(f"plait/{name}: does not exist: remove it from LONG_FUNCTIONS")
+                              f"{MOST_FUNCTION_LINES} are legal: give its parts names")
     for folder, files in sorted(folders.items()):
         if files > MOST_FILES:
             complaints.append(f"plait/{folder}: has {files} files; at most {MOST_FILES} are legal: let files that make "

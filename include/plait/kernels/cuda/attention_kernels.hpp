@@ -421,13 +421,66 @@ __device__ inline void load_first_keys(int* first_keys, int batch, int q0, const
   if (row < Rows) first_keys[row] = s.first_key(batch, q0 + row);
 }
 
+/// Scales a thread's scores of a query and gives those of keys that the query does not see the value -inf. `k0` is the
+/// tile's first key, and `first_keys` has the first keys of the block's queries.
+template <int Queries, class T, std::size_t Columns>
+__device__ inline void mask_scalar_scores(T (&scores)[Columns], const int* first_keys, int x, int row, int q0, int k0,
+                                          const attention_sizes& s) {
+  constexpr int columns = static_cast<int>(Columns);
+  constexpr T nothing = -infinite<T>;
+  const int seen = s.visible(q0 + row) - k0;
+  PLAIT_UNROLL
+  for (int c = 0; c < columns; ++c) scores[c] = x + 16 * c < seen ? scores[c] * scale_of<T>(s) : nothing;
+  if (k0 < first_keys[Queries - 1]) {
+    const int first = first_keys[row] - k0;
+    PLAIT_UNROLL
+    for (int c = 0; c < columns; ++c) scores[c] = x + 16 * c < first ? nothing : scores[c];
+  }
+}
+
+/// Writes the weights of a thread's scores, which are exp(score - maximum), to a row of a tile. Brings the running
+/// maximum and sum up to date. Returns the factor for what was summed under the maximum before.
+template <class T, std::size_t Columns>
+__device__ inline T weigh_scalar_scores(T* weights, const T (&scores)[Columns], int x, T& row_max, T& row_sum) {
+  constexpr int columns = static_cast<int>(Columns);
+  constexpr T nothing = -infinite<T>;
+  T largest = row_max;
+  PLAIT_UNROLL
+  for (int c = 0; c < columns; ++c) largest = scores[c] > largest ? scores[c] : largest;
+  largest = max_over_x(largest);
+  const T shrink = row_max == nothing ? T(1) : precise_exp(row_max - largest);
+  const T shift = largest == nothing ? T(0) : largest;
+  row_max = largest;
+  row_sum *= shrink;
+  PLAIT_UNROLL
+  for (int c = 0; c < columns; ++c) {
+    const T weight = precise_exp(scores[c] - shift);
+    row_sum += weight;
+    weights[x + 16 * c] = weight;
+  }
+  return shrink;
+}
+
+/// Adds the sums of the threads that share a query, and returns 1 / sum; 0 where the query saw no key. One of these
+/// threads `writes` its lse.
+template <class T>
+__device__ inline T finish_scalar_row(T row_max, T row_sum, T* lse, bool writes, int query, const attention_work& work,
+                                      const attention_sizes& s) {
+  row_sum = sum_over_x(row_sum);
+  const bool saw = row_sum != T(0);  // or is not a number, which must not be hidden
+  const T factor = saw ? T(1) / row_sum : T(0);
+  if (writes && query < s.q_len) {
+    s.statistics(lse, work.batch, work.head)[query] = saw ? row_max + precise_log(row_sum) : -infinite<T>;
+  }
+  return factor;
+}
+
 /// Attention in float or double: as `attention_forward_mma`, but with one tile for keys and then values.
 template <class T, int Width>
 static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_forward_scalar(const T* q, const T* k, const T* v, T* o, T* lse, attention_sizes s) {
   using tiles = scalar_forward_tiles<T, Width>;
   constexpr int queries = tiles::queries, keys = tiles::keys, rows = queries / 16, columns = keys / 16;
-  constexpr T nothing = -infinite<T>;
   PLAIT_DYNAMIC_SHARED(T, query_tile);
   T* const key_tile = query_tile + queries * scalar_pitch<Width>;
   T* const weights = key_tile + keys * scalar_pitch<Width>;
@@ -441,7 +494,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
                                    s.q_stride, s.q_len - q0, s.head_dim);
   T sums[rows][Width / 16] = {}, row_max[rows], row_sum[rows], factor[rows];
   for (int r = 0; r < rows; ++r) {
-    row_max[r] = nothing;
+    row_max[r] = -infinite<T>;
     row_sum[r] = T(0);
   }
   load_first_keys<queries>(first_keys, work.batch, q0, s);
@@ -455,30 +508,9 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
     load_scalar_tile<keys, Width>(key_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0, s.head_dim);
     PLAIT_UNROLL
     for (int r = 0; r < rows; ++r) {
-      const int row = y + 16 * r, seen = s.visible(q0 + row) - k0;
-      T largest = row_max[r];
-      PLAIT_UNROLL
-      for (int c = 0; c < columns; ++c) {
-        scores[r][c] = x + 16 * c < seen ? scores[r][c] * scale_of<T>(s) : nothing;
-      }
-      if (k0 < first_keys[queries - 1]) {
-        const int first = first_keys[row] - k0;
-        PLAIT_UNROLL
-        for (int c = 0; c < columns; ++c) scores[r][c] = x + 16 * c < first ? nothing : scores[r][c];
-      }
-      PLAIT_UNROLL
-      for (int c = 0; c < columns; ++c) largest = scores[r][c] > largest ? scores[r][c] : largest;
-      largest = max_over_x(largest);
-      const T shrink = row_max[r] == nothing ? T(1) : precise_exp(row_max[r] - largest);
-      const T shift = largest == nothing ? T(0) : largest;
-      row_max[r] = largest;
-      row_sum[r] *= shrink;
-      PLAIT_UNROLL
-      for (int c = 0; c < columns; ++c) {
-        const T weight = precise_exp(scores[r][c] - shift);
-        row_sum[r] += weight;
-        weights[row * scalar_pitch<keys> + x + 16 * c] = weight;
-      }
+      const int row = y + 16 * r;
+      mask_scalar_scores<queries>(scores[r], first_keys, x, row, q0, k0, s);
+      const T shrink = weigh_scalar_scores(weights + row * scalar_pitch<keys>, scores[r], x, row_max[r], row_sum[r]);
       PLAIT_UNROLL
       for (int c = 0; c < Width / 16; ++c) sums[r][c] *= shrink;
     }
@@ -487,13 +519,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
   }
   PLAIT_UNROLL
   for (int r = 0; r < rows; ++r) {
-    const int query = q0 + y + 16 * r;
-    row_sum[r] = sum_over_x(row_sum[r]);
-    const bool saw = row_sum[r] != T(0);  // or is not a number, which must not be hidden
-    factor[r] = saw ? T(1) / row_sum[r] : T(0);
-    if (x == 0 && query < s.q_len) {
-      s.statistics(lse, work.batch, work.head)[query] = saw ? row_max[r] + precise_log(row_sum[r]) : nothing;
-    }
+    factor[r] = finish_scalar_row(row_max[r], row_sum[r], lse, x == 0, q0 + y + 16 * r, work, s);
   }
   store_scalar_rows<Width, queries>(s.query_head(o, work.batch, work.head, s.o_stride) + q0 * s.o_stride, s.o_stride,
                                     s.q_len - q0, s.head_dim, sums, factor, false);
@@ -680,7 +706,55 @@ void launch_attention_backward(cuda& device, const T* q, const T* k, const T* v,
   }
 }
 
-// ---- in bf16 on tensor cores: forward ----------------------------------------------------------------------------
+// ---- in bf16 on tensor cores: what a warp works on ---------------------------------------------------------------
+
+/// The 16 rows of a warp, of which `row` and `row + 8` are the thread's. Of every 8 columns of a result it has 2 `pair`
+/// and the next.
+struct warp_rows {
+  int warp, pair, first_row, row;
+  /// `first` is the block's first row.
+  explicit __device__ warp_rows(int first)
+      : warp(static_cast<int>(threadIdx.x) / warp_lanes),
+        pair(warp_lane() % 4),
+        first_row(first + 16 * warp),
+        row(first_row + warp_lane() / 4) {}
+};
+
+/// The queries of a warp. Of the keys, counted from the first on, the causal mask leaves `seen` ones, and windows and
+/// documents hide `hidden` ones.
+struct warp_queries : warp_rows {
+  int batch, seen_by_all, seen_by_any, hidden_from_all, hidden_from_any;
+
+  /// `q0` is the block's first query.
+  __device__ warp_queries(const attention_sizes& s, int of_batch, int q0)
+      : warp_rows(q0),
+        batch(of_batch),
+        seen_by_all(s.visible(first_row)),
+        seen_by_any(first_row < s.q_len ? s.visible(first_row + 15) : 0),
+        hidden_from_all(s.first_key(batch, first_row)),
+        hidden_from_any(s.first_key(batch, first_row + 15)) {}
+
+  /// Whether any query may see one of the keys k0 to k0 + keys - 1.
+  __device__ bool see_any(int k0, int keys) const { return k0 < seen_by_any && k0 + keys > hidden_from_all; }
+};
+
+/// Replaces the elements of keys before the first that a query may see. A result has a column for each key from k0 on.
+template <int Keys>
+__device__ inline void hide_early_keys(row_of<float[4], Keys / 8>& result, float replacement, const warp_queries& own,
+                                       int k0, const attention_sizes& s) {
+  if (k0 >= own.hidden_from_any) return;
+  PLAIT_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int first = s.first_key(own.batch, own.row + 8 * r) - k0 - 2 * own.pair;
+    PLAIT_UNROLL
+    for (int n = 0; n < Keys / 8; ++n) {
+      if (8 * n < first) result[n][2 * r] = replacement;
+      if (8 * n + 1 < first) result[n][2 * r + 1] = replacement;
+    }
+  }
+}
+
+// ---- forward -----------------------------------------------------------------------------------------------------
 
 /// A block owns `queries` queries of one head, 16 to a warp, and goes through their keys `keys` at a time.
 template <int Width>
@@ -694,6 +768,136 @@ struct forward_tiles {
   static constexpr bool keep_queries = Width == 128;
 };
 
+/// The queries of a warp as factors A of the scores: fragments in registers where `forward_tiles` keeps them there, or
+/// rows in shared memory.
+template <int Width>
+struct warp_query_factor {
+  static constexpr bool kept = forward_tiles<Width>::keep_queries;
+  static constexpr int pitch = tile_pitch<Width>;
+  const bf16* rows;
+  row_of<unsigned[4], (kept ? Width / 16 : 1)> fragments;
+
+  explicit __device__ warp_query_factor(const bf16* own_rows) : rows(own_rows) {
+    if constexpr (kept) {
+      PLAIT_UNROLL
+      for (int i = 0; i < Width / 16; ++i) load_a(fragments[i], rows + 16 * i, pitch);
+    }
+  }
+
+  /// scores[:, :] += Q K^T for `Keys` rows of `key_tile`.
+  template <int Keys>
+  __device__ void multiply(row_of<float[4], Keys / 8>& scores, const bf16* key_tile) const {
+    if constexpr (kept) {
+      PLAIT_UNROLL
+      for (int i = 0; i < Width / 16; ++i) {
+        PLAIT_UNROLL
+        for (int n = 0; n < Keys; n += 16) {
+          unsigned b[4];
+          load_b_columns(b, key_tile + n * pitch + 16 * i, pitch);
+          mma_16x8x16(scores[n / 8], fragments[i], b[0], b[1]);
+          mma_16x8x16(scores[n / 8 + 1], fragments[i], b[2], b[3]);
+        }
+      }
+    } else {
+      multiply_by_rows<Width, Keys>(scores, rows, key_tile);
+    }
+  }
+};
+
+/// Scales scores so that powers of 2 are their weights, and gives those of keys that a query does not see the value
+/// -inf.
+template <int Keys>
+__device__ inline void mask_scores(row_of<float[4], Keys / 8>& scores, const warp_queries& own, int k0, float scale,
+                                   const attention_sizes& s) {
+  constexpr float nothing = -infinite<float>;
+  PLAIT_UNROLL
+  for (int n = 0; n < Keys / 8; ++n) {
+    PLAIT_UNROLL
+    for (int e = 0; e < 4; ++e) scores[n][e] *= scale;
+  }
+  if (k0 + Keys > own.seen_by_all) {
+    PLAIT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int seen = s.visible(own.row + 8 * r) - k0 - 2 * own.pair;
+      PLAIT_UNROLL
+      for (int n = 0; n < Keys / 8; ++n) {
+        if (8 * n >= seen) scores[n][2 * r] = nothing;
+        if (8 * n + 1 >= seen) scores[n][2 * r + 1] = nothing;
+      }
+    }
+  }
+  hide_early_keys<Keys>(scores, nothing, own, k0, s);
+}
+
+/// The softmax of a thread's two queries over the tiles so far: their maxima, the same on the four threads of a
+/// query, and the sums of the thread's own weights.
+struct running_softmax {
+  float row_max[2] = {-infinite<float>, -infinite<float>}, row_sum[2] = {0.0f, 0.0f};
+
+  /// Turns the scores of a tile into weights, 2^(score - maximum). Sets `shrink` to the factors for what was summed
+  /// under the maxima before.
+  template <int Keys>
+  __device__ void weigh(row_of<float[4], Keys / 8>& scores, float (&shrink)[2]) {
+    constexpr float nothing = -infinite<float>;
+    float largest[2] = {row_max[0], row_max[1]};
+    PLAIT_UNROLL
+    for (int n = 0; n < Keys / 8; ++n) {
+      PLAIT_UNROLL
+      for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], scores[n][e]);
+    }
+    PLAIT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 1));
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 2));
+      // Before anything was seen there is nothing to shrink, and -inf - -inf would not be a number.
+      shrink[r] = row_max[r] == nothing ? 1.0f : fast_exp2(row_max[r] - largest[r]);
+      row_max[r] = largest[r];
+      if (largest[r] == nothing) largest[r] = 0.0f;
+      row_sum[r] *= shrink[r];
+    }
+    PLAIT_UNROLL
+    for (int n = 0; n < Keys / 8; ++n) {
+      PLAIT_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] = fast_exp2(scores[n][e] - largest[e / 2]);
+        row_sum[e / 2] += scores[n][e];
+      }
+    }
+  }
+
+  /// Adds the sums of the four threads of a query, writes each lse, and sets `factor` to 1 / sum; 0 where a query saw
+  /// no key.
+  __device__ void finish(float (&factor)[2], float* lse, const warp_queries& own, const attention_work& work,
+                         const attention_sizes& s) {
+    PLAIT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 1);
+      row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 2);
+      const bool saw = row_sum[r] != 0.0f;  // or is not a number, which must not be hidden
+      factor[r] = saw ? 1.0f / row_sum[r] : 0.0f;
+      if (own.pair == 0 && own.row + 8 * r < s.q_len) {
+        s.statistics(lse, work.batch, work.head)[own.row + 8 * r] =
+            saw ? row_max[r] * ln_2 + logf(row_sum[r]) : -infinite<float>;
+      }
+    }
+  }
+};
+
+/// Turns a tile's scores into fragments of weights, and shrinks the sums of earlier tiles.
+template <int Width, int Keys>
+__device__ inline void weigh_scores(row_of<unsigned[4], Keys / 16>& weights, row_of<float[4], Width / 8>& sums,
+                                    row_of<float[4], Keys / 8>& scores, running_softmax& softmax) {
+  float shrink[2];
+  softmax.weigh<Keys>(scores, shrink);
+  PLAIT_UNROLL
+  for (int n = 0; n < Width / 8; ++n) {
+    PLAIT_UNROLL
+    for (int e = 0; e < 4; ++e) sums[n][e] *= shrink[e / 2];
+  }
+  PLAIT_UNROLL
+  for (int i = 0; i < Keys / 16; ++i) result_to_a(weights[i], scores[2 * i], scores[2 * i + 1]);
+}
+
 /// Attention of bf16 on tensor cores after FlashAttention-2 (Dao 2023): scores, running maxima, sums and outputs of 16
 /// queries live in the registers of one warp, in float; powers of 2 in place of e. While the scores are made the values
 /// arrive, while those are weighted the next keys do.
@@ -702,7 +906,6 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
     attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse, attention_sizes s) {
   using tiles = forward_tiles<Width>;
   constexpr int keys = tiles::keys, pitch = tiles::pitch;
-  constexpr float nothing = -infinite<float>;
   PLAIT_DYNAMIC_SHARED(bf16, query_tile);
   bf16* const key_tile = query_tile + tiles::queries * pitch;
   bf16* const value_tile = key_tile + keys * pitch;
@@ -713,122 +916,37 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
   const bf16* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
   const int last = (q0 + tiles::queries < s.q_len ? q0 + tiles::queries : s.q_len) - 1;
   const int first_tile = s.first_key(work.batch, q0) / keys, key_tiles = tiles_of(s.visible(last), keys);
-
-  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
-  const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
-  const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
-  const int hidden_from_all = s.first_key(work.batch, first_row);
-  const int hidden_from_any = s.first_key(work.batch, first_row + 15);
+  const warp_queries own(s, work.batch, q0);
   const float scale = s.scale * log2_e;
-  const bf16* const own_queries = query_tile + 16 * warp * pitch;
+  const auto load_rows = [&](bf16* tile, const bf16* rows, std::int64_t stride, int k0) {
+    load_tile<keys, Width, tiles::threads>(tile, rows + k0 * stride, stride, s.k_len - k0, s.head_dim);
+    commit_copies();
+  };
 
   load_tile<tiles::queries, Width, tiles::threads>(query_tile,
                                                    s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
                                                    s.q_stride, s.q_len - q0, s.head_dim);
-  load_tile<keys, Width, tiles::threads>(key_tile, key_rows + first_tile * keys * s.k_stride, s.k_stride,
-                                         s.k_len - first_tile * keys, s.head_dim);
-  commit_copies();
+  load_rows(key_tile, key_rows, s.k_stride, first_tile * keys);
   wait_for_copies<0>();
   __syncthreads();
-  unsigned query_fragments[tiles::keep_queries ? Width / 16 : 1][4];
-  if constexpr (tiles::keep_queries) {
-    PLAIT_UNROLL
-    for (int i = 0; i < Width / 16; ++i) load_a(query_fragments[i], own_queries + 16 * i, pitch);
-  }
+  const warp_query_factor<Width> own_queries(query_tile + 16 * own.warp * pitch);
 
   float sums[Width / 8][4] = {};
-  float row_max[2] = {nothing, nothing}, row_sum[2] = {0.0f, 0.0f};
+  running_softmax softmax;
   for (int tile = first_tile; tile < key_tiles; ++tile) {
     const int k0 = tile * keys;
-    const bool busy = k0 < seen_by_any && k0 + keys > hidden_from_all;
-    load_tile<keys, Width, tiles::threads>(value_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0,
-                                           s.head_dim);
-    commit_copies();
-    unsigned weights[keys / 16][4];  // half of the registers of the scores, for as long as keys are on their way
+    const bool busy = own.see_any(k0, keys);
+    load_rows(value_tile, value_rows, s.v_stride, k0);
+    unsigned weights[keys / 16][4];  // not the scores, which would take twice the registers while keys are on their way
     if (busy) {
       float scores[keys / 8][4] = {};
-      if constexpr (tiles::keep_queries) {
-        PLAIT_UNROLL
-        for (int i = 0; i < Width / 16; ++i) {
-          PLAIT_UNROLL
-          for (int n = 0; n < keys; n += 16) {
-            unsigned b[4];
-            load_b_columns(b, key_tile + n * pitch + 16 * i, pitch);
-            mma_16x8x16(scores[n / 8], query_fragments[i], b[0], b[1]);
-            mma_16x8x16(scores[n / 8 + 1], query_fragments[i], b[2], b[3]);
-          }
-        }
-      } else {
-        multiply_by_rows<Width, keys>(scores, own_queries, key_tile);
-      }
-      PLAIT_UNROLL
-      for (int n = 0; n < keys / 8; ++n) {
-        PLAIT_UNROLL
-        for (int e = 0; e < 4; ++e) scores[n][e] *= scale;
-      }
-      if (k0 + keys > seen_by_all) {
-        PLAIT_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const int seen = s.visible(row + 8 * r) - k0 - 2 * pair;
-          PLAIT_UNROLL
-          for (int n = 0; n < keys / 8; ++n) {
-            if (8 * n >= seen) scores[n][2 * r] = nothing;
-            if (8 * n + 1 >= seen) scores[n][2 * r + 1] = nothing;
-          }
-        }
-      }
-      if (k0 < hidden_from_any) {
-        PLAIT_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const int first = s.first_key(work.batch, row + 8 * r) - k0 - 2 * pair;
-          PLAIT_UNROLL
-          for (int n = 0; n < keys / 8; ++n) {
-            if (8 * n < first) scores[n][2 * r] = nothing;
-            if (8 * n + 1 < first) scores[n][2 * r + 1] = nothing;
-          }
-        }
-      }
-      float largest[2] = {row_max[0], row_max[1]};
-      PLAIT_UNROLL
-      for (int n = 0; n < keys / 8; ++n) {
-        PLAIT_UNROLL
-        for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], scores[n][e]);
-      }
-      float shrink[2];
-      PLAIT_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 1));
-        largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 2));
-        // Before anything was seen there is nothing to shrink, and -inf - -inf would not be a number.
-        shrink[r] = row_max[r] == nothing ? 1.0f : fast_exp2(row_max[r] - largest[r]);
-        row_max[r] = largest[r];
-        if (largest[r] == nothing) largest[r] = 0.0f;
-        row_sum[r] *= shrink[r];
-      }
-      PLAIT_UNROLL
-      for (int n = 0; n < keys / 8; ++n) {
-        PLAIT_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          scores[n][e] = fast_exp2(scores[n][e] - largest[e / 2]);
-          row_sum[e / 2] += scores[n][e];
-        }
-      }
-      PLAIT_UNROLL
-      for (int n = 0; n < Width / 8; ++n) {
-        PLAIT_UNROLL
-        for (int e = 0; e < 4; ++e) sums[n][e] *= shrink[e / 2];
-      }
-      PLAIT_UNROLL
-      for (int i = 0; i < keys / 16; ++i) result_to_a(weights[i], scores[2 * i], scores[2 * i + 1]);
+      own_queries.template multiply<keys>(scores, key_tile);
+      mask_scores<keys>(scores, own, k0, scale, s);
+      weigh_scores<Width, keys>(weights, sums, scores, softmax);
     }
     wait_for_copies<0>();
     __syncthreads();
-    if (tile + 1 < key_tiles) {
-      const int next = k0 + keys;
-      load_tile<keys, Width, tiles::threads>(key_tile, key_rows + next * s.k_stride, s.k_stride, s.k_len - next,
-                                             s.head_dim);
-      commit_copies();
-    }
+    if (tile + 1 < key_tiles) load_rows(key_tile, key_rows, s.k_stride, k0 + keys);
     if (busy) {
       PLAIT_UNROLL
       for (int i = 0; i < keys / 16; ++i)
@@ -839,19 +957,10 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
   }
 
   float factor[2];
-  PLAIT_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 1);
-    row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 2);
-    const bool saw = row_sum[r] != 0.0f;  // or is not a number, which must not be hidden
-    factor[r] = saw ? 1.0f / row_sum[r] : 0.0f;
-    if (pair == 0 && row + 8 * r < s.q_len) {
-      s.statistics(lse, work.batch, work.head)[row + 8 * r] = saw ? row_max[r] * ln_2 + logf(row_sum[r]) : nothing;
-    }
-  }
+  softmax.finish(factor, lse, own, work, s);
   o.as_typed([&](auto* array) {
-    store_rows<Width>(s.query_head(array, work.batch, work.head, s.o_stride) + first_row * s.o_stride, s.o_stride,
-                      s.q_len - first_row, s.head_dim, sums, factor[0], factor[1], false);
+    store_rows<Width>(s.query_head(array, work.batch, work.head, s.o_stride) + own.first_row * s.o_stride, s.o_stride,
+                      s.q_len - own.first_row, s.head_dim, sums, factor[0], factor[1], false);
   });
 }
 
@@ -881,6 +990,136 @@ struct backward_tiles {
   static constexpr std::size_t query_shared_bytes = tile_bytes;
 };
 
+/// Starts the copies of the next round, if there is one, and waits for those of this round.
+template <class Fetch>
+__device__ inline void start_round(int round, int rounds, const Fetch& fetch) {
+  if (round + 1 < rounds) {
+    fetch(round + 1);
+    wait_for_copies<1>();
+  } else {
+    wait_for_copies<0>();
+  }
+  __syncthreads();
+}
+
+/// One tile of queries in the shared memory of a block that makes dK and dV.
+template <int Width>
+struct query_buffer {
+  static constexpr int step = backward_tiles<Width>::step;
+  bf16 *queries, *douts;
+  float *lse, *delta;
+  std::int32_t* first_visible;  // set if the sizes have one
+
+  /// Starts to copy the queries from q0 on, of one head.
+  __device__ void load(const bf16* q, const bf16* d_o, const float* from_lse, const float* from_delta, int batch,
+                       int head, int q0, const attention_sizes& s) const {
+    constexpr int threads = backward_tiles<Width>::threads;
+    load_tile<step, Width, threads>(queries, s.query_head(q, batch, head, s.q_stride) + q0 * s.q_stride, s.q_stride,
+                                    s.q_len - q0, s.head_dim);
+    load_tile<step, Width, threads>(douts, s.query_head(d_o, batch, head, s.do_stride) + q0 * s.do_stride, s.do_stride,
+                                    s.q_len - q0, s.head_dim);
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < step) {
+      const bool valid = q0 + row < s.q_len;
+      const std::int64_t at = valid ? q0 + row : 0;
+      copy_async(lse + row, s.statistics(from_lse, batch, head) + at, valid);
+      copy_async(delta + row, s.statistics(from_delta, batch, head) + at, valid);
+      if (s.first_visible != nullptr) copy_async(first_visible + row, s.first_visible + batch * s.q_batch + at, true);
+    }
+    commit_copies();
+  }
+
+  /// The first key that query q0 + column may see.
+  __device__ int first_key(int q0, int column, const attention_sizes& s) const {
+    const int in_window = q0 + column + s.lower;
+    const int in_document = s.first_visible != nullptr ? s.key_at(first_visible[column]) : 0;
+    return in_document > in_window ? in_document : in_window;
+  }
+};
+
+/// The shared memory of a block that makes dK and dV: its own keys and values, and two tiles of queries.
+template <int Width>
+struct key_gradient_memory {
+  static constexpr int own = backward_tiles<Width>::own, step = backward_tiles<Width>::step, pitch = tile_pitch<Width>;
+  bf16 *keys, *values, *queries, *douts;
+  float *lse, *delta;
+  std::int32_t* first_visible;
+
+  explicit __device__ key_gradient_memory(bf16* memory)
+      : keys(memory),
+        values(keys + own * pitch),
+        queries(values + own * pitch),
+        douts(queries + 2 * step * pitch),
+        lse(reinterpret_cast<float*>(douts + 2 * step * pitch)),
+        delta(lse + 2 * step),
+        first_visible(reinterpret_cast<std::int32_t*>(delta + 2 * step)) {}
+
+  /// Starts to copy the keys and values from k0 on, of one head.
+  __device__ void load_own(const bf16* k, const bf16* v, int batch, int kv_head, int k0,
+                           const attention_sizes& s) const {
+    constexpr int threads = backward_tiles<Width>::threads;
+    load_tile<own, Width, threads>(keys, s.key_head(k, batch, kv_head, s.k_stride) + k0 * s.k_stride, s.k_stride,
+                                   s.k_len - k0, s.head_dim);
+    load_tile<own, Width, threads>(values, s.key_head(v, batch, kv_head, s.v_stride) + k0 * s.v_stride, s.v_stride,
+                                   s.k_len - k0, s.head_dim);
+  }
+
+  /// `i` is 0 or 1.
+  __device__ query_buffer<Width> buffer(int i) const {
+    return {queries + i * step * pitch, douts + i * step * pitch, lse + i * step, delta + i * step,
+            first_visible + i * step};
+  }
+};
+
+/// The tiles of `Step` queries that may see a block's keys, for one head after the other of their group.
+template <int Step>
+struct query_rounds {
+  int first_tile, tiles_per_head, count;
+
+  /// The block has the keys k0 to k0 + keys - 1.
+  __device__ query_rounds(const attention_sizes& s, int batch, int k0, int keys) {
+    const int end = tiles_of(s.end_query(batch, k0 + keys - 1), Step);
+    first_tile = s.first_query(k0) / Step;
+    tiles_per_head = end > first_tile ? end - first_tile : 0;
+    count = tiles_per_head * s.group;
+  }
+  __device__ int head_in_group(int round) const { return round / tiles_per_head; }
+  __device__ int first_query(int round) const { return (first_tile + round % tiles_per_head) * Step; }
+};
+
+/// P^T and dS^T of a warp's 16 keys and a tile of queries, from q0 on; 0 where a query does not see a key. `p` has K
+/// Q^T and `ds` has V dO^T, which are replaced. `scale` is for powers of 2.
+template <int Width>
+__device__ inline void transposed_score_gradients(row_of<float[4], backward_tiles<Width>::step / 8>& p,
+                                                  row_of<float[4], backward_tiles<Width>::step / 8>& ds,
+                                                  const query_buffer<Width>& buffer, const warp_rows& own, int q0,
+                                                  float scale, const attention_sizes& s) {
+  constexpr int step = backward_tiles<Width>::step;
+  const bool masked = q0 + step > s.q_len || own.first_row + 16 > s.visible(q0);
+  PLAIT_UNROLL
+  for (int n = 0; n < step / 8; ++n) {
+    PLAIT_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const int column = 8 * n + 2 * own.pair + e % 2, query = q0 + column;
+      const bool unseen = masked && (query >= s.q_len || own.row + e / 2 * 8 >= s.visible(query));
+      const float probability = fast_exp2(p[n][e] * scale - buffer.lse[column] * log2_e);
+      p[n][e] = unseen ? 0.0f : probability;
+      ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - buffer.delta[column]);
+    }
+  }
+  if (own.first_row < buffer.first_key(q0, q0 + step <= s.q_len ? step - 1 : s.q_len - 1 - q0, s)) {
+    PLAIT_UNROLL
+    for (int n = 0; n < step / 8; ++n) {
+      PLAIT_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        if (own.row + e / 2 * 8 >= buffer.first_key(q0, 8 * n + 2 * own.pair + e % 2, s)) continue;
+        p[n][e] = 0.0f;
+        ds[n][e] = 0.0f;
+      }
+    }
+  }
+}
+
 /// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
 /// gradients are at once the factors of the next products: P^T = exp(K Q^T - lse), dV = P^T dO,
 /// dS^T = P^T (V dO^T - delta), dK = dS^T Q. One block sums over all queries and heads of the group, in order.
@@ -890,116 +1129,89 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
                                 const float* delta, result_array dk, result_array dv, attention_sizes s, bool add) {
   using tiles = backward_tiles<Width>;
   constexpr int step = tiles::step, pitch = tiles::pitch, columns = tiles::columns;
-  PLAIT_DYNAMIC_SHARED(bf16, key_tile);
-  bf16* const value_tile = key_tile + tiles::own * pitch;
-  bf16* const query_tiles = value_tile + tiles::own * pitch;
-  bf16* const dout_tiles = query_tiles + 2 * step * pitch;
-  float* const lse_rows = reinterpret_cast<float*>(dout_tiles + 2 * step * pitch);
-  float* const delta_rows = lse_rows + 2 * step;
-  std::int32_t* const first_rows = reinterpret_cast<std::int32_t*>(delta_rows + 2 * step);  // of first_visible, if any
-
+  PLAIT_DYNAMIC_SHARED(bf16, shared);
+  const key_gradient_memory<Width> memory(shared);
   const attention_work work(tiles_of(s.k_len, tiles::own), s.kv_heads * tiles::parts, s.batch, false);
   const int kv_head = work.head / tiles::parts, first_column = work.head % tiles::parts * columns;
   const int k0 = work.tile * tiles::own;
-  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
-  const int own_key = k0 + 16 * warp, key = own_key + warp_lane() / 4;
-  const bf16* const own_keys = key_tile + 16 * warp * pitch;
-  const bf16* const own_values = value_tile + 16 * warp * pitch;
+  const warp_rows own(k0);
+  const bf16* const own_keys = memory.keys + 16 * own.warp * pitch;
+  const bf16* const own_values = memory.values + 16 * own.warp * pitch;
   const float scale = s.scale * log2_e;
-
-  const int end = tiles_of(s.end_query(work.batch, k0 + tiles::own - 1), step), first_tile = s.first_query(k0) / step;
-  const int tiles_per_head = end > first_tile ? end - first_tile : 0;
-  const int rounds = tiles_per_head * s.group;
+  const query_rounds<step> rounds(s, work.batch, k0, tiles::own);
   const auto fetch = [&](int round) {
-    const int head = kv_head * s.group + round / tiles_per_head, buffer = round % 2;
-    const int q0 = (first_tile + round % tiles_per_head) * step;
-    load_tile<step, Width, tiles::threads>(query_tiles + buffer * step * pitch,
-                                           s.query_head(q, work.batch, head, s.q_stride) + q0 * s.q_stride, s.q_stride,
-                                           s.q_len - q0, s.head_dim);
-    load_tile<step, Width, tiles::threads>(dout_tiles + buffer * step * pitch,
-                                           s.query_head(d_o, work.batch, head, s.do_stride) + q0 * s.do_stride,
-                                           s.do_stride, s.q_len - q0, s.head_dim);
-    const int row = static_cast<int>(threadIdx.x);
-    if (row < step) {
-      const bool valid = q0 + row < s.q_len;
-      const std::int64_t at = valid ? q0 + row : 0;
-      copy_async(lse_rows + buffer * step + row, s.statistics(lse, work.batch, head) + at, valid);
-      copy_async(delta_rows + buffer * step + row, s.statistics(delta, work.batch, head) + at, valid);
-      if (s.first_visible != nullptr) {
-        copy_async(first_rows + buffer * step + row, s.first_visible + work.batch * s.q_batch + at, true);
-      }
-    }
-    commit_copies();
+    const int head = kv_head * s.group + rounds.head_in_group(round);
+    memory.buffer(round % 2).load(q, d_o, lse, delta, work.batch, head, rounds.first_query(round), s);
   };
 
-  load_tile<tiles::own, Width, tiles::threads>(
-      key_tile, s.key_head(k, work.batch, kv_head, s.k_stride) + k0 * s.k_stride, s.k_stride, s.k_len - k0, s.head_dim);
-  load_tile<tiles::own, Width, tiles::threads>(value_tile,
-                                               s.key_head(v, work.batch, kv_head, s.v_stride) + k0 * s.v_stride,
-                                               s.v_stride, s.k_len - k0, s.head_dim);
-  if (rounds > 0) fetch(0);
+  memory.load_own(k, v, work.batch, kv_head, k0, s);
+  if (rounds.count > 0) fetch(0);
 
   float dkeys[columns / 8][4] = {}, dvalues[columns / 8][4] = {};
-  for (int round = 0; round < rounds; ++round) {
-    if (round + 1 < rounds) {
-      fetch(round + 1);
-      wait_for_copies<1>();
-    } else {
-      wait_for_copies<0>();
-    }
-    __syncthreads();
-    const int q0 = (first_tile + round % tiles_per_head) * step, buffer = round % 2;
-    const bf16* const query_tile = query_tiles + buffer * step * pitch;
-    const bf16* const dout_tile = dout_tiles + buffer * step * pitch;
-    const auto first_key = [&](int column) {  // of query q0 + column
-      const int in_window = q0 + column + s.lower;
-      const int in_document = s.first_visible != nullptr ? s.key_at(first_rows[buffer * step + column]) : 0;
-      return in_document > in_window ? in_document : in_window;
-    };
-    if (own_key < s.visible(q0 + step - 1) && own_key + 16 > first_key(0)) {
+  for (int round = 0; round < rounds.count; ++round) {
+    start_round(round, rounds.count, fetch);
+    const int q0 = rounds.first_query(round);
+    const query_buffer<Width> buffer = memory.buffer(round % 2);
+    if (own.first_row < s.visible(q0 + step - 1) && own.first_row + 16 > buffer.first_key(q0, 0, s)) {
       float p[step / 8][4] = {}, ds[step / 8][4] = {};
-      multiply_by_rows<Width, step>(p, own_keys, query_tile);
-      multiply_by_rows<Width, step>(ds, own_values, dout_tile);
-      const bool masked = q0 + step > s.q_len || own_key + 16 > s.visible(q0);
-      PLAIT_UNROLL
-      for (int n = 0; n < step / 8; ++n) {
-        PLAIT_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          const int column = 8 * n + 2 * pair + e % 2, query = q0 + column;
-          const bool unseen = masked && (query >= s.q_len || key + e / 2 * 8 >= s.visible(query));
-          const float probability = fast_exp2(p[n][e] * scale - lse_rows[buffer * step + column] * log2_e);
-          p[n][e] = unseen ? 0.0f : probability;
-          ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - delta_rows[buffer * step + column]);
-        }
-      }
-      if (own_key < first_key(q0 + step <= s.q_len ? step - 1 : s.q_len - 1 - q0)) {
-        PLAIT_UNROLL
-        for (int n = 0; n < step / 8; ++n) {
-          PLAIT_UNROLL
-          for (int e = 0; e < 4; ++e) {
-            if (key + e / 2 * 8 >= first_key(8 * n + 2 * pair + e % 2)) continue;
-            p[n][e] = 0.0f;
-            ds[n][e] = 0.0f;
-          }
-        }
-      }
-      multiply_weights<Width, step, columns>(dvalues, p, dout_tile + first_column);
-      multiply_weights<Width, step, columns>(dkeys, ds, query_tile + first_column);
+      multiply_by_rows<Width, step>(p, own_keys, buffer.queries);
+      multiply_by_rows<Width, step>(ds, own_values, buffer.douts);
+      transposed_score_gradients<Width>(p, ds, buffer, own, q0, scale, s);
+      multiply_weights<Width, step, columns>(dvalues, p, buffer.douts + first_column);
+      multiply_weights<Width, step, columns>(dkeys, ds, buffer.queries + first_column);
     }
     __syncthreads();
   }
   commit_copies();
   wait_for_copies<0>();  // without a round nothing has waited
 
-  const int available = s.k_len - own_key, rest = s.head_dim - first_column;
+  const int available = s.k_len - own.first_row, rest = s.head_dim - first_column;
   dk.as_typed([&](auto* array) {
-    store_rows<columns>(s.key_head(array, work.batch, kv_head, s.dk_stride) + own_key * s.dk_stride + first_column,
-                        s.dk_stride, available, rest, dkeys, s.scale, s.scale, add);
+    store_rows<columns>(
+        s.key_head(array, work.batch, kv_head, s.dk_stride) + own.first_row * s.dk_stride + first_column, s.dk_stride,
+        available, rest, dkeys, s.scale, s.scale, add);
   });
   dv.as_typed([&](auto* array) {
-    store_rows<columns>(s.key_head(array, work.batch, kv_head, s.dv_stride) + own_key * s.dv_stride + first_column,
-                        s.dv_stride, available, rest, dvalues, 1.0f, 1.0f, add);
+    store_rows<columns>(
+        s.key_head(array, work.batch, kv_head, s.dv_stride) + own.first_row * s.dv_stride + first_column, s.dv_stride,
+        available, rest, dvalues, 1.0f, 1.0f, add);
   });
+}
+
+/// How many keys a thread's two queries see, their lse for powers of 2, and their delta.
+struct query_statistics {
+  int seen[2];
+  float lse[2], delta[2];
+
+  __device__ query_statistics(const float* of_lse, const float* of_delta, int row, const attention_work& work,
+                              const attention_sizes& s)
+      : seen{s.visible(row), s.visible(row + 8)} {
+    PLAIT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const bool valid = row + 8 * r < s.q_len;
+      lse[r] = valid ? s.statistics(of_lse, work.batch, work.head)[row + 8 * r] * log2_e : 0.0f;
+      delta[r] = valid ? s.statistics(of_delta, work.batch, work.head)[row + 8 * r] : 0.0f;
+    }
+  }
+};
+
+/// dS of a warp's queries and a tile of keys, from k0 on; 0 where a query does not see a key. `scores` has Q K^T. `ds`
+/// has dO V^T, which is replaced.
+template <int Keys>
+__device__ inline void score_gradients(row_of<float[4], Keys / 8>& ds, const row_of<float[4], Keys / 8>& scores,
+                                       const query_statistics& statistics, const warp_queries& own, int k0, float scale,
+                                       const attention_sizes& s) {
+  const bool masked = k0 + Keys > own.seen_by_all;
+  PLAIT_UNROLL
+  for (int n = 0; n < Keys / 8; ++n) {
+    PLAIT_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const bool unseen = masked && k0 + 8 * n + 2 * own.pair + e % 2 >= statistics.seen[e / 2];
+      const float probability = fast_exp2(scores[n][e] * scale - statistics.lse[e / 2]);
+      ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - statistics.delta[e / 2]);
+    }
+  }
+  hide_early_keys<Keys>(ds, 0.0f, own, k0, s);
 }
 
 /// dQ of bf16 attention: P = exp(Q K^T - lse), dS = P (dO V^T - delta), dQ = dS K.
@@ -1016,77 +1228,40 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
 
   const attention_work work(tiles_of(s.q_len, tiles::own), s.heads, s.batch, true);
   const int q0 = work.tile * tiles::own, kv_head = work.head / s.group;
-  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
-  const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
   const int last = (q0 + tiles::own < s.q_len ? q0 + tiles::own : s.q_len) - 1;
   const int first_round = s.first_key(work.batch, q0) / step, rounds = tiles_of(s.visible(last), step);
-  const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
-  const int seen[2] = {s.visible(row), s.visible(row + 8)};
-  const int hidden_from_all = s.first_key(work.batch, first_row);
-  const int hidden_from_any = s.first_key(work.batch, first_row + 15);
+  const warp_queries own(s, work.batch, q0);
   const float scale = s.scale * log2_e;
-  float row_lse[2], row_delta[2];
-  PLAIT_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    const bool valid = row + 8 * r < s.q_len;
-    row_lse[r] = valid ? s.statistics(lse, work.batch, work.head)[row + 8 * r] * log2_e : 0.0f;
-    row_delta[r] = valid ? s.statistics(delta, work.batch, work.head)[row + 8 * r] : 0.0f;
-  }
+  const query_statistics statistics(lse, delta, own.row, work, s);
   const bf16* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
   const bf16* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
   const auto fetch = [&](int round) {
-    const int k0 = round * step, buffer = round % 2;
-    load_tile<step, Width, tiles::threads>(key_tiles + buffer * step * pitch, key_rows + k0 * s.k_stride, s.k_stride,
-                                           s.k_len - k0, s.head_dim);
-    load_tile<step, Width, tiles::threads>(value_tiles + buffer * step * pitch, value_rows + k0 * s.v_stride,
-                                           s.v_stride, s.k_len - k0, s.head_dim);
+    const int k0 = round * step, offset = round % 2 * step * pitch;
+    load_tile<step, Width, tiles::threads>(key_tiles + offset, key_rows + k0 * s.k_stride, s.k_stride, s.k_len - k0,
+                                           s.head_dim);
+    load_tile<step, Width, tiles::threads>(value_tiles + offset, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0,
+                                           s.head_dim);
     commit_copies();
   };
-  load_tile<tiles::own, Width, tiles::threads>(query_tile,
-                                               s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
-                                               s.q_stride, s.q_len - q0, s.head_dim);
-  load_tile<tiles::own, Width, tiles::threads>(dout_tile,
-                                               s.query_head(d_o, work.batch, work.head, s.do_stride) + q0 * s.do_stride,
-                                               s.do_stride, s.q_len - q0, s.head_dim);
+  const auto load_queries = [&](bf16* tile, const bf16* array, std::int64_t stride) {
+    load_tile<tiles::own, Width, tiles::threads>(tile, s.query_head(array, work.batch, work.head, stride) + q0 * stride,
+                                                 stride, s.q_len - q0, s.head_dim);
+  };
+  load_queries(query_tile, q, s.q_stride);
+  load_queries(dout_tile, d_o, s.do_stride);
   if (first_round < rounds) fetch(first_round);
 
   float dqueries[Width / 8][4] = {};
   for (int round = first_round; round < rounds; ++round) {
-    if (round + 1 < rounds) {
-      fetch(round + 1);
-      wait_for_copies<1>();
-    } else {
-      wait_for_copies<0>();
-    }
-    __syncthreads();
+    start_round(round, rounds, fetch);
     const int k0 = round * step;
     const bf16* const key_tile = key_tiles + round % 2 * step * pitch;
     const bf16* const value_tile = value_tiles + round % 2 * step * pitch;
-    if (k0 < seen_by_any && k0 + step > hidden_from_all) {
-      float p[step / 8][4] = {}, ds[step / 8][4] = {};
-      multiply_by_rows<Width, step>(p, query_tile + 16 * warp * pitch, key_tile);
-      multiply_by_rows<Width, step>(ds, dout_tile + 16 * warp * pitch, value_tile);
-      const bool masked = k0 + step > seen_by_all;
-      PLAIT_UNROLL
-      for (int n = 0; n < step / 8; ++n) {
-        PLAIT_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          const bool unseen = masked && k0 + 8 * n + 2 * pair + e % 2 >= seen[e / 2];
-          const float probability = fast_exp2(p[n][e] * scale - row_lse[e / 2]);
-          ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - row_delta[e / 2]);
-        }
-      }
-      if (k0 < hidden_from_any) {
-        PLAIT_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const int first = s.first_key(work.batch, row + 8 * r) - k0 - 2 * pair;
-          PLAIT_UNROLL
-          for (int n = 0; n < step / 8; ++n) {
-            if (8 * n < first) ds[n][2 * r] = 0.0f;
-            if (8 * n + 1 < first) ds[n][2 * r + 1] = 0.0f;
-          }
-        }
-      }
+    if (own.see_any(k0, step)) {
+      float scores[step / 8][4] = {}, ds[step / 8][4] = {};
+      multiply_by_rows<Width, step>(scores, query_tile + 16 * own.warp * pitch, key_tile);
+      multiply_by_rows<Width, step>(ds, dout_tile + 16 * own.warp * pitch, value_tile);
+      score_gradients<step>(ds, scores, statistics, own, k0, scale, s);
       multiply_weights<Width, step, Width>(dqueries, ds, key_tile);
     }
     __syncthreads();
@@ -1094,8 +1269,8 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   commit_copies();
   wait_for_copies<0>();
   dq.as_typed([&](auto* array) {
-    store_rows<Width>(s.query_head(array, work.batch, work.head, s.dq_stride) + first_row * s.dq_stride, s.dq_stride,
-                      s.q_len - first_row, s.head_dim, dqueries, s.scale, s.scale, add);
+    store_rows<Width>(s.query_head(array, work.batch, work.head, s.dq_stride) + own.first_row * s.dq_stride,
+                      s.dq_stride, s.q_len - own.first_row, s.head_dim, dqueries, s.scale, s.scale, add);
   });
 }
 
