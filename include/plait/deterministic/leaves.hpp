@@ -170,8 +170,8 @@ class token_leaves {
   /// Throws where the rows have no leaves. Returns whether their second dim is a sequence.
   bool require_leaves() const;
   /// The sequence's part of a box of the rows: its tokens, and where they begin.
-  std::pair<std::int64_t, std::int64_t> along_sequence(const box& rows) const {
-    return has_sequence_ ? std::pair{rows.offset[1], rows.local[1]} : std::pair<std::int64_t, std::int64_t>{0, 1};
+  std::pair<std::int64_t, std::int64_t> along_sequence(const box& part) const {
+    return has_sequence_ ? std::pair{part.offset[1], part.local[1]} : std::pair<std::int64_t, std::int64_t>{0, 1};
   }
 
   deterministic_leaves order_;

@@ -53,12 +53,12 @@ constexpr void take_out(layout& a, const dim_list& mixed, verdict& v) {
 /// The layout of what a kernel makes element by element along all dims but `mixed`, along which it may do anything.
 /// `out` are the dims of the result.
 constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, const dim_list& out,
-                                          kernel_operands operands) {
+                                          kernel_operands all) {
   derived_layout r;
   static_vector<layout, 8> in;
   std::size_t widest = 0;  // the operand that has all dims of the result that are not mixed
-  for (const kernel_operand& a : operands) {
-    in.push_back(beside(a, operands.begin()->lies));
+  for (const kernel_operand& a : all) {
+    in.push_back(beside(a, all.begin()->lies));
     take_out(in.back(), mixed, r.verdict);
     if (in.back().dims.size() > in[widest].dims.size()) widest = in.size() - 1;
   }
