@@ -3,7 +3,9 @@
 // expect: the output of a kernel does not lie as its rule derives it from the operands: `states` shows the derived one, then the output's
 // expect: a nonlinear reduction over a dim that is sharded: each rank sees only its part. Gather the dim first
 // expect: states<plait::state::partial, plait::state::invariant>
-// errors-at-most: 6
+// expect: expected_dims<plait::seq, plait::hidden>, plait::given_dims<plait::seq, plait::ffn>
+// expect: a kernel takes a pointer to each output and a pointer to const for each operand, in their order, and then local_sizes, a number of elements, or nothing
+// errors-at-most: 8
 #include "plait/layout/apply.hpp"
 
 using namespace plait;
@@ -52,3 +54,14 @@ void gradient(const part<float, bias_gradient>& db, const part<const float, rows
 void softmax_over_tokens(const part<float, soft>& y, const part<const float, soft>& x) {
   apply(rule::nonlinear.over<seq>(), one, y, x);
 }
+
+// Arrays of other dims, and a kernel that may write what it reads.
+#ifdef PLAIT_FAIL_FIX
+using other_dims = spec<shard<seq, tp>, hidden>;
+void kernel(float*, const float*) {}
+#else
+using other_dims = spec<seq, shard<ffn, tp>>;
+void kernel(float*, float*) {}
+#endif
+void dims(const part<float, other_dims>& y, const part<const float, rows>& x) { apply(rule::nonlinear, one, y, x); }
+void writes(const part<float, rows>& y, const part<const float, rows>& x) { apply(rule::nonlinear, kernel, y, x); }

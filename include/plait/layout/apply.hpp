@@ -85,12 +85,13 @@ constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, co
   }
   r = joined;
   r.result.dims = {};
+  bool fits = true;
   for (dim_id dim : out) {
-    if (!joined.result.has(dim) && !mixed.contains(dim)) r.verdict.worsen({layout_error::dims_differ, {}, dim});
+    fits = fits && (joined.result.has(dim) || mixed.contains(dim));
     r.result.dims.push_back({dim, joined.result.axes_of(dim)});
   }
-  for (const dim_placement& p : joined.result.dims)
-    if (!out.contains(p.dim)) r.verdict.worsen({layout_error::dims_differ, {}, p.dim});
+  for (const dim_placement& p : joined.result.dims) fits = fits && out.contains(p.dim);
+  if (!fits) r.verdict.worsen(compare_dims(operand::output, joined.result.dim_order(), out));
   return r;
 }
 
@@ -289,10 +290,11 @@ void apply(Rule, Kernel&& kernel, const outputs<First, Outs...>& out, const part
         } else if constexpr (detail::takes_kernel_arguments<Kernel, std::int64_t, First, outputs<Outs...>, Ts...>) {
           call(first.size());
         } else {
-          static_assert(detail::takes_kernel_arguments<Kernel, void, First, outputs<Outs...>, Ts...>,
+          constexpr bool fits = detail::takes_kernel_arguments<Kernel, void, First, outputs<Outs...>, Ts...>;
+          static_assert(fits,
                         "a kernel takes a pointer to each output and a pointer to const for each operand, in their "
                         "order, and then local_sizes, a number of elements, or nothing");
-          call();
+          if constexpr (fits) call();
         }
       },
       out.parts);
