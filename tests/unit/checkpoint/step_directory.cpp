@@ -203,7 +203,7 @@ TEST_CASE("retention keeps the last, every n-th and the best, and never less tha
     return faults.empty() ? std::string() : faults.front();
   };
   done = writer.retain({.last = 2}, verified);
-  CHECK(contains(done.refusal, "; tensor 'm'"));
+  CHECK(contains(done.refusal, "is damaged: tensor 'm'"));
   CHECK(committed(files, "r") == steps{100, 90, 80, 40, 30});
   done = writer.retain({.last = 3}, verified);
   CHECK(done.removed == steps{40, 30});
