@@ -109,15 +109,15 @@ TEST_CASE("the program's own attention has the gradients that differences tell")
       return out;
     };
     const auto weighted = [&] {  // the sum of dy y
-      g.launch(rows * heads, plain::attention_forward, qkv, p, y, rows, heads);
+      g.launch(rows * heads, plain::attention_forward, y, p, qkv, rows, heads);
       const std::vector<float> a = read(y, outputs), b = read(dy, outputs);
       double total = 0;
       for (std::size_t i = 0; i < a.size(); ++i) total += static_cast<double>(a[i]) * static_cast<double>(b[i]);
       return total;
     };
     weighted();
-    g.launch(rows * heads, plain::attention_backward_query, qkv, p, dy, ds, dqkv, rows, heads);
-    g.launch(rows * heads, plain::attention_backward_key, qkv, p, dy, ds, dqkv, rows, heads);
+    g.launch(rows * heads, plain::attention_backward_query, ds, dqkv, qkv, p, dy, rows, heads);
+    g.launch(rows * heads, plain::attention_backward_key, dqkv, qkv, p, dy, ds, rows, heads);
     const std::vector<float> gradient = read(dqkv, n), values = read(qkv, n);
     const auto set = [&](std::size_t i, float value) {
       plain::check(cudaMemcpyAsync(qkv + i, &value, sizeof value, cudaMemcpyHostToDevice, stream));
