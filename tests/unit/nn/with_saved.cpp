@@ -204,7 +204,8 @@ TEST_CASE("a vocabulary that does not divide is refused, and the text says how i
   has(of_nine([](const context<cpu>& ctx) { embedding<float, layer_policy<ids, table, rows>>(ctx, words - 1, "wte"); }),
       "wte" + cut + "the embedding the true one as vocab");
   has(of_nine([](const context<cpu>& ctx) { linear<float, layer_policy<rows, table, logits>>(ctx, "head"); }),
-      "head" + cut + "the true one as linear_options::shape and as cross_entropy_loss's vocab; only a head can be padded");
+      "head" + cut +
+          "the true one as linear_options::shape and as cross_entropy_loss's vocab; only a head can be padded");
   has(of_nine([](const context<cpu>& ctx) { cross_entropy_loss<float, logits, ids>(ctx, words - 1); }),
       "cross_entropy: logits" + cut + "cross_entropy_loss the true one as vocab");
 }
