@@ -2,7 +2,7 @@
 # Installs what is missing (Debian 12, root), builds, and runs every test.
 #
 #   sh tests/run.sh            everything. clang 16 compiles what is run, for it takes 0.6 of g++'s time: without sanitizers,
-#                              and with address, undefined and thread sanitizers (unit tests and those of kernels only
+#                              and with address, undefined and thread sanitizers (most unit tests and those of kernels only
 #                              so). g++ compiles the headers, each alone, the theorems, nvcc's programs, consumers, the
 #                              cases of fail, the trainer of the first command, and two parity tests.
 #   sh tests/run.sh --quick    the release build, by g++, and its tests only
