@@ -5,7 +5,9 @@
 // expect: states<plait::state::partial, plait::state::invariant>
 // expect: expected_dims<plait::seq, plait::hidden>, plait::given_dims<plait::seq, plait::ffn>
 // expect: a kernel takes a pointer to each output and a pointer to const for each operand, in their order, and then local_sizes, a number of elements, or nothing
-// errors-at-most: 8
+// expect: a kernel has one to four operands beside its outputs: a contraction two, a reduction one, rows_of a table and ids
+// expect: the spec of this part has no such dim
+// errors-at-most: 10
 #include "plait/layout/apply.hpp"
 
 using namespace plait;
@@ -65,3 +67,16 @@ void kernel(float*, float*) {}
 #endif
 void dims(const part<float, other_dims>& y, const part<const float, rows>& x) { apply(rule::nonlinear, one, y, x); }
 void writes(const part<float, rows>& y, const part<const float, rows>& x) { apply(rule::nonlinear, kernel, y, x); }
+
+// A reduction of two operands, and the size of a dim that an array does not have.
+#ifdef PLAIT_FAIL_FIX
+void counted(const part<float, spec<hidden, partial<tp>>>& db, const part<const float, rows>& x) {
+  apply(rule::reduction, one, db, x);
+}
+std::int64_t size_of(const part<float, rows>& x) { return x.extent<hidden>(); }
+#else
+void counted(const part<float, spec<hidden, partial<tp>>>& db, const part<const float, rows>& x) {
+  apply(rule::reduction, two, db, x, x);
+}
+std::int64_t size_of(const part<float, rows>& x) { return x.extent<ffn>(); }
+#endif

@@ -55,7 +55,7 @@ constexpr void take_out(layout& a, const dim_list& mixed, verdict& v) {
 constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, const dim_list& out,
                                           kernel_operands all) {
   derived_layout r;
-  static_vector<layout, 8> in;
+  static_vector<layout, 5> in;
   std::size_t widest = 0;  // the operand that has all dims of the result that are not mixed
   for (const kernel_operand& a : all) {
     in.push_back(beside(a, all.begin()->lies));
@@ -64,8 +64,8 @@ constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, co
   }
   if (!r.verdict.ok()) return r;
   if (widest != 0) std::swap(in[0], in[widest]);
-  const layout* at[8] = {};
-  for (std::size_t i = 0; i < 8; ++i) at[i] = &in[i < in.size() ? i : 0];
+  const layout* at[5] = {};
+  for (std::size_t i = 0; i < in.size(); ++i) at[i] = &in[i];
   derived_layout joined;
   switch (in.size()) {
     case 1:
@@ -81,7 +81,7 @@ constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, co
       joined = pointwise(how, {at[0], at[1], at[2], at[3]});
       break;
     default:
-      joined = pointwise(how, {at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]});
+      joined = pointwise(how, {at[0], at[1], at[2], at[3], at[4]});
   }
   r = joined;
   r.result.dims = {};
@@ -131,6 +131,7 @@ inline constexpr add_rule add{};
 /// A contraction of two operands over every dim that the output does not have: a product of matrices, the gradient of a
 /// scale.
 struct contraction_rule {
+  static constexpr std::size_t operands = 2;
   static constexpr derived_layout derive(const dim_list& out, detail::kernel_operands in) {
     return contract(in.begin()[0].lies, in.begin()[1].lies, out);
   }
@@ -139,6 +140,7 @@ inline constexpr contraction_rule contraction{};
 
 /// A sum of one operand over every dim that the output does not have: the gradient of a bias.
 struct reduction_rule {
+  static constexpr std::size_t operands = 1;
   static constexpr derived_layout derive(const dim_list& out, detail::kernel_operands in) {
     derived_layout r{in.begin()->lies, {}};
     for (dim_id dim : in.begin()->lies.dim_order())
@@ -152,6 +154,7 @@ inline constexpr reduction_rule reduction{};
 /// zeros.
 template <dim_like Rows>
 struct lookup_rule {
+  static constexpr std::size_t operands = 2;
   static constexpr derived_layout derive(const dim_list&, detail::kernel_operands in) {
     return lookup(in.begin()[0].lies, in.begin()[1].lies, dim_of<Rows>);
   }
@@ -221,6 +224,13 @@ inline constexpr bool follows =
     enforced<kernel_value<Rule, Out, Ins...>, kernel_with<Rule, typename Out::spec, typename Ins::spec...>,
              typename Out::spec, typename Ins::spec...>;
 
+/// Whether a rule takes this number of operands.
+template <class Rule, std::size_t Operands>
+inline constexpr bool takes_operands = Operands >= 1 && Operands <= 4;
+template <class Rule, std::size_t Operands>
+  requires requires { Rule::operands; }
+inline constexpr bool takes_operands<Rule, Operands> = Operands == Rule::operands;
+
 /// Whether a kernel can be called with its outputs, its operands and what follows.
 template <class Kernel, class More, class First, class Others, class... Ts>
 inline constexpr bool takes_kernel_arguments = false;
@@ -269,9 +279,13 @@ auto bind_back(Kernel kernel, Arguments... arguments) {
 ///     pl::apply(pl::rule::nonlinear.over<seq, three, head_dim>(), attention, mixed, qkv);
 template <class Rule, class Kernel, class First, class... Outs, class... Ts, spec_like... Ins>
 void apply(Rule, Kernel&& kernel, const outputs<First, Outs...>& out, const part<Ts, Ins>&... in) {
-  static_assert(sizeof...(Ins) > 0 && sizeof...(Ins) <= 8, "a kernel has one to eight operands beside its outputs");
-  static_assert(
-      (detail::follows<Rule, First, part<Ts, Ins>...> && ... && detail::follows<Rule, Outs, part<Ts, Ins>...>));
+  constexpr bool countable = detail::takes_operands<Rule, sizeof...(Ins)>;
+  static_assert(countable,
+                "a kernel has one to four operands beside its outputs: a contraction two, a reduction one, rows_of a "
+                "table and ids");
+  if constexpr (countable)
+    static_assert(
+        (detail::follows<Rule, First, part<Ts, Ins>...> && ... && detail::follows<Rule, Outs, part<Ts, Ins>...>));
   std::apply(
       [&](const First& first, const Outs&... others) {
         if ((!first || ... || !others) || (... || !in)) detail::refuse_kernel_memory();

@@ -156,7 +156,7 @@ class part {
   using value_type = std::remove_const_t<T>;
   using spec = Spec;
 
-  /// No memory: what a call leaves out, such as an input's gradient that nobody needs.
+  /// No memory: for an array that a call leaves out, such as the gradient of the first layer's input.
   constexpr part() = default;
   /// `place` is a context or a `rank_place`. Throws as `part_of` does, and where the pointer is null and this rank's
   /// part has elements.
