@@ -152,6 +152,15 @@ class gated_files final : public other_files {
   bool is_open_ = false;
 };
 
+/// A file system that is never destroyed: a thread that a saver has left behind may use it after the test's end.
+template <class Files, class... Args>
+Files& never_destroyed(Args&... args) {
+  static auto& all = *new std::vector<std::shared_ptr<void>>;
+  auto made = std::make_shared<Files>(args...);
+  all.push_back(made);
+  return *made;
+}
+
 /// One rank's file cannot be written.
 class failing_files final : public other_files {
  public:
