@@ -14,6 +14,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/value_checks.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/lent_memory.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/layout/mesh.hpp"
@@ -141,6 +142,8 @@ class world {
   /// Which values of this rank are compared with the values of other ranks, and in which steps:
   /// `checks().set(value_check::every(100))`.
   value_checks& checks() { return checks_; }
+  /// Which parameter uses which of the program's memory.
+  detail::lent_memory& lent() { return lent_; }
   /// Another communicator of this rank, counted in this ledger under its own label.
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
@@ -174,6 +177,7 @@ class world {
   std::shared_ptr<plait::recorder> events_;
   std::deque<entry> groups_;
   value_checks checks_;
+  detail::lent_memory lent_;
   std::shared_ptr<call_log> calls_;  ///< of a world that is made for counting
 };
 

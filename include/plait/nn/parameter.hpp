@@ -46,6 +46,11 @@ namespace plait::detail {
             ? ": a backward pass adds to a gradient that has been reduced; call zero_gradient(ctx) to begin a new sum"
             : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"});
 }
+[[noreturn]] inline void refuse_taken_gradient(const std::string& name) {
+  fail({"parameter ", name,
+        ": a backward pass adds to its gradient, whose memory another parameter's gradient has taken; call "
+        "zero_gradient(ctx) before the pass, and reduce(ctx) before the memory serves the next"});
+}
 [[noreturn]] inline void refuse_unplaced(const std::string& name) {
   fail({"parameter ", name,
         ": a backward pass adds to its gradient, for which data parallelism has lent no memory; "
@@ -163,16 +168,20 @@ class parameter {
         array_(std::move(place.array)),
         at_(place.offset),
         callers_master_(place.master),
-        deterministic_(ctx.deterministic) {
+        callers_reduced_(place.reduced),
+        deterministic_(ctx.deterministic),
+        stored_apart_(detail::stored_apart(stored, placed)) {
     enforce(check_stored(stored), "parameter " + info_.name);
     detail::agree_on_context(ctx);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     part_.padding = detail::padding_of(info_, part_);
     if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
     array_->add_parameter();
-    given_ = callers_master_ || (array_->callers_values() && gather_.trivial());
+    given_ = callers_master_ || (array_->callers_values() && !stored_apart_);
     current_ = given_ && !callers_master_;
-    if (array_->callers_gradients()) phase_ = phase::accumulating;
+    if (array_->callers_gradients() && !stored_apart_) phase_ = phase::accumulating;
+    if (values_pass_by()) values_use_.reset(new detail::memory_use{&info_.name, nullptr});
+    if (gradients_pass_by()) gradient_use_.reset(new detail::memory_use{&info_.name, &added_});
     if (deterministic_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
   }
   parameter(const parameter&) = delete;
@@ -182,6 +191,8 @@ class parameter {
   const parameter_info& info() const { return info_; }
   const layout& stored() const { return stored_; }
   const layout& used() const { return used_; }
+  /// Whether dims lie otherwise where it is stored than where it is used: ZeRO, or a policy's `stored`.
+  bool stored_apart() const { return stored_apart_; }
   /// The part of the (padded) global parameter that this rank stores, whole or a slice of it.
   const box& part() const { return part_; }
   std::int64_t size() const { return part_.local_size(); }
@@ -200,7 +211,7 @@ class parameter {
   /// Elements that this rank uses.
   std::int64_t used_size() const { return gather_.target().local_size(); }
   parameter_state state() const {
-    if (!current_) return phase_ == phase::updated ? parameter_state::updated : parameter_state::stale;
+    if (!is_current()) return phase_ == phase::updated ? parameter_state::updated : parameter_state::stale;
     if (phase_ == phase::reduced) return parameter_state::reduced;
     const bool sums = phase_ == phase::accumulating || phase_ == phase::reducing;
     return sums ? parameter_state::accumulating : parameter_state::gathered;
@@ -272,11 +283,12 @@ class parameter {
   void begin_terms() { require_accumulating(), empty_ = false, added_ = true; }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
-    if (!current_) detail::refuse_ungathered(info_.name, state());
+    if (!is_current()) detail::refuse_ungathered(info_.name, state());
   }
   /// The check of `used_gradient` alone.
   void require_accumulating() const {
     if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
+    if (gradient_use_ && !gradient_use_->valid && !only_counts<Device>) detail::refuse_taken_gradient(info_.name);
     if (!deterministic_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
   }
 
@@ -316,11 +328,13 @@ class parameter {
       return;
     }
     require_given();
+    take_memory(ctx, values_use_, array_->values() + at_, used_bytes<weight_type>());
     if constexpr (!rounded) {
-      if (!gather_.trivial()) gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
+      if (!gather_.trivial() || values_pass_by())
+        gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
       master();  // memory, if it was not asked for yet
     } else if (gather_.trivial()) {
-      if (!rounded_current_ && (has_stored_values() || !array_->callers_values()))
+      if (!rounded_current_ && (has_stored_values() || !array_->callers_values() || values_pass_by()))
         kernels::cast(ctx.device, master(), array_->values() + at_, size());
     } else {  // rounded before it travels: half the bytes
       auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
@@ -328,7 +342,7 @@ class parameter {
       gather_.run(ctx.device, part.data(), array_->values() + at_, dtype_of<weight_type>);
     }
     set_current(true);
-    rounded_current_ = gather_.trivial();
+    rounded_current_ = gather_.trivial() && !values_pass_by();
   }
   /// Begins the sum of a gradient. The first pass overwrites what was there; memory of the caller's is zeroed at once
   /// instead. Does nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
@@ -345,6 +359,7 @@ class parameter {
     phase_ = phase::accumulating;
     empty_ = true;
     array_->clear_terms();
+    if (gradients_pass_by()) take_memory(ctx, gradient_use_, array_->gradients() + at_, used_bytes<gradient_type>());
     if (array_->callers_gradients()) clear_gradient(ctx.device);
   }
   /// Gives up what passes have added, since an exception has ended the step. Waits for nothing.
@@ -401,7 +416,7 @@ class parameter {
     weight_type* to = nullptr;
     if (rounded && storage_ && storage_->rounded_)
       to = storage_->rounded_ + storage_begin();
-    else if (rounded && !storage_ && gather_.trivial())
+    else if (rounded && !storage_ && gather_.trivial() && !values_pass_by())
       to = array_->values() + at_;
     phase_ = phase::updated;
     current_ = false;
@@ -421,12 +436,16 @@ class parameter {
   const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
   std::int64_t array_offset() const { return at_; }
   const ready_plan& gather_plan() const { return gather_; }
-  /// Calls f(what, begin, elements) for each array of the caller's in which it lies: its values, gradients and masters.
+  /// Calls f(what, begin, elements) for each array of the caller's in which it lies: its values, gradients, masters and
+  /// reduced gradients. `between_steps`: only those that nobody else may use between its passes.
   template <class F>
-  void visit_callers_memory(F&& f) const {
-    if (array_->callers_values()) f("values", array_->existing_values() + at_, used_size());
-    if (array_->callers_gradients() && trainable()) f("gradients", array_->gradients() + at_, used_size());
+  void visit_callers_memory(F&& f, bool between_steps = false) const {
+    if (array_->callers_values() && !(between_steps && values_pass_by()))
+      f("values", array_->existing_values() + at_, used_size());
+    if (array_->callers_gradients() && trainable() && !(between_steps && gradients_pass_by()))
+      f("gradients", array_->gradients() + at_, used_size());
     if (callers_master_) f("masters", callers_master_, size());
+    if (callers_reduced_ && trainable()) f("reduced gradients", callers_reduced_, size());
   }
   /// Returns the stream of random numbers of a parameter with this name.
   static constexpr std::uint64_t stream_of(std::string_view name) { return fnv1a(name); }
@@ -437,7 +456,21 @@ class parameter {
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
   /// Whether a gradient that passes have added to is not complete: a sum over ranks is pending.
-  bool needs_reduction() const { return storage_ || stages_ || deterministic_ || !reduce_.trivial(); }
+  bool needs_reduction() const {
+    return storage_ || stages_ || deterministic_ || !reduce_.trivial() || gradients_pass_by();
+  }
+  /// Whether the caller's memory has values or gradients only while passes use them: stored, they lie elsewhere.
+  bool values_pass_by() const { return stored_apart_ && array_->callers_values(); }
+  bool gradients_pass_by() const { return stored_apart_ && array_->callers_gradients(); }
+  template <class E>
+  std::size_t used_bytes() const {
+    return static_cast<std::size_t>(used_size()) * sizeof(E);
+  }
+  static void take_memory(const context<Device>& ctx, const std::shared_ptr<detail::memory_use>& use,
+                          const void* memory, std::size_t bytes) {
+    if (use && !only_counts<Device>) ctx.ranks.lent().take(memory, bytes, use);
+  }
+  bool is_current() const { return current_ && (!values_use_ || values_use_->valid || only_counts<Device>); }
   bool reduction_begun() const { return phase_ == phase::reducing || phase_ == phase::reduced; }
 
   void require_given() const {
@@ -486,14 +519,14 @@ class parameter {
     if (storage_) return storage_->masters_ + storage_begin();
     if (callers_master_) return callers_master_;
     if constexpr (!rounded) {
-      if (gather_.trivial()) return array_->values() + at_;
+      if (gather_.trivial() && !values_pass_by()) return array_->values() + at_;
     }
     if (stored_value_.empty()) {  // where it is rounded, `gather` sends it rounded
       const auto n = static_cast<std::size_t>(size());
       stored_value_ =
           rounded ? make_optimizer_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
       if constexpr (rounded) {  // masters of the caller's weights begin as these
-        if (array_->callers_values() && gather_.trivial())
+        if (array_->callers_values() && !stored_apart_)
           kernels::cast(*device_, array_->values() + at_, stored_value_.template data<master_type>(), size());
       }
     }
@@ -501,7 +534,8 @@ class parameter {
   }
   gradient_type* stored_gradient() {
     if (storage_) return storage_->gradients_ + storage_begin();
-    if (gather_.trivial()) return summed();
+    if (callers_reduced_) return callers_reduced_;
+    if (gather_.trivial() && !gradients_pass_by()) return summed();
     if (stored_gradient_.empty() && trainable())
       stored_gradient_ = make_collective_buffer<gradient_type>(*device_, static_cast<std::size_t>(size()));
     return stored_gradient_.template data<gradient_type>();
@@ -516,6 +550,8 @@ class parameter {
   std::shared_ptr<parameter_array<Precision, Device>> array_;
   std::int64_t at_ = 0;  ///< in the array
   master_type* callers_master_ = nullptr;
+  gradient_type* callers_reduced_ = nullptr;
+  std::shared_ptr<detail::memory_use> values_use_, gradient_use_;  ///< where the caller's memory serves several
   buffer<Device> stored_value_, stored_gradient_;
   flat_storage<Precision, Device>* storage_ = nullptr;
   std::int64_t in_storage_ = 0;
@@ -527,8 +563,9 @@ class parameter {
   bool changed_ = true;           ///< whether they are to be rounded or gathered after a change from outside
   bool given_ = false;            ///< whether the stored values were set
   bool counts_ = true, frozen_ = false, deterministic_ = false;
-  bool added_ = false;  ///< whether a pass has asked for the gradient since its sum began
-  bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
+  bool stored_apart_ = false;  ///< whether it is stored in another way than it is used
+  bool added_ = false;         ///< whether a pass has asked for the gradient since its sum began
+  bool empty_ = false;         ///< whether the gradient counts as zero, whatever its memory holds
 };
 
 template <class Precision, compute_device Device>
@@ -549,13 +586,16 @@ namespace plait::detail {
 class memory_users {
  public:
   /// Throws, with both names, where the parameter shares memory of the caller's with one that was added before. One
-  /// that is added again is no error, and a frozen one changes nothing.
+  /// that is added again is no error, and a frozen one changes nothing. `between_steps`: memory that serves several
+  /// parameters in turn, for values that are stored elsewhere, does not count.
   template <class Parameter>
-  void add(const Parameter& p) {
+  void add(const Parameter& p, bool between_steps = false) {
     if (!p.trainable()) return;
-    p.visit_callers_memory([&](const char* what, const auto* begin, std::int64_t elements) {
-      add(&p, p.name(), what, begin, static_cast<std::size_t>(elements) * sizeof *begin);
-    });
+    p.visit_callers_memory(
+        [&](const char* what, const auto* begin, std::int64_t elements) {
+          add(&p, p.name(), what, begin, static_cast<std::size_t>(elements) * sizeof *begin);
+        },
+        between_steps);
   }
   /// Adds an array of an owner that is known by its name alone.
   void add(const std::string& name, const void* begin, std::size_t bytes) {

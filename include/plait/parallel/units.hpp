@@ -74,7 +74,7 @@ class parameter_units {
       }
     });
     for (const parameter* p : own) {
-      users_.add(*p);
+      users_.add(*p, true);
       u.described.parameters += p->used_size();
       u.described.trainable = u.described.trainable || p->trainable();
       u.tied = u.tied || p->info().tied_across_stages;

@@ -77,7 +77,7 @@ TEST_CASE("who gives some of a layer's memory says something of all of it") {
   CHECK(has(refused([](auto& ctx, float* w, float* g, float* b) {
               linear<float, up>(ctx, "up", {.memory = {.weight = w, .gradient = g, .master = b}});
             }),
-            "up: memory.master is given, and this layer has none (its weight is not rounded)"));
+            "up: memory.master is given, and this layer has none (its weight is stored as it is used)"));
   CHECK(has(refused([](auto& ctx, float* w, float*, float*) { rms_norm<float, rows>(ctx, 1e-5, "norm", w, nullptr); }),
             "norm: memory.gradient is null"));
   CHECK(refused([](auto& ctx, float* w, float* g, float*) {
@@ -129,7 +129,10 @@ TEST_CASE("a weight that is stored in another layout is not overwritten by value
   const auto use = [](bool fill) {
     return on_ranks(2, [&](const context<cpu>& ctx) {
       std::vector<float> weight(wide / 2 * width, 5.0f), gradient(wide / 2 * width);
-      linear<float, up_stored_cut> layer(ctx, "up", {.memory = {weight.data(), gradient.data()}});
+      linear<float, up_stored_cut> layer(
+          ctx, "up",
+          {.memory = {
+               .weight = weight.data(), .gradient = gradient.data(), .master = own_memory, .reduced = own_memory}});
       if (fill) layer.weight()->fill_values(ctx, [&](float* v) { std::fill_n(v, layer.weight()->size(), 3.0f); });
       gather_parameters(ctx, layer);
       if (weight[0] != 3.0f) fail("not gathered");
@@ -137,6 +140,13 @@ TEST_CASE("a weight that is stored in another layout is not overwritten by value
   };
   CHECK(has(use(false),
             "parameter up.weight: gather would overwrite the caller's weights with values that nobody has set"));
+  CHECK(has(on_ranks(2,
+                     [](const context<cpu>& ctx) {
+                       std::vector<float> w(wide / 2 * width), g(w), shard(w);
+                       linear<float, up_stored_cut>(
+                           ctx, "up", {.memory = {.weight = w.data(), .gradient = g.data(), .master = shard.data()}});
+                     }),
+            "up: memory gives weight and says nothing of reduced"));
   CHECK(use(true) == "");
 }
 

@@ -64,13 +64,15 @@ class linear_biases {
     const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.bias.pointer(),
                                                                             callers.bias_gradient.pointer());
     master_of<Precision>* master = callers.bias_master.pointer();
+    gradient_of<Precision>* reduced = callers.bias_reduced.pointer();
     std::int64_t at = 0;
     for (std::size_t i = 0; i < info.size(); at += sizes[i++]) {
       if (!info[i].bias) continue;
-      biases_[i] =
-          std::make_shared<parameter>(ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed,
-                                      d.branches[i].output, parameter_place<Precision, Device>{array, at, master});
+      biases_[i] = std::make_shared<parameter>(ctx, std::move(info[i].bias_info), info[i].stored_bias,
+                                               d.branches[i].bias_placed, d.branches[i].output,
+                                               parameter_place<Precision, Device>{array, at, master, reduced});
       if (master) master += biases_[i]->size();
+      if (reduced) reduced += biases_[i]->size();
     }
     if (ctx.deterministic && trainable())
       terms_ = &array->add_terms(token_leaves(ctx.deterministic, without_dims(d.branches[0].output, d.branches[0].bias),

@@ -67,8 +67,14 @@ class linear_core : detail::linear_collectives {
         inputs_first_(d.branches[0].inputs_first),
         weights_(info.size()),
         adapters_(info.size()) {
-    const bool with_bias = std::any_of(info.begin(), info.end(), [](const linear_branch& b) { return b.bias; });
-    callers.require_complete(names_.layer(), !shared, with_bias);
+    bool with_bias = false, weight_apart = false, bias_apart = false;
+    for (std::size_t i = 0; i < info.size(); ++i) {
+      weight_apart = weight_apart || detail::stored_apart(info[i].stored_weight, d.branches[i].placed);
+      if (!info[i].bias) continue;
+      with_bias = true;
+      bias_apart = bias_apart || detail::stored_apart(info[i].stored_bias, d.branches[i].bias_placed);
+    }
+    callers.require_complete(names_.layer(), !shared, with_bias, weight_apart, bias_apart);
     make_adapters(ctx, d, info);
     if (overlap != 1) split_into_chunks(overlap, info[0].weight.name);
     if (shared)
@@ -234,12 +240,14 @@ class linear_core : detail::linear_collectives {
     const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.weight.pointer(),
                                                                             callers.gradient.pointer());
     master_of<Precision>* master = callers.master.pointer();
+    G* reduced = callers.reduced.pointer();
     std::int64_t at = 0;
     for (std::size_t i = 0; i < info.size(); at += batches_ * columns_[i++] * inner_) {
       weights_[i] =
           std::make_shared<parameter>(ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].placed,
-                                      d.gathered, parameter_place<Precision, Device>{array, at, master});
+                                      d.gathered, parameter_place<Precision, Device>{array, at, master, reduced});
       if (master) master += weights_[i]->size();
+      if (reduced) reduced += weights_[i]->size();
     }
   }
   void share(parameter_ptr<Precision, Device> shared, const shared_linears& d, const std::string& name) {

@@ -173,6 +173,7 @@ class parameter_array {
   bool has_values() const { return values_ != nullptr; }
   /// The values that are there; null where none are made yet.
   const weight_type* existing_values() const { return values_; }
+  const gradient_type* existing_gradients() const { return gradients_; }
   /// The gradients in the order of the values; null where all parameters are frozen.
   gradient_type* gradients() {
     if (!gradients_ && !lent() && trainable()) {
@@ -240,17 +241,19 @@ template <class Precision, compute_device Device>
 struct parameter_place {
   parameter_place() = default;
   parameter_place(std::shared_ptr<parameter_array<Precision, Device>> where, std::int64_t at,
-                  master_of<Precision>* callers_master = nullptr)
-      : array(std::move(where)), offset(at), master(callers_master) {}
+                  master_of<Precision>* callers_master = nullptr, gradient_of<Precision>* callers_reduced = nullptr)
+      : array(std::move(where)), offset(at), master(callers_master), reduced(callers_reduced) {}
   /// For a parameter alone: in the caller's memory, where that is not null.
   parameter_place(Device& device, std::int64_t size, weight_of<Precision>* value, gradient_of<Precision>* gradient,
-                  master_of<Precision>* callers_master = nullptr)
+                  master_of<Precision>* callers_master = nullptr, gradient_of<Precision>* callers_reduced = nullptr)
       : array(std::make_shared<parameter_array<Precision, Device>>(device, size, value, gradient)),
-        master(callers_master) {}
+        master(callers_master),
+        reduced(callers_reduced) {}
 
   std::shared_ptr<parameter_array<Precision, Device>> array;
   std::int64_t offset = 0;
-  master_of<Precision>* master = nullptr;  ///< the caller's, if not null: as the parameter is stored
+  master_of<Precision>* master = nullptr;     ///< the caller's, if not null: as the parameter is stored
+  gradient_of<Precision>* reduced = nullptr;  ///< the caller's, if not null: for the reduced gradient, as it is stored
 };
 
 }  // namespace plait

@@ -15,30 +15,46 @@
 
 namespace plait {
 
-/// A parameter of the program's own, such as learned positions or the weight of its own norm. `Placed` is how it lies,
-/// `Met` the spec of what it is multiplied with or added to: from the two follows over which axes its gradient is
-/// summed (`use_of`), so the program cannot forget one. In a checked step (`value_check`), ranks compare what they
-/// have added with what `Met` promises. Where it differs, the next `gather_parameters` throws. `visit`
-/// gives it to optimizers, `reduce_all` and checkpoints.
-template <class Precision, spec_like Placed, spec_like Met, compute_device Device = cpu>
+namespace detail {
+template <class Stored>
+struct stored_spec {
+  static constexpr verdict value = check_stored(layout_v<Stored>);
+};
+}  // namespace detail
+
+/// A parameter of the program's own, such as learned positions or the weight of its own norm. `Placed` is how it lies
+/// in use, `Met` the spec of what it is multiplied with or added to: from the two follows over which axes its gradient
+/// is summed (`use_of`), so the program cannot forget one. In a checked step (`value_check`), ranks compare what they
+/// have added with what `Met` promises. Where it differs, the next `gather_parameters` throws. `visit` gives it to
+/// optimizers, `reduce_all` and checkpoints.
+///
+/// `Stored` is how it lies between steps. Sharded over `dp` it is ZeRO's: `gather` brings it together, `reduce` sums
+/// and scatters its gradient, and an optimizer updates this rank's shard.
+///
+///     using rows = spec<shard<batch, dp>, hidden>;
+///     free_parameter<float, spec<hidden, ffn>, rows, spec<shard<hidden, dp>, ffn>> w(ctx, "w", {...});
+template <class Precision, spec_like Placed, spec_like Met, spec_like Stored = Placed, compute_device Device = cpu>
 class free_parameter {
+  static_assert(enforced<detail::stored_spec<Stored>, Stored>);
+
  public:
   /// As other layers' names, `name` must be unique in a model. `callers` may give weight, gradient and master.
   free_parameter(const context<Device>& ctx, const std::string& name, const parameter_memory<Precision>& callers = {},
                  initializer init = {})
       : names_(name) {
-    callers.require_complete(name, true, false);
     const layout& placed = layout_v<Placed>;
+    callers.require_complete(name, true, false, detail::stored_apart(layout_v<Stored>, placed));
     enforce_divides(placed, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_divides(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, name + ": as it is stored");
     enforce_divides(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name + ": what it meets");
     std::vector<std::int64_t> shape;
     for (const dim_placement& p : placed.dims) shape.push_back(ctx.sizes.of(p.dim));
     parameter_ = std::make_shared<parameter<Precision, Device>>(
-        ctx, parameter_info{name, std::move(shape), init, placed.dims.size() > 1, false, false}, placed, placed,
-        layout_v<Met>,
+        ctx, parameter_info{name, std::move(shape), init, placed.dims.size() > 1, false, false}, layout_v<Stored>,
+        placed, layout_v<Met>,
         parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
                                            callers.weight.pointer(), callers.gradient.pointer(),
-                                           callers.master.pointer()));
+                                           callers.master.pointer(), callers.reduced.pointer()));
     parameter_->check_terms(describe(layout_v<Met>));
   }
 

@@ -52,6 +52,15 @@ inline double update_cost(const parameter_info& info) {
   return is_hidden_matrix(info) ? cost * static_cast<double>(std::min(info.shape[0], info.shape[1])) : cost;
 }
 
+namespace detail {
+/// Whether dims lie otherwise where a parameter is stored than where it is used.
+constexpr bool stored_apart(const layout& stored, const layout& placed) {
+  for (const dim_placement& p : stored.dims)
+    if (!(p.axes == placed.axes_of(p.dim))) return true;
+  return false;
+}
+}  // namespace detail
+
 /// Where a parameter stands. A step is: `gather`; `zero_gradient`; any number of passes; `reduce`; the optimizer's
 /// `update` with what `reduce` returned.
 enum class parameter_state : std::uint8_t {

@@ -49,8 +49,13 @@ class memory_at {
 /// are zero. A layer without any of it has memory of its own. A caller that gives one of them names all that the layer
 /// has, so that no allocation is hidden: `pl::own_memory` where the layer is to allocate it.
 ///
-/// Precisions whose weights are rounded (`bf16`) have masters, which lie as the parameter is stored. With
-/// `pl::own_memory` they begin as the caller's weights.
+/// Masters are the values between steps, as the parameter is stored: of precisions whose weights are rounded (`bf16`),
+/// and of parameters that a policy stores in another way than they are used. With `pl::own_memory` they begin as the
+/// caller's weights, where they lie alike.
+///
+/// A parameter that is stored in another way also has reduced gradients of its own, as it is stored. Its weight and
+/// gradient are used from `gather` to the last pass, and from `zero_gradient` to `reduce`: between these, the program
+/// may use this memory for other parameters (ZeRO).
 template <class Precision>
 struct parameter_memory {
   memory_at<weight_of<Precision>> weight{};
@@ -59,33 +64,41 @@ struct parameter_memory {
   memory_at<gradient_of<Precision>> bias_gradient{};
   memory_at<master_of<Precision>> master{};
   memory_at<master_of<Precision>> bias_master{};
+  memory_at<gradient_of<Precision>> reduced{};
+  memory_at<gradient_of<Precision>> bias_reduced{};
 
   /// Whether any of it is named.
   bool says_anything() const {
     return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
-           bias_master.said();
+           bias_master.said() || reduced.said() || bias_reduced.said();
   }
 
   /// Throws if a pointer is null, if something is missing, or if the layer has no use for it: a weight that is another
-  /// layer's, a bias without one, masters where nothing is rounded.
-  void require_complete(const std::string& layer, bool with_weight, bool with_bias) const {
+  /// layer's, a bias without one, masters where nothing is rounded or stored in another way (`weight_apart`,
+  /// `bias_apart`).
+  void require_complete(const std::string& layer, bool with_weight, bool with_bias, bool weight_apart = false,
+                        bool bias_apart = false) const {
     constexpr bool rounded = !std::is_same_v<weight_of<Precision>, master_of<Precision>>;
     const struct {
       std::string_view name;
       bool said, given, null, needed;
-    } all[] = {{"weight", weight.said(), weight.given(), !weight.pointer(), with_weight},
-               {"gradient", gradient.said(), gradient.given(), !gradient.pointer(), with_weight},
-               {"master", master.said(), master.given(), !master.pointer(), rounded && with_weight},
-               {"bias", bias.said(), bias.given(), !bias.pointer(), with_bias},
-               {"bias_gradient", bias_gradient.said(), bias_gradient.given(), !bias_gradient.pointer(), with_bias},
-               {"bias_master", bias_master.said(), bias_master.given(), !bias_master.pointer(), rounded && with_bias}};
+    } all[] = {
+        {"weight", weight.said(), weight.given(), !weight.pointer(), with_weight},
+        {"gradient", gradient.said(), gradient.given(), !gradient.pointer(), with_weight},
+        {"master", master.said(), master.given(), !master.pointer(), with_weight && (rounded || weight_apart)},
+        {"reduced", reduced.said(), reduced.given(), !reduced.pointer(), with_weight && weight_apart},
+        {"bias", bias.said(), bias.given(), !bias.pointer(), with_bias},
+        {"bias_gradient", bias_gradient.said(), bias_gradient.given(), !bias_gradient.pointer(), with_bias},
+        {"bias_master", bias_master.said(), bias_master.given(), !bias_master.pointer(),
+         with_bias && (rounded || bias_apart)},
+        {"bias_reduced", bias_reduced.said(), bias_reduced.given(), !bias_reduced.pointer(), with_bias && bias_apart}};
     std::string_view first;
     for (const auto& m : all) {
       if (!m.given) continue;
       if (!m.needed)
         fail({layer, ": memory.", m.name, " is given, and this layer has none (",
-              m.name.starts_with("bias") ? with_bias ? "its bias is not rounded" : "it has no bias"
-              : with_weight              ? "its weight is not rounded"
+              m.name.starts_with("bias") ? with_bias ? "its bias is stored as it is used" : "it has no bias"
+              : with_weight              ? "its weight is stored as it is used"
                                          : "its weight is another layer's",
               ")"});
       if (m.null)
@@ -137,8 +150,14 @@ class parameter_rebinding {
   /// `prefix` is "bias_" or "": where the parameters' memory is in `memory`.
   parameter_rebinding(std::string_view layer, std::string_view prefix, const parameters& all,
                       memory_at<weight_of<Precision>> values, memory_at<gradient_of<Precision>> gradients,
-                      memory_at<master_of<Precision>> masters)
-      : layer_(layer), prefix_(prefix), all_(all), values_(values), gradients_(gradients), masters_(masters) {}
+                      memory_at<master_of<Precision>> masters, memory_at<gradient_of<Precision>> reduced)
+      : layer_(layer),
+        prefix_(prefix),
+        all_(all),
+        values_(values),
+        gradients_(gradients),
+        masters_(masters),
+        reduced_(reduced) {}
 
   /// Throws where memory of the layer's own would be replaced, or the caller's is not named again.
   void check() const {
@@ -148,6 +167,9 @@ class parameter_rebinding {
       check(prefix_.empty() ? "weight" : "bias", array.callers_values(), values_.given());
       check("gradient", array.callers_gradients(), gradients_.given());
       check("master", p->callers_master_ != nullptr, masters_.given());
+      check("reduced", p->callers_reduced_ != nullptr, reduced_.given());
+      if (p->gradients_pass_by() && p->added_ && array.existing_gradients() != gradients_.pointer())
+        refuse_lost_gradient(p->name());
       if (p->rounded && array.callers_values() && !p->stored_value_.empty() && moves(array))
         fail({layer_, ": rebind moves the rounded weights of ", p->name(),
               ", whose masters are in memory of the layer's own and have values: gather would overwrite the new "
@@ -159,23 +181,29 @@ class parameter_rebinding {
   /// they are read there; where gradients are, a sum has begun in them.
   void apply() const {
     master_of<Precision>* master = masters_.pointer();
+    gradient_of<Precision>* reduced = reduced_.pointer();
     bool values_moved = false, gradients_moved = false, first = true;
     for (const auto& p : all_) {
       if (!p) continue;
       auto& array = *p->array_;
       if (first) {
         values_moved = array.callers_values() && moves(array);
-        gradients_moved = array.callers_gradients() && array.gradients() != gradients_.pointer();
+        gradients_moved = array.callers_gradients() && array.existing_gradients() != gradients_.pointer();
         array.rebind(values_.pointer(), gradients_.pointer());
         first = false;
       }
       if (values_moved || p->callers_master_ != master) {
         p->callers_master_ = master;
         p->rounded_current_ = false;
-        p->current_ = array.callers_values() && !master && p->gather_.trivial();
+        p->current_ = array.callers_values() && !master && !p->stored_apart_;
       }
-      if (gradients_moved) p->begin_gradient();
+      p->callers_reduced_ = reduced;
+      if (gradients_moved && p->gradients_pass_by())
+        p->gradient_use_->valid = false;
+      else if (gradients_moved)
+        p->begin_gradient();
       if (master) master += p->size();
+      if (reduced) reduced += p->size();
     }
   }
 
@@ -199,6 +227,7 @@ class parameter_rebinding {
   memory_at<weight_of<Precision>> values_;
   memory_at<gradient_of<Precision>> gradients_;
   memory_at<master_of<Precision>> masters_;
+  memory_at<gradient_of<Precision>> reduced_;
 };
 
 /// Whether a rebinding is done, or only checked, by a layer that is made of several and changes all of them or none.
@@ -210,13 +239,14 @@ template <class Precision, compute_device Device>
 void rebind_parameters(std::string_view layer, const std::vector<parameter_ptr<Precision, Device>>& weights,
                        const std::vector<parameter_ptr<Precision, Device>>& biases,
                        const parameter_memory<Precision>& memory, bool tied = false, rebinding how = rebinding::done) {
-  bool with_bias = false;
-  for (const auto& p : biases) with_bias = with_bias || p;
-  memory.require_complete(std::string(layer), !tied, with_bias);
+  bool with_bias = false, weight_apart = false, bias_apart = false;
+  for (const auto& p : weights) weight_apart = weight_apart || (p && p->stored_apart());
+  for (const auto& p : biases) with_bias = with_bias || p, bias_apart = bias_apart || (p && p->stored_apart());
+  memory.require_complete(std::string(layer), !tied, with_bias, weight_apart, bias_apart);
   const parameter_rebinding<Precision, Device> of_weights(layer, "", weights, memory.weight, memory.gradient,
-                                                          memory.master);
+                                                          memory.master, memory.reduced);
   const parameter_rebinding<Precision, Device> of_biases(layer, "bias_", biases, memory.bias, memory.bias_gradient,
-                                                         memory.bias_master);
+                                                         memory.bias_master, memory.bias_reduced);
   if (!tied) of_weights.check();
   of_biases.check();
   if (how == rebinding::checked) return;

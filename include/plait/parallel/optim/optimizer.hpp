@@ -93,7 +93,7 @@ class optimizer_state {
   /// share memory of the caller's with others of this step.
   template <class Parameter>
   void require_own_memory(const Parameter& p) {
-    users_.add(p);
+    users_.add(p, true);
   }
   void require_own_memory(const std::string& name, const void* values, std::size_t bytes) {
     users_.add(name, values, bytes);
