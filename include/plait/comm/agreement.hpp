@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +21,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/deadline.hpp"
 #include "plait/comm/host_values.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -34,12 +37,7 @@ struct setting {
 };
 
 /// A number as a field's value: two numbers have one text only if they are equal.
-inline std::string exact_text(double number) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", number);
-  if (std::strtod(text, nullptr) != number) std::snprintf(text, sizeof text, "%.17g", number);
-  return text;
-}
+std::string exact_text(double number);
 
 /// The error that `require_agreement` throws.
 class disagreement : public error_of_all {
@@ -49,46 +47,6 @@ class disagreement : public error_of_all {
 
 namespace detail {
 
-/// Sorts settings by name, and gives a repeated name all its values: lists of equal settings become equal.
-inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
-  std::vector<setting> all(settings.begin(), settings.end()), out;
-  std::stable_sort(all.begin(), all.end(), [](const setting& a, const setting& b) { return a.name < b.name; });
-  for (setting& k : all) {
-    if (!out.empty() && out.back().name == k.name)
-      out.back().value += ", " + k.value;
-    else
-      out.push_back(std::move(k));
-  }
-  return out;
-}
-
-/// Writes each word after its length, so that different lists have different bytes.
-inline std::string packed_settings(const std::vector<setting>& settings) {
-  std::string bytes;
-  for (const setting& k : settings)
-    for (const std::string* word : {&k.name, &k.value}) {
-      const std::uint64_t length = word->size();
-      bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(*word);
-    }
-  return bytes;
-}
-inline std::vector<setting> unpacked_settings(std::string_view bytes) {
-  std::vector<setting> settings;
-  const auto word = [&] {
-    std::uint64_t length = 0;
-    std::memcpy(&length, bytes.data(), sizeof length);
-    std::string text(bytes.substr(sizeof length, length));
-    bytes.remove_prefix(sizeof length + text.size());
-    return text;
-  };
-  while (!bytes.empty()) {
-    setting& k = settings.emplace_back();
-    k.name = word();
-    k.value = word();
-  }
-  return settings;
-}
-
 /// The words around a difference, as in "rank 1 was started with clip 1, rank 0 with clip 2; every rank needs the same
 /// options".
 struct agreement_words {
@@ -97,102 +55,16 @@ struct agreement_words {
   const char* end = "; every rank needs the same options";
 };
 
-/// Returns which ranks have which value of the field `name`, the most frequent value last; empty if all are equal.
-inline std::string difference_text(const std::vector<std::vector<setting>>& of_ranks, const std::string& name,
-                                   const agreement_words& words) {
-  struct party {
-    const setting* has;  // null: the rank lacks it
-    std::vector<std::size_t> ranks;
-  };
-  std::vector<party> parties;
-  for (std::size_t r = of_ranks.size(); r-- > 0;) {  // among equals, rank 0 comes last
-    const auto& all = of_ranks[r];
-    const auto at = std::find_if(all.begin(), all.end(), [&](const setting& k) { return k.name == name; });
-    const setting* const has = at == all.end() ? nullptr : &*at;
-    const auto same = std::find_if(parties.begin(), parties.end(), [&](const party& p) {
-      return p.has == nullptr || has == nullptr ? p.has == has : p.has->value == has->value;
-    });
-    party& joined = same == parties.end() ? parties.emplace_back(party{has, {}}) : *same;
-    joined.ranks.insert(joined.ranks.begin(), r);
-  }
-  if (parties.size() < 2) return {};
-  std::stable_sort(parties.begin(), parties.end(),
-                   [](const party& a, const party& b) { return a.ranks.size() < b.ranks.size(); });
-  constexpr std::size_t most = 4;
-  if (parties.size() > most) {  // three, and the value that most ranks have
-    std::swap(parties[most - 1], parties.back());
-  }
-  std::string text;
-  for (std::size_t i = 0; i < parties.size() && i < most; ++i) {
-    const party& p = parties[i];
-    text += (i == 0 ? "" : ", ") + ranks_text(p.ranks);
-    if (i == 0) text += p.ranks.size() == 1 ? words.one : words.several;
-    text += (p.has ? " with " : " without ") + name;
-    if (!p.has || p.has->value.empty()) continue;
-    const bool plain = p.has->value.find_first_of(" \t\n") == std::string::npos;
-    text += plain ? " " + p.has->value : cat({" '", p.has->value, "'"});
-  }
-  if (parties.size() > most) append(text, {", and there are ", parties.size() - most, " other values"});
-  return text;
-}
-
-/// Lists the settings that differ between ranks: up to three in full, eleven by name.
-inline std::string disagreement_text(const std::vector<std::vector<setting>>& of_ranks, const agreement_words& words) {
-  std::vector<std::string> names;
-  for (const auto& all : of_ranks)
-    for (const setting& k : all)
-      if (std::find(names.begin(), names.end(), k.name) == names.end()) names.push_back(k.name);
-  std::string text, others;
-  std::size_t found = 0;
-  for (const std::string& name : names) {
-    const std::string difference = difference_text(of_ranks, name, words);
-    if (difference.empty()) continue;
-    if (found++ < 3)
-      text += (text.empty() ? "" : "; ") + difference;
-    else if (found <= 11)
-      others += (others.empty() ? "; they differ in " : ", ") + name;
-  }
-  if (found > 11) append(others, {" and ", found - 11, " more"});
-  return cat({text, others, (others.empty() ? "" : ", too"), words.end});
-}
-
 /// How the ranks compare: `greatest(values, n)` replaces each of n int64 by the greatest among the ranks, `gather(in,
 /// out, bytes)` collects the bytes of all.
-template <class Greatest, class Gather>
-void require_agreement(int ranks, std::span<const setting> settings, Greatest&& greatest, Gather&& gather,
-                       std::string_view who = {}, const agreement_words& words = {}) {
-  const std::string mine = packed_settings(sorted_settings(settings));
-  const auto hash = static_cast<std::int64_t>(fnv1a(mine));
-  std::int64_t most[] = {hash, ~hash};  // the greatest complement is the least value's
-  greatest(most, 2);
-  if (most[0] == ~most[1]) return;
-
-  std::int64_t sizes[] = {static_cast<std::int64_t>(mine.size())};
-  greatest(sizes, 1);
-  const std::size_t size = static_cast<std::size_t>(sizes[0]), record = sizeof(std::uint64_t) + size;
-  std::string out(record, '\0'), all(record * static_cast<std::size_t>(ranks), '\0');
-  const std::uint64_t length = mine.size();
-  std::memcpy(out.data(), &length, sizeof length);
-  std::memcpy(out.data() + sizeof length, mine.data(), mine.size());
-  gather(out.data(), all.data(), record);
-  std::vector<std::vector<setting>> of_ranks;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
-    std::uint64_t used = 0;
-    std::memcpy(&used, all.data() + r * record, sizeof used);
-    of_ranks.push_back(unpacked_settings(std::string_view(all).substr(r * record + sizeof used, used)));
-  }
-  throw disagreement(std::string(who) + disagreement_text(of_ranks, words));
-}
+void require_agreement(int ranks, std::span<const setting> settings,
+                       const std::function<void(std::int64_t*, std::size_t)>& greatest,
+                       const std::function<void(const char*, char*, std::size_t)>& gather, std::string_view who = {},
+                       const agreement_words& words = {});
 
 /// Compares the settings of ranks that use the host's memory: nothing is allocated for them.
-inline void require_agreement_on_host(any_communicator& ranks, std::span<const setting> settings,
-                                      std::string_view who = {}, const agreement_words& words = {}) {
-  if (ranks.size() == 1) return;
-  require_agreement(
-      ranks.size(), settings,
-      [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
-      [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); }, who, words);
-}
+void require_agreement_on_host(any_communicator& ranks, std::span<const setting> settings, std::string_view who = {},
+                               const agreement_words& words = {});
 
 template <compute_device Device>
 void require_agreement_on(Device& device, any_communicator& ranks, std::span<const setting> settings,
@@ -231,5 +103,155 @@ void require_agreement(Device& device, any_communicator& ranks, std::span<const 
 }
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+namespace plait {
+
+PLAIT_INLINE std::string exact_text(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", number);
+  if (std::strtod(text, nullptr) != number) std::snprintf(text, sizeof text, "%.17g", number);
+  return text;
+}
+
+namespace detail {
+
+/// Sorts settings by name, and gives a repeated name all its values: lists of equal settings become equal.
+inline std::map<std::string, std::string> sorted_settings(std::span<const setting> settings) {
+  std::map<std::string, std::string> sorted;
+  for (const setting& k : settings) {
+    const auto [at, first] = sorted.try_emplace(k.name, k.value);
+    if (!first) at->second += ", " + k.value;
+  }
+  return sorted;
+}
+
+/// Writes each word after its length, so that different lists have different bytes.
+inline std::string packed_settings(std::span<const setting> settings) {
+  std::string bytes;
+  for (const auto& [name, value] : sorted_settings(settings))
+    for (const std::string* word : {&name, &value}) {
+      const std::uint64_t length = word->size();
+      bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(*word);
+    }
+  return bytes;
+}
+
+inline std::vector<setting> unpacked_settings(std::string_view bytes) {
+  std::vector<setting> settings;
+  const auto word = [&] {
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof length);
+    std::string text(bytes.substr(sizeof length, length));
+    bytes.remove_prefix(sizeof length + text.size());
+    return text;
+  };
+  while (!bytes.empty()) {
+    setting& k = settings.emplace_back();
+    k.name = word();
+    k.value = word();
+  }
+  return settings;
+}
+
+/// Returns which ranks have which value of the field `name`, the most frequent value last; empty if all are equal.
+inline std::string difference_text(const std::vector<std::vector<setting>>& of_ranks, const std::string& name,
+                                   const agreement_words& words) {
+  struct party {
+    const setting* has;  // null: the rank lacks it
+    std::vector<std::size_t> ranks;
+  };
+  std::vector<party> parties;
+  for (std::size_t r = of_ranks.size(); r-- > 0;) {  // among equals, rank 0 comes last
+    const auto& all = of_ranks[r];
+    const auto at = std::find_if(all.begin(), all.end(), [&](const setting& k) { return k.name == name; });
+    const setting* const has = at == all.end() ? nullptr : &*at;
+    const auto same = std::find_if(parties.begin(), parties.end(), [&](const party& p) {
+      return p.has == nullptr || has == nullptr ? p.has == has : p.has->value == has->value;
+    });
+    party& joined = same == parties.end() ? parties.emplace_back(party{has, {}}) : *same;
+    joined.ranks.insert(joined.ranks.begin(), r);
+  }
+  if (parties.size() < 2) return {};
+  std::sort(parties.begin(), parties.end(), [](const party& a, const party& b) {
+    return a.ranks.size() != b.ranks.size() ? a.ranks.size() < b.ranks.size() : a.ranks.back() > b.ranks.back();
+  });
+  constexpr std::size_t most = 4;
+  if (parties.size() > most) {  // three, and the value that most ranks have
+    std::swap(parties[most - 1], parties.back());
+  }
+  std::string text;
+  for (std::size_t i = 0; i < parties.size() && i < most; ++i) {
+    const party& p = parties[i];
+    text += (i == 0 ? "" : ", ") + ranks_text(p.ranks);
+    if (i == 0) text += p.ranks.size() == 1 ? words.one : words.several;
+    text += (p.has ? " with " : " without ") + name;
+    if (!p.has || p.has->value.empty()) continue;
+    const bool plain = p.has->value.find_first_of(" \t\n") == std::string::npos;
+    text += plain ? " " + p.has->value : cat({" '", p.has->value, "'"});
+  }
+  if (parties.size() > most) append(text, {", and there are ", parties.size() - most, " other values"});
+  return text;
+}
+
+/// Lists the settings that differ between ranks: up to three in full, eleven by name.
+inline std::string disagreement_text(const std::vector<std::vector<setting>>& of_ranks, const agreement_words& words) {
+  std::vector<std::string> names;
+  for (const auto& all : of_ranks)
+    for (const setting& k : all)
+      if (std::find(names.begin(), names.end(), k.name) == names.end()) names.push_back(k.name);
+  std::string text, others;
+  std::size_t found = 0;
+  for (const std::string& name : names) {
+    const std::string difference = difference_text(of_ranks, name, words);
+    if (difference.empty()) continue;
+    if (found++ < 3)
+      text += (text.empty() ? "" : "; ") + difference;
+    else if (found <= 11)
+      others += (others.empty() ? "; they differ in " : ", ") + name;
+  }
+  if (found > 11) append(others, {" and ", found - 11, " more"});
+  return cat({text, others, (others.empty() ? "" : ", too"), words.end});
+}
+
+PLAIT_INLINE void require_agreement(int ranks, std::span<const setting> settings,
+                                    const std::function<void(std::int64_t*, std::size_t)>& greatest,
+                                    const std::function<void(const char*, char*, std::size_t)>& gather,
+                                    std::string_view who, const agreement_words& words) {
+  const std::string mine = packed_settings(settings);
+  const auto hash = static_cast<std::int64_t>(fnv1a(mine));
+  std::int64_t most[] = {hash, ~hash};  // the greatest complement is the least value's
+  greatest(most, 2);
+  if (most[0] == ~most[1]) return;
+
+  std::int64_t sizes[] = {static_cast<std::int64_t>(mine.size())};
+  greatest(sizes, 1);
+  const std::size_t size = static_cast<std::size_t>(sizes[0]), record = sizeof(std::uint64_t) + size;
+  std::string out(record, '\0'), all(record * static_cast<std::size_t>(ranks), '\0');
+  const std::uint64_t length = mine.size();
+  std::memcpy(out.data(), &length, sizeof length);
+  std::memcpy(out.data() + sizeof length, mine.data(), mine.size());
+  gather(out.data(), all.data(), record);
+  std::vector<std::vector<setting>> of_ranks;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
+    std::uint64_t used = 0;
+    std::memcpy(&used, all.data() + r * record, sizeof used);
+    of_ranks.push_back(unpacked_settings(std::string_view(all).substr(r * record + sizeof used, used)));
+  }
+  throw disagreement(std::string(who) + disagreement_text(of_ranks, words));
+}
+
+PLAIT_INLINE void require_agreement_on_host(any_communicator& ranks, std::span<const setting> settings,
+                                            std::string_view who, const agreement_words& words) {
+  if (ranks.size() == 1) return;
+  require_agreement(
+      ranks.size(), settings,
+      [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
+      [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); }, who, words);
+}
+
+}  // namespace detail
+}  // namespace plait
+#endif
 
 #include "plait/core/macros_on.hpp"

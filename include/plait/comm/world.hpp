@@ -13,6 +13,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/value_checks.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/lent_memory.hpp"
 #include "plait/core/macros_off.hpp"
@@ -95,21 +96,9 @@ class counting_communicator : public verbs<counting_communicator> {
 static_assert(communicator<counting_communicator>);
 
 /// The name of a group of axes in messages, ledgers and plans: `dp`, `cp+tp`.
-inline std::string label_of(const axis_list& axes) {
-  std::string label;
-  for (axis_id axis : axes) {
-    if (!label.empty()) label += '+';
-    label += axis.text();
-  }
-  return label.empty() ? "none" : label;
-}
+std::string label_of(const axis_list& axes);
 /// "dp=2,tp=4".
-inline std::string text_of(const mesh_shape& mesh) {
-  std::string text;
-  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
-    append(text, {i == 0 ? "" : ",", mesh.axes[i].text(), "=", mesh.extents[i]});
-  return text;
-}
+std::string text_of(const mesh_shape& mesh);
 
 /// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call
 /// of these communicators is counted in `ledger()` under the axes' label.
@@ -123,6 +112,7 @@ class world {
   static world counting(const mesh_shape& shape, std::int64_t rank = 0, std::vector<int> stage_ranks = {}) {
     return world(shape, rank, std::move(stage_ranks));
   }
+  ~world();
   world(const world&) = delete;
   world& operator=(const world&) = delete;
 
@@ -181,7 +171,28 @@ class world {
   std::shared_ptr<call_log> calls_;  ///< of a world that is made for counting
 };
 
-inline world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
+}  // namespace plait
+
+#ifndef PLAIT_COMPILED
+namespace plait {
+
+PLAIT_INLINE std::string label_of(const axis_list& axes) {
+  std::string label;
+  for (axis_id axis : axes) {
+    if (!label.empty()) label += '+';
+    label += axis.text();
+  }
+  return label.empty() ? "none" : label;
+}
+
+PLAIT_INLINE std::string text_of(const mesh_shape& mesh) {
+  std::string text;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
+    append(text, {i == 0 ? "" : ",", mesh.axes[i].text(), "=", mesh.extents[i]});
+  return text;
+}
+
+PLAIT_INLINE world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
     : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
   if (!root_)
     fail(
@@ -195,14 +206,16 @@ inline world::world(const mesh_shape& shape, any_communicator root, std::shared_
           ": the extents of the axes must multiply to the number of ranks"});
 }
 
-inline axis_list world::pruned(const axis_list& axes) const {
+PLAIT_INLINE world::~world() = default;
+
+PLAIT_INLINE axis_list world::pruned(const axis_list& axes) const {
   axis_list rest;
   for (axis_id axis : axes)
     if (shape_.extent(axis) > 1) rest.push_back(axis);
   return rest;
 }
 
-inline any_communicator& world::group(const axis_list& axes, channel purpose) {
+PLAIT_INLINE any_communicator& world::group(const axis_list& axes, channel purpose) {
   const axis_list wanted = pruned(axes);
   for (entry& e : groups_)
     if (e.axes == wanted && e.purpose == purpose) return e.comm;
@@ -217,7 +230,7 @@ inline any_communicator& world::group(const axis_list& axes, channel purpose) {
   return groups_.back().comm;
 }
 
-inline counting_communicator world::counted_group(const axis_list& axes, channel purpose) const {
+PLAIT_INLINE counting_communicator world::counted_group(const axis_list& axes, channel purpose) const {
   std::vector<int> ranks(static_cast<std::size_t>(shape_.size(axes)));
   for (std::int64_t r = 0; r < shape_.size(); ++r)
     if (shape_.group_of(r, axes) == shape_.group_of(rank(), axes))
@@ -228,7 +241,7 @@ inline counting_communicator world::counted_group(const axis_list& axes, channel
                                label + purposes[static_cast<std::size_t>(purpose)], std::move(ranks));
 }
 
-inline world::world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks)
+PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks)
     : shape_(shape), ledger_(std::make_shared<plait::ledger>()), calls_(std::make_shared<call_log>()) {
   for (int r = 0; stage_ranks.size() < static_cast<std::size_t>(shape.size()); ++r) stage_ranks.push_back(r);
   calls_->book = ledger_.get();
@@ -237,5 +250,6 @@ inline world::world(const mesh_shape& shape, std::int64_t rank, std::vector<int>
 }
 
 }  // namespace plait
+#endif
 
 #include "plait/core/macros_on.hpp"

@@ -37,10 +37,7 @@ class caching_allocator {
   explicit caching_allocator(Source source = {}) : source_(source) {}
   caching_allocator(const caching_allocator&) = delete;
   caching_allocator& operator=(const caching_allocator&) = delete;
-  ~caching_allocator() {
-    release_cache();
-    for (auto& [pointer, used] : live_) to_source(pointer, used.block_bytes, used.stream);
-  }
+  ~caching_allocator();
 
   /// Blocks that only their owner may write to, such as the scratch memory of a recorded graph. Ends with
   /// `give_back`.
@@ -57,68 +54,17 @@ class caching_allocator {
 
   /// Until `end_scratch`, every block that is handed out belongs to the scratch memory that is returned: released ones
   /// serve later requests of it and no others, during that time and after it. Only one can be open at a time.
-  std::shared_ptr<scratch> begin_scratch() {
-    const std::lock_guard lock(mutex_);
-    require(open_ == nullptr, "begin_scratch: there is scratch memory that has not been ended by end_scratch");
-    return open_ = std::make_shared<scratch>();
-  }
-  void end_scratch() {
-    const std::lock_guard lock(mutex_);
-    if (open_ != nullptr) close();
-  }
+  std::shared_ptr<scratch> begin_scratch();
+  void end_scratch();
   /// Blocks that have been released go back to the cache, as blocks of `stream`, which runs after all work on them; the
   /// others follow when they are released.
-  void give_back(const std::shared_ptr<scratch>& owned, stream_key stream) {
-    if (owned == nullptr) return;
-    const std::lock_guard lock(mutex_);
-    if (owned == open_) close();
-    for (auto& [pointer, bytes] : std::exchange(owned->blocks_, {})) cache(cached_, pointer, bytes, stream);
-    scratch_bytes_ -= owned->bytes_;
-    owned->bytes_ = 0;
-    for (auto& [pointer, used] : live_) {
-      if (used.owner == owned) used.owner = nullptr;
-    }
-  }
+  void give_back(const std::shared_ptr<scratch>& owned, stream_key stream);
 
   /// At least `bytes` bytes, or null for none. Uninitialised.
-  void* allocate(std::size_t bytes, stream_key stream = 0) {
-    if (bytes == 0) return nullptr;
-    if (bytes > most_bytes) fail({"out of memory: ", bytes, " bytes were asked for, more than there are addresses"});
-    const std::size_t size = rounded(bytes);
-    const std::lock_guard lock(mutex_);
-    const std::size_t of_scratch = best_fit(open_cached_, size, stream), of_all = best_fit(cached_, size, stream);
-    void* pointer = nullptr;
-    std::size_t block = size;
-    if (of_scratch != 0 && (of_all == 0 || of_scratch <= of_all)) {
-      pointer = taken_from(open_cached_, block = of_scratch, stream);
-    } else {
-      pointer = of_all != 0 ? taken_from(cached_, block = of_all, stream) : from_source(size, stream);
-      belongs_to_open(block);
-    }
-    live_.emplace(pointer, used_block{block, bytes, stream, open_});
-    in_use_ += bytes;
-    peak_ = std::max(peak_, in_use_);
-    return pointer;
-  }
+  void* allocate(std::size_t bytes, stream_key stream = 0);
 
   /// Gives a block back. Throws `plait::error` for a pointer that is not in use (released twice, or not from here).
-  void release(void* pointer, stream_key stream = 0) {
-    if (pointer == nullptr) return;
-    const std::lock_guard lock(mutex_);
-    const auto used = live_.find(pointer);
-    require(used != live_.end(), "release: this pointer is not in use in this allocator (released twice?)");
-    const auto& [block, asked, from, owner] = used->second;
-    if (owner != nullptr && !owner->open_) {
-      owner->blocks_.emplace_back(pointer, block);
-    } else if (open_ == nullptr) {
-      cache(cached_, pointer, block, stream);
-    } else {  // also one from before: what is being recorded may have used it
-      if (owner == nullptr) belongs_to_open(block);
-      cache(open_cached_, pointer, block, stream);
-    }
-    in_use_ -= asked;
-    live_.erase(used);
-  }
+  void release(void* pointer, stream_key stream = 0);
 
   /// Whether a block is in use that begins there.
   bool owns(void* pointer) const {
@@ -127,10 +73,7 @@ class caching_allocator {
   }
 
   /// Returns every cached block to the source.
-  void release_cache() {
-    const std::lock_guard lock(mutex_);
-    empty_cache();
-  }
+  void release_cache();
 
   /// Bytes asked for and not released yet (as asked, without rounding).
   std::size_t bytes_in_use() const { return locked(in_use_); }
@@ -200,24 +143,7 @@ class caching_allocator {
 
   /// A source that refuses is asked again after cached memory was given back to it. Where that happens in the order of
   /// streams, it is asked once more after they have been waited for.
-  void* from_source(std::size_t size, stream_key stream) {
-    void* pointer = nullptr;
-    if constexpr (requires { source_.try_allocate(size, stream); }) {
-      pointer = source_.try_allocate(size, stream);
-      if (pointer == nullptr) {
-        std::vector<stream_key> released{stream};
-        for (const auto& [of, blocks] : cached_)
-          if (of != stream && !blocks.empty()) released.push_back(of);
-        empty_cache();
-        pointer = source_.try_allocate(size, stream);
-        if constexpr (requires { source_.await_releases(released); })
-          if (pointer == nullptr) source_.await_releases(released);
-      }
-    }
-    if (pointer == nullptr) pointer = source_.allocate(size, stream);
-    reserved_ += size;
-    return pointer;
-  }
+  void* from_source(std::size_t size, stream_key stream);
   void to_source(void* pointer, std::size_t bytes, stream_key stream) {
     source_.release(pointer, bytes, stream);
     reserved_ -= bytes;
@@ -246,6 +172,104 @@ class caching_allocator {
   std::size_t scratch_bytes_ = 0;
   std::size_t reserved_ = 0;
 };
+
+template <class Source>
+caching_allocator<Source>::~caching_allocator() {
+  release_cache();
+  for (auto& [pointer, used] : live_) to_source(pointer, used.block_bytes, used.stream);
+}
+
+template <class Source>
+void* caching_allocator<Source>::allocate(std::size_t bytes, stream_key stream) {
+  if (bytes == 0) return nullptr;
+  if (bytes > most_bytes) fail({"out of memory: ", bytes, " bytes were asked for, more than there are addresses"});
+  const std::size_t size = rounded(bytes);
+  const std::lock_guard lock(mutex_);
+  const std::size_t of_scratch = best_fit(open_cached_, size, stream), of_all = best_fit(cached_, size, stream);
+  void* pointer = nullptr;
+  std::size_t block = size;
+  if (of_scratch != 0 && (of_all == 0 || of_scratch <= of_all)) {
+    pointer = taken_from(open_cached_, block = of_scratch, stream);
+  } else {
+    pointer = of_all != 0 ? taken_from(cached_, block = of_all, stream) : from_source(size, stream);
+    belongs_to_open(block);
+  }
+  live_.emplace(pointer, used_block{block, bytes, stream, open_});
+  in_use_ += bytes;
+  peak_ = std::max(peak_, in_use_);
+  return pointer;
+}
+
+template <class Source>
+void caching_allocator<Source>::release(void* pointer, stream_key stream) {
+  if (pointer == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto used = live_.find(pointer);
+  require(used != live_.end(), "release: this pointer is not in use in this allocator (released twice?)");
+  const auto& [block, asked, from, owner] = used->second;
+  if (owner != nullptr && !owner->open_) {
+    owner->blocks_.emplace_back(pointer, block);
+  } else if (open_ == nullptr) {
+    cache(cached_, pointer, block, stream);
+  } else {  // also one from before: what is being recorded may have used it
+    if (owner == nullptr) belongs_to_open(block);
+    cache(open_cached_, pointer, block, stream);
+  }
+  in_use_ -= asked;
+  live_.erase(used);
+}
+
+template <class Source>
+void caching_allocator<Source>::release_cache() {
+  const std::lock_guard lock(mutex_);
+  empty_cache();
+}
+
+template <class Source>
+void* caching_allocator<Source>::from_source(std::size_t size, stream_key stream) {
+  void* pointer = nullptr;
+  if constexpr (requires { source_.try_allocate(size, stream); }) {
+    pointer = source_.try_allocate(size, stream);
+    if (pointer == nullptr) {
+      std::vector<stream_key> released{stream};
+      for (const auto& [of, blocks] : cached_)
+        if (of != stream && !blocks.empty()) released.push_back(of);
+      empty_cache();
+      pointer = source_.try_allocate(size, stream);
+      if constexpr (requires { source_.await_releases(released); })
+        if (pointer == nullptr) source_.await_releases(released);
+    }
+  }
+  if (pointer == nullptr) pointer = source_.allocate(size, stream);
+  reserved_ += size;
+  return pointer;
+}
+
+template <class Source>
+auto caching_allocator<Source>::begin_scratch() -> std::shared_ptr<scratch> {
+  const std::lock_guard lock(mutex_);
+  require(open_ == nullptr, "begin_scratch: there is scratch memory that has not been ended by end_scratch");
+  return open_ = std::make_shared<scratch>();
+}
+
+template <class Source>
+void caching_allocator<Source>::end_scratch() {
+  const std::lock_guard lock(mutex_);
+  if (open_ != nullptr) close();
+}
+
+template <class Source>
+void caching_allocator<Source>::give_back(const std::shared_ptr<scratch>& owned, stream_key stream) {
+  if (owned == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  if (owned == open_) close();
+  for (auto& [pointer, bytes] : std::exchange(owned->blocks_, {})) cache(cached_, pointer, bytes, stream);
+  scratch_bytes_ -= owned->bytes_;
+  owned->bytes_ = 0;
+  for (auto& [pointer, used] : live_) {
+    if (used.owner == owned) used.owner = nullptr;
+  }
+}
 
 /// The functions of a program's allocator: with them, every byte that a device hands out comes from the program, and
 /// goes back to it. `Where` is what memory is bound to besides, as a CUDA stream is.

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/deterministic_products.hpp"
@@ -75,29 +76,14 @@ class cpu {
   };
 
   cpu() : cpu(options{}) {}
-  explicit cpu(options settings)
-      : options_(std::move(settings)), allocator_(heap{options_.memory}), float_gemm_(options_.threads) {
-    if (options_.threads < 1) {
-      fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
-    }
-    if (options_.deterministic && options_.threads != 1)
-      fail({"cpu: options::deterministic is for options::threads = 1, and here they are ", options_.threads});
-    options_.memory.require_both("cpu");
-    warm_up();
-  }
+  explicit cpu(options settings);
+  ~cpu();
   cpu(const cpu&) = delete;
   cpu& operator=(const cpu&) = delete;
 
   /// Runs the first product of the process, which initialises oneDNN (7 ms) outside of any measured or concurrent
   /// code. The constructor calls it; calling it before threads are started keeps that time out of them.
-  static void warm_up() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-      const float in[4] = {1, 2, 3, 4};
-      float out[4];
-      detail::float_gemm().run({false, false, 2, 2, 2, 2, 2, 2}, 1.0f, in, in, 0.0f, out);
-    });
-  }
+  static void warm_up();
 
   int threads() const { return options_.threads; }
   bool deterministic() const { return options_.deterministic; }
@@ -184,6 +170,32 @@ class cpu {
 };
 
 static_assert(compute_device<cpu>);
+
+PLAIT_COMPILED_TEMPLATE(class caching_allocator<cpu::heap>)
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE cpu::cpu(options settings)
+    : options_(std::move(settings)), allocator_(heap{options_.memory}), float_gemm_(options_.threads) {
+  if (options_.threads < 1) {
+    fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
+  }
+  if (options_.deterministic && options_.threads != 1)
+    fail({"cpu: options::deterministic is for options::threads = 1, and here they are ", options_.threads});
+  options_.memory.require_both("cpu");
+  warm_up();
+}
+
+PLAIT_INLINE cpu::~cpu() = default;
+
+PLAIT_INLINE void cpu::warm_up() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    const float in[4] = {1, 2, 3, 4};
+    float out[4];
+    detail::float_gemm().run({false, false, 2, 2, 2, 2, 2, 2}, 1.0f, in, in, 0.0f, out);
+  });
+}
+#endif
 
 }  // namespace plait
 

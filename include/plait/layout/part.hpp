@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "plait/core/box.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -76,20 +77,8 @@ struct padding_advice {
 
 /// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
 /// extents, and how it is padded where it may be.
-inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where,
-                            const padding_advice& advice = {}) {
-  for (const dim_placement& p : a.dims) {
-    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
-    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
-    if (size % ranks == 0) continue;
-    std::string extents;
-    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
-    fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
-          extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
-          (size / ranks + 1) * ranks,
-          p.dim == advice.dim ? cat({"; to pad it, give the context the larger size, and ", advice.what}) : ""});
-  }
-}
+void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where,
+                     const padding_advice& advice = {});
 
 /// A rank's place: the mesh, its number in it, and the global sizes of dims. Programs without a `context` make one.
 ///
@@ -100,6 +89,12 @@ struct rank_place {
   dim_sizes sizes;
 };
 
+namespace detail {
+/// `part_of` of a tensor whose layout is `a`, which mentions these axes.
+box checked_part(const layout& a, const axis_list& mentioned, const mesh_shape& mesh, const dim_sizes& sizes,
+                 std::int64_t rank);
+}  // namespace detail
+
 /// Returns the part of a tensor with this spec that a rank holds. Throws if the spec mentions an axis that the mesh
 /// does not have. Throws also if a dim has no size, or a size that its axes do not divide. A tensor may leave axes
 /// unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step, so this is a
@@ -107,15 +102,7 @@ struct rank_place {
 template <spec_like Spec>
 box part_of(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank) {
   static constexpr axis_list mentioned = layout_v<Spec>.mentioned();
-  for (axis_id axis : mentioned)
-    if (!mesh.has(axis)) enforce(check_boundary(layout_v<Spec>, mesh), "tensor " + describe(layout_v<Spec>));
-  const box where = local_box(layout_v<Spec>, mesh, sizes, rank);
-  for (std::size_t d = 0; d < static_cast<std::size_t>(where.dims); ++d) {
-    const dim_placement& placed = layout_v<Spec>.dims[d];
-    if (where.global[d] < 0 || where.local[d] * mesh.size(placed.axes) != where.global[d])
-      enforce_divides(layout_v<Spec>, mesh, sizes, "tensor " + describe(layout_v<Spec>));
-  }
-  return where;
+  return detail::checked_part(layout_v<Spec>, mentioned, mesh, sizes, rank);
 }
 template <spec_like Spec>
 box part_of(const rank_place& here) {
@@ -216,6 +203,35 @@ inline void require_one_shape(const char* call, const box& in, const box& out) {
 }
 
 }  // namespace detail
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes,
+                                  std::string_view where, const padding_advice& advice) {
+  for (const dim_placement& p : a.dims) {
+    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
+    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
+    if (size % ranks == 0) continue;
+    std::string extents;
+    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
+    fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
+          extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
+          (size / ranks + 1) * ranks,
+          p.dim == advice.dim ? cat({"; to pad it, give the context the larger size, and ", advice.what}) : ""});
+  }
+}
+
+PLAIT_INLINE box detail::checked_part(const layout& a, const axis_list& mentioned, const mesh_shape& mesh,
+                                      const dim_sizes& sizes, std::int64_t rank) {
+  for (axis_id axis : mentioned)
+    if (!mesh.has(axis)) enforce(check_boundary(a, mesh), "tensor " + describe(a));
+  const box where = local_box(a, mesh, sizes, rank);
+  for (std::size_t d = 0; d < static_cast<std::size_t>(where.dims); ++d)
+    if (where.global[d] < 0 || where.local[d] * mesh.size(a.dims[d].axes) != where.global[d])
+      enforce_divides(a, mesh, sizes, "tensor " + describe(a));
+  return where;
+}
+#endif
+
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"

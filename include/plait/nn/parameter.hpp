@@ -158,32 +158,7 @@ class parameter {
   /// `stored` and `placed` have equal dims; `placed` is how the dims lie in use, without replication; `met` is the
   /// layout of what it is multiplied with, added to or looked up by, which mentions every axis of the mesh.
   parameter(const context<Device>& ctx, parameter_info info, const layout& stored, const layout& placed,
-            const layout& met, parameter_place<Precision, Device> place = {})
-      : device_(&ctx.device),
-        info_(std::move(info)),
-        stored_(stored),
-        used_(detail::checked_use(ctx.ranks.shape(), info_.name, placed, met)),
-        gather_(stored, used_, ctx.ranks, ctx.sizes, "parameter " + info_.name),
-        reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
-        array_(std::move(place.array)),
-        at_(place.offset),
-        callers_master_(place.master),
-        callers_reduced_(place.reduced),
-        deterministic_(ctx.deterministic),
-        stored_apart_(detail::stored_apart(stored, placed)) {
-    enforce(check_stored(stored), "parameter " + info_.name);
-    detail::agree_on_context(ctx);
-    part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    part_.padding = detail::padding_of(info_, part_);
-    if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
-    array_->add_parameter();
-    given_ = callers_master_ || (array_->callers_values() && !stored_apart_);
-    current_ = given_ && !callers_master_;
-    if (array_->callers_gradients() && !stored_apart_) phase_ = phase::accumulating;
-    if (values_pass_by()) values_use_.reset(new detail::memory_use{&info_.name, nullptr});
-    if (gradients_pass_by()) gradient_use_.reset(new detail::memory_use{&info_.name, &added_});
-    if (deterministic_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
-  }
+            const layout& met, parameter_place<Precision, Device> place = {});
   parameter(const parameter&) = delete;
   parameter& operator=(const parameter&) = delete;
 
@@ -218,20 +193,11 @@ class parameter {
   }
 
   /// Master values, to change them: the parameter is stale then. Throws where this rank has a slice; use `fill_values`.
-  master_type* value() {
-    if (storage_ && !storage_->axes().empty())
-      fail({"parameter ", info_.name, ": this rank has elements ", slice().begin, " to ", slice().end, " of ", size(),
-            ", because data parallelism cuts it; change its values by fill_values(ctx, fill)"});
-    return changed_slice();
-  }
+  master_type* value();
   /// Master values of this rank's slice.
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
   /// The values, to be changed: the parameter is stale then.
-  master_type* changed_slice() {
-    if (storage_) storage_->settle();  // or a gather of the values before would call these gathered
-    set_changed();
-    return master();
-  }
+  master_type* changed_slice();
   /// Whether values have changed since the last gather other than by an optimizer's update.
   bool values_changed() const { return changed_; }
   /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
@@ -246,10 +212,7 @@ class parameter {
   }
   /// The gradient of this rank's slice. Throws where passes have added to it and `reduce` has not completed it, unless
   /// there is nothing to complete.
-  const gradient_type* gradient() const {
-    if ((added_ || phase_ == phase::reducing) && needs_reduction()) detail::refuse_incomplete(info_.name);
-    return const_cast<parameter*>(this)->stored_gradient();
-  }
+  const gradient_type* gradient() const;
 
   /// Returns the values that layers read. Throws while the parameter is stale.
   const weight_type* used_value() const {
@@ -258,13 +221,7 @@ class parameter {
   }
   /// Returns the gradient that backward passes add to; the first that asks since `zero_gradient` has it zeroed. Throws
   /// unless the parameter is accumulating; not for a frozen one, and not with deterministic sums.
-  gradient_type* used_gradient(Device& device) {
-    require_accumulating();
-    if (deterministic_) detail::refuse_unordered(info_.name);
-    if (empty_) clear_gradient(device);
-    added_ = true;
-    return summed();
-  }
+  gradient_type* used_gradient(Device& device);
   /// Whether nothing has been added since `zero_gradient`, so that a pass which writes every element need not add.
   bool gradient_is_empty() const { return empty_; }
   /// Returns the gradient for a pass that writes every element. Throws as `used_gradient` does.
@@ -293,15 +250,7 @@ class parameter {
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
-  void freeze() {
-    if (frozen_) return;
-    if (storage_)
-      fail({"parameter ", info_.name, ": freeze comes before data parallelism lays parameters side by side"});
-    frozen_ = true;
-    phase_ = phase::none;
-    stored_gradient_.reset();
-    array_->freeze_parameter();
-  }
+  void freeze();
   bool trainable() const { return !frozen_; }
   /// For a kernel of the program's own: in a checked step, ranks compare what it has added to the gradient with what
   /// the spec `met` promises of it.
@@ -309,12 +258,7 @@ class parameter {
 
   /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only.
   /// So they are equal on every mesh. Padding is zero.
-  void initialize(const context<Device>& ctx) {
-    fill_values(ctx, [&](master_type* values) {
-      detail::fill_initial(ctx, info_, part_, stream_of(info_.name), values);
-      clear_padding(ctx, values);
-    });
-  }
+  void initialize(const context<Device>& ctx);
   /// Zeroes the rows beyond the logical size of the leading dim.
   void clear_padding(const context<Device>& ctx, master_type* values) const {
     detail::zero_padding(ctx.device, part_, values);
@@ -322,46 +266,13 @@ class parameter {
 
   /// Brings the stored values to where layers read them. Collective over the axes of its plan. Where data parallelism
   /// keeps the parameter, collective over the axes that cut it, for all parameters that are kept together.
-  void gather(const context<Device>& ctx) {
-    if (storage_) {
-      if (!current_) storage_->gather(ctx);
-      return;
-    }
-    require_given();
-    take_memory(ctx, values_use_, array_->values() + at_, used_bytes<weight_type>());
-    if constexpr (!rounded) {
-      if (!gather_.trivial() || values_pass_by())
-        gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
-      master();  // memory, if it was not asked for yet
-    } else if (gather_.trivial()) {
-      if (!rounded_current_ && (has_stored_values() || !array_->callers_values() || values_pass_by()))
-        kernels::cast(ctx.device, master(), array_->values() + at_, size());
-    } else {  // rounded before it travels: half the bytes
-      auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
-      kernels::cast(ctx.device, master(), part.template data<weight_type>(), size());
-      gather_.run(ctx.device, part.data(), array_->values() + at_, dtype_of<weight_type>);
-    }
-    set_current(true);
-    rounded_current_ = gather_.trivial() && !values_pass_by();
-  }
+  void gather(const context<Device>& ctx);
   /// Begins the sum of a gradient. The first pass overwrites what was there; memory of the caller's is zeroed at once
   /// instead. Does nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
   /// complete and that was not reduced; `discard_gradient` is for losing it on purpose.
-  void zero_gradient(const context<Device>& ctx) {
-    if (added_ && needs_reduction() && !only_counts<Device>) detail::refuse_lost_gradient(info_.name);
-    discard_gradient(ctx);
-  }
+  void zero_gradient(const context<Device>& ctx);
   /// Begins the sum of a gradient, even if the one before was never reduced.
-  void discard_gradient(const context<Device>& ctx) {
-    if (frozen_) return;
-    added_ = false;
-    tying_.wait();  // of a step that an exception has ended
-    phase_ = phase::accumulating;
-    empty_ = true;
-    array_->clear_terms();
-    if (gradients_pass_by()) take_memory(ctx, gradient_use_, array_->gradients() + at_, used_bytes<gradient_type>());
-    if (array_->callers_gradients()) clear_gradient(ctx.device);
-  }
+  void discard_gradient(const context<Device>& ctx);
   /// Gives up what passes have added, since an exception has ended the step. Waits for nothing.
   void abandon_gradient() { added_ = false; }
   /// Begins a gradient that the caller, whose memory it is, has zeroed.
@@ -376,31 +287,8 @@ class parameter {
     return finish_reduction();
   }
   /// `reduce` in two parts: the sum over stages that share the parameter is under way between them.
-  void start_reduction(const context<Device>& ctx) {
-    if (frozen_ || phase_ != phase::accumulating) detail::refuse_reduction(info_.name, frozen_, reduction_begun());
-    if (storage_)
-      fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
-    if (empty_) clear_gradient(ctx.device);  // no pass has met it
-    added_ = false;
-    if (!met_.empty() && detail::notes_values(ctx))
-      detail::note_value(ctx, dual(used_), "the gradient of ", cat({info_.name, " (which meets ", met_, ")"}), summed(),
-                         used_size());
-    ctx.ranks.checks().note_reduction();
-    gradient_type* const out = stored_gradient();
-    if (deterministic_ && !empty_terms())
-      join_terms(ctx, array_->terms(), at_, dual(used_), gather_, out, info_.name);
-    else if (!reduce_.trivial() || out != summed())
-      reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
-    if (stages_)
-      stages_.start_all_reduce(out, out, static_cast<std::size_t>(size()), dtype_of<gradient_type>, reduce_op::sum)
-          .swap(tying_);
-    phase_ = phase::reducing;
-  }
-  [[nodiscard]] reduced_gradient<Precision, Device> finish_reduction() {
-    if (phase_ != phase::reducing) detail::refuse_finish(info_.name);
-    tying_.wait();
-    return complete_gradient();
-  }
+  void start_reduction(const context<Device>& ctx);
+  [[nodiscard]] reduced_gradient<Precision, Device> finish_reduction();
 
   /// The memory that an optimizer writes: the master values of this rank's slice. Where they are rounded in place, it
   /// also has the array for the rounded values, and the optimizer must write all of them. The parameter counts as
@@ -409,20 +297,7 @@ class parameter {
     master_type* master;
     weight_type* rounded;  ///< null: `gather` will round
   };
-  update_target begin_update() {
-    if (phase_ != phase::reduced)
-      fail({"parameter ", info_.name, ": an optimizer updates it while it is ", name_of(state()),
-            "; reduce(ctx) comes first, and each gradient is used once"});
-    weight_type* to = nullptr;
-    if (rounded && storage_ && storage_->rounded_)
-      to = storage_->rounded_ + storage_begin();
-    else if (rounded && !storage_ && gather_.trivial() && !values_pass_by())
-      to = array_->values() + at_;
-    phase_ = phase::updated;
-    current_ = false;
-    rounded_current_ = to != nullptr;
-    return {master(), to};
-  }
+  update_target begin_update();
 
   /// Makes `reduce` also sum over the stages of a pipeline that share this parameter. `counts` is true on one of them,
   /// where norms and hashes count it.
@@ -496,50 +371,15 @@ class parameter {
     current_ = current;
     if (current && phase_ == phase::updated) phase_ = phase::none;
   }
-  void move_to(const context<Device>& ctx, flat_storage<Precision, Device>& storage, std::int64_t at) {
-    if (storage_ && !storage_->axes().empty() && !(storage.slice_of(at, size(), storage.rank()) == slice()))
-      fail({"parameter ", info_.name, ": another training step has cut it in another way; a model has one policy"});
-    const bool has_values = storage_ || (rounded ? !stored_value_.empty() : array_->has_values());
-    const master_type* const old = has_values ? master() - slice().begin : nullptr;
-    if (storage_) storage_->settle();  // a gather to there would be taken for one to the new place
-    storage_ = &storage, in_storage_ = at, rounded_current_ = false;
-    const storage_slice own = slice();
-    if (old)
-      ctx.device.copy(master(), old + own.begin, static_cast<std::size_t>(own.size()) * sizeof(master_type),
-                      ctx.device.main_stream());
-    stored_value_.reset();
-  }
+  void move_to(const context<Device>& ctx, flat_storage<Precision, Device>& storage, std::int64_t at);
   /// Where this rank's slice begins in the storage's.
   std::int64_t storage_begin() const { return in_storage_ + slice().begin - storage_->rank() * storage_->slice_; }
 
   gradient_type* summed() { return array_->gradients() + at_; }
   bool empty_terms() const { return array_->terms().empty(); }
   bool has_stored_values() const { return callers_master_ || !stored_value_.empty(); }
-  master_type* master() {
-    if (storage_) return storage_->masters_ + storage_begin();
-    if (callers_master_) return callers_master_;
-    if constexpr (!rounded) {
-      if (gather_.trivial() && !values_pass_by()) return array_->values() + at_;
-    }
-    if (stored_value_.empty()) {  // where it is rounded, `gather` sends it rounded
-      const auto n = static_cast<std::size_t>(size());
-      stored_value_ =
-          rounded ? make_optimizer_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
-      if constexpr (rounded) {  // masters of the caller's weights begin as these
-        if (array_->callers_values() && !stored_apart_)
-          kernels::cast(*device_, array_->values() + at_, stored_value_.template data<master_type>(), size());
-      }
-    }
-    return stored_value_.template data<master_type>();
-  }
-  gradient_type* stored_gradient() {
-    if (storage_) return storage_->gradients_ + storage_begin();
-    if (callers_reduced_) return callers_reduced_;
-    if (gather_.trivial() && !gradients_pass_by()) return summed();
-    if (stored_gradient_.empty() && trainable())
-      stored_gradient_ = make_collective_buffer<gradient_type>(*device_, static_cast<std::size_t>(size()));
-    return stored_gradient_.template data<gradient_type>();
-  }
+  master_type* master();
+  gradient_type* stored_gradient();
 
   Device* device_;
   parameter_info info_;
@@ -571,6 +411,216 @@ class parameter {
 template <class Precision, compute_device Device>
 using parameter_ptr = std::shared_ptr<parameter<Precision, Device>>;
 
+template <class Precision, compute_device Device>
+parameter<Precision, Device>::parameter(const context<Device>& ctx, parameter_info info, const layout& stored,
+                                        const layout& placed, const layout& met,
+                                        parameter_place<Precision, Device> place)
+    : device_(&ctx.device),
+      info_(std::move(info)),
+      stored_(stored),
+      used_(detail::checked_use(ctx.ranks.shape(), info_.name, placed, met)),
+      gather_(stored, used_, ctx.ranks, ctx.sizes, "parameter " + info_.name),
+      reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
+      array_(std::move(place.array)),
+      at_(place.offset),
+      callers_master_(place.master),
+      callers_reduced_(place.reduced),
+      deterministic_(ctx.deterministic),
+      stored_apart_(detail::stored_apart(stored, placed)) {
+  enforce(check_stored(stored), "parameter " + info_.name);
+  detail::agree_on_context(ctx);
+  part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+  part_.padding = detail::padding_of(info_, part_);
+  if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
+  array_->add_parameter();
+  given_ = callers_master_ || (array_->callers_values() && !stored_apart_);
+  current_ = given_ && !callers_master_;
+  if (array_->callers_gradients() && !stored_apart_) phase_ = phase::accumulating;
+  if (values_pass_by()) values_use_.reset(new detail::memory_use{&info_.name, nullptr});
+  if (gradients_pass_by()) gradient_use_.reset(new detail::memory_use{&info_.name, &added_});
+  if (deterministic_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
+}
+
+template <class Precision, compute_device Device>
+auto parameter<Precision, Device>::value() -> master_type* {
+  if (storage_ && !storage_->axes().empty())
+    fail({"parameter ", info_.name, ": this rank has elements ", slice().begin, " to ", slice().end, " of ", size(),
+          ", because data parallelism cuts it; change its values by fill_values(ctx, fill)"});
+  return changed_slice();
+}
+
+template <class Precision, compute_device Device>
+auto parameter<Precision, Device>::changed_slice() -> master_type* {
+  if (storage_) storage_->settle();  // or a gather of the values before would call these gathered
+  set_changed();
+  return master();
+}
+
+template <class Precision, compute_device Device>
+auto parameter<Precision, Device>::gradient() const -> const gradient_type* {
+  if ((added_ || phase_ == phase::reducing) && needs_reduction()) detail::refuse_incomplete(info_.name);
+  return const_cast<parameter*>(this)->stored_gradient();
+}
+
+template <class Precision, compute_device Device>
+auto parameter<Precision, Device>::used_gradient(Device& device) -> gradient_type* {
+  require_accumulating();
+  if (deterministic_) detail::refuse_unordered(info_.name);
+  if (empty_) clear_gradient(device);
+  added_ = true;
+  return summed();
+}
+
+template <class Precision, compute_device Device>
+void parameter<Precision, Device>::freeze() {
+  if (frozen_) return;
+  if (storage_) fail({"parameter ", info_.name, ": freeze comes before data parallelism lays parameters side by side"});
+  frozen_ = true;
+  phase_ = phase::none;
+  stored_gradient_.reset();
+  array_->freeze_parameter();
+}
+
+template <class Precision, compute_device Device>
+void parameter<Precision, Device>::initialize(const context<Device>& ctx) {
+  fill_values(ctx, [&](master_type* values) {
+    detail::fill_initial(ctx, info_, part_, stream_of(info_.name), values);
+    clear_padding(ctx, values);
+  });
+}
+
+template <class Precision, compute_device Device>
+void parameter<Precision, Device>::gather(const context<Device>& ctx) {
+  if (storage_) {
+    if (!current_) storage_->gather(ctx);
+    return;
+  }
+  require_given();
+  take_memory(ctx, values_use_, array_->values() + at_, used_bytes<weight_type>());
+  if constexpr (!rounded) {
+    if (!gather_.trivial() || values_pass_by())
+      gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
+    master();  // memory, if it was not asked for yet
+  } else if (gather_.trivial()) {
+    if (!rounded_current_ && (has_stored_values() || !array_->callers_values() || values_pass_by()))
+      kernels::cast(ctx.device, master(), array_->values() + at_, size());
+  } else {  // rounded before it travels: half the bytes
+    auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
+    kernels::cast(ctx.device, master(), part.template data<weight_type>(), size());
+    gather_.run(ctx.device, part.data(), array_->values() + at_, dtype_of<weight_type>);
+  }
+  set_current(true);
+  rounded_current_ = gather_.trivial() && !values_pass_by();
+}
+
+template <class Precision, compute_device Device>
+void parameter<Precision, Device>::zero_gradient(const context<Device>& ctx) {
+  if (added_ && needs_reduction() && !only_counts<Device>) detail::refuse_lost_gradient(info_.name);
+  discard_gradient(ctx);
+}
+
+template <class Precision, compute_device Device>
+void parameter<Precision, Device>::discard_gradient(const context<Device>& ctx) {
+  if (frozen_) return;
+  added_ = false;
+  tying_.wait();  // of a step that an exception has ended
+  phase_ = phase::accumulating;
+  empty_ = true;
+  array_->clear_terms();
+  if (gradients_pass_by()) take_memory(ctx, gradient_use_, array_->gradients() + at_, used_bytes<gradient_type>());
+  if (array_->callers_gradients()) clear_gradient(ctx.device);
+}
+
+template <class Precision, compute_device Device>
+void parameter<Precision, Device>::start_reduction(const context<Device>& ctx) {
+  if (frozen_ || phase_ != phase::accumulating) detail::refuse_reduction(info_.name, frozen_, reduction_begun());
+  if (storage_)
+    fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
+  if (empty_) clear_gradient(ctx.device);  // no pass has met it
+  added_ = false;
+  if (!met_.empty() && detail::notes_values(ctx))
+    detail::note_value(ctx, dual(used_), "the gradient of ", cat({info_.name, " (which meets ", met_, ")"}), summed(),
+                       used_size());
+  ctx.ranks.checks().note_reduction();
+  gradient_type* const out = stored_gradient();
+  if (deterministic_ && !empty_terms())
+    join_terms(ctx, array_->terms(), at_, dual(used_), gather_, out, info_.name);
+  else if (!reduce_.trivial() || out != summed())
+    reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
+  if (stages_)
+    stages_.start_all_reduce(out, out, static_cast<std::size_t>(size()), dtype_of<gradient_type>, reduce_op::sum)
+        .swap(tying_);
+  phase_ = phase::reducing;
+}
+
+template <class Precision, compute_device Device>
+reduced_gradient<Precision, Device> parameter<Precision, Device>::finish_reduction() {
+  if (phase_ != phase::reducing) detail::refuse_finish(info_.name);
+  tying_.wait();
+  return complete_gradient();
+}
+
+template <class Precision, compute_device Device>
+auto parameter<Precision, Device>::begin_update() -> update_target {
+  if (phase_ != phase::reduced)
+    fail({"parameter ", info_.name, ": an optimizer updates it while it is ", name_of(state()),
+          "; reduce(ctx) comes first, and each gradient is used once"});
+  weight_type* to = nullptr;
+  if (rounded && storage_ && storage_->rounded_)
+    to = storage_->rounded_ + storage_begin();
+  else if (rounded && !storage_ && gather_.trivial() && !values_pass_by())
+    to = array_->values() + at_;
+  phase_ = phase::updated;
+  current_ = false;
+  rounded_current_ = to != nullptr;
+  return {master(), to};
+}
+
+template <class Precision, compute_device Device>
+void parameter<Precision, Device>::move_to(const context<Device>& ctx, flat_storage<Precision, Device>& storage,
+                                           std::int64_t at) {
+  if (storage_ && !storage_->axes().empty() && !(storage.slice_of(at, size(), storage.rank()) == slice()))
+    fail({"parameter ", info_.name, ": another training step has cut it in another way; a model has one policy"});
+  const bool has_values = storage_ || (rounded ? !stored_value_.empty() : array_->has_values());
+  const master_type* const old = has_values ? master() - slice().begin : nullptr;
+  if (storage_) storage_->settle();  // a gather to there would be taken for one to the new place
+  storage_ = &storage, in_storage_ = at, rounded_current_ = false;
+  const storage_slice own = slice();
+  if (old)
+    ctx.device.copy(master(), old + own.begin, static_cast<std::size_t>(own.size()) * sizeof(master_type),
+                    ctx.device.main_stream());
+  stored_value_.reset();
+}
+
+template <class Precision, compute_device Device>
+auto parameter<Precision, Device>::master() -> master_type* {
+  if (storage_) return storage_->masters_ + storage_begin();
+  if (callers_master_) return callers_master_;
+  if constexpr (!rounded) {
+    if (gather_.trivial() && !values_pass_by()) return array_->values() + at_;
+  }
+  if (stored_value_.empty()) {  // where it is rounded, `gather` sends it rounded
+    const auto n = static_cast<std::size_t>(size());
+    stored_value_ =
+        rounded ? make_optimizer_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
+    if constexpr (rounded) {  // masters of the caller's weights begin as these
+      if (array_->callers_values() && !stored_apart_)
+        kernels::cast(*device_, array_->values() + at_, stored_value_.template data<master_type>(), size());
+    }
+  }
+  return stored_value_.template data<master_type>();
+}
+
+template <class Precision, compute_device Device>
+auto parameter<Precision, Device>::stored_gradient() -> gradient_type* {
+  if (storage_) return storage_->gradients_ + storage_begin();
+  if (callers_reduced_) return callers_reduced_;
+  if (gather_.trivial() && !gradients_pass_by()) return summed();
+  if (stored_gradient_.empty() && trainable())
+    stored_gradient_ = make_collective_buffer<gradient_type>(*device_, static_cast<std::size_t>(size()));
+  return stored_gradient_.template data<gradient_type>();
+}
+
 PLAIT_COMPILED_TEMPLATE(class parameter<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<double, cpu>)
@@ -585,6 +635,7 @@ namespace plait::detail {
 /// The arrays of callers that parameters use, by their addresses.
 class memory_users {
  public:
+  ~memory_users();
   /// Throws, with both names, where the parameter shares memory of the caller's with one that was added before. One
   /// that is added again is no error, and a frozen one changes nothing. `between_steps`: memory that serves several
   /// parameters in turn, for values that are stored elsewhere, does not count.
@@ -611,26 +662,33 @@ class memory_users {
     const char* what;
   };
 
-  void add(const void* parameter, const std::string& name, const char* what, const void* memory, std::size_t bytes) {
-    if (bytes == 0) return;
-    const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
-    const auto next = users_.lower_bound(begin);
-    const auto check = [&](const auto& at) {
-      const user& other = at->second;
-      if (at->first >= end || begin >= other.end) return;
-      if (parameter == other.parameter && name == other.name && std::string_view(what) == other.what) return;
-      fail({"the ", what, " of parameter ", name, " share memory of the caller's with the ", other.what,
-            " of parameter ", other.name,
-            ", and would be changed twice in a step; let one layer use the parameter of the other "
-            "(linear_options::tied), or give each memory of its own"});
-    };
-    if (next != users_.end()) check(next);
-    if (next != users_.begin()) check(std::prev(next));
-    users_.try_emplace(begin, user{end, parameter, name, what});
-  }
+  void add(const void* parameter, const std::string& name, const char* what, const void* memory, std::size_t bytes);
 
   std::map<std::uintptr_t, user> users_;
 };
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void memory_users::add(const void* parameter, const std::string& name, const char* what,
+                                    const void* memory, std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
+  const auto next = users_.lower_bound(begin);
+  const auto check = [&](const auto& at) {
+    const user& other = at->second;
+    if (at->first >= end || begin >= other.end) return;
+    if (parameter == other.parameter && name == other.name && std::string_view(what) == other.what) return;
+    fail({"the ", what, " of parameter ", name, " share memory of the caller's with the ", other.what, " of parameter ",
+          other.name,
+          ", and would be changed twice in a step; let one layer use the parameter of the other "
+          "(linear_options::tied), or give each memory of its own"});
+  };
+  if (next != users_.end()) check(next);
+  if (next != users_.begin()) check(std::prev(next));
+  users_.try_emplace(begin, user{end, parameter, name, what});
+}
+
+PLAIT_INLINE memory_users::~memory_users() = default;
+#endif
 
 }  // namespace plait::detail
 

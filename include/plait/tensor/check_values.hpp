@@ -17,6 +17,7 @@
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/host_values.hpp"
 #include "plait/comm/value_checks.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/kernels/kernels.hpp"
@@ -290,6 +291,30 @@ void arm_checks(const context<Device>& ctx) {
   ctx.ranks.checks().arm();
   agree_on_context(ctx);
 }
+
+PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
+                                        const float*, std::int64_t, const axis_list&))
+PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
+                                           const float*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
+                                        const bf16*, std::int64_t, const axis_list&))
+PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
+                                           const bf16*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
+                                        const double*, std::int64_t, const axis_list&))
+PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
+                                           const double*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
+                                        const std::int32_t*, std::int64_t, const axis_list&))
+PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
+                                           const std::int32_t*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
+                                        const std::int64_t*, std::int64_t, const axis_list&))
+PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
+                                           const std::int64_t*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void compare_noted(const context<cpu>&, const std::vector<noted_value>&, double))
+PLAIT_COMPILED_TEMPLATE(void compare_values(const context<cpu>&))
+PLAIT_COMPILED_TEMPLATE(void agree_on_context(const context<cpu>&))
 
 }  // namespace detail
 

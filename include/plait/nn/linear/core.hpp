@@ -61,32 +61,7 @@ class linear_core : detail::linear_collectives {
   /// that are pipelined with products (nn/linear/policy.hpp), 1 for none.
   linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
-              std::int64_t overlap = 1)
-      : linear_collectives(ctx.ranks, ctx.sizes, d, info[0].weight.name),
-        names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
-        inputs_first_(d.branches[0].inputs_first),
-        weights_(info.size()),
-        adapters_(info.size()) {
-    bool with_bias = false, weight_apart = false, bias_apart = false;
-    for (std::size_t i = 0; i < info.size(); ++i) {
-      weight_apart = weight_apart || detail::stored_apart(info[i].stored_weight, d.branches[i].placed);
-      if (!info[i].bias) continue;
-      with_bias = true;
-      bias_apart = bias_apart || detail::stored_apart(info[i].stored_bias, d.branches[i].bias_placed);
-    }
-    callers.require_complete(names_.layer(), !shared, with_bias, weight_apart, bias_apart);
-    make_adapters(ctx, d, info);
-    if (overlap != 1) split_into_chunks(overlap, info[0].weight.name);
-    if (shared)
-      share(std::move(shared), d, info[0].weight.name);
-    else
-      make_weights(ctx, d, info, callers);
-    biases_ = detail::linear_biases<Precision, Device>(ctx, d, info, callers, batches_, columns_);
-    for (std::size_t i = 0; i < info.size(); ++i)
-      for (const auto* base : {&weight(i), &bias(i)})
-        if (info[i].lora.rank != 0 && *base) (*base)->freeze();
-    if (ctx.deterministic) take_deterministic_stages(ctx, d, overlap != 1);
-  }
+              std::int64_t overlap = 1);
 
   std::int64_t columns() const { return total_; }
   /// Whether an addend of the output is added in the product's own pass.
@@ -97,94 +72,21 @@ class linear_core : detail::linear_collectives {
 
   /// Makes the collectives ready for the sizes of the context, in its world: batches and lengths may change, and the
   /// weights' dims may not. What a forward pass has kept is of the sizes before.
-  void resize(const context<Device>& ctx, const shared_linears& d) {
-    detail::require_resizable(weight(0)->name(), static_cast<bool>(sums_));
-    detail::arm_checks(ctx);
-    take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
-    adapters_.resize(rows_);
-  }
+  void resize(const context<Device>& ctx, const shared_linears& d);
   /// Binds all weights and biases to other memory of the caller's, named as for the constructor.
-  void rebind(const parameter_memory<Precision>& callers, detail::rebinding how = detail::rebinding::done) {
-    detail::rebind_parameters(names_.layer(), weights_, biases_.all(), callers, tied_, how);
-  }
+  void rebind(const parameter_memory<Precision>& callers, detail::rebinding how = detail::rebinding::done);
 
   /// Throws where a call's context has other sizes, or another mesh, than the layer was made for.
-  void require_context(const context<Device>& ctx) const {
-    require_sizes(weight(0)->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
-  }
+  void require_context(const context<Device>& ctx) const;
 
   /// `addend`, of the output's size, is added to it where it is not null. Throws where y is x or addend.
-  void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr) {
-    const context<Device>& ctx = mb.ctx;
-    const range profiled(ctx.device, names_.forward());
-    require_gathered();
-    const std::string& name = weights_[0]->name();
-    require_context(ctx);
-    detail::require_array(name, "x", x, input_size());
-    detail::require_array(name, "y", y, output_size());
-    detail::require_no_overlap(name, "forward", {y, output_size(), "y"},
-                               {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
-    buffer<Device> gathered, adapted = adapters_.room(ctx.device);
-    const product_result made = (this->*output_)(ctx, x, gathered, adapted, y, addend);
-    if (!made.has_biases) biases_.add(ctx.device, y, output_size());
-    if (addend && !made.has_addend) kernels::accumulate(ctx.device, addend, y, output_size());
-    if (keep) {
-      detail::saved_stamp stamp = keep->stamp;
-      stamp.make(weights_[0].get(), mb.index, x);
-      *keep = {};  // of an earlier pass
-      keep->stamp = stamp;
-    }
-    if (!keep || mb.policy != recompute::none) return;
-    if (weights_trainable()) keep->gathered = std::move(gathered);
-    if (adapters_.trainable()) keep->adapted = std::move(adapted);
-  }
+  void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr);
 
   /// dx is overwritten, with the sum of the gradient and `addend` where that is not null; x, dy and addend must not be
   /// dx, and it throws where one is. If weight gradients are deferred, x must live until they are computed; dy need
   /// not.
   void backward(const microbatch<Device>& mb, const T* x, linear_saved<Device>& saved, const T* dy, T* dx,
-                const T* addend = nullptr) {
-    const context<Device>& ctx = mb.ctx;
-    const range profiled(ctx.device, names_.backward());
-    check_backward(mb, x, saved, dy, dx, addend);
-    const bool weights = weights_trainable(), trains = weights || biases_.trainable();
-    buffer<Device> resolved, kept_dy;
-    if (mb.deferred && trains && (biases_.trainable() || backward_output_.trivial())) {
-      kept_dy = make_buffer<T>(ctx.device, static_cast<std::size_t>(output_size()));
-      ctx.device.copy(kept_dy.data(), dy, kept_dy.bytes(), ctx.device.main_stream());
-      dy = kept_dy.template data<T>();
-    }
-    whole_gather<Device> again;  // of an input that was not kept
-    if (weights && saved.gathered.empty())
-      again = forward_input_.gather_beside(ctx.device, x, saved.gathered, dx != nullptr);
-    buffer<Device> dadapted = adapters_.room(ctx.device);
-    product_result made;
-    const T* d = dy;
-    if (dx) {
-      made = (this->*input_gradient_)(ctx, dy, resolved, dadapted, dx, addend, d);
-    } else {
-      d = backward_output_.gather(ctx.device, dy, resolved);
-      adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
-    }
-    again.finish(ctx.device);
-    if (adapters_.trainable() && saved.adapted.empty()) {
-      saved.adapted = adapters_.room(ctx.device);
-      const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
-      adapters_.hidden(ctx.device, all_rows(), in, saved.adapted);
-    }
-    if (trains)
-      mb.on_weights([this, &ctx, x, dy, d, index = mb.index, count = mb.count, resolved = std::move(resolved),
-                     kept_dy = std::move(kept_dy), gathered = std::move(saved.gathered),
-                     adapted = std::move(saved.adapted), dadapted = std::move(dadapted)] {
-        const range weights_shown(ctx.device, names_.weights());
-        const T* const input = gathered.empty() ? x : gathered.template data<T>();
-        (this->*gradients_)(ctx, index, count, d, input, dy);
-        adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
-      });
-    if (!dx) return;
-    made.under_way.wait();
-    if (addend && !made.has_addend) kernels::accumulate(ctx.device, addend, dx, input_size());
-  }
+                const T* addend = nullptr);
 
   const parameter_ptr<Precision, Device>& weight(std::size_t i) const { return names_.checked(weights_)[i]; }
   const parameter_ptr<Precision, Device>& bias(std::size_t i) const { return names_.checked(biases_)[i]; }
@@ -418,6 +320,126 @@ class linear_core : detail::linear_collectives {
   detail::deterministic_linear<Precision, Device> sums_;  ///< of the stages with deterministic sums
   gradient_terms<Precision, Device>* terms_ = nullptr;    ///< of the weights, for these stages
 };
+
+template <class Precision, compute_device Device>
+linear_core<Precision, Device>::linear_core(const context<Device>& ctx, const shared_linears& d,
+                                            std::vector<linear_branch> info, const parameter_memory<Precision>& callers,
+                                            parameter_ptr<Precision, Device> shared, std::int64_t overlap)
+    : linear_collectives(ctx.ranks, ctx.sizes, d, info[0].weight.name),
+      names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
+      inputs_first_(d.branches[0].inputs_first),
+      weights_(info.size()),
+      adapters_(info.size()) {
+  bool with_bias = false, weight_apart = false, bias_apart = false;
+  for (std::size_t i = 0; i < info.size(); ++i) {
+    weight_apart = weight_apart || detail::stored_apart(info[i].stored_weight, d.branches[i].placed);
+    if (!info[i].bias) continue;
+    with_bias = true;
+    bias_apart = bias_apart || detail::stored_apart(info[i].stored_bias, d.branches[i].bias_placed);
+  }
+  callers.require_complete(names_.layer(), !shared, with_bias, weight_apart, bias_apart);
+  make_adapters(ctx, d, info);
+  if (overlap != 1) split_into_chunks(overlap, info[0].weight.name);
+  if (shared)
+    share(std::move(shared), d, info[0].weight.name);
+  else
+    make_weights(ctx, d, info, callers);
+  biases_ = detail::linear_biases<Precision, Device>(ctx, d, info, callers, batches_, columns_);
+  for (std::size_t i = 0; i < info.size(); ++i)
+    for (const auto* base : {&weight(i), &bias(i)})
+      if (info[i].lora.rank != 0 && *base) (*base)->freeze();
+  if (ctx.deterministic) take_deterministic_stages(ctx, d, overlap != 1);
+}
+
+template <class Precision, compute_device Device>
+void linear_core<Precision, Device>::resize(const context<Device>& ctx, const shared_linears& d) {
+  detail::require_resizable(weight(0)->name(), static_cast<bool>(sums_));
+  detail::arm_checks(ctx);
+  take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
+  adapters_.resize(rows_);
+}
+
+template <class Precision, compute_device Device>
+void linear_core<Precision, Device>::rebind(const parameter_memory<Precision>& callers, detail::rebinding how) {
+  detail::rebind_parameters(names_.layer(), weights_, biases_.all(), callers, tied_, how);
+}
+
+template <class Precision, compute_device Device>
+void linear_core<Precision, Device>::require_context(const context<Device>& ctx) const {
+  require_sizes(weight(0)->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+}
+
+template <class Precision, compute_device Device>
+void linear_core<Precision, Device>::forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep,
+                                             const T* addend) {
+  const context<Device>& ctx = mb.ctx;
+  const range profiled(ctx.device, names_.forward());
+  require_gathered();
+  const std::string& name = weights_[0]->name();
+  require_context(ctx);
+  detail::require_array(name, "x", x, input_size());
+  detail::require_array(name, "y", y, output_size());
+  detail::require_no_overlap(name, "forward", {y, output_size(), "y"},
+                             {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
+  buffer<Device> gathered, adapted = adapters_.room(ctx.device);
+  const product_result made = (this->*output_)(ctx, x, gathered, adapted, y, addend);
+  if (!made.has_biases) biases_.add(ctx.device, y, output_size());
+  if (addend && !made.has_addend) kernels::accumulate(ctx.device, addend, y, output_size());
+  if (keep) {
+    detail::saved_stamp stamp = keep->stamp;
+    stamp.make(weights_[0].get(), mb.index, x);
+    *keep = {};  // of an earlier pass
+    keep->stamp = stamp;
+  }
+  if (!keep || mb.policy != recompute::none) return;
+  if (weights_trainable()) keep->gathered = std::move(gathered);
+  if (adapters_.trainable()) keep->adapted = std::move(adapted);
+}
+
+template <class Precision, compute_device Device>
+void linear_core<Precision, Device>::backward(const microbatch<Device>& mb, const T* x, linear_saved<Device>& saved,
+                                              const T* dy, T* dx, const T* addend) {
+  const context<Device>& ctx = mb.ctx;
+  const range profiled(ctx.device, names_.backward());
+  check_backward(mb, x, saved, dy, dx, addend);
+  const bool weights = weights_trainable(), trains = weights || biases_.trainable();
+  buffer<Device> resolved, kept_dy;
+  if (mb.deferred && trains && (biases_.trainable() || backward_output_.trivial())) {
+    kept_dy = make_buffer<T>(ctx.device, static_cast<std::size_t>(output_size()));
+    ctx.device.copy(kept_dy.data(), dy, kept_dy.bytes(), ctx.device.main_stream());
+    dy = kept_dy.template data<T>();
+  }
+  whole_gather<Device> again;  // of an input that was not kept
+  if (weights && saved.gathered.empty())
+    again = forward_input_.gather_beside(ctx.device, x, saved.gathered, dx != nullptr);
+  buffer<Device> dadapted = adapters_.room(ctx.device);
+  product_result made;
+  const T* d = dy;
+  if (dx) {
+    made = (this->*input_gradient_)(ctx, dy, resolved, dadapted, dx, addend, d);
+  } else {
+    d = backward_output_.gather(ctx.device, dy, resolved);
+    adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
+  }
+  again.finish(ctx.device);
+  if (adapters_.trainable() && saved.adapted.empty()) {
+    saved.adapted = adapters_.room(ctx.device);
+    const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
+    adapters_.hidden(ctx.device, all_rows(), in, saved.adapted);
+  }
+  if (trains)
+    mb.on_weights([this, &ctx, x, dy, d, index = mb.index, count = mb.count, resolved = std::move(resolved),
+                   kept_dy = std::move(kept_dy), gathered = std::move(saved.gathered),
+                   adapted = std::move(saved.adapted), dadapted = std::move(dadapted)] {
+      const range weights_shown(ctx.device, names_.weights());
+      const T* const input = gathered.empty() ? x : gathered.template data<T>();
+      (this->*gradients_)(ctx, index, count, d, input, dy);
+      adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
+    });
+  if (!dx) return;
+  made.under_way.wait();
+  if (addend && !made.has_addend) kernels::accumulate(ctx.device, addend, dx, input_size());
+}
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class linear_core<bf16, cpu>)
