@@ -1,0 +1,63 @@
+# Sourced by tests of programs that were made parallel: `numbers` compares what they print with the plain program, `lines`
+# counts what was added to it.
+. "$(dirname "$0")/lib/base.sh"
+text=$SOURCE/examples/data/kjv.txt
+steps=10
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+
+# numbers PLAIN PROGRAM...: on 1, 2 and 4 threads and processes of MPI, each program prints the losses and gradient norms of
+# the plain one to 1e-5.
+numbers() {
+  plain=$1
+  shift
+  "$BIN/$plain" $steps "$text" >"$work/plain" 2>"$work/errors" || fail "$plain: $(cat "$work/errors")"
+  [ "$(wc -l <"$work/plain")" = $steps ] || fail "$plain prints other than $steps steps: $(cat "$work/plain")"
+  awk 'NR == 1 { first = $4 } { last = $4 } END { exit !(last < first - 0.5) }' "$work/plain" ||
+    fail "the loss does not fall: $(cat "$work/plain")"
+  mpi="no mpirun: threads alone"
+  if command -v mpirun >/dev/null; then
+    mpi="no MPI in $1: threads alone"
+    # Without MPI, "mpi" is no number of ranks.
+    "$BIN/$1" 0 "$text" mpi >/dev/null 2>&1 && mpi=
+  fi
+  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+  for program in "$@"; do
+    for ranks in 1 2 4; do
+      "$BIN/$program" $steps "$text" $ranks >"$work/$program-$ranks" 2>"$work/errors-$ranks" ||
+        fail "$program on $ranks ranks: $(cat "$work/errors-$ranks")"
+      same "$program-$ranks"
+      [ -z "$mpi" ] || continue
+      timeout 60 mpirun -n $ranks --allow-run-as-root --oversubscribe "$BIN/$program" $steps "$text" mpi \
+        >"$work/$program-mpi-$ranks" 2>"$work/errors" || fail "$program by mpirun -n $ranks: $(cat "$work/errors")"
+      same "$program-mpi-$ranks"
+    done
+  done
+}
+# same NAME: what NAME has printed are the steps of the plain program.
+same() {
+  paste "$work/plain" "$work/$1" | awk -v steps=$steps '
+    function apart(a, b) { return a == "" || b == "" || (a - b) ^ 2 > (1e-5 * a) ^ 2 }
+    NF != 14 || $1 != "step" || $8 != "step" || $2 != $9 || apart($4, $11) || apart($7, $14) { bad = 1; print }
+    END { exit bad || NR != steps }' >"$work/apart" || fail "$1 is not what plain prints: $(cat "$work/apart")"
+}
+
+# lines PROGRAM MOST, in the folder of an example: PROGRAM adds at most MOST lines to plain.cpp. The README says how many, and
+# shows lines of the two.
+lines() {
+  diff plain.cpp "$1" >"$work/diff" && fail "the programs are the same"
+  added=$(grep -c '^>' "$work/diff") removed=$(grep -c '^<' "$work/diff")
+  [ "$added" -le "$2" ] || fail "$1 adds $added lines to plain.cpp; at most $2 are wanted"
+  counted="$(wc -l <plain.cpp) lines, $added added and $removed removed"
+  grep -q "$counted" README.md || fail "the README does not say '$counted'"
+  sed -n '/^```diff$/,/^```$/p' README.md | grep -v '^```' >"$work/shown"
+  [ "$(wc -l <"$work/shown")" -gt 15 ] || fail "the README shows nothing of the difference"
+  while IFS= read -r line; do
+    case $line in
+      -*) file=plain.cpp ;;
+      *) file=$1 ;;
+    esac
+    grep -Fxq -e "${line#?}" "$file" || fail "the README shows '$line', and $file has no such line"
+  done <"$work/shown"
+}

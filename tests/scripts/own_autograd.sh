@@ -1,0 +1,16 @@
+#!/bin/sh
+# A program with an autograd of its own on ranks that share weights, gradients and moments out (ZeRO 3): the losses and
+# gradient norms of the plain program, on 1, 2 and 4 threads and processes of MPI; the memory that its page says; few added
+# lines. unit/nn/callers_zero.cpp has what is refused.
+# timeout: 300
+. "$(dirname "$0")/lib/made_parallel.sh"
+numbers own_autograd_plain own_autograd_zero
+cd "$SOURCE/examples/own_autograd"
+lines zero.cpp 125
+for ranks in 1 2 4; do
+  bytes=$(sed -n 's/^\([0-9]*\) bytes of weights, gradients and moments$/\1/p' "$work/errors-$ranks")
+  [ -n "$bytes" ] && grep -q "| $ranks | $bytes |" README.md || fail "the README does not say '| $ranks | $bytes |'"
+done
+if "$BIN/own_autograd_zero" 1 "$text" 3 >/dev/null 2>"$work/errors"; then fail "32 samples on 3 ranks are not refused"; fi
+grep -q "^own_autograd_zero: .*batch is 32, sharded over dp=3" "$work/errors" || fail "3 ranks: $(cat "$work/errors")"
+[ -z "$mpi" ] || echo "$mpi"
