@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "blocks.hpp"
@@ -32,10 +33,11 @@ using per_head = pl::spec<batch, seq, my_heads, head_dim>;
 using projected = pl::spec<batch, seq, three, my_heads, head_dim>;
 using probabilities = pl::spec<batch, my_heads, seq, keys>;
 using inner = pl::spec<batch, seq, my_ffn>;
+using learned_places = pl::free_parameter<float, pl::spec<position, hidden>, residual>;
 struct without_batch {
-  static constexpr pl::layout value = pl::reduce_sum(pl::layout_v<residual>, pl::dim_of<batch>).result;
+  static constexpr pl::layout value = pl::reduce_sum(pl::layout_v<learned_places::met>, pl::dim_of<batch>).result;
 };
-using own_places = pl::spec_from<without_batch, residual>;
+using own_places = pl::spec_from<without_batch, learned_places::met>;
 using logits = pl::spec<batch, seq, pl::shard<vocab, tp>>;
 using table = pl::spec<pl::shard<vocab, tp>, hidden>;
 template <class Spec>
@@ -247,7 +249,7 @@ struct model_on_ranks : model {
   const pl::context<pl::cpu>& ctx;
   pl::embedding<float, pl::layer_policy<ids, table, residual>> lookup{
       ctx, gpt.vocab, "table", {.memory = {w.table, g.table}}};
-  pl::free_parameter<float, pl::spec<position, hidden>, residual> places{ctx, "places", {w.places, g.places}};
+  learned_places places{ctx, "places", {w.places, g.places}};
   norm_layer last_norm{ctx, 1e-5, "norm", {w.norm_w, g.norm_w, w.norm_b, g.norm_b}};
   pl::with_saved<pl::linear<float, pl::layer_policy<residual, table, logits>>> head{
       ctx, "head", {.tied = lookup.weight()}};
@@ -372,7 +374,7 @@ void train(const pl::any_communicator& ranks, int steps, const std::vector<unsig
   parameters whole;  // the arrays of plain.cpp, of which every rank takes its parts
   float* const block = make_block(tensors_of(whole, gpt));
   initialize(tensors_of(whole, gpt));
-  pl::take_parts(ctx, block, m);
+  pl::take_parts(ctx, std::span(block, total(tensors_of(whole, gpt))), m);
   free(block);
   for (int step = 1; step <= steps; ++step) {
     read_batch(tokens, labels, text, step - 1);

@@ -9,7 +9,7 @@ import re
 import sys
 
 KINDS = {"unit": "unit", "parity": "parity", "cuda": "cuda", "cuda_on_cpu": "cuda", "mpi": "mpi", "fail": "fail",
-         "fuzz": "fuzz", "codegen": "codegen", "script": "scripts"}
+         "fuzz": "fuzz", "codegen": "codegen", "ports": "ports", "script": "scripts"}
 BESIDE = {"include", "include/plait", "tests", "examples", "benchmarks"}  # paths begin here, at the root, or at the file
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`((?:[\w.]+/)+\w+\.(?:hpp|cpp|cu|h|py|sh|md|json|csv))`")

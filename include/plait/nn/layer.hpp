@@ -797,10 +797,11 @@ class with_saved : public Layer {
   void forward(const mb& in, const X& x, const More&... more) {
     Layer::forward(in, x, more...);
   }
-  template <class X, class... More>
-    requires(detail::no_numbers<X, T> || detail::other_spec<X, input> || (detail::no_numbers<More, T> || ...))
-  void backward(const mb& in, const X& x, const More&... more) {
-    Layer::backward(in, x, saved_, more...);
+  template <class X, class Gradient, class... More>
+    requires(detail::no_numbers<X, T> || detail::other_spec<X, input> || detail::no_numbers<Gradient, T> ||
+             (detail::no_numbers<More, T> || ...) || detail::other_result<T, dual_t<input>, More...>)
+  void backward(const mb& in, const X& x, const Gradient& dy, const More&... more) {
+    Layer::backward(in, x, saved_, dy, more...);
   }
   /// As the layer's own; what was kept is forgotten.
   void resize(const context<typename Layer::device>& ctx) {

@@ -58,6 +58,7 @@ class free_parameter {
     parameter_->check_terms(describe(layout_v<Met>));
   }
 
+  using met = Met;
   /// How the program's kernel meets it: `Placed`, replicated where it is invariant and `Met` is not.
   using used = use_t<Placed, Met>;
 

@@ -1,0 +1,14 @@
+// What examples/gpt2_c/parallel.cpp includes, and bugs in it.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "../../examples/gpt2_c/blocks.hpp"
+#include "plait/comm/typed.hpp"
+#include "plait/nn.hpp"
+#include "plait/parallel/gradient_norm.hpp"
