@@ -58,11 +58,11 @@ class head_norms {
     weight.dims.push_back({queries.dims.back().dim, {}});
     for (std::size_t i = 0; i < 2; ++i) {
       const std::string norm = name + (i == 0 ? ".q_norm" : ".k_norm");
-      callers[i].require_complete(norm, true, false);
       weights_[i] = std::make_shared<parameter<Precision, Device>>(
           ctx, parameter_info{norm + ".weight", {head_dim}, {1, 0}, false}, weight, weight, i == 0 ? queries : keys,
           parameter_place<Precision, Device>(ctx.device, head_dim, callers[i].weight.pointer(),
                                              callers[i].gradient.pointer(), callers[i].master.pointer()));
+      require_memory<Precision, Device>(norm, {weights_[i]}, {}, callers[i]);
     }
   }
 

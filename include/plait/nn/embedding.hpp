@@ -102,10 +102,8 @@ class embedding
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
   embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", options how = {})
       : names_(name), vocab_(vocab), padding_row_(how.padding_row) {
-    constexpr layout stored = layout_v<typename detail::stored_weight<policy>::type>;
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
-    how.memory.require_complete(name, true, false, detail::stored_apart(stored, layout_v<weight_spec>));
     enforce_divides(layout_v<weight_spec>, ctx.ranks.shape(), ctx.sizes, name,
                     {layout_v<weight_spec>.dims[0].dim, "the embedding the true one as vocab"});
     const box used = local_box(value::derivation.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
@@ -118,10 +116,11 @@ class embedding
     width_ = used.local[1];
     table_ = std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages, false},
-        stored, layout_v<weight_spec>, layout_v<input>,
+        layout_v<typename detail::stored_weight<policy>::type>, layout_v<weight_spec>, layout_v<input>,
         parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
                                            how.memory.gradient.pointer(), how.memory.master.pointer(),
                                            how.memory.reduced.pointer()));
+    detail::require_memory<Precision, Device>(name, {table_}, {}, how.memory);
     take_sizes(ctx, name);
     if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
       require_any_order(ctx, name, "a table whose rows are cut");

@@ -74,8 +74,6 @@ class norm_core {
     take_sizes(ctx, input, name);
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
-    const bool apart = stored_apart(stored, placed);
-    callers.require_complete(name, true, with_bias, apart, apart);
     const auto make = [&](const char* which, double start, const auto& value, const auto& gradient, const auto& master,
                           const auto& reduced) {
       return std::make_shared<parameter<Precision, Device>>(
@@ -86,6 +84,7 @@ class norm_core {
     weight = make(".weight", 1, callers.weight, callers.gradient, callers.master, callers.reduced);
     if (with_bias)
       bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master, callers.bias_reduced);
+    require_memory<Precision, Device>(name, {weight}, {bias}, callers);
     if (row_group) require_any_order(ctx, name, "norms of rows that ranks share");
     one_pass = in_place && !row_group && !ctx.deterministic;
     if (!ctx.deterministic) return;

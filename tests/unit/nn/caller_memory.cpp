@@ -14,6 +14,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/loss.hpp"
+#include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/tensor.hpp"
@@ -83,9 +84,39 @@ TEST_CASE("who gives some of a layer's memory says something of all of it") {
   CHECK(refused([](auto& ctx, float* w, float* g, float*) {
           linear<float, up>(ctx, "up", {.memory = {w, g}});
           linear<float, up>(ctx, "up", {.memory = {w, own_memory}});
+          linear<float, up>(ctx, "up", {.memory = {part<float, up::weight>(ctx, w), part<float, up::weight>(ctx, g)}});
           linear<float, up_with_bias>(
               ctx, "up", {.memory = {.weight = w, .gradient = g, .bias = own_memory, .bias_gradient = own_memory}});
         }) == "");
+}
+
+TEST_CASE("a typed pointer lies as the layer's array does, or is refused") {
+  const auto refused = [](auto make) {
+    return on_ranks(2, [&](const context<cpu>& ctx) {
+      std::vector<float> w(2 * wide * width), g(w);
+      make(ctx, w.data(), g.data());
+    });
+  };
+  CHECK(has(refused([](auto& ctx, float* w, float* g) {
+              linear<float, up>(ctx, "up", {.memory = {part<float, down::weight>(ctx, w), g}});
+            }),
+            "up: memory.weight is a part <hidden, shard<ffn, tp>>, and this array of the layer lies as "
+            "<shard<ffn, tp>, hidden>: dims and their axes must be the same"));
+  CHECK(has(refused([](auto& ctx, float* w, float* g) {
+              const context<cpu> longer = with_sizes(ctx, sizes_of<seq, hidden, ffn>(tokens, width, 2 * wide));
+              linear<float, up>(ctx, "up", {.memory = {w, part<float, up::weight>(longer, g)}});
+            }),
+            "up: memory.gradient is a part of 24 elements, and this array of the layer has 12: make both for one"));
+  CHECK(has(refused([](auto& ctx, float* w, float* g) {
+              linear<float, up> layer(ctx, "up", {.memory = {w, g}});
+              layer.rebind({w, part<float, spec<ffn, hidden>>(ctx, g)});
+            }),
+            "up: memory.gradient is a part <ffn, hidden>, and this array"));
+  CHECK(has(refused([](auto& ctx, float* w, float* g) {
+              swiglu_mlp<float, tensor_strategy>(ctx, "mlp", {}, false, {}, 0,
+                                                 {.gate_up = {part<float, up::weight>(ctx, w), g}, .down = {w, g}});
+            }),
+            "memory.weight is a part, and the layer has several parameters there, one after the other"));
 }
 
 TEST_CASE("rounded weights of the caller: masters are asked for, and nothing is overwritten") {

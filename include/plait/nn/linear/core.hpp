@@ -330,14 +330,6 @@ linear_core<Precision, Device>::linear_core(const context<Device>& ctx, const sh
       inputs_first_(d.branches[0].inputs_first),
       weights_(info.size()),
       adapters_(info.size()) {
-  bool with_bias = false, weight_apart = false, bias_apart = false;
-  for (std::size_t i = 0; i < info.size(); ++i) {
-    weight_apart = weight_apart || detail::stored_apart(info[i].stored_weight, d.branches[i].placed);
-    if (!info[i].bias) continue;
-    with_bias = true;
-    bias_apart = bias_apart || detail::stored_apart(info[i].stored_bias, d.branches[i].bias_placed);
-  }
-  callers.require_complete(names_.layer(), !shared, with_bias, weight_apart, bias_apart);
   make_adapters(ctx, d, info);
   if (overlap != 1) split_into_chunks(overlap, info[0].weight.name);
   if (shared)
@@ -345,6 +337,7 @@ linear_core<Precision, Device>::linear_core(const context<Device>& ctx, const sh
   else
     make_weights(ctx, d, info, callers);
   biases_ = detail::linear_biases<Precision, Device>(ctx, d, info, callers, batches_, columns_);
+  detail::require_memory(names_.layer(), weights_, biases_.all(), callers, tied_);
   for (std::size_t i = 0; i < info.size(); ++i)
     for (const auto* base : {&weight(i), &bias(i)})
       if (info[i].lora.rank != 0 && *base) (*base)->freeze();

@@ -43,7 +43,6 @@ class free_parameter {
                  initializer init = {})
       : names_(name) {
     const layout& placed = layout_v<Placed>;
-    callers.require_complete(name, true, false, detail::stored_apart(layout_v<Stored>, placed));
     enforce_divides(placed, ctx.ranks.shape(), ctx.sizes, name);
     enforce_divides(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, name + ": as it is stored");
     enforce_divides(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name + ": what it meets");
@@ -55,6 +54,7 @@ class free_parameter {
         parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
                                            callers.weight.pointer(), callers.gradient.pointer(),
                                            callers.master.pointer(), callers.reduced.pointer()));
+    detail::require_memory<Precision, Device>(name, {parameter_}, {}, callers);
     parameter_->check_terms(describe(layout_v<Met>));
   }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -12,6 +13,8 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
+#include "plait/layout/check.hpp"
+#include "plait/layout/part.hpp"
 #include "plait/nn/parameter.hpp"
 
 namespace plait {
@@ -21,7 +24,8 @@ namespace plait {
 struct own_memory_t {};
 inline constexpr own_memory_t own_memory{};
 
-/// Where memory lies: at the caller's pointer, in the layer's own memory, or unsaid.
+/// Where memory lies: at the caller's pointer, in the layer's own memory, or unsaid. A typed pointer (`part`) is
+/// compared with the layer's array when the layer is made: dims, their axes, and sizes.
 template <class T>
 class memory_at {
  public:
@@ -32,17 +36,36 @@ class memory_at {
   template <class Other>
     requires same_bits<Other, T>
   memory_at(Other* pointer) : memory_at(elements_of<T>(pointer)) {}  // NOLINT
+  template <class Other, spec_like Spec>
+    requires(std::is_same_v<Other, T> || same_bits<Other, T>)
+  memory_at(const part<Other, Spec>& typed)  // NOLINT
+      : memory_at(typed.unchecked()) {
+    lies_ = &layout_v<Spec>, size_ = typed.size();
+  }
 
   /// Null for memory of the layer's own.
   constexpr T* pointer() const { return at_; }
   constexpr bool said() const { return said_; }
   /// Whether the caller has given a pointer.
   constexpr bool given() const { return here_; }
+  /// Where a typed pointer was given: how it lies, and its elements. Null for a bare one.
+  const layout* lies() const { return lies_; }
+  std::int64_t size() const { return size_; }
 
  private:
   T* at_ = nullptr;
+  const layout* lies_ = nullptr;
+  std::int64_t size_ = 0;
   bool said_ = false;
   bool here_ = false;
+};
+
+/// An array of a layer's parameters: of one, or of several, one after the other.
+struct array_layouts {
+  layout used, stored;
+  std::int64_t used_size = 0, stored_size = 0;
+  bool apart = false;    ///< whether one of them is stored in another way than it is used
+  bool several = false;  ///< which no part can describe
 };
 
 /// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
@@ -74,45 +97,78 @@ struct parameter_memory {
   }
 
   /// Throws if a pointer is null, if something is missing, or if the layer has no use for it: a weight that is another
-  /// layer's, a bias without one, masters where nothing is rounded or stored in another way (`weight_apart`,
-  /// `bias_apart`).
-  void require_complete(const std::string& layer, bool with_weight, bool with_bias, bool weight_apart = false,
-                        bool bias_apart = false) const {
+  /// layer's or a bias without one (null), masters where nothing is rounded or stored in another way. Throws also where
+  /// a typed pointer lies in another way than the array.
+  void require_complete(const std::string& layer, const array_layouts* weights, const array_layouts* biases) const {
     constexpr bool rounded = !std::is_same_v<weight_of<Precision>, master_of<Precision>>;
-    const struct {
-      std::string_view name;
-      bool said, given, null, needed;
-    } all[] = {
-        {"weight", weight.said(), weight.given(), !weight.pointer(), with_weight},
-        {"gradient", gradient.said(), gradient.given(), !gradient.pointer(), with_weight},
-        {"master", master.said(), master.given(), !master.pointer(), with_weight && (rounded || weight_apart)},
-        {"reduced", reduced.said(), reduced.given(), !reduced.pointer(), with_weight && weight_apart},
-        {"bias", bias.said(), bias.given(), !bias.pointer(), with_bias},
-        {"bias_gradient", bias_gradient.said(), bias_gradient.given(), !bias_gradient.pointer(), with_bias},
-        {"bias_master", bias_master.said(), bias_master.given(), !bias_master.pointer(),
-         with_bias && (rounded || bias_apart)},
-        {"bias_reduced", bias_reduced.said(), bias_reduced.given(), !bias_reduced.pointer(), with_bias && bias_apart}};
+    const bool w_apart = weights && weights->apart, b_apart = biases && biases->apart;
+    const asked all[] = {{"weight", weight, weights, weights != nullptr, false},
+                         {"gradient", gradient, weights, weights != nullptr, false},
+                         {"master", master, weights, weights && (rounded || w_apart), true},
+                         {"reduced", reduced, weights, w_apart, true},
+                         {"bias", bias, biases, biases != nullptr, false},
+                         {"bias_gradient", bias_gradient, biases, biases != nullptr, false},
+                         {"bias_master", bias_master, biases, biases && (rounded || b_apart), true},
+                         {"bias_reduced", bias_reduced, biases, b_apart, true}};
     std::string_view first;
-    for (const auto& m : all) {
+    for (const asked& m : all) {
       if (!m.given) continue;
-      if (!m.needed)
-        fail({layer, ": memory.", m.name, " is given, and this layer has none (",
-              m.name.starts_with("bias") ? with_bias ? "its bias is stored as it is used" : "it has no bias"
-              : with_weight              ? "its weight is stored as it is used"
-                                         : "its weight is another layer's",
-              ")"});
-      if (m.null)
-        fail({layer, ": memory.", m.name,
-              " is null: allocate it before the layer is made, or say pl::own_memory, and the "
-              "layer allocates it"});
+      m.require_right(layer);
       if (first.empty()) first = m.name;
     }
     if (first.empty()) return;
-    for (const auto& m : all)
+    for (const asked& m : all)
       if (m.needed && !m.said)
         fail({layer, ": memory gives ", first, " and says nothing of ", m.name,
               ": give a pointer, or pl::own_memory, and the layer allocates it"});
   }
+
+ private:
+  /// What the caller says of one array, and what the layer needs.
+  struct asked {
+    template <class T>
+    asked(std::string_view n, const memory_at<T>& at, const array_layouts* a, bool is_needed, bool is_stored)
+        : name(n),
+          said(at.said()),
+          given(at.given()),
+          null(!at.pointer()),
+          needed(is_needed),
+          stored(is_stored),
+          array(a),
+          lies(at.lies()),
+          size(at.size()) {}
+
+    void require_right(const std::string& layer) const {
+      const bool of_bias = name.starts_with("bias");
+      if (!needed)
+        fail({layer, ": memory.", name, " is given, and this layer has none (",
+              of_bias ? array ? "its bias is stored as it is used" : "it has no bias"
+              : array ? "its weight is stored as it is used"
+                      : "its weight is another layer's",
+              ")"});
+      if (null)
+        fail({layer, ": memory.", name,
+              " is null: allocate it before the layer is made, or say pl::own_memory, and the layer allocates it"});
+      if (!lies) return;
+      if (array->several)
+        fail({layer, ": memory.", name, " is a part, and the layer has several parameters there, one after the other: ",
+              "give a pointer to the first, by unchecked()"});
+      const layout& expected = stored ? array->stored : array->used;
+      const std::int64_t elements = stored ? array->stored_size : array->used_size;
+      if (!(lies->dims == expected.dims))
+        fail({layer, ": memory.", name, " is a part ", describe(*lies), ", and this array of the layer lies as ",
+              describe(expected), ": dims and their axes must be the same"});
+      if (size != elements)
+        fail({layer, ": memory.", name, " is a part of ", size, " elements, and this array of the layer has ", elements,
+              ": make both for one context"});
+    }
+
+    std::string_view name;
+    bool said, given, null, needed, stored;
+    const array_layouts* array;
+    const layout* lies;
+    std::int64_t size;
+  };
 };
 
 namespace detail {
@@ -233,16 +289,37 @@ class parameter_rebinding {
 /// Whether a rebinding is done, or only checked, by a layer that is made of several and changes all of them or none.
 enum class rebinding : std::uint8_t { done, checked };
 
-/// Binds a layer's weights and biases to other memory of the caller's, or throws and changes nothing. `tied`: the
-/// weight is another layer's, which binds it. A parameter is null for a branch without a bias.
+/// How the array of some parameters lies; nothing where there are none.
+template <class Precision, compute_device Device>
+std::optional<array_layouts> layouts_of(const std::vector<parameter_ptr<Precision, Device>>& all) {
+  std::optional<array_layouts> out;
+  for (const auto& p : all) {
+    if (!p) continue;
+    if (out)
+      out->several = true;
+    else
+      out = array_layouts{p->used(), p->stored(), p->used_size(), p->size()};
+    out->apart = out->apart || p->stored_apart();
+  }
+  return out;
+}
+/// Throws unless the caller's memory is what a layer of these parameters needs. `tied`: the weight is another layer's.
+/// A parameter is null for a branch without a bias.
+template <class Precision, compute_device Device>
+void require_memory(std::string_view layer, const std::vector<parameter_ptr<Precision, Device>>& weights,
+                    const std::vector<parameter_ptr<Precision, Device>>& biases,
+                    const parameter_memory<Precision>& memory, bool tied = false) {
+  const auto of_weights = layouts_of<Precision, Device>(weights), of_biases = layouts_of<Precision, Device>(biases);
+  memory.require_complete(std::string(layer), tied ? nullptr : &*of_weights, of_biases ? &*of_biases : nullptr);
+}
+
+/// Binds a layer's weights and biases to other memory of the caller's, or throws and changes nothing. `tied`: that
+/// layer binds it.
 template <class Precision, compute_device Device>
 void rebind_parameters(std::string_view layer, const std::vector<parameter_ptr<Precision, Device>>& weights,
                        const std::vector<parameter_ptr<Precision, Device>>& biases,
                        const parameter_memory<Precision>& memory, bool tied = false, rebinding how = rebinding::done) {
-  bool with_bias = false, weight_apart = false, bias_apart = false;
-  for (const auto& p : weights) weight_apart = weight_apart || (p && p->stored_apart());
-  for (const auto& p : biases) with_bias = with_bias || p, bias_apart = bias_apart || (p && p->stored_apart());
-  memory.require_complete(std::string(layer), !tied, with_bias, weight_apart, bias_apart);
+  require_memory<Precision, Device>(layer, weights, biases, memory, tied);
   const parameter_rebinding<Precision, Device> of_weights(layer, "", weights, memory.weight, memory.gradient,
                                                           memory.master, memory.reduced);
   const parameter_rebinding<Precision, Device> of_biases(layer, "bias_", biases, memory.bias, memory.bias_gradient,
