@@ -124,7 +124,7 @@ struct parameter_memory {
   }
 
  private:
-  /// What the caller says of one array, and what the layer needs.
+  /// One array as the caller names it, and what the layer needs of it.
   struct asked {
     template <class T>
     asked(std::string_view n, const memory_at<T>& at, const array_layouts* a, bool is_needed, bool is_stored)
