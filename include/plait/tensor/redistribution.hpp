@@ -2,11 +2,14 @@
 // layer with a backward pass is `redistribution` in nn/combinators.hpp.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,7 @@
 #include "plait/layout/check.hpp"
 #include "plait/layout/cost.hpp"
 #include "plait/layout/layout.hpp"
+#include "plait/layout/part.hpp"
 #include "plait/layout/plan.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/tensor.hpp"
@@ -231,17 +235,35 @@ void require_no_sum(const context<Device>& ctx, const ready_plan& moves, const s
 }
 }  // namespace detail
 
-/// Brings a tensor from its spec to `To`, which has equal dims in equal order, by the plan of least bytes. Its adjoint
-/// is `redistribute<dual_t<From>>` of a gradient.
-template <spec_like To, class T, spec_like From, compute_device Device>
-tensor<T, To, Device> redistribute(const context<Device>& ctx, const tensor<T, From, Device>& x) {
+/// Brings an array from its spec to that of `out`, which has equal dims in equal order, by the plan of least bytes; any
+/// dim may be cut. Its adjoint is `redistribute` from `dual_t<To>` to `dual_t<From>`. The arrays must not overlap, but
+/// for one array whose way is reductions alone. It plans at each call; `ready_plan` plans once.
+template <class In, class T, spec_like From, spec_like To, compute_device Device>
+  requires std::same_as<std::remove_const_t<In>, T>
+part<T, To> redistribute(const context<Device>& ctx, const part<In, From>& in, const part<T, To>& out) {
   static_assert(enforced<detail::redistribution_value<From, To>, among<From, To>, From, To>);
   const ready_plan moves(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, "redistribute");
   detail::require_no_sum(ctx, moves, "redistribute");
-  if (x.size() != moves.source().local_size())
-    fail({"redistribute: x has ", x.size(), " elements, and in this context there are ", moves.source().local_size()});
+  if (in.size() != moves.source().local_size())
+    fail(
+        {"redistribute: in has ", in.size(), " elements, and in this context there are ", moves.source().local_size()});
+  detail::require_one_shape("redistribute", in.where(), out.where());
+  bool in_place = true;
+  for (const redistribution_step& s : moves.planned().steps)
+    in_place = in_place && s.kind == transition_kind::all_reduce;
+  const std::less<const void*> before;
+  if (!only_counts<Device> && before(in.unchecked(), out.unchecked() + out.size()) &&
+      before(out.unchecked(), in.unchecked() + in.size()) && !(in_place && in.unchecked() == out.unchecked()))
+    fail({"redistribute: in and out overlap, and the way between them is ", describe_steps(moves.planned()),
+          ": give them memory of their own"});
+  moves.run(ctx.device, in.unchecked(), out.unchecked(), dtype_of<T>);
+  return out;
+}
+/// Does so from a tensor to a new one.
+template <spec_like To, class T, spec_like From, compute_device Device>
+tensor<T, To, Device> redistribute(const context<Device>& ctx, const tensor<T, From, Device>& x) {
   tensor<T, To, Device> y(ctx);
-  moves.run(ctx.device, x.data(), y.data(), dtype_of<T>);
+  redistribute(ctx, part<const T, From>(x), part<T, To>(y));
   return y;
 }
 

@@ -120,7 +120,7 @@ TEST_CASE("tensors of other sizes than the layer's are refused") {
                        const tensor<double, rows> x(ctx);
                        redistribute<spec<seq, hidden, replicate<tp>>>(longer_than(ctx), x);
                      }),
-            "redistribute: x has 16 elements, and in this context there are 32"));
+            "redistribute: in has 16 elements, and in this context there are 32"));
   CHECK(has(on_ranks(1,
                      [&](const context<cpu>& ctx) {
                        redistribution<double, rows, spec<seq, hidden, replicate<tp>>> moves(ctx);
