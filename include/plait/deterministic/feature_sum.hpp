@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/deterministic/exchange.hpp"
 #include "plait/deterministic/leaves.hpp"
+#include "plait/deterministic/sums.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/tensor/context.hpp"
@@ -64,16 +66,14 @@ class feature_sum {
   /// Calls product(leaf of this rank, A* out, bool adds) for each leaf, with room for `elements` sums; `adds` as for
   /// `deterministic_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one; it is in
   /// `into` already where ranks join it and that is not null.
-  template <class A, class Product, class Done>
-  void run(Device& device, std::int64_t elements, bool may_add, Product&& product, A* into, Done&& done) const {
+  template <class A>
+  void run(Device& device, std::int64_t elements, bool may_add,
+           const std::function<void(std::int64_t, A*, bool)>& product, A* into,
+           const std::function<void(const A*)>& done) const {
     deterministic_sum<A, Device> sum(elements, leaves_);
     for (std::int64_t i = 0; i < local_; ++i)
       sum.add(device, first_ + i, may_add, [&](A* out, bool adds) { product(i, out, adds); });
-    complete(device, sum.parts(), elements, into, done);
-  }
-  /// Completes partial sums that are made.
-  template <class A, class Done>
-  void complete(Device& device, partial_sums<A, Device> own, std::int64_t elements, A* into, Done&& done) const {
+    partial_sums<A, Device> own = sum.parts();
     if (exchange_) {
       if (moved_->kind == transition_kind::all_reduce)
         own = exchange_.run_everywhere(device, std::move(own), elements, into);
@@ -82,7 +82,7 @@ class feature_sum {
                             into);
     }
     if (own.values.size() != 1) fail({name_, ": a deterministic sum over ", leaves_, " leaves is not complete"});
-    done(static_cast<const A*>(own.values[0]));
+    done(own.values[0]);
   }
 
  private:

@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/world.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
@@ -41,39 +43,58 @@ class gradient_terms {
   /// Calls write(leaf, G* out, bool adds) for each leaf of a microbatch: it overwrites out with the leaf's terms, or,
   /// where `adds` is set, adds their complete sum. That is asked for leaves of up to `one_sum` rows only, whose sum has
   /// no break (`deterministic_products::chunk` for products; 0: never).
-  template <class Write>
-  void add(Device& device, std::int64_t index, std::int64_t count, std::int64_t one_sum, Write&& write) {
-    for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
-      sum_.add(device, l.number, l.count() <= one_sum, [&](G* out, bool adds) { write(l, out, adds); });
-  }
+  void add(Device& device, std::int64_t index, std::int64_t count, std::int64_t one_sum,
+           const std::function<void(const token_leaves::leaf&, G*, bool)>& write);
   /// Calls write(leaf, G* out) for each leaf of a microbatch: it adds to zeros the terms of the leaf in some rows of
   /// `width` elements, and returns these rows (`deterministic_sum::add_rows`).
-  template <class Write>
-  void add_rows(Device& device, std::int64_t index, std::int64_t count, std::int64_t width, Write&& write) {
-    for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
-      sum_.add_rows(device, l.number, width, [&](G* out) { return write(l, out); });
-    sum_.release_rows();
-  }
+  void add_rows(Device& device, std::int64_t index, std::int64_t count, std::int64_t width,
+                const std::function<std::vector<std::int64_t>(const token_leaves::leaf&, G*)>& write);
   /// The partial sums of elements from `begin` on.
   partial_sums<G, Device> parts(std::int64_t begin) { return sum_.parts().from(begin); }
 
   /// The exchange over `axes` of what ranks have once the ranks of a group over `done` have exchanged their sums.
   deterministic_exchange exchange(world& ranks, const axis_list& axes, const axis_list& done,
-                                  world::channel purpose = world::channel::layers) const {
-    std::vector<std::vector<tree_node>> members;
-    for (const std::int64_t member : ranks_of_group(ranks.shape(), axes, ranks.rank())) {
-      std::vector<leaf_range> own;
-      for (const std::int64_t with : ranks_of_group(ranks.shape(), done, member))
-        for (const leaf_range& r : leaves_.of_step(with)) own.push_back(r);
-      members.push_back(roots_of(own, leaves_.leaves()));
-    }
-    return {ranks.group(axes, purpose), std::move(members), leaves_.leaves()};
-  }
+                                  world::channel purpose = world::channel::layers) const;
 
  private:
   token_leaves leaves_;
   deterministic_sum<G, Device> sum_;
 };
+
+template <class Precision, compute_device Device>
+void gradient_terms<Precision, Device>::add(Device& device, std::int64_t index, std::int64_t count,
+                                            std::int64_t one_sum,
+                                            const std::function<void(const token_leaves::leaf&, G*, bool)>& write) {
+  for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
+    sum_.add(device, l.number, l.count() <= one_sum, [&](G* out, bool adds) { write(l, out, adds); });
+}
+
+template <class Precision, compute_device Device>
+void gradient_terms<Precision, Device>::add_rows(
+    Device& device, std::int64_t index, std::int64_t count, std::int64_t width,
+    const std::function<std::vector<std::int64_t>(const token_leaves::leaf&, G*)>& write) {
+  for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
+    sum_.add_rows(device, l.number, width, [&](G* out) { return write(l, out); });
+  sum_.release_rows();
+}
+
+template <class Precision, compute_device Device>
+deterministic_exchange gradient_terms<Precision, Device>::exchange(world& ranks, const axis_list& axes,
+                                                                   const axis_list& done,
+                                                                   world::channel purpose) const {
+  std::vector<std::vector<tree_node>> members;
+  for (const std::int64_t member : ranks_of_group(ranks.shape(), axes, ranks.rank())) {
+    std::vector<leaf_range> own;
+    for (const std::int64_t with : ranks_of_group(ranks.shape(), done, member))
+      for (const leaf_range& r : leaves_.of_step(with)) own.push_back(r);
+    members.push_back(roots_of(own, leaves_.leaves()));
+  }
+  return {ranks.group(axes, purpose), std::move(members), leaves_.leaves()};
+}
+
+PLAIT_COMPILED_TEMPLATE(class gradient_terms<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class gradient_terms<bf16, cpu>)
+PLAIT_COMPILED_TEMPLATE(class gradient_terms<double, cpu>)
 
 namespace detail {
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
@@ -107,24 +108,13 @@ class leaf_tree {
   std::vector<entry> roots_;
 };
 
+/// The partial sums that are left of `nodes`, each with all its neighbours.
+std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves);
 /// The partial sums that a rank with the leaves of `ranges` ends with.
-inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
-  leaf_tree<char> tree(leaves);
-  for (const leaf_range& r : ranges)
-    for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) tree.insert({0, leaf}, 0, [](char&, char&) {});
-  std::vector<tree_node> nodes;
-  for (const auto& e : tree.roots()) nodes.push_back(e.node);
-  return nodes;
-}
+std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves);
 
 /// The layout of the rows alone, of an array whose other dims are those of `features`.
-inline layout without_dims(layout a, const layout& features) {
-  const auto all = a.dims;
-  a.dims = {};
-  for (const dim_placement& p : all)
-    if (!features.has(p.dim)) a.dims.push_back(p);
-  return a;
-}
+layout without_dims(layout a, const layout& features);
 
 /// How fine the leaves of a sum over tokens are. Sums over rows that tensor parallelism shards too, as norms' are under
 /// sequence parallelism, are `fine`: each chunk of the sequence is cut into `deterministic_leaves::features` more.
@@ -187,8 +177,44 @@ class token_leaves {
   std::vector<piece> pieces_;
 };
 
-inline token_leaves::token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh,
-                                  const dim_sizes& sizes, std::int64_t rank, token_grain grain, std::string name)
+/// The leaves of a dim of features: the greatest number that divides both it and `deterministic_leaves::features`.
+inline std::int64_t feature_leaves(const deterministic_leaves& leaves, std::int64_t size) {
+  return std::gcd(leaves.features, size);
+}
+
+/// Whether sums over a dim have leaves: the library's dims that tensor parallelism shards, and every dim that `placed`,
+/// the layout of a policy, shards.
+constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
+  return dim == dim_of<heads> || dim == dim_of<kv_heads> || dim == dim_of<ffn> || dim == dim_of<vocab> ||
+         !placed.axes_of(dim).empty();
+}
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
+  leaf_tree<char> tree(leaves);
+  for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
+  std::vector<tree_node> joined;
+  for (const auto& e : tree.roots()) joined.push_back(e.node);
+  return joined;
+}
+
+PLAIT_INLINE std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
+  std::vector<tree_node> nodes;
+  for (const leaf_range& r : ranges)
+    for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) nodes.push_back({0, leaf});
+  return joined_nodes(nodes, leaves);
+}
+
+PLAIT_INLINE layout without_dims(layout a, const layout& features) {
+  const auto all = a.dims;
+  a.dims = {};
+  for (const dim_placement& p : all)
+    if (!features.has(p.dim)) a.dims.push_back(p);
+  return a;
+}
+
+PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh,
+                                        const dim_sizes& sizes, std::int64_t rank, token_grain grain, std::string name)
     : order_(order), tokens_(tokens), mesh_(mesh), sizes_(sizes), name_(std::move(name)) {
   has_sequence_ = require_leaves();
   const bool zigzag = has_sequence_ && tokens.dims[1].dim == dim_of<zseq>;
@@ -217,7 +243,7 @@ inline token_leaves::token_leaves(const deterministic_leaves& order, const layou
           ranks, " ranks of ", describe(tokens), " cannot share out; legal are multiples of ", ranks});
 }
 
-inline bool token_leaves::require_leaves() const {
+PLAIT_INLINE bool token_leaves::require_leaves() const {
   const bool sequence =
       tokens_.dims.size() >= 2 && (tokens_.dims[1].dim == dim_of<seq> || tokens_.dims[1].dim == dim_of<zseq>);
   bool legal = !tokens_.dims.empty() && !(tokens_.dims[0].dim == dim_of<zseq>);
@@ -229,7 +255,7 @@ inline bool token_leaves::require_leaves() const {
   return sequence;
 }
 
-inline std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t offset, std::int64_t length) const {
+PLAIT_INLINE std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t offset, std::int64_t length) const {
   std::vector<piece> all;
   for (const token_run& run : sequence_.runs(offset, length)) {
     if (run.position % chunk_ != 0 || run.length % chunk_ != 0) {
@@ -243,7 +269,7 @@ inline std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t off
   return all;
 }
 
-inline std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t index, std::int64_t count) const {
+PLAIT_INLINE std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t index, std::int64_t count) const {
   if (count != 1 && !(tokens_.dims[0].dim == dim_of<batch>))
     fail({name_, ": deterministic sums over ", count, " microbatches of a step have an order for rows of batch alone, ",
           "and these are of ", describe(tokens_), "; use one microbatch"});
@@ -269,7 +295,7 @@ inline std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t 
   return leaves;
 }
 
-inline std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) const {
+PLAIT_INLINE std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) const {
   const box there = local_box(tokens_, mesh_, sizes_, rank);
   const std::int64_t first = there.offset[0] * samples_ / batch_, count = there.local[0] * samples_ / batch_;
   std::vector<leaf_range> all;
@@ -278,18 +304,7 @@ inline std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) const {
     all.push_back({p.chunk * samples_ + first, p.chunk * samples_ + first + count});
   return all;
 }
-
-/// The leaves of a dim of features: the greatest number that divides both it and `deterministic_leaves::features`.
-inline std::int64_t feature_leaves(const deterministic_leaves& leaves, std::int64_t size) {
-  return std::gcd(leaves.features, size);
-}
-
-/// Whether sums over a dim have leaves: the library's dims that tensor parallelism shards, and every dim that `placed`,
-/// the layout of a policy, shards.
-constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
-  return dim == dim_of<heads> || dim == dim_of<kv_heads> || dim == dim_of<ffn> || dim == dim_of<vocab> ||
-         !placed.axes_of(dim).empty();
-}
+#endif
 
 }  // namespace plait
 

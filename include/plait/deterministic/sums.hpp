@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -47,8 +48,7 @@ class deterministic_sum {
   /// Calls write(E* leaf, bool adds), which writes all terms of this leaf, or, where `adds` is set, adds their complete
   /// sum to what is there: that is the leaf's neighbour, which spares a pass. `write` is never asked to add unless
   /// `may_add`.
-  template <class Write>
-  void add(Device& device, std::int64_t leaf, bool may_add, Write&& write) {
+  void add(Device& device, std::int64_t leaf, bool may_add, const std::function<void(E*, bool)>& write) {
     auto* const other = may_add ? tree_.neighbour({0, leaf}) : nullptr;
     const bool adds = other && other->node.level == 0;
     terms mine;
@@ -61,8 +61,8 @@ class deterministic_sum {
   /// adds to zeros, and returns the numbers of these rows, in order, each once. Other rows are zeros, which are not
   /// added: a sum that begins at +0 is never -0, so that the bits are equal. Memory of joined leaves is kept for the
   /// next ones until `release_rows`.
-  template <class Write>
-  void add_rows(Device& device, std::int64_t leaf, std::int64_t width, Write&& write) {
+  void add_rows(Device& device, std::int64_t leaf, std::int64_t width,
+                const std::function<std::vector<std::int64_t>(E*)>& write) {
     terms mine;
     if (zeros_.empty()) {
       mine.memory = make_collective_buffer<E>(device, static_cast<std::size_t>(elements_));

@@ -68,39 +68,10 @@ class norm_core {
   static constexpr bool in_place = sums_in_place<activation_of<Precision>, G>;
 
   norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
-            const std::string& name, bool with_bias, const parameter_memory<Precision>& callers)
-      : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
-    enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
-    take_sizes(ctx, input, name);
-    const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
-    if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
-    const auto make = [&](const char* which, double start, const auto& value, const auto& gradient, const auto& master,
-                          const auto& reduced) {
-      return std::make_shared<parameter<Precision, Device>>(
-          ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
-          parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
-                                             value.pointer(), gradient.pointer(), master.pointer(), reduced.pointer()));
-    };
-    weight = make(".weight", 1, callers.weight, callers.gradient, callers.master, callers.reduced);
-    if (with_bias)
-      bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master, callers.bias_reduced);
-    require_memory<Precision, Device>(name, {weight}, {bias}, callers);
-    if (row_group) require_any_order(ctx, name, "norms of rows that ranks share");
-    one_pass = in_place && !row_group && !ctx.deterministic;
-    if (!ctx.deterministic) return;
-    const layout rows_alone = without_dims(input, placed);
-    const token_leaves leaves(ctx.deterministic, rows_alone, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
-                              token_grain::fine, name);
-    for (auto* p : {&weight, &bias})
-      if (*p) (*p)->add_terms(leaves);
-  }
+            const std::string& name, bool with_bias, const parameter_memory<Precision>& callers);
 
   /// Takes other sizes for a norm that is made; throws with deterministic sums, which are fixed by the sizes.
-  void resize(const context<Device>& ctx, const layout& input) {
-    require_resizable(names.layer(), !weight->array()->terms().empty());
-    arm_checks(ctx);
-    take_sizes(ctx, input, names.layer());
-  }
+  void resize(const context<Device>& ctx, const layout& input);
   /// Takes the sizes of the context; all but the last dim's may change.
   void take_sizes(const context<Device>& ctx, const layout& input, const std::string& name) {
     if (const std::int64_t now = ctx.sizes.of(input.dims.back().dim); now != columns_global)
@@ -113,12 +84,8 @@ class norm_core {
     sizes.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&input});
   }
   /// Throws unless the norm was made for the sizes of a call's context.
-  void require_sizes(const context<Device>& ctx) const {
-    sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
-  }
-  void rebind(const parameter_memory<Precision>& callers) {
-    rebind_parameters<Precision, Device>(names.layer(), {weight}, {bias}, callers);
-  }
+  void require_sizes(const context<Device>& ctx) const;
+  void rebind(const parameter_memory<Precision>& callers);
 
   /// Sums per-row values over the ranks that share the rows.
   void sum_rows(S* values, std::int64_t count) const {
@@ -204,13 +171,56 @@ class norm_core {
   }
 };
 
-}  // namespace detail
+template <class Precision, compute_device Device>
+norm_core<Precision, Device>::norm_core(const context<Device>& ctx, const layout& input, const layout& stored,
+                                        const layout& placed, const std::string& name, bool with_bias,
+                                        const parameter_memory<Precision>& callers)
+    : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
+  enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
+  take_sizes(ctx, input, name);
+  const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
+  if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
+  const auto make = [&](const char* which, double start, const auto& value, const auto& gradient, const auto& master,
+                        const auto& reduced) {
+    return std::make_shared<parameter<Precision, Device>>(
+        ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
+        parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
+                                           value.pointer(), gradient.pointer(), master.pointer(), reduced.pointer()));
+  };
+  weight = make(".weight", 1, callers.weight, callers.gradient, callers.master, callers.reduced);
+  if (with_bias)
+    bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master, callers.bias_reduced);
+  require_memory<Precision, Device>(name, {weight}, {bias}, callers);
+  if (row_group) require_any_order(ctx, name, "norms of rows that ranks share");
+  one_pass = in_place && !row_group && !ctx.deterministic;
+  if (!ctx.deterministic) return;
+  const layout rows_alone = without_dims(input, placed);
+  const token_leaves leaves(ctx.deterministic, rows_alone, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
+                            token_grain::fine, name);
+  for (auto* p : {&weight, &bias})
+    if (*p) (*p)->add_terms(leaves);
+}
 
-PLAIT_COMPILED_TEMPLATE(class detail::norm_core<float, cpu>)
-PLAIT_COMPILED_TEMPLATE(class detail::norm_core<bf16, cpu>)
-PLAIT_COMPILED_TEMPLATE(class detail::norm_core<double, cpu>)
+template <class Precision, compute_device Device>
+void norm_core<Precision, Device>::resize(const context<Device>& ctx, const layout& input) {
+  require_resizable(names.layer(), !weight->array()->terms().empty());
+  arm_checks(ctx);
+  take_sizes(ctx, input, names.layer());
+}
 
-namespace detail {
+template <class Precision, compute_device Device>
+void norm_core<Precision, Device>::rebind(const parameter_memory<Precision>& callers) {
+  rebind_parameters<Precision, Device>(names.layer(), {weight}, {bias}, callers);
+}
+
+template <class Precision, compute_device Device>
+void norm_core<Precision, Device>::require_sizes(const context<Device>& ctx) const {
+  sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+}
+
+PLAIT_COMPILED_TEMPLATE(class norm_core<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class norm_core<bf16, cpu>)
+PLAIT_COMPILED_TEMPLATE(class norm_core<double, cpu>)
 
 // The kinds of norms: the kernels of rows that a rank has whole, of rows that ranks share, and of weight gradients.
 // `s` are the statistics of rows: `row_statistics` arrays [rows].

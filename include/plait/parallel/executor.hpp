@@ -117,23 +117,7 @@ class step_executor {
  public:
   /// Collective over `along`. Every rank is given one step, which may differ in the units of other ranks. These count
   /// only where a message concerns them. Throws where this rank's part is one that `verify` refuses.
-  step_executor(any_communicator along, step_schedule step)
-      : along_(std::move(along)), step_(std::move(step)), units_of_(static_cast<std::size_t>(step_.shape.stages())) {
-    if (along_.size() != step_.shape.ranks)
-      fail({"pipeline: the schedule is for ", step_.shape.ranks, " ranks, and the pipeline axis has ", along_.size()});
-    require_verified(step_, along_.rank());
-    for (std::size_t u = 0; u < step_.units.size(); ++u) {
-      units& of = units_of_[static_cast<std::size_t>(step_.units[u].stage)];
-      if (of.count++ == 0) of.first = static_cast<int>(u);
-    }
-    const std::vector<std::vector<step_entry>> all = detail::pipeline_of(step_);
-    arrived_ = arrived_sends(step_.shape, all, along_.rank());
-    bool gradients = false;
-    for (const std::vector<step_entry>& program : all)
-      for (const step_entry& line : program)
-        gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
-    if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under its label
-  }
+  step_executor(any_communicator along, step_schedule step);
   /// A pipeline's schedule alone, where nothing is gathered, reduced or updated.
   step_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
       : step_executor(std::move(along), expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs)) {}
@@ -444,6 +428,25 @@ class step_executor {
   bool by_schedule_ = false;
   step_watch watch_;
 };
+
+template <compute_device Device>
+step_executor<Device>::step_executor(any_communicator along, step_schedule step)
+    : along_(std::move(along)), step_(std::move(step)), units_of_(static_cast<std::size_t>(step_.shape.stages())) {
+  if (along_.size() != step_.shape.ranks)
+    fail({"pipeline: the schedule is for ", step_.shape.ranks, " ranks, and the pipeline axis has ", along_.size()});
+  require_verified(step_, along_.rank());
+  for (std::size_t u = 0; u < step_.units.size(); ++u) {
+    units& of = units_of_[static_cast<std::size_t>(step_.units[u].stage)];
+    if (of.count++ == 0) of.first = static_cast<int>(u);
+  }
+  const std::vector<std::vector<step_entry>> all = detail::pipeline_of(step_);
+  arrived_ = arrived_sends(step_.shape, all, along_.rank());
+  bool gradients = false;
+  for (const std::vector<step_entry>& program : all)
+    for (const step_entry& line : program)
+      gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
+  if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under its label
+}
 
 PLAIT_COMPILED_TEMPLATE(class step_executor<cpu>)
 

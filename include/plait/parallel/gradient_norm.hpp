@@ -26,24 +26,10 @@ class gradient_norm {
 
  public:
   /// Adds a gradient; one that several stages of a pipeline share only where it counts.
-  void add(const context<Device>& ctx, const reduced_gradient<Precision, Device>& g) {
-    part& p = share(ctx.ranks, g.parameter());
-    if (g.parameter().counts()) p.gradients.push_back({g.data(), g.size()});
-  }
+  void add(const context<Device>& ctx, const reduced_gradient<Precision, Device>& g);
   /// The sum of the squares, equal on every rank of the stage: one number in the device's memory, valid as long as this
   /// object. Collective over the mesh.
-  const double* squares(const context<Device>& ctx) {
-    sums_ = make_buffer<double>(ctx.device, parts_.size() + 1);
-    double* const all = sums_.template data<double>();
-    ctx.device.zero(all, sums_.bytes(), ctx.device.main_stream());
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      double* const own = all + i + 1;
-      kernels::add_sum_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
-      if (parts_[i].group != nullptr) parts_[i].group->all_reduce(own, own, 1, dtype::f64, reduce_op::sum);
-      kernels::accumulate(ctx.device, own, all, 1);
-    }
-    return all;
-  }
+  const double* squares(const context<Device>& ctx);
   /// The sum of the squares with deterministic sums, as integers in the device's memory; `kernels::sum_of_bins` makes
   /// one number: they are exact, and can be added over stages in any order. Ranks that have equal gradients share them
   /// out. Collective over the mesh.
@@ -69,11 +55,7 @@ class gradient_norm {
     return all;
   }
   /// The norm, on the host.
-  double total(const context<Device>& ctx) {
-    double sum = 0;
-    ctx.device.download(&sum, squares(ctx), sizeof sum, ctx.device.main_stream());
-    return std::sqrt(sum);
-  }
+  double total(const context<Device>& ctx);
 
  private:
   struct part {
@@ -109,6 +91,33 @@ inline double clip_factor(double norm, double limit) {
     fail({"clip_factor: the gradient norm is ", norm,
           "; an update would spoil every weight: leave it out, and call forget_step() where begin_step came before"});
   return kernels::clip_factor(norm, limit);
+}
+
+template <class Precision, compute_device Device>
+void gradient_norm<Precision, Device>::add(const context<Device>& ctx, const reduced_gradient<Precision, Device>& g) {
+  part& p = share(ctx.ranks, g.parameter());
+  if (g.parameter().counts()) p.gradients.push_back({g.data(), g.size()});
+}
+
+template <class Precision, compute_device Device>
+const double* gradient_norm<Precision, Device>::squares(const context<Device>& ctx) {
+  sums_ = make_buffer<double>(ctx.device, parts_.size() + 1);
+  double* const all = sums_.template data<double>();
+  ctx.device.zero(all, sums_.bytes(), ctx.device.main_stream());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    double* const own = all + i + 1;
+    kernels::add_sum_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
+    if (parts_[i].group != nullptr) parts_[i].group->all_reduce(own, own, 1, dtype::f64, reduce_op::sum);
+    kernels::accumulate(ctx.device, own, all, 1);
+  }
+  return all;
+}
+
+template <class Precision, compute_device Device>
+double gradient_norm<Precision, Device>::total(const context<Device>& ctx) {
+  double sum = 0;
+  ctx.device.download(&sum, squares(ctx), sizeof sum, ctx.device.main_stream());
+  return std::sqrt(sum);
 }
 
 PLAIT_COMPILED_TEMPLATE(class gradient_norm<float, cpu>)

@@ -18,6 +18,7 @@
 
 #include "plait/comm/host_values.hpp"
 #include "plait/comm/world.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/parallel/executor.hpp"
@@ -111,7 +112,8 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
   }
 }
 
-inline std::string made_as(const parameter_info& info) {
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::string made_as(const parameter_info& info) {
   std::string text = info.name;
   if (info.decays) text += " decays";
   if (info.hidden_layer) text += " hidden";
@@ -124,6 +126,7 @@ inline std::string made_as(const parameter_info& info) {
   add(std::bit_cast<std::uint64_t>(info.init.std));
   return text;
 }
+#endif
 
 // From a schedule and the units of one rank to its step. The stages of other ranks, where a rank knows no
 // parameters, stand as one unit each.
@@ -169,6 +172,15 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
   return expand(plan, std::move(all), policy, options.costs);
 }
 
+PLAIT_COMPILED_TEMPLATE(std::vector<std::pair<int, std::uint64_t>> find_twice(const context<cpu>&, any_communicator&,
+                                                                              const std::vector<std::uint64_t>&))
+PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<float, cpu>&,
+                                                    const pipeline_options&, std::vector<int>&))
+PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<bf16, cpu>&,
+                                                    const pipeline_options&, std::vector<int>&))
+PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<double, cpu>&,
+                                                    const pipeline_options&, std::vector<int>&))
+
 }  // namespace plait::detail
 
 namespace plait {
@@ -183,17 +195,24 @@ struct reduced_units {
   std::map<int, std::pair<std::size_t, std::size_t>> ranges;  ///< of each unit in `all`: where it begins, and how many
 
   /// Waits for the reduction of a unit, unless that is done.
-  void finish(const context<Device>& ctx, units_type& units, int unit) {
-    if (ranges.contains(unit)) return;
-    const std::size_t begin = all.size();
-    units.finish_reduction(ctx, unit, all);
-    ranges[unit] = {begin, all.size() - begin};
-  }
+  void finish(const context<Device>& ctx, units_type& units, int unit);
   std::span<reduced_gradient<Precision, Device>> of(int unit) {
     const auto [begin, count] = ranges.at(unit);
     return std::span(all).subspan(begin, count);
   }
 };
+
+template <class Precision, compute_device Device>
+void reduced_units<Precision, Device>::finish(const context<Device>& ctx, units_type& units, int unit) {
+  if (ranges.contains(unit)) return;
+  const std::size_t begin = all.size();
+  units.finish_reduction(ctx, unit, all);
+  ranges[unit] = {begin, all.size() - begin};
+}
+
+PLAIT_COMPILED_TEMPLATE(struct reduced_units<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(struct reduced_units<bf16, cpu>)
+PLAIT_COMPILED_TEMPLATE(struct reduced_units<double, cpu>)
 
 /// A model as one or more stages, shared out over the ranks of a pipeline and run by a schedule: what `training_step`
 /// runs, and visitors of parameters see as a model with this rank's parameters. Every model is a pipeline, of one stage

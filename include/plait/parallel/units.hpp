@@ -31,26 +31,7 @@ class parameter_units {
 
   /// `axes` are the axes, in the mesh of a stage, over which data is spread.
   parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
-                  bucket_cut cut = bucket_cut::even, gradient_wire wire = gradient_wire::full)
-      : level_(level), cut_(cut), wire_(wire), ranks_(ctx.ranks, axes) {
-    constexpr dtype type = dtype_of<gradient_of<Precision>>;
-    if ((wire == gradient_wire::bf16 && type != dtype::f32) || (wire == gradient_wire::f32 && type != dtype::bf16))
-      fail({"data parallelism: gradient_wire::", plait::name_of(wire), " is for gradients in ",
-            wire == gradient_wire::bf16 ? "float" : "bf16", ", and here they are in ", plait::name_of(type), "; legal ",
-            type == dtype::f64   ? "is full"
-            : type == dtype::f32 ? "are full and bf16"
-                                 : "are full and f32"});
-    if (wire != gradient_wire::full)
-      require_any_order(ctx, "data parallelism",
-                        cat({"gradient_wire::", plait::name_of(wire), ", which rounds gradients; legal is full"}));
-    if (level == zero_level::replicated && cut != bucket_cut::even)
-      fail({"data parallelism: ", cut.is_whole() ? "bucket_cut::whole" : "bucket_cut::blocks",
-            " cuts nothing at zero_level::replicated; legal is even"});
-    if (level != zero_level::replicated && ranks_.shard().empty())
-      fail({"data parallelism: ", name_of(level),
-            " shards over the axes of data_axes::shard, along which this mesh has ",
-            "one rank, so it would save nothing; use zero_level::replicated"});
-  }
+                  bucket_cut cut = bucket_cut::even, gradient_wire wire = gradient_wire::full);
 
   /// Takes the next unit, whose parameters `visit(f)` visits; parameters that an earlier unit has are shared with it.
   /// Collective over the data axes: buckets are made, and what parameters hold moves there. Throws where two share
@@ -85,123 +66,42 @@ class parameter_units {
   int size() const { return static_cast<int>(units_.size()); }
   const step_unit& described(int unit) const { return at(unit).described; }
   /// Returns the beginning that the names of a unit's parameters share, "model.layers.0", or else one of the names.
-  std::string name(int unit) const {
-    std::string first, common;
-    for (const auto& [p, of] : owner_) {
-      if (of != unit) continue;
-      const std::string& name = p->name();
-      if (first.empty()) common = name;
-      if (first.empty() || name < first) first = name;
-      const auto apart = std::mismatch(common.begin(), common.end(), name.begin(), name.end()).first;
-      common.erase(apart, common.end());
-    }
-    const std::size_t dot = common == first ? std::string::npos : common.rfind('.');
-    return common == first || dot == std::string::npos ? first : common.substr(0, dot);
-  }
+  std::string name(int unit) const;
   /// Whether a parameter of it is on another rank too.
   bool tied(int unit) const { return at(unit).tied; }
   const data_ranks& ranks() const { return ranks_; }
 
   /// A step begins: gradients are empty, and what was changed since the last one is on its way to where it is used.
   /// Throws where a reduction of the last one was not finished.
-  void begin_step(const context<Device>& ctx) {
-    for (int i = 0; i < size(); ++i)
-      if (at(i).reducing) refuse("begin_step", i, "whose reduction is under way: call finish_reduction before");
-    detail::begin_checked_step(ctx);
-    for (kept_unit& u : units_) {
-      for (const auto& b : u.buckets) {
-        if (level_ == zero_level::parameters) b->release();
-        b->begin_step(ctx);
-      }
-      for (parameter* p : u.alone) {
-        p->gather(ctx);
-        p->zero_gradient(ctx);
-      }
-    }
-    gather_changed(ctx);
-  }
+  void begin_step(const context<Device>& ctx);
   /// Begins passes that make no gradients, as `begin_step` begins the passes of a step.
-  void begin_forward(const context<Device>& ctx) {
-    for (kept_unit& u : units_) {
-      for (const auto& b : u.buckets)
-        if (level_ == zero_level::parameters) b->release();
-      for (parameter* p : u.alone) p->gather(ctx);
-    }
-    gather_changed(ctx);
-  }
+  void begin_forward(const context<Device>& ctx);
   /// Starts the gathers of what has changed since the last one.
-  void gather_changed(const context<Device>& ctx) {
-    if (level_ == zero_level::parameters) return;  // gathered where they are used
-    for (kept_unit& u : units_)
-      for (const auto& b : u.buckets) b->start_gather(ctx);
-  }
-  void gather(const context<Device>& ctx, int unit) {
-    for (const auto& b : at(unit).buckets) b->start_gather(ctx);
-    for (parameter* p : at(unit).alone) p->gather(ctx);
-  }
-  void release(int unit) {
-    for (const auto& b : at(unit).buckets) b->release();
-  }
+  void gather_changed(const context<Device>& ctx);
+  void gather(const context<Device>& ctx, int unit);
+  void release(int unit);
   /// A pass begins to use a unit, and maybe to add to its gradients.
-  void enter(const context<Device>& ctx, int unit, bool adds) {
-    for (const int used : used_units{{unit, at(unit).described.uses}})
-      for (const auto& b : at(used).buckets) {
-        b->finish_gather();
-        if (adds) b->need_gradients(ctx);
-      }
-    progress();
-  }
+  void enter(const context<Device>& ctx, int unit, bool adds);
   /// Starts the reduction of a unit's gradients, to which nothing may be added then. Throws for a parameter that no
   /// pass has used, by its name, and where the reduction was begun already.
-  void reduce(const context<Device>& ctx, int unit) {
-    if (at(unit).reducing) refuse("reduce", unit, "whose reduction is under way already");
-    for (const auto& b : at(unit).buckets)
-      if (b->trainable()) b->start_reduction(ctx);
-    for (const parameter* p : at(unit).alone) require_used(*p);
-    at(unit).reducing = true;
-  }
+  void reduce(const context<Device>& ctx, int unit);
   /// In a hybrid, starts the second part of a unit's reduction, over the ranks that hold copies of its pieces.
-  void reduce_copies(int unit) {
-    for (const auto& b : at(unit).buckets)
-      if (b->trainable()) b->start_copies();
-  }
+  void reduce_copies(int unit);
   /// Starts the last part of a unit's reduction where other stages have its parameters too: the sum over these stages.
-  void reduce_ties(const context<Device>& ctx, int unit) {
-    for (const auto& b : at(unit).buckets) b->start_ties(ctx);
-    for (parameter* p : at(unit).alone)
-      if (p->trainable() && p->stages()) p->start_reduction(ctx);
-  }
+  void reduce_ties(const context<Device>& ctx, int unit);
   /// Waits until the memory of a unit's gradients is free, where pieces of them are kept.
-  void finish_sum(int unit) {
-    for (const auto& b : at(unit).buckets)
-      if (b->trainable()) b->finish_sum();
-  }
+  void finish_sum(int unit);
   /// Whether reductions have a second part: pieces that other ranks hold too.
   bool hybrid() const { return level_ != zero_level::replicated && !ranks_.replicate().empty(); }
   /// Waits for the reduction of a unit, and adds its reduced gradients to `out`. Throws where it was not begun.
-  void finish_reduction(const context<Device>& ctx, int unit, gradients& out) {
-    if (!std::exchange(at(unit).reducing, false)) refuse("finish_reduction", unit, "without reduce before it");
-    for (const auto& b : at(unit).buckets)
-      if (b->trainable()) b->finish_reduction(ctx, [&](auto g) { out.push_back(std::move(g)); });
-    for (parameter* p : at(unit).alone)
-      if (p->trainable()) out.push_back(p->stages() ? p->finish_reduction() : p->reduce(ctx));
-  }
+  void finish_reduction(const context<Device>& ctx, int unit, gradients& out);
   bool reducing(int unit) const { return at(unit).reducing; }
   /// Forgets the reductions of a step that an exception has ended, so that another one may begin.
-  void abandon_step() {
-    for (kept_unit& u : units_) {
-      u.reducing = false;
-      for (const auto& b : u.buckets) b->abandon();
-      for (parameter* p : u.alone) p->abandon_gradient();
-    }
-  }
+  void abandon_step();
   /// Steps are recorded: a recording cannot ask whether something has arrived.
   void ask_nobody() { asks_ = false; }
   /// Waits until all that is on its way has arrived.
-  void settle() {
-    for (kept_unit& u : units_)
-      for (const auto& b : u.buckets) b->finish_gather();
-  }
+  void settle();
 
  private:
   struct kept_unit {
@@ -238,44 +138,7 @@ class parameter_units {
   }
 
   /// Parameters in arrays whose members are reduced alike over data axes become buckets.
-  void make_buckets(const context<Device>& ctx, kept_unit& u, const std::vector<parameter*>& own) {
-    struct group {
-      reduction_axes how;
-      bool tied, trainable;
-      std::vector<std::shared_ptr<parameter_array<Precision, Device>>> arrays;
-      std::vector<typename bucket::member> members;
-    };
-    std::vector<group> groups;
-    for (parameter* p : own) {
-      const reduction_axes how = reduction_of(p->used(), ranks_);
-      const bool complete = how.shard.empty() && how.replicate.empty();
-      if (complete || (!p->array()->trainable() && level_ != zero_level::parameters)) {  // nothing to do with others
-        u.alone.push_back(p);
-        continue;
-      }
-      if (const std::string why = why_alone(*p, how, own); !why.empty()) {
-        if (level_ != zero_level::replicated && !how.shard.empty())
-          fail({"data parallelism: ", name_of(level_), " cuts what lies as it is used, and the parameter ", p->name(),
-                why, "; use zero_level::replicated"});
-        if (wire_ != gradient_wire::full && p->trainable())
-          fail({"data parallelism: gradient_wire::", plait::name_of(wire_),
-                " is for gradients that are reduced side by side, and the parameter ", p->name(), why,
-                "; use gradient_wire::full"});
-        u.alone.push_back(p);
-        continue;
-      }
-      const bool tied = p->info().tied_across_stages;
-      auto g = std::find_if(groups.begin(), groups.end(), [&](const group& other) {
-        return other.how.shard == how.shard && other.how.replicate == how.replicate && other.tied == tied &&
-               other.trainable == p->array()->trainable();
-      });
-      if (g == groups.end()) g = groups.insert(groups.end(), {how, tied, p->array()->trainable(), {}, {}});
-      if (std::find(g->arrays.begin(), g->arrays.end(), p->array()) == g->arrays.end()) g->arrays.push_back(p->array());
-      g->members.push_back({p, how});
-    }
-    for (group& g : groups)
-      u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, cut_, wire_, ranks_));
-  }
+  void make_buckets(const context<Device>& ctx, kept_unit& u, const std::vector<parameter*>& own);
   /// Why a parameter cannot lie in a bucket, or "". One for which there is nothing to do together with others needs
   /// not.
   std::string why_alone(const parameter& p, const reduction_axes& how, const std::vector<parameter*>& own) const {
@@ -300,6 +163,196 @@ class parameter_units {
   detail::memory_users users_;
   bool asks_ = true;
 };
+
+template <class Precision, compute_device Device>
+parameter_units<Precision, Device>::parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
+                                                    bucket_cut cut, gradient_wire wire)
+    : level_(level), cut_(cut), wire_(wire), ranks_(ctx.ranks, axes) {
+  constexpr dtype type = dtype_of<gradient_of<Precision>>;
+  if ((wire == gradient_wire::bf16 && type != dtype::f32) || (wire == gradient_wire::f32 && type != dtype::bf16))
+    fail({"data parallelism: gradient_wire::", plait::name_of(wire), " is for gradients in ",
+          wire == gradient_wire::bf16 ? "float" : "bf16", ", and here they are in ", plait::name_of(type), "; legal ",
+          type == dtype::f64   ? "is full"
+          : type == dtype::f32 ? "are full and bf16"
+                               : "are full and f32"});
+  if (wire != gradient_wire::full)
+    require_any_order(ctx, "data parallelism",
+                      cat({"gradient_wire::", plait::name_of(wire), ", which rounds gradients; legal is full"}));
+  if (level == zero_level::replicated && cut != bucket_cut::even)
+    fail({"data parallelism: ", cut.is_whole() ? "bucket_cut::whole" : "bucket_cut::blocks",
+          " cuts nothing at zero_level::replicated; legal is even"});
+  if (level != zero_level::replicated && ranks_.shard().empty())
+    fail({"data parallelism: ", name_of(level), " shards over the axes of data_axes::shard, along which this mesh has ",
+          "one rank, so it would save nothing; use zero_level::replicated"});
+}
+
+template <class Precision, compute_device Device>
+std::string parameter_units<Precision, Device>::name(int unit) const {
+  std::string first, common;
+  for (const auto& [p, of] : owner_) {
+    if (of != unit) continue;
+    const std::string& name = p->name();
+    if (first.empty()) common = name;
+    if (first.empty() || name < first) first = name;
+    const auto apart = std::mismatch(common.begin(), common.end(), name.begin(), name.end()).first;
+    common.erase(apart, common.end());
+  }
+  const std::size_t dot = common == first ? std::string::npos : common.rfind('.');
+  return common == first || dot == std::string::npos ? first : common.substr(0, dot);
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::begin_step(const context<Device>& ctx) {
+  for (int i = 0; i < size(); ++i)
+    if (at(i).reducing) refuse("begin_step", i, "whose reduction is under way: call finish_reduction before");
+  detail::begin_checked_step(ctx);
+  for (kept_unit& u : units_) {
+    for (const auto& b : u.buckets) {
+      if (level_ == zero_level::parameters) b->release();
+      b->begin_step(ctx);
+    }
+    for (parameter* p : u.alone) {
+      p->gather(ctx);
+      p->zero_gradient(ctx);
+    }
+  }
+  gather_changed(ctx);
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::begin_forward(const context<Device>& ctx) {
+  for (kept_unit& u : units_) {
+    for (const auto& b : u.buckets)
+      if (level_ == zero_level::parameters) b->release();
+    for (parameter* p : u.alone) p->gather(ctx);
+  }
+  gather_changed(ctx);
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::gather_changed(const context<Device>& ctx) {
+  if (level_ == zero_level::parameters) return;  // gathered where they are used
+  for (kept_unit& u : units_)
+    for (const auto& b : u.buckets) b->start_gather(ctx);
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::gather(const context<Device>& ctx, int unit) {
+  for (const auto& b : at(unit).buckets) b->start_gather(ctx);
+  for (parameter* p : at(unit).alone) p->gather(ctx);
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::release(int unit) {
+  for (const auto& b : at(unit).buckets) b->release();
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::enter(const context<Device>& ctx, int unit, bool adds) {
+  for (const int used : used_units{{unit, at(unit).described.uses}})
+    for (const auto& b : at(used).buckets) {
+      b->finish_gather();
+      if (adds) b->need_gradients(ctx);
+    }
+  progress();
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::reduce(const context<Device>& ctx, int unit) {
+  if (at(unit).reducing) refuse("reduce", unit, "whose reduction is under way already");
+  for (const auto& b : at(unit).buckets)
+    if (b->trainable()) b->start_reduction(ctx);
+  for (const parameter* p : at(unit).alone) require_used(*p);
+  at(unit).reducing = true;
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::reduce_copies(int unit) {
+  for (const auto& b : at(unit).buckets)
+    if (b->trainable()) b->start_copies();
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::reduce_ties(const context<Device>& ctx, int unit) {
+  for (const auto& b : at(unit).buckets) b->start_ties(ctx);
+  for (parameter* p : at(unit).alone)
+    if (p->trainable() && p->stages()) p->start_reduction(ctx);
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::finish_sum(int unit) {
+  for (const auto& b : at(unit).buckets)
+    if (b->trainable()) b->finish_sum();
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::finish_reduction(const context<Device>& ctx, int unit, gradients& out) {
+  if (!std::exchange(at(unit).reducing, false)) refuse("finish_reduction", unit, "without reduce before it");
+  for (const auto& b : at(unit).buckets)
+    if (b->trainable()) b->finish_reduction(ctx, [&](auto g) { out.push_back(std::move(g)); });
+  for (parameter* p : at(unit).alone)
+    if (p->trainable()) out.push_back(p->stages() ? p->finish_reduction() : p->reduce(ctx));
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::abandon_step() {
+  for (kept_unit& u : units_) {
+    u.reducing = false;
+    for (const auto& b : u.buckets) b->abandon();
+    for (parameter* p : u.alone) p->abandon_gradient();
+  }
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::settle() {
+  for (kept_unit& u : units_)
+    for (const auto& b : u.buckets) b->finish_gather();
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::make_buckets(const context<Device>& ctx, kept_unit& u,
+                                                      const std::vector<parameter*>& own) {
+  struct group {
+    reduction_axes how;
+    bool tied, trainable;
+    std::vector<std::shared_ptr<parameter_array<Precision, Device>>> arrays;
+    std::vector<typename bucket::member> members;
+  };
+  std::vector<group> groups;
+  for (parameter* p : own) {
+    const reduction_axes how = reduction_of(p->used(), ranks_);
+    const bool complete = how.shard.empty() && how.replicate.empty();
+    if (complete || (!p->array()->trainable() && level_ != zero_level::parameters)) {  // nothing to do with others
+      u.alone.push_back(p);
+      continue;
+    }
+    if (const std::string why = why_alone(*p, how, own); !why.empty()) {
+      if (level_ != zero_level::replicated && !how.shard.empty())
+        fail({"data parallelism: ", name_of(level_), " cuts what lies as it is used, and the parameter ", p->name(),
+              why, "; use zero_level::replicated"});
+      if (wire_ != gradient_wire::full && p->trainable())
+        fail({"data parallelism: gradient_wire::", plait::name_of(wire_),
+              " is for gradients that are reduced side by side, and the parameter ", p->name(), why,
+              "; use gradient_wire::full"});
+      u.alone.push_back(p);
+      continue;
+    }
+    const bool tied = p->info().tied_across_stages;
+    auto g = std::find_if(groups.begin(), groups.end(), [&](const group& other) {
+      return other.how.shard == how.shard && other.how.replicate == how.replicate && other.tied == tied &&
+             other.trainable == p->array()->trainable();
+    });
+    if (g == groups.end()) g = groups.insert(groups.end(), {how, tied, p->array()->trainable(), {}, {}});
+    if (std::find(g->arrays.begin(), g->arrays.end(), p->array()) == g->arrays.end()) g->arrays.push_back(p->array());
+    g->members.push_back({p, how});
+  }
+  for (group& g : groups)
+    u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, cut_, wire_, ranks_));
+}
+
+PLAIT_COMPILED_TEMPLATE(class parameter_units<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class parameter_units<bf16, cpu>)
+PLAIT_COMPILED_TEMPLATE(class parameter_units<double, cpu>)
 
 }  // namespace plait
 

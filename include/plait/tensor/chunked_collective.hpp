@@ -5,9 +5,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/tensor/redistribution.hpp"
@@ -79,84 +81,19 @@ class chunked_collective {
 
   /// Gathers `in`, this rank's part, to `out`, and calls use(first row, rows) for rows of `out` that have come, in the
   /// main stream's order: for each row once, while the next chunk is on its way.
-  template <compute_device Device, class Use>
-  void gather(Device& device, const void* in, void* out, dtype type, Use&& use) const {
-    const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
-    struct slot {
-      buffer<Device> parts;
-      request coming;
-    };
-    std::array<slot, 2> slots;
-    const auto start = [&](std::size_t i) {
-      const piece& p = pieces_[i];
-      slot& s = slots[i % 2];
-      void* to = at(out, first_row(p) * row);
-      if (!in_place(p)) {
-        if (s.parts.empty()) s.parts = room(device, row);
-        to = s.parts.data();
-      }
-      comm_->start_all_gather(at(in, local_row(p) * row), to, count(p), type).swap(s.coming);
-    };
-    start(0);
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      if (i + 1 < pieces_.size()) start(i + 1);
-      const piece& p = pieces_[i];
-      slot& s = slots[i % 2];
-      s.coming.wait();
-      if (!in_place(p))
-        kernels::copy_3d(device, s.parts.data(), at(out, first_row(p) * row), ranks_, p.outers, p.rows * row,
-                         p.outers * p.rows * row, p.rows * row, rows_ * row, ranks_ * rows_ * row);
-      each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t) { use(first, rows); });
-    }
-  }
+  template <compute_device Device>
+  void gather(Device& device, const void* in, void* out, dtype type,
+              const std::function<void(std::int64_t, std::int64_t)>& use) const;
 
   /// Starts to gather `in`, this rank's part, to `out`, all rows at once.
   template <compute_device Device>
-  whole_gather<Device> start_whole(Device& device, const void* in, void* out, dtype type) const {
-    whole_gather<Device> all;
-    all.ranks_ = ranks_, all.outers_ = pieces_.back().outer + pieces_.back().outers, all.rows_ = rows_;
-    all.row_ = width_ * static_cast<std::int64_t>(size_of(type));
-    all.out_ = out;
-    const auto n = static_cast<std::size_t>(all.outers_ * rows_ * width_);
-    if (all.outers_ > 1)
-      all.parts_ = buffer<Device>::for_collectives(device, static_cast<std::size_t>(ranks_) * n * size_of(type));
-    comm_->start_all_gather(in, all.outers_ > 1 ? all.parts_.data() : out, n, type).swap(all.coming_);
-    return all;
-  }
+  whole_gather<Device> start_whole(Device& device, const void* in, void* out, dtype type) const;
 
   /// Reduces to `out`, this rank's part, what make(first row, rows, to) writes: rows of the matrix, each once. Returns
   /// when the last chunk is on its way.
-  template <compute_device Device, class Make>
-  chunks_under_way<Device> reduce(Device& device, void* out, dtype type, Make&& make) const {
-    const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
-    chunks_under_way<Device> all;
-    buffer<Device> product;
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      const piece& p = pieces_[i];
-      const std::size_t mine = i % all.slots;
-      all.going_[mine].wait();
-      void* const to_rank = at(out, local_row(p) * row);
-      if (kind_ == transition_kind::all_reduce) {
-        make(p.row, p.rows, to_rank);
-        comm_->start_all_reduce(to_rank, to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
-      } else {
-        buffer<Device>& parts = all.parts_[mine];
-        if (parts.empty()) parts = room(device, row);
-        if (p.outers > 1 && product.empty())
-          product = make_buffer<char>(device, static_cast<std::size_t>(largest_ * ranks_ * row));
-        void* const made = p.outers > 1 ? product.data() : parts.data();
-        each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t before) {
-          make(first, rows, at(made, before * row));
-        });
-        if (p.outers > 1)
-          kernels::copy_3d(device, made, parts.data(), ranks_, p.outers, p.rows * row, p.rows * row,
-                           ranks_ * p.rows * row, p.outers * p.rows * row, p.rows * row);
-        comm_->start_reduce_scatter(parts.data(), to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
-      }
-      all.next_ = (mine + 1) % all.slots;
-    }
-    return all;
-  }
+  template <compute_device Device>
+  chunks_under_way<Device> reduce(Device& device, void* out, dtype type,
+                                  const std::function<void(std::int64_t, std::int64_t, void*)>& make) const;
 
  private:
   /// Outer blocks, and rows of each rank's part in them: of several blocks, all rows.
@@ -192,8 +129,94 @@ class chunked_collective {
   std::vector<piece> pieces_;
 };
 
-inline chunked_collective::chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks,
-                                              std::string_view where) {
+template <compute_device Device>
+void chunked_collective::gather(Device& device, const void* in, void* out, dtype type,
+                                const std::function<void(std::int64_t, std::int64_t)>& use) const {
+  const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
+  struct slot {
+    buffer<Device> parts;
+    request coming;
+  };
+  std::array<slot, 2> slots;
+  const auto start = [&](std::size_t i) {
+    const piece& p = pieces_[i];
+    slot& s = slots[i % 2];
+    void* to = at(out, first_row(p) * row);
+    if (!in_place(p)) {
+      if (s.parts.empty()) s.parts = room(device, row);
+      to = s.parts.data();
+    }
+    comm_->start_all_gather(at(in, local_row(p) * row), to, count(p), type).swap(s.coming);
+  };
+  start(0);
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    if (i + 1 < pieces_.size()) start(i + 1);
+    const piece& p = pieces_[i];
+    slot& s = slots[i % 2];
+    s.coming.wait();
+    if (!in_place(p))
+      kernels::copy_3d(device, s.parts.data(), at(out, first_row(p) * row), ranks_, p.outers, p.rows * row,
+                       p.outers * p.rows * row, p.rows * row, rows_ * row, ranks_ * rows_ * row);
+    each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t) { use(first, rows); });
+  }
+}
+
+template <compute_device Device>
+whole_gather<Device> chunked_collective::start_whole(Device& device, const void* in, void* out, dtype type) const {
+  whole_gather<Device> all;
+  all.ranks_ = ranks_, all.outers_ = pieces_.back().outer + pieces_.back().outers, all.rows_ = rows_;
+  all.row_ = width_ * static_cast<std::int64_t>(size_of(type));
+  all.out_ = out;
+  const auto n = static_cast<std::size_t>(all.outers_ * rows_ * width_);
+  if (all.outers_ > 1)
+    all.parts_ = buffer<Device>::for_collectives(device, static_cast<std::size_t>(ranks_) * n * size_of(type));
+  comm_->start_all_gather(in, all.outers_ > 1 ? all.parts_.data() : out, n, type).swap(all.coming_);
+  return all;
+}
+
+template <compute_device Device>
+chunks_under_way<Device> chunked_collective::reduce(
+    Device& device, void* out, dtype type, const std::function<void(std::int64_t, std::int64_t, void*)>& make) const {
+  const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
+  chunks_under_way<Device> all;
+  buffer<Device> product;
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const piece& p = pieces_[i];
+    const std::size_t mine = i % all.slots;
+    all.going_[mine].wait();
+    void* const to_rank = at(out, local_row(p) * row);
+    if (kind_ == transition_kind::all_reduce) {
+      make(p.row, p.rows, to_rank);
+      comm_->start_all_reduce(to_rank, to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
+    } else {
+      buffer<Device>& parts = all.parts_[mine];
+      if (parts.empty()) parts = room(device, row);
+      if (p.outers > 1 && product.empty())
+        product = make_buffer<char>(device, static_cast<std::size_t>(largest_ * ranks_ * row));
+      void* const made = p.outers > 1 ? product.data() : parts.data();
+      each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t before) {
+        make(first, rows, at(made, before * row));
+      });
+      if (p.outers > 1)
+        kernels::copy_3d(device, made, parts.data(), ranks_, p.outers, p.rows * row, p.rows * row,
+                         ranks_ * p.rows * row, p.outers * p.rows * row, p.rows * row);
+      comm_->start_reduce_scatter(parts.data(), to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
+    }
+    all.next_ = (mine + 1) % all.slots;
+  }
+  return all;
+}
+
+PLAIT_COMPILED_TEMPLATE(void chunked_collective::gather<cpu>(cpu&, const void*, void*, dtype,
+                                                             const std::function<void(std::int64_t, std::int64_t)>&)
+                            const)
+PLAIT_COMPILED_TEMPLATE(whole_gather<cpu> chunked_collective::start_whole<cpu>(cpu&, const void*, void*, dtype) const)
+PLAIT_COMPILED_TEMPLATE(chunks_under_way<cpu> chunked_collective::reduce<cpu>(
+    cpu&, void*, dtype, const std::function<void(std::int64_t, std::int64_t, void*)>&) const)
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE chunked_collective::chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks,
+                                                    std::string_view where) {
   const auto found = moves.single();
   if (!found || width < 1 || found->inner % width != 0)
     fail({where, ": overlap in ", chunks, " chunks is of one all-gather, reduce-scatter or all-reduce of whole rows;",
@@ -210,7 +233,7 @@ inline chunked_collective::chunked_collective(const ready_plan& moves, std::int6
   cut(found->outer, chunks);
 }
 
-inline void chunked_collective::cut(std::int64_t outer, std::int64_t chunks) {
+PLAIT_INLINE void chunked_collective::cut(std::int64_t outer, std::int64_t chunks) {
   const auto share = [](std::int64_t n, std::int64_t i, std::int64_t of) { return n * i / of; };
   if (outer >= chunks) {
     for (std::int64_t c = 0; c < chunks; ++c) {
@@ -228,6 +251,7 @@ inline void chunked_collective::cut(std::int64_t outer, std::int64_t chunks) {
   }
   for (const piece& p : pieces_) largest_ = std::max(largest_, p.outers * p.rows);
 }
+#endif
 
 }  // namespace plait
 

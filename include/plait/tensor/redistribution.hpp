@@ -87,27 +87,7 @@ class ready_plan {
   /// From `in`, the local part in the plan's source layout, to `out`, in its target layout, elements of `type`. `in`
   /// and `out` may be equal if the plan is trivial or consists of reductions; otherwise they must not overlap.
   template <compute_device Device>
-  void run(Device& device, const void* in, void* out, dtype type) const {
-    const std::size_t last = last_active();
-    const std::size_t element = size_of(type);
-    const void* current = in;
-    buffer<Device> held;
-    for (std::size_t i = 0; i < ready_.size(); ++i) {
-      const ready_step& s = ready_[i];
-      if (s.kind == transition_kind::relabel) continue;
-      buffer<Device> next;
-      void* target = out;
-      if (i != last) {
-        next = buffer<Device>::for_collectives(device, static_cast<std::size_t>(s.after.local_size()) * element);
-        target = next.data();
-      }
-      apply(device, s, current, target, type);
-      held = std::move(next);
-      current = target;
-    }
-    if (last == none && in != out)
-      device.copy(out, in, static_cast<std::size_t>(source_.local_size()) * element, device.main_stream());
-  }
+  void run(Device& device, const void* in, void* out, dtype type) const;
 
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
@@ -217,6 +197,29 @@ class ready_plan {
   std::vector<ready_step> ready_;
   std::vector<collective_cost> costs_;  ///< in elements
 };
+
+template <compute_device Device>
+void ready_plan::run(Device& device, const void* in, void* out, dtype type) const {
+  const std::size_t last = last_active();
+  const std::size_t element = size_of(type);
+  const void* current = in;
+  buffer<Device> held;
+  for (std::size_t i = 0; i < ready_.size(); ++i) {
+    const ready_step& s = ready_[i];
+    if (s.kind == transition_kind::relabel) continue;
+    buffer<Device> next;
+    void* target = out;
+    if (i != last) {
+      next = buffer<Device>::for_collectives(device, static_cast<std::size_t>(s.after.local_size()) * element);
+      target = next.data();
+    }
+    apply(device, s, current, target, type);
+    held = std::move(next);
+    current = target;
+  }
+  if (last == none && in != out)
+    device.copy(out, in, static_cast<std::size_t>(source_.local_size()) * element, device.main_stream());
+}
 
 PLAIT_COMPILED_TEMPLATE(void ready_plan::run<cpu>(cpu&, const void*, void*, dtype) const)
 

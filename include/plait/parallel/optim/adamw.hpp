@@ -80,84 +80,23 @@ class adamw {
  public:
   using reduced = reduced_gradient<Precision, Device>;
 
-  explicit adamw(adamw_options options = {}) : options_(options) {
-    const auto unit = [](const char* name, double value) {
-      if (!(value >= 0 && value < 1)) fail({"adamw: ", name, " = ", value, ", must be at least 0 and below 1"});
-    };
-    unit("beta1", options.beta1);
-    unit("beta2", options.beta2);
-    if (!(options.epsilon > 0)) fail({"adamw: epsilon = ", options.epsilon, ", must be positive"});
-    if (!(options.weight_decay >= 0)) fail({"adamw: weight_decay = ", options.weight_decay, ", must be at least 0"});
-    if (name_of(options.moments)[0] == '?')
-      fail({"adamw: moments = ", static_cast<int>(options.moments), ", must be full, bf16 or int8"});
-  }
+  explicit adamw(adamw_options options = {});
 
   /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
-  void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
-    if (!(learning_rate >= 0 && std::isfinite(learning_rate)))
-      fail({"adamw: the learning rate is ", learning_rate, "; legal is 0 or more"});
-    if (!std::isfinite(gradient_scale))
-      fail({"adamw: the gradient scale is ", gradient_scale, "; legal is any finite number"});
-    detail::begin_checked_step(ctx);
-    detail::agree_in_checked_step(ctx, "adamw::begin_step", [&] { return numbers_of(learning_rate, gradient_scale); });
-    ++step_, ++begun_;
-    moments_.begin_step();
-    learning_rate_ = learning_rate, gradient_scale_ = gradient_scale;
-    put_numbers(ctx, scalars_, 0);
-    std::map<std::int64_t, buffer<Device>> late;
-    for (const auto& [name, missed] : moments_.missed_steps()) {
-      if (late.contains(missed)) continue;
-      buffer<Device>& numbers = late[missed] = std::move(late_[missed]);  // where a graph reads them
-      put_numbers(ctx, numbers, missed);
-    }
-    late_ = std::move(late);
-  }
+  void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0);
   /// Replaces the step's gradient scale by the factor of `clip` in the device's memory; where its `update` is 0, the
   /// step changes nothing.
-  void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped) {
-    if (scalars_.empty()) fail("adamw: begin_step comes before the first step is run");
-    take_clip(ctx, scalars_, &clipped->factor, &clipped->update);
-    for (auto& [missed, numbers] : late_) take_clip(ctx, numbers, &clipped->factor, &clipped->update);
-  }
+  void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped);
   /// A training step begins to run: throws unless `begin_step` was called once since the last update or run, as it
   /// counts steps for the corrections of the moments' bias.
-  void take_step() {
-    const int begun = std::exchange(begun_, 0);
-    if (begun == 0) fail("adamw: begin_step(ctx, learning_rate) comes before each run(ctx) of a training step");
-    if (begun > 1)
-      fail({"adamw: begin_step was called ", begun,
-            " times before one run(ctx) of a training step; it comes once for a "
-            "step, whatever the number of microbatches"});
-  }
+  void take_step();
   /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
-  void forget_step() {
-    --step_;
-    moments_.forget_step();
-  }
+  void forget_step();
 
   /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its slice.
   /// Throws where the parameter is cut within a block of 8-bit moments. Throws also for 8-bit moments with
   /// deterministic sums, because blocks are counted in what a rank stores.
-  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
-    check_cut(ctx, p);
-    const storage_slice slice = p.slice();
-    if (slice.size() == p.size() || !moments_.has(p.name(), p.size())) return;
-    if (slice.size() == 0) return moments_.drop(p.name());
-    const auto at = [&](std::int64_t n, std::int64_t begin) {
-      return kernels::places_of(options_.moments, sizeof(A), n, (p.array_offset() + begin) % kernels::moment_block);
-    };
-    const kernels::moment_places whole = at(p.size(), 0), now = at(slice.size(), slice.begin);
-    const std::size_t bytes = now.second,
-                      begin = whole.second / static_cast<std::size_t>(p.size()) * static_cast<std::size_t>(slice.begin);
-    const std::size_t scales = now.second_scales - now.first_scales;
-    const auto block =
-        static_cast<std::size_t>((p.array_offset() % kernels::moment_block + slice.begin) / kernels::moment_block);
-    moments_.cut(ctx, p.name(), slice.size(), now.bytes,
-                 {{begin, 0, bytes},
-                  {whole.second + begin, now.second, bytes},
-                  {whole.first_scales + block, now.first_scales, scales},
-                  {whole.second_scales + block, now.second_scales, scales}});
-  }
+  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p);
 
   /// The checks of `prepare`.
   void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
@@ -174,31 +113,7 @@ class adamw {
 
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together.
-  void update(const context<Device>& ctx, std::span<reduced> gradients) {
-    begun_ = 0;
-    std::vector<one> all;
-    all.reserve(gradients.size());
-    for (reduced& g : gradients) {
-      auto& p = g.parameter();
-      check_cut(ctx, p);
-      moments_.require_own_memory(p);
-      detail::note_update(ctx, g);
-      note_moments(ctx, p);
-      const storage_slice slice = p.slice();
-      const G* const values = g.data();
-      const auto target = p.begin_update();
-      all.push_back({target.master,
-                     values,
-                     target.rounded,
-                     g.size(),
-                     decay_of(p.info().decays),
-                     p.name(),
-                     place_of(p),
-                     {kernels::run_map::of(p.part()), slice.begin, p.stream_of(p.name())},
-                     p.array()});
-    }
-    run(ctx, std::move(all));
-  }
+  void update(const context<Device>& ctx, std::span<reduced> gradients);
   /// A gradient of another precision is refused in words.
   template <class Other>
     requires(!std::is_same_v<Other, Precision>)
@@ -238,10 +153,7 @@ class adamw {
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return step_; }
   /// Continues as after `steps` steps: for code that loads what `visit_state` shows.
-  void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {}) {
-    step_ = step;
-    moments_.resume(std::move(missed));
-  }
+  void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {});
   /// The steps that each parameter was left out of, where there are any: part of the state, as `step` is.
   std::map<std::string, std::int64_t> missed_steps() const { return moments_.missed_steps(); }
   /// Calls f(optimizer_tensor) for both moments of this rank's slice of `p`; they are zero where there was no step yet.
@@ -382,6 +294,118 @@ class adamw {
   int begun_ = 0;                                ///< calls of begin_step since the last update
   double learning_rate_ = 0, gradient_scale_ = 1;
 };
+
+template <class Precision, compute_device Device>
+adamw<Precision, Device>::adamw(adamw_options options) : options_(options) {
+  const auto unit = [](const char* name, double value) {
+    if (!(value >= 0 && value < 1)) fail({"adamw: ", name, " = ", value, ", must be at least 0 and below 1"});
+  };
+  unit("beta1", options.beta1);
+  unit("beta2", options.beta2);
+  if (!(options.epsilon > 0)) fail({"adamw: epsilon = ", options.epsilon, ", must be positive"});
+  if (!(options.weight_decay >= 0)) fail({"adamw: weight_decay = ", options.weight_decay, ", must be at least 0"});
+  if (name_of(options.moments)[0] == '?')
+    fail({"adamw: moments = ", static_cast<int>(options.moments), ", must be full, bf16 or int8"});
+}
+
+template <class Precision, compute_device Device>
+void adamw<Precision, Device>::begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale) {
+  if (!(learning_rate >= 0 && std::isfinite(learning_rate)))
+    fail({"adamw: the learning rate is ", learning_rate, "; legal is 0 or more"});
+  if (!std::isfinite(gradient_scale))
+    fail({"adamw: the gradient scale is ", gradient_scale, "; legal is any finite number"});
+  detail::begin_checked_step(ctx);
+  detail::agree_in_checked_step(ctx, "adamw::begin_step", [&] { return numbers_of(learning_rate, gradient_scale); });
+  ++step_, ++begun_;
+  moments_.begin_step();
+  learning_rate_ = learning_rate, gradient_scale_ = gradient_scale;
+  put_numbers(ctx, scalars_, 0);
+  std::map<std::int64_t, buffer<Device>> late;
+  for (const auto& [name, missed] : moments_.missed_steps()) {
+    if (late.contains(missed)) continue;
+    buffer<Device>& numbers = late[missed] = std::move(late_[missed]);  // where a graph reads them
+    put_numbers(ctx, numbers, missed);
+  }
+  late_ = std::move(late);
+}
+
+template <class Precision, compute_device Device>
+void adamw<Precision, Device>::clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped) {
+  if (scalars_.empty()) fail("adamw: begin_step comes before the first step is run");
+  take_clip(ctx, scalars_, &clipped->factor, &clipped->update);
+  for (auto& [missed, numbers] : late_) take_clip(ctx, numbers, &clipped->factor, &clipped->update);
+}
+
+template <class Precision, compute_device Device>
+void adamw<Precision, Device>::take_step() {
+  const int begun = std::exchange(begun_, 0);
+  if (begun == 0) fail("adamw: begin_step(ctx, learning_rate) comes before each run(ctx) of a training step");
+  if (begun > 1)
+    fail({"adamw: begin_step was called ", begun,
+          " times before one run(ctx) of a training step; it comes once for a "
+          "step, whatever the number of microbatches"});
+}
+
+template <class Precision, compute_device Device>
+void adamw<Precision, Device>::forget_step() {
+  --step_;
+  moments_.forget_step();
+}
+
+template <class Precision, compute_device Device>
+void adamw<Precision, Device>::prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
+  check_cut(ctx, p);
+  const storage_slice slice = p.slice();
+  if (slice.size() == p.size() || !moments_.has(p.name(), p.size())) return;
+  if (slice.size() == 0) return moments_.drop(p.name());
+  const auto at = [&](std::int64_t n, std::int64_t begin) {
+    return kernels::places_of(options_.moments, sizeof(A), n, (p.array_offset() + begin) % kernels::moment_block);
+  };
+  const kernels::moment_places whole = at(p.size(), 0), now = at(slice.size(), slice.begin);
+  const std::size_t bytes = now.second,
+                    begin = whole.second / static_cast<std::size_t>(p.size()) * static_cast<std::size_t>(slice.begin);
+  const std::size_t scales = now.second_scales - now.first_scales;
+  const auto block =
+      static_cast<std::size_t>((p.array_offset() % kernels::moment_block + slice.begin) / kernels::moment_block);
+  moments_.cut(ctx, p.name(), slice.size(), now.bytes,
+               {{begin, 0, bytes},
+                {whole.second + begin, now.second, bytes},
+                {whole.first_scales + block, now.first_scales, scales},
+                {whole.second_scales + block, now.second_scales, scales}});
+}
+
+template <class Precision, compute_device Device>
+void adamw<Precision, Device>::update(const context<Device>& ctx, std::span<reduced> gradients) {
+  begun_ = 0;
+  std::vector<one> all;
+  all.reserve(gradients.size());
+  for (reduced& g : gradients) {
+    auto& p = g.parameter();
+    check_cut(ctx, p);
+    moments_.require_own_memory(p);
+    detail::note_update(ctx, g);
+    note_moments(ctx, p);
+    const storage_slice slice = p.slice();
+    const G* const values = g.data();
+    const auto target = p.begin_update();
+    all.push_back({target.master,
+                   values,
+                   target.rounded,
+                   g.size(),
+                   decay_of(p.info().decays),
+                   p.name(),
+                   place_of(p),
+                   {kernels::run_map::of(p.part()), slice.begin, p.stream_of(p.name())},
+                   p.array()});
+  }
+  run(ctx, std::move(all));
+}
+
+template <class Precision, compute_device Device>
+void adamw<Precision, Device>::resume(std::int64_t step, std::map<std::string, std::int64_t> missed) {
+  step_ = step;
+  moments_.resume(std::move(missed));
+}
 
 PLAIT_COMPILED_TEMPLATE(class adamw<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class adamw<bf16, cpu>)
