@@ -50,7 +50,7 @@ def directives(path: pathlib.Path) -> list[tuple[str, str]]:
 def shares_a_file(text: str) -> bool:
     """Whether fixed.py compiles the case, mended, in a namespace together with others: it must neither depend on macros
     before includes nor specialise plait's templates."""
-    if re.search(r"^\s*#\s*(define|undef)\b|plait::error_text<", text, re.MULTILINE):
+    if re.search(r"^\s*#\s*(define|undef)\b|plait::(error_text|c::array)<", text, re.MULTILINE):
         return False
     condition = re.search(r"^\s*#\s*if", text, re.MULTILINE)
     includes = [match.start() for match in INCLUDE.finditer(text)]

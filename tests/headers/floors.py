@@ -117,9 +117,9 @@ def main() -> int:
     words = PROTECTED.findall((root / "plait/core/macros_off.hpp").read_text())
     word = re.compile(rf"\b({'|'.join(words)})\b") if words else re.compile(r"(?!)")
     for file in sorted(root.glob("**/*")):  # all of it is installed
-        if file.is_file() and file.suffix not in {".hpp", ".ipp", ".cpp", ".cu"}:
+        if file.is_file() and file.suffix not in {".hpp", ".h", ".ipp", ".cpp", ".cu"}:
             complaints.append(f"{file.relative_to(root).as_posix()}: no source")
-    for file in sorted([*root.glob("plait/**/*.hpp"), *root.glob("plait/**/*.ipp")]):
+    for file in sorted(f for ending in ("hpp", "h", "ipp") for f in root.glob(f"plait/**/*.{ending}")):
         name = file.relative_to(root).as_posix()
         floor = floor_of(name)
         seen += 1

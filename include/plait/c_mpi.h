@@ -1,0 +1,25 @@
+// The start of ranks on an MPI communicator, for C programs (plait/c.h).
+#pragma once
+
+#include <mpi.h>
+
+#include "plait/c.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Runs `body` on this process as one rank of `comm`, which stays the caller's. Collective over it. Returns as
+/// `plait_run_threads` does; after an error the other ranks may still wait, and the caller ends them by MPI_Abort.
+int plait_run_mpi(MPI_Comm comm, plait_body body, void* user, char* text, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#if defined(__cplusplus) && defined(PLAIT_C_DEFINE)
+#include "plait/comm/mpi.hpp"
+int plait_run_mpi(MPI_Comm comm, plait_body body, void* user, char* text, size_t size) {
+  return plait::c::explain(text, size, [&] { plait::c::run_rank(plait::mpi::communicator::attach(comm), body, user); });
+}
+#endif
