@@ -1,4 +1,4 @@
-"""snippets.py README.md TEST.cpp...: every line of the README's C++ stands in a test, so that what is shown is compiled.
+"""snippets.py README.md TEST.cpp...: every line of the README's C++ and C stands in a test, so that what is shown is compiled.
 
 Blocks that show a compiler's message or another language are left out.
 """
@@ -10,7 +10,7 @@ def main() -> int:
     readme, *tests = (open(path, encoding="utf-8").read() for path in sys.argv[1:])
     have = {' '.join(line.split()) for test in tests for line in test.splitlines()}
     missing, seen = [], 0
-    for block in re.findall(r"```cpp\n(.*?)```", readme, re.DOTALL):
+    for block in re.findall(r"```c(?:pp)?\n(.*?)```", readme, re.DOTALL):
         for line in block.splitlines():
             if line.strip():
                 seen += 1

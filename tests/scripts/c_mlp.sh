@@ -1,0 +1,100 @@
+#!/bin/sh
+# A C program made tensor-parallel: the losses of the plain program, on 1, 2 and 4 threads and processes of MPI; the mistakes
+# that a C compiler refuses; its page shows lines of the programs. unit/c_functions.cpp has the errors at run time.
+. "$(dirname "$0")/lib/base.sh"
+steps=20
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+cd "$SOURCE/examples/c_mlp"
+
+# ---- the numbers -------------------------------------------------------------------------------------------------------
+
+"$BIN/c_mlp_plain" $steps >"$work/plain" || fail "c_mlp_plain: $(cat "$work/plain")"
+[ "$(wc -l <"$work/plain")" = $steps ] || fail "c_mlp_plain prints other than $steps steps: $(cat "$work/plain")"
+awk 'NR == 1 { first = $4 } { last = $4 } END { exit !(last < first / 2) }' "$work/plain" ||
+  fail "the loss does not fall: $(cat "$work/plain")"
+
+# same NAME: what NAME has printed are the steps of the plain program, to 1e-5 of every loss.
+same() {
+  paste "$work/plain" "$work/$1" | awk -v steps=$steps '
+    NF != 8 || $5 != "step" || $2 != $6 || ($4 - $8) ^ 2 > (1e-5 * $4) ^ 2 { bad = 1; print }
+    END { exit bad || NR != steps }' >"$work/apart" || fail "$1 is not what plain prints: $(cat "$work/apart")"
+}
+
+mpi="no mpirun: threads alone"
+if command -v mpirun >/dev/null; then
+  mpi="no MPI in c_mlp_parallel: threads alone"
+  # Without MPI, "mpi" is no number of ranks.
+  "$BIN/c_mlp_parallel" 0 mpi >/dev/null 2>&1 && mpi=
+fi
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+for ranks in 1 2 4; do
+  "$BIN/c_mlp_parallel" $steps $ranks >"$work/threads-$ranks" 2>"$work/errors" ||
+    fail "c_mlp_parallel on $ranks ranks: $(cat "$work/errors")"
+  same threads-$ranks
+  [ -z "$mpi" ] || continue
+  timeout 60 mpirun -n $ranks --allow-run-as-root --oversubscribe "$BIN/c_mlp_parallel" $steps mpi \
+    >"$work/mpi-$ranks" 2>"$work/errors" || fail "c_mlp_parallel by mpirun -n $ranks: $(cat "$work/errors")"
+  same mpi-$ranks
+done
+"$BIN/c_mlp_parallel" 1 3 >"$work/out" 2>&1 && fail "64 features are divided by three ranks"
+grep -q "ffn is 64, sharded over tp=3 = 3 ranks" "$work/out" || fail "on three ranks: $(cat "$work/out")"
+
+# ---- what C compilers say ----------------------------------------------------------------------------------------------
+
+export LC_ALL=C
+compilers=
+command -v gcc >/dev/null && compilers=gcc
+for compiler in clang-16 clang; do command -v $compiler >/dev/null && { compilers="$compilers $compiler"; break; }; done
+[ -n "$compilers" ] || fail "there is no C compiler"
+echo '#include "plait/c.h"' >"$work/alone.c"
+sed -n '/^PLAIT/p' layouts.h >>"$work/alone.c"
+
+# compile FILE: as C, with all warnings.
+compile() {
+  $compiler -std=${standard:-c11} -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -I. \
+    -I"$SOURCE/include" "$1" >"$work/said" 2>&1
+}
+# refused WHAT TEXT SCRIPT: parallel.c, changed by sed's SCRIPT, is refused in a line with TEXT.
+refused() {
+  sed "$3" parallel.c >"$work/mistake.c"
+  cmp -s parallel.c "$work/mistake.c" && fail "$1: parallel.c has no such line: $3"
+  compile "$work/mistake.c" && fail "$1: $compiler takes it"
+  grep -Eq "error: .*($2)" "$work/said" || fail "$1: $compiler says $(cat "$work/said")"
+}
+for compiler in $compilers; do
+  for standard in c99 c11 c17; do
+    compile "$work/alone.c" || fail "$compiler, $standard, plait/c.h and layouts.h: $(cat "$work/said")"
+  done
+  standard="c++20 -x c++"  # a C++ file of the program that makes none of the functions
+  compile "$work/alone.c" || fail "$compiler, C++, plait/c.h and layouts.h: $(cat "$work/said")"
+  standard=c11
+  compile parallel.c || fail "$compiler, parallel.c: $(cat "$work/said")"
+  # What stands for clang and for gcc.
+  refused "a term in the place of the sum" "'terms'.*'residual'|argument 3 of .add_branch" 's/l->x, branch);/l->x, m->product);/'
+  refused "a forgotten sum" "undeclared.*branch|branch.*undeclared" '/= sum_terms/d'
+  refused "a second sum" "'residual'.*'terms'|argument 2 of .sum_terms" \
+    's/= sum_terms(c, m->product)/= sum_terms(c, sum_terms(c, m->product))/'
+  refused "an array of other dims" "'residual'.*'inner'|argument 2 of .down" 's/down(m->product, l->active,/down(m->product, l->x,/'
+  refused "the transposed weight" "'up_weight'.*'down_weight'|argument 3 of .down" 's/l->active, l->down_w)/l->active, l->up_w)/'
+  refused "a gradient that ranks do not use alone" "'residual'.*'copies'|argument 2 of .down_weight" \
+    's/l->ddown_w, dy, /l->ddown_w, m->dx, /'
+done
+
+# ---- the lines ---------------------------------------------------------------------------------------------------------
+
+diff plain.c parallel.c >"$work/diff" && fail "the programs are the same"
+lines="$(wc -l <plain.c) lines, $(grep -c '^>' "$work/diff") added and $(grep -c '^<' "$work/diff") removed"
+grep -q "$lines" README.md || fail "the README does not say '$lines'"
+sed -n '/^```\(c\|diff\)$/,/^```$/p' README.md | grep -v '^```' >"$work/shown"
+[ "$(wc -l <"$work/shown")" -gt 10 ] || fail "the README shows nothing of the programs"
+while IFS= read -r line; do
+  case $line in
+    -*) file=plain.c text=${line#?} ;;
+    +*) file=parallel.c text=${line#?} ;;
+    *) file=layouts.h text=$line ;;
+  esac
+  grep -Fxq -e "$text" $file || fail "the README shows '$line', and $file has no such line"
+done <"$work/shown"
+[ -z "$mpi" ] || echo "$mpi"
