@@ -2,9 +2,10 @@
 # What plait costs a compiler. Usage: compile_time.sh [FLAGS...]; CXX chooses the compiler (g++), FLAGS replace
 # -O3 -march=native -DNDEBUG, TRAINER is a pattern for the trainer's files to compile (*; none where it is empty). No
 # cache is used. Seconds are of the processor, the best of a few runs; memory is the peak of one process. Files that need
-# CUDA's headers are left out. The exit code is 1 where a limit is missed, 2 where something does not compile.
+# CUDA's headers are left out. A second table has the stripped size of three programs, and the libraries that they load.
+# The exit code is 1 where a limit is missed, 2 where something does not compile.
 cd "$(dirname "$0")/.." && exec python3 - "$@" <<'PYTHON'
-import os, pathlib, shlex, sys, tempfile
+import os, pathlib, re, shlex, subprocess, sys, tempfile
 
 trainer = os.environ.get("TRAINER", "*")
 flags = sys.argv[1:] or ["-O3", "-march=native", "-DNDEBUG"]
@@ -39,6 +40,41 @@ def measure(name: str, source: pathlib.Path, extra: list[str], runs: int, base: 
     print(f"{name:<44} {shown:9.3f} {memory:9.0f}   {', '.join(limits)}", flush=True)
     return best
 
+
+def linked_size(name: str, sources: list[str], extra: list[str], libraries: list[str], folder: str) -> None:
+    """Prints the stripped size of a program, and the libraries that it names itself, without the C library's."""
+    program = str(pathlib.Path(folder, "program"))
+    compile_once([*compiler, "-std=c++20", *flags, "-Iinclude", *extra, *sources, "-o", program, "-Wl,--as-needed", *libraries])
+    compile_once(["strip", program])
+    needed = re.findall(r"NEEDED.*\[lib([^.\]]*)", subprocess.run(["readelf", "-d", program], capture_output=True, text=True).stdout)
+    shown = ", ".join(n for n in needed if n not in ("c", "m", "gcc_s"))
+    print(f"{name:<44} {pathlib.Path(program).stat().st_size / 1024:9.0f} kB   {shown}", flush=True)
+
+
+# A program's own communicator and kernel, typed: what a code base takes that has everything else itself.
+TYPED = """
+#include "plait/comm/typed.hpp"
+#include "plait/layout/apply.hpp"
+using namespace plait;
+struct own_communicator {
+  void all_reduce(const void*, void*, std::size_t, dtype, reduce_op);
+};
+void own_communicator::all_reduce(const void*, void*, std::size_t, dtype, reduce_op) {}
+static void gelu(float* y, const float* x, std::int64_t n) { for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * x[i]; }
+using net = mesh<axis<tp, 4>>;
+using terms = spec<batch, hidden, partial<tp>>;
+using rows = spec<batch, hidden, invariant<tp>>;
+int main(int argc, char**) {
+  const rank_place here{net::static_shape(), argc % 4, sizes_of<batch, hidden>(8, 16)};
+  float memory[128] = {}, result[128];
+  own_communicator comm;
+  const typed_group<own_communicator, tp> over_tp(comm);
+  const auto x = over_tp.all_reduce<rows>(part<float, terms>(here, memory));
+  const part<float, rows> y(here, result);
+  apply(rule::nonlinear, gelu, y, x);
+  return static_cast<int>(y.unchecked()[0]);
+}
+"""
 
 LINEAR = """
 struct in_{i} : dim_tag<"in_{i}"> {{}};
@@ -99,6 +135,8 @@ with tempfile.TemporaryDirectory() as folder:
     measure("an empty file", written("empty.cpp", "\n"), [], 5)
     include_all = "".join(f'#include "{header}"\n' for header in algebra)
     measure("including all of the algebra", written("algebra.cpp", include_all), [], 5, seconds_limit=0.5)
+    typed = written("typed.cpp", TYPED)
+    measure("typed groups and rules alone", typed, [], 2)
     one = measure("one linear, forward and backward", written("one.cpp", linears(1)), [], 2)
     measure("each further distinct linear", written("nine.cpp", linears(9)), [], 2, base=one, parts=8)
 
@@ -109,6 +147,14 @@ with tempfile.TemporaryDirectory() as folder:
         linked = measure("  linked with plait::compiled", source, ["-DPLAIT_COMPILED"], 2)
         print(f"  ratio {linked / alone:38.2f}")
     measure("plait::compiled itself", pathlib.Path("include/plait/compiled.cpp"), [], 1)
+
+    libraries = ["-ldnnl", "-lopenblas", "-lfmt", "-lgomp", "-lpthread"]
+    one_linear = str(programs["a whole program of one linear on four ranks"])
+    print(f"{'':<44} {'stripped':>12}   loads")
+    linked_size("typed groups and rules alone", [str(typed)], [], libraries, folder)
+    linked_size("a whole program of one linear on four ranks", [one_linear], [], libraries, folder)
+    linked_size("  with plait::compiled", [one_linear, "include/plait/compiled.cpp"], ["-DPLAIT_COMPILED", "-ffunction-sections",
+                                     "-Wl,--gc-sections"], libraries, folder)
 
     if trainer:
         extra = ["-Iexamples/train_llama"]
