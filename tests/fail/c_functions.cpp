@@ -58,10 +58,10 @@ using entering = copies;
 using bias = whole_bias;
 void reduced(row_sums, rows, rows) {}
 #endif
-void gelu(activated, activated) {}
+void my_activation(activated, activated) {}
 
 copies relabel_rows(plait_context* c, relabeled in) { return c::relabel<copies>(c, "relabel_rows", in); }
 static_assert(c::follows_rule(rule::reduction, reduced));
-static_assert(c::follows_rule(rule::nonlinear, gelu));
+static_assert(c::follows_rule(rule::nonlinear, my_activation));
 static_assert(c::layer<entering, inner, up_weight>::arrays_fit());
 static_assert(c::layer<rows, inner, up_weight, bias>::arrays_fit());

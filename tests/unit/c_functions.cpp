@@ -10,7 +10,7 @@
 
 #include "c_mlp/layouts.h"
 
-using pl::pp;
+using pl::dp, pl::pp;
 
 PLAIT_C_SIZES(grid, (pp, tp), (batch, hidden));
 PLAIT_C_ARRAY(some_rows, float, pl::spec<pl::shard<batch, tp>, hidden>);
@@ -21,6 +21,11 @@ PLAIT_C_BROADCAST(share_rows, residual, tp);
 PLAIT_C_SEND(send_rows, residual, pp);
 PLAIT_C_RECEIVE(receive_rows, residual, pp);
 PLAIT_C_LINEAR(row_layer, inner, residual, down_weight);
+PLAIT_C_SIZES(data, (dp), (batch, hidden, ffn));
+PLAIT_C_ARRAY(samples, float, pl::spec<pl::shard<batch, dp>, hidden>);
+PLAIT_C_ARRAY(samples_out, float, pl::spec<pl::shard<batch, dp>, ffn>);
+PLAIT_C_ARRAY(shared_weight, float, pl::spec<ffn, hidden, pl::invariant<dp>>);
+PLAIT_C_LINEAR(shared_layer, samples, samples_out, shared_weight);
 PLAIT_C_BIASED_LINEAR(biased_row_layer, inner, residual, down_weight, row_bias);
 
 namespace {
@@ -141,6 +146,28 @@ TEST_CASE("layers of C are one rank's on two") {
       CHECK(own.dw2[i] == one.dw2[i / 4 * 8 + 4 * rank + i % 4]);
     }
   }
+}
+
+TEST_CASE("the gradient of a weight that ranks of C share is their sum after its reduction alone") {
+  const std::string text = run(2, [](plait_context* c) {
+    memory all;
+    if (data_begin(c, {plait_ranks(c), 2, 2, 1})) return 1;
+    const samples x = samples_of(c, all(2));  // (1, 2) on each rank
+    const samples_out y = MAKE(samples_out);
+    const shared_weight w = MAKE(shared_weight), dw = MAKE(shared_weight);
+    shared_layer* const layer = shared_layer_make(c, w, dw.data);
+    for (int step = 0; step < 2; ++step) {
+      if (plait_begin_step(c) || shared_layer_forward(c, layer, x, y)) return 1;
+      CHECK(y.data[0] == 5);
+      y.data[0] = 1;
+      if (shared_layer_backward(c, layer, x, y, {})) return 1;
+      CHECK(values(dw.data, 2) == std::vector<float>{1, 2});
+      if (plait_reduce_gradients(c)) return 1;
+      CHECK(values(dw.data, 2) == std::vector<float>{2, 4});
+    }
+    return 0;
+  });
+  CHECK(text == "");
 }
 
 TEST_CASE("errors of C have a text") {
