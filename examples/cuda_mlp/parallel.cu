@@ -195,14 +195,14 @@ struct gpu {
     return {here, memory.take(static_cast<int>(pl::part_of<Spec>(here).local_size()))};
   }
 
-  /// What kernel<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
+  /// What k<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
   template <class... Parameters, class... Arguments>
-  void launch(int n, void (*kernel)(Parameters...), Arguments... arguments) {
+  void launch(int n, void (*k)(Parameters...), Arguments... arguments) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(n + 255) / 256);
     config.blockDim = dim3(256);
     config.stream = stream;
-    check(cudaLaunchKernelEx(&config, kernel, arguments...));
+    check(cudaLaunchKernelEx(&config, k, arguments...));
   }
   /// The same for `pl::apply`, which has the arrays.
   template <class Kernel, class... Arguments>

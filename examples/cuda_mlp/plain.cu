@@ -196,14 +196,14 @@ struct gpu {
     check(cudaMemsetAsync(values, 0, static_cast<std::size_t>(n) * sizeof(float), stream));
   }
 
-  /// What kernel<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
+  /// What k<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
   template <class... Parameters, class... Arguments>
-  void launch(int n, void (*kernel)(Parameters...), Arguments... arguments) {
+  void launch(int n, void (*k)(Parameters...), Arguments... arguments) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(n + 255) / 256);
     config.blockDim = dim3(256);
     config.stream = stream;
-    check(cudaLaunchKernelEx(&config, kernel, arguments...));
+    check(cudaLaunchKernelEx(&config, k, arguments...));
   }
 
   /// c [m, n] = a [m, k] b [k, n] + beta c, all row-major; cuBLAS thinks in columns and is asked for c' = b' a'.

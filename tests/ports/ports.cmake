@@ -1,6 +1,6 @@
 # Bugs in programs that were made parallel, as tests ports.NAME. ../CMakeLists.txt includes this.
 
-# NAME.txt has the bugs of a file of examples/. Those that compile become the program ports_NAME, of NAME.cpp; the
+# NAME.txt has the bugs of a file of examples/. Those that compile become the program ports_NAME, of NAME.cpp. The
 # compiler reads the others with the options that follow.
 function(plait_add_port name example)
   set(bugs "${CMAKE_CURRENT_SOURCE_DIR}/ports/${name}.txt")
@@ -25,6 +25,12 @@ endfunction()
 if(NOT PLAIT_CLANG)
   return()
 endif()
-plait_add_port(gpt2_c gpt2_c/parallel.cpp "-I${PROJECT_SOURCE_DIR}/examples/gpt2_c")
+plait_add_port(gpt2_c gpt2_c/parallel.cpp "-I${PROJECT_SOURCE_DIR}/examples/gpt2_c" -DPLAIT_COMPILED)
 target_include_directories(ports_gpt2_c PRIVATE "${PROJECT_SOURCE_DIR}/examples/gpt2_c")
 target_link_libraries(ports_gpt2_c PRIVATE plait::own plait::compiled)
+
+# For GPUs that the CPU stands in for.
+set(stand_in "${CMAKE_CURRENT_SOURCE_DIR}/stand_in")
+plait_add_port(cuda_mlp cuda_mlp/parallel.cu "-I${stand_in}/cuda" "-I${stand_in}/nccl" -DPLAIT_CUDA_STAND_IN
+  -DPLAIT_COMPILED -DPLAIT_COMPILED_CUDA)
+target_link_libraries(ports_cuda_mlp PRIVATE plait_compiled_stand_in plait::own plait::compiled)
