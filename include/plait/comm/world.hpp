@@ -43,11 +43,7 @@ class counting_communicator : public verbs<counting_communicator> {
   counting_communicator(int rank, int size, std::string label) : rank_(rank), size_(size), label_(std::move(label)) {}
   /// One whose calls are logged; `name` also has its purpose, and `ranks` are its ranks on the whole mesh.
   counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log, std::string name,
-                        std::vector<int> ranks)
-      : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
-    group_ = static_cast<int>(log_->posted.groups.size());
-    log_->posted.groups.push_back({std::move(name), std::move(ranks)});
-  }
+                        std::vector<int> ranks);
 
   explicit operator bool() const { return size_ > 0; }
   int rank() const { return rank_; }
@@ -58,19 +54,9 @@ class counting_communicator : public verbs<counting_communicator> {
     write(c, true);
     return {};
   }
-  counting_communicator split(int color, int, std::string_view label = {}) const {
-    if (color < 0) return {};
-    if (!log_) return counting_communicator(rank_, size_, std::string(label));
-    const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
-    return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
-  }
+  counting_communicator split(int color, int, std::string_view label = {}) const;
   /// Returns the communicator of two of its ranks; this rank is the one at `rank`.
-  counting_communicator pair(int rank, int first, int second, const std::string& label) const {
-    if (!log_) return counting_communicator(rank, 2, label);
-    const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
-    return counting_communicator(rank, label, log_, label,
-                                 {own[static_cast<std::size_t>(first)], own[static_cast<std::size_t>(second)]});
-  }
+  counting_communicator pair(int rank, int first, int second, const std::string& label) const;
   void begin_group() {
     if (log_) log_->together = log_->next_group++;
   }
@@ -80,18 +66,44 @@ class counting_communicator : public verbs<counting_communicator> {
   void abort(const std::string&) noexcept {}
 
  private:
-  void write(const call& c, bool asynchronous) {
-    if (!log_ || size_ < 2) return;
-    const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
-    log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
-                                  c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
-  }
+  void write(const call& c, bool asynchronous);
 
   int rank_ = 0, size_ = 0;
   std::string label_;
   std::shared_ptr<call_log> log_;
   int group_ = -1;
 };
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE counting_communicator::counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log,
+                                                          std::string name, std::vector<int> ranks)
+    : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
+  group_ = static_cast<int>(log_->posted.groups.size());
+  log_->posted.groups.push_back({std::move(name), std::move(ranks)});
+}
+
+PLAIT_INLINE counting_communicator counting_communicator::split(int color, int, std::string_view label) const {
+  if (color < 0) return {};
+  if (!log_) return counting_communicator(rank_, size_, std::string(label));
+  const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
+  return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
+}
+
+PLAIT_INLINE counting_communicator counting_communicator::pair(int rank, int first, int second,
+                                                               const std::string& label) const {
+  if (!log_) return counting_communicator(rank, 2, label);
+  const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
+  return counting_communicator(rank, label, log_, label,
+                               {own[static_cast<std::size_t>(first)], own[static_cast<std::size_t>(second)]});
+}
+
+PLAIT_INLINE void counting_communicator::write(const call& c, bool asynchronous) {
+  if (!log_ || size_ < 2) return;
+  const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
+  log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
+                                c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
+}
+#endif
 
 static_assert(communicator<counting_communicator>);
 

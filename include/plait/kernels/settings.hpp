@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -96,7 +97,8 @@ struct attention_accumulate {
   bool keys_and_values = false;
 };
 
-inline attention_shape attention_shape::checked() const {
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE attention_shape attention_shape::checked() const {
   const auto refuse = [](const char* name, std::int64_t value, const std::string& legal) {
     fail({"attention: ", name, " = ", value, ", must be ", legal});
   };
@@ -133,6 +135,7 @@ inline attention_shape attention_shape::checked() const {
   }
   return s;
 }
+#endif
 
 // ---- rotary position embeddings: frequencies, and the cosines and sines of positions, made on the host -----------
 

@@ -51,77 +51,18 @@ class head_norms {
   /// `rows` of `stride` elements: `heads` queries, then `kv_heads` keys, then what else there is.
   head_norms(const context<Device>& ctx, const std::string& name, const layout& queries, const layout& keys,
              double epsilon, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
-             std::int64_t stride, const std::array<parameter_memory<Precision>, 2>& callers = {})
-      : epsilon_(epsilon), rows_(rows), heads_{heads, kv_heads}, head_dim_(head_dim), stride_(stride) {
-    require_any_order(ctx, name, "norms of queries and keys");
-    layout weight;
-    weight.dims.push_back({queries.dims.back().dim, {}});
-    for (std::size_t i = 0; i < 2; ++i) {
-      const std::string norm = name + (i == 0 ? ".q_norm" : ".k_norm");
-      weights_[i] = std::make_shared<parameter<Precision, Device>>(
-          ctx, parameter_info{norm + ".weight", {head_dim}, {1, 0}, false}, weight, weight, i == 0 ? queries : keys,
-          parameter_place<Precision, Device>(ctx.device, head_dim, callers[i].weight.pointer(),
-                                             callers[i].gradient.pointer(), callers[i].master.pointer()));
-      require_memory<Precision, Device>(norm, {weights_[i]}, {}, callers[i]);
-    }
-  }
+             std::int64_t stride, const std::array<parameter_memory<Precision>, 2>& callers = {});
 
   /// Takes another number of rows.
   void resize(std::int64_t rows) { rows_ = rows; }
-  void rebind(const std::array<parameter_memory<Precision>, 2>& callers, rebinding how) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      const std::string_view name = weights_[i]->name();
-      rebind_parameters<Precision, Device>(name.substr(0, name.rfind(".weight")), {weights_[i]}, {}, callers[i], false,
-                                           how);
-    }
-  }
+  void rebind(const std::array<parameter_memory<Precision>, 2>& callers, rebinding how);
 
   /// In place; what is normalised is rotated as it is put there.
-  void forward(const context<Device>& ctx, T* qkv, const rotary_tables<S>& rotation, head_norms_saved<Device>* keep) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      auto before = make_buffer<T>(ctx.device, count(i)), after = make_buffer<T>(ctx.device, count(i));
-      auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(vectors(i)));
-      take(ctx.device, qkv, i, before.template data<T>());
-      kernels::rms_norm_forward(ctx.device, before.template data<T>(), weights_[i]->used_value(),
-                                after.template data<T>(), inv.template data<S>(), vectors(i), head_dim_, epsilon_);
-      const std::int64_t width = heads_[i] * head_dim_;
-      if (rotation.cosine)
-        kernels::rope_forward(ctx.device, static_cast<const T*>(after.template data<T>()), width, qkv + begin(i),
-                              rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, stride_, rotation.tokens);
-      else
-        put(ctx.device, after.template data<T>(), i, qkv);
-      if (!keep) continue;
-      keep->before[i] = std::move(before);
-      keep->inv_rms[i] = std::move(inv);
-    }
-  }
+  void forward(const context<Device>& ctx, T* qkv, const rotary_tables<S>& rotation, head_norms_saved<Device>* keep);
 
   /// Overwrites the gradients of the queries and keys that `forward` made with the gradients of its inputs.
   void backward(const microbatch<Device>& mb, T* dqkv, const rotary_tables<S>& rotation,
-                head_norms_saved<Device>& kept) {
-    Device& device = mb.ctx.device;
-    for (std::size_t i = 0; i < 2; ++i) {
-      auto dy = make_buffer<T>(device, count(i)), dx = make_buffer<T>(device, count(i));
-      const std::int64_t width = heads_[i] * head_dim_;
-      if (rotation.cosine)
-        kernels::rope_backward(device, static_cast<const T*>(dqkv) + begin(i), stride_, dy.template data<T>(),
-                               rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, width, rotation.tokens);
-      else
-        take(device, dqkv, i, dy.template data<T>());
-      const T* const x = kept.before[i].template data<T>();
-      const S* const inv = kept.inv_rms[i].template data<S>();
-      auto& weight = *weights_[i];
-      kernels::rms_norm_backward(device, x, weight.used_value(), dy.template data<T>(), inv, dx.template data<T>(),
-                                 static_cast<gradient_of<T>*>(nullptr), vectors(i), head_dim_);
-      put(device, dx.template data<T>(), i, dqkv);
-      if (weight.trainable())
-        mb.on_weights([this, &device, i, x, inv, dy = std::move(dy)] {
-          with_kernel_sum<T>(device, weights_[i]->used_gradient(device), head_dim_, [&](auto* sums) {
-            kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, sums, vectors(i), head_dim_);
-          });
-        });
-    }
-  }
+                head_norms_saved<Device>& kept);
 
   template <class F>
   void visit(F&& f) {
@@ -149,6 +90,82 @@ class head_norms {
   std::int64_t head_dim_, stride_;
   std::array<parameter_ptr<Precision, Device>, 2> weights_;
 };
+
+template <class Precision, compute_device Device>
+head_norms<Precision, Device>::head_norms(const context<Device>& ctx, const std::string& name, const layout& queries,
+                                          const layout& keys, double epsilon, std::int64_t rows, std::int64_t heads,
+                                          std::int64_t kv_heads, std::int64_t head_dim, std::int64_t stride,
+                                          const std::array<parameter_memory<Precision>, 2>& callers)
+    : epsilon_(epsilon), rows_(rows), heads_{heads, kv_heads}, head_dim_(head_dim), stride_(stride) {
+  require_any_order(ctx, name, "norms of queries and keys");
+  layout weight;
+  weight.dims.push_back({queries.dims.back().dim, {}});
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::string norm = name + (i == 0 ? ".q_norm" : ".k_norm");
+    weights_[i] = std::make_shared<parameter<Precision, Device>>(
+        ctx, parameter_info{norm + ".weight", {head_dim}, {1, 0}, false}, weight, weight, i == 0 ? queries : keys,
+        parameter_place<Precision, Device>(ctx.device, head_dim, callers[i].weight.pointer(),
+                                           callers[i].gradient.pointer(), callers[i].master.pointer()));
+    require_memory<Precision, Device>(norm, {weights_[i]}, {}, callers[i]);
+  }
+}
+
+template <class Precision, compute_device Device>
+void head_norms<Precision, Device>::rebind(const std::array<parameter_memory<Precision>, 2>& callers, rebinding how) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::string_view name = weights_[i]->name();
+    rebind_parameters<Precision, Device>(name.substr(0, name.rfind(".weight")), {weights_[i]}, {}, callers[i], false,
+                                         how);
+  }
+}
+
+template <class Precision, compute_device Device>
+void head_norms<Precision, Device>::forward(const context<Device>& ctx, T* qkv, const rotary_tables<S>& rotation,
+                                            head_norms_saved<Device>* keep) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto before = make_buffer<T>(ctx.device, count(i)), after = make_buffer<T>(ctx.device, count(i));
+    auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(vectors(i)));
+    take(ctx.device, qkv, i, before.template data<T>());
+    kernels::rms_norm_forward(ctx.device, before.template data<T>(), weights_[i]->used_value(),
+                              after.template data<T>(), inv.template data<S>(), vectors(i), head_dim_, epsilon_);
+    const std::int64_t width = heads_[i] * head_dim_;
+    if (rotation.cosine)
+      kernels::rope_forward(ctx.device, static_cast<const T*>(after.template data<T>()), width, qkv + begin(i),
+                            rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, stride_, rotation.tokens);
+    else
+      put(ctx.device, after.template data<T>(), i, qkv);
+    if (!keep) continue;
+    keep->before[i] = std::move(before);
+    keep->inv_rms[i] = std::move(inv);
+  }
+}
+
+template <class Precision, compute_device Device>
+void head_norms<Precision, Device>::backward(const microbatch<Device>& mb, T* dqkv, const rotary_tables<S>& rotation,
+                                             head_norms_saved<Device>& kept) {
+  Device& device = mb.ctx.device;
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto dy = make_buffer<T>(device, count(i)), dx = make_buffer<T>(device, count(i));
+    const std::int64_t width = heads_[i] * head_dim_;
+    if (rotation.cosine)
+      kernels::rope_backward(device, static_cast<const T*>(dqkv) + begin(i), stride_, dy.template data<T>(),
+                             rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, width, rotation.tokens);
+    else
+      take(device, dqkv, i, dy.template data<T>());
+    const T* const x = kept.before[i].template data<T>();
+    const S* const inv = kept.inv_rms[i].template data<S>();
+    auto& weight = *weights_[i];
+    kernels::rms_norm_backward(device, x, weight.used_value(), dy.template data<T>(), inv, dx.template data<T>(),
+                               static_cast<gradient_of<T>*>(nullptr), vectors(i), head_dim_);
+    put(device, dx.template data<T>(), i, dqkv);
+    if (weight.trainable())
+      mb.on_weights([this, &device, i, x, inv, dy = std::move(dy)] {
+        with_kernel_sum<T>(device, weights_[i]->used_gradient(device), head_dim_, [&](auto* sums) {
+          kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, sums, vectors(i), head_dim_);
+        });
+      });
+  }
+}
 
 PLAIT_COMPILED_TEMPLATE(class head_norms<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class head_norms<bf16, cpu>)

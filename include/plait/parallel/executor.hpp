@@ -118,6 +118,9 @@ class step_executor {
   /// Collective over `along`. Every rank is given one step, which may differ in the units of other ranks. These count
   /// only where a message concerns them. Throws where this rank's part is one that `verify` refuses.
   step_executor(any_communicator along, step_schedule step);
+  step_executor(step_executor&&) noexcept;
+  step_executor& operator=(step_executor&&) noexcept;
+  ~step_executor();
   /// A pipeline's schedule alone, where nothing is gathered, reduced or updated.
   step_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
       : step_executor(std::move(along), expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs)) {}
@@ -447,6 +450,13 @@ step_executor<Device>::step_executor(any_communicator along, step_schedule step)
       gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
   if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under its label
 }
+
+template <compute_device Device>
+step_executor<Device>::step_executor(step_executor&&) noexcept = default;
+template <compute_device Device>
+step_executor<Device>& step_executor<Device>::operator=(step_executor&&) noexcept = default;
+template <compute_device Device>
+step_executor<Device>::~step_executor() = default;
 
 PLAIT_COMPILED_TEMPLATE(class step_executor<cpu>)
 

@@ -34,26 +34,7 @@ class gradient_norm {
   /// one number: they are exact, and can be added over stages in any order. Ranks that have equal gradients share them
   /// out. Collective over the mesh.
   std::int64_t* exact_squares(const context<Device>& ctx)
-    requires has_deterministic_products<Device>
-  {
-    constexpr std::int64_t words = kernels::exact_squares::words;
-    bins_ = make_buffer<std::int64_t>(ctx.device, static_cast<std::size_t>(words));
-    auto* const all = bins_.template data<std::int64_t>();
-    ctx.device.zero(all, bins_.bytes(), ctx.device.main_stream());
-    const mesh_shape& mesh = ctx.ranks.shape();
-    for (const part& p : parts_) {
-      const axis_list alike = mesh.others(p.axes);
-      std::vector<kernels::const_elements<G>> own;
-      for (const kernels::const_elements<G>& g : p.gradients) {
-        const element_range mine = share_of(g.size, mesh.size(alike), mesh.index_in(ctx.ranks.rank(), alike));
-        if (mine.size() > 0) own.push_back({g.data + mine.begin, mine.size()});
-      }
-      kernels::add_exact_squares(ctx.device, std::span<const kernels::const_elements<G>>(own), all);
-    }
-    if (const axis_list over = ctx.ranks.pruned(mesh.others({})); !over.empty())
-      ctx.ranks.group(over).all_reduce(all, all, words, dtype::i64, reduce_op::sum);
-    return all;
-  }
+    requires has_deterministic_products<Device>;
   /// The norm, on the host.
   double total(const context<Device>& ctx);
 
@@ -118,6 +99,29 @@ double gradient_norm<Precision, Device>::total(const context<Device>& ctx) {
   double sum = 0;
   ctx.device.download(&sum, squares(ctx), sizeof sum, ctx.device.main_stream());
   return std::sqrt(sum);
+}
+
+template <class Precision, compute_device Device>
+std::int64_t* gradient_norm<Precision, Device>::exact_squares(const context<Device>& ctx)
+  requires has_deterministic_products<Device>
+{
+  constexpr std::int64_t words = kernels::exact_squares::words;
+  bins_ = make_buffer<std::int64_t>(ctx.device, static_cast<std::size_t>(words));
+  auto* const all = bins_.template data<std::int64_t>();
+  ctx.device.zero(all, bins_.bytes(), ctx.device.main_stream());
+  const mesh_shape& mesh = ctx.ranks.shape();
+  for (const part& p : parts_) {
+    const axis_list alike = mesh.others(p.axes);
+    std::vector<kernels::const_elements<G>> own;
+    for (const kernels::const_elements<G>& g : p.gradients) {
+      const element_range mine = share_of(g.size, mesh.size(alike), mesh.index_in(ctx.ranks.rank(), alike));
+      if (mine.size() > 0) own.push_back({g.data + mine.begin, mine.size()});
+    }
+    kernels::add_exact_squares(ctx.device, std::span<const kernels::const_elements<G>>(own), all);
+  }
+  if (const axis_list over = ctx.ranks.pruned(mesh.others({})); !over.empty())
+    ctx.ranks.group(over).all_reduce(all, all, words, dtype::i64, reduce_op::sum);
+  return all;
 }
 
 PLAIT_COMPILED_TEMPLATE(class gradient_norm<float, cpu>)

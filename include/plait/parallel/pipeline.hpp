@@ -128,6 +128,12 @@ PLAIT_INLINE std::string made_as(const parameter_info& info) {
 }
 #endif
 
+/// The schedule of a model that is one stage.
+schedule one_stage(int microbatches);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE schedule one_stage(int microbatches) { return make_schedule<one_f_one_b>(1, microbatches); }
+#endif
+
 // From a schedule and the units of one rank to its step. The stages of other ranks, where a rank knows no
 // parameters, stand as one unit each.
 
@@ -266,7 +272,7 @@ class pipeline {
     any_communicator along = counting_communicator(0, 1, "pp");
     add_units(ctx, 0, whole);
     check(ctx, *this, along);
-    executor_.emplace(along, step_of(make_schedule<one_f_one_b>(1, microbatches), 0));
+    executor_.emplace(along, step_of(detail::one_stage(microbatches), 0));
   }
 
   const pipeline_shape& shape() const { return shape_; }

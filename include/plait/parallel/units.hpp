@@ -32,6 +32,9 @@ class parameter_units {
   /// `axes` are the axes, in the mesh of a stage, over which data is spread.
   parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
                   bucket_cut cut = bucket_cut::even, gradient_wire wire = gradient_wire::full);
+  ~parameter_units();
+  parameter_units(const parameter_units&) = delete;
+  parameter_units& operator=(const parameter_units&) = delete;
 
   /// Takes the next unit, whose parameters `visit(f)` visits; parameters that an earlier unit has are shared with it.
   /// Collective over the data axes: buckets are made, and what parameters hold moves there. Throws where two share
@@ -349,6 +352,9 @@ void parameter_units<Precision, Device>::make_buckets(const context<Device>& ctx
   for (group& g : groups)
     u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, cut_, wire_, ranks_));
 }
+
+template <class Precision, compute_device Device>
+parameter_units<Precision, Device>::~parameter_units() = default;
 
 PLAIT_COMPILED_TEMPLATE(class parameter_units<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter_units<bf16, cpu>)

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -216,7 +217,9 @@ struct step_entry {
 };
 
 /// "F3.1", "F3.1 of unit 5", "gather of unit 5", "send activation 3: stage 1 -> 2", "the norm"
-inline std::string describe(const step_entry& e) {
+std::string describe(const step_entry& e);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::string describe(const step_entry& e) {
   switch (e.op) {
     case step_op::pass:
       return e.unit < 0 ? describe(e.pass) : cat({describe(e.pass), " of unit ", e.unit});
@@ -240,6 +243,7 @@ inline std::string describe(const step_entry& e) {
       return "the norm";
   }
 }
+#endif
 
 /// Parameters that are gathered, reduced and updated together, by default of a block, the embedding or the head. A
 /// forward pass of a stage goes through its units in order, a backward pass in the reverse order.

@@ -315,6 +315,9 @@ PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&
 PLAIT_COMPILED_TEMPLATE(void compare_noted(const context<cpu>&, const std::vector<noted_value>&, double))
 PLAIT_COMPILED_TEMPLATE(void compare_values(const context<cpu>&))
 PLAIT_COMPILED_TEMPLATE(void agree_on_context(const context<cpu>&))
+PLAIT_COMPILED_TEMPLATE(void agree_over_stages(const context<cpu>&, std::string_view, std::string_view, std::uint64_t))
+PLAIT_COMPILED_TEMPLATE(void note_on_host(const context<cpu>&, const layout&, std::string, const std::int64_t*,
+                                          std::int64_t))
 
 }  // namespace detail
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -102,9 +103,10 @@ std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vec
 /// The causal work of each of `ranks` ranks that share out the sequence, in pairs of a query and a key.
 std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t ranks, std::int64_t window = 0);
 
+#ifndef PLAIT_COMPILED
 namespace detail {
 
-inline std::vector<token_run> joined(std::vector<token_run> runs) {
+PLAIT_INLINE std::vector<token_run> joined(std::vector<token_run> runs) {
   std::sort(runs.begin(), runs.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
   std::vector<token_run> result;
   for (const token_run& r : runs) {
@@ -120,8 +122,8 @@ inline std::vector<token_run> joined(std::vector<token_run> runs) {
 
 }  // namespace detail
 
-inline sequence_order sequence_order::zigzag(std::int64_t length, std::int64_t ranks, const std::string& field,
-                                             const std::string& axes) {
+PLAIT_INLINE sequence_order sequence_order::zigzag(std::int64_t length, std::int64_t ranks, const std::string& field,
+                                                   const std::string& axes) {
   const std::int64_t pieces = 2 * ranks;
   if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
   if (ranks == 1) return {length, 1};
@@ -134,7 +136,7 @@ inline sequence_order sequence_order::zigzag(std::int64_t length, std::int64_t r
   return {length, pieces};
 }
 
-inline std::vector<token_run> sequence_order::runs(std::int64_t first, std::int64_t count) const {
+PLAIT_INLINE std::vector<token_run> sequence_order::runs(std::int64_t first, std::int64_t count) const {
   const std::int64_t size = length_ / pieces_;
   std::vector<token_run> all;
   for (std::int64_t i = first; i < first + count;) {
@@ -145,8 +147,9 @@ inline std::vector<token_run> sequence_order::runs(std::int64_t first, std::int6
   return detail::joined(std::move(all));
 }
 
-inline std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
-                                                 const std::vector<token_run>& keys, std::int64_t window, bool exact) {
+PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
+                                                       const std::vector<token_run>& keys, std::int64_t window,
+                                                       bool exact) {
   const auto sees_all = [](const token_run& q, const token_run& k) { return k.position + k.length - 1 <= q.position; };
   const auto follows = [](const token_run& a, const token_run& b) { return a.at + a.length == b.at; };
   std::vector<visible_piece> pieces;
@@ -176,8 +179,8 @@ inline std::vector<visible_piece> visible_pieces(const std::vector<token_run>& q
   return pieces;
 }
 
-inline std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
-                                  std::int64_t window) {
+PLAIT_INLINE std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
+                                        std::int64_t window) {
   std::int64_t pairs = 0;
   for (const token_run& q : queries)
     for (const token_run& k : keys)
@@ -188,13 +191,15 @@ inline std::int64_t visible_pairs(const std::vector<token_run>& queries, const s
   return pairs;
 }
 
-inline std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t ranks, std::int64_t window) {
+PLAIT_INLINE std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t ranks,
+                                                   std::int64_t window) {
   const std::vector<token_run> keys = order.runs(0, order.length());
   const std::int64_t part = order.length() / ranks;
   std::vector<std::int64_t> work;
   for (std::int64_t r = 0; r < ranks; ++r) work.push_back(visible_pairs(order.runs(r * part, part), keys, window));
   return work;
 }
+#endif
 
 }  // namespace plait
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -150,6 +151,91 @@ void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const stat
     if (here) d[at] = converted<T>(of_target - static_cast<A>(g * (1.0 - s.label_smoothing)));
   }
 }
+
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const float*, const std::int32_t*,
+                                                      const statistic_of<float>*, statistic_of<float>*,
+                                                      statistic_of<float>*, statistic_of<float>*, std::int64_t,
+                                                      const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const float*, const std::int32_t*,
+                                                            statistic_of<float>*, statistic_of<float>*,
+                                                            statistic_of<float>*, statistic_of<float>*, std::int64_t,
+                                                            const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const float*, const std::int32_t*, const statistic_of<float>*,
+                                                    const statistic_of<float>*, const statistic_of<float>*, float*,
+                                                    std::int64_t, const vocabulary_range&,
+                                                    const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int32_t*, const float*, const float*, const float*,
+                                                const float*, float*, std::int64_t, const vocabulary_range&,
+                                                const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const float*, const std::int64_t*,
+                                                      const statistic_of<float>*, statistic_of<float>*,
+                                                      statistic_of<float>*, statistic_of<float>*, std::int64_t,
+                                                      const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const float*, const std::int64_t*,
+                                                            statistic_of<float>*, statistic_of<float>*,
+                                                            statistic_of<float>*, statistic_of<float>*, std::int64_t,
+                                                            const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const float*, const std::int64_t*, const statistic_of<float>*,
+                                                    const statistic_of<float>*, const statistic_of<float>*, float*,
+                                                    std::int64_t, const vocabulary_range&,
+                                                    const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int64_t*, const float*, const float*, const float*,
+                                                const float*, float*, std::int64_t, const vocabulary_range&,
+                                                const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const bf16*, const std::int32_t*, const statistic_of<bf16>*,
+                                                      statistic_of<bf16>*, statistic_of<bf16>*, statistic_of<bf16>*,
+                                                      std::int64_t, const vocabulary_range&,
+                                                      const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const bf16*, const std::int32_t*, statistic_of<bf16>*,
+                                                            statistic_of<bf16>*, statistic_of<bf16>*,
+                                                            statistic_of<bf16>*, std::int64_t, const vocabulary_range&,
+                                                            const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const bf16*, const std::int32_t*, const statistic_of<bf16>*,
+                                                    const statistic_of<bf16>*, const statistic_of<bf16>*, bf16*,
+                                                    std::int64_t, const vocabulary_range&,
+                                                    const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const bf16*, const std::int64_t*, const statistic_of<bf16>*,
+                                                      statistic_of<bf16>*, statistic_of<bf16>*, statistic_of<bf16>*,
+                                                      std::int64_t, const vocabulary_range&,
+                                                      const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const bf16*, const std::int64_t*, statistic_of<bf16>*,
+                                                            statistic_of<bf16>*, statistic_of<bf16>*,
+                                                            statistic_of<bf16>*, std::int64_t, const vocabulary_range&,
+                                                            const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const bf16*, const std::int64_t*, const statistic_of<bf16>*,
+                                                    const statistic_of<bf16>*, const statistic_of<bf16>*, bf16*,
+                                                    std::int64_t, const vocabulary_range&,
+                                                    const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const double*, const std::int32_t*,
+                                                      const statistic_of<double>*, statistic_of<double>*,
+                                                      statistic_of<double>*, statistic_of<double>*, std::int64_t,
+                                                      const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const double*, const std::int32_t*,
+                                                            statistic_of<double>*, statistic_of<double>*,
+                                                            statistic_of<double>*, statistic_of<double>*, std::int64_t,
+                                                            const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const double*, const std::int32_t*,
+                                                    const statistic_of<double>*, const statistic_of<double>*,
+                                                    const statistic_of<double>*, double*, std::int64_t,
+                                                    const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int32_t*, const double*, const double*, const double*,
+                                                const double*, double*, std::int64_t, const vocabulary_range&,
+                                                const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const double*, const std::int64_t*,
+                                                      const statistic_of<double>*, statistic_of<double>*,
+                                                      statistic_of<double>*, statistic_of<double>*, std::int64_t,
+                                                      const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const double*, const std::int64_t*,
+                                                            statistic_of<double>*, statistic_of<double>*,
+                                                            statistic_of<double>*, statistic_of<double>*, std::int64_t,
+                                                            const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const double*, const std::int64_t*,
+                                                    const statistic_of<double>*, const statistic_of<double>*,
+                                                    const statistic_of<double>*, double*, std::int64_t,
+                                                    const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int64_t*, const double*, const double*, const double*,
+                                                const double*, double*, std::int64_t, const vocabulary_range&,
+                                                const cross_entropy_settings&))
 
 }  // namespace plait::kernels
 

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "plait/core/box.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -374,5 +375,18 @@ void rope_backward(cpu&, const T* from, std::int64_t from_stride, T* dx, const s
                    std::int64_t row_stride, std::int64_t table_rows) {
   detail::rotate<T>(from, from_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, -1);
 }
+
+PLAIT_COMPILED_TEMPLATE(void add(cpu&, const float*, const float*, float*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void accumulate(cpu&, const float*, float*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void swiglu_forward(cpu&, const float*, float*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void swiglu_backward(cpu&, const float*, const float*, float*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void add(cpu&, const bf16*, const bf16*, bf16*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void accumulate(cpu&, const bf16*, bf16*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void swiglu_forward(cpu&, const bf16*, bf16*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void swiglu_backward(cpu&, const bf16*, const bf16*, bf16*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void add(cpu&, const double*, const double*, double*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void accumulate(cpu&, const double*, double*, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void swiglu_forward(cpu&, const double*, double*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void swiglu_backward(cpu&, const double*, const double*, double*, std::int64_t, std::int64_t))
 
 }  // namespace plait::kernels

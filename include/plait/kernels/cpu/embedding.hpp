@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -51,6 +52,19 @@ void embedding_backward(cpu&, const Id* ids, const T* dy, gradient_of<T>* dtable
     for (std::int64_t c = 0; c < width; ++c) target[c] += widened(source[c]);
   }
 }
+
+PLAIT_COMPILED_TEMPLATE(void embedding_backward(cpu&, const std::int32_t*, const float*, gradient_of<float>*,
+                                                std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void embedding_backward(cpu&, const std::int64_t*, const float*, gradient_of<float>*,
+                                                std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void embedding_backward(cpu&, const std::int32_t*, const bf16*, gradient_of<bf16>*,
+                                                std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void embedding_backward(cpu&, const std::int64_t*, const bf16*, gradient_of<bf16>*,
+                                                std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void embedding_backward(cpu&, const std::int32_t*, const double*, gradient_of<double>*,
+                                                std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void embedding_backward(cpu&, const std::int64_t*, const double*, gradient_of<double>*,
+                                                std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t))
 
 }  // namespace plait::kernels
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "plait/core/compiled.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -297,5 +298,50 @@ void layer_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, 
     layer_norm_backward_dweight(device, x, dy, mean, inv_std, dweight, dbias, rows, columns);
   }
 }
+
+PLAIT_COMPILED_TEMPLATE(void row_sum_squares(cpu&, const float*, statistic_of<float>*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_apply(cpu&, const float*, const statistic_of<float>*, const float*, float*,
+                                       std::int64_t, std::int64_t, std::int64_t, double))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_forward(cpu&, const float*, const float*, float*, statistic_of<float>*,
+                                              std::int64_t, std::int64_t, double, const float*, float*))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dot(cpu&, const float*, const float*, const float*, statistic_of<float>*,
+                                                   std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dx(cpu&, const float*, const float*, const float*,
+                                                  const statistic_of<float>*, const statistic_of<float>*, float*,
+                                                  std::int64_t, std::int64_t, std::int64_t, const float*))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dweight(cpu&, const float*, const float*, const statistic_of<float>*,
+                                                       gradient_of<float>*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward(cpu&, const float*, const float*, const float*,
+                                               const statistic_of<float>*, float*, gradient_of<float>*, std::int64_t,
+                                               std::int64_t, const float*))
+PLAIT_COMPILED_TEMPLATE(void row_sum_squares(cpu&, const bf16*, statistic_of<bf16>*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_apply(cpu&, const bf16*, const statistic_of<bf16>*, const bf16*, bf16*, std::int64_t,
+                                       std::int64_t, std::int64_t, double))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_forward(cpu&, const bf16*, const bf16*, bf16*, statistic_of<bf16>*, std::int64_t,
+                                              std::int64_t, double, const bf16*, bf16*))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dot(cpu&, const bf16*, const bf16*, const bf16*, statistic_of<bf16>*,
+                                                   std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dx(cpu&, const bf16*, const bf16*, const bf16*,
+                                                  const statistic_of<bf16>*, const statistic_of<bf16>*, bf16*,
+                                                  std::int64_t, std::int64_t, std::int64_t, const bf16*))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dweight(cpu&, const bf16*, const bf16*, const statistic_of<bf16>*,
+                                                       gradient_of<bf16>*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward(cpu&, const bf16*, const bf16*, const bf16*, const statistic_of<bf16>*,
+                                               bf16*, gradient_of<bf16>*, std::int64_t, std::int64_t, const bf16*))
+PLAIT_COMPILED_TEMPLATE(void row_sum_squares(cpu&, const double*, statistic_of<double>*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_apply(cpu&, const double*, const statistic_of<double>*, const double*, double*,
+                                       std::int64_t, std::int64_t, std::int64_t, double))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_forward(cpu&, const double*, const double*, double*, statistic_of<double>*,
+                                              std::int64_t, std::int64_t, double, const double*, double*))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dot(cpu&, const double*, const double*, const double*,
+                                                   statistic_of<double>*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dx(cpu&, const double*, const double*, const double*,
+                                                  const statistic_of<double>*, const statistic_of<double>*, double*,
+                                                  std::int64_t, std::int64_t, std::int64_t, const double*))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dweight(cpu&, const double*, const double*, const statistic_of<double>*,
+                                                       gradient_of<double>*, std::int64_t, std::int64_t))
+PLAIT_COMPILED_TEMPLATE(void rms_norm_backward(cpu&, const double*, const double*, const double*,
+                                               const statistic_of<double>*, double*, gradient_of<double>*, std::int64_t,
+                                               std::int64_t, const double*))
 
 }  // namespace plait::kernels

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "plait/core/box.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -158,6 +159,13 @@ void dropout_backward(cpu& device, const T* dy, T* dx, const box& part, std::uin
                       double p) {
   dropout_forward(device, dy, dx, part, seed, stream, p);
 }
+
+PLAIT_COMPILED_TEMPLATE(void dropout_forward(cpu&, const float*, float*, const box&, std::uint64_t, std::uint64_t,
+                                             double))
+PLAIT_COMPILED_TEMPLATE(void dropout_forward(cpu&, const bf16*, bf16*, const box&, std::uint64_t, std::uint64_t,
+                                             double))
+PLAIT_COMPILED_TEMPLATE(void dropout_forward(cpu&, const double*, double*, const box&, std::uint64_t, std::uint64_t,
+                                             double))
 
 }  // namespace plait::kernels
 

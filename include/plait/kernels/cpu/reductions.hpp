@@ -9,6 +9,7 @@
 #include <span>
 #include <type_traits>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
@@ -146,6 +147,15 @@ inline void clip(cpu&, const double* squares, double limit, clip_numbers* out) {
   out->factor = out->update == 0 ? 0.0 : clip_factor(out->norm, limit);
   out->skips += 1 - out->update;
 }
+
+PLAIT_COMPILED_TEMPLATE(void sum(cpu&, const float*, std::int64_t, double*))
+PLAIT_COMPILED_TEMPLATE(void sum(cpu&, const double*, std::int64_t, double*))
+PLAIT_COMPILED_TEMPLATE(void add_exact_squares(cpu&, std::span<const const_elements<float>>, std::int64_t*))
+PLAIT_COMPILED_TEMPLATE(void add_exact_squares(cpu&, std::span<const const_elements<bf16>>, std::int64_t*))
+PLAIT_COMPILED_TEMPLATE(void add_exact_squares(cpu&, std::span<const const_elements<double>>, std::int64_t*))
+PLAIT_COMPILED_TEMPLATE(void add_sum_squares(cpu&, std::span<const const_elements<float>>, double*))
+PLAIT_COMPILED_TEMPLATE(void add_sum_squares(cpu&, std::span<const const_elements<bf16>>, double*))
+PLAIT_COMPILED_TEMPLATE(void add_sum_squares(cpu&, std::span<const const_elements<double>>, double*))
 
 }  // namespace plait::kernels
 

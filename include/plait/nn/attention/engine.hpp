@@ -74,8 +74,11 @@ concept attention_engine =
 namespace detail {
 
 /// `attention_shape` for queries of one run against keys of one run.
-inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
-                                         const std::int32_t* first_visible) {
+kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
+                                  const std::int32_t* first_visible);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q,
+                                               const token_run& k, const std::int32_t* first_visible) {
   kernels::attention_shape s = whole;
   s.q_batch = s.lse_stride = whole.q_len;
   s.q_len = q.length, s.q_offset = q.position;
@@ -83,6 +86,7 @@ inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, 
   s.first_visible = first_visible ? first_visible + q.at : nullptr;
   return s;
 }
+#endif
 
 /// Writes rows of `width` elements without gaps to rows with a stride of `stride` elements, converted if the types
 /// differ.
@@ -105,7 +109,9 @@ void clear(auto& device, T* data, std::int64_t count) {
 }
 
 /// The runs in pieces of `chunk` tokens, in order of position; as they are where it is 0.
-inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
+std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
   if (chunk == 0) return runs;
   std::vector<token_run> all;
   for (const token_run& run : runs)
@@ -113,6 +119,7 @@ inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std:
   std::sort(all.begin(), all.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
   return all;
 }
+#endif
 
 }  // namespace detail
 
@@ -136,7 +143,9 @@ std::int64_t chunk_of(const deterministic_leaves& order, std::int64_t length, co
 }  // namespace detail
 
 /// Throws where a rank's runs of tokens are no whole chunks, in the order that deterministic sums have.
-inline void require_whole_chunks(const attention_part& part) {
+void require_whole_chunks(const attention_part& part);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void require_whole_chunks(const attention_part& part) {
   if (part.chunk == 0) return;
   for (const auto& block : part.blocks)
     for (const token_run& run : block)
@@ -145,9 +154,12 @@ inline void require_whole_chunks(const attention_part& part) {
               " tokens (deterministic_leaves::sequence), and a rank has a run of ", run.length, " from ", run.position,
               "; legal are more chunks, so that each run is whole ones"});
 }
+#endif
 /// Throws for attention without a causal mask in two cases. Where a sequence is cut, engines send earlier keys alone;
 /// where documents are packed, only a causal mask with starts can express where a document ends.
-inline void require_causal_or_whole(const attention_part& part) {
+void require_causal_or_whole(const attention_part& part);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void require_causal_or_whole(const attention_part& part) {
   if (!part.shape.causal && part.documents)
     fail({part.name,
           ": attention without a causal mask sees what is behind a token, in other documents too; pack no documents in "
@@ -156,6 +168,7 @@ inline void require_causal_or_whole(const attention_part& part) {
     fail({part.name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
           part.blocks.size()});
 }
+#endif
 
 /// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride, values
 /// with a stride of their own where that is not 0.
@@ -477,42 +490,14 @@ class whole_attention {
   };
 
   whole_attention() = default;
-  whole_attention(const context<Device>&, const attention_part& part, const axis_list&)
-      : shape_(part.shape), runs_(part.blocks[0]), chunk_(part.chunk) {
-    if (part.blocks.size() != 1 || part.blocks[0].size() != 1)
-      fail({part.name, ": attention over the whole sequence was given a part of it"});
-    shape_.q_offset = shape_.k_offset = part.blocks[0][0].position;
-  }
+  whole_attention(const context<Device>&, const attention_part& part, const axis_list&);
 
   bool keeps_inputs() const { return true; }
 
-  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
-    auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
-    if (chunk_ > 0) {
-      attention_sum<Precision, Device> sum(ctx.device, shape_, in, runs_, o, lse.template data<S>(), chunk_);
-      sum.add(local_keys(in, shape_, runs_));
-      sum.finish();
-    } else {
-      kernels::attention_forward(ctx.device, in.q, in.k, in.v, o, lse.template data<S>(), with(in));
-    }
-    if (keep) keep->lse = std::move(lse);
-  }
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep);
   template <class G>
   void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
-                attention_gradients<G> out) {
-    if (chunk_ > 0) {
-      const std::int64_t row = 2 * shape_.kv_heads * shape_.head_dim, elements = shape_.batch * shape_.k_len * row;
-      attention_gradient_sum<Precision, Device> sum(ctx.device, shape_, in, runs_, o, kept.lse.template data<S>(), d_o,
-                                                    chunk_);
-      deterministic_sum<S, Device> keys(elements, shape_.k_len / chunk_);
-      const key_block<T> here = local_keys(in, shape_, runs_);
-      sum.add_key_gradients(here, keys);
-      sum.finish(out.dq);
-      return write_key_gradients(ctx.device, keys.parts().values[0], shape_, out);
-    }
-    kernels::attention_backward(ctx.device, in.q, in.k, in.v, o, kept.lse.template data<S>(), d_o, out.dq, out.dk,
-                                out.dv, with(in));
-  }
+                attention_gradients<G> out);
 
  private:
   std::int64_t rows() const { return shape_.batch * shape_.heads * shape_.q_len; }
@@ -527,9 +512,59 @@ class whole_attention {
   std::int64_t chunk_ = 0;
 };
 
+template <class Precision, class Device>
+whole_attention<Precision, Device>::whole_attention(const context<Device>&, const attention_part& part,
+                                                    const axis_list&)
+    : shape_(part.shape), runs_(part.blocks[0]), chunk_(part.chunk) {
+  if (part.blocks.size() != 1 || part.blocks[0].size() != 1)
+    fail({part.name, ": attention over the whole sequence was given a part of it"});
+  shape_.q_offset = shape_.k_offset = part.blocks[0][0].position;
+}
+
+template <class Precision, class Device>
+void whole_attention<Precision, Device>::forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o,
+                                                 saved* keep) {
+  auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
+  if (chunk_ > 0) {
+    attention_sum<Precision, Device> sum(ctx.device, shape_, in, runs_, o, lse.template data<S>(), chunk_);
+    sum.add(local_keys(in, shape_, runs_));
+    sum.finish();
+  } else {
+    kernels::attention_forward(ctx.device, in.q, in.k, in.v, o, lse.template data<S>(), with(in));
+  }
+  if (keep) keep->lse = std::move(lse);
+}
+
+template <class Precision, class Device>
+template <class G>
+void whole_attention<Precision, Device>::backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o,
+                                                  const T* d_o, saved& kept, attention_gradients<G> out) {
+  if (chunk_ > 0) {
+    const std::int64_t row = 2 * shape_.kv_heads * shape_.head_dim, elements = shape_.batch * shape_.k_len * row;
+    attention_gradient_sum<Precision, Device> sum(ctx.device, shape_, in, runs_, o, kept.lse.template data<S>(), d_o,
+                                                  chunk_);
+    deterministic_sum<S, Device> keys(elements, shape_.k_len / chunk_);
+    const key_block<T> here = local_keys(in, shape_, runs_);
+    sum.add_key_gradients(here, keys);
+    sum.finish(out.dq);
+    return write_key_gradients(ctx.device, keys.parts().values[0], shape_, out);
+  }
+  kernels::attention_backward(ctx.device, in.q, in.k, in.v, o, kept.lse.template data<S>(), d_o, out.dq, out.dk, out.dv,
+                              with(in));
+}
+
 PLAIT_COMPILED_TEMPLATE(class whole_attention<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class whole_attention<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class whole_attention<double, cpu>)
+PLAIT_COMPILED_TEMPLATE(void whole_attention<float, cpu>::backward(const context<cpu>&, const attention_inputs<float>&,
+                                                                   const float*, const float*, saved&,
+                                                                   attention_gradients<float>))
+PLAIT_COMPILED_TEMPLATE(void whole_attention<bf16, cpu>::backward(const context<cpu>&, const attention_inputs<bf16>&,
+                                                                  const bf16*, const bf16*, saved&,
+                                                                  attention_gradients<bf16>))
+PLAIT_COMPILED_TEMPLATE(void whole_attention<double, cpu>::backward(const context<cpu>&,
+                                                                    const attention_inputs<double>&, const double*,
+                                                                    const double*, saved&, attention_gradients<double>))
 
 }  // namespace plait
 

@@ -62,6 +62,11 @@ class linear_core : detail::linear_collectives {
   linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
               std::int64_t overlap = 1);
+  linear_core(const linear_core&);
+  linear_core& operator=(const linear_core&);
+  linear_core(linear_core&&) noexcept;
+  linear_core& operator=(linear_core&&) noexcept;
+  ~linear_core();
 
   std::int64_t columns() const { return total_; }
   /// Whether an addend of the output is added in the product's own pass.
@@ -343,6 +348,17 @@ linear_core<Precision, Device>::linear_core(const context<Device>& ctx, const sh
       if (info[i].lora.rank != 0 && *base) (*base)->freeze();
   if (ctx.deterministic) take_deterministic_stages(ctx, d, overlap != 1);
 }
+
+template <class Precision, compute_device Device>
+linear_core<Precision, Device>::linear_core(const linear_core&) = default;
+template <class Precision, compute_device Device>
+linear_core<Precision, Device>& linear_core<Precision, Device>::operator=(const linear_core&) = default;
+template <class Precision, compute_device Device>
+linear_core<Precision, Device>::linear_core(linear_core&&) noexcept = default;
+template <class Precision, compute_device Device>
+linear_core<Precision, Device>& linear_core<Precision, Device>::operator=(linear_core&&) noexcept = default;
+template <class Precision, compute_device Device>
+linear_core<Precision, Device>::~linear_core() = default;
 
 template <class Precision, compute_device Device>
 void linear_core<Precision, Device>::resize(const context<Device>& ctx, const shared_linears& d) {

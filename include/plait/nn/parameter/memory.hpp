@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
@@ -312,6 +313,17 @@ void require_memory(std::string_view layer, const std::vector<parameter_ptr<Prec
   const auto of_weights = layouts_of<Precision, Device>(weights), of_biases = layouts_of<Precision, Device>(biases);
   memory.require_complete(std::string(layer), tied ? nullptr : &*of_weights, of_biases ? &*of_biases : nullptr);
 }
+
+PLAIT_COMPILED_TEMPLATE(void require_memory<float, cpu>(std::string_view, const std::vector<parameter_ptr<float, cpu>>&,
+                                                        const std::vector<parameter_ptr<float, cpu>>&,
+                                                        const parameter_memory<float>&, bool))
+PLAIT_COMPILED_TEMPLATE(void require_memory<bf16, cpu>(std::string_view, const std::vector<parameter_ptr<bf16, cpu>>&,
+                                                       const std::vector<parameter_ptr<bf16, cpu>>&,
+                                                       const parameter_memory<bf16>&, bool))
+PLAIT_COMPILED_TEMPLATE(void require_memory<double, cpu>(std::string_view,
+                                                         const std::vector<parameter_ptr<double, cpu>>&,
+                                                         const std::vector<parameter_ptr<double, cpu>>&,
+                                                         const parameter_memory<double>&, bool))
 
 /// Binds a layer's weights and biases to other memory of the caller's, or throws and changes nothing. `tied`: that
 /// layer binds it.
