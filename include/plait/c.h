@@ -37,7 +37,8 @@
 #define PLAIT_C_LIST(...) __VA_ARGS__
 #define PLAIT_C_END struct plait_context /* before a semicolon that C++ or C would not take */
 
-/// One rank: its place on the mesh, its layers, and the text of its last error. One thread uses it.
+/// One rank: its place on the mesh, its layers, and the text of its error. One thread uses it. Arrays lie in the
+/// processor's memory.
 typedef struct plait_context plait_context;
 /// The function that a rank runs. Returns 0, or another number after an error; all ranks end then.
 typedef int (*plait_body)(plait_context* c, void* user);
