@@ -7,7 +7,7 @@
 #             other compilers say of its layers
 #   openmp    a program with OpenMP threads of its own, which stay its own
 #   language  a compiler in C++17 mode gets one message, and one without exceptions another
-#   flags     without run-time type information, and with the undefined-behaviour sanitizer by the README's flags
+#   flags     without run-time type information, and with the undefined-behaviour sanitizer by the guide's flags
 # PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one, and NVCC nvcc, likewise.
 set -eu
 
@@ -121,8 +121,8 @@ EOF
     "$work/app" || fails "a program with OpenMP threads"
     ;;
   flags)
-    without=$(tr '\n' ' ' <"$PLAIT_SOURCE/README.md" | sed -n 's/.*`\(-fno-sanitize=[a-z,-]*\)`.*/\1/p')
-    [ -n "$without" ] || fails "the README has no flag for -fsanitize=undefined"
+    without=$(tr '\n' ' ' <"$PLAIT_SOURCE/examples/guide/13_in_your_program.md" | sed -n 's/.*`\(-fno-sanitize=[a-z,-]*\)`.*/\1/p')
+    [ -n "$without" ] || fails "the guide has no flag for -fsanitize=undefined"
     compile="-std=c++20 -O1 -fno-rtti -fsyntax-only -I$include $openblas $PLAIT_SOURCE/examples/quickstart.cpp"
     "$CXX" $compile -fsanitize=undefined $without || fails "$CXX -fsanitize=undefined $without"
     [ -z "${CLANG:-}" ] || "$CLANG" $compile -fsanitize=undefined || fails "$CLANG -fsanitize=undefined"

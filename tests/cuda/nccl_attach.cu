@@ -228,6 +228,29 @@ void run(ncclComm_t my_comm, cudaStream_t my_stream, const up_projection::mesh& 
 
 }  // namespace readme
 
+// The first door of README, as it stands there; it is compiled.
+// clang-format off
+namespace readme_door {
+
+namespace pl = plait;
+using pl::batch, pl::seq, pl::hidden, pl::ffn, pl::dp, pl::tp;
+struct up_projection {
+  using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
+  using input = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
+  using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
+  using output = pl::spec<pl::shard<batch, dp>, seq, pl::shard<ffn, tp>>;
+};
+
+void forward(ncclComm_t comm, cudaStream_t stream, float* weight, float* gradient, float* input, float* output) {
+  auto here = pl::attach(up_projection::mesh(2, 4), comm, stream, pl::sizes_of<batch, seq, hidden, ffn>(8, 512, 1024, 4096));
+  pl::linear<float, up_projection, pl::cuda> up(here, "up", {.memory = {weight, gradient}});
+  pl::part<float, up_projection::input> x(here, input);     // each array gets its type once
+  pl::part<float, up_projection::output> y(here, output);
+  up.forward(here, x, y);                                   // all-gathers x over tp, then multiplies
+}
+}  // namespace readme_door
+// clang-format on
+
 TEST_CASE("attach: as the README shows it") {
   CHECK(on_ranks(2, [](ncclComm_t comm, cudaStream_t stream, int, std::barrier<>&) {
           readme::run(comm, stream, readme::up_projection::mesh(1, 2));

@@ -23,12 +23,3 @@ for line in '^dp=8  *[0-9.]* ms a step,   0\.0 in collectives,  0\.0 % bubble,' 
   '^pp=2, dp=2, tp=2  .* [1-9]\.[0-9] % bubble,' '^dp=2, column=2, tp=2 (grid)  *[0-9.]* ms a step, *[1-9][0-9.]* in collectives,'; do
   echo "$out" | grep -q "$line" || fail "the output lacks '$line': $out"
 done
-
-# What the README shows of it is what is compiled.
-shown=$(mktemp)
-trap 'rm -f "$shown"' EXIT
-sed -n '/^using stage = gpt2::model<pl::bf16/,/^```$/p' "$SOURCE/README.md" | grep -v '^```' >"$shown"
-[ "$(wc -l <"$shown")" -gt 5 ] || fail "the README shows nothing of price_gpt2.cpp"
-while IFS= read -r line; do
-  grep -Fxq -e "  $line" "$SOURCE/examples/price_gpt2.cpp" || fail "the README shows '$line', and price_gpt2.cpp has no such line"
-done <"$shown"

@@ -1,5 +1,4 @@
-// What README.md shows, compiled and run: tests/headers/snippets.py checks that every line of its C++ stands here or in
-// tests/mpi/attach.cpp.
+// What README.md and the guide show, compiled and run: tests/headers/snippets.py finds their lines here and elsewhere.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -56,6 +55,16 @@ struct chunked_sp : pl::megatron_sp {
 static_assert(pl::transformer_specs<chunked_sp>::down::overlap::chunks == 4);
 
 struct row : pl::axis_tag<"row"> {};
+struct rows_and_heads {
+  using mesh = pl::mesh<pl::axis<row>, pl::axis<pl::tp>>;
+  using residual = pl::spec<pl::shard<pl::batch, row>, pl::shard<pl::seq, pl::tp>, pl::hidden>;
+  using query_heads = pl::shard<pl::heads, pl::tp>;
+  using key_heads = pl::shard<pl::kv_heads, pl::tp>;
+  using feed_forward = pl::shard<pl::ffn, pl::tp>;
+  using vocabulary = pl::shard<pl::vocab, pl::tp>;
+};
+using model = pl::llama<float, rows_and_heads>;
+static_assert(sizeof(model) > 0);
 
 namespace {
 
