@@ -4,6 +4,7 @@
 #undef PLAIT_COMPILED  // which may be defined for all files of a program
 #define PLAIT_COMPILING
 #include "plait/models/language_model.hpp"
+#include "plait/models/llama_config.hpp"
 #include "plait/nn.hpp"
 #include "plait/schedule/order.hpp"
 #include "plait/train.hpp"

@@ -17,6 +17,7 @@
 
 #include "plait/comm/metrics.hpp"
 #include "plait/core/collective.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
@@ -69,17 +70,26 @@ constexpr bool reducible(dtype type) { return type != dtype::u8; }
 
 namespace detail {
 
-inline void check_peer(const char* what, const char* role, int peer, int size) {
+void check_peer(const char* what, const char* role, int peer, int size);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check_peer(const char* what, const char* role, int peer, int size) {
   if (peer < 0 || peer >= size) fail({what, ": ", role, " is ", peer, "; the group has ranks 0 to ", size - 1});
 }
+#endif
 
-inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
+void check_pointer(const char* what, const void* data, std::size_t bytes);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check_pointer(const char* what, const void* data, std::size_t bytes) {
   if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
 }
+#endif
 
 /// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
-inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
-                          std::size_t out_bytes, std::size_t place, bool may_alias) {
+void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes,
+                   std::size_t place, bool may_alias);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
+                                std::size_t out_bytes, std::size_t place, bool may_alias) {
   check_pointer(what, in, in_bytes);
   check_pointer(what, out, out_bytes);
   if (in_bytes == 0 || out_bytes == 0) return;
@@ -90,9 +100,12 @@ inline void check_buffers(const char* what, const void* in, std::size_t in_bytes
         may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "",
         "; use separate buffers"});
 }
+#endif
 
 /// Checks a ragged all_to_all: each part that is received overlaps no other and nothing that is sent.
-inline void check_parts(const call& c) {
+void check_parts(const call& c);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check_parts(const call& c) {
   const char* const what = c.name();
   const std::size_t size = size_of(c.type);
   check_pointer(what, c.in, call::sum(c.send_counts) * size);
@@ -119,11 +132,14 @@ inline void check_parts(const call& c) {
     (p.received ? received : sent) = std::max(p.received ? received : sent, p.end);
   }
 }
+#endif
 
 }  // namespace detail
 
 /// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.
-inline void check(const call& c, int rank, int ranks) {
+void check(const call& c, int rank, int ranks);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check(const call& c, int rank, int ranks) {
   const char* const what = c.name();
   const std::size_t n = static_cast<std::size_t>(ranks), part = c.count * size_of(c.type);
   const std::size_t place = part * static_cast<std::size_t>(rank);
@@ -155,6 +171,7 @@ inline void check(const call& c, int rank, int ranks) {
       return;
   }
 }
+#endif
 
 /// The functions of a backend that a request calls: a constant table and no virtual object, so that a backend that
 /// reuses its operations allocates nothing to start one. `owner` keeps alive what `object` points to.

@@ -33,9 +33,11 @@ inline void require(bool condition, const char* text) {
   if (!condition) throw error(text);
 }
 
-[[noreturn]] inline void fail(const std::string& text) { throw error(text); }
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail(const std::string& text) { throw error(text); }
 /// Throws an error with the pieces as its text: `fail({"rank is ", rank, "; the group has ", size, " ranks"})`.
-[[noreturn]] inline void fail(std::initializer_list<text_piece> pieces) { throw error(cat(pieces)); }
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::initializer_list<text_piece> pieces) {
+  throw error(cat(pieces));
+}
 
 /// The text of an error, a value of an enumeration such as `layout_error`.
 template <auto Error>

@@ -59,12 +59,12 @@ inline void text_piece::append_to(std::string& out) const {
 }
 
 /// Appends the pieces: `append(line, {"rank ", rank, " of ", size})`.
-inline void append(std::string& out, std::initializer_list<text_piece> pieces) {
+[[gnu::noinline]] inline void append(std::string& out, std::initializer_list<text_piece> pieces) {
   for (const text_piece& piece : pieces) piece.append_to(out);
 }
 
 /// Returns the pieces as one text: `cat({"rank ", rank, " of ", size})`.
-inline std::string cat(std::initializer_list<text_piece> pieces) {
+[[gnu::noinline]] inline std::string cat(std::initializer_list<text_piece> pieces) {
   std::string out;
   append(out, pieces);
   return out;

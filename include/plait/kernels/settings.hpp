@@ -169,8 +169,11 @@ void rope_rotations(const std::int64_t* positions, std::int64_t count, std::span
   }
 }
 
-inline std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
-                                                    const std::optional<llama3_rope_scaling>& scaling) {
+std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
+                                             const std::optional<llama3_rope_scaling>& scaling);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
+                                                          const std::optional<llama3_rope_scaling>& scaling) {
   if (head_dim <= 0 || head_dim % 2 != 0) {
     fail({"rope: head_dim = ", head_dim, ", must be positive and even"});
   }
@@ -200,6 +203,7 @@ inline std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, doubl
   }
   return frequencies;
 }
+#endif
 
 // ---- a loss (its steps: kernels/cpu/cross_entropy.hpp) -----------------------------------------------------------
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/settings.hpp"
@@ -60,7 +61,9 @@ struct llama_config {
 
 /// Throws `error` unless all values can make a model. Its text starts with `source` (a file or field) and names the
 /// field by its Hugging Face key.
-inline void validate(const llama_config& c, const std::string& source) {
+void validate(const llama_config& c, const std::string& source);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
   const auto within = [&](const char* key, std::int64_t value, std::int64_t largest) {
     if (value < 1 || value > largest) {
       fail({source, ": ", key, " is ", value, "; legal are 1 to ", largest});
@@ -113,15 +116,19 @@ inline void validate(const llama_config& c, const std::string& source) {
     within("rope_scaling.original_max_position_embeddings", r.original_max_position, std::int64_t{1} << 31);
   }
 }
+#endif
 
 /// The inverse frequencies of the rotary positions, head_dim / 2 of them.
-inline std::vector<double> rotary_frequencies(const llama_config& c) {
+std::vector<double> rotary_frequencies(const llama_config& c);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::vector<double> rotary_frequencies(const llama_config& c) {
   std::optional<kernels::llama3_rope_scaling> scaling;
   if (c.rope.kind == rope_kind::llama3)
     scaling = {c.rope.factor, c.rope.low_freq_factor, c.rope.high_freq_factor,
                static_cast<double>(c.rope.original_max_position)};
   return kernels::rope_inverse_frequencies(c.head_dim, c.rope_theta, scaling);
 }
+#endif
 
 /// Number of trained values. A tied output projection is counted once.
 constexpr std::int64_t parameter_count(const llama_config& c) {
@@ -308,7 +315,9 @@ inline constexpr std::array<llama_preset, 17> llama_presets{{
 }};
 
 /// The names of all presets, separated by commas.
-inline std::string llama_preset_names() {
+std::string llama_preset_names();
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::string llama_preset_names() {
   std::string names;
   for (const llama_preset& preset : llama_presets) {
     if (!names.empty()) names += ", ";
@@ -316,20 +325,27 @@ inline std::string llama_preset_names() {
   }
   return names;
 }
+#endif
 
 /// The preset called `name`, or null.
-inline const llama_config* find_llama_preset(std::string_view name) {
+const llama_config* find_llama_preset(std::string_view name);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE const llama_config* find_llama_preset(std::string_view name) {
   for (const llama_preset& preset : llama_presets) {
     if (preset.name == name) return &preset.config;
   }
   return nullptr;
 }
+#endif
 
 /// The preset called `name`; `error` naming `field` and all presets otherwise.
-inline llama_config llama_preset_config(std::string_view name, const std::string& field = "model") {
+llama_config llama_preset_config(std::string_view name, const std::string& field = "model");
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE llama_config llama_preset_config(std::string_view name, const std::string& field) {
   if (const llama_config* config = find_llama_preset(name)) return *config;
   fail({field, ": unknown model '", name, "'; presets are ", llama_preset_names()});
 }
+#endif
 
 // Over how many tensor-parallel ranks a Llama of given sizes divides. A checkpoint's sizes are fixed, so that advice is
 // about the mesh. How the ranks share kv heads: split_tensor_ranks in nn/strategy.hpp.
@@ -350,16 +366,21 @@ constexpr bool divides_over(const llama_config& c, std::int64_t tp) {
 }
 
 /// The extents of tp up to `most` for which that is so, separated by commas.
-inline std::string legal_tensor_ranks(const llama_config& c, std::int64_t most = 64) {
+std::string legal_tensor_ranks(const llama_config& c, std::int64_t most = 64);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::string legal_tensor_ranks(const llama_config& c, std::int64_t most) {
   std::string legal;
   for (std::int64_t tp = 1; tp <= most && tp <= c.heads; ++tp)
     if (divides_over(c, tp)) append(legal, {legal.empty() ? "" : ", ", tp});
   return legal;
 }
+#endif
 
 /// Throws `error`, its text starting with `source`, unless it is so for `tp`: it names the size that does not divide,
 /// and the extents that would do.
-inline void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std::string& source) {
+void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std::string& source);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std::string& source) {
   if (divides_over(c, tp)) return;
   const std::string advice =
       cat({"; the model's sizes are what they are, and the extents of tp up to 64 that suit all of them are ",
@@ -372,6 +393,7 @@ inline void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std
         " heads, which are neither whole groups nor a whole part of one group of ", c.heads / c.kv_heads,
         " (num_key_value_heads is ", c.kv_heads, ")", advice});
 }
+#endif
 
 }  // namespace plait
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
@@ -83,6 +84,21 @@ struct any_linear {
 };
 template <class Policy>
 using linear_policy = typename policy_or<Policy, any_linear>::type;
+
+/// Throws where a mesh or sizes do not suit the specs of a linear.
+void check_linear(const layout& input, const layout& weight, const layout& output, const mesh_shape& mesh,
+                  const dim_sizes& sizes, const std::string& name);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check_linear(const layout& input, const layout& weight, const layout& output, const mesh_shape& mesh,
+                               const dim_sizes& sizes, const std::string& name) {
+  enforce(check_boundary(input, mesh), name + ": input");
+  enforce(check_boundary(output, mesh), name + ": output");
+  enforce_divides(
+      weight, mesh, sizes, name,
+      {weight.dims[0].dim,
+       "the true one as linear_options::shape and as cross_entropy_loss's vocab; only a head can be padded"});
+}
+#endif
 
 }  // namespace detail
 
@@ -243,12 +259,7 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
   }
 
   static const context<Device>& checked(const context<Device>& ctx, const std::string& name) {
-    enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
-    enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
-    enforce_divides(
-        layout_v<weight_spec>, ctx.ranks.shape(), ctx.sizes, name,
-        {layout_v<weight_spec>.dims[0].dim,
-         "the true one as linear_options::shape and as cross_entropy_loss's vocab; only a head can be padded"});
+    detail::check_linear(layout_v<input>, layout_v<weight_spec>, layout_v<output>, ctx.ranks.shape(), ctx.sizes, name);
     return ctx;
   }
   static linear_branch describe_branch(const context<Device>& ctx, const std::string& name, const options& how) {
@@ -277,22 +288,31 @@ namespace plait::detail {
 // The description of one linear inside attention or an MLP, filled in from a strategy. Branch means one of several
 // linears here, not a residual branch.
 
-/// The dims of a weight as a matrix: Hugging Face stores the output's dims as one and the contracted ones as one.
-template <class Policy, compute_device Device>
-std::vector<std::int64_t> matrix_shape(const context<Device>& ctx) {
+/// The branch of a weight with this layout, whose linear has an input with that one. As a matrix, the output's dims are
+/// one and the contracted ones are one: Hugging Face stores them so.
+linear_branch describe_matrix(const layout& weight, const layout& input, const dim_sizes& sizes,
+                              const std::string& name, initializer init, const lora_options& lora);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE linear_branch describe_matrix(const layout& weight, const layout& input, const dim_sizes& sizes,
+                                           const std::string& name, initializer init, const lora_options& lora) {
   std::int64_t own = 1, summed = 1;
-  for (const dim_placement& p : layout_v<typename Policy::weight>.dims)
-    (layout_v<typename Policy::input>.has(p.dim) ? summed : own) *= ctx.sizes.of(p.dim);
-  return {own, summed};
+  for (const dim_placement& p : weight.dims) (input.has(p.dim) ? summed : own) *= sizes.of(p.dim);
+  linear_branch branch{{name + ".weight", {own, summed}, init, true}, {}, false,
+                       {name + ".bias", {own}, {0, 0}, false},        {}, lora};
+  return branch;
 }
+#endif
 
 /// One branch of a sublayer's linears: its weight and bias as a checkpoint names them, and how they are stored.
 template <class Policy, compute_device Device>
 linear_branch describe_branch(const context<Device>& ctx, const std::string& name, initializer init, bool bias,
                               const lora_options& lora = {}) {
-  const std::vector<std::int64_t> shape = matrix_shape<Policy>(ctx);
-  return {{name + ".weight", shape, init, true},       layout_v<typename Policy::stored>, bias,
-          {name + ".bias", {shape[0]}, {0, 0}, false}, stored_bias<Policy>::value,        lora};
+  linear_branch branch =
+      describe_matrix(layout_v<typename Policy::weight>, layout_v<typename Policy::input>, ctx.sizes, name, init, lora);
+  branch.stored_weight = layout_v<typename Policy::stored>;
+  branch.stored_bias = stored_bias<Policy>::value;
+  branch.bias = bias;
+  return branch;
 }
 
 }  // namespace plait::detail

@@ -624,6 +624,9 @@ auto parameter<Precision, Device>::stored_gradient() -> gradient_type* {
 PLAIT_COMPILED_TEMPLATE(class parameter<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<double, cpu>)
+PLAIT_COMPILED_TEMPLATE(void detail::note_parameter(const context<cpu>&, const parameter<float, cpu>&))
+PLAIT_COMPILED_TEMPLATE(void detail::note_parameter(const context<cpu>&, const parameter<bf16, cpu>&))
+PLAIT_COMPILED_TEMPLATE(void detail::note_parameter(const context<cpu>&, const parameter<double, cpu>&))
 
 }  // namespace plait
 

@@ -54,46 +54,46 @@ std::vector<std::pair<int, std::uint64_t>> find_twice(const context<Device>& ctx
 }
 
 /// Throws where two parameters of all stages have one name and are not tied across stages. Collective.
-/// `visit(f)` calls f(parameter) for each of this rank.
-template <class Parameter, compute_device Device, class Visit>
-void check_names(const context<Device>& ctx, any_communicator& along, const Visit& visit) {
+/// `all` are the parameters of this rank.
+template <class Precision, compute_device Device>
+void check_names(const context<Device>& ctx, any_communicator& along,
+                 const std::vector<parameter<Precision, Device>*>& all) {
   std::vector<std::uint64_t> names;
   std::set<std::string> seen;
-  visit([&](Parameter& p) {
-    if (!seen.insert(p.name()).second)
-      fail({"pipeline: two parameters are called ", p.name(),
+  for (const auto* p : all) {
+    if (!seen.insert(p->name()).second)
+      fail({"pipeline: two parameters are called ", p->name(),
             ": they would have the same initial values and one entry in a checkpoint; give each its own name, or let "
             "several layers use one parameter"});
-    if (!p.info().tied_across_stages) names.push_back(Parameter::stream_of(p.name()));
-  });
+    if (!p->info().tied_across_stages) names.push_back(p->stream_of(p->name()));
+  }
   for (const auto& [rank, name] : find_twice(ctx, along, names))
-    visit([&, rank = rank, name = name](Parameter& p) {
-      if (!p.info().tied_across_stages && Parameter::stream_of(p.name()) == name)
-        fail({"pipeline: the parameter ", p.name(), " is on pipeline ranks ", along.rank(), " and ", rank,
+    for (const auto* p : all)
+      if (!p->info().tied_across_stages && p->stream_of(p->name()) == name)
+        fail({"pipeline: the parameter ", p->name(), " is on pipeline ranks ", along.rank(), " and ", rank,
               "; if it is one parameter, both stages must make it with tied_across_stages, and if not, each needs its "
               "own name"});
-    });
 }
 /// Returns a text that is equal where a parameter that is made twice is one parameter.
 std::string made_as(const parameter_info& info);
 /// The ranks of the first and the last stage sum the gradients of what both have.
-template <class Parameter, compute_device Device, class Visit>
-void tie_stages(const context<Device>& ctx, any_communicator& along, const pipeline_shape& shape, const Visit& visit) {
+template <class Precision, compute_device Device>
+void tie_stages(const context<Device>& ctx, any_communicator& along, const pipeline_shape& shape,
+                const std::vector<parameter<Precision, Device>*>& all) {
   const auto join = [&](const any_communicator& ends, bool counts) {
-    visit([&](Parameter& p) {
-      if (p.info().tied_across_stages) p.join_stages(ends, counts);
-    });
+    for (auto* p : all)
+      if (p->info().tied_across_stages) p->join_stages(ends, counts);
   };
   const int first = shape.rank_of(0), last = shape.rank_of(shape.stages() - 1);
   const bool here = along.rank() == first || along.rank() == last;
   std::uint64_t names = 0;
-  visit([&](Parameter& p) {
-    if (!p.info().tied_across_stages) return;
-    names += Parameter::stream_of(made_as(p.info()) + (p.trainable() ? "" : " frozen"));
+  for (const auto* p : all) {
+    if (!p->info().tied_across_stages) continue;
+    names += p->stream_of(made_as(p->info()) + (p->trainable() ? "" : " frozen"));
     if (!here)
-      fail({"pipeline: the parameter ", p.name(),
+      fail({"pipeline: the parameter ", p->name(),
             " is tied across stages, but only the first and the last stage can share parameters"});
-  });
+  }
   if (first == last || shape.ranks == 1) return;
   if constexpr (only_counts<Device>) {  // its split cannot know how many ranks there are
     const auto* const counting = along.get_if<counting_communicator>();
@@ -180,6 +180,18 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
 
 PLAIT_COMPILED_TEMPLATE(std::vector<std::pair<int, std::uint64_t>> find_twice(const context<cpu>&, any_communicator&,
                                                                               const std::vector<std::uint64_t>&))
+PLAIT_COMPILED_TEMPLATE(void check_names(const context<cpu>&, any_communicator&,
+                                         const std::vector<parameter<float, cpu>*>&))
+PLAIT_COMPILED_TEMPLATE(void tie_stages(const context<cpu>&, any_communicator&, const pipeline_shape&,
+                                        const std::vector<parameter<float, cpu>*>&))
+PLAIT_COMPILED_TEMPLATE(void check_names(const context<cpu>&, any_communicator&,
+                                         const std::vector<parameter<bf16, cpu>*>&))
+PLAIT_COMPILED_TEMPLATE(void tie_stages(const context<cpu>&, any_communicator&, const pipeline_shape&,
+                                        const std::vector<parameter<bf16, cpu>*>&))
+PLAIT_COMPILED_TEMPLATE(void check_names(const context<cpu>&, any_communicator&,
+                                         const std::vector<parameter<double, cpu>*>&))
+PLAIT_COMPILED_TEMPLATE(void tie_stages(const context<cpu>&, any_communicator&, const pipeline_shape&,
+                                        const std::vector<parameter<double, cpu>*>&))
 PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<float, cpu>&,
                                                     const pipeline_options&, std::vector<int>&))
 PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<bf16, cpu>&,
@@ -551,9 +563,10 @@ class pipeline {
   Stage& at(int chunk) { return *stages_[static_cast<std::size_t>(chunk)]; }
 
   static void check(const context<device>& ctx, pipeline& all, any_communicator& along) {
-    const auto visit = [&](auto&& f) { all.visit(f); };
-    detail::check_names<parameter>(ctx, along, visit);
-    detail::tie_stages<parameter>(ctx, along, all.shape_, visit);
+    std::vector<parameter*> own;
+    all.visit([&](parameter& p) { own.push_back(&p); });
+    detail::check_names(ctx, along, own);
+    detail::tie_stages(ctx, along, all.shape_, own);
   }
 
   void add_units(const context<device>& ctx, int stage, Stage& of) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/parallel/gradient_norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
@@ -74,7 +75,9 @@ using host_starts = host_numbers<std::int32_t>;
 namespace detail {
 
 /// Throws unless each token's document begins at that token or is the document of the token before.
-inline void check_starts(const host_starts& starts) {
+void check_starts(const host_starts& starts);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void check_starts(const host_starts& starts) {
   for (std::int64_t row = 0; row < starts.rows(); ++row) {
     std::int64_t before = 0;
     for (const token_run& run : starts.runs())
@@ -89,6 +92,7 @@ inline void check_starts(const host_starts& starts) {
       }
   }
 }
+#endif
 
 }  // namespace detail
 

@@ -41,29 +41,9 @@ class parameter_units {
   /// memory of the caller's.
   template <class Visit>
   void add(const context<Device>& ctx, int stage, Visit&& visit) {
-    const int number = size();
-    kept_unit& u = units_.emplace_back();
-    u.described.stage = stage;
-    u.described.trainable = false;
-    std::vector<parameter*> own;
-    visit([&](parameter& p) {
-      const auto [at, mine] = owner_.try_emplace(&p, number);
-      if (mine) {
-        own.push_back(&p);
-      } else if (at->second != number) {
-        if (u.described.uses >= 0 && u.described.uses != at->second)
-          fail({"data parallelism: a unit uses parameters of two others, of which ", p.name(),
-                " is one; a unit may share parameters with one other"});
-        u.described.uses = at->second;
-      }
-    });
-    for (const parameter* p : own) {
-      users_.add(*p, true);
-      u.described.parameters += p->used_size();
-      u.described.trainable = u.described.trainable || p->trainable();
-      u.tied = u.tied || p->info().tied_across_stages;
-    }
-    make_buckets(ctx, u, own);
+    std::vector<parameter*> all;
+    visit([&](parameter& p) { all.push_back(&p); });
+    add_unit(ctx, stage, all);
   }
 
   int size() const { return static_cast<int>(units_.size()); }
@@ -107,6 +87,8 @@ class parameter_units {
   void settle();
 
  private:
+  void add_unit(const context<Device>& ctx, int stage, const std::vector<parameter*>& all);
+
   struct kept_unit {
     step_unit described;
     std::vector<std::shared_ptr<bucket>> buckets;
@@ -187,6 +169,34 @@ parameter_units<Precision, Device>::parameter_units(const context<Device>& ctx, 
   if (level != zero_level::replicated && ranks_.shard().empty())
     fail({"data parallelism: ", name_of(level), " shards over the axes of data_axes::shard, along which this mesh has ",
           "one rank, so it would save nothing; use zero_level::replicated"});
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::add_unit(const context<Device>& ctx, int stage,
+                                                  const std::vector<parameter*>& all) {
+  const int number = size();
+  kept_unit& u = units_.emplace_back();
+  u.described.stage = stage;
+  u.described.trainable = false;
+  std::vector<parameter*> own;
+  for (parameter* p : all) {
+    const auto [at, mine] = owner_.try_emplace(p, number);
+    if (mine) {
+      own.push_back(p);
+    } else if (at->second != number) {
+      if (u.described.uses >= 0 && u.described.uses != at->second)
+        fail({"data parallelism: a unit uses parameters of two others, of which ", p->name(),
+              " is one; a unit may share parameters with one other"});
+      u.described.uses = at->second;
+    }
+  }
+  for (const parameter* p : own) {
+    users_.add(*p, true);
+    u.described.parameters += p->used_size();
+    u.described.trainable = u.described.trainable || p->trainable();
+    u.tied = u.tied || p->info().tied_across_stages;
+  }
+  make_buckets(ctx, u, own);
 }
 
 template <class Precision, compute_device Device>

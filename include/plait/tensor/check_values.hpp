@@ -210,15 +210,18 @@ void note_on_host(const context<Device>& ctx, const layout& a, std::string name,
     if (value.equal != 0) ctx.ranks.checks().note(std::move(value));
   }
 }
+/// Notes the values of a parameter, once a step.
+template <compute_device Device, class Parameter>
+void note_parameter(const context<Device>& ctx, const Parameter& p) {
+  if (ctx.ranks.checks().first_time(&p))
+    note_value(ctx, p.used(), "the values of ", p.name(), p.used_value(), p.used_size());
+}
 /// Notes the values of parameters that a layer uses, each once a step.
 template <compute_device Device, class Layer>
 void note_parameters(const context<Device>& ctx, Layer& layer) {
   if constexpr (!only_counts<Device>) {
     if (!notes_values(ctx)) return;
-    layer.visit([&](auto& p) {
-      if (ctx.ranks.checks().first_time(&p))
-        note_value(ctx, p.used(), "the values of ", p.name(), p.used_value(), p.used_size());
-    });
+    layer.visit([&](auto& p) { note_parameter(ctx, p); });
   }
 }
 /// Notes what a layer takes in a forward pass: its input and the values of its parameters.
