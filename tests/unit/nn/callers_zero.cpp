@@ -22,7 +22,7 @@ namespace plait::test {
 
 namespace {
 
-struct wide : dim_tag<"wide"> {};
+struct inner_features : dim_tag<"inner_features"> {};
 using net = mesh<axis<dp>>;
 using rows = spec<shard<batch, dp>, hidden>;
 constexpr std::int64_t samples = 8, width = 8, layers = 4;
@@ -125,9 +125,9 @@ std::vector<double> train(const context<cpu>& ctx, int level, bool gathers_again
   return all;
 }
 
-using in_shards = spec<shard<hidden, dp>, wide>;
+using in_shards = spec<shard<hidden, dp>, inner_features>;
 template <class Precision>
-using sharded = free_parameter<Precision, spec<hidden, wide>, rows, in_shards>;
+using sharded = free_parameter<Precision, spec<hidden, inner_features>, rows, in_shards>;
 
 /// What rank 0 has after training on `ranks`, or what a rank has thrown.
 template <class Precision, class Weight>
@@ -138,7 +138,7 @@ std::vector<double> on(int ranks, int level, std::string* thrown = nullptr, bool
     threads::run(ranks, [&](threads::communicator c) {
       cpu device;
       world all(net{ranks}.shape(), c);
-      const context<cpu> ctx{device, all, sizes_of<batch, hidden, wide>(samples, width, width), 7};
+      const context<cpu> ctx{device, all, sizes_of<batch, hidden, inner_features>(samples, width, width), 7};
       auto mine = train<Precision, Weight>(ctx, level, gathers_again, reduces);
       if (all.rank() == 0) out = std::move(mine);
     });
@@ -157,16 +157,16 @@ double difference(const std::vector<double>& a, const std::vector<double>& b) {
 
 struct first {
   using input = rows;
-  using weight = spec<wide, hidden>;
-  using output = spec<shard<batch, dp>, wide>;
-  using stored = spec<shard<wide, dp>, hidden>;
+  using weight = spec<inner_features, hidden>;
+  using output = spec<shard<batch, dp>, inner_features>;
+  using stored = spec<shard<inner_features, dp>, hidden>;
   static constexpr bool bias = true;
 };
 struct second {
   using input = first::output;
-  using weight = spec<hidden, wide>;
+  using weight = spec<hidden, inner_features>;
   using output = rows;
-  using stored = spec<shard<hidden, dp>, wide>;
+  using stored = spec<shard<hidden, dp>, inner_features>;
   static constexpr bool bias = true;
 };
 
@@ -192,7 +192,7 @@ TEST_CASE("linears with biases take turns in the program's memory, updated by Ad
     threads::run(ranks, [&](threads::communicator c) {
       cpu device;
       world all(net{ranks}.shape(), c);
-      const context<cpu> ctx{device, all, sizes_of<batch, hidden, wide>(samples, width, width), 7};
+      const context<cpu> ctx{device, all, sizes_of<batch, hidden, inner_features>(samples, width, width), 7};
       const auto n = static_cast<std::size_t>(width * width), shard = n / static_cast<std::size_t>(ranks);
       std::vector<double> w(n), dw(n), b(width), db(width), stored[2][4];
       const auto memory = [&](int layer) -> parameter_memory<double> {
