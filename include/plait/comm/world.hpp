@@ -112,6 +112,14 @@ std::string label_of(const axis_list& axes);
 /// "dp=2,tp=4".
 std::string text_of(const mesh_shape& mesh);
 
+namespace detail {
+/// The calls of `zero_gradients` on a rank.
+struct begun_sums {
+  std::int64_t calls = 0;
+  std::int64_t repeated = -1;  ///< the last call after which another has begun the sum of one of its parameters again
+};
+}  // namespace detail
+
 /// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call
 /// of these communicators is counted in `ledger()` under the axes' label.
 class world {
@@ -146,6 +154,8 @@ class world {
   value_checks& checks() { return checks_; }
   /// Which parameter uses which of the program's memory.
   detail::lent_memory& lent() { return lent_; }
+  /// Which sums of gradients have begun.
+  detail::begun_sums& sums() { return sums_; }
   /// Another communicator of this rank, counted in this ledger under its own label.
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
@@ -180,6 +190,7 @@ class world {
   std::deque<entry> groups_;
   value_checks checks_;
   detail::lent_memory lent_;
+  detail::begun_sums sums_;
   std::shared_ptr<call_log> calls_;  ///< of a world that is made for counting
 };
 

@@ -69,6 +69,11 @@ namespace plait::detail {
         ": zero_gradient would lose a gradient that passes have added to and that was not reduced; call reduce(ctx) "
         "before it, or discard_gradient(ctx) in its place"});
 }
+[[noreturn]] inline void refuse_left_out(const std::string& name) {
+  fail({"parameter ", name,
+        ": a backward pass adds to a gradient of the step before, which was not reduced; zero_gradients has begun this "
+        "step without it: give its layer to zero_gradients and reduce_all, or have `visit` visit it"});
+}
 [[noreturn]] inline void refuse_incomplete(const std::string& name) {
   fail({"parameter ", name,
         ": its gradient is read before it is complete, so that it is this rank's term of a sum; call reduce(ctx) "
@@ -237,7 +242,7 @@ class parameter {
     return array_->add_terms(std::move(leaves));
   }
   /// Begins to add to the deterministic sums of its array. Throws as `used_gradient` does.
-  void begin_terms() { require_accumulating(), empty_ = false, added_ = true; }
+  void begin_terms() { require_accumulating(), empty_ = false, note_adding(); }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
     if (!is_current()) detail::refuse_ungathered(info_.name, state());
@@ -271,6 +276,12 @@ class parameter {
   /// instead. Does nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
   /// complete and that was not reduced; `discard_gradient` is for losing it on purpose.
   void zero_gradient(const context<Device>& ctx);
+  /// Does so in a call of `zero_gradients`, so that the sum of a parameter which these calls leave out is refused.
+  void begin_with_others(const context<Device>& ctx) {
+    zero_gradient(ctx);
+    if (begun_in_ > 0) sums_->repeated = std::max(sums_->repeated, begun_in_);
+    begun_in_ = sums_->calls;
+  }
   /// Begins the sum of a gradient, even if the one before was never reduced.
   void discard_gradient(const context<Device>& ctx);
   /// Gives up what passes have added, since an exception has ended the step. Waits for nothing.
@@ -345,6 +356,12 @@ class parameter {
                           const void* memory, std::size_t bytes) {
     if (use && !only_counts<Device>) ctx.ranks.lent().take(memory, bytes, use);
   }
+  /// A pass adds to the gradient.
+  void note_adding() {
+    if (!added_) added_in_ = sums_->calls;
+    if (added_in_ <= sums_->repeated && needs_reduction() && !only_counts<Device>) detail::refuse_left_out(info_.name);
+    added_ = true;
+  }
   bool is_current() const { return current_ && (!values_use_ || values_use_->valid || only_counts<Device>); }
   bool reduction_begun() const { return phase_ == phase::reducing || phase_ == phase::reduced; }
 
@@ -406,6 +423,9 @@ class parameter {
   bool stored_apart_ = false;  ///< whether it is stored in another way than it is used
   bool added_ = false;         ///< whether a pass has asked for the gradient since its sum began
   bool empty_ = false;         ///< whether the gradient counts as zero, whatever its memory holds
+  detail::begun_sums* sums_;
+  std::int64_t begun_in_ = 0;  ///< the last call of `zero_gradients` that was given it
+  std::int64_t added_in_ = 0;  ///< and the last one before a pass began to add to it
 };
 
 template <class Precision, compute_device Device>
@@ -426,7 +446,8 @@ parameter<Precision, Device>::parameter(const context<Device>& ctx, parameter_in
       callers_master_(place.master),
       callers_reduced_(place.reduced),
       deterministic_(ctx.deterministic),
-      stored_apart_(detail::stored_apart(stored, placed)) {
+      stored_apart_(detail::stored_apart(stored, placed)),
+      sums_(&ctx.ranks.sums()) {
   enforce(check_stored(stored), "parameter " + info_.name);
   detail::agree_on_context(ctx);
   part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
@@ -467,7 +488,7 @@ auto parameter<Precision, Device>::used_gradient(Device& device) -> gradient_typ
   require_accumulating();
   if (deterministic_) detail::refuse_unordered(info_.name);
   if (empty_) clear_gradient(device);
-  added_ = true;
+  note_adding();
   return summed();
 }
 
@@ -754,14 +775,16 @@ std::int64_t take_parts(const context<Device>& ctx, const Whole& whole, Layers&.
           " without padding; a weight that is padded and not tied needs its true shape (linear_options::shape)"});
   return take_parts(ctx, whole.data(), layers...);
 }
-/// Begins the gradients of all parameters of layers or models. Throws where two of them share memory of the caller's.
+/// Begins the gradients of all parameters of layers or models. Throws where two of them share memory of the caller's. A
+/// backward pass throws where a step leaves out a parameter of which it had to reduce the gradient.
 template <compute_device Device, class... Layers>
 void zero_gradients(const context<Device>& ctx, Layers&... layers) {
   detail::memory_users users;
+  ++ctx.ranks.sums().calls;
   each_parameter(
       [&](auto& p) {
         users.add(p);
-        p.zero_gradient(ctx);
+        p.begin_with_others(ctx);
       },
       layers...);
 }

@@ -182,6 +182,39 @@ TEST_CASE("a gradient is neither lost nor read before it is complete") {
             "sum; call reduce(ctx) before"));
 }
 
+TEST_CASE("a step that leaves a parameter out is refused, and layers may begin one by one") {
+  const auto steps_of = [](auto&& step) {
+    return what_is_said([&](const context<cpu>& ctx) {
+      up first(ctx, "first"), second(ctx, "second");
+      each_parameter([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); }, first, second);
+      const tensor<float, rows> x(ctx);
+      const tensor<float, dual_t<up::output>> dy(ctx);
+      for (int i = 0; i < 3; ++i)
+        step(ctx, first, second, [&](up& l) {
+          up::saved kept;
+          l.forward(ctx, x, &kept), l.backward(ctx, x, kept, dy);
+        });
+    });
+  };
+  CHECK(has(steps_of([](auto& ctx, up& first, up& second, auto&& pass) {
+              zero_gradients(ctx, first);
+              pass(first), pass(second);
+              reduce_all(ctx, first);
+            }),
+            "parameter second.weight: a backward pass adds to a gradient of the step before, which was not reduced; "
+            "zero_gradients has begun this step without it: give its layer to zero_gradients and reduce_all, or have "
+            "`visit` visit it"));
+  CHECK(steps_of([](auto& ctx, up& first, up& second, auto&& pass) {
+          zero_gradients(ctx, first);
+          pass(first);
+          zero_gradients(ctx, second);
+          pass(second), pass(first);
+          reduce_all(ctx, second);
+          pass(first);
+          reduce_all(ctx, first);
+        }) == "");
+}
+
 TEST_CASE("null pointers are refused by name") {
   const float* const none = nullptr;
   const auto of_linear = [&](auto&& call) {
