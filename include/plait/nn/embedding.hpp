@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
@@ -65,6 +66,236 @@ struct embedding_options {
   std::int64_t padding_row = -1;
 };
 
+namespace detail {
+
+/// The layouts of an embedding: of ids, output and table, as it is used and between steps, and of the lookup.
+struct embedding_layouts {
+  layout input, output, weight, stored;
+  lookup_derivation lookup;
+};
+template <class Policy>
+inline constexpr embedding_layouts layouts_of_embedding{
+    layout_v<typename Policy::input>, layout_v<typename Policy::output>, layout_v<typename Policy::weight>,
+    layout_v<typename stored_weight<Policy>::type>, embedding_value<Policy>::derivation};
+
+/// The computation of an embedding, without types.
+template <class Precision, compute_device Device>
+class embedding_core {
+  using T = activation_of<Precision>;
+
+ public:
+  /// `lies` must outlive it.
+  embedding_core(const context<Device>& ctx, const embedding_layouts& lies, std::int64_t vocab, const std::string& name,
+                 const embedding_options<Precision>& how);
+
+  std::int64_t tokens() const { return tokens_; }
+  /// Elements of the output.
+  std::int64_t output_size() const { return resolve_.moves().target().local_size(); }
+  void require_context(const context<Device>& ctx) const {
+    made_for_.require(weight()->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+  }
+  template <std::integral Id>
+  void forward(const microbatch<Device>& mb, const Id* ids, T* y);
+  template <std::integral Id>
+  void backward(const microbatch<Device>& mb, const Id* ids, const T* dy);
+  void resize(const context<Device>& ctx);
+  void rebind(const parameter_memory<Precision>& memory);
+
+  const parameter_ptr<Precision, Device>& weight() const { return names_.checked(table_); }
+  template <class F>
+  void visit(F&& f) {
+    f(*weight());
+  }
+
+ private:
+  /// Adds the gradients of a microbatch's tokens to the deterministic sums. Each looks up one row of one rank, so that
+  /// the output's sum over ranks has one term and zeros.
+  template <class Id>
+  void add_terms(Device& on, std::int64_t index, std::int64_t count, const Id* ids, const T* d) {
+    using G = gradient_of<Precision>;
+    table_->begin_terms();
+    const auto add = [&](const token_leaves::leaf& leaf, G* out) {  // to zeros
+      buffer<Device> room_ids, room_d;
+      const Id* const leaf_ids = rows_of_leaf(on, leaf, ids, 1, room_ids);
+      const T* const leaf_d = rows_of_leaf(on, leaf, d, width_, room_d);
+      keeping_padding_row(on, out, [&] {
+        with_kernel_sum<T>(on, out, rows_ * width_, [&](auto* sums) {
+          kernels::embedding_backward(on, leaf_ids, leaf_d, sums, leaf.count(), width_, first_, rows_, vocab_);
+        });
+      });
+    };
+    if constexpr (std::is_same_v<Device, cpu>) {  // where the ids can be read
+      terms_->add_rows(on, index, count, width_, [&](const token_leaves::leaf& leaf, G* out) {
+        add(leaf, out);
+        return rows_of_ids(leaf, ids);
+      });
+    } else {
+      terms_->add(on, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
+        on.zero(out, static_cast<std::size_t>(rows_ * width_) * sizeof(G), on.main_stream());
+        add(leaf, out);
+      });
+    }
+  }
+  /// Returns the rows of this rank's part of the table that tokens of a leaf look up, in order, each once.
+  template <class Id>
+  std::vector<std::int64_t> rows_of_ids(const token_leaves::leaf& leaf, const Id* ids) const {
+    std::vector<std::int64_t> rows;
+    rows.reserve(static_cast<std::size_t>(leaf.count()));
+    for (const token_leaves::rows& part : leaf.parts)
+      for (std::int64_t t = part.first; t < part.first + part.count; ++t)
+        if (const std::int64_t row = static_cast<std::int64_t>(ids[t]) - first_; row >= 0 && row < rows_)
+          rows.push_back(row);
+    std::sort(rows.begin(), rows.end());
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    return rows;
+  }
+  void take_sizes(const context<Device>& ctx, const std::string& name) {
+    ready_plan resolve(lies_->lookup.product, lies_->lookup.output, ctx.ranks, ctx.sizes, "output of " + name);
+    ready_plan unresolve(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
+    tokens_ = resolve.source().local_size() / width_;
+    resolve_ = {std::move(resolve), tokens_, width_};
+    unresolve_ = {std::move(unresolve), tokens_, width_};
+    made_for_.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes,
+                   {&lies_->input, &lies_->output, &lies_->weight});
+  }
+
+  /// Calls add(), after which the padding's row of the gradient, if this rank has it, is what it was: a tied head may
+  /// have added to it.
+  template <class Gradient, class Add>
+  void keeping_padding_row(Device& on, Gradient* gradient, Add&& add) const {
+    const std::int64_t row = padding_row_ - first_;
+    if (padding_row_ < 0 || row < 0 || row >= rows_) return add();
+    const auto bytes = static_cast<std::size_t>(width_) * sizeof(Gradient);
+    auto kept = make_buffer<Gradient>(on, static_cast<std::size_t>(width_));
+    on.copy(kept.data(), gradient + row * width_, bytes, on.main_stream());
+    add();
+    on.copy(gradient + row * width_, kept.data(), bytes, on.main_stream());
+  }
+
+  const embedding_layouts* lies_;
+  layer_names names_;
+  std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
+  row_stage resolve_, unresolve_;
+  made_for made_for_;
+  parameter_ptr<Precision, Device> table_;
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< with deterministic sums
+};
+
+template <class Precision, compute_device Device>
+embedding_core<Precision, Device>::embedding_core(const context<Device>& ctx, const embedding_layouts& lies,
+                                                  std::int64_t vocab, const std::string& name,
+                                                  const embedding_options<Precision>& how)
+    : lies_(&lies), names_(name), vocab_(vocab), padding_row_(how.padding_row) {
+  enforce(check_boundary(lies_->input, ctx.ranks.shape()), name + ": input");
+  enforce(check_boundary(lies_->output, ctx.ranks.shape()), name + ": output");
+  enforce_divides(lies_->weight, ctx.ranks.shape(), ctx.sizes, name,
+                  {lies_->weight.dims[0].dim, "the embedding the true one as vocab"});
+  const box used = local_box(lies_->lookup.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+  const std::int64_t padded = used.global[0];
+  if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});
+  if (padding_row_ < -1 || padding_row_ >= vocab_)
+    fail({name, ": padding_row = ", padding_row_, ", must be -1 (none) to ", vocab_ - 1});
+  first_ = used.offset[0];
+  rows_ = used.local[0];
+  width_ = used.local[1];
+  table_ = std::make_shared<parameter<Precision, Device>>(
+      ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages, false},
+      lies_->stored, lies_->weight, lies_->input,
+      parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
+                                         how.memory.gradient.pointer(), how.memory.master.pointer(),
+                                         how.memory.reduced.pointer()));
+  require_memory<Precision, Device>(name, {table_}, {}, how.memory);
+  take_sizes(ctx, name);
+  if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
+    require_any_order(ctx, name, "a table whose rows are cut");
+  if (ctx.deterministic)
+    terms_ = &table_->add_terms(token_leaves(ctx.deterministic, lies_->input, ctx.ranks.shape(), ctx.sizes,
+                                             ctx.ranks.rank(), token_grain::coarse, name));
+}
+
+template <class Precision, compute_device Device>
+template <std::integral Id>
+void embedding_core<Precision, Device>::forward(const microbatch<Device>& mb, const Id* ids, T* y) {
+  Device& on = mb.ctx.device;
+  const range profiled(on, names_.forward());
+  made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+  require_array(table_->name(), "ids", ids, tokens_);
+  require_array(table_->name(), "y", y, resolve_.moves().target().local_size());
+  resolve_.reduce(on, y, {0, tokens_}, [&](row_range, T* out) {
+    kernels::embedding_forward(on, ids, table_->used_value(), out, tokens_, width_, first_, rows_, vocab_);
+  });
+  note_forward(mb, *this, lies_->input, table_->name(), ids, tokens_);
+}
+
+template <class Precision, compute_device Device>
+template <std::integral Id>
+void embedding_core<Precision, Device>::backward(const microbatch<Device>& mb, const Id* ids, const T* dy) {
+  if (!weight()->trainable()) return;
+  Device& on = mb.ctx.device;
+  const range profiled(on, names_.backward());
+  made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
+  require_array(table_->name(), "ids", ids, tokens_);
+  require_array(table_->name(), "dy", dy, unresolve_.moves().source().local_size());
+  note_backward(mb, dual(lies_->output), table_->name(), dy, unresolve_.moves().source().local_size());
+  buffer<Device> resolved;
+  const T* d = unresolve_.gather(on, dy, resolved);
+  if (mb.deferred && resolved.empty()) {
+    resolved = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
+    on.copy(resolved.data(), dy, resolved.bytes(), on.main_stream());
+    d = resolved.template data<T>();
+  }
+  mb.on_weights([this, &on, ids, d, index = mb.index, count = mb.count, resolved = std::move(resolved)] {
+    const range weights_shown(on, names_.weights());
+    if (terms_) return add_terms(on, index, count, ids, d);
+    auto* const gradient = table_->used_gradient(on);
+    keeping_padding_row(on, gradient, [&] {
+      with_kernel_sum<T>(on, gradient, rows_ * width_, [&](auto* sums) {
+        kernels::embedding_backward(on, ids, d, sums, tokens_, width_, first_, rows_, vocab_);
+      });
+    });
+  });
+}
+
+template <class Precision, compute_device Device>
+void embedding_core<Precision, Device>::resize(const context<Device>& ctx) {
+  require_resizable(names_.layer(), terms_ != nullptr);
+  arm_checks(ctx);
+  for (const dim_placement& p : lies_->weight.dims)
+    if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
+      fail({names_.layer(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
+            ", and the table has this dim: make another embedding for another table"});
+  take_sizes(ctx, names_.layer());
+}
+
+template <class Precision, compute_device Device>
+void embedding_core<Precision, Device>::rebind(const parameter_memory<Precision>& memory) {
+  rebind_parameters<Precision, Device>(names_.layer(), {table_}, {}, memory);
+}
+
+PLAIT_COMPILED_TEMPLATE(class embedding_core<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class embedding_core<bf16, cpu>)
+PLAIT_COMPILED_TEMPLATE(class embedding_core<double, cpu>)
+PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::forward(const microbatch<cpu>&, const std::int32_t*, float*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::backward(const microbatch<cpu>&, const std::int32_t*,
+                                                                  const float*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::forward(const microbatch<cpu>&, const std::int64_t*, float*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::backward(const microbatch<cpu>&, const std::int64_t*,
+                                                                  const float*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::forward(const microbatch<cpu>&, const std::int32_t*, bf16*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::backward(const microbatch<cpu>&, const std::int32_t*,
+                                                                 const bf16*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::forward(const microbatch<cpu>&, const std::int64_t*, bf16*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::backward(const microbatch<cpu>&, const std::int64_t*,
+                                                                 const bf16*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::forward(const microbatch<cpu>&, const std::int32_t*, double*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::backward(const microbatch<cpu>&, const std::int32_t*,
+                                                                   const double*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::forward(const microbatch<cpu>&, const std::int64_t*, double*))
+PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::backward(const microbatch<cpu>&, const std::int64_t*,
+                                                                   const double*))
+
+}  // namespace detail
+
 /// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. A
 /// vocabulary that is sharded makes the lookup partial. The output's spec defines how that is resolved: all-reduced, or
 /// reduce-scattered onto the sequence.
@@ -100,49 +331,24 @@ class embedding
   using other_arrays<embedding, token, input, output, Device, T>::backward;
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
-  embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", options how = {})
-      : names_(name), vocab_(vocab), padding_row_(how.padding_row) {
-    enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
-    enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
-    enforce_divides(layout_v<weight_spec>, ctx.ranks.shape(), ctx.sizes, name,
-                    {layout_v<weight_spec>.dims[0].dim, "the embedding the true one as vocab"});
-    const box used = local_box(value::derivation.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    const std::int64_t padded = used.global[0];
-    if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});
-    if (padding_row_ < -1 || padding_row_ >= vocab_)
-      fail({name, ": padding_row = ", padding_row_, ", must be -1 (none) to ", vocab_ - 1});
-    first_ = used.offset[0];
-    rows_ = used.local[0];
-    width_ = used.local[1];
-    table_ = std::make_shared<parameter<Precision, Device>>(
-        ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages, false},
-        layout_v<typename detail::stored_weight<policy>::type>, layout_v<weight_spec>, layout_v<input>,
-        parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
-                                           how.memory.gradient.pointer(), how.memory.master.pointer(),
-                                           how.memory.reduced.pointer()));
-    detail::require_memory<Precision, Device>(name, {table_}, {}, how.memory);
-    take_sizes(ctx, name);
-    if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
-      require_any_order(ctx, name, "a table whose rows are cut");
-    if (ctx.deterministic)
-      terms_ = &table_->add_terms(token_leaves(ctx.deterministic, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
-                                               ctx.ranks.rank(), token_grain::coarse, name));
-  }
+  embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding",
+            const options& how = {})
+      : core_(ctx, detail::layouts_of_embedding<policy>, vocab, name, how) {}
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {
     tensor<T, output, Device> y(mb.ctx);
-    detail::require_size(weight()->name(), "ids", ids.size(), tokens_);
-    run(mb, ids.data(), y.data());
+    detail::require_size(weight()->name(), "ids", ids.size(), core_.tokens());
+    core_.forward(mb, ids.data(), y.data());
     return y;
   }
   /// Forward on the caller's memory; ids have 32 or 64 bits.
   template <class Id>
     requires std::integral<std::remove_const_t<Id>>
   void forward(const microbatch<Device>& mb, const part<Id, input>& ids, const part<T, output>& y) {
-    made_for_.require(weight()->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
-    detail::require_part(weight()->name(), "ids", ids, tokens_);
-    detail::require_part(weight()->name(), "y", y, resolve_.moves().target().local_size());
-    run<std::remove_const_t<Id>>(mb, ids.unchecked(), y.unchecked());
+    core_.require_context(mb.ctx);
+    detail::require_part(weight()->name(), "ids", ids, core_.tokens());
+    detail::require_part(weight()->name(), "y", y, core_.output_size());
+    core_.forward(mb, static_cast<const Id*>(ids.unchecked()), y.unchecked());
   }
 
   /// Adds to the table's gradient; ids have none, and must live until deferred gradients are computed. Deferred tasks
@@ -151,7 +357,7 @@ class embedding
   void backward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids,
                 const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
-    run_back(mb, ids.data(), dy.data());
+    core_.backward(mb, ids.data(), dy.data());
   }
   /// Backward on the caller's memory.
   template <class Id, class Numbers, spec_like Gradient>
@@ -159,143 +365,25 @@ class embedding
   void backward(const microbatch<Device>& mb, const part<Id, input>& ids, const part<Numbers, Gradient>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
     const part<const T, Gradient> d = dy;
-    made_for_.require(weight()->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
-    detail::require_part(weight()->name(), "ids", ids, tokens_);
-    detail::require_part(weight()->name(), "dy", d, unresolve_.moves().source().local_size());
-    run_back<std::remove_const_t<Id>>(mb, ids.unchecked(), d.unchecked());
+    core_.require_context(mb.ctx);
+    detail::require_part(weight()->name(), "ids", ids, core_.tokens());
+    detail::require_part(weight()->name(), "dy", d, core_.output_size());
+    core_.backward(mb, static_cast<const Id*>(ids.unchecked()), d.unchecked());
   }
 
   /// Makes the embedding ready for the batches and lengths of this context (`linear::resize`).
-  void resize(const context<Device>& ctx) {
-    detail::require_resizable(names_.layer(), terms_ != nullptr);
-    detail::arm_checks(ctx);
-    for (const dim_placement& p : layout_v<weight_spec>.dims)
-      if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
-        fail({names_.layer(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
-              ", and the table has this dim: make another embedding for another table"});
-    take_sizes(ctx, names_.layer());
-  }
+  void resize(const context<Device>& ctx) { core_.resize(ctx); }
   /// Binds the table to other memory of the caller's (`linear::rebind`).
-  void rebind(const parameter_memory<Precision>& memory) {
-    detail::rebind_parameters<Precision, Device>(names_.layer(), {table_}, {}, memory);
-  }
+  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
-  const parameter_ptr<Precision, Device>& weight() const { return names_.checked(table_); }
+  const parameter_ptr<Precision, Device>& weight() const { return core_.weight(); }
   template <class F>
   void visit(F&& f) {
-    f(*weight());
+    core_.visit(f);
   }
 
  private:
-  template <std::integral Id>
-  void run(const microbatch<Device>& mb, const Id* ids, T* y) {
-    Device& on = mb.ctx.device;
-    const range profiled(on, names_.forward());
-    made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
-    detail::require_array(table_->name(), "ids", ids, tokens_);
-    detail::require_array(table_->name(), "y", y, resolve_.moves().target().local_size());
-    resolve_.reduce(on, y, {0, tokens_}, [&](detail::row_range, T* out) {
-      kernels::embedding_forward(on, ids, table_->used_value(), out, tokens_, width_, first_, rows_, vocab_);
-    });
-    detail::note_forward(mb, *this, layout_v<input>, table_->name(), ids, tokens_);
-  }
-  template <std::integral Id>
-  void run_back(const microbatch<Device>& mb, const Id* ids, const T* dy) {
-    if (!weight()->trainable()) return;
-    Device& on = mb.ctx.device;
-    const range profiled(on, names_.backward());
-    made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
-    detail::require_array(table_->name(), "ids", ids, tokens_);
-    detail::require_array(table_->name(), "dy", dy, unresolve_.moves().source().local_size());
-    detail::note_backward(mb, detail::dual_v<output>, table_->name(), dy, unresolve_.moves().source().local_size());
-    buffer<Device> resolved;
-    const T* d = unresolve_.gather(on, dy, resolved);
-    if (mb.deferred && resolved.empty()) {
-      resolved = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
-      on.copy(resolved.data(), dy, resolved.bytes(), on.main_stream());
-      d = resolved.template data<T>();
-    }
-    mb.on_weights([this, &on, ids, d, index = mb.index, count = mb.count, resolved = std::move(resolved)] {
-      const range weights_shown(on, names_.weights());
-      if (terms_) return add_terms(on, index, count, ids, d);
-      auto* const gradient = table_->used_gradient(on);
-      keeping_padding_row(on, gradient, [&] {
-        detail::with_kernel_sum<T>(on, gradient, rows_ * width_, [&](auto* sums) {
-          kernels::embedding_backward(on, ids, d, sums, tokens_, width_, first_, rows_, vocab_);
-        });
-      });
-    });
-  }
-  /// Adds the gradients of a microbatch's tokens to the deterministic sums. Each looks up one row of one rank, so that
-  /// the output's sum over ranks has one term and zeros.
-  template <class Id>
-  void add_terms(Device& on, std::int64_t index, std::int64_t count, const Id* ids, const T* d) {
-    using G = gradient_of<Precision>;
-    table_->begin_terms();
-    const auto add = [&](const token_leaves::leaf& leaf, G* out) {  // to zeros
-      buffer<Device> room_ids, room_d;
-      const Id* const leaf_ids = detail::rows_of_leaf(on, leaf, ids, 1, room_ids);
-      const T* const leaf_d = detail::rows_of_leaf(on, leaf, d, width_, room_d);
-      keeping_padding_row(on, out, [&] {
-        detail::with_kernel_sum<T>(on, out, rows_ * width_, [&](auto* sums) {
-          kernels::embedding_backward(on, leaf_ids, leaf_d, sums, leaf.count(), width_, first_, rows_, vocab_);
-        });
-      });
-    };
-    if constexpr (std::is_same_v<Device, cpu>) {  // where the ids can be read
-      terms_->add_rows(on, index, count, width_, [&](const token_leaves::leaf& leaf, G* out) {
-        add(leaf, out);
-        return rows_of_ids(leaf, ids);
-      });
-    } else {
-      terms_->add(on, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
-        on.zero(out, static_cast<std::size_t>(rows_ * width_) * sizeof(G), on.main_stream());
-        add(leaf, out);
-      });
-    }
-  }
-  /// Returns the rows of this rank's part of the table that tokens of a leaf look up, in order, each once.
-  template <class Id>
-  std::vector<std::int64_t> rows_of_ids(const token_leaves::leaf& leaf, const Id* ids) const {
-    std::vector<std::int64_t> rows;
-    rows.reserve(static_cast<std::size_t>(leaf.count()));
-    for (const token_leaves::rows& part : leaf.parts)
-      for (std::int64_t t = part.first; t < part.first + part.count; ++t)
-        if (const std::int64_t row = static_cast<std::int64_t>(ids[t]) - first_; row >= 0 && row < rows_)
-          rows.push_back(row);
-    std::sort(rows.begin(), rows.end());
-    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-    return rows;
-  }
-  void take_sizes(const context<Device>& ctx, const std::string& name) {
-    ready_plan resolve(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name);
-    ready_plan unresolve(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
-    tokens_ = resolve.source().local_size() / width_;
-    resolve_ = {std::move(resolve), tokens_, width_};
-    unresolve_ = {std::move(unresolve), tokens_, width_};
-    made_for_.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes,
-                   {&layout_v<input>, &layout_v<output>, &layout_v<weight_spec>});
-  }
-
-  /// Calls add(), after which the padding's row of the gradient, if this rank has it, is what it was: a tied head may
-  /// have added to it.
-  template <class Gradient, class Add>
-  void keeping_padding_row(Device& on, Gradient* gradient, Add&& add) const {
-    const std::int64_t row = padding_row_ - first_;
-    if (padding_row_ < 0 || row < 0 || row >= rows_) return add();
-    const auto bytes = static_cast<std::size_t>(width_) * sizeof(Gradient);
-    auto kept = make_buffer<Gradient>(on, static_cast<std::size_t>(width_));
-    on.copy(kept.data(), gradient + row * width_, bytes, on.main_stream());
-    add();
-    on.copy(gradient + row * width_, kept.data(), bytes, on.main_stream());
-  }
-
-  detail::layer_names names_;
-  std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
-  detail::row_stage resolve_, unresolve_;
-  detail::made_for made_for_;
-  parameter_ptr<Precision, Device> table_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< with deterministic sums
+  detail::embedding_core<Precision, Device> core_;
 };
 
 // Learned positions, and an embedding of tokens that adds them.
