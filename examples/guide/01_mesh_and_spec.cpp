@@ -77,6 +77,6 @@ int main() try {
                    bias = pl::layout_v<pl::spec<hidden, pl::replicate<tp>>>;
   std::printf("mistake   %s\n", pl::describe(pl::pointwise(pl::combine::sum, {&partial, &bias}).verdict).c_str());
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "mesh_and_specs: %s\n", e.what());
+  std::fprintf(stderr, "01_mesh_and_spec: %s\n", e.what());
   return 1;
 }

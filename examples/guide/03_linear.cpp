@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "plait/comm/threads.hpp"
+#include "plait/comm/typed.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/parallel/optim/adamw.hpp"
@@ -70,12 +71,11 @@ void train(const mesh& shape) {
       // `reduce` returns is the only thing that the optimizer takes.
       optimizer.begin_step(ctx, 1e-2);
       mlp.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
-      pl::axis_list over{pl::axis_of<dp>};
-      if (shape.shape().size(over) > 1)
-        world.group(over).all_reduce(&loss, &loss, 1, pl::dtype::f64, pl::reduce_op::sum);
-      if (world.rank() == 0 && step % 25 == 0) std::printf("  step %3d  loss %.12f\n", step, loss);
+      const pl::part<double, pl::spec<pl::partial<dp>, pl::invariant<tp>>> terms(ctx, &loss);
+      pl::group_over<dp>(world).all_reduce<pl::spec<pl::invariant<dp, tp>>>(terms);
+      if (world.rank() == 0 && step % 25 == 0) std::printf("  step %3d  loss %.6f\n", step, loss);
     }
-    if (world.rank() == 0)
+    if (world.rank() == 0 && world.size() > 1)
       for (const auto& row : world.ledger().rows)
         std::printf("  %-6s %8.2f MB on the wire\n", row.label.c_str(),
                     static_cast<double>(world.ledger().total(row.label).wire) / 1e6);
@@ -88,6 +88,6 @@ int main() try {
   std::printf("dp=2, tp=4: eight ranks\n");
   train(mesh(2, 4));
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "tensor_parallel_mlp: %s\n", e.what());
+  std::fprintf(stderr, "03_linear: %s\n", e.what());
   return 1;
 }
