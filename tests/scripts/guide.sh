@@ -1,5 +1,6 @@
 #!/bin/sh
-# Every program of the guide prints what its page shows. headers.snippets compares the code of pages with the programs.
+# Every program of the guide prints what its page shows, and the page of all examples has their lines. headers.snippets
+# compares the code of pages with the programs.
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -14,3 +15,11 @@ for source in "$SOURCE"/examples/guide/[0-9]*.cpp; do
   pages=$((pages + 1))
 done
 [ $pages -ge 2 ] || fail "there are $pages programs"
+
+sed -n 's/^| \[`[^`]*`\](\([^)]*\)) | \([0-9]*\) |.*/\1 \2/p' "$SOURCE/examples/README.md" >"$work/rows"
+[ "$(wc -l <"$work/rows")" -gt 5 ] || fail "examples/README.md has no rows"
+while read -r file lines; do  # to a tenth
+  have=$(wc -l <"$SOURCE/examples/$file")
+  [ $((10 * (have - lines))) -le "$have" ] && [ $((10 * (lines - have))) -le "$have" ] ||
+    fail "examples/README.md: $file has $have lines, and not $lines"
+done <"$work/rows"
