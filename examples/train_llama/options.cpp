@@ -11,6 +11,7 @@
 #include "../reading_error.hpp"
 #include "check_options.hpp"
 #include "number_lists.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "plait/schedule/parse.hpp"
 
 namespace {
@@ -37,7 +38,7 @@ std::vector<std::string> last_data(int argc, char** argv) {
 std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& app) {
   std::vector<std::pair<std::string, std::string>> all;
   for (const CLI::Option* o : app.get_options()) {
-    if (o == app.get_help_ptr() || o == app.get_version_ptr()) continue;
+    if (o == app.get_help_ptr() || o == app.get_version_ptr() || !o->get_configurable()) continue;
     if (o->get_items_expected_max() == 0) {
       if (o->count() > 0 && o->as<bool>()) all.emplace_back(o->get_name(), "");
       continue;
@@ -63,7 +64,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.set_version_flag("--version",
                        fmt::format("plait {}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH));
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  const auto group = [&](const char* name) { app.option_defaults()->group(name); };
   auto seed = static_cast<std::int64_t>(opt.seed);
+  group("Ranks");
   app.add_option("--mesh", opt.mesh, "extents of the axes dp, pp, cp and tp, as in dp=2,tp=4")->capture_default_str();
   app.add_option("--device", opt.device, "cpu or cuda")->capture_default_str();
   app.add_option("--backend", opt.backend,
@@ -75,6 +78,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "with mpi and nccl, the seconds after which a collective that is not over ends all ranks, since one is "
          "lost; 0: they wait for ever")
       ->capture_default_str();
+  group("Model");
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
   app.add_option("--init-from", opt.init_from,
                  "the weights to begin from: a model directory of Hugging Face, or a saved step or the "
@@ -90,6 +94,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
                  "megatron or meta, as --weights-order reads them")
       ->capture_default_str();
+  group("Parallelism");
   app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
       ->capture_default_str();
   app.add_option(
@@ -131,6 +136,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--split", opt.split,
                  "of the layers over the stages: flops (by counted operations, with the head's), measured, or even")
       ->capture_default_str();
+  group("Data");
   app.add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--data-format", opt.data_format, "auto, bytes, megatron or nanogpt")->capture_default_str();
@@ -154,6 +160,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "where --resume names a step that was trained with another course of the learning rate (--lr, --warmup, "
          "--min-lr-ratio, --lr-schedule, --steps): stop, or follow the new one from that step on")
       ->capture_default_str();
+  group("Steps");
   app.add_option("--steps", opt.steps, "optimizer steps")->capture_default_str();
   app.add_option("--seq", opt.seq, "tokens in a sequence")->capture_default_str();
   app.add_option("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch")
@@ -161,6 +168,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch")
       ->capture_default_str();
   app.add_option("--seed", seed, "of weights, data order and dropout")->capture_default_str();
+  group("Numbers and memory");
   app.add_option(
          "--precision", opt.precision,
          "float, double (cpu), bf16 (with float master weights; slower than float on a CPU without avx512_bf16) or "
@@ -196,6 +204,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "input), every:K (each K-th layer in full), or budget:SIZE (the cheapest with which a rank's layers "
                  "keep no more than, for instance, 512M)")
       ->capture_default_str();
+  group("Checkpoints");
   app.add_option("--checkpoint-dir", opt.checkpoint_dir,
                  "where the training state is saved, at the end and when a signal ends the run; SIGUSR1 saves at once");
   app.add_option("--save-every", opt.save_every,
@@ -221,6 +230,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "what to go on from: none, a saved step or a folder of them, or auto (the newest in --checkpoint-dir, if "
          "there is one), on whatever mesh and with whatever layout it was saved")
       ->capture_default_str();
+  group("Optimizer and loss");
   app.add_option("--lr", opt.lr, "peak learning rate")->capture_default_str();
   app.add_option("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps")->capture_default_str();
   app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
@@ -245,11 +255,13 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--dropout", opt.dropout, "on the output of each residual branch")->capture_default_str();
   app.add_option("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution")->capture_default_str();
   app.add_option("--z-loss", opt.z_loss, "weight of lse^2 in the loss")->capture_default_str();
+  group("Evaluation");
   app.add_option(
          "--held-out", opt.held_out,
          "fraction of the data, of each of several, kept for evaluation at the end, which draws from several by "
          "--data-weights")
       ->capture_default_str();
+  group("Device");
   app.add_option("--threads", opt.threads, "threads of each rank's matrix products, on the CPU")->capture_default_str();
   app.add_option("--graph", opt.graph, "on cuda, steps replayed as a graph: on, off or auto (where it can be)")
       ->capture_default_str();
@@ -265,6 +277,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--peak-tflops", opt.peak_tflops,
                  "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU")
       ->capture_default_str();
+  group("Logs and pictures");
   app.add_option(
       "--log", opt.log,
       "JSON lines: one per step, then a summary; what an earlier run has logged there is renamed, to FILE.1");
@@ -277,11 +290,13 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--plot", opt.plot, "loss curve as SVG");
   app.add_option("--trace", opt.trace, "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
   app.add_option("--timeline", opt.timeline, "a step as SVG, simulated and measured");
+  group("Sampled text");
   app.add_option("--sample", opt.sample,
                  "bytes of text to sample at the end, from a model of bytes; 0: none, as with data that are tokens")
       ->capture_default_str();
   app.add_option("--temperature", opt.temperature, "of the sampling; 0: the likeliest")->capture_default_str();
   app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();
+  group("Planning");
   app.add_option("--cluster", opt.cluster,
                  "the machine, to predict a step's time and memory: known hardware or a description that ends in "
                  ".json, and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)");
@@ -295,6 +310,13 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "the share of the memory available here that a run may need: one that needs more is refused before it starts")
       ->capture_default_str();
   app.add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
+  group("Options in a file");
+  app.set_config("--config", "", "a TOML file of options, such as --write-config writes; the command line comes first");
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  std::string written;
+  const CLI::Option* const writes =
+      app.add_option("--write-config", written, "write the options that are given to a file, and stop")
+          ->configurable(false);
   const std::vector<std::string> words = last_data(argc, argv);
   try {
     std::vector<std::string> reversed(words.rbegin(), words.rend());  // the order in which CLI11 takes them
@@ -306,6 +328,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   } catch (const CLI::CallForHelp&) {
     if (speaks) fmt::print("{}", app.help());
     return false;
+  } catch (const CLI::FileError& e) {
+    plait::fail({"--config: ", e.what()});
+  } catch (const CLI::ConfigError& e) {
+    const std::string why = e.what(), unread = "INI was not able to parse ";
+    const std::string name = "--" + why.substr(std::min(why.size(), unread.size()));
+    plait::fail({"--config: ", why.starts_with(unread) ? "there is no option " + name + like(app, name) : why});
   } catch (const CLI::ParseError& e) {
     plait::fail(reading_error(app, e, words) + " (--help lists the options)");
   }
@@ -327,5 +355,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.leaves = parse_deterministic(opt.deterministic);
   opt.compared = parse_check(opt.check);
   check_options(opt, given);
-  return true;
+  if (writes->count() == 0) return true;
+  if (speaks) plait::write_file_atomically(written, app.config_to_str(), "--write-config");
+  return false;
 }

@@ -330,6 +330,18 @@ refused "--trace: cannot write '/nosuch/t.json': No such file" --trace /nosuch/t
 refused '--timeline shows a step, and --steps 0 has none' --steps 0 --timeline out/t.svg
 refused "--trace and --timeline both name 'out/same'" --trace out/same --timeline out/same
 
+# Options in a file: a run is written, read again, and the command line comes first.
+"$trainer" --data "$text" --mesh dp=2 --lr 1e-2 --steps 3 --write-config run.toml || fail "--write-config ends with $?"
+[ "$(grep -c = run.toml)" = 4 ] || fail "--write-config writes other than what is given: $(cat run.toml)"
+"$trainer" --config run.toml --model config.json --mesh dp=1,tp=2 --seq 32 --dry-run >stdout 2>stderr || fail "$(cat stderr)"
+grep -q 'tp=2' stdout || fail "the command line does not come before --config: $(cat stdout)"
+echo 'lrr = 1' >wrong.toml
+refused '--config: there is no option --lrr; did you mean --lr?' --config wrong.toml
+echo 'lr = "fast"' >wrong.toml
+refused "--lr is 'fast', which is no number" --config wrong.toml
+refused '--config: absent.toml was not readable' --config absent.toml
+refused '--write-config: cannot write' --write-config /nosuch/run.toml
+
 # A log that is there stays as it is, whatever is wrong with the rest.
 echo kept >kept.jsonl
 for options in "--mesh tp=3" "--plot /nosuch/loss.svg" "--data empty.txt" "--lr nan"; do
