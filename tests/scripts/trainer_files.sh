@@ -64,7 +64,7 @@ wait "$watcher" || true
   --log limited.jsonl 2>&1 >/dev/null || code=$?; echo "$code" >limited.code) | cat >stderr
 [ "$(cat limited.code)" = 1 ] || fail "a limit of the log's size: exit code $(cat limited.code): $(cat stderr)"
 grep -q "^train_llama: --log: cannot append to 'limited.jsonl': File too large$" stderr || fail "a limit of the log's size: $(cat stderr)"
-grep -q '^step 30/30 ' stderr || fail "a limit of the log's size ends the run: $(cat stderr)"
+grep -q ' left  step 30/30 ' stderr || fail "a limit of the log's size ends the run: $(cat stderr)"
 
 # Data that become shorter while they are read.
 head -c 400000 "$text" >shrinking.txt

@@ -66,16 +66,18 @@ inline std::string format_hidden(const std::vector<axis_communication>& communic
   return text;
 }
 
-/// The progress line of `record`, without a line end; what is not known is left out.
+/// The progress line of `record`, without a line end; what is not known is left out. What matters most comes first, for
+/// a narrow terminal cuts it.
 inline std::string format_progress(const step_record& record, std::int64_t steps, double seconds_left) {
-  char text[192], mfu[32] = "", comm[32] = "";
+  char text[192], mfu[32] = "", rate[32], comm[32] = "";
   if (record.mfu > 0) std::snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * record.mfu);
   if (!std::isnan(record.comm_share)) std::snprintf(comm, sizeof comm, "  comm %.0f%%", 100 * record.comm_share);
-  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %s tok/s",
+  std::snprintf(rate, sizeof rate, "  lr %.2e", record.lr);
+  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  %s tok/s",
                 static_cast<long long>(record.step), static_cast<long long>(steps), record.loss, record.grad_norm,
-                record.lr, format_rate(record.tokens_per_second).c_str());
+                format_rate(record.tokens_per_second).c_str());
   const std::string hidden = format_hidden(record.communication);
-  return cat({text, mfu, comm, hidden.empty() ? "" : "  ", hidden, "  ", format_duration(seconds_left), " left"});
+  return cat({format_duration(seconds_left), " left  ", text, mfu, rate, comm, hidden.empty() ? "" : "  ", hidden});
 }
 
 struct progress_config {

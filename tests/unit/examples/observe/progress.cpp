@@ -67,34 +67,34 @@ TEST_CASE("without a terminal: plain lines, first, every n-th and last") {
   const std::string text = printed({.steps = 25, .every = 10}, false);
   CHECK(occurrences(text, "\n") == 4);
   CHECK(occurrences(text, "\r") == 0);
-  CHECK(text.starts_with("step 1/25  loss 4.2500  grad 0.500  lr 1.00e-03  12.3k tok/s  comm 12%  "));
+  CHECK(text.starts_with("24 s left  step 1/25  loss 4.2500  grad 0.500  12.3k tok/s  lr 1.00e-03  comm 12%\n"));
   CHECK(contains(text, "step 10/25"));
   CHECK(contains(text, "step 20/25"));
   CHECK(contains(text, "step 25/25"));
-  CHECK(text.ends_with("0 s left\n"));
+  CHECK(contains(text, "\n0 s left  step 25/25"));
   CHECK(occurrences(printed({.steps = 25, .first_step = 22, .every = 10}, false), "\n") == 2);
 }
 
 TEST_CASE("what is known beside is shown, and what is not known is left out") {
   step_record record{.step = 3, .loss = 2, .grad_norm = 1, .lr = 1e-3, .tokens_per_second = 812, .comm_share = 0.5};
-  const std::string line = "step 3/9  loss 2.0000  grad 1.000  lr 1.00e-03  812 tok/s";
-  CHECK(plait::format_progress(record, 9, 5) == line + "  comm 50%  5 s left");
+  const std::string line = "5 s left  step 3/9  loss 2.0000  grad 1.000  812 tok/s";
+  CHECK(plait::format_progress(record, 9, 5) == line + "  lr 1.00e-03  comm 50%");
   record.mfu = 0.4149;
-  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  comm 50%  5 s left");
+  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  lr 1.00e-03  comm 50%");
   record.comm_share = std::nan("");
-  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  5 s left");
+  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  lr 1.00e-03");
 }
 
 TEST_CASE("the share of communication that was hidden stands behind its time, by axes") {
   step_record record{.step = 3, .loss = 2, .grad_norm = 1, .lr = 1e-3, .tokens_per_second = 812, .comm_share = 0.5};
   record.communication = {{"dp", 2e-3, 0.14e-3, 0.9, 1}, {"tp", 1e-3, 1e-3, 0, 0}};
   CHECK(plait::format_hidden(record.communication) == "hidden dp 93% tp 0%");
-  CHECK(contains(plait::format_progress(record, 9, 5), "tok/s  comm 50%  hidden dp 93% tp 0%  5 s left"));
+  CHECK(contains(plait::format_progress(record, 9, 5), "tok/s  lr 1.00e-03  comm 50%  hidden dp 93% tp 0%"));
   record.communication[0].seconds = record.communication[0].waited = std::nan("");  // not measured
   CHECK(plait::format_hidden(record.communication) == "hidden tp 0%");
   record.communication.pop_back();
   CHECK(plait::format_hidden(record.communication).empty());
-  CHECK(contains(plait::format_progress(record, 9, 5), "tok/s  comm 50%  5 s left"));
+  CHECK(plait::format_progress(record, 9, 5).ends_with("tok/s  lr 1.00e-03  comm 50%"));
   CHECK(plait::format_hidden({}).empty());
 }
 
@@ -102,9 +102,9 @@ TEST_CASE("on a terminal: one line rewritten, ended once") {
   const std::string text = printed({.steps = 5}, true);
   CHECK(occurrences(text, "\n") == 1);
   CHECK(text.ends_with("\x1b[K\n"));
-  CHECK(occurrences(text, "\rstep") == 6);  // five steps, and once more at the end
+  CHECK(occurrences(text, " left  step") == 6);  // five steps, and once more at the end
   const std::string fast = printed({.steps = 500}, true, milliseconds(1));
-  CHECK(occurrences(fast, "\rstep") < 10);
+  CHECK(occurrences(fast, " left  step") < 10);
   CHECK(contains(fast, "step 500/500"));
 }
 
@@ -112,18 +112,16 @@ TEST_CASE("a message stands above the line") {
   const std::string text = printed({.steps = 2}, true, milliseconds(1000), [](progress& line, std::int64_t step) {
     if (step == 1) line.message("evaluation loss 4.1");
   });
-  CHECK(contains(text, "\r\x1b[Kevaluation loss 4.1\n\rstep 1/2"));
+  CHECK(contains(text, "\r\x1b[Kevaluation loss 4.1\n\r1 s left  step 1/2"));
   const std::string plain =
       printed({.steps = 1}, false, milliseconds(1000), [](progress& line, std::int64_t) { line.message("hello"); });
-  CHECK(plain.ends_with("left\nhello\n"));
+  CHECK(plain.ends_with("comm 12%\nhello\n"));
 }
 
 TEST_CASE("remaining time follows the recent steps") {
   CHECK(contains(printed({.steps = 100, .every = 50}, false, milliseconds(2000)), "step 50/100"));
   const std::string text = printed({.steps = 100, .every = 40}, false, milliseconds(2000));
-  const auto at = text.find("step 40/100");
-  REQUIRE(at != text.npos);
-  CHECK(contains(text.substr(at, 120), "2 min 00 s left"));
+  CHECK(contains(text, "2 min 00 s left  step 40/100"));
 }
 
 TEST_CASE("an interval of no steps is refused") {
