@@ -9,8 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +21,7 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/device/device.hpp"
@@ -58,8 +57,8 @@ struct agreement_words {
 /// How the ranks compare: `greatest(values, n)` replaces each of n int64 by the greatest among the ranks, `gather(in,
 /// out, bytes)` collects the bytes of all.
 void require_agreement(int ranks, std::span<const setting> settings,
-                       const std::function<void(std::int64_t*, std::size_t)>& greatest,
-                       const std::function<void(const char*, char*, std::size_t)>& gather, std::string_view who = {},
+                       function_ref<void(std::int64_t*, std::size_t)> greatest,
+                       function_ref<void(const char*, char*, std::size_t)> gather, std::string_view who = {},
                        const agreement_words& words = {});
 
 /// Compares the settings of ranks that use the host's memory: nothing is allocated for them.
@@ -117,11 +116,14 @@ PLAIT_INLINE std::string exact_text(double number) {
 namespace detail {
 
 /// Sorts settings by name, and gives a repeated name all its values: lists of equal settings become equal.
-inline std::map<std::string, std::string> sorted_settings(std::span<const setting> settings) {
-  std::map<std::string, std::string> sorted;
+inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
+  std::vector<setting> sorted;
   for (const setting& k : settings) {
-    const auto [at, first] = sorted.try_emplace(k.name, k.value);
-    if (!first) at->second += ", " + k.value;
+    const auto at = std::find_if(sorted.begin(), sorted.end(), [&](const setting& s) { return s.name >= k.name; });
+    if (at != sorted.end() && at->name == k.name)
+      at->value += ", " + k.value;
+    else
+      sorted.insert(at, k);
   }
   return sorted;
 }
@@ -129,8 +131,8 @@ inline std::map<std::string, std::string> sorted_settings(std::span<const settin
 /// Writes each word after its length, so that different lists have different bytes.
 inline std::string packed_settings(std::span<const setting> settings) {
   std::string bytes;
-  for (const auto& [name, value] : sorted_settings(settings))
-    for (const std::string* word : {&name, &value}) {
+  for (const setting& k : sorted_settings(settings))
+    for (const std::string* word : {&k.name, &k.value}) {
       const std::uint64_t length = word->size();
       bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(*word);
     }
@@ -215,9 +217,9 @@ inline std::string disagreement_text(const std::vector<std::vector<setting>>& of
 }
 
 PLAIT_INLINE void require_agreement(int ranks, std::span<const setting> settings,
-                                    const std::function<void(std::int64_t*, std::size_t)>& greatest,
-                                    const std::function<void(const char*, char*, std::size_t)>& gather,
-                                    std::string_view who, const agreement_words& words) {
+                                    function_ref<void(std::int64_t*, std::size_t)> greatest,
+                                    function_ref<void(const char*, char*, std::size_t)> gather, std::string_view who,
+                                    const agreement_words& words) {
   const std::string mine = packed_settings(settings);
   const auto hash = static_cast<std::int64_t>(fnv1a(mine));
   std::int64_t most[] = {hash, ~hash};  // the greatest complement is the least value's

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -22,6 +21,7 @@
 #include "plait/comm/metrics.hpp"
 #include "plait/comm/threads/operation.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
@@ -126,21 +126,6 @@ class run_state {
 /// The side of a message that a call is: 0 sends, 1 receives; -1 is a collective.
 inline int side_of(const call& c) { return c.kind == collective::send ? 0 : c.kind == collective::receive ? 1 : -1; }
 
-/// Refers to what writes a rank's part, for the length of one call. A template in its place would compile the posting
-/// of an operation anew for each kind of it.
-class filling {
- public:
-  template <class Fill>
-    requires std::invocable<const Fill&, part&>
-  filling(const Fill& fill)  // NOLINT: conversion from a lambda is the purpose
-      : fill_(&fill), call_([](const void* f, part& p) { (*static_cast<const Fill*>(f))(p); }) {}
-  void operator()(part& p) const { call_(fill_, p); }
-
- private:
-  const void* fill_;
-  void (*call_)(const void*, part&);
-};
-
 /// One rank of one group: posts operations, shares their work, and waits for them.
 class member {
  public:
@@ -163,11 +148,11 @@ class member {
 
   /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
   /// does the work, or opens it to the ranks that wait.
-  operation* post(signature s, std::uint64_t bytes, const filling& fill);
+  operation* post(signature s, std::uint64_t bytes, function_ref<void(part&)> fill);
 
   /// Joins the oldest message of this sender, receiver and tag that lacks this side (0 sends, 1 receives), or begins
   /// one.
-  operation* post_message(int side, int peer, signature s, const filling& fill);
+  operation* post_message(int side, int peer, signature s, function_ref<void(part&)> fill);
 
   /// Waits for the operation, sharing its work, and leaves it. `side` as in post_message, -1 for a collective.
   void finish(operation* op, int side = -1) {

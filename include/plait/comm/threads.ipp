@@ -214,7 +214,7 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
   return post(s, c.payload(size()), fill);
 }
 
-PLAIT_INLINE operation* member::post(signature s, std::uint64_t bytes, const filling& fill) {
+PLAIT_INLINE operation* member::post(signature s, std::uint64_t bytes, function_ref<void(part&)> fill) {
   operation* op;
   bool last;
   s.on_device = engine_ != nullptr && !s.is_split;
@@ -237,7 +237,7 @@ PLAIT_INLINE operation* member::post(signature s, std::uint64_t bytes, const fil
   return op;
 }
 
-PLAIT_INLINE operation* member::post_message(int side, int peer, signature s, const filling& fill) {
+PLAIT_INLINE operation* member::post_message(int side, int peer, signature s, function_ref<void(part&)> fill) {
   s.on_device = engine_ != nullptr;
   const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
   const char* const name = side == 0 ? "send" : "receive";

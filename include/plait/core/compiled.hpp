@@ -1,7 +1,7 @@
 // Macros that choose how code that names no user's type is compiled: with every file that includes it (the default), or
 // once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is compiled.cpp and
 // compiled_files.cpp, which define PLAIT_COMPILING and PLAIT_COMPILING_FILES; CUDA's is compiled_cuda.cu. The code is
-// in the `.ipp` of a header, such as layout/check.ipp, and in instantiations, as in nn/parameter.hpp.
+// in the `.ipp` of a header, such as layout/check.ipp, or behind PLAIT_COMPILED in the header, and in instantiations.
 #pragma once
 
 #include "plait/version.hpp"
@@ -12,7 +12,8 @@
 #define PLAIT_INLINE inline
 #endif
 
-/// An instantiation that the library provides. nvcc compiles no kernel of the processor, so its files take none.
+/// An instantiation that the library provides. nvcc compiles no kernel of the processor, so its files take none. Large
+/// members are defined outside of their class: compilers instantiate those inside for inlining, whoever provides them.
 #if defined(PLAIT_COMPILING)
 #define PLAIT_COMPILED_TEMPLATE(...) template __VA_ARGS__;
 #elif defined(PLAIT_COMPILED) && !defined(__CUDACC__)

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/deterministic/exchange.hpp"
 #include "plait/deterministic/leaves.hpp"
@@ -67,9 +67,8 @@ class feature_sum {
   /// `deterministic_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one; it is in
   /// `into` already where ranks join it and that is not null.
   template <class A>
-  void run(Device& device, std::int64_t elements, bool may_add,
-           const std::function<void(std::int64_t, A*, bool)>& product, A* into,
-           const std::function<void(const A*)>& done) const {
+  void run(Device& device, std::int64_t elements, bool may_add, function_ref<void(std::int64_t, A*, bool)> product,
+           A* into, function_ref<void(const A*)> done) const {
     deterministic_sum<A, Device> sum(elements, leaves_);
     for (std::int64_t i = 0; i < local_; ++i)
       sum.add(device, first_ + i, may_add, [&](A* out, bool adds) { product(i, out, adds); });

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/deterministic/exchange.hpp"
@@ -44,11 +44,11 @@ class gradient_terms {
   /// where `adds` is set, adds their complete sum. That is asked for leaves of up to `one_sum` rows only, whose sum has
   /// no break (`deterministic_products::chunk` for products; 0: never).
   void add(Device& device, std::int64_t index, std::int64_t count, std::int64_t one_sum,
-           const std::function<void(const token_leaves::leaf&, G*, bool)>& write);
+           function_ref<void(const token_leaves::leaf&, G*, bool)> write);
   /// Calls write(leaf, G* out) for each leaf of a microbatch: it adds to zeros the terms of the leaf in some rows of
   /// `width` elements, and returns these rows (`deterministic_sum::add_rows`).
   void add_rows(Device& device, std::int64_t index, std::int64_t count, std::int64_t width,
-                const std::function<std::vector<std::int64_t>(const token_leaves::leaf&, G*)>& write);
+                function_ref<std::vector<std::int64_t>(const token_leaves::leaf&, G*)> write);
   /// The partial sums of elements from `begin` on.
   partial_sums<G, Device> parts(std::int64_t begin) { return sum_.parts().from(begin); }
 
@@ -64,7 +64,7 @@ class gradient_terms {
 template <class Precision, compute_device Device>
 void gradient_terms<Precision, Device>::add(Device& device, std::int64_t index, std::int64_t count,
                                             std::int64_t one_sum,
-                                            const std::function<void(const token_leaves::leaf&, G*, bool)>& write) {
+                                            function_ref<void(const token_leaves::leaf&, G*, bool)> write) {
   for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
     sum_.add(device, l.number, l.count() <= one_sum, [&](G* out, bool adds) { write(l, out, adds); });
 }
@@ -72,7 +72,7 @@ void gradient_terms<Precision, Device>::add(Device& device, std::int64_t index, 
 template <class Precision, compute_device Device>
 void gradient_terms<Precision, Device>::add_rows(
     Device& device, std::int64_t index, std::int64_t count, std::int64_t width,
-    const std::function<std::vector<std::int64_t>(const token_leaves::leaf&, G*)>& write) {
+    function_ref<std::vector<std::int64_t>(const token_leaves::leaf&, G*)> write) {
   for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
     sum_.add_rows(device, l.number, width, [&](G* out) { return write(l, out); });
   sum_.release_rows();

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
+#include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/deterministic/leaves.hpp"
 #include "plait/device/device.hpp"
@@ -48,7 +48,7 @@ class deterministic_sum {
   /// Calls write(E* leaf, bool adds), which writes all terms of this leaf, or, where `adds` is set, adds their complete
   /// sum to what is there: that is the leaf's neighbour, which spares a pass. `write` is never asked to add unless
   /// `may_add`.
-  void add(Device& device, std::int64_t leaf, bool may_add, const std::function<void(E*, bool)>& write) {
+  void add(Device& device, std::int64_t leaf, bool may_add, function_ref<void(E*, bool)> write) {
     auto* const other = may_add ? tree_.neighbour({0, leaf}) : nullptr;
     const bool adds = other && other->node.level == 0;
     terms mine;
@@ -62,7 +62,7 @@ class deterministic_sum {
   /// added: a sum that begins at +0 is never -0, so that the bits are equal. Memory of joined leaves is kept for the
   /// next ones until `release_rows`.
   void add_rows(Device& device, std::int64_t leaf, std::int64_t width,
-                const std::function<std::vector<std::int64_t>(E*)>& write) {
+                function_ref<std::vector<std::int64_t>(E*)> write) {
     terms mine;
     if (zeros_.empty()) {
       mine.memory = make_collective_buffer<E>(device, static_cast<std::size_t>(elements_));

@@ -5,12 +5,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string_view>
 #include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/tensor/redistribution.hpp"
 
@@ -83,7 +83,7 @@ class chunked_collective {
   /// main stream's order: for each row once, while the next chunk is on its way.
   template <compute_device Device>
   void gather(Device& device, const void* in, void* out, dtype type,
-              const std::function<void(std::int64_t, std::int64_t)>& use) const;
+              function_ref<void(std::int64_t, std::int64_t)> use) const;
 
   /// Starts to gather `in`, this rank's part, to `out`, all rows at once.
   template <compute_device Device>
@@ -93,7 +93,7 @@ class chunked_collective {
   /// when the last chunk is on its way.
   template <compute_device Device>
   chunks_under_way<Device> reduce(Device& device, void* out, dtype type,
-                                  const std::function<void(std::int64_t, std::int64_t, void*)>& make) const;
+                                  function_ref<void(std::int64_t, std::int64_t, void*)> make) const;
 
  private:
   /// Outer blocks, and rows of each rank's part in them: of several blocks, all rows.
@@ -131,7 +131,7 @@ class chunked_collective {
 
 template <compute_device Device>
 void chunked_collective::gather(Device& device, const void* in, void* out, dtype type,
-                                const std::function<void(std::int64_t, std::int64_t)>& use) const {
+                                function_ref<void(std::int64_t, std::int64_t)> use) const {
   const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
   struct slot {
     buffer<Device> parts;
@@ -175,8 +175,8 @@ whole_gather<Device> chunked_collective::start_whole(Device& device, const void*
 }
 
 template <compute_device Device>
-chunks_under_way<Device> chunked_collective::reduce(
-    Device& device, void* out, dtype type, const std::function<void(std::int64_t, std::int64_t, void*)>& make) const {
+chunks_under_way<Device> chunked_collective::reduce(Device& device, void* out, dtype type,
+                                                    function_ref<void(std::int64_t, std::int64_t, void*)> make) const {
   const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
   chunks_under_way<Device> all;
   buffer<Device> product;
@@ -208,11 +208,10 @@ chunks_under_way<Device> chunked_collective::reduce(
 }
 
 PLAIT_COMPILED_TEMPLATE(void chunked_collective::gather<cpu>(cpu&, const void*, void*, dtype,
-                                                             const std::function<void(std::int64_t, std::int64_t)>&)
-                            const)
+                                                             function_ref<void(std::int64_t, std::int64_t)>) const)
 PLAIT_COMPILED_TEMPLATE(whole_gather<cpu> chunked_collective::start_whole<cpu>(cpu&, const void*, void*, dtype) const)
 PLAIT_COMPILED_TEMPLATE(chunks_under_way<cpu> chunked_collective::reduce<cpu>(
-    cpu&, void*, dtype, const std::function<void(std::int64_t, std::int64_t, void*)>&) const)
+    cpu&, void*, dtype, function_ref<void(std::int64_t, std::int64_t, void*)>) const)
 
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE chunked_collective::chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks,
