@@ -116,7 +116,7 @@ namespace detail {
 /// The calls of `zero_gradients` on a rank.
 struct begun_sums {
   std::int64_t calls = 0;
-  std::int64_t repeated = -1;  ///< the last call after which another has begun the sum of one of its parameters again
+  std::int64_t first = 0;  ///< the first of this step: each step begins where a parameter begins again
 };
 }  // namespace detail
 

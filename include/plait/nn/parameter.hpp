@@ -276,12 +276,13 @@ class parameter {
   /// instead. Does nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
   /// complete and that was not reduced; `discard_gradient` is for losing it on purpose.
   void zero_gradient(const context<Device>& ctx);
-  /// Does so in a call of `zero_gradients`, so that the sum of a parameter which these calls leave out is refused.
+  /// Does so in a call of `zero_gradients`.
   void begin_with_others(const context<Device>& ctx) {
     zero_gradient(ctx);
-    if (begun_in_ > 0) sums_->repeated = std::max(sums_->repeated, begun_in_);
     begun_in_ = sums_->calls;
   }
+  /// Whether a call of `zero_gradients` has begun it in this step.
+  bool begun_in_step() const { return begun_in_ > 0 && begun_in_ >= sums_->first; }
   /// Begins the sum of a gradient, even if the one before was never reduced.
   void discard_gradient(const context<Device>& ctx);
   /// Gives up what passes have added, since an exception has ended the step. Waits for nothing.
@@ -359,7 +360,7 @@ class parameter {
   /// A pass adds to the gradient.
   void note_adding() {
     if (!added_) added_in_ = sums_->calls;
-    if (added_in_ <= sums_->repeated && needs_reduction() && !only_counts<Device>) detail::refuse_left_out(info_.name);
+    if (added_in_ < sums_->first && needs_reduction() && !only_counts<Device>) detail::refuse_left_out(info_.name);
     added_ = true;
   }
   bool is_current() const { return current_ && (!values_use_ || values_use_->valid || only_counts<Device>); }
@@ -776,11 +777,19 @@ std::int64_t take_parts(const context<Device>& ctx, const Whole& whole, Layers&.
   return take_parts(ctx, whole.data(), layers...);
 }
 /// Begins the gradients of all parameters of layers or models. Throws where two of them share memory of the caller's. A
-/// backward pass throws where a step leaves out a parameter of which it had to reduce the gradient.
+/// backward pass throws where a step leaves out a parameter of which it had to reduce the gradient. Values of the step
+/// before that are to be compared (`value_check`) are compared first; collective then.
 template <compute_device Device, class... Layers>
 void zero_gradients(const context<Device>& ctx, Layers&... layers) {
   detail::memory_users users;
-  ++ctx.ranks.sums().calls;
+  detail::begun_sums& sums = ctx.ranks.sums();
+  bool again = false;
+  each_parameter([&](auto& p) { again = again || p.begun_in_step(); }, layers...);
+  ++sums.calls;
+  if (again) {
+    detail::begin_checked_step(ctx);
+    sums.first = sums.calls;
+  }
   each_parameter(
       [&](auto& p) {
         users.add(p);

@@ -12,6 +12,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/memory.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 
@@ -24,9 +25,9 @@ struct stored_spec {
 
 /// A parameter of the program's own, such as learned positions or the weight of its own norm. `Placed` is how it lies
 /// in use, `Met` the spec of what it is multiplied with or added to: from the two follows over which axes its gradient
-/// is summed (`use_of`), so the program cannot forget one. In a checked step (`value_check`), ranks compare what they
-/// have added with what `Met` promises. Where it differs, the next `gather_parameters` throws. `visit` gives it to
-/// optimizers, `reduce_all` and checkpoints.
+/// is summed (`use_of`), so the program cannot forget one. In a checked step (`value_check`), ranks compare its values,
+/// and what they have added with what `Met` promises. Where these differ, the next `gather_parameters` or
+/// `zero_gradients` throws. `visit` gives it to optimizers, `reduce_all` and checkpoints.
 ///
 /// `Stored` is how it lies between steps. Sharded over `dp` it is ZeRO's: `gather` brings it together, `reduce` sums
 /// and scatters its gradient, and an optimizer updates this rank's shard.
@@ -64,7 +65,10 @@ class free_parameter {
 
   /// The values of this rank's part, for the program's kernel. Throws before `gather`.
   part<const weight_of<Precision>, used> values(const context<Device>& ctx) const {
-    return {ctx, weight()->used_value()};
+    const part<const weight_of<Precision>, used> all(ctx, weight()->used_value());
+    if (detail::notes_values(ctx) && ctx.ranks.checks().first_time(weight().get()))
+      detail::note_value(ctx, weight()->used(), "the values of ", weight()->name(), all.unchecked(), all.size());
+    return all;
   }
   /// Returns the memory to which the program's kernel adds the gradient of this rank's rows. Throws before
   /// `zero_gradient`.
