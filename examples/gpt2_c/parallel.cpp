@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -389,7 +390,7 @@ void train(const pl::any_communicator& ranks, int steps, const std::vector<unsig
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const int steps = argc > 1 ? atoi(argv[1]) : 10;
   const char* path = argc > 2 ? argv[2] : "examples/data/kjv.txt";
   std::vector<unsigned char> text;
@@ -403,4 +404,6 @@ int main(int argc, char** argv) {
 #endif
   pl::threads::run(argc > 3 ? atoi(argv[3]) : 2, [&](auto ranks) { train(ranks, steps, text); });
   return 0;
+} catch (const std::exception& e) {
+  return fprintf(stderr, "gpt2_c_parallel: %s\n", e.what()), 1;
 }
