@@ -11,7 +11,7 @@
 #define PLAIT_C_FUNCTION
 #endif
 
-// What C++ alone reads: in the file that makes the functions, their bodies and what is known of arrays and layers.
+// C++ alone reads this. In the file that makes the functions it has their bodies, and what is known of arrays and layers.
 #if defined(__cplusplus) && defined(PLAIT_C_DEFINE)
 #include "plait/c.hpp"
 #define PLAIT_C_CALL(type, signature, ...)                          \
@@ -116,7 +116,7 @@ int plait_reduce_gradients(plait_context* c) { return plait::c::reduce_gradients
 ///
 ///     rows sum_terms(plait_context* c, terms in);    // in the memory of `in`
 ///
-/// What follows the arrays, here and below, are the axes of the ranks that take part.
+/// After the arrays come, here and below, the axes of the ranks that take part.
 #define PLAIT_C_ALL_REDUCE(name, from, to, ...) \
   PLAIT_C_CALL(to, name(plait_context* c, from in), all_reduce<to, __VA_ARGS__>(c, #name, in))
 

@@ -324,7 +324,7 @@ class parameter {
   std::int64_t array_offset() const { return at_; }
   const ready_plan& gather_plan() const { return gather_; }
   /// Calls f(what, begin, elements) for each array of the caller's in which it lies: its values, gradients, masters and
-  /// reduced gradients. `between_steps`: only those that nobody else may use between its passes.
+  /// reduced gradients. `between_steps`: only those that hold its numbers also between its passes.
   template <class F>
   void visit_callers_memory(F&& f, bool between_steps = false) const {
     if (array_->callers_values() && !(between_steps && values_pass_by()))
