@@ -11,7 +11,8 @@
 #define PLAIT_C_FUNCTION
 #endif
 
-// C++ alone reads this. In the file that makes the functions it has their bodies, and what is known of arrays and layers.
+// C++ alone reads this. In the file that makes the functions it has their bodies, and what is known of arrays and
+// layers.
 #if defined(__cplusplus) && defined(PLAIT_C_DEFINE)
 #include "plait/c.hpp"
 #define PLAIT_C_CALL(type, signature, ...)                          \

@@ -13,7 +13,8 @@
 #endif
 
 /// An instantiation that the library provides. nvcc compiles no kernel of the processor, so its files take none. Large
-/// members are defined outside of their class: compilers instantiate those inside, for inlining, although the library has them.
+/// members are defined outside of their class: compilers instantiate those inside, for inlining, although the library
+/// has them.
 #if defined(PLAIT_COMPILING)
 #define PLAIT_COMPILED_TEMPLATE(...) template __VA_ARGS__;
 #elif defined(PLAIT_COMPILED) && !defined(__CUDACC__)
