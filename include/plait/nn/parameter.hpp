@@ -524,7 +524,7 @@ void parameter<Precision, Device>::gather(const context<Device>& ctx) {
       gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
     master();  // memory, if it was not asked for yet
   } else if (gather_.trivial()) {
-    if (!rounded_current_ && (has_stored_values() || !array_->callers_values() || values_pass_by()))
+    if (!rounded_current_ && (has_stored_values() || !array_->callers_values()))
       kernels::cast(ctx.device, master(), array_->values() + at_, size());
   } else {  // rounded before it travels: half the bytes
     auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
