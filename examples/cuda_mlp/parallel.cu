@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -302,27 +304,34 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
   return losses;
 }
 
+/// One rank, in a thread of its own. The others may wait for one that fails, so that it ends the program.
+void run(int rank, int ranks, ncclUniqueId id) try {
+  cudaStream_t stream = nullptr;
+  ncclComm_t comm = nullptr;
+  check(cudaSetDevice(rank));
+  check(cudaStreamCreate(&stream));
+  check(ncclCommInitRank(&comm, ranks, id, rank));
+  const std::vector<float> losses = train(comm, stream);
+  for (std::size_t i = 0; i < losses.size() && rank == 0; ++i)
+    std::printf("loss %.6f\n", static_cast<double>(losses[i]));
+  check(ncclCommDestroy(comm));
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "cuda_mlp_parallel: rank %d: %s\n", rank, e.what());
+  std::_Exit(1);
+}
+
 }  // namespace
 
-int main() {
+int main() try {
   int ranks = 0;
   check(cudaGetDeviceCount(&ranks));
   ncclUniqueId id;
   check(ncclGetUniqueId(&id));
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([=] {
-      cudaStream_t stream = nullptr;
-      ncclComm_t comm = nullptr;
-      check(cudaSetDevice(rank));
-      check(cudaStreamCreate(&stream));
-      check(ncclCommInitRank(&comm, ranks, id, rank));
-      const std::vector<float> losses = train(comm, stream);
-      for (std::size_t i = 0; i < losses.size() && rank == 0; ++i)
-        std::printf("loss %.6f\n", static_cast<double>(losses[i]));
-      check(ncclCommDestroy(comm));
-    });
-  }
+  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank, ranks, id);
   for (std::thread& t : threads) t.join();
   return 0;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "cuda_mlp_parallel: %s\n", e.what());
+  return 1;
 }

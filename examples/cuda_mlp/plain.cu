@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -292,9 +293,12 @@ std::vector<float> train(cudaStream_t stream) {
 
 }  // namespace
 
-int main() {
+int main() try {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream));
   for (const float loss : train(stream)) std::printf("loss %.6f\n", static_cast<double>(loss));
   return 0;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "cuda_mlp_plain: %s\n", e.what());
+  return 1;
 }

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <thread>
