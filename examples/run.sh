@@ -34,10 +34,17 @@ build/example/bin/train_llama --mesh dp=1,pp=2,cp=2,tp=2 --backend threads --mod
   --precision float --log "$out/train.jsonl" --plot "$out/loss.svg" \
   --timeline "$out/timeline.svg" --trace "$out/trace.json" "$@"
 
-echo
-echo "The outputs are in $PWD/$out:"
-echo "  train.jsonl   one line per step, then a summary"
-echo "  loss.svg      the loss curve, for a browser"
-echo "  timeline.svg  one step of the pipeline, simulated and measured, for a browser"
-echo "  trace.json    the same step with all collectives and messages, for ui.perfetto.dev"
-echo "The text's bytes have an entropy of 3.041 nats: a loss clearly below it has learnt more than their frequencies."
+cat <<END
+
+The outputs are in $PWD/$out:
+  loss.svg      the loss curve, for a browser
+  timeline.svg  one step of the pipeline, simulated and measured, for a browser
+  trace.json    the same step with all collectives and messages, for ui.perfetto.dev
+  train.jsonl   one line per step, then a summary
+The text's bytes have an entropy of 3.041 nats: a loss clearly below it has learnt more than their frequencies.
+
+To try next:
+  sh examples/run.sh --mesh dp=2,tp=4 --data-parallel zero3      the same losses on another layout
+  build/example/bin/train_llama --mesh dp=16,tp=8 --model llama-3-8b --seq 4096 --dry-run      the plan of a large run
+  examples/guide/README.md      how to write a program of your own; examples/pretrain.cpp is a whole one
+END

@@ -1,22 +1,23 @@
 #!/bin/sh
-# Installs what is missing (Debian 12, root), builds, and runs every test.
+# Installs what is missing (Debian 12, root), builds, and runs tests. It takes clang 16, which compiles in 0.6 of g++'s time.
 #
-#   sh tests/run.sh            everything. clang 16 compiles what is run, for it takes 0.6 of g++'s time: without sanitizers,
-#                              and with address, undefined and thread sanitizers (most unit tests and those of kernels only
-#                              so). g++ compiles the headers, each alone, the theorems, nvcc's programs, consumers, the
-#                              cases of fail, the trainer of the first command, and two parity tests.
-#   sh tests/run.sh --quick    the release build, by g++, and its tests only
+#   sh tests/run.sh            theorems, texts of errors, units, parity on small meshes, examples, documents, and the trainer:
+#                              its log, its resumed runs, its errors
+#   sh tests/run.sh --all      also large meshes, kernels for GPUs on the CPU that stands in for one, nvcc where it is, MPI,
+#                              all scripts of the trainer, benchmarks, consumers of plait, fuzzing; address, undefined and
+#                              thread sanitizers (most units only so); g++: each header alone, theorems, texts of errors,
+#                              the trainer of the first command, two parity tests
 set -eu
 
 cd "$(dirname "$0")/.."
 . cmake/packages.sh
 
-quick=no
+all=no
 for argument in "$@"; do
   case "$argument" in
-    --quick) quick=yes ;;
+    --all) all=yes ;;
     *)
-      echo "unknown argument '$argument'; legal is --quick" >&2
+      echo "unknown argument '$argument'; legal is --all" >&2
       exit 2
       ;;
   esac
@@ -35,20 +36,22 @@ slowest() {
 }
 say() { echo "== $* ($(($(date +%s) - started)) s)"; }
 
-# Everything is built for the time that compiling and running take together, unless one wants the programs afterwards.
-preset=tests
-build=build/tests-run
-if [ "$quick" = yes ]; then
-  preset=release
-  build=build
+preset=quick
+build=build/quick
+benchmarks=OFF
+if [ "$all" = yes ]; then
+  preset=tests
+  build=build/tests-run
+  benchmarks=ON
 fi
 say "$preset: build"
-cmake --preset "$preset" -DPLAIT_BUILD_TESTS=ON -DPLAIT_BUILD_BENCHMARKS=ON >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+cmake --preset "$preset" -DPLAIT_BUILD_TESTS=ON -DPLAIT_BUILD_BENCHMARKS=$benchmarks >build.log 2>&1 ||
+  { cat build.log; rm -f build.log; exit 1; }
 rm -f build.log
 cmake --build "$build" -j "$jobs"
 
 failed=""
-if [ "$quick" = no ]; then
+if [ "$all" = yes ]; then
   say "g++: build and tests"
   cmake --preset gcc -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
   cmake --build build/gcc -j "$jobs" --target plait_static plait_headers train_llama parity_small parity_llama_meshes_float
@@ -70,7 +73,7 @@ say "$preset: tests"
 ctest --test-dir "$build" -j "$jobs" --output-on-failure --no-tests=error || failed="$failed $preset"
 
 slowest "$build"
-[ "$quick" = yes ] || slowest build/asan
+[ "$all" = no ] || slowest build/asan
 say "the end"
 if [ -n "$failed" ]; then
   echo "failed:$failed" >&2

@@ -8,7 +8,7 @@ set(mpi_environment
   "OMPI_MCA_mpi_yield_when_idle=1"
   "OMPI_MCA_btl_vader_single_copy_mechanism=none")
 
-if(TARGET plait::mpi)
+if(TARGET plait::mpi AND NOT PLAIT_TEST_QUICK)
   plait_glob(sources "mpi/*.cpp")
   if(NOT PLAIT_BUILD_EXAMPLES)
     list(FILTER sources EXCLUDE REGEX "/gpt2_c[.]cpp$")  # which includes what CMake makes of an example

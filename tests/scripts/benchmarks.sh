@@ -1,6 +1,7 @@
 #!/bin/sh
 # Every benchmark still runs: one small round each, whose times nobody looks at. (benchmarks/cuda has tests of its own.)
 # timeout: 600
+# runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 [ -x "$BIN/bench_typed_vs_raw" ] || { echo "SKIPPED: the benchmarks are not built"; exit 77; }
 work=$(mktemp -d)

@@ -2,6 +2,7 @@
 # Saved steps as checkpoint_tool sees them: what they hold, whether they are whole, how two of different layouts differ,
 # and whole tensors as a safetensors file; what is damaged or badly asked for is said by name, and nothing is overwritten.
 # timeout: 300
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 tool=$BIN/checkpoint_tool
 [ -x "$tool" ] || fail "$tool is not there; build it first"

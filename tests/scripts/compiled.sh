@@ -2,6 +2,7 @@
 # Without CMake: PLAIT_COMPILED, plait/compiled.cpp among the files of a program, and no run-time type information. It
 # prints what the same program prints otherwise. By clang where there is one, in half of g++'s time.
 # timeout: 600
+# runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -2,6 +2,7 @@
 # A first run on a GPU machine, as far as that goes without one: the build with what such a machine has, with headers
 # copied as the documentation says, and the calls that run a pack, to their end.
 # timeout: 600
+# runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 if [ -n "${CUDNN_FRONTEND:-}" ]; then CUDNN_FRONTEND=$(cd "$CUDNN_FRONTEND" && pwd); fi
 command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || { echo "there is no nvcc"; exit 77; }

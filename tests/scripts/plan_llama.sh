@@ -1,6 +1,7 @@
 #!/bin/sh
 # plan_llama finds layouts, prices one and a file of them, draws, and refuses what cannot be with the field's name.
 # timeout: 480
+# runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The script that fits the planner finds the constants that made a table, and reports what it did not fit.
 # timeout: 300
+# runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

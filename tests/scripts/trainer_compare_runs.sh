@@ -2,6 +2,7 @@
 # Hashes of parameters in logs, and checkpoint_tool compare-runs: two runs that are equal, and where others begin to
 # differ, on any mesh; what a log lacks or is damaged by is said in words.
 # timeout: 240
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 tool=$BIN/checkpoint_tool
 [ -x "$tool" ] || fail "$tool is not there; build it first"

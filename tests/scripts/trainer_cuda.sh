@@ -1,6 +1,7 @@
 #!/bin/sh
 # The trainer on GPUs: what is refused, the plan, and, on a GPU that the CPU stands in for, the losses of the CPU's trainer.
 # timeout: 420
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 # refused TEXT PROGRAM ARGUMENTS...: the message contains TEXT (a basic regular expression), and no file is left.

@@ -2,6 +2,7 @@
 # Data: token files that examples/tokenize_text.py makes, sources by weight, documents kept apart, on several meshes; a
 # resumed run goes on at the exact sample, and other data are not taken for those it was trained on.
 # timeout: 240
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 tokenize() { python3 "$SOURCE/examples/tokenize_text.py" "$@" >tokenize.out 2>&1 || fail "tokenize $*: $(cat tokenize.out)"; }

@@ -3,6 +3,7 @@
 # attention, level of data parallelism, number of microbatches and backend, in float and bf16, with AdamW and Muon, also
 # where a run stops and goes on elsewhere; another hash where sums have other leaves; and its refusals.
 # timeout: 600
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 cat >config.json <<'JSON'

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The plan is printed without training, and what it says of the bytes is what a run sends.
 # timeout: 300
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 planned() { sed -n 's/^ *bytes sent in a step, by axis: //p' plan.out; }

@@ -2,6 +2,7 @@
 # Files and streams that change, fill up or close while a run works: it ends in words, or goes on and says so at the end,
 # and eats no other file.
 # timeout: 400
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 # ends_with CODE TEXT: of the run before, whose code is in $code.

@@ -2,6 +2,7 @@
 # The trainer on meshes of four axes: every schedule, attention policy and placement gives the losses, gradient norms,
 # first weights and sampled text of one rank; a schedule from a file; the trace and the timeline of a step.
 # timeout: 300
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 sampled() { sed -n '/^sampled text:$/,$p' "$1.out"; }

@@ -2,6 +2,7 @@
 # A disk that has room for one training state and not for two: what could not be saved is told by file and cause, the state
 # before it stays whole, training goes on as if nothing had been saved, and with more room a run goes on from that state.
 # timeout: 300
+# runs: with --all
 if [ -z "${PLAIT_MAY_MOUNT:-}" ]; then
   for how in -m -rm; do # mounts that nobody else sees, as root or as whoever may be that in a namespace of users
     # shellcheck disable=SC2016

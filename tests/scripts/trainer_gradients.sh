@@ -2,6 +2,7 @@
 # Gradients in bf16: on meshes of every kind losses and norms near those with gradients in float, for half of their bytes in
 # memory and on the way; states go on with other layouts, and with gradients of the other type.
 # timeout: 180
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 # against BASE NAME ARGUMENTS...

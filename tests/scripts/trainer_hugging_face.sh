@@ -1,6 +1,7 @@
 #!/bin/sh
 # Model directories of Hugging Face: training begins from one on any mesh, pipelines too, and ends with one.
 # timeout: 240
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 models=$SOURCE/tests/data
 

@@ -4,6 +4,7 @@
 # how often; PLAIT_KILL_ROUNDS=1000 sh tests/scripts/trainer_kill.sh is the long run, or, in parts that have other delays
 # each, with PLAIT_KILL_FIRST, the number of rounds before.
 # timeout: 300
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 rounds=${PLAIT_KILL_ROUNDS:-6}
 first=${PLAIT_KILL_FIRST:-0}

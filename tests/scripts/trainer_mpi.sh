@@ -1,6 +1,7 @@
 #!/bin/sh
 # The trainer with a process per rank: the losses of threads; errors are said once, end every process and hang none.
 # timeout: 480
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 command -v mpirun >/dev/null || { echo "no mpirun"; exit 77; }

@@ -2,6 +2,7 @@
 # The trainer predicts its step on a described machine, chooses a layout by that, keeps what it is told, and says after a
 # run how far the prediction was off.
 # timeout: 240
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 cat >machine.json <<'JSON'

@@ -2,6 +2,7 @@
 # Models that transformers saves, through the trainer on a mesh of 2 x 2 x 2 and back: the loss of the first step is that of
 # transformers, which finds the same bits in what is exported, and generates the same tokens.
 # timeout: 300
+# runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 python3 -c 'import torch, transformers' 2>/dev/null || { echo "SKIPPED: there is no transformers"; exit 77; }
 
