@@ -1,10 +1,9 @@
-// What the types know before anything runs: meshes, specs, duals, plans and their bytes. Standard library only.
+// Meshes, specs, duals and rules: what the types know before anything runs. Standard library only.
 #include <cstdio>
 #include <exception>
 
 #include "plait/layout/check.hpp"
-#include "plait/layout/cost.hpp"
-#include "plait/layout/plan.hpp"
+#include "plait/layout/part.hpp"
 #include "plait/layout/rules.hpp"
 
 namespace pl = plait;
@@ -36,23 +35,8 @@ constexpr pl::derived_layout dweight =
 static_assert(dweight.result == pl::dual(pl::layout_v<weight>));
 static_assert(dweight.result.state_of(pl::axis_of<cp>) == pl::state::partial);
 
-// Between two specs lies a plan of least bytes, and its mirror is the backward plan.
-constexpr pl::plan gather = pl::make_plan(pl::layout_v<residual>, pl::layout_v<gathered>);
-static_assert(gather.steps.size() == 1 && gather.steps[0].kind == pl::transition_kind::all_gather);
-static_assert(pl::mirror(gather).steps[0].kind == pl::transition_kind::reduce_scatter);
-
-// With extents and sizes, bytes are constants.
 constexpr pl::mesh_shape shape = mesh(2).shape();
-constexpr pl::dim_sizes sizes = [] {
-  pl::dim_sizes s;
-  s.set(pl::dim_of<batch>, 8);
-  s.set(pl::dim_of<seq>, 4096);
-  s.set(pl::dim_of<hidden>, 4096);
-  s.set(pl::dim_of<ffn>, 14336);
-  return s;
-}();
-static_assert(pl::bytes(gather, shape, sizes, 2) ==
-              2u * (4 - 1) * 8 * 4096 * 4096);  // every byte is sent to the 3 others
+constexpr pl::dim_sizes sizes = pl::sizes_of<batch, seq, hidden, ffn>(8, 4096, 4096, 14336);
 
 int main() try {
   std::printf("mesh      %s = %lld ranks\n", pl::describe(shape).c_str(), static_cast<long long>(shape.size()));
@@ -62,17 +46,12 @@ int main() try {
               static_cast<long long>(shape.coordinate(5, pl::axis_of<cp>)),
               static_cast<long long>(shape.coordinate(5, pl::axis_of<tp>)), static_cast<long long>(part.offset[1]),
               static_cast<long long>(part.offset[1] + part.local[1] - 1));
-  std::printf("residual  %s\n", pl::describe(pl::layout_v<residual>).c_str());
-  std::printf("gather    %s\n", pl::describe(gather).c_str());
-  std::printf("backward  %s\n", pl::describe(pl::mirror(gather)).c_str());
-  std::printf("bytes     %.1f MB on the wire in bf16, forward\n",
-              static_cast<double>(pl::bytes(gather, shape, sizes, 2)) / 1e6);
+  std::printf("gathered  %s\n", pl::describe(pl::layout_v<gathered>).c_str());
+  std::printf("its dual  %s\n", pl::describe(pl::dual(pl::layout_v<gathered>)).c_str());
+  std::printf("up        %s\n", pl::describe(up.result).c_str());
+  std::printf("dweight   %s\n", pl::describe(dweight.result).c_str());
 
-  // The same functions run on values that are known only now. Moving cp away from outside tp needs an exchange first:
-  pl::layout target = pl::layout_v<pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden, pl::replicate<cp>>>;
-  std::printf("harder    %s\n", pl::describe(pl::make_plan(pl::layout_v<residual>, target, shape, sizes)).c_str());
-
-  // And a mistake that the compiler would refuse in types is the same text here.
+  // Rules take layouts that are known only now, too. A mistake in types does not compile; here it has the same text.
   const pl::layout partial = pl::layout_v<pl::spec<hidden, pl::partial<tp>>>,
                    bias = pl::layout_v<pl::spec<hidden, pl::replicate<tp>>>;
   std::printf("mistake   %s\n", pl::describe(pl::pointwise(pl::combine::sum, {&partial, &bias}).verdict).c_str());

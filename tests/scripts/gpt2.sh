@@ -8,7 +8,7 @@ for line in '^step  4  loss 4\.44[0-9]* on one rank, 4\.44[0-9]* with pp=2, tp=2
   echo "$out" | grep -q "$line" || fail "the output lacks '$line': $out"
 done
 # An error ends it, and every other example, by its text, not by std::terminate.
-for program in "$SOURCE"/examples/*.cpp "$SOURCE"/examples/*/main.cpp; do
+for program in "$SOURCE"/examples/*.cpp "$SOURCE"/examples/guide/*.cpp "$SOURCE"/examples/*/main.cpp; do
   sed -n '/^int main(/,$p' "$program" | grep -q '} catch (const ' || fail "$program: its main catches no error"
 done
 why=$("$BIN/gpt2" "$SOURCE/no such text" 2>&1) && fail "gpt2 takes a text that is not there"
@@ -16,10 +16,3 @@ case $why in
   "gpt2: "*"no such text"*) ;;
   *) fail "without a text, gpt2 says: $why" ;;
 esac
-
-# The same model, under the library's strategy and one of one's own, is priced from its types alone.
-out=$("$BIN/price_gpt2") || fail "price_gpt2: $out"
-for line in '^dp=8  *[0-9.]* ms a step,   0\.0 in collectives,  0\.0 % bubble,' '^dp=2, tp=4  *[0-9.]* ms a step, *[1-9][0-9.]* in collectives,' \
-  '^pp=2, dp=2, tp=2  .* [1-9]\.[0-9] % bubble,' '^dp=2, column=2, tp=2 (grid)  *[0-9.]* ms a step, *[1-9][0-9.]* in collectives,'; do
-  echo "$out" | grep -q "$line" || fail "the output lacks '$line': $out"
-done

@@ -1,5 +1,5 @@
 // The price of a user's own model on any mesh: its own passes run where nothing is computed, and what they ask for is
-// priced on a machine by its description. See examples/price_gpt2.cpp.
+// priced on a machine by its description. See examples/guide/11_planning.cpp.
 #pragma once
 
 #include <algorithm>

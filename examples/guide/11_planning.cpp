@@ -1,7 +1,6 @@
-// What a step of one's own model would take on GPUs that one does not have, from its types alone: the GPT-2 of gpt2.hpp
-// under Megatron's strategy and under one of one's own, two-dimensional tensor parallelism with an axis that the
-// library does not know. No formula of the model is written down; plan_llama --calibrate describes a machine of one's
-// own.
+// What a program would send, keep and take on GPUs that one does not have, from its types alone: a dry run of a layer,
+// and the price of a step of GPT-2 (gpt2.hpp) under Megatron's strategy and under one with an axis that the library
+// does not know. No formula of the model is written down; plan_llama --calibrate describes a machine of one's own.
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -9,7 +8,9 @@
 #include <vector>
 
 #include "gpt2.hpp"
+#include "plait/nn/mlp.hpp"
 #include "plait/nn/strategy.hpp"
+#include "plait/plan/dry_run.hpp"
 #include "plait/plan/hardware.hpp"
 #include "plait/plan/program_price.hpp"
 
@@ -57,7 +58,20 @@ pl::planner::program_price price(const pl::planner::hardware& machine, int stage
       });
 }
 
+/// The layer's own code runs, in a world and on a device that only count.
+void show_layer(std::int64_t tensor) {
+  const pl::mesh_shape mesh = pl::megatron_sp::mesh(1, 1, tensor, 1).shape();
+  const pl::dim_sizes sizes = pl::sizes_of<pl::batch, pl::seq, pl::hidden, pl::ffn>(samples, sequence, 2048, 8192);
+  using mlp = pl::swiglu_mlp<pl::bf16, pl::megatron_sp, pl::counting_device>;
+  const pl::layer_plan plan = pl::dry_run(mesh, sizes, 0, [](const auto& ctx) { return mlp(ctx, "mlp"); });
+  const auto megabytes = [](auto bytes) { return static_cast<double>(bytes) / 1e6; };
+  std::printf("MLP on tp=%d: %6.1f MB on the wire forward, %6.1f backward; %6.1f MB kept, %6.1f at most in use\n",
+              static_cast<int>(tensor), megabytes(plan.forward.total().wire), megabytes(plan.backward.total().wire),
+              megabytes(plan.kept_bytes), megabytes(plan.peak_bytes));
+}
+
 int main() try {
+  for (const std::int64_t tensor : {1, 4}) show_layer(tensor);
   const pl::planner::hardware h100 = pl::planner::hardware_called("h100", "hardware");
   const double tokens = static_cast<double>(samples * microbatches * sequence);
   const auto show = [&](const char* name, std::int64_t replicas, std::int64_t gpus,
@@ -77,6 +91,6 @@ int main() try {
   // Four ranks hold the model whichever way it is cut; a grid moves what lies between layers over both of its axes.
   return cut.peak_bytes < one.peak_bytes && squared.ranks[0].communication > 0 && one.fits ? 0 : 1;
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "price_gpt2: %s\n", e.what());
+  std::fprintf(stderr, "11_planning: %s\n", e.what());
   return 1;
 }
