@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "plait/schedule/parse.hpp"
-#include "train_llama/observe/pipeline_svg.hpp"
+#include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/trace.hpp"
 
 namespace pl = plait;

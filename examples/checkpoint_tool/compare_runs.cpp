@@ -1,4 +1,4 @@
-#include "train_llama/observe/compare_runs.hpp"
+#include "checkpoint_tool/compare_runs.hpp"
 
 #include <fmt/format.h>
 

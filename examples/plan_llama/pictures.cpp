@@ -1,3 +1,5 @@
+#include "train_llama/observe/pictures.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -5,8 +7,6 @@
 
 #include "plan_llama/planner/simulated_step.hpp"
 #include "report.hpp"
-#include "train_llama/observe/loss_curve.hpp"
-#include "train_llama/observe/pipeline_svg.hpp"
 
 namespace {
 

@@ -31,7 +31,7 @@
 #include "saved_states.hpp"
 #include "signals.hpp"
 #include "text_sampler.hpp"
-#include "train_llama/observe/step_waits.hpp"
+#include "train_llama/observe/step_events.hpp"
 
 template <class Device>
 std::string name_of_device(const Device& device) {

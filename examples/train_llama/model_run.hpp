@@ -17,7 +17,7 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "requests.hpp"
-#include "train_llama/observe/step_trace.hpp"
+#include "train_llama/observe/step_events.hpp"
 
 /// The saved step with the least held-out loss.
 struct best_step {

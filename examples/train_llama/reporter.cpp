@@ -20,9 +20,9 @@
 #include "planned.hpp"
 #include "run_texts.hpp"
 #include "say.hpp"
-#include "train_llama/observe/pipeline_svg.hpp"
+#include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/run_log.hpp"
-#include "train_llama/observe/step_timeline.hpp"
+#include "train_llama/observe/step_events.hpp"
 
 namespace {
 

@@ -8,9 +8,9 @@
 #include "keeper.hpp"
 #include "model_run.hpp"
 #include "traffic.hpp"
-#include "train_llama/observe/json_log.hpp"
-#include "train_llama/observe/loss_curve.hpp"
+#include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/progress.hpp"
+#include "train_llama/observe/run_log.hpp"
 #include "utilisation.hpp"
 
 /// How many steps are from one line of progress to the next, where there is no terminal.

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "train_llama/observe/compare_runs.hpp"
+#include "checkpoint_tool/compare_runs.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t size) {
   try {

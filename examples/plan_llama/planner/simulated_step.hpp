@@ -88,7 +88,7 @@ inline pipeline_balance balance_of(const hardware& h, const training_job& job, c
   return out;
 }
 
-/// The simulated timeline, in milliseconds, to draw with train_llama/observe/pipeline_svg.hpp.
+/// The simulated timeline, in milliseconds, to draw with train_llama/observe/pictures.hpp.
 inline pipeline_timeline simulated_timeline(const hardware& h, const training_job& job, const training_layout& l) {
   step_costing step = cost_schedule(h, job, l);
   for (action_times& t : step.costs.stages)

@@ -1,5 +1,4 @@
-// The progress of a training run for people: a line on a terminal, or lines in a file. Programs read the log instead:
-// json_log.hpp. The numbers are those of step_record.hpp.
+// The progress of a training run for people: the numbers of a step, as a line on a terminal or lines in a file.
 #pragma once
 
 #include <sys/ioctl.h>
@@ -15,11 +14,26 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/text.hpp"
-#include "train_llama/observe/step_record.hpp"
 
 namespace plait {
+
+/// The report of one optimizer step. The numbers of the training are equal on every rank; times are those of the rank
+/// that reports.
+struct step_record {
+  std::int64_t step = 0;         ///< counted from 1: steps finished
+  double loss = 0;               ///< nats per counted token of the global batch
+  double grad_norm = 0;          ///< before clipping
+  double lr = 0;                 ///< applied in this step
+  double tokens_per_second = 0;  ///< of all ranks together
+  double comm_share = 0;         ///< share of the step's time that was spent waiting in communication, 0 to 1; NaN: not
+                                 ///< measured
+  double mfu = 0;                ///< model flops utilisation, 0 to 1; 0: not known
+  bool skipped = false;          ///< whether the gradients were not finite, so that no weight has changed
+  std::vector<axis_communication> communication{};  ///< of all ranks; empty: none, or not known for this step
+};
 
 /// A duration as people read it: "8 s", "3 min 05 s", "2 h 07 min", "4 d 03 h"; "?" for what is no time.
 inline std::string format_duration(double seconds) {
@@ -84,7 +98,6 @@ struct progress_config {
   std::int64_t steps = 0;       ///< of the whole training
   std::int64_t first_step = 0;  ///< steps finished before, when training resumes
   std::int64_t every = 10;      ///< without a terminal: a line every so many steps, and for the first and last
-  std::string every_flag = "every";
 };
 
 /// Shows how training goes, on one rank. On a terminal it is one line that is rewritten at most ten times a second;
@@ -99,7 +112,7 @@ class progress {
   progress(progress_config config, std::FILE* out, bool terminal)
       : config_(std::move(config)), out_(out), terminal_(terminal), last_(clock::now()) {
     if (config_.every < 1) {
-      fail({config_.every_flag, ": a line every ", config_.every, " steps; at least 1 is legal"});
+      fail({"every: a line every ", config_.every, " steps; at least 1 is legal"});
     }
   }
   ~progress() { finish(); }
@@ -126,13 +139,6 @@ class progress {
     if (!ends && shown_ && now - drawn_ < std::chrono::milliseconds(100)) return;
     drawn_ = now;
     draw();
-  }
-
-  /// Prints `text` and a line end above the progress line.
-  void message(std::string_view text) {
-    if (shown_) put("\r\x1b[K");
-    put(std::string(text) + "\n");
-    if (shown_) draw();
   }
 
   /// Leaves the last line standing and ends it. Further calls do nothing until the next update.

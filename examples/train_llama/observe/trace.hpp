@@ -1,11 +1,10 @@
-// Writes events of ranks as a trace for chrome://tracing and ui.perfetto.dev. It measures nothing: events come from
-// step_trace.hpp or a simulated timeline (schedule/timeline.hpp). Tested in tests/unit/schedule/pictures.cpp.
+// Writes events of ranks as a trace for chrome://tracing and ui.perfetto.dev. The events are those of
+// step_events.hpp or of a simulated timeline (schedule/timeline.hpp).
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,13 +42,6 @@ struct trace_track {
 struct trace {
   std::vector<trace_event> events;
   std::vector<trace_track> tracks;
-
-  void append(trace other) {
-    events.insert(events.end(), std::make_move_iterator(other.events.begin()),
-                  std::make_move_iterator(other.events.end()));
-    tracks.insert(tracks.end(), std::make_move_iterator(other.tracks.begin()),
-                  std::make_move_iterator(other.tracks.end()));
-  }
 };
 
 namespace detail {
@@ -123,21 +115,18 @@ inline void write_chrome_trace(const trace& t, const std::string& path, const st
   write_file_atomically(path, to_chrome_trace(t), flag);
 }
 
-/// A pipeline's timeline as events on track `track` of ranks `first_rank` and on, with an arrow from the action that
-/// makes a message to the one that needs it. `ns_per_unit` is the length of the timeline's unit; flows are numbered
-/// from `first_flow`.
-inline trace trace_of(const pipeline_timeline& timeline, double ns_per_unit, int first_rank = 0, int track = 0,
-                      std::uint64_t first_flow = 1) {
+/// A pipeline's timeline as events, with an arrow from the action that makes a message to the one that needs it.
+/// `ns_per_unit` is the length of the timeline's unit.
+inline trace trace_of(const pipeline_timeline& timeline, double ns_per_unit) {
   trace t;
-  const auto number_of = [&](const transfer& message) { return first_flow + detail::slot_of(timeline.shape, message); };
+  const auto number_of = [&](const transfer& message) { return 1 + detail::slot_of(timeline.shape, message); };
   const double begin = timeline.begin();
   const auto ns = [&](double time) { return static_cast<std::int64_t>((time - begin) * ns_per_unit + 0.5); };
   for (std::size_t r = 0; r < timeline.ranks.size(); ++r) {
     const int rank = static_cast<int>(r);
-    t.tracks.push_back({first_rank + rank, track, "pipeline"});
+    t.tracks.push_back({rank, 0, "pipeline"});
     for (const timed_action& a : timeline.ranks[r]) {
-      trace_event e{.rank = first_rank + rank,
-                    .track = track,
+      trace_event e{.rank = rank,
                     .name = describe(a.action),
                     .category = a.action.kind == action_kind::forward ? "forward" : "backward",
                     .start_ns = ns(a.start),

@@ -15,7 +15,7 @@
 #include "support/slow_link.hpp"
 #include "support/texts.hpp"
 #include "train_llama/observe/progress.hpp"
-#include "train_llama/observe/step_waits.hpp"
+#include "train_llama/observe/step_events.hpp"
 
 using namespace plait;
 using plait::test::has;

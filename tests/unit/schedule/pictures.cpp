@@ -1,5 +1,7 @@
 // program: schedules
 // Drawings and traces of pipelines.
+#include "train_llama/observe/pictures.hpp"
+
 #include <doctest/doctest.h>
 
 #include <map>
@@ -11,7 +13,6 @@
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/parse.hpp"
 #include "support/temp_folder.hpp"
-#include "train_llama/observe/pipeline_svg.hpp"
 #include "train_llama/observe/trace.hpp"
 
 using namespace plait;
@@ -151,7 +152,7 @@ TEST_CASE("a whole step has lanes for gathers, reductions, and the norm with upd
 
 TEST_CASE("a drawing of much is small, of nothing legal, and of odd titles well formed") {
   const pipeline_timeline large = timeline_of(parse_schedule("interleaved:4", 16, 64));
-  const std::string svg = pipeline_svg({large}, {.shared_scale = false});
+  const std::string svg = pipeline_svg({large});
   CHECK(count(svg, "<title>") == 0);
   CHECK(svg.size() < 1'200'000);
   CHECK(contains(pipeline_svg({}), "</svg>"));
@@ -187,15 +188,15 @@ TEST_CASE("a trace holds every event, and an arrow for each message") {
   const schedule s = parse_schedule("interleaved:2", 2, 4);
   const simulation times = simulate(s);
   trace t = trace_of(timeline_of(s), 1e6);
-  t.append({.events = {{.rank = 1,
-                        .track = 1,
-                        .name = "all_reduce \"x\"\n",
-                        .category = "collective",
-                        .start_ns = 1'234'567,
-                        .duration_ns = 89,
-                        .bytes = 4096,
-                        .axis = "dp"}},
-            .tracks = {{1, 1, "collectives"}}});
+  t.events.push_back({.rank = 1,
+                      .track = 1,
+                      .name = "all_reduce \"x\"\n",
+                      .category = "collective",
+                      .start_ns = 1'234'567,
+                      .duration_ns = 89,
+                      .bytes = 4096,
+                      .axis = "dp"});
+  t.tracks.push_back({1, 1, "collectives"});
   const std::string text = to_chrome_trace(t);
   CHECK(json_check{text}.whole());
   CHECK(count(text, "\"ph\":\"X\"") == 2 * 16 + 1);

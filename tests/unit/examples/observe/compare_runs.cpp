@@ -1,7 +1,7 @@
 // program: files
 // Logs of runs are read back as they were written, and compared: the first step, number and parameter that differ;
 // runs that went back; steps and hashes that one log alone has; and what is wrong with a log, by its line.
-#include "train_llama/observe/compare_runs.hpp"
+#include "checkpoint_tool/compare_runs.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "support/temp_folder.hpp"
-#include "train_llama/observe/json_log.hpp"
+#include "train_llama/observe/run_log.hpp"
 
 using namespace plait;
 

@@ -9,7 +9,7 @@
 
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
-#include "train_llama/observe/loss_curve.hpp"
+#include "train_llama/observe/pictures.hpp"
 
 namespace {
 

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "support/temp_folder.hpp"
-#include "train_llama/observe/json_log.hpp"
 #include "train_llama/observe/run_log.hpp"
 
 using nlohmann::json;

@@ -22,8 +22,7 @@ using plait::test::occurrences;
 using std::chrono::milliseconds;
 
 /// Runs `steps` updates, `between` apart, and returns what was printed.
-template <class Middle>
-std::string printed(plait::progress_config config, bool terminal, milliseconds between, Middle&& middle) {
+std::string printed(plait::progress_config config, bool terminal, milliseconds between = milliseconds(1000)) {
   temp_folder dir;
   {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::fopen((dir / "out").c_str(), "wb"), &std::fclose);
@@ -34,13 +33,9 @@ std::string printed(plait::progress_config config, bool terminal, milliseconds b
       line.update(
           {.step = s, .loss = 4.25, .grad_norm = 0.5, .lr = 1e-3, .tokens_per_second = 12345, .comm_share = 0.125},
           now);
-      middle(line, s);
     }
   }
   return dir.read("out");
-}
-std::string printed(plait::progress_config config, bool terminal, milliseconds between = milliseconds(1000)) {
-  return printed(config, terminal, between, [](progress&, std::int64_t) {});
 }
 
 }  // namespace
@@ -106,16 +101,6 @@ TEST_CASE("on a terminal: one line rewritten, ended once") {
   const std::string fast = printed({.steps = 500}, true, milliseconds(1));
   CHECK(occurrences(fast, " left  step") < 10);
   CHECK(contains(fast, "step 500/500"));
-}
-
-TEST_CASE("a message stands above the line") {
-  const std::string text = printed({.steps = 2}, true, milliseconds(1000), [](progress& line, std::int64_t step) {
-    if (step == 1) line.message("evaluation loss 4.1");
-  });
-  CHECK(contains(text, "\r\x1b[Kevaluation loss 4.1\n\r1 s left  step 1/2"));
-  const std::string plain =
-      printed({.steps = 1}, false, milliseconds(1000), [](progress& line, std::int64_t) { line.message("hello"); });
-  CHECK(plain.ends_with("comm 12%\nhello\n"));
 }
 
 TEST_CASE("remaining time follows the recent steps") {

@@ -1,8 +1,6 @@
 // program: stages
 // A step of a pipeline as it was measured: every event of every rank, and what is simulated from the times of its
 // parts.
-#include "train_llama/observe/step_timeline.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,7 +21,7 @@
 #include "support/slow_link.hpp"
 #include "support/texts.hpp"
 #include "support/widening_stages.hpp"
-#include "train_llama/observe/step_waits.hpp"
+#include "train_llama/observe/step_events.hpp"
 
 using namespace plait;
 using namespace plait::test;

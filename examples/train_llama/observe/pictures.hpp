@@ -1,0 +1,596 @@
+// Draws SVG images: line charts, such as a training loss, and timelines of pipelines.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/text.hpp"
+#include "plait/io/atomic_file.hpp"
+#include "plait/schedule/schedule.hpp"
+#include "plait/schedule/timeline.hpp"
+#include "plait/schedule/verify.hpp"
+
+namespace plait {
+
+struct curve_point {
+  double x = 0;
+  double y = 0;
+};
+
+struct curve_series {
+  std::string name;
+  std::vector<curve_point> points;  ///< by rising x; points that are not finite (or beyond 1e30) leave a gap
+  bool marks = false;               ///< whether each point has a mark
+};
+
+/// A horizontal line to compare with, for instance the text's unigram entropy.
+struct curve_reference {
+  std::string name;
+  double y = 0;
+};
+
+struct curve_chart {
+  std::string title = "Training loss";
+  std::string x_label = "step";
+  std::string y_label = "loss (nats per token)";
+  std::vector<curve_series> series{};  ///< drawn in this order; at most four have colours of their own
+  std::optional<curve_reference> reference{};
+  double width = 860, height = 480;
+};
+
+namespace detail {
+
+/// Places for about `count` ticks in [low, high]: multiples of 1, 2 or 5 times a power of ten.
+struct curve_ticks {
+  double step = 1;
+  int digits = 0;  // after the point
+  std::vector<double> at;
+
+  curve_ticks(double low, double high, int count, bool whole) {
+    const double raw = (high - low) / count;
+    const double power = std::pow(10.0, std::floor(std::log10(raw)));
+    const double lead = raw / power;
+    step = power * (lead <= 1.0 ? 1 : lead <= 2.0 ? 2 : lead <= 5.0 ? 5 : 10);
+    if (whole) step = std::max(1.0, step);
+    digits = std::clamp(static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 0, 9);
+    const double first = std::ceil(low / step - 1e-9);
+    for (int k = 0; k <= 2 * count + 2 && (first + k) * step <= high + 1e-9 * step; ++k)
+      at.push_back((first + k) * step);
+  }
+};
+
+inline std::string xml_text(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+  }
+  return out;
+}
+
+inline std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+/// The value in a legend: three digits after the point, or as many as are of use.
+inline std::string value_text(double value) {
+  const double size = std::abs(value);
+  if (size == 0 || (size >= 0.1 && size < 1000)) return fixed(value, 3);
+  if (size >= 1000 && size < 1e7) return fixed(value, 0);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+/// A tick's label; very large and small numbers with an exponent.
+inline std::string tick_text(double value, const curve_ticks& ticks) {
+  if (std::abs(value) < ticks.step * 1e-6) return "0";
+  const double largest = std::max(std::abs(ticks.at.front()), std::abs(ticks.at.back()));
+  if (largest < 1e6 && ticks.digits < 6) return fixed(value, ticks.digits);
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
+/// The beginning of an image: its element, a ground and the colours of texts and lines. They are light by default;
+/// viewers that are dark get a dark ground. `rules` are more of each: all, and those of dark viewers.
+inline std::string svg_head(double width, double height, const std::array<std::string_view, 2>& rules = {}) {
+  return cat({"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width, 0), " ", fixed(height, 0),
+              "\" width=\"", fixed(width, 0), "\" height=\"", fixed(height, 0),
+              "\" font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"12\">\n<style>"
+              ".ground{fill:#fff}.t{fill:#222}.s{fill:#555}.tick{stroke:#999}.grid{stroke:#e7e9ec}",
+              rules[0],
+              "@media (prefers-color-scheme:dark){.ground{fill:#15181c}.t{fill:#e8eaed}.s{fill:#a9b0b8}"
+              ".tick{stroke:#717981}.grid{stroke:#2b3036}",
+              rules[1], "}</style>\n<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n"});
+}
+
+/// Draws a chart; coordinates are SVG user units.
+class curve_drawing {
+ public:
+  explicit curve_drawing(const curve_chart& chart) : chart_(chart) { find_range(); }
+
+  std::string svg() {
+    out_ = svg_head(chart_.width, chart_.height);
+    text(12, 26, chart_.title, "class=\"t\" font-size=\"15\" font-weight=\"bold\"");
+    axes();
+    if (!any_) text((left + right_) / 2, (top + bottom_) / 2, "no data", "class=\"s\" text-anchor=\"middle\"");
+    if (any_) reference();
+    for (std::size_t i = 0; i < chart_.series.size(); ++i) curve(chart_.series[i], colours[i % colours.size()]);
+    legend();
+    return out_ + "</svg>\n";
+  }
+
+ private:
+  static constexpr double left = 66, top = 70;
+  static constexpr std::array<const char*, 4> colours{"#2f7fc4", "#d1571b", "#2f9a55", "#8f63bd"};  // on any ground
+  static constexpr const char* reference_colour = "#888";
+  static constexpr std::size_t crowd =
+      380;  // points of a series that is drawn as bands and means, a column being two units wide
+
+  // A run that diverges to 1e30 has nothing left to show, and differences of such values would overflow.
+  static bool finite(double v) { return std::abs(v) < 1e30; }
+  static bool finite(const curve_point& p) { return finite(p.x) && finite(p.y); }
+  double x_of(double x) const { return left + (x - x_low_) / (x_high_ - x_low_) * (right_ - left); }
+  double y_of(double y) const { return bottom_ - (y - y_low_) / (y_high_ - y_low_) * (bottom_ - top); }
+
+  void find_range() {
+    double x0 = std::numeric_limits<double>::infinity(), x1 = -x0, y0 = x0, y1 = -x0;
+    for (const curve_series& series : chart_.series) {
+      for (const curve_point& p : series.points) {
+        if (!finite(p)) continue;
+        any_ = true;
+        x0 = std::min(x0, p.x), x1 = std::max(x1, p.x);
+        y0 = std::min(y0, p.y), y1 = std::max(y1, p.y);
+      }
+    }
+    if (!any_) return;
+    if (chart_.reference && finite(chart_.reference->y)) {
+      y0 = std::min(y0, chart_.reference->y), y1 = std::max(y1, chart_.reference->y);
+    }
+    if (x1 - x0 <= 1e-9 * std::abs(x1)) {
+      const double reach = std::max(1.0, 1e-6 * std::abs(x1));
+      x0 -= reach, x1 += reach;
+    }
+    const double margin = y1 - y0 > 1e-9 * std::abs(y1) ? 0.06 * (y1 - y0) : std::max(0.5, 0.1 * std::abs(y0));
+    x_low_ = x0, x_high_ = x1;
+    y_low_ = y0 >= 0 ? std::max(0.0, y0 - margin) : y0 - margin;
+    y_high_ = y1 + margin;
+  }
+
+  void text(double x, double y, std::string_view what, std::string_view style = "") {
+    append(out_, {"<text x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" ", style, ">", xml_text(what), "</text>\n"});
+  }
+  void line(double x1, double y1, double x2, double y2, std::string_view style) {
+    append(out_, {"<line x1=\"", fixed(x1, 1), "\" y1=\"", fixed(y1, 1), "\" x2=\"", fixed(x2, 1), "\" y2=\"",
+                  fixed(y2, 1), "\" ", style, "/>\n"});
+  }
+
+  void axes() {
+    const curve_ticks x(x_low_, x_high_, static_cast<int>(chart_.width / 90), true);
+    const curve_ticks y(y_low_, y_high_, static_cast<int>(chart_.height / 60), false);
+    for (double value : y.at) {
+      line(left, y_of(value), right_, y_of(value), "class=\"grid\"");
+      text(left - 7, y_of(value) + 4, tick_text(value, y), "class=\"s\" text-anchor=\"end\"");
+    }
+    for (double value : x.at) {
+      line(x_of(value), top, x_of(value), bottom_ + 5, "class=\"grid\"");
+      text(x_of(value), bottom_ + 18, tick_text(value, x), "class=\"s\" text-anchor=\"middle\"");
+    }
+    line(left, top, left, bottom_, "class=\"tick\"");
+    line(left, bottom_, right_, bottom_, "class=\"tick\"");
+    text((left + right_) / 2, chart_.height - 10, chart_.x_label, "class=\"s\" text-anchor=\"middle\"");
+    const double middle = (top + bottom_) / 2;
+    if (!chart_.y_label.empty())
+      text(16, middle, chart_.y_label,
+           cat({"class=\"s\" text-anchor=\"middle\" transform=\"rotate(-90 16 ", fixed(middle, 1), ")\""}));
+  }
+
+  void reference() {
+    if (!chart_.reference || !finite(chart_.reference->y)) return;
+    const double y = y_of(chart_.reference->y);
+    line(left, y, right_, y, cat({"stroke=\"", reference_colour, "\" stroke-width=\"1.5\" stroke-dasharray=\"7 5\""}));
+  }
+
+  void mark(double x, double y, std::string_view colour) {
+    append(out_, {"<circle cx=\"", fixed(x, 1), "\" cy=\"", fixed(y, 1), "\" r=\"3.5\" fill=\"", colour, "\"/>\n"});
+  }
+
+  /// One polyline for each run of finite points, a mark for a run of one, and if `marks` for each point.
+  void polyline(const std::vector<curve_point>& points, std::string_view colour, bool marks) {
+    for (std::size_t begin = 0; begin < points.size();) {
+      if (!finite(points[begin])) {
+        ++begin;
+        continue;
+      }
+      std::size_t end = begin;
+      std::string path;
+      for (; end < points.size() && finite(points[end]); ++end) {
+        append(path, {end == begin ? "M" : "L", fixed(x_of(points[end].x), 1), " ", fixed(y_of(points[end].y), 1)});
+      }
+      if (end - begin > 1)
+        append(out_, {"<path d=\"", path, "\" fill=\"none\" stroke=\"", colour,
+                      "\" stroke-width=\"2\" stroke-linejoin=\"round\"/>\n"});
+      for (std::size_t i = begin; i < end && (marks || end - begin == 1); ++i)
+        mark(x_of(points[i].x), y_of(points[i].y), colour);
+      begin = end;
+    }
+  }
+
+  void curve(const curve_series& series, std::string_view colour) {
+    if (series.points.size() <= crowd) return polyline(series.points, colour, series.marks);
+    // Columns of two units: a pale band from the least to the largest value, and a line through the means.
+    const auto columns = static_cast<std::size_t>((right_ - left) / 2);
+    struct column {
+      double x = 0, y = 0, low = std::numeric_limits<double>::infinity(), high = -low;
+      std::size_t count = 0;
+    };
+    std::vector<column> sums(columns);
+    for (const curve_point& p : series.points) {
+      if (!finite(p)) continue;
+      const double place = (p.x - x_low_) / (x_high_ - x_low_) * static_cast<double>(columns);
+      column& c = sums[std::min(columns - 1, static_cast<std::size_t>(place))];
+      c.x += p.x, c.y += p.y, ++c.count;
+      c.low = std::min(c.low, p.y), c.high = std::max(c.high, p.y);
+    }
+    std::string upper, lower;
+    std::vector<curve_point> means;
+    for (const column& c : sums) {
+      if (c.count == 0) continue;
+      const double n = static_cast<double>(c.count);
+      means.push_back({c.x / n, c.y / n});
+      const std::string x = fixed(x_of(means.back().x), 1);
+      append(upper, {upper.empty() ? "M" : "L", x, " ", fixed(y_of(c.high), 1)});
+      lower = cat({"L", x, " ", fixed(y_of(c.low), 1), lower});
+    }
+    if (means.size() > 1) {
+      append(out_, {"<path d=\"", upper, lower, "Z\" fill=\"", colour, "\" fill-opacity=\"0.22\"/>\n"});
+    }
+    polyline(means, colour, series.marks);
+  }
+
+  /// Under the title: a stroke and the name of each curve with its last value, then the reference.
+  void legend() {
+    double x = 12, y = 44;
+    const auto item = [&](const std::string& name, std::string_view colour, std::string_view dash, bool marks) {
+      const double length = 26 + 6.4 * static_cast<double>(name.size());  // 6.4: about the mean width of a letter
+      if (x > 12 && x + length > chart_.width) x = 12, y += 17;
+      line(x, y, x + 20, y, cat({"stroke=\"", colour, "\" stroke-width=\"2.5\" ", dash}));
+      if (marks) mark(x + 10, y, colour);
+      text(x + 26, y + 4, name, "class=\"t\"");
+      x += length + 16;
+    };
+    for (std::size_t i = 0; i < chart_.series.size(); ++i) {
+      const auto& points = chart_.series[i].points;
+      const auto last = std::find_if(points.rbegin(), points.rend(), [](const curve_point& p) { return finite(p); });
+      const std::string value = last == points.rend() ? "" : cat({" (last ", value_text(last->y), ")"});
+      item(chart_.series[i].name + value, colours[i % colours.size()], "", chart_.series[i].marks);
+    }
+    if (chart_.reference && finite(chart_.reference->y)) {
+      item(cat({chart_.reference->name, " ", value_text(chart_.reference->y)}), reference_colour,
+           "stroke-dasharray=\"7 4\"", false);
+    }
+  }
+
+  const curve_chart& chart_;
+  const double right_ = chart_.width - 24, bottom_ = chart_.height - 50;
+  std::string out_;
+  bool any_ = false;
+  double x_low_ = 0, x_high_ = 10, y_low_ = 0, y_high_ = 1;
+};
+
+}  // namespace detail
+
+/// A line chart as a standalone SVG image. Without any finite point it says "no data". A series of more
+/// than 380 points is drawn as its range and mean per column, so the size of the image is bounded.
+inline std::string curve_svg(const curve_chart& chart) { return detail::curve_drawing(chart).svg(); }
+
+/// Writes the chart in one step; `error` naming `flag` when it cannot.
+inline void write_curve(const curve_chart& chart, const std::string& path, const std::string& flag = "curve") {
+  write_file_atomically(path, curve_svg(chart), flag);
+}
+
+namespace detail {
+
+/// Draws timelines one under the other; coordinates are SVG user units.
+class pipeline_drawing {
+ public:
+  explicit pipeline_drawing(const std::vector<pipeline_timeline>& all) : all_(all) {
+    std::size_t actions = 0;
+    for (const pipeline_timeline& t : all) {
+      longest_ = std::max(longest_, t.end() - t.begin());
+      for (const auto& mine : t.ranks) actions += mine.size();
+      for (const auto& mine : t.beside) actions += mine.size();
+    }
+    tooltips_ = actions <= 5000;
+  }
+
+  std::string svg() {
+    double height = 12;
+    for (const pipeline_timeline& t : all_) height += panel_height(t);
+    height += legend_height;
+    out_ = svg_head(width, height, {colours(), ".idle{fill:#2b3036}"});
+    double y = 12;
+    for (const pipeline_timeline& t : all_) {
+      panel(t, y);
+      y += panel_height(t);
+    }
+    legend(y + 8);
+    return out_ + "</svg>\n";
+  }
+
+ private:
+  static constexpr double width = 960, left = 64, right = 826, row = 24, gap = 4, head = 50, foot = 34,
+                          legend_height = 40, lane = 9;
+
+  static double panel_height(const pipeline_timeline& t) {
+    return head + static_cast<double>(t.ranks.size()) * rank_height(t) + foot;
+  }
+  /// Of a rank's passes and of the lanes under them.
+  static double rank_height(const pipeline_timeline& t) {
+    return row + gap + static_cast<double>(lanes_of(t).size()) * (lane + 1);
+  }
+
+  /// What the lanes beside the passes show: all reductions alike, and the norm in the lane of the updates.
+  struct lane_kind {
+    step_op op, lane;
+    const char *name, *colour;
+  };
+  static constexpr std::array<lane_kind, 4> lane_kinds{{{step_op::gather, step_op::gather, "gather", "#9668ca"},
+                                                        {step_op::reduce, step_op::reduce, "reduction", "#d03961"},
+                                                        {step_op::norm, step_op::update, "norm", "#757f8a"},
+                                                        {step_op::update, step_op::update, "update", "#d1b21a"}}};
+  /// Null for what no lane shows.
+  static const lane_kind* kind_of(step_op op) {
+    const bool reduces = op == step_op::reduce_copies || op == step_op::reduce_ties;
+    for (const lane_kind& kind : lane_kinds)
+      if (kind.op == (reduces ? step_op::reduce : op)) return &kind;
+    return nullptr;
+  }
+  static bool shows(const pipeline_timeline& t, const lane_kind& kind) {
+    for (const auto& mine : t.beside)
+      for (const timed_entry& e : mine)
+        if (kind_of(e.entry.op) == &kind) return true;
+    return false;
+  }
+  bool shows(const lane_kind& kind) const {
+    return std::any_of(all_.begin(), all_.end(), [&](const auto& t) { return shows(t, kind); });
+  }
+  static std::vector<step_op> lanes_of(const pipeline_timeline& t) {
+    std::vector<step_op> lanes;
+    for (const lane_kind& kind : lane_kinds)
+      if (shows(t, kind) && (lanes.empty() || lanes.back() != kind.lane)) lanes.push_back(kind.lane);
+    return lanes;
+  }
+
+  /// One hue for each kind, from deep for the first chunk to pale for the last.
+  static std::string colour(action_kind kind, int chunk, int chunks) {
+    constexpr std::array<std::array<double, 2>, 4> deep_and_pale_lightness{{{38, 68}, {31, 60}, {30, 58}, {45, 74}}};
+    constexpr std::array<std::array<double, 2>, 4> hues_and_saturations{{{212, 62}, {140, 45}, {178, 55}, {32, 80}}};
+    const auto k = static_cast<std::size_t>(kind);
+    const double share = chunks > 1 ? static_cast<double>(chunk) / (chunks - 1) : 0;
+    const auto& [deep, pale] = deep_and_pale_lightness[k];
+    const auto& [hue, saturation] = hues_and_saturations[k];
+    return rgb_of(hue, saturation / 100, (deep + share * (pale - deep)) / 100);
+  }
+  /// "#255d9d" of 212 degrees, 0.62 and 0.38: some programs that draw SVG know no hsl(). The formula is that of CSS
+  /// Color 4.
+  static std::string rgb_of(double hue, double saturation, double lightness) {
+    const double a = saturation * std::min(lightness, 1 - lightness);
+    std::string text = "#";
+    for (const double channel : {0, 8, 4}) {
+      const double k = std::fmod(channel + hue / 30, 12.0);
+      const auto value = std::lround(255 * (lightness - a * std::max(-1.0, std::min({k - 3, 9 - k, 1.0}))));
+      for (const long digit : {value / 16, value % 16}) text += "0123456789abcdef"[digit];
+    }
+    return text;
+  }
+  static bool is_pale(action_kind kind, int chunk, int chunks) {
+    return chunks > 1 && 2 * chunk > chunks - 1 - (kind == action_kind::weight_backward ? 1 : 0);
+  }
+
+  /// A class for each colour in use: most of the image is its cells.
+  std::string colours() const {
+    std::string rules =
+        ".idle{fill:#e7e9ec}.on{fill:#fff;font-size:10px;text-anchor:middle}"
+        ".op{fill:#14181d;font-size:10px;text-anchor:middle}";
+    for (const pipeline_timeline& t : all_)
+      for (int kind = 0; kind < 4; ++kind)
+        for (int chunk = 0; chunk < t.shape.chunks; ++chunk) {
+          const auto k = static_cast<action_kind>(kind);
+          std::string rule = ".";  // sums of temporaries set off a false -Wrestrict of g++ 12
+          rule.append(class_of(k, chunk, t.shape.chunks)).append("{fill:");
+          rule.append(colour(k, chunk, t.shape.chunks)).append("}");
+          if (rules.find(rule) == rules.npos && uses(t, k)) rules += rule;
+        }
+    for (const lane_kind& kind : lane_kinds)
+      if (shows(kind)) append(rules, {".", kind.name, "{fill:", kind.colour, "}"});
+    return rules;
+  }
+  static bool uses(const pipeline_timeline& t, action_kind kind) {
+    for (const auto& mine : t.ranks)
+      for (const timed_action& a : mine)
+        if (a.action.kind == kind) return true;
+    return false;
+  }
+  static std::string class_of(action_kind kind, int chunk, int chunks) {
+    return std::string(1, letter(kind)).append(std::to_string(chunk)).append("-").append(std::to_string(chunks));
+  }
+
+  void text(double x, double y, std::string_view what, std::string_view attributes) {
+    append(out_,
+           {"<text x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" ", attributes, ">", xml_text(what), "</text>\n"});
+  }
+  void rectangle(double x, double y, double w, double h, std::string_view kind) {
+    append(out_, {"<rect class=\"", kind, "\" x=\"", fixed(x, 2), "\" y=\"", fixed(y, 1), "\" width=\"", fixed(w, 2),
+                  "\" height=\"", fixed(h, 1), "\"/>\n"});
+  }
+  static std::string percent(double share) { return fixed(100 * share, 1) + " %"; }
+  static std::string number(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.4g", value);
+    return text;
+  }
+
+  void panel(const pipeline_timeline& t, double y) {
+    const double begin = t.begin(), length = longest_;
+    const double scale = length > 0 ? (right - left) / length : 0;
+    const auto x_of = [&](double time) { return left + (time - begin) * scale; };
+    text(12, y + 17, t.title, "class=\"t\" font-size=\"15\" font-weight=\"bold\"");
+    text(12, y + 36,
+         cat({percent(t.idle()), " idle, ", percent(t.span_idle()), " within a rank's own span; length ",
+              number(t.end() - begin), t.unit.empty() ? "" : " " + t.unit}),
+         "class=\"s\"");
+    text(right + 62, y + head - 5, "idle", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
+    text(width - 12, y + head - 5, "peak", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
+    find_numbered(t, scale);
+    double top = y + head;
+    for (std::size_t r = 0; r < t.ranks.size(); ++r, top += rank_height(t)) {
+      text(left - 8, top + 16, cat({"rank ", r}), "class=\"t\" text-anchor=\"end\"");
+      rectangle(left, top, x_of(t.end()) - left, row, "idle");
+      for (const timed_action& a : t.ranks[r]) cell(t, static_cast<int>(r), a, x_of(a.start), x_of(a.end), top);
+      std::vector<action> order;
+      for (const timed_action& a : t.ranks[r])
+        if (order.empty() || !(order.back() == a.action)) order.push_back(a.action);  // once where it is there in parts
+      if (r < t.beside.size()) lanes(t, t.beside[r], x_of, top + row + 1);
+      text(right + 62, top + 16, percent(t.idle(r)), "class=\"s\" text-anchor=\"end\"");
+      text(width - 12, top + 16, number(static_cast<double>(peak_chunks(order)) / t.shape.chunks),
+           "class=\"s\" text-anchor=\"end\"");
+    }
+    if (length <= 0) return;
+    const curve_ticks ticks(0, length, 8, false);
+    for (double at : ticks.at) {
+      const double x = left + at * scale;
+      append(out_, {"<path class=\"tick\" d=\"M", fixed(x, 1), " ", fixed(top - 1, 1), "v5\"/>\n"});
+      text(x, top + 15, tick_text(at, ticks), "class=\"s\" text-anchor=\"middle\" font-size=\"10\"");
+    }
+  }
+
+  /// The lanes of a rank, from `y` down.
+  template <class Scale>
+  void lanes(const pipeline_timeline& t, const std::vector<timed_entry>& beside, const Scale& x_of, double y) {
+    for (const step_op op : lanes_of(t)) {
+      const std::string_view name = op == step_op::gather ? "gathers" : op == step_op::reduce ? "reductions" : "update";
+      text(left - 8, y + lane - 1.5, name, "class=\"s\" text-anchor=\"end\" font-size=\"8\"");
+      rectangle(left, y, x_of(t.end()) - left, lane, "idle");
+      for (const timed_entry& e : beside) {
+        const lane_kind* const kind = kind_of(e.entry.op);
+        if (kind == nullptr || kind->lane != op) continue;
+        if (tooltips_)
+          append(out_, {"<g><title>", describe(e.entry), ": ", number(e.start - t.begin()), " to ",
+                        number(e.end - t.begin()), "</title>"});
+        const double from = x_of(e.start), to = x_of(e.end);
+        rectangle(from, y, std::max(0.4, to - from - (to - from > 3 ? 0.7 : 0)), lane, kind->name);
+        if (tooltips_) out_ += "</g>\n";
+      }
+      y += lane + 1;
+    }
+  }
+
+  static double number_width(const pipeline_timeline& t) {
+    return 5.8 * static_cast<double>(std::to_string(t.shape.microbatches - 1).size()) + 2;
+  }
+  /// A kind's cells have their microbatch written in them where the longest number fits in one of mean width: some with
+  /// and some without would read as a meaning. Of whole steps, whose actions may be there in parts, small parts do not.
+  void find_numbered(const pipeline_timeline& t, double scale) {
+    const double need = number_width(t);
+    for (std::size_t kind = 0; kind < 4; ++kind) {
+      double width_sum = 0, cells = 0;
+      for (const auto& mine : t.ranks)
+        for (const timed_action& a : mine)
+          if (a.action.kind == static_cast<action_kind>(kind)) width_sum += (a.end - a.start) * scale, ++cells;
+      numbered_[kind] = cells > 0 && width_sum / cells >= need;
+    }
+  }
+
+  void cell(const pipeline_timeline& t, int rank, const timed_action& a, double from, double to, double top) {
+    const action_kind kind = a.action.kind;
+    const int chunk = a.action.chunk, chunks = t.shape.chunks;
+    const double line = to - from > 3 ? 0.7 : 0;  // what parts neighbours, where it would not eat them up
+    if (tooltips_)
+      append(out_, {"<g><title>", describe(a.action), ", stage ", t.shape.stage_of(rank, chunk), ": ",
+                    number(a.start - t.begin()), " to ", number(a.end - t.begin()), "</title>"});
+    rectangle(from, top, to - from - line, row, class_of(kind, chunk, chunks));
+    if (numbered_[static_cast<std::size_t>(kind)] && (t.beside.empty() || to - from >= number_width(t)))
+      text((from + to - line) / 2, top + 15.6, std::to_string(a.action.microbatch),
+           is_pale(kind, chunk, chunks) ? "class=\"op\"" : "class=\"on\"");
+    if (tooltips_) out_ += "</g>\n";
+  }
+
+  /// The kinds that occur, those of passes each with the shades of its chunks.
+  void legend(double y) {
+    constexpr std::array<const char*, 4> names{"forward", "backward", "input gradient", "weight gradient"};
+    const pipeline_timeline* widest = nullptr;
+    for (const pipeline_timeline& t : all_)
+      if (!widest || t.shape.chunks > widest->shape.chunks) widest = &t;
+    if (!widest) return;
+    const int chunks = std::min(widest->shape.chunks, 6);
+    double x = 12;
+    for (int k = 0; k < 4; ++k) {
+      const auto kind = static_cast<action_kind>(k);
+      if (std::none_of(all_.begin(), all_.end(), [&](const auto& t) { return uses(t, kind); })) continue;
+      for (int chunk = 0; chunk < chunks; ++chunk, x += 14)
+        append(out_, {"<rect x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" width=\"14\" height=\"14\" fill=\"",
+                      colour(kind, chunk, chunks), "\"/>\n"});
+      text(x + 6, y + 11.5, names[static_cast<std::size_t>(k)], "class=\"t\"");
+      x += 6 + 6.3 * static_cast<double>(std::string_view(names[static_cast<std::size_t>(k)]).size()) + 18;
+    }
+    for (const lane_kind& kind : lane_kinds) {
+      if (!shows(kind)) continue;
+      rectangle(x, y, 14, 14, kind.name);
+      text(x + 20, y + 11.5, kind.name, "class=\"t\"");
+      x += 20 + 6.3 * static_cast<double>(std::string_view(kind.name).size()) + 12;
+    }
+    rectangle(x, y, 14, 14, "idle");
+    text(x + 20, y + 11.5, "idle", "class=\"t\"");
+    if (widest->shape.chunks > 1)
+      text(width - 12, y + 11.5, "first chunk dark, last pale", "class=\"s\" text-anchor=\"end\"");
+  }
+
+  const std::vector<pipeline_timeline>& all_;
+  std::string out_;
+  double longest_ = 0;              // one scale of time for all timelines
+  bool tooltips_ = true;            // the name and times of an action under the pointer
+  std::array<bool, 4> numbered_{};  ///< of the panel being drawn, by kind
+};
+
+}  // namespace detail
+
+/// Timelines, simulated or measured, one under the other, as a standalone SVG image 960 wide: a row for each rank, a
+/// colour for each kind and chunk, the number of the microbatch where it fits, idle time as the ground of a row, and
+/// each rank's idle share and peak of activations (in microbatch-stages) beside it. Timelines of whole steps have lanes
+/// under each row for gathers, for reductions, and for the norm and updates.
+inline std::string pipeline_svg(const std::vector<pipeline_timeline>& timelines) {
+  return detail::pipeline_drawing(timelines).svg();
+}
+
+/// Writes the image in one step; `error` naming `flag` when it cannot.
+inline void write_pipeline_svg(const std::vector<pipeline_timeline>& timelines, const std::string& path,
+                               const std::string& flag = "timeline") {
+  write_file_atomically(path, pipeline_svg(timelines), flag);
+}
+
+}  // namespace plait

@@ -1,0 +1,386 @@
+// The measured events of a step: gathered from all ranks, as a trace and as a timeline, and what waited longest.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/host_values.hpp"
+#include "plait/comm/metrics.hpp"
+#include "plait/parallel/executor.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/schedule.hpp"
+#include "plait/schedule/timeline.hpp"
+#include "train_llama/observe/trace.hpp"
+
+namespace plait {
+
+/// Something that a rank did in a step, as bytes that can be sent: an action, a collective, a message, the part of an
+/// action that is of one unit, or the norm or an update.
+struct step_event {
+  enum class kind : std::uint8_t { action, collective, message, part, update };
+
+  kind what = kind::action;
+  bool sends = false;          ///< of a message
+  plait::action action;        ///< of an action, or a part of one
+  step_op op = step_op::pass;  ///< the norm or an update; of a collective what it is for, a gather or a reduction
+  std::int16_t stage = -1;     ///< of a unit: whose pass uses it
+  std::int32_t unit = -1;      ///< its place among the units of its stage; -1: none
+  double begin = 0, end = 0;   ///< seconds since the step's origin, which all ranks share
+  std::uint64_t bytes = 0;
+  std::uint64_t flow = 0;  ///< of a message: the same number where it is sent and where it is received
+  char name[40]{};
+  char axis[16]{};
+
+  void call(std::string_view text) { copy(text, name, sizeof name); }
+  void along(std::string_view text) { copy(text, axis, sizeof axis); }
+
+ private:
+  static void copy(std::string_view text, char* to, std::size_t room) {
+    const std::size_t n = std::min(text.size(), room - 1);
+    std::copy_n(text.data(), n, to);
+    to[n] = '\0';
+  }
+};
+static_assert(std::is_trivially_copyable_v<step_event>);
+
+/// The program of a step, and when its rank did what of it: what `step_watch::times` has been told.
+struct timed_program {
+  const step_schedule& step;
+  int rank;
+  const std::vector<timed_entry>& times;
+};
+
+/// The events of a step that one rank's executor and recorder have seen. `group` tells apart the pipelines of a mesh,
+/// `origin` is the `comm_clock` of a moment that all ranks share, such as the end of a barrier. With the program come
+/// parts of actions, the norm and updates (without what they waited), and what started collectives are for.
+inline std::vector<step_event> events_of(const pipeline_shape& shape, const std::vector<pipeline_event>& steps,
+                                         const recorder& communication, std::uint64_t group, double origin,
+                                         const timed_program* program = nullptr) {
+  std::vector<step_event> all;
+  const auto belongs = [&](step_event& out, const step_entry& e) {
+    out.op = e.op;
+    if (e.unit < 0) return;
+    const std::vector<step_unit>& units = program->step.units;
+    out.stage = static_cast<std::int16_t>(units[static_cast<std::size_t>(e.unit)].stage);
+    for (int u = e.unit; u >= 0 && units[static_cast<std::size_t>(u)].stage == out.stage; --u) ++out.unit;
+  };
+  for (const pipeline_event& e : steps) {
+    step_event out;
+    out.begin = e.begin - origin, out.end = e.end - origin, out.bytes = e.bytes;
+    if (e.step.op == step_op::pass) {
+      out.action = e.step.pass;
+      out.call(describe(e.step.pass));
+    } else {
+      out.what = step_event::kind::message;
+      out.sends = e.step.op == step_op::send;
+      out.flow = group * detail::slots(shape) + detail::slot_of(shape, e.step.transfer) + 1;
+      out.call(describe(e.step));
+      out.along("pp");
+    }
+    all.push_back(out);
+  }
+  for (const recorder::event& e : communication.events()) {
+    const std::string& label = communication.labels()[static_cast<std::size_t>(e.label)];
+    const bool message = e.kind == collective::send || e.kind == collective::receive;
+    if (message && label == "pp") continue;  // the executor's own
+    step_event out;
+    out.what = step_event::kind::collective;
+    out.begin = e.start - origin, out.end = std::max(e.start, e.end) - origin, out.bytes = e.bytes;
+    out.call(name_of(e.kind));
+    out.along(label);
+    if (program != nullptr) {
+      const std::vector<step_entry>& entries = program->step.programs[static_cast<std::size_t>(program->rank)];
+      if (const auto place = static_cast<std::size_t>(e.place);
+          e.asynchronous && e.place >= 0 && place < entries.size())
+        if (const step_op op = entries[place].op; op == step_op::gather || op == step_op::reduce ||
+                                                  op == step_op::reduce_copies || op == step_op::reduce_ties)
+          belongs(out, entries[place]);
+    }
+    all.push_back(out);
+  }
+  if (program == nullptr) return all;
+  for (const timed_entry& e : program->times) {
+    const bool pass = e.entry.op == step_op::pass;
+    if (!pass && e.entry.op != step_op::norm && e.entry.op != step_op::update) continue;
+    step_event out;
+    out.what = pass ? step_event::kind::part : step_event::kind::update;
+    out.action = e.entry.pass;
+    out.begin = e.start - origin + (pass ? 0 : e.waited), out.end = e.end - origin;
+    belongs(out, e.entry);
+    out.call(describe(e.entry));
+    all.push_back(out);
+  }
+  return all;
+}
+
+/// The events of all ranks, on rank 0; nothing on the others. Collective over `ranks`.
+template <compute_device Device>
+std::vector<std::vector<step_event>> gather_events(Device& device, any_communicator& ranks,
+                                                   const std::vector<step_event>& mine) {
+  return gather_records(device, ranks, mine, 0);
+}
+
+/// For chrome://tracing and ui.perfetto.dev: on each rank what it computes, its collectives and its messages.
+inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
+  trace t;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    bool used[4] = {};
+    for (const step_event& e : ranks[r]) {
+      if (e.what == step_event::kind::part) continue;
+      const bool arrives = e.what == step_event::kind::message && !e.sends;
+      const bool updates = e.what == step_event::kind::update;
+      trace_event out{.rank = rank,
+                      .track = updates ? 0 : static_cast<int>(e.what) + (arrives ? 1 : 0),
+                      .name = e.name,
+                      .category = e.what == step_event::kind::action       ? "compute"
+                                  : e.what == step_event::kind::collective ? "collective"
+                                  : updates                                ? "update"
+                                                                           : "p2p",
+                      .start_ns = static_cast<std::int64_t>(e.begin * 1e9),
+                      .duration_ns = static_cast<std::int64_t>((e.end - e.begin) * 1e9),
+                      .bytes = e.bytes,
+                      .axis = e.axis};
+      if (e.flow != 0) (e.sends ? out.flow_out : out.flow_in) = e.flow;
+      used[out.track] = true;
+      t.events.push_back(std::move(out));
+    }
+    const char* const names[] = {"compute", "collectives", "sends", "receives"};
+    for (int track = 0; track < 4; ++track)
+      if (used[track]) t.tracks.push_back({rank, track, names[track]});
+  }
+  return t;
+}
+
+/// The measured counterpart of a simulated timeline, in milliseconds: `along[r]` are the events of the pipeline's rank
+/// r. With those of a step's program it is of the whole step, whose units are numbered through all stages.
+inline pipeline_timeline timeline_of(const schedule& plan, const std::vector<std::vector<step_event>>& along,
+                                     std::string title) {
+  pipeline_timeline t{std::move(title), "ms", plan.shape, {}, {}};
+  std::vector<int> first(static_cast<std::size_t>(plan.shape.stages()) + 1, 0);  // unit of each stage
+  double length = 0;
+  bool whole = false;
+  for (const auto& rank : along)
+    for (const step_event& e : rank) {
+      length = std::max(length, e.end);
+      whole = whole || e.what == step_event::kind::part;
+      if (e.unit >= 0)
+        first[static_cast<std::size_t>(e.stage) + 1] =
+            std::max(first[static_cast<std::size_t>(e.stage) + 1], e.unit + 1);
+    }
+  for (std::size_t s = 1; s < first.size(); ++s) first[s] += first[s - 1];
+  const double unseen = 0.001 * 1e3 * length;  // a gap between parts that no drawing would show
+  for (const std::vector<step_event>& rank : along) {
+    std::vector<timed_action>& passes = t.ranks.emplace_back();
+    std::vector<timed_entry> beside;
+    for (const step_event& e : rank) {
+      const double start = 1e3 * e.begin, end = 1e3 * e.end;
+      if (e.what == (whole ? step_event::kind::part : step_event::kind::action))
+        detail::add_part(passes, e.action, start, end, whole ? unseen : -1);
+      const int unit = e.unit < 0 ? -1 : first[static_cast<std::size_t>(e.stage)] + e.unit;
+      const bool moves = e.what == step_event::kind::collective && e.op != step_op::pass;
+      if (moves || e.what == step_event::kind::update) beside.push_back({{e.op, unit, {}, {}}, start, end, 0});
+    }
+    if (whole) t.beside.push_back(std::move(beside));
+  }
+  return t;
+}
+
+/// A step to simulate: the program of all ranks of a pipeline and the costs of its parts.
+struct costed_step {
+  step_schedule step;
+  step_costs costs;
+};
+
+/// Returns the step of `plan` under `policy` with what its parts took, in milliseconds: of each unit and kind of pass
+/// the mean; of the norm and updates likewise; and of gathers and reductions the time for a byte, of each the least of
+/// the ranks that took part, as others may have waited for it. `peers[r]` are the events of all ranks that hold the
+/// stages of the pipeline's rank r, `data_ranks` of which share parameters; where the first and the last unit share
+/// some, as a tied embedding, they are `tied`. There must be the parts of all passes.
+inline costed_step measured_step(const schedule& plan, const data_parallel& policy,
+                                 const std::vector<std::vector<std::vector<step_event>>>& peers, int data_ranks,
+                                 bool tied = false) {
+  struct mean {
+    double sum = 0, count = 0;
+    double value() const { return count > 0 ? sum / count : 0; }
+  };
+  struct part_times {
+    std::array<mean, 4> passes;
+    mean update;
+    double bytes = 0;  // of its parameters, as they are communicated
+    bool reduced = false;
+  };
+  std::vector<std::vector<part_times>> stages(static_cast<std::size_t>(plan.shape.stages()));
+  std::map<std::tuple<step_op, int, int, std::size_t>, double> moves;  // the least time of each, by which one it is
+  std::vector<double> exchanges;                                       // of ties, likewise
+  bool hybrid = false;
+  mean norm;
+  for (const auto& ranks : peers)
+    for (const auto& events : ranks) {
+      std::map<std::tuple<step_op, int, int>, std::size_t> seen;
+      std::size_t exchanged = 0;
+      for (const step_event& e : events) {
+        if (e.op == step_op::norm && e.what == step_event::kind::update) norm.sum += e.end - e.begin, ++norm.count;
+        if (e.what == step_event::kind::collective && std::string_view(e.axis) == detail::ends_axis) {
+          const double time = 1e3 * (e.end - e.begin);
+          if (exchanges.size() == exchanged) exchanges.push_back(time);
+          exchanges[exchanged] = std::min(exchanges[exchanged], time);
+          ++exchanged;
+          continue;
+        }
+        if (e.unit < 0) continue;
+        std::vector<part_times>& of = stages[static_cast<std::size_t>(e.stage)];
+        if (of.size() <= static_cast<std::size_t>(e.unit)) of.resize(static_cast<std::size_t>(e.unit) + 1);
+        part_times& u = of[static_cast<std::size_t>(e.unit)];
+        const double time = 1e3 * (e.end - e.begin);
+        if (e.what == step_event::kind::part) {
+          mean& m = u.passes[static_cast<std::size_t>(e.action.kind)];
+          m.sum += time, ++m.count;
+        } else if (e.what == step_event::kind::update) {
+          u.update.sum += time, ++u.update.count;
+          u.reduced = true;
+        } else if (e.what == step_event::kind::collective && e.op != step_op::pass) {
+          const std::size_t number = seen[{e.op, e.stage, e.unit}]++;
+          const auto [at, fresh] = moves.try_emplace({e.op, e.stage, e.unit, number}, time);
+          at->second = std::min(at->second, time);
+          hybrid = hybrid || e.op == step_op::reduce_copies;
+          u.bytes = std::max(u.bytes, static_cast<double>(e.bytes) * (e.op == step_op::gather ? data_ranks : 1));
+        }
+      }
+    }
+  costed_step out;
+  std::vector<step_unit> units;
+  for (std::size_t s = 0; s < stages.size(); ++s)
+    for (const part_times& u : stages[s]) {
+      step_unit& unit = units.emplace_back();
+      unit.stage = static_cast<int>(s);
+      unit.parameters = static_cast<std::int64_t>(u.bytes);
+      unit.trainable = u.reduced;
+      out.costs.units.push_back({u.passes[0].value(), u.passes[1].value(), u.passes[2].value(), u.passes[3].value()});
+      out.costs.updates.push_back(u.update.value());
+    }
+  if (tied && units.size() > 1) {
+    step_unit &first = units.front(), &last = units.back();
+    const int number = static_cast<int>(units.size()) - 1;
+    if (plan.shape.rank_of(first.stage) == plan.shape.rank_of(last.stage)) {
+      last.uses = 0;
+    } else {  // either may have more than what they share, which is taken to be all of the larger one
+      first.tied_to = number, last.tied_to = 0;
+      first.parameters = last.parameters = std::max(first.parameters, last.parameters);
+      first.trainable = last.trainable = first.trainable || last.trainable;
+      out.costs.ties.assign(units.size(), 0);
+      out.costs.ties.front() = out.costs.ties.back() = std::accumulate(exchanges.begin(), exchanges.end(), 0.0);
+    }
+  }
+  out.costs.norm = 1e3 * norm.value();
+  out.costs.data_ranks = data_ranks;
+  data_parallel how = policy;
+  if ((how.hybrid = hybrid)) out.costs.copy_ranks = 2;  // the bytes of a piece, of which the time is taken
+  out.step = expand(plan, std::move(units), how);
+  // Bytes are given the time that they took: gathers and reductions have one bandwidth, of a byte in a millisecond.
+  out.costs.gather_bytes = out.costs.reduce_bytes = 1;
+  double time[2] = {}, bytes[2] = {};
+  for (const auto& [which, took] : moves) time[std::get<0>(which) == step_op::gather ? 0 : 1] += took;
+  for (const auto& program : out.step.programs)
+    for (const step_entry& e : program)
+      if (e.op == step_op::gather || e.op == step_op::reduce || e.op == step_op::reduce_copies)
+        bytes[e.op == step_op::gather ? 0 : 1] += wire_bytes(out.step, out.costs, e.op, e.unit);
+  out.costs.gather_bytes = bytes[0] > 0 ? time[0] / bytes[0] : 0;
+  out.costs.reduce_bytes = bytes[1] > 0 ? time[1] / bytes[1] : 0;
+  out.costs.bandwidth = moves.empty() ? 0 : 1;
+  return out;
+}
+
+/// A part of a step, all its microbatches together, and the seconds that it waited.
+struct step_wait {
+  std::string who;   ///< "the update of model.layers.0", "backward passes of head"
+  std::string what;  ///< "the reduction of model.layers.0"; empty: its own calls
+  double seconds = 0;
+
+  /// "the norm waited 3.1 ms a step for the reduction of model.layers.0"
+  std::string text(double steps) const {
+    char time[32];
+    std::snprintf(time, sizeof time, "%.2g ms a step", 1e3 * seconds / steps);
+    return what.empty() ? cat({who, " waited ", time, " in blocking calls"})
+                        : cat({who, " waited ", time, " for ", what});
+  }
+};
+
+namespace detail {
+
+/// Returns the name of an entry where microbatches are taken together.
+inline std::string name_in_waits(const step_entry& e, const std::vector<std::string>& units) {
+  const std::string unit = e.unit < 0 ? "" : units[static_cast<std::size_t>(e.unit)];
+  const auto stages = [&] { return cat({"stage ", e.transfer.from_stage, " to ", e.transfer.to_stage}); };
+  switch (e.op) {
+    case step_op::pass: {
+      const char* const kinds[] = {"forward passes", "backward passes", "input gradients", "weight gradients"};
+      return cat({kinds[static_cast<std::size_t>(e.pass.kind)], " of ", unit});
+    }
+    case step_op::send:
+      return cat({"sends from ", stages()});
+    case step_op::receive:
+      return cat({e.transfer.kind == transfer_kind::activation ? "activations" : "gradients", " from ", stages()});
+    case step_op::gather:
+      return "the gather of " + unit;
+    case step_op::release:
+      return "the release of " + unit;
+    case step_op::reduce:
+      return "the reduction of " + unit;
+    case step_op::reduce_copies:
+      return "the reduction of the copies of " + unit;
+    case step_op::reduce_ties:
+      return cat({"the reduction of ", unit, " over tied stages"});
+    case step_op::update:
+      return "the update of " + unit;
+    default:
+      return "the norm";
+  }
+}
+
+}  // namespace detail
+
+/// Returns the part of rank `rank` of a step that waited longest for communication over `axes`; of no seconds where
+/// none did. `units` are the names of the step's units; those of other ranks' are not asked for.
+inline step_wait longest_wait(const step_schedule& step, int rank, const wait_book& waits, std::string_view axes,
+                              const std::vector<std::string>& units) {
+  const std::vector<step_entry>& program = step.programs[static_cast<std::size_t>(rank)];
+  const auto name = [&](std::size_t place) {
+    return place < program.size() ? detail::name_in_waits(program[place], units) : "the end of the step";
+  };
+  std::vector<step_wait> parts;
+  for (std::size_t place = 0; place < waits.places().size(); ++place)
+    for (const wait_book::entry& e : waits.places()[place]) {
+      if (e.axes != axes) continue;
+      step_wait wait{name(place), {}, e.seconds};
+      if (e.started < 0)
+        wait.what = "what was started outside of steps";
+      else if (e.started != static_cast<int>(place))
+        wait.what = name(static_cast<std::size_t>(e.started));
+      if (wait.what == wait.who) wait.what.clear();
+      std::size_t i = 0;
+      while (i < parts.size() && (parts[i].who != wait.who || parts[i].what != wait.what)) ++i;
+      if (i == parts.size())
+        parts.push_back(wait);
+      else
+        parts[i].seconds += wait.seconds;
+    }
+  step_wait longest;
+  for (const step_wait& w : parts)
+    if (w.seconds > longest.seconds) longest = w;
+  return longest;
+}
+
+}  // namespace plait
