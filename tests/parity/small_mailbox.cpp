@@ -1,11 +1,9 @@
 // timeout: 120
 // program: small
-// A communicator of one's own (support/mailbox.hpp, six members) trains a Llama as one rank does.
+// A communicator of one's own (examples/guide/mailbox.hpp) trains a Llama as one rank does.
 #include <doctest/doctest.h>
 
-#include <memory>
-
-#include "support/mailbox.hpp"
+#include "guide/mailbox.hpp"
 #include "support/more_strategies.hpp"
 
 using namespace plait;
@@ -17,8 +15,7 @@ namespace {
 struct by_mail {
   template <class F>
   void operator()(int ranks, F&& body) const {
-    run_with_office(ranks, [&](const std::shared_ptr<post_office>& office, int rank) {
-      mailbox comm(office, "world", "world", rank, ranks);
+    mail::run(ranks, [&](mail::mailbox comm) {
       cpu device;
       body(comm, device);
     });

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every program of the guide prints what its page shows, and the page of all examples has their lines. headers.snippets
+# Every program of the guide prints what its page shows, and the tables of examples have their lines. headers.snippets
 # compares the code of pages with the programs.
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
@@ -16,10 +16,13 @@ for source in "$SOURCE"/examples/guide/[0-9]*.cpp; do
 done
 [ $pages -ge 2 ] || fail "there are $pages programs"
 
-sed -n 's/^| \[`[^`]*`\](\([^)]*\)) | \([0-9]*\) |.*/\1 \2/p' "$SOURCE/examples/README.md" >"$work/rows"
-[ "$(wc -l <"$work/rows")" -gt 5 ] || fail "examples/README.md has no rows"
-while read -r file lines; do  # to a tenth
-  have=$(wc -l <"$SOURCE/examples/$file")
-  [ $((10 * (have - lines))) -le "$have" ] && [ $((10 * (lines - have))) -le "$have" ] ||
-    fail "examples/README.md: $file has $have lines, and not $lines"
-done <"$work/rows"
+for page in README.md guide/12_own_parts.md; do
+  folder=$SOURCE/examples/$(dirname "$page")
+  sed -n 's/^| \[`[^`]*`\](\([^)]*\)) | \([0-9]*\) |.*/\1 \2/p' "$SOURCE/examples/$page" >"$work/rows"
+  [ "$(wc -l <"$work/rows")" -ge 5 ] || fail "examples/$page has no rows"
+  while read -r file lines; do  # to a tenth
+    have=$(wc -l <"$folder/$file")
+    [ $((10 * (have - lines))) -le "$have" ] && [ $((10 * (lines - have))) -le "$have" ] ||
+      fail "examples/$page: $file has $have lines, and not $lines"
+  done <"$work/rows"
+done

@@ -1,6 +1,6 @@
 // The interface of every backend: one operation as a value, the handle of a started one, the verbs, the concept of a
-// communicator, and groups of messages. The backends are comm/threads.hpp, comm/mpi.hpp, comm/nccl.hpp and, in the
-// tests, tests/support/mailbox.hpp.
+// communicator, and groups of messages. The backends are comm/threads.hpp, comm/mpi.hpp and comm/nccl.hpp;
+// examples/guide/mailbox.hpp is a small one.
 #pragma once
 
 #include <algorithm>

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -146,6 +147,20 @@ decltype(auto) with_reduction(reduce_op op, dtype type, const F& f) {
 }
 
 }  // namespace detail
+
+/// out[i] = in[0][i] op in[1][i] op ..., for `count` elements of `in.size()` arrays in the host's memory, in this
+/// order. `out` may be one of them. bf16 is summed in float. Throws for bytes (dtype::u8).
+inline void reduce_arrays(std::span<const void* const> in, void* out, std::size_t count, dtype type, reduce_op op) {
+  detail::with_reduction(op, type, [&]<reduce_op Op, class T>() {
+    detail::reduce_range<Op, T>(
+        static_cast<int>(in.size()),
+        [&](int k) { return static_cast<const std::byte*>(in[static_cast<std::size_t>(k)]); }, 0, count,
+        [&](std::size_t at, const T* block, std::size_t n) {
+          std::memcpy(static_cast<T*>(out) + at, block, n * sizeof(T));
+        });
+  });
+}
+
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"
