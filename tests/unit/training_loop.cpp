@@ -1,4 +1,5 @@
-// The training loop that README.md shows, with data, and with states that are saved and loaded.
+// States that are saved and loaded under ZeRO. examples/guide/05_loop.cpp has a loop with data, resumed on another
+// mesh.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -13,69 +14,8 @@
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "support/temp_folder.hpp"
-#include "train_llama/data/token_source.hpp"
 
 namespace pl = plait;
-
-TEST_CASE("a training loop of one's own reads each sample once, and goes on from what it has saved") {
-  const temp_folder folder;
-  const auto before = std::filesystem::current_path();
-  std::filesystem::current_path(folder / "");
-  std::string bytes;
-  for (int i = 0; i < 1000; ++i) bytes += static_cast<char>('a' + i * i % 23);
-  folder.write("my.txt", bytes);
-  const pl::token_source text({.paths = {"my.txt"}, .vocab = 256});
-  const auto hash_after = [&](const pl::mesh_shape& shape, std::uint64_t steps) {
-    std::uint64_t hash = 0;
-    pl::threads::run(static_cast<int>(shape.size()), [&](pl::threads::communicator all) {
-      pl::world world(shape, all);
-      pl::cpu device;
-      pl::llama_config config;
-      config.layers = 1;
-      pl::any_communicator& ranks = world.root();
-      constexpr std::int64_t sequences = 4, length = 16;
-      const int microbatches = 2;
-      const double clip = 1.0;
-      const auto report = [](const pl::finished_save& save) { CHECK(save.failure == ""); };
-      const pl::context<pl::cpu> context{device, world,
-                                         pl::llama_sizes<pl::megatron_sp>(config, shape, sequences, length), 1};
-      pl::llama<float, pl::megatron_sp> model(context, config);
-      pl::adamw<float> optimizer;
-
-      pl::checkpoint_saver saver(device, ranks, {.directory = "steps", .keep = {.last = 3}});
-      const auto found = pl::resume_or_initialize(context, ranks, model, optimizer, "steps");  // of any layout
-      std::uint64_t done = found ? found->step : 0;
-      pl::training_step step(context, model, optimizer, microbatches, clip);
-      while (done < steps) {
-        const auto first = static_cast<std::int64_t>(done) * microbatches * sequences;  // of this step's samples
-        step.load(context, first, [&](std::int64_t k, pl::host_tokens& ids, pl::host_tokens& labels) {
-          for (std::int64_t row = 0; row < ids.rows(); ++row)  // the samples of microbatch k that this rank has
-            for (const pl::token_run& run : ids.runs()) {      // and the positions: one run, or two in zigzag order
-              const std::int64_t from = (first + k * sequences + ids.sample(row)) * length + run.position;
-              text.read(from, run.length, ids.row(row) + run.at);
-              text.read(from + 1, run.length, labels.row(row) + run.at);
-            }
-        });
-        optimizer.begin_step(context, /*learning_rate=*/1e-3);
-        step.run(context);
-        if (++done % 2 == 0) saver.save(context, model, optimizer, done);  // copies, and returns
-        for (const auto& save : saver.finished(device)) report(save);      // save.failure, where it is not empty
-      }
-      for (const auto& save : saver.wait(device)) report(save);
-
-      const std::uint64_t mine = pl::weights_hash(context, model);
-      if (world.rank() == 0) hash = mine;
-    });
-    return hash;
-  };
-  const pl::mesh_shape shape = pl::megatron_sp::mesh(2, 1, 1, 1).shape();
-  hash_after(shape, 4);
-  const std::uint64_t through = hash_after(shape, 6);
-  std::filesystem::remove_all("steps");
-  CHECK(hash_after(shape, 6) == through);
-  CHECK(hash_after(shape, 6) == through);  // nothing is left to do
-  std::filesystem::current_path(before);
-}
 
 TEST_CASE("a state is loaded before or after its training step is made, at every level of ZeRO") {
   enum class loads { never, before, after };
