@@ -263,7 +263,6 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
     return static_cast<std::size_t>((state >> 33) % n);
   };
   simulation times;
-  std::vector<int> done;
   for (int k = 0; k < options.improvements; ++k) {
     auto& order = s.order[random(s.order.size())];
     if (order.size() < 2) continue;
@@ -276,7 +275,7 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
     const auto end = order.begin() + static_cast<std::ptrdiff_t>(to) + 1;
     back ? std::rotate(first, first + 1, end) : std::rotate(first, end - 1, end);
     bool better = false;
-    if (check_actions(s, options.max_activations).ok() && run_schedule(s, costs, times, done)) {
+    if (check_actions(s, options.max_activations).ok() && run_schedule(s, costs, times)) {
       const double now = length_of(times, options.by_span);
       better = now <= length;  // equal ones too: they lead out of a plateau
       if (better) length = now;
@@ -305,10 +304,9 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
   schedule best;
   double length = detail::never;
   simulation times;
-  std::vector<int> done;
   const auto consider = [&](schedule candidate) {
     if (!detail::check_actions(candidate, options.max_activations).ok() ||
-        !detail::run_schedule(candidate, costs, times, done))
+        !detail::run_schedule(candidate, costs, times))
       return;
     const double its = detail::length_of(times, options.by_span);
     const double tie = 1e-9 * its;  // of equal lengths, the one that keeps less

@@ -42,8 +42,9 @@ constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, c
 
   // Actions up to the place of a transfer in the order of events.
   const auto advance = [&](std::size_t rank, const timed_transfer* until) {
-    const std::vector<timed_action>& mine = times.ranks[rank];
-    for (std::size_t& i = next[rank]; i < mine.size(); ++i) {
+    const timed_action* const mine = times.ranks[rank].data();
+    const std::size_t size = times.ranks[rank].size();
+    for (std::size_t& i = next[rank]; i < size; ++i) {
       const timed_action& a = mine[i];
       if (until && (a.end != until->sent ? a.end > until->sent : a.sequence > until->sequence)) break;
       programs[rank].push_back({step_op::pass, -1, a.action, {}});

@@ -286,7 +286,7 @@ struct data_parallel {
 };
 
 /// One unit for each stage.
-inline std::vector<step_unit> units_of_stages(const pipeline_shape& shape, bool trainable = true) {
+constexpr std::vector<step_unit> units_of_stages(const pipeline_shape& shape, bool trainable = true) {
   std::vector<step_unit> all(static_cast<std::size_t>(shape.stages()));
   for (std::size_t stage = 0; stage < all.size(); ++stage) {
     all[stage].stage = static_cast<int>(stage);

@@ -1,11 +1,13 @@
-// The times of a schedule, of a pipeline or of a whole step, for given costs: without a device or a communicator.
+// The times of a schedule, of a pipeline or of a whole step, for given costs: without a device or a communicator. One
+// clock runs both: a pipeline is a step whose units are its stages.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/core/error.hpp"
@@ -13,8 +15,6 @@
 #include "plait/schedule/schedule.hpp"
 
 namespace plait {
-
-// A pipeline alone.
 
 /// Times of one microbatch's actions, in any unit.
 struct action_times {
@@ -37,6 +37,17 @@ struct action_times {
   }
 };
 
+namespace detail {
+
+/// The time of a message between two ranks: of the pair in `links`, or `link` where that is empty.
+constexpr double link_time(const pipeline_shape& shape, int from, int to, double link,
+                           const std::vector<double>& links) {
+  if (from == to) return 0;
+  return links.empty() ? link : links[static_cast<std::size_t>(from * shape.ranks + to)];
+}
+
+}  // namespace detail
+
 /// The costs of actions and messages. The defaults are the unit costs of the literature: F = I = W = 1, B = 2, and
 /// communication takes no time.
 struct schedule_costs {
@@ -54,8 +65,7 @@ struct schedule_costs {
     return stages.empty() ? rank_part.of(kind) / shape.chunks : stages[static_cast<std::size_t>(stage)].of(kind);
   }
   constexpr double of_link(const pipeline_shape& shape, int from, int to) const {
-    if (from == to) return 0;
-    return links.empty() ? link : links[static_cast<std::size_t>(from * shape.ranks + to)];
+    return detail::link_time(shape, from, to, link, links);
   }
 };
 
@@ -73,37 +83,45 @@ struct timed_transfer {
   int sequence = 0;    ///< the place of the action that makes it
 };
 
+namespace detail {
+
+constexpr double busy_time(const std::vector<timed_action>& mine) {
+  double sum = 0;
+  for (const timed_action& a : mine) sum += a.end - a.start;
+  return sum;
+}
+/// From a rank's first start to its last end.
+constexpr double span_of(const std::vector<timed_action>& mine) {
+  return mine.empty() ? 0 : mine.back().end - mine.front().start;
+}
+/// The largest share of a rank's own span that is idle.
+constexpr double span_idle(const std::vector<std::vector<timed_action>>& ranks) {
+  double worst = 0;
+  for (const std::vector<timed_action>& mine : ranks)
+    if (const double all = span_of(mine); all > 0) worst = std::max(worst, 1 - busy_time(mine) / all);
+  return worst;
+}
+
+}  // namespace detail
+
 /// A step of the pipeline as it would run if every rank started each action as soon as its inputs are there.
 struct simulation {
   std::vector<std::vector<timed_action>> ranks;  ///< of each rank, in its order
   std::vector<timed_transfer> transfers;         ///< of all ranks, by time: the global transfer list
   double makespan = 0;                           ///< end of the last action of all
 
-  constexpr double busy(int rank) const {
-    double sum = 0;
-    for (const timed_action& a : ranks[static_cast<std::size_t>(rank)]) sum += a.end - a.start;
-    return sum;
-  }
+  constexpr double busy(int rank) const { return detail::busy_time(ranks[static_cast<std::size_t>(rank)]); }
   /// From a rank's first start to its last end.
-  constexpr double span(int rank) const {
-    const auto& mine = ranks[static_cast<std::size_t>(rank)];
-    return mine.empty() ? 0 : mine.back().end - mine.front().start;
-  }
+  constexpr double span(int rank) const { return detail::span_of(ranks[static_cast<std::size_t>(rank)]); }
   /// Share of all ranks' time from 0 to the makespan that is idle: what a step pays that ends with a global operation,
   /// such as a gradient norm.
   constexpr double makespan_idle() const {
     double sum = 0;
-    for (std::size_t r = 0; r < ranks.size(); ++r) sum += busy(static_cast<int>(r));
+    for (const std::vector<timed_action>& mine : ranks) sum += detail::busy_time(mine);
     return makespan > 0 ? 1 - sum / (makespan * static_cast<double>(ranks.size())) : 0;
   }
   /// The largest share of a rank's own span that is idle: what the zero-bubble papers count, for steps that overlap.
-  constexpr double span_idle() const {
-    double worst = 0;
-    for (std::size_t r = 0; r < ranks.size(); ++r)
-      if (const double all = span(static_cast<int>(r)); all > 0)
-        worst = std::max(worst, 1 - busy(static_cast<int>(r)) / all);
-    return worst;
-  }
+  constexpr double span_idle() const { return detail::span_idle(ranks); }
 };
 
 namespace detail {
@@ -124,98 +142,7 @@ constexpr void require_costs(const char* who, const pipeline_shape& shape, const
     fail("schedule_costs: links has not one entry per pair of ranks");
 }
 
-/// Sorts the transfers by time, and finds the makespan.
-constexpr void complete(simulation& of) {
-  for (const std::vector<timed_action>& mine : of.ranks)
-    if (!mine.empty()) of.makespan = std::max(of.makespan, mine.back().end);
-  timed_transfer* const first = of.transfers.data();
-  std::sort(first, first + of.transfers.size(), [](const timed_transfer& a, const timed_transfer& b) {
-    return a.sent != b.sent ? a.sent < b.sent : a.sequence < b.sequence;
-  });
-}
-
-/// Runs a schedule whose actions name existing chunks and microbatches. Returns false when it cannot finish: some
-/// rank's next action waits for what never comes. `done[rank]` counts the actions that ran. Plain pointers in the
-/// loops: a compiler that evaluates this counts every call of a vector's member.
-constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simulation& out, std::vector<int>& done) {
-  const pipeline_shape& shape = s.shape;
-  const auto cells = static_cast<std::size_t>(shape.stages()) * static_cast<std::size_t>(shape.microbatches);
-  const auto ranks = static_cast<std::size_t>(shape.ranks);
-  // End of F, and of B or I, of each stage and microbatch; negative: not yet.
-  std::vector<double> forward_ends(cells, -1.0), backward_ends(cells, -1.0);
-  double *const forward_end = forward_ends.data(), *const backward_end = backward_ends.data();
-  std::vector<double> now(ranks, 0.0);
-  done.assign(ranks, 0);
-  out = {};
-  out.ranks.resize(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) out.ranks[r].reserve(s.order[r].size());
-  out.transfers.reserve(2 * cells);
-
-  int sequence = 0;
-  bool finished = false;
-  for (bool moved = true; moved && !finished;) {
-    moved = false;
-    finished = true;
-    for (int r = 0; r < shape.ranks; ++r) {
-      const auto rank = static_cast<std::size_t>(r);
-      const action* const order = s.order[rank].data();
-      const std::size_t size = s.order[rank].size();
-      std::vector<timed_action>& timeline = out.ranks[rank];
-      double free_at = now[rank];
-      auto i = static_cast<std::size_t>(done[rank]);
-      for (; i < size; ++i) {
-        const action a = order[i];
-        const bool forward = a.kind == action_kind::forward, gives = gives_input_gradient(a.kind);
-        const int stage = shape.stage_of(r, a.chunk);
-        const int from = source_of(shape, a.kind, stage), to = target_of(shape, a.kind, stage);
-        const int cell = stage * shape.microbatches + a.microbatch;
-        double* const ends = forward ? forward_end : backward_end;
-        if (!forward && (gives ? forward_end : backward_end)[cell] < 0) break;
-        double start = free_at;
-        if (from >= 0) {
-          const double there = ends[from * shape.microbatches + a.microbatch];
-          if (there < 0) break;
-          start = std::max(start, there + costs.of_link(shape, shape.rank_of(from), r));
-        }
-        free_at = start + costs.of(shape, a.kind, stage);
-        if (forward || gives) ends[cell] = free_at;
-        timeline.push_back({a, start, free_at, sequence});
-        if (to >= 0 && shape.rank_of(to) != r) {
-          const auto kind = forward ? transfer_kind::activation : transfer_kind::gradient;
-          const double arrived = free_at + costs.of_link(shape, r, shape.rank_of(to));
-          out.transfers.push_back({{kind, stage, to, a.microbatch}, free_at, arrived, sequence});
-        }
-        ++sequence;
-        moved = true;
-      }
-      now[rank] = free_at;
-      done[rank] = static_cast<int>(i);
-      finished = finished && i == size;
-    }
-  }
-  complete(out);
-  return finished;
-}
-
 }  // namespace detail
-
-/// Times of all actions and messages of one step. The schedule must be one that `verify` accepts; throws `error` if it
-/// cannot finish, has illegal sizes, or names a chunk or a microbatch that it does not have. It also throws if `costs`
-/// has a negative time or a table of another size.
-constexpr simulation simulate(const schedule& s, const schedule_costs& costs = {}) {
-  detail::require_costs("simulate", s.shape, costs);
-  if (s.order.size() != static_cast<std::size_t>(s.shape.ranks))
-    fail("simulate: the schedule has not one list of actions for each rank");
-  for (const std::vector<action>& order : s.order)
-    for (const action& a : order)
-      if (a.chunk >= s.shape.chunks || a.microbatch >= s.shape.microbatches)
-        fail("simulate: the schedule names a chunk or a microbatch that it does not have; verify names the action");
-  simulation result;
-  std::vector<int> done;
-  if (!detail::run_schedule(s, costs, result, done))
-    fail("simulate: the schedule cannot finish; verify names the action");
-  return result;
-}
 
 /// How many activations a rank keeps from a time on, in microbatch-stages (one of v chunks counts 1/v).
 struct held_activations {
@@ -250,24 +177,24 @@ class shared_link {
     double begin, end;
   };
 
-  explicit shared_link(double bandwidth) : bandwidth_(bandwidth) {}
+  constexpr explicit shared_link(double bandwidth) : bandwidth_(bandwidth) {}
 
   /// Starts a transfer at a time, which must not be before earlier ones; returns its number.
-  std::size_t post(int queue, double at, double bytes, double latency) {
+  constexpr std::size_t post(int queue, double at, double bytes, double latency) {
     advance(at);
     ends_.push_back(-1);
     begins_.push_back(queues_[queue].empty() ? at : -1);
-    queues_[queue].push_back({ends_.size() - 1, bandwidth_ > 0 ? bytes + latency * bandwidth_ : 0});
+    queues_[queue].all.push_back({ends_.size() - 1, bandwidth_ > 0 ? bytes + latency * bandwidth_ : 0});
     return ends_.size() - 1;
   }
   /// When it went on the link, and when it was over; negative: not by now.
-  use known_use_of(std::size_t number) const { return {begins_[number], ends_[number]}; }
+  constexpr use known_use_of(std::size_t number) const { return {begins_[number], ends_[number]}; }
   /// Returns when it is over.
-  double end_of(std::size_t number) {
+  constexpr double end_of(std::size_t number) {
     while (ends_[number] < 0) finish_next();
     return ends_[number];
   }
-  void advance(double until) {
+  constexpr void advance(double until) {
     while (now_ < until) {
       if (used_queues() == 0) {
         now_ = until;
@@ -281,27 +208,34 @@ class shared_link {
     }
   }
   /// The times when it was in use.
-  const std::vector<use>& uses() const { return uses_; }
+  constexpr const std::vector<use>& uses() const { return uses_; }
 
  private:
   struct queued {
     std::size_t number;
     double left;  ///< bytes
   };
+  struct line {
+    std::vector<queued> all{};
+    std::size_t head = 0;
+    constexpr bool empty() const { return head == all.size(); }
+    constexpr queued& front() { return all[head]; }
+    constexpr const queued& front() const { return all[head]; }
+  };
 
-  int used_queues() const {
+  constexpr int used_queues() const {
     int used = 0;
     for (const auto& q : queues_) used += q.empty() ? 0 : 1;
     return used;
   }
-  double rate() const { return bandwidth_ / used_queues(); }
-  double next_end() const {
+  constexpr double rate() const { return bandwidth_ / used_queues(); }
+  constexpr double next_end() const {
     double least = -1;
     for (const auto& q : queues_)
       if (!q.empty() && (least < 0 || q.front().left < least)) least = q.front().left;
     return bandwidth_ > 0 ? now_ + least / rate() : now_;
   }
-  void move(double time) {
+  constexpr void move(double time) {
     if (time <= 0) return;
     const double bytes = time * rate();
     for (auto& q : queues_)
@@ -312,7 +246,7 @@ class shared_link {
       uses_.push_back({now_, now_ + time});
     now_ += time;
   }
-  void finish_next() {
+  constexpr void finish_next() {
     double least = -1;
     std::size_t first = 0;
     for (std::size_t q = 0; q < queues; ++q)
@@ -320,12 +254,12 @@ class shared_link {
         least = queues_[q].front().left, first = q;
     if (bandwidth_ > 0) move(least / rate());
     ends_[queues_[first].front().number] = now_;
-    queues_[first].pop_front();
+    ++queues_[first].head;
     if (!queues_[first].empty()) begins_[queues_[first].front().number] = now_;
   }
 
   double bandwidth_, now_ = 0;
-  std::deque<queued> queues_[queues];
+  line queues_[queues];
   std::vector<double> begins_, ends_;  ///< negative: not yet
   std::vector<use> uses_;
 };
@@ -339,6 +273,7 @@ struct step_costs {
   std::vector<double> ties{};         ///< of each unit's sum with the one it is tied to; empty: nothing
   double norm = 0;                    ///< once all gradients are reduced
   double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
+  std::vector<double> links{};        ///< not empty: of each pair of ranks, [from * ranks + to], in place of `message`
   int data_ranks = 1;                 ///< n, that share a unit's parameters
   int copy_ranks = 1;                 ///< r, that hold copies of one piece, in a hybrid
   double gather_bytes = 2;            ///< of a parameter, as it is gathered
@@ -350,7 +285,7 @@ struct step_costs {
 /// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of it. The
 /// all-reduce of replicated gradients takes twice as many. The sum over r ranks that hold copies of a piece takes
 /// 2 (r-1)/r of a piece.
-inline double wire_bytes(const step_schedule& s, const step_costs& costs, step_op op, int unit) {
+constexpr double wire_bytes(const step_schedule& s, const step_costs& costs, step_op op, int unit) {
   const double n = costs.data_ranks, size = static_cast<double>(s.units[static_cast<std::size_t>(unit)].parameters);
   const double part = size * (n - 1) / n;
   if (op == step_op::gather) return part * costs.gather_bytes;
@@ -363,6 +298,7 @@ struct timed_entry {
   step_entry entry;
   double start = 0, end = 0;
   double waited = 0;  ///< how long the rank stood still before it, for a message, a gather, reductions or other ranks
+  int sequence = 0;   ///< simulated: as in `timed_action`
 };
 
 /// A step among equal steps, the last of several that were simulated one after the other.
@@ -397,33 +333,45 @@ struct step_simulation {
 
 namespace detail {
 
-/// The ranks of a pipeline, each in its own time, until all have run `steps` steps.
+/// The ranks of a pipeline, each in its own time, until all have run `steps` steps. Plain pointers where every entry
+/// comes by: a compiler that evaluates this counts every call of a vector's member.
 class step_clock {
  public:
-  step_clock(const step_schedule& s, const step_costs& costs, int steps)
+  constexpr step_clock(const step_schedule& s, const step_costs& costs, int steps)
       : s_(s),
+        units_(s.units.data()),
+        unit_count_(static_cast<int>(s.units.size())),
         costs_(costs),
         steps_(steps),
-        cells_(static_cast<std::size_t>(s.shape.stages()) * static_cast<std::size_t>(s.shape.microbatches)) {
-    for (std::size_t r = 0; r < s.programs.size(); ++r) {
-      ranks_.push_back({shared_link(costs.bandwidth), std::vector<std::size_t>(s.units.size(), none),
-                        std::vector<std::size_t>(s.units.size(), none),
-                        std::vector<std::size_t>(s.units.size(), none)});
+        cells_(static_cast<std::size_t>(s.shape.stages()) * static_cast<std::size_t>(s.shape.microbatches)),
+        gathers_(s.units.size(), none),
+        reductions_(s.units.size(), none),
+        copies_(s.units.size(), none),
+        norms_(static_cast<std::size_t>(steps)),
+        ties_(static_cast<std::size_t>(steps) * s.units.size(), -1.0),
+        ends_(static_cast<std::size_t>(steps) * 2 * cells_, -1.0) {
+    ranks_.reserve(s.programs.size());
+    for (const std::vector<step_entry>& program : s.programs) {
+      ranks_.push_back({shared_link(costs.bandwidth)});
       ranks_.back().begins.push_back(0);
+      ranks_.back().last.resize(program.size());
     }
-    norms_.resize(static_cast<std::size_t>(steps));
-    ties_.assign(static_cast<std::size_t>(steps) * s.units.size(), -1.0);
-    arrivals_.assign(static_cast<std::size_t>(steps) * 2 * cells_, -1.0);
   }
 
-  void run() {
+  /// False where some rank's next entry waits for what never comes.
+  constexpr bool run() {
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t r = 0; r < ranks_.size(); ++r)
         while (advance(r)) moved = true;
     }
-    for (const rank_clock& r : ranks_)
-      if (r.step < steps_) fail("simulate: the step cannot finish; verify names the entry");
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const rank_clock& r) { return r.step == steps_; });
+  }
+
+  /// The entries that a rank has run in its last step, in their order.
+  constexpr std::span<const timed_entry> entries(std::size_t rank) const {
+    const rank_clock& r = ranks_[rank];
+    return {r.last.data(), r.step == steps_ ? r.last.size() : r.at};
   }
 
   step_simulation last_step() {
@@ -461,27 +409,26 @@ class step_clock {
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   struct rank_clock {
     shared_link link;
-    std::vector<std::size_t> gathers, reductions, copies;  ///< the last of each unit on the link
-    std::vector<timed_entry> last{}, ties{};               ///< of the last step
-    std::vector<step_entry> posted{};                      ///< by their numbers on the link
-    std::vector<double> begins{};                          ///< of each step
-    std::vector<int> tying{};                              ///< units, in the order of their sums in this step
+    std::vector<timed_entry> last{}, ties{};  ///< of the last step
+    std::vector<step_entry> posted{};         ///< by their numbers on the link
+    std::vector<double> begins{};             ///< of each step
+    std::vector<int> tying{};                 ///< units, in the order of their sums in this step
     double now = 0;
     std::size_t at = 0;
     int step = 0;
   };
 
-  /// When the input of a pass is there: negative, not yet.
-  double& arrival(int step, bool gradient, int stage, int microbatch) {
-    return arrivals_[(static_cast<std::size_t>(step) * 2 + (gradient ? 1 : 0)) * cells_ +
-                     static_cast<std::size_t>(stage * s_.shape.microbatches + microbatch)];
+  /// The ends of F, or of B or I, of a stage's microbatches in a step; negative: not yet.
+  constexpr double* ends(int step, bool forward, int stage) {
+    return ends_.data() + (static_cast<std::size_t>(step) * 2 + (forward ? 0 : 1)) * cells_ +
+           static_cast<std::size_t>(stage) * static_cast<std::size_t>(s_.shape.microbatches);
   }
 
   /// Runs the next entry of a rank; false where it waits for another rank, or is through.
-  bool advance(std::size_t rank) {
-    rank_clock& r = ranks_[rank];
+  constexpr bool advance(std::size_t rank) {
+    rank_clock& r = ranks_.data()[rank];
     if (r.step == steps_) return false;
-    const std::vector<step_entry>& program = s_.programs[rank];
+    const std::vector<step_entry>& program = s_.programs.data()[rank];
     if (r.at == program.size()) {
       r.begins.push_back(r.now);
       r.at = 0;
@@ -489,37 +436,36 @@ class step_clock {
       ++r.step;
       return true;
     }
-    const step_entry& e = program[r.at];
+    const step_entry& e = program.data()[r.at];
     double ready = r.now, lasts = 0;
     if (!begin(rank, e, ready, lasts)) return false;
     const double start = std::max(ready, r.now);
-    if (r.step == steps_ - 1) r.last.push_back({e, start, start + lasts, start - r.now});
+    r.last.data()[r.at++] = {e, start, start + lasts, start - r.now, sequence_++};
     r.now = start + lasts;
-    if (e.op == step_op::pass) hand_on(r, e);
-    ++r.at;
+    if (e.op == step_op::pass) end_pass(r, e);
     return true;
   }
 
   /// Begins an entry: it may start at `ready` and takes the rank for `lasts`. False where it waits for another rank.
-  bool begin(std::size_t rank, const step_entry& e, double& ready, double& lasts) {
-    rank_clock& r = ranks_[rank];
+  constexpr bool begin(std::size_t rank, const step_entry& e, double& ready, double& lasts) {
+    rank_clock& r = ranks_.data()[rank];
     const auto unit = static_cast<std::size_t>(e.unit);
     switch (e.op) {
       case step_op::pass:
-        lasts = costs_.units[unit].of(e.pass.kind);
+        lasts = costs_.units.data()[unit].of(e.pass.kind);
         if (!input_is_there(r, e, ready)) return false;
-        if (reads_parameters(e.pass.kind))
-          for (const int used : s_.used_by(e.unit)) wait_for(r, r.gathers[static_cast<std::size_t>(used)], ready);
+        if (!r.posted.empty() && reads_parameters(e.pass.kind))
+          for (const int used : s_.used_by(e.unit)) wait_for(r, gathers_[static_cast<std::size_t>(used)], ready);
         return true;
       case step_op::gather:
-        r.gathers[unit] = post(r, 0, e, ready);
+        gathers_[unit] = post(r, 0, e, ready);
         return true;
       case step_op::reduce:
-        r.reductions[unit] = post(r, 1, e, ready);
+        reductions_[unit] = post(r, 1, e, ready);
         return true;
       case step_op::reduce_copies:
-        wait_for(r, r.reductions[unit], ready);
-        r.copies[unit] = post(r, 2, e, ready);
+        wait_for(r, reductions_[unit], ready);
+        copies_[unit] = post(r, 2, e, ready);
         return true;
       case step_op::reduce_ties:
         wait_for_reduction(r, unit, ready);
@@ -537,7 +483,7 @@ class step_clock {
     }
   }
   /// The norm begins on all ranks when the last of them has its gradients reduced.
-  bool begin_norm(std::size_t rank, double& ready) {
+  constexpr bool begin_norm(std::size_t rank, double& ready) {
     std::vector<double>& arrived = norms_[static_cast<std::size_t>(ranks_[rank].step)];
     if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
     if (arrived[rank] < 0) {
@@ -551,26 +497,26 @@ class step_clock {
     return *std::min_element(arrived.begin(), arrived.end()) >= 0;
   }
   /// Puts an entry in a queue of the rank's link; returns its number there.
-  std::size_t post(rank_clock& r, int queue, const step_entry& e, double at) {
+  constexpr std::size_t post(rank_clock& r, int queue, const step_entry& e, double at) {
     r.posted.push_back(e);
     return r.link.post(queue, at, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
   }
   /// Moves `time` on to the end of what has this number on the link, if anything has.
-  void wait_for(rank_clock& r, std::size_t number, double& time) {
+  constexpr void wait_for(rank_clock& r, std::size_t number, double& time) {
     if (number != none) time = std::max(time, r.link.end_of(number));
   }
 
   /// Moves `time` on to when a unit's gradient is summed over the data axes of its stage.
-  void wait_for_reduction(rank_clock& r, std::size_t unit, double& time) {
-    wait_for(r, r.reductions[unit], time);
-    wait_for(r, r.copies[unit], time);
+  constexpr void wait_for_reduction(rank_clock& r, std::size_t unit, double& time) {
+    wait_for(r, reductions_[unit], time);
+    wait_for(r, copies_[unit], time);
   }
   /// When the rank of a tied unit has started to sum it with the other one: negative, not yet.
-  double& tie(int step, int unit) {
+  constexpr double& tie(int step, int unit) {
     return ties_[static_cast<std::size_t>(step) * s_.units.size() + static_cast<std::size_t>(unit)];
   }
   /// Where the sum of a tied unit begins, which is started on its own rank; negative: not known yet.
-  double tie_begin(const rank_clock& r, int unit) {
+  constexpr double tie_begin(const rank_clock& r, int unit) {
     const auto twin_of = [&](int u) { return s_.units[static_cast<std::size_t>(u)].tied_to; };
     const double theirs = tie(r.step, twin_of(unit));
     if (theirs < 0) return theirs;
@@ -582,10 +528,12 @@ class step_clock {
     }
     return begin;
   }
-  double tie_time(int unit) const { return costs_.ties.empty() ? 0 : costs_.ties[static_cast<std::size_t>(unit)]; }
+  constexpr double tie_time(int unit) const {
+    return costs_.ties.empty() ? 0 : costs_.ties[static_cast<std::size_t>(unit)];
+  }
   /// Moves `time` on to when a unit's gradient is reduced, over the stages too where it is tied; false where the other
   /// rank has not come to that.
-  bool finish_reduction(rank_clock& r, int unit, double& time) {
+  constexpr bool finish_reduction(rank_clock& r, int unit, double& time) {
     wait_for_reduction(r, static_cast<std::size_t>(unit), time);
     if (s_.units[static_cast<std::size_t>(unit)].tied_to < 0) return true;
     const double begin = tie_begin(r, unit), end = begin + tie_time(unit);
@@ -597,39 +545,44 @@ class step_clock {
     return true;
   }
   /// Moves `ready` on to when the input of a pass is there; false where it is not known yet.
-  bool input_is_there(const rank_clock& r, const step_entry& e, double& ready) {
-    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage;
+  constexpr bool input_is_there(const rank_clock& r, const step_entry& e, double& ready) {
+    const int stage = units_[e.unit].stage;
     const bool forward = e.pass.kind == action_kind::forward;
-    if (source_of(s_.shape, e.pass.kind, stage) < 0 || !is_end(e.unit, forward)) return true;
-    const double there = arrival(r.step, !forward, stage, e.pass.microbatch);
+    if (!is_end(e.unit, forward)) return true;
+    if (!forward && ends(r.step, gives_input_gradient(e.pass.kind), stage)[e.pass.microbatch] < 0) return false;
+    const int from = source_of(s_.shape, e.pass.kind, stage);
+    if (from < 0) return true;
+    const double there = ends(r.step, forward, from)[e.pass.microbatch];
     if (there < 0) return false;
-    ready = std::max(ready, there);
+    const double message =
+        link_time(s_.shape, s_.shape.rank_of(from), s_.shape.rank_of(stage), costs_.message, costs_.links);
+    ready = std::max(ready, there + message);
     return true;
   }
-  /// The result of a pass's last unit reaches the next stage.
-  void hand_on(const rank_clock& r, const step_entry& e) {
-    const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage, to = target_of(s_.shape, e.pass.kind, stage);
+  /// The last unit of a pass ends it.
+  constexpr void end_pass(const rank_clock& r, const step_entry& e) {
     const bool forward = e.pass.kind == action_kind::forward;
-    if (to < 0 || !is_end(e.unit, !forward)) return;
-    const bool same_rank = s_.shape.rank_of(to) == s_.shape.rank_of(stage);
-    arrival(r.step, !forward, to, e.pass.microbatch) = r.now + (same_rank ? 0 : costs_.message);
+    if (e.pass.kind != action_kind::weight_backward && is_end(e.unit, !forward))
+      ends(r.step, forward, units_[e.unit].stage)[e.pass.microbatch] = r.now;
   }
   /// Whether a unit is the first of its stage, or the last one.
-  bool is_end(int unit, bool first) const {
+  constexpr bool is_end(int unit, bool first) const {
     const int next = first ? unit - 1 : unit + 1;
-    return next < 0 || next == static_cast<int>(s_.units.size()) ||
-           s_.units[static_cast<std::size_t>(next)].stage != s_.units[static_cast<std::size_t>(unit)].stage;
+    return next < 0 || next == unit_count_ || units_[next].stage != units_[unit].stage;
   }
 
   const step_schedule& s_;
-  step_costs costs_;
-  int steps_;
+  const step_unit* units_;
+  int unit_count_;
+  const step_costs& costs_;
+  int steps_, sequence_ = 0;
   std::size_t cells_;
-  std::vector<rank_clock> ranks_;
-  std::vector<std::vector<double>> norms_;  ///< of each step: when each rank reached it
-  std::vector<double>
-      ties_;  ///< of each step and unit: when its rank started its sum with a tied one; negative: not yet
-  std::vector<double> arrivals_;
+  std::vector<rank_clock> ranks_{};
+  std::vector<std::size_t> gathers_, reductions_, copies_;  ///< the last of each unit on its rank's link
+  std::vector<std::vector<double>> norms_;                  ///< of each step: when each rank reached it
+  /// Of each step and unit: when its rank started its sum with a tied one; negative: not yet.
+  std::vector<double> ties_;
+  std::vector<double> ends_;
 };
 
 }  // namespace detail
@@ -644,6 +597,8 @@ inline step_simulation simulate(const step_schedule& s, const step_costs& costs)
   if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
   if (!costs.updates.empty() && costs.updates.size() != s.units.size())
     fail("step_costs: updates has not one entry per unit");
+  if (!costs.links.empty() && costs.links.size() != static_cast<std::size_t>(s.shape.ranks * s.shape.ranks))
+    fail("step_costs: links has not one entry per pair of ranks");
   if (!costs.ties.empty() && costs.ties.size() != s.units.size()) fail("step_costs: ties has not one entry per unit");
   for (std::size_t u = 0; u < costs.ties.size(); ++u)
     if (const int twin = s.units[u].tied_to; twin >= 0 && costs.ties[static_cast<std::size_t>(twin)] != costs.ties[u])
@@ -658,8 +613,99 @@ inline step_simulation simulate(const step_schedule& s, const step_costs& costs)
   for (std::size_t stage = 0; stage < has_units.size(); ++stage)
     if (!has_units[stage]) fail({"simulate: stage ", stage, " has no unit, so its passes have no place in the step"});
   detail::step_clock clock(s, costs, 3);
-  clock.run();
+  if (!clock.run()) fail("simulate: the step cannot finish; verify names the entry");
   return clock.last_step();
+}
+
+// A pipeline alone.
+
+namespace detail {
+
+/// Merges neighbouring ranges of transfers, which are each in the order of time; `begins` has the end of the last, too.
+constexpr void merge_transfers(std::vector<timed_transfer>& all, std::vector<std::size_t> begins) {
+  std::vector<timed_transfer> merged(all);
+  while (begins.size() > 2) {
+    if (begins.size() % 2 == 0) begins.push_back(all.size());  // an empty range
+    std::size_t kept = 1;
+    for (std::size_t i = 0; i + 2 < begins.size(); i += 2) {
+      const timed_transfer *a = all.data() + begins[i], *b = all.data() + begins[i + 1];
+      const timed_transfer *const middle = b, *const end = all.data() + begins[i + 2];
+      for (timed_transfer* to = merged.data() + begins[i]; a != middle || b != end; ++to) {
+        const bool second =
+            a == middle || (b != end && (a->sent != b->sent ? b->sent < a->sent : b->sequence < a->sequence));
+        *to = second ? *b++ : *a++;
+      }
+      begins[kept++] = begins[i + 2];
+    }
+    begins.resize(kept);
+    all.swap(merged);
+  }
+}
+
+/// Runs a schedule whose actions name existing chunks and microbatches, as a step whose units are its stages. Returns
+/// false when it cannot finish; `out` then has the actions that ran.
+constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simulation& out) {
+  const pipeline_shape& shape = s.shape;
+  step_schedule step{shape, {}, units_of_stages(shape), std::vector<std::vector<step_entry>>(s.order.size())};
+  step_costs times{.message = costs.link, .links = costs.links};
+  for (int stage = 0; stage < shape.stages(); ++stage) {
+    action_times& of = times.units.emplace_back(costs.stages.empty() ? costs.rank_part
+                                                                     : costs.stages[static_cast<std::size_t>(stage)]);
+    if (costs.stages.empty())
+      of = {of.forward / shape.chunks, of.backward / shape.chunks, of.input_backward / shape.chunks,
+            of.weight_backward / shape.chunks};
+  }
+  for (std::size_t r = 0; r < s.order.size(); ++r) {
+    step.programs[r].resize(s.order[r].size());
+    const action* a = s.order[r].data();
+    for (step_entry *to = step.programs[r].data(), *const end = to + s.order[r].size(); to != end; ++to, ++a)
+      *to = {step_op::pass, shape.stage_of(static_cast<int>(r), a->chunk), *a, {}};
+  }
+  step_clock clock(step, times, 1);
+  const bool finished = clock.run();
+
+  out = {};
+  out.ranks.resize(s.order.size());
+  out.transfers.reserve(2 * static_cast<std::size_t>(shape.stages() * shape.microbatches));
+  std::vector<std::size_t> begins;  // of each rank's transfers
+  for (std::size_t r = 0; r < s.order.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    begins.push_back(out.transfers.size());
+    const std::span<const timed_entry> ran = clock.entries(r);
+    out.ranks[r].resize(ran.size());
+    timed_action* to = out.ranks[r].data();
+    for (const timed_entry *e = ran.data(), *const end = e + ran.size(); e != end; ++e) {
+      *to++ = {e->entry.pass, e->start, e->end, e->sequence};
+      const int from = e->entry.unit, target = target_of(shape, e->entry.pass.kind, from);
+      const int peer = target < 0 ? rank : shape.rank_of(target);
+      if (peer == rank) continue;
+      const auto kind = target > from ? transfer_kind::activation : transfer_kind::gradient;
+      const double arrived = e->end + costs.of_link(shape, rank, peer);
+      out.transfers.push_back({{kind, from, target, e->entry.pass.microbatch}, e->end, arrived, e->sequence});
+    }
+    if (!ran.empty()) out.makespan = std::max(out.makespan, ran.back().end);
+  }
+  begins.push_back(out.transfers.size());
+  merge_transfers(out.transfers, std::move(begins));
+  return finished;
+}
+
+}  // namespace detail
+
+/// Times of all actions and messages of one step. The schedule must be one that `verify` accepts; throws `error` if it
+/// cannot finish, has illegal sizes, or names a chunk or a microbatch that it does not have. It also throws if `costs`
+/// has a negative time or a table of another size.
+constexpr simulation simulate(const schedule& s, const schedule_costs& costs = {}) {
+  detail::require_costs("simulate", s.shape, costs);
+  if (s.order.size() != static_cast<std::size_t>(s.shape.ranks))
+    fail("simulate: the schedule has not one list of actions for each rank");
+  for (const std::vector<action>& order : s.order)
+    for (const action& a : order)
+      if (a.chunk >= s.shape.chunks || a.microbatch >= s.shape.microbatches)
+        fail("simulate: the schedule names a chunk or a microbatch that it does not have; verify names the action");
+  simulation result;
+  if (!detail::run_schedule(s, costs, result)) fail("simulate: the schedule cannot finish; verify names the action");
+  return result;
 }
 
 }  // namespace plait

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,17 +26,12 @@ struct pipeline_timeline {
   std::vector<std::vector<timed_entry>> beside{};
 
   double begin() const {
-    double first = 0;
-    bool any = false;
-    const auto earlier = [&](double start) {
-      first = any ? std::min(first, start) : start;
-      any = true;
-    };
+    double first = std::numeric_limits<double>::infinity();
     for (const auto& mine : ranks)
-      if (!mine.empty()) earlier(mine.front().start);
+      if (!mine.empty()) first = std::min(first, mine.front().start);
     for (const auto& mine : beside)
-      for (const timed_entry& e : mine) earlier(e.start);
-    return first;
+      for (const timed_entry& e : mine) first = std::min(first, e.start);
+    return std::isinf(first) ? 0 : first;
   }
   double end() const {
     double last = begin();
@@ -46,7 +43,7 @@ struct pipeline_timeline {
   }
   /// How long the rank computes: passes, the norm and updates.
   double busy(std::size_t rank) const {
-    double sum = busy_with_passes(rank);
+    double sum = detail::busy_time(ranks[rank]);
     if (rank < beside.size())
       for (const timed_entry& e : beside[rank])
         if (e.entry.op == step_op::norm || e.entry.op == step_op::update) sum += e.end - e.start;
@@ -61,21 +58,7 @@ struct pipeline_timeline {
     return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
   }
   /// The largest share of a rank's own span, from its first start to its last end, that it idles.
-  double span_idle() const {
-    double worst = 0;
-    for (std::size_t r = 0; r < ranks.size(); ++r)
-      if (!ranks[r].empty())
-        if (const double span = ranks[r].back().end - ranks[r].front().start; span > 0)
-          worst = std::max(worst, 1 - busy_with_passes(r) / span);
-    return worst;
-  }
-
- private:
-  double busy_with_passes(std::size_t rank) const {
-    double sum = 0;
-    for (const timed_action& a : ranks[rank]) sum += a.end - a.start;
-    return sum;
-  }
+  double span_idle() const { return detail::span_idle(ranks); }
 };
 
 /// "zb_v, 4 ranks with 2 chunks each, 8 microbatches"

@@ -441,22 +441,22 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
   return {};
 }
 
-/// The action that a rank is stuck at, and for whom it waits.
-constexpr schedule_verdict name_stuck(const schedule& s, const std::vector<int>& done) {
+/// The action that a rank is stuck at after what `ran`, and for whom it waits.
+constexpr schedule_verdict name_stuck(const schedule& s, const simulation& ran) {
   for (int r = 0; r < s.shape.ranks; ++r) {
     const auto rank = static_cast<std::size_t>(r);
-    const auto at = static_cast<std::size_t>(done[rank]);
+    const std::size_t at = ran.ranks[rank].size();
     if (at == s.order[rank].size()) continue;
     const action a = s.order[rank][at];
     const int stage = s.shape.stage_of(r, a.chunk);
     schedule_verdict v{.code = schedule_error::never_ready,
                        .rank = r,
-                       .position = done[rank],
+                       .position = static_cast<int>(at),
                        .step = {step_op::pass, -1, a, {}},
                        .other_rank = s.shape.rank_of(a.kind == action_kind::forward ? stage - 1 : stage + 1)};
     const auto other = static_cast<std::size_t>(v.other_rank);
-    if (const auto theirs = static_cast<std::size_t>(done[other]); theirs < s.order[other].size()) {
-      v.other_position = done[other];
+    if (const std::size_t theirs = ran.ranks[other].size(); theirs < s.order[other].size()) {
+      v.other_position = static_cast<int>(theirs);
       v.other_step.pass = s.order[other][theirs];
     }
     return v;
@@ -487,8 +487,7 @@ constexpr double peak_activations(const schedule& s) {
 constexpr schedule_verdict verify(const schedule& s, const verify_options& options = {}) {
   if (const schedule_verdict v = detail::check_actions(s, options.max_activations); !v.ok()) return v;
   simulation times;
-  std::vector<int> done;
-  if (!detail::run_schedule(s, {}, times, done)) return detail::name_stuck(s, done);
+  if (!detail::run_schedule(s, {}, times)) return detail::name_stuck(s, times);
   // Not one conditional expression: g++ 12 destroys its operands twice in constant expressions.
   if (options.posting != posting_rule::global_list)
     return detail::run_programs(s.shape, detail::program_in_own_order(s), options.posting);

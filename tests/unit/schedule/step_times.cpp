@@ -24,6 +24,11 @@ TEST_CASE("a step without communication takes what its pipeline takes") {
       same.stages.assign(static_cast<std::size_t>(pipeline.shape.stages()), {3, 6, 3, 3});
       CAPTURE(name);
       CHECK(simulate(s, costs).period == doctest::Approx(simulate(pipeline, same).makespan));
+      for (int pair = 0; pair < 16; ++pair) costs.links.push_back(0.1 * pair);
+      same.links = costs.links;
+      CHECK(simulate(s, costs).period == doctest::Approx(simulate(pipeline, same).makespan));
+      costs.links.pop_back();
+      CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: links has not one entry per pair of ranks", error);
     }
 }
 
