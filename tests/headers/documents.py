@@ -1,4 +1,5 @@
-"""documents.py ROOT: what Markdown files name exists: the files of links, paths in backticks, and tests by their names.
+"""documents.py ROOT: what Markdown files name exists: the files of links, paths in backticks, tests by their names, and
+in commands programs, their options, files, presets and options of CMake.
 
 The glossary has at most MOST_WORDS words, and include/ has each of its names; README's map has each folder of
 include/plait. A test is named as ctest has it, KIND.NAME, where KIND is a folder of tests/ and NAME a file of it or a variant that one
@@ -17,6 +18,9 @@ TEST = re.compile(r"`(%s)\.(\w+\*?)`" % "|".join(KINDS))
 VARIANT = re.compile(r"^// variant: (\w+)", re.MULTILINE)
 ADDED = re.compile(r"add_test\(NAME (\w+\.\w+)\s")  # one by one, in a CMake file
 SUFFIXES = {".cpp", ".cu", ".sh"}
+COMMANDS = re.compile(r"```sh\n(.*?)```|`(build/bin/[^`\n]+)`", re.DOTALL)
+TARGET = re.compile(r"add_executable\((\w+)[\s)]")
+FOLDERS = ("examples/", "tests/", "benchmarks/", "cmake/", "include/")
 GLOSSARY = "examples/guide/README.md"
 MOST_WORDS = 60
 ROW = re.compile(r"^\| (?!word \|)([^|]+)\|([^|]+)\|([^|]+)\|$", re.MULTILINE)
@@ -51,16 +55,61 @@ def glossary_and_map(root: pathlib.Path) -> set[str]:
     return wrong
 
 
+class Commands:
+    """What commands in documents may name."""
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+        examples = root / "examples"
+        cmake = [root / "CMakeLists.txt", *root.glob("cmake/*.cmake"), *examples.glob("**/CMakeLists.txt")]
+        self.cmake = "\n".join(file.read_text(encoding="utf-8") for file in cmake)
+        self.presets = (root / "CMakePresets.json").read_text(encoding="utf-8")
+        sources = [*examples.glob("**/*.[ch]pp"), *(root / "benchmarks").glob("**/*.[ch]pp")]
+        self.sources = "\n".join(file.read_text(encoding="utf-8") for file in sources)
+        self.programs = {*TARGET.findall(self.cmake), *(file.stem for file in examples.glob("*.cpp")),
+                         *("guide_" + file.stem for file in (examples / "guide").glob("*.cpp")),
+                         *("bench_" + file.stem for file in (root / "benchmarks").glob("*.cpp")),
+                         *("cuda_mlp_" + file.stem for file in (examples / "cuda_mlp").glob("*.cu"))}
+
+    def missing(self, command: str) -> list[str]:
+        """The names in a command that do not exist."""
+        wrong, words, program, targets = [], command.split(), "", False
+        for before, word in zip(["", *words], words):
+            if word.startswith("build/bin/"):
+                program = word[len("build/bin/"):]
+                if program not in self.programs:
+                    wrong.append(word)
+            elif program and word.startswith("--"):
+                if not re.search(re.escape(word.split("=")[0]) + r"\b", self.sources):
+                    wrong.append(f"{program} {word}")
+            elif word.startswith("-DPLAIT_") and word[2:].split("=")[0] not in self.cmake:
+                wrong.append(word)
+            elif before == "--preset" and f'"name": "{word}"' not in self.presets:
+                wrong.append(f"--preset {word}")
+            elif targets and word not in self.programs:
+                wrong.append(f"--target {word}")
+            elif word.startswith(FOLDERS) and not (self.root / word).exists():
+                wrong.append(word)
+            targets = word == "--target" or targets and not program
+        return wrong
+
+
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
     known = {kind: tests_of(root / "tests" / folder) for kind, folder in KINDS.items()}
     cmake = [*root.glob("*/**/CMakeLists.txt"), *(root / "tests").glob("**/*.cmake")]
     added = {name for file in cmake for name in ADDED.findall(file.read_text(encoding="utf-8"))}
     documents = [root / "README.md", *(f for d in sorted(BESIDE) for f in sorted((root / d).glob("**/*.md")))]
+    commands = Commands(root)
     seen, missing = 0, glossary_and_map(root)
     for document in documents:
-        text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
         where = document.relative_to(root).as_posix()
+        for block, inline in COMMANDS.findall(document.read_text(encoding="utf-8")):
+            for line in (block or inline).replace("\\\n", " ").splitlines():
+                for command in re.sub(r"\s#.*", "", line).split(" && "):
+                    seen += 1
+                    missing |= {f"{where}: a command names {name}, which does not exist" for name in commands.missing(command)}
+        text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
         for link in LINK.findall(text):
             if "://" not in link:
                 seen += 1

@@ -1,12 +1,40 @@
 """snippets.py ROOT: every line of C++ and C in README and in the documents of examples/ stands in a file that is compiled.
 
 These are the tests' and the examples' sources. A block that shows a compiler's message or another language is left out.
+Where the last cell of a row on the page of errors is a test, the test's file has the row's code: the text of the error,
+and for a case of tests/fail also the wrong line and the right one.
 """
 import pathlib
 import re
 import sys
 
 SOURCES = {".cpp", ".cu", ".hpp", ".c", ".h"}
+ERRORS = "examples/guide/14_checks.md"
+ROW = re.compile(r"^\| (.*) \| `(fail|unit)\.(\w+)` \|$", re.MULTILINE)
+CODE = re.compile(r"`` (.*?) ``|`(.*?)`")
+
+
+def plain(text: str) -> str:
+    """Without the ends of literals that go on in the next line, and with each run of white space as one blank."""
+    return " ".join(re.sub(r'"\s*\n\s*"', "", text).split())
+
+
+def errors(root: pathlib.Path) -> tuple[int, list[str]]:
+    """The rows of the page of errors, and what their tests do not have."""
+    files = {}
+    for kind in ("fail", "unit"):
+        folder = root / "tests" / kind
+        for file in folder.glob("**/*.cpp"):
+            files[kind, "_".join(file.relative_to(folder).with_suffix("").parts)] = file
+    rows, missing = ROW.findall((root / ERRORS).read_text(encoding="utf-8")), []
+    for cells, kind, name in rows:
+        file = files.get((kind, name))
+        text = plain(file.read_text(encoding="utf-8")) if file else ""
+        codes = [a or b for a, b in CODE.findall(cells)]
+        for code in codes if kind == "fail" else codes[:1]:
+            if plain(code) not in text:
+                missing.append(f"{ERRORS}: {kind}.{name} has no '{code}'")
+    return len(rows), missing
 
 
 def main() -> int:
@@ -23,10 +51,13 @@ def main() -> int:
                 seen += 1
                 if ' '.join(line.split()) not in have:
                     missing.append(f"{document.relative_to(root)}: {line.strip()}")
+    rows, unlike = errors(root)
     for line in missing:
         print(f"in no source: {line}")
-    print(f"{seen} lines, {len(missing)} missing")
-    return 1 if missing or seen == 0 else 0
+    for line in unlike:
+        print(line)
+    print(f"{seen} lines, {len(missing)} missing; {rows} rows of errors, {len(unlike)} wrong")
+    return 1 if missing or unlike or seen == 0 or rows == 0 else 0
 
 
 if __name__ == "__main__":
