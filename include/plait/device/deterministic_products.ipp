@@ -6,10 +6,6 @@
 #include <cstddef>
 #include <type_traits>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 
@@ -36,12 +32,11 @@ void multiply_tile(std::int64_t k, const E* a, const E* b, bool adds, E* c, std:
 }
 
 #if defined(__x86_64__)
-/// Two registers of a tile's row.
-struct avx2_floats {
-  __m256 x, y;
-};
-struct avx2_doubles {
-  __m256d x, y;
+/// A register of AVX2, and such a one anywhere in memory. <immintrin.h> has them, and takes compilers half a second.
+template <class E>
+struct avx2 {
+  typedef E pack __attribute__((vector_size(32)));
+  typedef E loose_pack __attribute__((vector_size(32), aligned(alignof(E)), may_alias));
 };
 
 // The processor's own functions, so that a program for any x86-64 has them.
@@ -53,48 +48,32 @@ struct avx2_doubles {
 #define PLAIT_UNROLL_ROWS _Pragma("GCC unroll 6")
 #endif
 
-template <int Rows>
-PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const float* a, const float* b, bool adds, float* c,
-                                       std::int64_t ldc) {
-  avx2_floats sums[std::size_t{Rows}];
-  PLAIT_UNROLL_ROWS
-  for (int i = 0; i < Rows; ++i) sums[i] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-  for (std::int64_t l = 0; l < k; ++l) {
-    const __m256 x = _mm256_loadu_ps(b + l * 16), y = _mm256_loadu_ps(b + l * 16 + 8);
-    PLAIT_UNROLL_ROWS
-    for (int i = 0; i < Rows; ++i) {
-      const __m256 f = _mm256_broadcast_ss(a + l * Rows + i);
-      sums[i].x = _mm256_fmadd_ps(f, x, sums[i].x);
-      sums[i].y = _mm256_fmadd_ps(f, y, sums[i].y);
-    }
-  }
-  PLAIT_UNROLL_ROWS
-  for (int i = 0; i < Rows; ++i) {
-    float* const row = c + i * ldc;
-    _mm256_storeu_ps(row, adds ? _mm256_add_ps(_mm256_loadu_ps(row), sums[i].x) : sums[i].x);
-    _mm256_storeu_ps(row + 8, adds ? _mm256_add_ps(_mm256_loadu_ps(row + 8), sums[i].y) : sums[i].y);
-  }
+/// Adds f x to each lane of `sum`, rounded once.
+PLAIT_FOR_AVX2 inline void add_product(avx2<float>::pack& sum, float f, const avx2<float>::pack& x) {
+  sum = __builtin_ia32_vfmaddps256(avx2<float>::pack{f, f, f, f, f, f, f, f}, x, sum);
 }
-template <int Rows>
-PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const double* a, const double* b, bool adds, double* c,
-                                       std::int64_t ldc) {
-  avx2_doubles sums[std::size_t{Rows}];
-  PLAIT_UNROLL_ROWS
-  for (int i = 0; i < Rows; ++i) sums[i] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+PLAIT_FOR_AVX2 inline void add_product(avx2<double>::pack& sum, double f, const avx2<double>::pack& x) {
+  sum = __builtin_ia32_vfmaddpd256(avx2<double>::pack{f, f, f, f}, x, sum);
+}
+
+template <int Rows, class E>
+PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const E* a, const E* b, bool adds, E* c, std::int64_t ldc) {
+  using pack = typename avx2<E>::pack;
+  using loose_pack = typename avx2<E>::loose_pack;
+  pack sums[std::size_t{Rows}][2] = {};
   for (std::int64_t l = 0; l < k; ++l) {
-    const __m256d x = _mm256_loadu_pd(b + l * 8), y = _mm256_loadu_pd(b + l * 8 + 4);
+    const auto* const row = reinterpret_cast<const loose_pack*>(b + l * product_tile<E>::columns);
+    const pack x = row[0], y = row[1];
     PLAIT_UNROLL_ROWS
     for (int i = 0; i < Rows; ++i) {
-      const __m256d f = _mm256_broadcast_sd(a + l * Rows + i);
-      sums[i].x = _mm256_fmadd_pd(f, x, sums[i].x);
-      sums[i].y = _mm256_fmadd_pd(f, y, sums[i].y);
+      add_product(sums[i][0], a[l * Rows + i], x);
+      add_product(sums[i][1], a[l * Rows + i], y);
     }
   }
   PLAIT_UNROLL_ROWS
   for (int i = 0; i < Rows; ++i) {
-    double* const row = c + i * ldc;
-    _mm256_storeu_pd(row, adds ? _mm256_add_pd(_mm256_loadu_pd(row), sums[i].x) : sums[i].x);
-    _mm256_storeu_pd(row + 4, adds ? _mm256_add_pd(_mm256_loadu_pd(row + 4), sums[i].y) : sums[i].y);
+    auto* const row = reinterpret_cast<loose_pack*>(c + i * ldc);
+    for (int j = 0; j < 2; ++j) row[j] = adds ? row[j] + sums[i][j] : sums[i][j];
   }
 }
 #undef PLAIT_UNROLL_ROWS
@@ -108,8 +87,9 @@ template <class E>
 tile_function<E> tile_function_of(std::int64_t rows) {
 #if defined(__x86_64__)
   static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  static constexpr tile_function<E> fast[] = {multiply_tile_avx2<1>, multiply_tile_avx2<2>, multiply_tile_avx2<3>,
-                                              multiply_tile_avx2<4>, multiply_tile_avx2<5>, multiply_tile_avx2<6>};
+  static constexpr tile_function<E> fast[] = {multiply_tile_avx2<1, E>, multiply_tile_avx2<2, E>,
+                                              multiply_tile_avx2<3, E>, multiply_tile_avx2<4, E>,
+                                              multiply_tile_avx2<5, E>, multiply_tile_avx2<6, E>};
   if (avx2) return fast[rows - 1];
 #endif
   static constexpr tile_function<E> any[] = {multiply_tile<1, E>, multiply_tile<2, E>, multiply_tile<3, E>,
