@@ -10,8 +10,8 @@
 namespace pl = plait;
 
 using ring = pl::context_parallel<pl::megatron_sp, pl::ring<pl::cp>, pl::zigzag>;
-using gathered = pl::context_parallel<pl::megatron_sp, pl::all_gather_kv<pl::cp>, pl::zigzag>;
-using ulysses = pl::context_parallel<pl::megatron_sp, pl::ulysses<pl::cp>>;  // needs the original order
+using all_keys = pl::context_parallel<pl::megatron_sp, pl::all_gather_kv<pl::cp>, pl::zigzag>;
+using ulysses = pl::context_parallel<pl::megatron_sp, pl::ulysses<pl::cp>>;  // balanced in any order
 
 /// The megabytes that one rank sends over cp: a ledger counts a message for its sender, and a collective for all ranks.
 double megabytes_of_rank(const pl::ledger& sent, std::int64_t ranks) {
@@ -37,7 +37,7 @@ int main() try {
   show<ring>("one rank", 1, 8);
   for (const std::int64_t kv_heads : {8, 32}) {
     show<ring>("ring", 4, kv_heads);
-    show<gathered>("all_gather_kv", 4, kv_heads);
+    show<all_keys>("all_gather_kv", 4, kv_heads);
     show<ulysses>("ulysses", 4, kv_heads);
   }
 } catch (const std::exception& e) {

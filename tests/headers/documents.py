@@ -12,12 +12,14 @@ import sys
 KINDS = {"unit": "unit", "parity": "parity", "cuda": "cuda", "cuda_on_cpu": "cuda", "mpi": "mpi", "fail": "fail",
          "fuzz": "fuzz", "codegen": "codegen", "ports": "ports", "script": "scripts"}
 BESIDE = {"include", "include/plait", "tests", "examples", "benchmarks"}  # paths begin here, at the root, or at the file
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PATH = re.compile(r"`((?:[\w.]+/)+\w+\.(?:hpp|cpp|cu|h|py|sh|md|json|csv))`")
 TEST = re.compile(r"`(%s)\.(\w+\*?)`" % "|".join(KINDS))
 VARIANT = re.compile(r"^// variant: (\w+)", re.MULTILINE)
 ADDED = re.compile(r"add_test\(NAME (\w+\.\w+)\s")  # one by one, in a CMake file
 SUFFIXES = {".cpp", ".cu", ".sh"}
+CMAKE = re.compile(r"```cmake\n(.*?)```", re.DOTALL)
 COMMANDS = re.compile(r"```sh\n(.*?)```|`(build/bin/[^`\n]+)`", re.DOTALL)
 TARGET = re.compile(r"add_executable\((\w+)[\s)]")
 FOLDERS = ("examples/", "tests/", "benchmarks/", "cmake/", "include/")
@@ -53,6 +55,12 @@ def glossary_and_map(root: pathlib.Path) -> set[str]:
     listed = {f for row in re.findall(r"^\| ((?:`\w+` )+)\|", readme, re.MULTILINE) for f in re.findall(r"\w+", row)}
     wrong |= {f"README.md: the map has no folder {f}" for f in folders - listed}
     return wrong
+
+
+def anchors_of(document: pathlib.Path) -> set[str]:
+    """The anchors that GitHub makes of the headings of a document."""
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
 
 
 class Commands:
@@ -104,17 +112,24 @@ def main() -> int:
     seen, missing = 0, glossary_and_map(root)
     for document in documents:
         where = document.relative_to(root).as_posix()
+        for name in re.findall(r"plait::\w+|PLAIT_\w+", "".join(CMAKE.findall(document.read_text(encoding="utf-8")))):
+            seen += 1
+            if name not in commands.cmake:
+                missing.add(f"{where}: names {name}, which no CMake file has")
         for block, inline in COMMANDS.findall(document.read_text(encoding="utf-8")):
             for line in (block or inline).replace("\\\n", " ").splitlines():
                 for command in re.sub(r"\s#.*", "", line).split(" && "):
                     seen += 1
                     missing |= {f"{where}: a command names {name}, which does not exist" for name in commands.missing(command)}
         text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for link in LINK.findall(text):
+        for link, anchor in LINK.findall(text):
             if "://" not in link:
                 seen += 1
-                if not (document.parent / link).exists():
+                there = document.parent / link if link else document
+                if not there.exists():
                     missing.add(f"{where}: links to {link}, which does not exist")
+                elif anchor and anchor not in anchors_of(there):
+                    missing.add(f"{where}: links to {link}#{anchor}, a heading that does not exist")
         for path in PATH.findall(text):
             seen += 1
             if not any((folder / path).exists() for folder in (root, document.parent, *(root / b for b in BESIDE))):
