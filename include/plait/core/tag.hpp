@@ -120,6 +120,10 @@ struct kv_heads : dim_tag<"kv_heads"> {};
 struct head_dim : dim_tag<"head_dim"> {};
 struct ffn : dim_tag<"ffn"> {};
 struct vocab : dim_tag<"vocab"> {};
+/// The experts of a mixture, the rows of one expert, and the experts of one token.
+struct experts : dim_tag<"experts"> {};
+struct expert_slot : dim_tag<"slot"> {};
+struct expert_choice : dim_tag<"choice"> {};
 /// The rows of a table of learned positions.
 struct position : dim_tag<"position"> {};
 /// The sequence that an encoder made, as a decoder's cross-attention sees it.

@@ -26,6 +26,7 @@ enum class layout_error : std::uint8_t {
   one_axis_two_dims,
   contraction_sharded,
   seq_must_be_whole,
+  rows_of_other_tokens,
   context_axes_differ,
   context_axis_shards_heads,
   head_dim_must_be_whole,
@@ -106,6 +107,12 @@ PLAIT_ERROR(layout_error::contraction_sharded) { static_assert(always_false<Fact
   "attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel " \
   "policy"
 PLAIT_ERROR(layout_error::seq_must_be_whole) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT                                                                                          \
+  "the rows of experts are not with the tokens that they were made of: `slot` is sharded over exactly the " \
+  "axes that shard tokens when rows come back. Redistribute the rows first"
+PLAIT_ERROR(layout_error::rows_of_other_tokens) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                     \
