@@ -185,6 +185,22 @@ void add_sum_squares(counting_device& device, const std::span<Part, Extent>& par
   device.count_moved(bytes);
 }
 
+/// The moves between tokens and the rows of experts, each of which is read and written once.
+template <class T>
+void take_rows(counting_device& device, const T*, const std::int32_t*, T*, std::int64_t rows, std::int64_t width) {
+  device.count_moved(2.0 * static_cast<double>(rows * width) * sizeof(T));
+}
+template <class T, class S>
+void sum_rows(counting_device& device, const T*, const std::int32_t*, const S*, T*, std::int64_t tokens, std::int64_t k,
+              std::int64_t width) {
+  device.count_moved(static_cast<double>(tokens * (k + 1) * width) * sizeof(T));
+}
+template <class T, class S>
+void sum_rows_backward(counting_device& device, const T*, const std::int32_t*, const S*, const T*, T*, S*,
+                       std::int64_t tokens, std::int64_t k, std::int64_t width) {
+  device.count_moved(static_cast<double>(tokens * (2 * k + 1) * width) * sizeof(T));
+}
+
 // ---- kernels that are a small part of a step ---------------------------------------------------------------------
 
 #define PLAIT_COUNTS_NOTHING(kernel) \
@@ -193,6 +209,8 @@ void add_sum_squares(counting_device& device, const std::span<Part, Extent>& par
 
 PLAIT_COUNTS_NOTHING(add_exact_squares)
 PLAIT_COUNTS_NOTHING(attention_delta)
+PLAIT_COUNTS_NOTHING(choose_experts)
+PLAIT_COUNTS_NOTHING(choose_experts_backward)
 PLAIT_COUNTS_NOTHING(clip)
 PLAIT_COUNTS_NOTHING(copy_2d)
 PLAIT_COUNTS_NOTHING(copy_3d)

@@ -13,6 +13,7 @@
 #include "plait/kernels/cpu/cross_entropy.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/embedding.hpp"
+#include "plait/kernels/cpu/experts.hpp"
 #include "plait/kernels/cpu/norms.hpp"
 #include "plait/kernels/cpu/optimizer.hpp"
 #include "plait/kernels/cpu/random.hpp"

@@ -223,6 +223,18 @@ struct vocabulary_range {
   constexpr std::int64_t valid() const { return std::clamp<std::int64_t>(vocab - first_column, 0, columns); }
 };
 
+// ---- a choice of experts -----------------------------------------------------------------------------------------
+
+/// How a router makes probabilities of the scores of a token's experts.
+enum class expert_scores : std::uint8_t { softmax, sigmoid };
+
+struct router_settings {
+  std::int64_t chosen = 2;  ///< experts of each token
+  expert_scores scores = expert_scores::softmax;
+  bool normalised = true;  ///< the weights of a token's experts add up to `scale`
+  double scale = 1;        ///< of the weights
+};
+
 // ---- a step of AdamW ---------------------------------------------------------------------------------------------
 
 /// The settings of AdamW that are constant over all steps (Loshchilov and Hutter 2019).

@@ -1,0 +1,131 @@
+// The kernels of mixtures of experts on the CPU: the choice of experts, and the moves between tokens and rows.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/settings.hpp"
+
+namespace plait::kernels {
+namespace detail {
+
+/// The probabilities of one token's experts: softmax over all, or a sigmoid of each.
+template <class T, class S>
+void expert_probabilities(const T* scores, S* p, std::int64_t experts, expert_scores how) {
+  if (how == expert_scores::sigmoid) {
+    for (std::int64_t e = 0; e < experts; ++e) p[e] = S(1) / (S(1) + std::exp(-converted<S>(scores[e])));
+    return;
+  }
+  S most = converted<S>(scores[0]), sum = 0;
+  for (std::int64_t e = 1; e < experts; ++e) most = std::max(most, converted<S>(scores[e]));
+  for (std::int64_t e = 0; e < experts; ++e) sum += p[e] = std::exp(converted<S>(scores[e]) - most);
+  for (std::int64_t e = 0; e < experts; ++e) p[e] /= sum;
+}
+
+/// Returns what the probabilities of the chosen are divided by: their sum, where weights are normalised. The small term
+/// is DeepSeek-V3's.
+template <class S>
+S weight_divisor(const S* p, const std::int32_t* chosen, const router_settings& how) {
+  if (!how.normalised) return 1;
+  S sum = 0;
+  for (std::int64_t j = 0; j < how.chosen; ++j) sum += p[chosen[j]];
+  return sum + static_cast<S>(how.scores == expert_scores::sigmoid ? 1e-20 : 0);
+}
+
+}  // namespace detail
+
+/// Each token's experts, `chosen` [tokens, k], the best first, of equal ones the lower first; and their `weights`
+/// [tokens, k]. `scores` is [tokens, experts].
+template <class T, class S>
+void choose_experts(cpu&, const T* scores, std::int32_t* chosen, S* weights, std::int64_t tokens, std::int64_t experts,
+                    const router_settings& how) {
+  std::vector<S> p(static_cast<std::size_t>(experts));
+  std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
+  for (std::int64_t t = 0; t < tokens; ++t, scores += experts, chosen += how.chosen, weights += how.chosen) {
+    detail::expert_probabilities(scores, p.data(), experts, how.scores);
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + how.chosen, order.end(), [&](std::int32_t a, std::int32_t b) {
+      const S pa = p[static_cast<std::size_t>(a)], pb = p[static_cast<std::size_t>(b)];
+      return pa != pb ? pa > pb : a < b;
+    });
+    std::copy_n(order.begin(), how.chosen, chosen);
+    const S divisor = detail::weight_divisor(p.data(), chosen, how);
+    for (std::int64_t j = 0; j < how.chosen; ++j)
+      weights[j] = p[static_cast<std::size_t>(chosen[j])] / divisor * static_cast<S>(how.scale);
+  }
+}
+
+/// The gradient of the scores, [tokens, experts], from that of the weights, [tokens, k]; the choice has none.
+template <class T, class S>
+void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, const S* dweights, T* dscores,
+                             std::int64_t tokens, std::int64_t experts, const router_settings& how) {
+  std::vector<S> p(static_cast<std::size_t>(experts)), dp(static_cast<std::size_t>(experts));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    detail::expert_probabilities(scores, p.data(), experts, how.scores);
+    const S divisor = detail::weight_divisor(p.data(), chosen, how);
+    S common = 0;  // of what the divisor takes from each
+    if (how.normalised)
+      for (std::int64_t j = 0; j < how.chosen; ++j)
+        common += dweights[j] * p[static_cast<std::size_t>(chosen[j])] / divisor;
+    std::fill(dp.begin(), dp.end(), S(0));
+    for (std::int64_t j = 0; j < how.chosen; ++j)
+      dp[static_cast<std::size_t>(chosen[j])] = (dweights[j] - common) / divisor * static_cast<S>(how.scale);
+    S mean = 0;
+    if (how.scores == expert_scores::softmax)
+      for (std::size_t e = 0; e < p.size(); ++e) mean += dp[e] * p[e];
+    for (std::size_t e = 0; e < p.size(); ++e)
+      dscores[e] =
+          converted<T>(how.scores == expert_scores::softmax ? p[e] * (dp[e] - mean) : dp[e] * p[e] * (1 - p[e]));
+    scores += experts, dscores += experts, chosen += how.chosen, dweights += how.chosen;
+  }
+}
+
+/// out [rows, width]: row i is row from[i] of `in`.
+template <class T>
+void take_rows(cpu&, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width) {
+  for (std::int64_t i = 0; i < rows; ++i) std::copy_n(in + from[i] * width, width, out + i * width);
+}
+
+/// y [tokens, width]: the sum of a token's `rows`, which are at[t, j], each times weights[t, j], or as they are where
+/// `weights` is null. A negative place is a row that other ranks have.
+template <class T, class S>
+void sum_rows(cpu&, const T* rows, const std::int32_t* at, const S* weights, T* y, std::int64_t tokens, std::int64_t k,
+              std::int64_t width) {
+  std::vector<S> sum(static_cast<std::size_t>(width));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::fill(sum.begin(), sum.end(), S(0));
+    for (std::int64_t j = t * k; j < (t + 1) * k; ++j) {
+      if (at[j] < 0) continue;
+      const S weight = weights ? weights[j] : S(1);
+      for (std::int64_t c = 0; c < width; ++c)
+        sum[static_cast<std::size_t>(c)] += weight * static_cast<S>(rows[at[j] * width + c]);
+    }
+    for (std::int64_t c = 0; c < width; ++c) y[t * width + c] = converted<T>(sum[static_cast<std::size_t>(c)]);
+  }
+}
+
+/// The gradients of `sum_rows` from dy [tokens, width]: of its rows and of its weights [tokens, k].
+template <class T, class S>
+void sum_rows_backward(cpu&, const T* rows, const std::int32_t* at, const S* weights, const T* dy, T* drows,
+                       S* dweights, std::int64_t tokens, std::int64_t k, std::int64_t width) {
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t j = t * k; j < (t + 1) * k; ++j) {
+      S dot = 0;
+      for (std::int64_t c = 0; at[j] >= 0 && c < width; ++c) {
+        const S d = converted<S>(dy[t * width + c]);
+        dot += d * static_cast<S>(rows[at[j] * width + c]);
+        drows[at[j] * width + c] = converted<T>(weights[j] * d);
+      }
+      dweights[j] = dot;
+    }
+}
+
+}  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

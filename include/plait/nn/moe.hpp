@@ -1,0 +1,573 @@
+// A mixture of experts as a layer: a router, rows that travel to the experts of their tokens, SwiGLU experts, and the
+// weighted sum that comes back. All collectives follow from three specs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/host_values.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/device/range.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/kernels/settings.hpp"
+#include "plait/layout/experts.hpp"
+#include "plait/layout/plan.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/parameter.hpp"
+#include "plait/tensor/check_values.hpp"
+#include "plait/tensor/redistribution.hpp"
+
+namespace plait {
+namespace detail {
+
+inline constexpr expert_dims mixture_dims{dim_of<experts>, dim_of<expert_slot>, dim_of<expert_choice>};
+
+/// How everything in a mixture lies, from its input, the experts' first weights [experts, width, hidden] and its
+/// output.
+struct mixture_derivation {
+  layout scores, choice;          ///< of the tokens as the input has them
+  layout gathered, weights;       ///< the input, and the weights of its choice, as rows are made of them
+  layout rows, at_experts;        ///< [experts, slot, hidden], before and after the exchange
+  layout inside, made, returned;  ///< [experts, slot, width], and [experts, slot, hidden] before and after the way back
+  layout up, down;                ///< the experts' weights
+  layout result;                  ///< before the redistribution to the output
+  axis_list moved;                ///< the axes that the exchange goes over
+  plait::verdict verdict;
+};
+
+/// Axes that shard the inner width of experts see all tokens of their ranks; so do axes that shard experts and no
+/// tokens. Their gradients are then terms of a sum.
+constexpr layout seen_by_experts(layout a, const layout& weight) {
+  for (axis_id axis : union_of(weight.dims[0].axes, weight.dims[1].axes)) {
+    const dim_id dim = a.sharded_by(axis);
+    if (dim && weight.dims[1].axes.contains(axis)) {
+      axis_list& axes = a.dims[static_cast<std::size_t>(a.find(dim))].axes;
+      axes.erase(static_cast<std::size_t>(axes.find(axis)));
+    }
+    if (!a.sharded_by(axis)) a.set(axis, state::replicated);
+  }
+  return a;
+}
+
+/// Moves the rows between the ranks that made them and those of their experts.
+constexpr layout with_experts(layout rows, const axis_list& experts_axes) {
+  for (axis_id axis : experts_axes) {
+    axis_list& slots = rows.dims[1].axes;
+    if (const int at = slots.find(axis); at >= 0) slots.erase(static_cast<std::size_t>(at));
+    rows.append(mixture_dims.experts, axis);
+  }
+  return rows;
+}
+
+constexpr mixture_derivation derive_mixture(const layout& input, const layout& weight, const layout& output) {
+  mixture_derivation d;
+  const dim_id hidden = input.dims.empty() ? dim_id{} : input.dims.back().dim;
+  const dim_id width = weight.dims.size() > 1 ? weight.dims[1].dim : dim_id{};
+  d.verdict = compare_dims(operand::weight, dim_list{mixture_dims.experts, width, hidden}, weight.dim_order());
+  d.verdict.worsen(compare_dims(operand::output, input.dim_order(), output.dim_order()));
+  if (!d.verdict.ok() || !width) return d;
+  d.scores = input;
+  d.scores.dims.back() = {mixture_dims.experts, {}};
+  derived_layout next = choose_experts(d.scores, mixture_dims);
+  d.choice = next.result;
+  d.verdict.worsen(next.verdict);
+  d.gathered = seen_by_experts(input, weight);
+  d.weights = seen_by_experts(d.choice, weight);
+  const axis_list& of_experts = weight.dims[0].axes;
+  next = dispatch_rows(d.gathered, d.weights, mixture_dims, of_experts);
+  d.rows = next.result;
+  d.verdict.worsen(next.verdict);
+  for (axis_id axis : of_experts)
+    if (d.rows.dims[1].axes.contains(axis)) d.moved.push_back(axis);
+  d.at_experts = with_experts(d.rows, of_experts);
+  d.up = use_of(weight, d.at_experts);
+  next = contract(d.at_experts, d.up, dim_list{mixture_dims.experts, mixture_dims.slot, width});
+  d.inside = next.result;
+  d.verdict.worsen(next.verdict);
+  d.verdict.worsen(pointwise(combine::nonlinear, {&d.inside}).verdict);
+  layout down = weight;
+  std::swap(down.dims[1], down.dims[2]);
+  d.down = use_of(down, d.inside);
+  next = contract(d.inside, d.down, dim_list{mixture_dims.experts, mixture_dims.slot, hidden});
+  d.made = next.result;
+  d.verdict.worsen(next.verdict);
+  d.returned = d.made;
+  for (axis_id axis : d.moved) {
+    axis_list& axes = d.returned.dims[0].axes;
+    axes.erase(static_cast<std::size_t>(axes.find(axis)));
+    d.returned.append(mixture_dims.slot, axis);
+  }
+  next = combine_rows(d.returned, d.weights, mixture_dims);
+  d.result = next.result;
+  d.verdict.worsen(next.verdict);
+  for (axis_id axis : differing_axes(d.result, output))
+    if (!weight.sharded_by(axis))
+      d.verdict.worsen({layout_error::move_not_named, axis, output.sharded_by(axis), d.result.state_of(axis),
+                        output.state_of(axis)});
+  d.verdict.worsen(make_plan(d.result, output).verdict);
+  return d;
+}
+
+template <class Policy>
+struct mixture_value {
+  static constexpr mixture_derivation derivation = derive_mixture(
+      layout_v<typename Policy::input>, layout_v<typename Policy::weight>, layout_v<typename Policy::output>);
+  static constexpr verdict value = derivation.verdict;
+};
+template <class Policy>
+struct mixture_scores {
+  static constexpr layout value = mixture_value<Policy>::derivation.scores;
+};
+template <class Policy>
+struct router_weight {
+  static constexpr layout value = [] {
+    layout a;
+    a.dims.push_back({mixture_dims.experts, {}});
+    a.dims.push_back({layout_v<typename Policy::input>.dims.back().dim, {}});
+    return a;
+  }();
+};
+
+/// The way of the rows of one forward pass, and back. Counts are of rows; peers are the ranks that the exchange goes
+/// over, and `first_expert` where the experts of each begin.
+struct expert_route {
+  std::vector<std::int32_t> tokens;                ///< of each row that leaves: by peer, by expert, by token
+  std::vector<std::int32_t> places;                ///< [tokens, k]: its row among these; negative: other ranks' experts
+  std::vector<std::size_t> sent, sent_at;          ///< to each peer
+  std::vector<std::size_t> received, received_at;  ///< from each peer
+  std::vector<std::int32_t> sorted, unsorted;      ///< by expert the rows that came, and the inverse
+  std::vector<std::int64_t> begin;                 ///< of each expert's rows here, and their number
+  std::int64_t leaving() const { return static_cast<std::int64_t>(sent_at.back() + sent.back()); }
+  std::int64_t here() const { return begin.back(); }
+};
+
+/// The ranks that exchange rows, and the experts of each.
+class expert_peers {
+ public:
+  expert_peers() = default;
+  template <compute_device Device>
+  expert_peers(const context<Device>& ctx, const mixture_derivation& d) {
+    const mesh_shape& mesh = ctx.ranks.shape();
+    const axis_list over = ctx.ranks.pruned(d.moved);
+    const std::int64_t group = mesh.group_of(ctx.ranks.rank(), over);
+    first_.resize(static_cast<std::size_t>(mesh.size(over)));
+    for (std::int64_t r = 0; r < mesh.size(); ++r)
+      if (mesh.group_of(r, over) == group) {
+        const box own = local_box(d.up, mesh, ctx.sizes, r);
+        first_[static_cast<std::size_t>(mesh.index_in(r, over))] = own.offset[0];
+        here_ = own.local[0];
+      }
+    experts_ = ctx.sizes.of(mixture_dims.experts);
+    if (first_.size() > 1) ranks_ = &ctx.ranks.group(over);
+  }
+
+  std::int64_t experts_here() const { return here_; }
+  any_communicator* ranks() const { return ranks_; }
+
+  /// The route of this rank's choice [tokens, k]. Collective over the peers.
+  template <compute_device Device>
+  expert_route route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens,
+                     std::int64_t k) const {
+    const std::size_t peers = first_.size(), of_each = static_cast<std::size_t>(here_);
+    expert_route r;
+    std::vector<std::int32_t> counts(peers * of_each), arriving(counts.size());
+    if constexpr (only_counts<Device>) {  // as if all experts were chosen alike
+      r.tokens.resize(static_cast<std::size_t>(tokens * k * here_ * static_cast<std::int64_t>(peers) / experts_));
+      for (std::size_t i = 0; i < r.tokens.size(); ++i) ++counts[i % counts.size()];
+    } else {
+      sort(choice, tokens, k, counts, r);
+    }
+    if (ranks_) {
+      host_values<std::int32_t, Device> there(ctx.device, 2 * counts.size());
+      there.upload(counts.data(), counts.size());
+      ranks_->all_to_all(there.data(), there.data() + counts.size(), of_each, dtype::i32);
+      there.download(arriving.data(), counts.size(), counts.size());
+    }
+    if (!ranks_ || only_counts<Device>) arriving = counts;
+    take_counts(counts, r.sent, r.sent_at);
+    take_counts(arriving, r.received, r.received_at);
+    sort_arrivals(arriving, r);
+    return r;
+  }
+
+ private:
+  /// The rows of the choice by peer and expert, in the order of tokens.
+  void sort(const std::int32_t* choice, std::int64_t tokens, std::int64_t k, std::vector<std::int32_t>& counts,
+            expert_route& r) const {
+    std::vector<std::int32_t> at_of(static_cast<std::size_t>(experts_), -1);  // of an expert in `counts`
+    for (std::size_t p = 0; p < first_.size(); ++p)
+      for (std::int64_t e = 0; e < here_; ++e)
+        at_of[static_cast<std::size_t>(first_[p] + e)] =
+            static_cast<std::int32_t>(p * static_cast<std::size_t>(here_)) + static_cast<std::int32_t>(e);
+    const auto place = [&](std::int64_t j) { return at_of[static_cast<std::size_t>(choice[j])]; };
+    for (std::int64_t j = 0; j < tokens * k; ++j)
+      if (place(j) >= 0) ++counts[static_cast<std::size_t>(place(j))];
+    std::vector<std::int32_t> next(counts.size());
+    std::int32_t rows = 0;
+    for (std::size_t i = 0; i < counts.size(); ++i) next[i] = rows, rows += counts[i];
+    r.tokens.resize(static_cast<std::size_t>(rows));
+    r.places.assign(static_cast<std::size_t>(tokens * k), -1);
+    for (std::int64_t j = 0; j < tokens * k; ++j)
+      if (place(j) >= 0) {
+        const std::int32_t row = next[static_cast<std::size_t>(place(j))]++;
+        r.places[static_cast<std::size_t>(j)] = row;
+        r.tokens[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(j / k);
+      }
+  }
+  void take_counts(const std::vector<std::int32_t>& of_experts, std::vector<std::size_t>& counts,
+                   std::vector<std::size_t>& begins) const {
+    std::size_t all = 0;
+    for (std::size_t p = 0; p < first_.size(); ++p) {
+      begins.push_back(all);
+      std::size_t rows = 0;
+      for (std::int64_t e = 0; e < here_; ++e)
+        rows += static_cast<std::size_t>(of_experts[p * static_cast<std::size_t>(here_) + static_cast<std::size_t>(e)]);
+      counts.push_back(rows);
+      all += rows;
+    }
+  }
+  /// Rows come by peer, then by expert; products want them by expert, then by peer.
+  void sort_arrivals(const std::vector<std::int32_t>& arriving, expert_route& r) const {
+    std::vector<std::int32_t> begins(arriving.size());
+    std::int32_t rows = 0;
+    for (std::size_t i = 0; i < arriving.size(); ++i) begins[i] = rows, rows += arriving[i];
+    r.unsorted.resize(static_cast<std::size_t>(rows));
+    r.begin.push_back(0);
+    for (std::int64_t e = 0; e < here_; ++e) {
+      for (std::size_t p = 0; p < first_.size(); ++p) {
+        const std::size_t i = p * static_cast<std::size_t>(here_) + static_cast<std::size_t>(e);
+        for (std::int32_t row = begins[i]; row < begins[i] + arriving[i]; ++row) {
+          r.unsorted[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(r.sorted.size());
+          r.sorted.push_back(row);
+        }
+      }
+      r.begin.push_back(static_cast<std::int64_t>(r.sorted.size()));
+    }
+  }
+
+  std::vector<std::int64_t> first_;  ///< the first expert of each peer
+  std::int64_t here_ = 0, experts_ = 0;
+  any_communicator* ranks_ = nullptr;  ///< null: no peers
+};
+
+}  // namespace detail
+
+/// How a mixture of experts begins, and how its router chooses.
+struct moe_options {
+  kernels::router_settings router{};
+  initializer init{};
+};
+
+/// A mixture of SwiGLU experts (Shazeer et al. 2017) without a limit of rows: each token's sum of what its experts make
+/// of it, times their weights. The policy names three specs, such as
+///
+///     struct experts_over_ep {
+///       using input = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
+///       using weight = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;    // of gate and up; down has it transposed
+///       using output = input;
+///     };
+///
+/// The ranks of an axis that shards experts and tokens exchange rows. Where it shards experts alone, each rank computes
+/// the rows of its own experts, and the sum over experts is a reduction; so it is for an axis that shards the width.
+/// The router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
+/// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`.
+template <class Precision, class Policy, compute_device Device = cpu>
+class moe : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
+  using value = detail::mixture_value<Policy>;
+  using scores = spec_from<detail::mixture_scores<Policy>, typename Policy::input, spec<experts>>;
+  using router_layer =
+      linear<Precision,
+             layer_policy<typename Policy::input,
+                          spec_from<detail::router_weight<Policy>, typename Policy::input, spec<experts>>, scores>,
+             Device>;
+  static constexpr const detail::mixture_derivation& derived = value::derivation;
+
+ public:
+  using input = typename Policy::input;
+  using output = typename Policy::output;
+  static_assert(enforced<value, Policy, input, typename Policy::weight, output>);
+  /// The bytes that it sends and keeps depend on the choice; a dry run counts as if all experts were chosen alike.
+  static constexpr bool ragged = true;
+
+  struct saved {
+    detail::saved_stamp stamp;
+    typename router_layer::saved router;
+    tensor<T, scores, Device> scored;
+    buffer<Device> choice;    ///< [tokens, k], of the tokens that the input has
+    buffer<Device> weights;   ///< [tokens, k], of those whose rows are summed
+    buffer<Device> returned;  ///< the rows that are summed
+    detail::expert_route route;
+    buffer<Device> in, gate_up, activated;  ///< of the rows of this rank's experts
+  };
+
+  moe(const context<Device>& ctx, const std::string& name, const moe_options& how = {})
+      : names_(name),
+        how_(checked(ctx, name, how)),
+        router_(ctx, name + ".gate", {.init = how.init}),
+        gate_(weight(ctx, name + ".experts.gate_proj.weight", derived.up, derived.at_experts)),
+        up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),
+        down_(weight(ctx, name + ".experts.down_proj.weight", derived.down, derived.inside)) {
+    take_sizes(ctx);
+  }
+
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                    saved* keep = nullptr) {
+    const context<Device>& ctx = mb.ctx;
+    const range profiled(ctx.device, names_.forward());
+    detail::require_size(names_.layer(), "x", x.size(), tokens_ * hidden_);
+    saved own;
+    saved& s = keep ? *keep : own;
+    detail::saved_stamp stamp = s.stamp;
+    stamp.make(gate_.get(), mb.index, x.data());
+    s = {};  // of an earlier pass
+    s.stamp = stamp;
+    s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
+    choose(ctx, s);
+    buffer<Device> gathered;
+    const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
+    auto leaving = rows_to_send(ctx.device, s.route.leaving());
+    kernels::take_rows(ctx.device, tokens, s.route.tokens.data(), leaving.template data<T>(), s.route.leaving(),
+                       hidden_);
+    s.in = to_experts(ctx.device, s.route, std::move(leaving));
+    s.returned = from_experts(ctx.device, s.route, run_experts(ctx.device, s));
+    auto sums = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
+    kernels::sum_rows(ctx.device, s.returned.template data<T>(), s.route.places.data(), s.weights.template data<S>(),
+                      sums.template data<T>(), seen_, how_.router.chosen, hidden_);
+    tensor<T, output, Device> y(ctx);
+    sum_.run(ctx.device, sums.data(), y.data(), dtype_of<T>);
+    detail::note_forward(mb, *this, layout_v<input>, gate_->name(), x.data(), x.size());
+    return y;
+  }
+
+  template <spec_like Gradient>
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
+                                            const tensor<T, Gradient, Device>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    const context<Device>& ctx = mb.ctx;
+    const range profiled(ctx.device, names_.backward());
+    detail::require_size(names_.layer(), "x", x.size(), tokens_ * hidden_);
+    s.stamp.use(names_.layer(), gate_.get(), mb.index, x.data());
+    if (s.scored.size() != tokens_ * experts_)
+      fail(
+          {names_.layer(), ": backward without what forward keeps: give forward a `saved`, and backward the same one"});
+    detail::note_backward(mb, detail::dual_v<output>, down_->name(), dy.data(), dy.size());
+    const std::int64_t k = how_.router.chosen;
+    buffer<Device> of_sums;
+    const T* const dsums = moved(ctx.device, sum_back_, dy.data(), of_sums);
+    auto drows = rows_to_send(ctx.device, s.route.leaving());
+    auto dweights = make_buffer<S>(ctx.device, static_cast<std::size_t>(seen_ * k));
+    kernels::sum_rows_backward(ctx.device, s.returned.template data<T>(), s.route.places.data(),
+                               s.weights.template data<S>(), dsums, drows.template data<T>(),
+                               dweights.template data<S>(), seen_, k, hidden_);
+    s.returned = {};
+    auto din = run_experts_backward(mb, s, to_experts(ctx.device, s.route, std::move(drows)));
+    const auto dleaving = from_experts(ctx.device, s.route, std::move(din));
+    auto dtokens = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
+    kernels::sum_rows(ctx.device, dleaving.template data<T>(), s.route.places.data(), static_cast<const S*>(nullptr),
+                      dtokens.template data<T>(), seen_, k, hidden_);
+    tensor<T, dual_t<input>, Device> of_rows(ctx);
+    gather_back_.run(ctx.device, dtokens.data(), of_rows.data(), dtype_of<T>);
+    buffer<Device> of_choice;
+    const S* const dchoice = moved(ctx.device, weights_back_, dweights.template data<S>(), of_choice);
+    tensor<T, dual_t<scores>, Device> dscores(ctx);
+    kernels::choose_experts_backward(ctx.device, s.scored.data(), s.choice.template data<std::int32_t>(), dchoice,
+                                     dscores.data(), tokens_, experts_, how_.router);
+    return router_.backward(mb, x, s.router, dscores, &of_rows);
+  }
+
+  /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) {
+    router_.resize(ctx);
+    take_sizes(ctx);
+  }
+  template <class F>
+  void visit(F&& f) {
+    router_.visit(f);
+    for (const auto* p : {&gate_, &up_, &down_}) f(*names_.checked(*p).get());
+  }
+
+ private:
+  static const moe_options& checked(const context<Device>& ctx, const std::string& name, const moe_options& how) {
+    enforce_boundary<input>(ctx, name + ": input");
+    enforce_boundary<output>(ctx, name + ": output");
+    enforce_divides(derived.up, ctx.ranks.shape(), ctx.sizes, name);
+    const std::int64_t all = ctx.sizes.of(detail::mixture_dims.experts);
+    if (how.router.chosen < 1 || how.router.chosen > all)
+      fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
+    require_any_order(ctx, name, "mixtures of experts");
+    return how;
+  }
+  parameter_ptr<Precision, Device> weight(const context<Device>& ctx, std::string name, const layout& used,
+                                          const layout& met) const {
+    layout placed;
+    std::vector<std::int64_t> shape;
+    for (const dim_placement& p : used.dims) placed.dims.push_back(p), shape.push_back(ctx.sizes.of(p.dim));
+    return std::make_shared<parameter<Precision, Device>>(
+        ctx, parameter_info{std::move(name), std::move(shape), how_.init, true}, placed, placed, met);
+  }
+  void take_sizes(const context<Device>& ctx) {
+    const std::string& name = names_.layer();
+    dim_sizes sizes = ctx.sizes;
+    sizes.set(detail::mixture_dims.chosen, how_.router.chosen);
+    gather_ = ready_plan(layout_v<input>, derived.gathered, ctx.ranks, sizes, name);
+    gather_back_ = ready_plan(gather_.backward(), ctx.ranks, sizes, name);
+    weights_ = ready_plan(derived.choice, derived.weights, ctx.ranks, sizes, name);
+    weights_back_ = ready_plan(weights_.backward(), ctx.ranks, sizes, name);
+    sum_ = ready_plan(derived.result, layout_v<output>, ctx.ranks, sizes, name);
+    sum_back_ = ready_plan(sum_.backward(), ctx.ranks, sizes, name);
+    peers_ = detail::expert_peers(ctx, derived);
+    experts_ = sizes.of(detail::mixture_dims.experts);
+    hidden_ = gather_.source().local[static_cast<std::size_t>(gather_.source().dims - 1)];
+    tokens_ = weights_.source().local_size() / how_.router.chosen;
+    seen_ = weights_.target().local_size() / how_.router.chosen;
+    width_ = local_box(derived.up, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local[1];
+  }
+
+  /// The array that a plan makes of `in`: itself, or in `room`.
+  template <class E>
+  static const E* moved(Device& device, const ready_plan& plan, const E* in, buffer<Device>& room) {
+    if (plan.trivial()) return in;
+    room = buffer<Device>::for_collectives(device, static_cast<std::size_t>(plan.target().local_size()) * sizeof(E));
+    plan.run(device, in, room.data(), dtype_of<E>);
+    return room.template data<E>();
+  }
+  buffer<Device> rows_to_send(Device& device, std::int64_t rows) const {
+    const std::size_t bytes = static_cast<std::size_t>(rows * hidden_) * sizeof(T);
+    return peers_.ranks() ? buffer<Device>::for_collectives(device, bytes) : buffer<Device>(device, bytes);
+  }
+
+  /// The experts of each token, their weights and the route of the rows.
+  void choose(const context<Device>& ctx, saved& s) {
+    Device& device = ctx.device;
+    const std::int64_t k = how_.router.chosen;
+    s.choice = make_buffer<std::int32_t>(device, static_cast<std::size_t>(tokens_ * k));
+    auto weights = make_buffer<S>(device, static_cast<std::size_t>(tokens_ * k));
+    kernels::choose_experts(device, s.scored.data(), s.choice.template data<std::int32_t>(), weights.template data<S>(),
+                            tokens_, experts_, how_.router);
+    buffer<Device> seen;
+    const std::int32_t* const choice = moved(device, weights_, s.choice.template data<std::int32_t>(), seen);
+    if (moved(device, weights_, weights.template data<S>(), s.weights) == weights.template data<S>())
+      s.weights = std::move(weights);
+    s.route = peers_.route(ctx, choice, seen_, k);
+  }
+
+  /// Sends rows to the ranks of their experts, where they lie by expert.
+  buffer<Device> to_experts(Device& device, const detail::expert_route& r, buffer<Device> leaving) const {
+    if (!peers_.ranks()) return leaving;
+    auto came = rows_to_send(device, r.here());
+    exchange(leaving, r.sent, r.sent_at, came, r.received, r.received_at);
+    auto sorted = buffer<Device>(device, came.bytes());
+    kernels::take_rows(device, came.template data<T>(), r.sorted.data(), sorted.template data<T>(), r.here(), hidden_);
+    return sorted;
+  }
+  /// Sends them back, to lie as they left.
+  buffer<Device> from_experts(Device& device, const detail::expert_route& r, buffer<Device> rows) const {
+    if (!peers_.ranks()) return rows;
+    auto leaving = rows_to_send(device, r.here()), back = rows_to_send(device, r.leaving());
+    kernels::take_rows(device, rows.template data<T>(), r.unsorted.data(), leaving.template data<T>(), r.here(),
+                       hidden_);
+    exchange(leaving, r.received, r.received_at, back, r.sent, r.sent_at);
+    return back;
+  }
+  void exchange(const buffer<Device>& out, const std::vector<std::size_t>& sent,
+                const std::vector<std::size_t>& sent_at, buffer<Device>& in, const std::vector<std::size_t>& received,
+                const std::vector<std::size_t>& received_at) const {
+    const auto elements = [&](std::vector<std::size_t> rows) {
+      for (std::size_t& n : rows) n *= static_cast<std::size_t>(hidden_);
+      return rows;
+    };
+    peers_.ranks()->all_to_all_v(out.data(), elements(sent), elements(sent_at), in.data(), elements(received),
+                                 elements(received_at), dtype_of<T>);
+  }
+
+  /// Calls f(expert, its first row, its rows) for each expert here that has rows.
+  template <class F>
+  static void each_expert(const std::vector<std::int64_t>& begin, F&& f) {
+    for (std::size_t e = 0; e + 1 < begin.size(); ++e)
+      if (begin[e + 1] > begin[e]) f(static_cast<std::int64_t>(e), begin[e], begin[e + 1] - begin[e]);
+  }
+  /// Returns what experts make of their rows [here, hidden]: down(silu(gate x) * up x).
+  buffer<Device> run_experts(Device& device, saved& s) const {
+    const std::int64_t here = s.route.here(), f = width_, h = hidden_;
+    s.gate_up = make_buffer<T>(device, static_cast<std::size_t>(here * 2 * f));
+    s.activated = make_buffer<T>(device, static_cast<std::size_t>(here * f));
+    auto made = make_buffer<T>(device, static_cast<std::size_t>(here * h));
+    T *const gate_up = s.gate_up.template data<T>(), *const activated = s.activated.template data<T>();
+    const T* const in = s.in.template data<T>();
+    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
+        device.gemm(false, true, n, f, h, 1.0, in + at * h, h, p->used_value() + e * f * h, h, 0.0,
+                    gate_up + at * 2 * f + column, 2 * f);
+    });
+    kernels::swiglu_forward(device, gate_up, activated, here, f);
+    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      device.gemm(false, true, n, h, f, 1.0, activated + at * f, f, down_->used_value() + e * h * f, f, 0.0,
+                  made.template data<T>() + at * h, h);
+    });
+    return made;
+  }
+  /// Returns the gradient of the experts' rows from that of what they made; the weights' gradients may be deferred.
+  buffer<Device> run_experts_backward(const microbatch<Device>& mb, saved& s, buffer<Device> dmade) {
+    Device& device = mb.ctx.device;
+    const std::int64_t here = s.route.here(), f = width_, h = hidden_;
+    auto dactivated = make_buffer<T>(device, static_cast<std::size_t>(here * f));
+    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      device.gemm(false, false, n, f, h, 1.0, dmade.template data<T>() + at * h, h, down_->used_value() + e * h * f, f,
+                  0.0, dactivated.template data<T>() + at * f, f);
+    });
+    auto dgate_up = make_buffer<T>(device, static_cast<std::size_t>(here * 2 * f));
+    kernels::swiglu_backward(device, s.gate_up.template data<T>(), dactivated.template data<T>(),
+                             dgate_up.template data<T>(), here, f);
+    auto din = make_buffer<T>(device, static_cast<std::size_t>(here * h));
+    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
+        device.gemm(false, false, n, h, f, 1.0, dgate_up.template data<T>() + at * 2 * f + column, 2 * f,
+                    p->used_value() + e * f * h, h, column == 0 ? 0.0 : 1.0, din.template data<T>() + at * h, h);
+    });
+    mb.on_weights([this, &device, begin = s.route.begin, in = std::move(s.in), activated = std::move(s.activated),
+                   dmade = std::move(dmade), dgate_up = std::move(dgate_up)] {
+      add_gradients(device, begin, in.template data<T>(), activated.template data<T>(), dmade.template data<T>(),
+                    dgate_up.template data<T>());
+    });
+    return din;
+  }
+  /// An expert without rows adds nothing; its gradient is reduced all the same.
+  void add_gradients(Device& device, const std::vector<std::int64_t>& begin, const T* in, const T* activated,
+                     const T* dmade, const T* dgate_up) {
+    const range shown(device, names_.weights());
+    const std::int64_t f = width_, h = hidden_;
+    for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
+      if (!p->trainable()) continue;
+      gradient_of<Precision>* const sum = p->used_gradient(device);
+      each_expert(begin, [&, c = column](std::int64_t e, std::int64_t at, std::int64_t n) {
+        device.gemm(true, false, f, h, n, 1.0, dgate_up + at * 2 * f + c, 2 * f, in + at * h, h, 1.0, sum + e * f * h,
+                    h);
+      });
+    }
+    if (!down_->trainable()) return;
+    gradient_of<Precision>* const sum = down_->used_gradient(device);
+    each_expert(begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      device.gemm(true, false, h, f, n, 1.0, dmade + at * h, h, activated + at * f, f, 1.0, sum + e * h * f, f);
+    });
+  }
+
+  detail::layer_names names_;
+  moe_options how_;
+  router_layer router_;
+  parameter_ptr<Precision, Device> gate_, up_, down_;
+  detail::expert_peers peers_;
+  ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;
+  std::int64_t experts_ = 0, hidden_ = 0, width_ = 0;
+  std::int64_t tokens_ = 0, seen_ = 0;  ///< of this rank's input, and of those whose rows it sums
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
