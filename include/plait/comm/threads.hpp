@@ -143,18 +143,11 @@ class member {
   /// Refuses memory that the device cannot use; ranks without a device take any.
   void check_memory(const char* what, const void* in, const void* out) const;
 
-  /// Joins the operation of a call; `finish` waits for it. With `starts`, the operation notes when it is finished.
+  /// Joins the operation of a call; `finish` waits for it. The last rank to join does the work, or opens it to the
+  /// ranks that wait. With `starts`, the operation notes when it is finished.
   operation* post(const call& c, bool starts = false);
 
-  /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
-  /// does the work, or opens it to the ranks that wait.
-  operation* post(signature s, std::uint64_t bytes, function_ref<void(part&)> fill);
-
-  /// Joins the oldest message of this sender, receiver and tag that lacks this side (0 sends, 1 receives), or begins
-  /// one.
-  operation* post_message(int side, int peer, signature s, function_ref<void(part&)> fill);
-
-  /// Waits for the operation, sharing its work, and leaves it. `side` as in post_message, -1 for a collective.
+  /// Waits for the operation, sharing its work, and leaves it. `side` as in `side_of`.
   void finish(operation* op, int side = -1) {
     wait(*op, side);
     if (engine_ != nullptr) leave(*op);
@@ -171,6 +164,17 @@ class member {
 
  private:
   int of_world(int rank) const { return group_->members[static_cast<std::size_t>(rank)]; }
+
+  /// An operation that this rank has joined, and whether it was the last to do so.
+  struct joined {
+    operation* op;
+    bool last;
+  };
+  /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part.
+  joined join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill);
+  /// Joins the oldest message of this sender, receiver and tag that lacks this side (0 sends, 1 receives), or begins
+  /// one.
+  joined join_message(int side, int peer, signature s, function_ref<void(part&)> fill);
 
   part& part_of(operation& op, int side) { return op.parts[static_cast<std::size_t>(side < 0 ? rank_ : side)]; }
 

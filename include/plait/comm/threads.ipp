@@ -205,16 +205,17 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
     p.fill(c);
     p.starts = starts;
   };
-  if (const int side = side_of(c); side >= 0)
-    return post_message(side, c.peer, {.kind = collective::send, .count = c.count, .type = c.type, .root = c.tag},
-                        fill);
   signature s{.kind = c.kind, .count = c.ragged ? 0 : c.count, .type = c.type, .ragged = c.ragged};
   if (c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) s.op = c.op;
   if (c.kind == collective::broadcast) s.root = c.peer;
-  return post(s, c.payload(size()), fill);
+  const int side = side_of(c);
+  if (side >= 0) s.kind = collective::send, s.root = c.tag;
+  const joined here = side < 0 ? join(s, c.payload(size()), fill) : join_message(side, c.peer, s, fill);
+  if (here.last) execute(*here.op);
+  return here.op;
 }
 
-PLAIT_INLINE operation* member::post(signature s, std::uint64_t bytes, function_ref<void(part&)> fill) {
+PLAIT_INLINE member::joined member::join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill) {
   operation* op;
   bool last;
   s.on_device = engine_ != nullptr && !s.is_split;
@@ -233,11 +234,10 @@ PLAIT_INLINE operation* member::post(signature s, std::uint64_t bytes, function_
     if (last && s.is_split) make_children(*op);
   }
   ++sequence_;
-  if (last) execute(*op);
-  return op;
+  return {op, last};
 }
 
-PLAIT_INLINE operation* member::post_message(int side, int peer, signature s, function_ref<void(part&)> fill) {
+PLAIT_INLINE member::joined member::join_message(int side, int peer, signature s, function_ref<void(part&)> fill) {
   s.on_device = engine_ != nullptr;
   const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
   const char* const name = side == 0 ? "send" : "receive";
@@ -273,16 +273,16 @@ PLAIT_INLINE operation* member::post_message(int side, int peer, signature s, fu
     last = ++op->arrived == 2;
   }
   ++messages_;
-  if (last) execute(*op);
-  return op;
+  return {op, last};
 }
 
 PLAIT_INLINE std::shared_ptr<member> member::split(int color, int key, std::string_view label) {
-  operation* op = post({.is_split = true}, 0, [&](part& p) {
+  const auto [op, last] = join({.is_split = true}, 0, [&](part& p) {
     p.color = color;
     p.key = key;
     p.label = label;
   });
+  if (last) execute(*op);
   wait(*op, -1);
   part& mine = op->parts[static_cast<std::size_t>(rank_)];
   std::shared_ptr<group> child = std::move(mine.child);

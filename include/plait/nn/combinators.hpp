@@ -85,14 +85,14 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   template <spec_like Gradient>
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
                                     const tensor_of<Gradient>& dy) {
-    return backward_all(mb, x, kept, dy, nullptr);
+    return backward_from<count - 1>(made_again(mb, x, kept), x, kept, dy, nullptr);
   }
   /// Backward, with `addend` added where it is not null, if the first layer can do that.
   template <spec_like Gradient>
     requires adds_to_gradient<nth<0>>
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
                                     const tensor_of<Gradient>& dy, const tensor_of<dual_t<input>>* addend) {
-    return backward_all(mb, x, kept, dy, addend);
+    return backward_from<count - 1>(made_again(mb, x, kept), x, kept, dy, addend);
   }
 
   template <class F>
@@ -123,14 +123,12 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
     if (keep) *keep = {}, keep->again = mb.policy == recompute::full;
     return keep && keep->again ? nullptr : keep;
   }
-  template <class Gradient>
-  tensor_of<dual_t<input>> backward_all(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
-                                        const Gradient& dy, const tensor_of<dual_t<input>>* addend) {
-    if (!kept.again) return backward_from<count - 1>(mb, x, kept, dy, addend);
-    kept.again = false;
+  /// Returns the microbatch of a backward pass, for which a forward pass that kept nothing has run again.
+  microbatch<device> made_again(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept) {
+    if (!std::exchange(kept.again, false)) return mb;
     const microbatch<device> now = mb.keeping(recompute::none);
     forward_from<0>(now, x, &kept, nullptr);
-    return backward_from<count - 1>(now, x, kept, dy, addend);
+    return now;
   }
 
   /// Layers I to the last. X: a tensor, or an open sum.
@@ -361,15 +359,14 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
     if (keep) *keep = {}, keep->blocks.resize(size());
     if (size() == 0) return copy(mb, x);
-    const auto run = [&](std::size_t i, auto& in) {
-      const microbatch<device> here = mb.at_block(i);
-      auto* const kept = keep && here.policy != recompute::full ? &keep->blocks[i] : nullptr;
-      return blocks_[i].forward(here, in, kept).template as<input>();
+    const auto kept = [&](std::size_t i, const microbatch<device>& here) {
+      return keep && here.policy != recompute::full ? &keep->blocks[i] : nullptr;
     };
     if constexpr (leaves_sums<Block>) {  // which the next block adds up
       auto current = detail::closed_view(mb, x);
       for (std::size_t i = 0; i < blocks_.size(); ++i) {
-        auto y = run(i, current);
+        const microbatch<device> here = mb.at_block(i);
+        auto y = blocks_[i].forward(here, current, kept(i, here)).template as<input>();
         tensor_of<input> in = std::move(current).take(mb.ctx.device);
         if (keep && i > 0)
           keep->inputs.push_back(std::move(in));
@@ -379,10 +376,11 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
       }
       return std::move(current).take(mb.ctx.device);
     } else {
-      tensor_of<input> current = run(0, x);
-      for (std::size_t i = 1; i < blocks_.size(); ++i) {
-        tensor_of<input> y = run(i, current);
-        if (keep) keep->inputs.push_back(std::move(current));
+      tensor_of<input> current;
+      for (std::size_t i = 0; i < blocks_.size(); ++i) {
+        const microbatch<device> here = mb.at_block(i);
+        auto y = blocks_[i].forward(here, i == 0 ? x : current, kept(i, here)).template as<input>();
+        if (keep && i > 0) keep->inputs.push_back(std::move(current));
         current = std::move(y);
       }
       return current;

@@ -180,7 +180,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
                saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "y", y.size(), core_.output_size());
-    run(mb, x.data(), y.data(), keep, detail::addend_array(weight()->name(), addend, core_.output_size()));
+    core_.forward(mb, x.data(), y.data(), keep, detail::addend_array(weight()->name(), addend, core_.output_size()));
+    detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x.data(), core_.input_size());
   }
   /// Forward on the caller's memory. Throws where the context or an array has other sizes than the layer was made for,
   /// or last resized to.
@@ -190,7 +191,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::require_part(weight()->name(), "x", x, core_.input_size());
     detail::require_part(weight()->name(), "y", y, core_.output_size());
     detail::require_part(weight()->name(), "addend", addend, core_.output_size());
-    run(mb, x.unchecked(), y.unchecked(), keep, addend.unchecked());
+    core_.forward(mb, x.unchecked(), y.unchecked(), keep, addend.unchecked());
+    detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x.unchecked(), core_.input_size());
   }
 
   /// Takes the gradient of the output and returns the gradient of the input, plus `addend` where it is not null. Adds
@@ -212,8 +214,9 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "dy", dy.size(), core_.output_size());
     detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
-    run_back(mb, x.data(), kept, dy.data(), dx.data(),
-             detail::addend_array(weight()->name(), addend, core_.input_size()));
+    core_.backward(mb, x.data(), kept, dy.data(), dx.data(),
+                   detail::addend_array(weight()->name(), addend, core_.input_size()));
+    detail::note_backward(mb, detail::dual_v<output>, weight()->name(), dy.data(), core_.output_size());
   }
   /// This overload works on the caller's memory. Where dx is `{}`, only the weights' gradients are computed.
   template <class Numbers, spec_like Gradient>
@@ -227,7 +230,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::require_part(weight()->name(), "dy", d, core_.output_size());
     detail::require_part(weight()->name(), "dx", dx, core_.input_size());
     detail::require_part(weight()->name(), "addend", addend, core_.input_size());
-    run_back(mb, x.unchecked(), kept, d.unchecked(), dx.unchecked(), addend.unchecked());
+    core_.backward(mb, x.unchecked(), kept, d.unchecked(), dx.unchecked(), addend.unchecked());
+    detail::note_backward(mb, detail::dual_v<output>, weight()->name(), d.unchecked(), core_.output_size());
   }
 
   /// Makes the layer ready for the sizes of this context, in the world that it was made in: batches and lengths may
@@ -249,15 +253,6 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
   }
 
  private:
-  void run(const microbatch<Device>& mb, const T* x, T* y, saved* keep, const T* addend) {
-    core_.forward(mb, x, y, keep, addend);
-    detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x, core_.input_size());
-  }
-  void run_back(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend) {
-    core_.backward(mb, x, kept, dy, dx, addend);
-    detail::note_backward(mb, detail::dual_v<output>, weight()->name(), dy, core_.output_size());
-  }
-
   static const context<Device>& checked(const context<Device>& ctx, const std::string& name) {
     detail::check_linear(layout_v<input>, layout_v<weight_spec>, layout_v<output>, ctx.ranks.shape(), ctx.sizes, name);
     return ctx;

@@ -140,10 +140,11 @@ class ready_plan {
         if (s.index == 0) return device.copy(out, in, whole * size_of(type), device.main_stream());
         return device.zero(out, whole * size_of(type), device.main_stream());
       case transition_kind::all_reduce:
-        return s.comm->all_reduce(in, out, whole, type, reduce_op::sum);
+        return s.comm->run({.kind = collective::all_reduce, .in = in, .out = out, .count = whole, .type = type});
       case transition_kind::all_gather: {
         const view small = around(s.before, s.dim);
-        if (small.outer == 1) return s.comm->all_gather(in, out, whole, type);
+        if (small.outer == 1)
+          return s.comm->run({.kind = collective::all_gather, .in = in, .out = out, .count = whole, .type = type});
         auto parts = buffer<Device>::for_collectives(device, whole * size_of(type) * static_cast<std::size_t>(s.ranks));
         s.comm->all_gather(in, parts.data(), whole, type);
         const std::int64_t row = small.rows * small.inner * element;
@@ -154,7 +155,8 @@ class ready_plan {
       case transition_kind::reduce_scatter: {
         const view small = around(s.after, s.dim);
         const auto part = static_cast<std::size_t>(s.after.local_size());
-        if (small.outer == 1) return s.comm->reduce_scatter(in, out, part, type, reduce_op::sum);
+        if (small.outer == 1)
+          return s.comm->run({.kind = collective::reduce_scatter, .in = in, .out = out, .count = part, .type = type});
         auto parts = buffer<Device>::for_collectives(device, whole * size_of(type));
         const std::int64_t row = small.rows * small.inner * element;
         kernels::copy_3d(device, in, parts.data(), s.ranks, small.outer, row, row, s.ranks * row, small.outer * row,
