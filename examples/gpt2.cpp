@@ -42,7 +42,7 @@ std::vector<double> train(const mesh& shape, const pl::token_source& text) {
     pl::pipeline<stage> model(ctx, ranks.along(), plan, parts, [&](pl::stage_layers part, const stage* first) {
       return std::make_unique<stage>(ctx, config, part, first);
     });
-    model.visit([&](auto& p) { p.initialize(ctx); });
+    pl::initialize(ctx, model);
 
     pl::adamw<double> optimizer;
     pl::training_step step(ctx, model, optimizer, /*clip=*/1.0);

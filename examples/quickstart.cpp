@@ -26,7 +26,7 @@ int main() try {
     pl::cpu device;
     const pl::context<pl::cpu> ctx{device, world, pl::llama_sizes<strategy>(config, mesh.shape(), samples, length), 1};
     pl::llama<float, strategy> model(ctx, config);
-    model.visit([&](auto& p) { p.initialize(ctx); });
+    pl::initialize(ctx, model);
     pl::adamw<float> optimizer;
     pl::training_step step(ctx, model, optimizer, microbatches, /*clip=*/1.0);
     for (int i = 0; i < 10; ++i) {

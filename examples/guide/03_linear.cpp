@@ -45,7 +45,7 @@ void train(const mesh& shape) {
 
     pl::sequential mlp{pl::linear<double, up>(ctx, "up"), pl::linear<double, down>(ctx, "down")};
     pl::adamw<double> optimizer;
-    mlp.visit([&](auto& p) { p.initialize(ctx); });
+    pl::initialize(ctx, mlp);
 
     for (int step = 0; step <= 100; ++step) {
       // Data, the same on every mesh because random numbers are keyed by global index: learn y = x shifted by one
@@ -70,7 +70,7 @@ void train(const mesh& shape) {
       // The gradients' reductions, over dp, follow from the types of the parameters. None can be forgotten: what
       // `reduce` returns is the only thing that the optimizer takes.
       optimizer.begin_step(ctx, 1e-2);
-      mlp.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
+      optimizer.update(ctx, mlp);
       const pl::part<double, pl::spec<pl::partial<dp>, pl::invariant<tp>>> terms(ctx, &loss);
       pl::group_over<dp>(world).all_reduce<pl::spec<pl::invariant<dp, tp>>>(terms);
       if (world.rank() == 0 && step % 25 == 0) std::printf("  step %3d  loss %.6f\n", step, loss);

@@ -58,7 +58,7 @@ void train(const char* name, std::int64_t replicas, std::int64_t tensor) {
         pl::sizes_of<batch, seq, hidden, pl::heads, pl::kv_heads, pl::head_dim, pl::ffn>(4, 16, 32, 4, 2, 8, 64);
     const pl::context<pl::cpu> ctx{device, world, sizes, /*seed=*/1};
     auto layers = make_block<S>(ctx);
-    layers.visit([&](auto& p) { p.initialize(ctx); });
+    pl::initialize(ctx, layers);
     pl::adamw<double> optimizer;
 
     pl::tensor<double, typename S::residual> x(ctx);  // random numbers have global indices: equal on every mesh
@@ -79,7 +79,7 @@ void train(const char* name, std::int64_t replicas, std::int64_t tensor) {
       }
       layers.backward(ctx, x, kept, dy);
       optimizer.begin_step(ctx, /*learning_rate=*/1e-2);
-      layers.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
+      optimizer.update(ctx, layers);
       const pl::ledger sent = world.ledger();  // since the step began
       const auto loss = pl::redistribute<pl::spec<pl::invariant<dp, tp>>>(ctx, terms);
       if (world.rank() != 0) continue;

@@ -32,7 +32,7 @@ int main() try {
   std::uint64_t exported = 0, loaded = 0;  // hashes of all weights
   on_ranks(pl::megatron_sp::mesh(2, 1, 2, 1).shape(), config, [&](const auto& ctx, pl::any_communicator& ranks) {
     model_of_layout model(ctx, config);
-    model.visit([&](auto& p) { p.initialize(ctx); });
+    pl::initialize(ctx, model);
     pl::export_hugging_face(ctx, ranks, model, config, "exported");  // each rank writes its parts
     const std::uint64_t hash = pl::weights_hash(ctx, model);
     if (ranks.rank() == 0) exported = hash;

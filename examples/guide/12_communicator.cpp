@@ -28,7 +28,7 @@ int main() try {
       pl::cpu device;
       const pl::context<pl::cpu> ctx{device, world, pl::sizes_of<batch, hidden, ffn>(4, 8, 16), /*seed=*/1};
       pl::linear<double, row_parallel> down(ctx, "down");
-      down.visit([&](auto& p) { p.initialize(ctx); });
+      pl::initialize(ctx, down);
       pl::gather_parameters(ctx, down);
       pl::tensor<double, row_parallel::input> x(ctx);
       pl::kernels::fill_normal(device, x.data(), x.part(), 7, 0, 0.0, 1.0);

@@ -735,7 +735,7 @@ std::optional<loaded_state> resume_or_initialize(const context<Device>& ctx, any
   answer = broadcast_text(ctx.device, ranks, answer);
   if (answer.starts_with(' ')) throw error_of_all(answer.substr(1));
   if (!answer.empty()) return load_state(ctx, ranks, model, optimizer, answer, std::move(rules), files);
-  model.visit([&](auto& p) { p.initialize(ctx); });
+  initialize(ctx, model);
   return std::nullopt;
 }
 

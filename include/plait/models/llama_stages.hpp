@@ -109,7 +109,7 @@ llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_con
   llama_config one = config;
   one.layers = 1;
   const auto ready = [&](model_type& m) {
-    m.visit([&](auto& p) { p.initialize(ctx); });
+    initialize(ctx, m);
     gather_parameters(ctx, m);
     zero_gradients(ctx, m);
   };

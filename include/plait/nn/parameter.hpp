@@ -733,6 +733,11 @@ void each_parameter(F&& f, Layers&... layers) {
   };
   (layers.visit(first_time), ...);
 }
+/// Gives all parameters of layers or models their first values (`parameter::initialize`).
+template <compute_device Device, class... Layers>
+void initialize(const context<Device>& ctx, Layers&... layers) {
+  each_parameter([&](auto& p) { p.initialize(ctx); }, layers...);
+}
 /// Gathers all parameters of layers or models, before a step's first pass. Values of the step before that are to be
 /// compared (`value_check`) are compared first. Collective.
 template <compute_device Device, class... Layers>
@@ -798,8 +803,8 @@ void zero_gradients(const context<Device>& ctx, Layers&... layers) {
       layers...);
 }
 /// Completes the gradients of all parameters of layers or models, each once, after a step's last pass: for programs
-/// with an optimizer of their own, which then read `gradient()` or their own memory. With one of plait's, call `reduce`
-/// for each, or let a training_step do it. Throws where two share memory of the caller's. Collective.
+/// with an optimizer of their own, which then read `gradient()` or their own memory. The `update` of plait's optimizers
+/// and a training_step reduce by themselves. Throws where two share memory of the caller's. Collective.
 template <compute_device Device, class... Layers>
 void reduce_all(const context<Device>& ctx, Layers&... layers) {
   detail::memory_users users;
@@ -811,6 +816,34 @@ void reduce_all(const context<Device>& ctx, Layers&... layers) {
       layers...);
 }
 
+namespace detail {
+
+struct parameter_visitor {  // nvcc takes no generic lambda in a concept
+  template <class Parameter>
+  void operator()(Parameter&) const {}
+};
+/// Whether it is a layer or a model, and no parameter.
+template <class L>
+concept visits_parameters = requires(L& l) { l.visit(parameter_visitor{}); };
+
+/// Reduces the gradients of all trainable parameters of layers or models, for an optimizer's update. Collective.
+template <class Precision, compute_device Device, class... Layers>
+std::vector<reduced_gradient<Precision, Device>> reduced_gradients(const context<Device>& ctx, Layers&... layers) {
+  std::vector<reduced_gradient<Precision, Device>> all;
+  each_parameter(
+      [&](auto& p) {
+        using other = typename std::remove_cvref_t<decltype(p)>::precision_type;
+        if constexpr (std::is_same_v<other, Precision>) {
+          if (p.trainable()) all.push_back(p.reduce(ctx));
+        } else {
+          require_one_precision<Precision, other>();
+        }
+      },
+      layers...);
+  return all;
+}
+
+}  // namespace detail
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"

@@ -255,7 +255,7 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   auto& model = *made;
   using stage_type = typename std::remove_reference_t<decltype(model)>::stage_type;
   adamw<typename stage_type::precision_type, Device> optimizer(how.optimizer);
-  model.visit([&](auto& p) { p.initialize(ctx); });
+  initialize(ctx, model);
   model_outcome out;
   out.initial = gather_values(ctx, model);
   out.initial_hash = weights_hash(ctx, model);

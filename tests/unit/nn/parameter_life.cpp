@@ -54,7 +54,7 @@ std::string what_is_said(Body&& body) {
       tensor<double, dual_t<up_policy::output>> dy(ctx);
       kernels::fill(device, x.data(), x.size(), 1.0);
       kernels::fill(device, dy.data(), dy.size(), 1.0);
-      layer.visit([&](auto& p) { p.initialize(ctx); });
+      initialize(ctx, layer);
       body(ctx, layer, x, dy);
     });
   } catch (const error& e) {
@@ -107,7 +107,7 @@ TEST_CASE("a layer reads no parameter that has not been gathered") {
               up::saved kept;
               layer.backward(ctx, x, kept, dy);
               optimizer.begin_step(ctx, 1e-3);
-              layer.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
+              optimizer.update(ctx, layer);
               layer.forward(ctx, x);
             }),
             "parameter up.weight is used while it is updated"));

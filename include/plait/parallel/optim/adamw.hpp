@@ -69,7 +69,7 @@ struct adamw_options {
 /// a graph.
 ///
 ///     optimizer.begin_step(ctx, learning_rate);
-///     layer.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
+///     optimizer.update(ctx, layer);
 template <class Precision, compute_device Device = cpu>
 class adamw {
   using M = master_of<Precision>;
@@ -114,6 +114,12 @@ class adamw {
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together.
   void update(const context<Device>& ctx, std::span<reduced> gradients);
+  /// Reduces the gradients of all trainable parameters of layers or models, and updates them. Collective.
+  template <detail::visits_parameters Layer, detail::visits_parameters... Layers>
+  void update(const context<Device>& ctx, Layer& layer, Layers&... layers) {
+    std::vector<reduced> all = detail::reduced_gradients<Precision>(ctx, layer, layers...);
+    update(ctx, std::span<reduced>(all));
+  }
   /// A gradient of another precision is refused in words.
   template <class Other>
     requires(!std::is_same_v<Other, Precision>)

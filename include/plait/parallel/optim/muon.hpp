@@ -284,6 +284,12 @@ class muon {
             " into pieces, and its update needs all of it: use bucket_cut::whole, or zero_level::replicated"});
   }
 
+  /// Reduces the gradients of all trainable parameters of layers or models, and updates them. Collective.
+  template <detail::visits_parameters Layer, detail::visits_parameters... Layers>
+  void update(const context<Device>& ctx, Layer& layer, Layers&... layers) {
+    std::vector<reduced> all = detail::reduced_gradients<Precision>(ctx, layer, layers...);
+    update(ctx, std::span<reduced>(all));
+  }
   /// A gradient of another precision is refused in words.
   template <class Other>
     requires(!std::is_same_v<Other, Precision>)
