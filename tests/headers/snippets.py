@@ -2,7 +2,7 @@
 
 These are the tests' and the examples' sources. A block that shows a compiler's message or another language is left out.
 Where the last cell of a row on the page of errors is a test, the test's file has the row's code: the text of the error,
-and for a case of tests/fail also the wrong line and the right one.
+and for a case of tests/fail also the wrong line and the right one. A case expects each error of a compiler that is shown.
 """
 import pathlib
 import re
@@ -11,6 +11,7 @@ import sys
 SOURCES = {".cpp", ".cu", ".hpp", ".c", ".h"}
 ERRORS = "examples/guide/14_checks.md"
 ROW = re.compile(r"^\| (.*) \| `(fail|unit)\.(\w+)` \|$", re.MULTILINE)
+SHOWN = re.compile(r"^error: static assertion failed: (.*)$", re.MULTILINE)
 CODE = re.compile(r"`` (.*?) ``|`(.*?)`")
 
 
@@ -45,18 +46,25 @@ def main() -> int:
             if file.suffix in SOURCES:
                 have |= {' '.join(line.split()) for line in file.read_text(encoding="utf-8").splitlines()}
     missing, seen = [], 0
-    for document in [root / "README.md", *sorted((root / "examples").glob("**/*.md"))]:
+    documents = [root / "README.md", *sorted((root / "examples").glob("**/*.md"))]
+    for document in documents:
         for block in re.findall(r"```c(?:pp)?\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
             for line in filter(str.strip, block.splitlines()):
                 seen += 1
                 if ' '.join(line.split()) not in have:
                     missing.append(f"{document.relative_to(root)}: {line.strip()}")
     rows, unlike = errors(root)
+    cases = "\n".join(file.read_text(encoding="utf-8") for file in (root / "tests/fail").glob("*.cpp"))
+    for document in documents:
+        for text in SHOWN.findall(document.read_text(encoding="utf-8")):
+            rows += 1
+            if f"// expect: {text}" not in cases:
+                unlike.append(f"{document.relative_to(root)}: no case of tests/fail expects '{text}'")
     for line in missing:
         print(f"in no source: {line}")
     for line in unlike:
         print(line)
-    print(f"{seen} lines, {len(missing)} missing; {rows} rows of errors, {len(unlike)} wrong")
+    print(f"{seen} lines, {len(missing)} missing; {rows} errors, {len(unlike)} wrong")
     return 1 if missing or unlike or seen == 0 or rows == 0 else 0
 
 
