@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -96,7 +97,33 @@ PLAIT_COMPILED_TEMPLATE(class gradient_terms<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class gradient_terms<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class gradient_terms<double, cpu>)
 
+/// Gives a layer a deterministic sum of what it adds to `to`, a parameter or an array of several, over `tokens`.
+/// Returns null where the context makes sums in the fastest way.
+template <class Parameter, compute_device Device>
+auto* terms_of_layer(const context<Device>& ctx, Parameter& to, const layout& tokens, token_grain grain,
+                     const std::string& name) {
+  using terms = std::remove_reference_t<decltype(to.add_terms(token_leaves()))>;
+  if (!ctx.deterministic) return static_cast<terms*>(nullptr);
+  return &to.add_terms(
+      token_leaves(ctx.deterministic, tokens, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(), grain, name));
+}
+
 namespace detail {
+
+[[noreturn]] inline void refuse_unordered(const std::string& name) {
+  fail({"parameter ", name,
+        ": its layer adds to the gradient in an order that depends on the layout, and the context wants deterministic "
+        "sums; use layers that have a deterministic order, or leave deterministic out"});
+}
+[[noreturn]] inline void refuse_late_layer(const std::string& name) {
+  fail({"parameter ", name,
+        ": a layer begins to use it after data parallelism has laid it beside others, whose deterministic sums "
+        "would miss what this layer adds; make all layers before the training step"});
+}
+[[noreturn]] inline void refuse_narrow(const std::string& name) {
+  fail({"parameter ", name, ": deterministic sums have gradients in float or double, and here they are ",
+        "bf16; use another precision"});
+}
 
 /// Throws unless the sums are one, of all leaves.
 template <class E, class Device>

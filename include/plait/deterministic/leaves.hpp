@@ -9,6 +9,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -305,6 +306,18 @@ PLAIT_INLINE std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) co
   return all;
 }
 #endif
+
+namespace detail {
+
+/// Throws for a layer that has deterministic sums, whose leaves depend on the sizes that it was made for.
+inline void require_resizable(std::string_view layer, bool deterministic) {
+  if (deterministic)
+    fail({layer,
+          ": resize with deterministic sums, whose leaves are those of the sizes that the layer was "
+          "made for: make another layer for other sizes"});
+}
+
+}  // namespace detail
 
 }  // namespace plait
 

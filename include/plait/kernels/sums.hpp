@@ -40,8 +40,8 @@ PLAIT_HOST_DEVICE inline double clip_factor(double norm, double limit) {
 
 namespace plait::kernels::exact_squares {
 
-// A sum of squares as integers, for deterministic sums: it is exact, so that no order and no number of ranks changes
-// it. It is slower than a sum of floats.
+// A sum of squares as integers: it is exact, so that no order and no number of ranks changes it. It is slower than a
+// sum of floats.
 
 /// A bin holds numbers of eight neighbouring exponents as three digits of 20 bits each (and what carries they have). So
 /// 2^43 numbers can be added to one bin. Numbers that are not finite are counted in a word of their own.

@@ -37,8 +37,8 @@ struct llama_options {
 inline std::int64_t padded_vocab(std::int64_t vocab, std::int64_t ranks) { return (vocab + ranks - 1) / ranks * ranks; }
 
 /// Global sizes of all dims of a Llama. `microbatch` is the number of sequences in a microbatch over the whole mesh.
-/// With deterministic sums the vocabulary is a multiple of their leaves, on every mesh; throws where ranks cannot
-/// share these out.
+/// Where sums have `leaves` the vocabulary is a multiple of them, on every mesh; throws where ranks cannot share these
+/// out.
 template <strategy S>
 dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence,
                       const deterministic_leaves& leaves = {}) {

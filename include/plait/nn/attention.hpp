@@ -407,7 +407,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
         shape_, {}, static_cast<std::size_t>(mesh.index_in(rank, axes)), options_.documents, name, options_.context};
     if (own.used * q.global[2] != q.local[2] * k.global[2] || own.used != k.local[2])
       require_any_order(ctx, name, "kv heads that ranks share; shard heads over no more ranks than kv_heads");
-    part.chunk = detail::chunk_of<engine>(ctx.deterministic, q.global[1], name);
+    part.chunk = detail::chunk_of<engine>(ctx, q.global[1], name);
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
     require_causal_or_whole(part);
     engine_ = engine(ctx, part, axes);

@@ -108,8 +108,8 @@ class embedding_core {
   }
 
  private:
-  /// Adds the gradients of a microbatch's tokens to the deterministic sums. Each looks up one row of one rank, so that
-  /// the output's sum over ranks has one term and zeros.
+  /// Adds the gradients of a microbatch's tokens to `terms_`. Each looks up one row of one rank, so that the output's
+  /// sum over ranks has one term and zeros.
   template <class Id>
   void add_terms(Device& on, std::int64_t index, std::int64_t count, const Id* ids, const T* d) {
     using G = gradient_of<Precision>;
@@ -178,7 +178,7 @@ class embedding_core {
   row_stage resolve_, unresolve_;
   made_for made_for_;
   parameter_ptr<Precision, Device> table_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< with deterministic sums
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< in place of a sum of its own
 };
 
 template <class Precision, compute_device Device>
@@ -208,9 +208,7 @@ embedding_core<Precision, Device>::embedding_core(const context<Device>& ctx, co
   take_sizes(ctx, name);
   if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
     require_any_order(ctx, name, "a table whose rows are cut");
-  if (ctx.deterministic)
-    terms_ = &table_->add_terms(token_leaves(ctx.deterministic, lies_->input, ctx.ranks.shape(), ctx.sizes,
-                                             ctx.ranks.rank(), token_grain::coarse, name));
+  terms_ = terms_of_layer(ctx, *table_, lies_->input, token_grain::coarse, name);
 }
 
 template <class Precision, compute_device Device>

@@ -561,17 +561,6 @@ auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t mad
   return addend ? addend->data() : nullptr;
 }
 
-/// Throws with deterministic sums, whose leaves depend on the sizes that a layer was made for.
-void require_resizable(std::string_view layer, bool deterministic);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_resizable(std::string_view layer, bool deterministic) {
-  if (deterministic)
-    fail({layer,
-          ": resize with deterministic sums, whose leaves are those of the sizes that the layer was "
-          "made for: make another layer for other sizes"});
-}
-#endif
-
 }  // namespace plait::detail
 
 namespace plait {

@@ -70,7 +70,7 @@ class norm_core {
   norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
             const std::string& name, bool with_bias, const parameter_memory<Precision>& callers);
 
-  /// Takes other sizes for a norm that is made; throws with deterministic sums, which are fixed by the sizes.
+  /// Takes other sizes for a norm that is made; throws where it `adds_terms`, whose order is fixed by the sizes.
   void resize(const context<Device>& ctx, const layout& input);
   /// Takes the sizes of the context; all but the last dim's may change.
   void take_sizes(const context<Device>& ctx, const layout& input, const std::string& name) {
@@ -127,7 +127,7 @@ class norm_core {
                        {{x, size, "x"}, {dy, size, "dy"}, {addend, size, "addend"}});
   }
 
-  /// Adds to the deterministic sums over tokens of a parameter: add(row of x, ..., G* out) of some rows adds to out.
+  /// Adds to the `gradient_terms` of a parameter: add(row of x, ..., G* out) of some rows adds to out.
   template <class T, class Add>
   void add_terms(Device& device, parameter<Precision, Device>& p, std::int64_t index, std::int64_t count, const T* x,
                  const T* dy, const S* inverse, const S* mean, Add&& add) const {
@@ -151,6 +151,7 @@ class norm_core {
   any_communicator* row_group = nullptr;
   layer_names names;
   parameter_ptr<Precision, Device> weight, bias;
+  bool adds_terms = false;  ///< whether `gradient_terms` sum the gradients of parameters
   /// Whether the kernel that makes dx may add the gradients of parameters as well.
   bool one_pass = false;
 
@@ -192,18 +193,14 @@ norm_core<Precision, Device>::norm_core(const context<Device>& ctx, const layout
     bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master, callers.bias_reduced);
   require_memory<Precision, Device>(name, {weight}, {bias}, callers);
   if (row_group) require_any_order(ctx, name, "norms of rows that ranks share");
-  one_pass = in_place && !row_group && !ctx.deterministic;
-  if (!ctx.deterministic) return;
-  const layout rows_alone = without_dims(input, placed);
-  const token_leaves leaves(ctx.deterministic, rows_alone, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
-                            token_grain::fine, name);
   for (auto* p : {&weight, &bias})
-    if (*p) (*p)->add_terms(leaves);
+    if (*p) adds_terms = terms_of_layer(ctx, **p, without_dims(input, placed), token_grain::fine, name) != nullptr;
+  one_pass = in_place && !row_group && !adds_terms;
 }
 
 template <class Precision, compute_device Device>
 void norm_core<Precision, Device>::resize(const context<Device>& ctx, const layout& input) {
-  require_resizable(names.layer(), !weight->array()->terms().empty());
+  require_resizable(names.layer(), adds_terms);
   arm_checks(ctx);
   take_sizes(ctx, input, names.layer());
 }
@@ -372,8 +369,8 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
                       const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
       : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, Kind::with_bias, callers),
         eps_(eps),
-        gradients_(ctx.deterministic ? &Kind::template sum_gradients<core, Device, T, S>
-                                     : &Kind::template weight_gradients<core, Device, T, S>) {}
+        gradients_(core_.adds_terms ? &Kind::template sum_gradients<core, Device, T, S>
+                                    : &Kind::template weight_gradients<core, Device, T, S>) {}
   /// On the caller's memory, as in `parameter_memory`: this rank's part of the last dim.
   norm_layer(const context<Device>& ctx, double eps, const std::string& name,
              const parameter_memory<Precision>& callers)
@@ -505,7 +502,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   using core = norm_core<Precision, Device>;
   core core_;
   double eps_;
-  /// The stage of the parameters' gradients, which deterministic sums replace.
+  /// The stage of the parameters' gradients.
   void (*gradients_)(const core&, Device&, std::int64_t index, std::int64_t count, const T* x, const T* dy,
                      const S* statistics);
 };

@@ -82,11 +82,6 @@ namespace plait::detail {
 [[noreturn]] inline void refuse_finish(const std::string& name) {
   fail({"parameter ", name, ": finish_reduction without start_reduction(ctx), which starts what it waits for"});
 }
-[[noreturn]] inline void refuse_unordered(const std::string& name) {
-  fail({"parameter ", name,
-        ": its layer adds to the gradient in an order that depends on the layout, and the context wants deterministic "
-        "sums; use layers that have a deterministic order, or leave deterministic out"});
-}
 [[noreturn]] inline void refuse_unset_values(const std::string& name, bool callers, const std::string& stored) {
   if (callers)
     fail({"parameter ", name, ": gather would overwrite the caller's weights with values that nobody has set, as ",
@@ -94,15 +89,6 @@ namespace plait::detail {
   fail({"parameter ", name,
         ": gather would have layers read values that nobody has set; call initialize(ctx) on every "
         "parameter, set values by fill_values(ctx, fill), or load them"});
-}
-[[noreturn]] inline void refuse_late_layer(const std::string& name) {
-  fail({"parameter ", name,
-        ": a layer begins to use it after data parallelism has laid it beside others, whose deterministic sums "
-        "would miss what this layer adds; make all layers before the training step"});
-}
-[[noreturn]] inline void refuse_narrow(const std::string& name) {
-  fail({"parameter ", name, ": deterministic sums have gradients in float or double, and here they are ",
-        "bf16; use another precision"});
 }
 
 }  // namespace plait::detail
@@ -225,23 +211,23 @@ class parameter {
     return array_->values() + at_;
   }
   /// Returns the gradient that backward passes add to; the first that asks since `zero_gradient` has it zeroed. Throws
-  /// unless the parameter is accumulating; not for a frozen one, and not with deterministic sums.
+  /// unless the parameter is accumulating; not for a frozen one, and not where sums have one order.
   gradient_type* used_gradient(Device& device);
   /// Whether nothing has been added since `zero_gradient`, so that a pass which writes every element need not add.
   bool gradient_is_empty() const { return empty_; }
   /// Returns the gradient for a pass that writes every element. Throws as `used_gradient` does.
   gradient_type* overwritten_gradient() {
     begin_terms();
-    if (deterministic_) detail::refuse_unordered(info_.name);
+    if (ordered_) detail::refuse_unordered(info_.name);
     return summed();
   }
-  /// Gives a layer that begins to use its array a deterministic sum of its own. Throws once data parallelism has taken
+  /// Gives a layer that begins to use its array `gradient_terms` of its own. Throws once data parallelism has taken
   /// them.
   gradient_terms<Precision, Device>& add_terms(token_leaves leaves) {
     if (storage_) detail::refuse_late_layer(info_.name);
     return array_->add_terms(std::move(leaves));
   }
-  /// Begins to add to the deterministic sums of its array. Throws as `used_gradient` does.
+  /// Begins to add to the `gradient_terms` of its array. Throws as `used_gradient` does.
   void begin_terms() { require_accumulating(), empty_ = false, note_adding(); }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
@@ -251,7 +237,7 @@ class parameter {
   void require_accumulating() const {
     if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
     if (gradient_use_ && !gradient_use_->valid && !only_counts<Device>) detail::refuse_taken_gradient(info_.name);
-    if (!deterministic_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
+    if (!ordered_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
@@ -343,9 +329,7 @@ class parameter {
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
   /// Whether a gradient that passes have added to is not complete: a sum over ranks is pending.
-  bool needs_reduction() const {
-    return storage_ || stages_ || deterministic_ || !reduce_.trivial() || gradients_pass_by();
-  }
+  bool needs_reduction() const { return storage_ || stages_ || ordered_ || !reduce_.trivial() || gradients_pass_by(); }
   /// Whether the caller's memory has values or gradients only while passes use them: stored, they lie elsewhere.
   bool values_pass_by() const { return stored_apart_ && array_->callers_values(); }
   bool gradients_pass_by() const { return stored_apart_ && array_->callers_gradients(); }
@@ -420,7 +404,7 @@ class parameter {
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
   bool changed_ = true;           ///< whether they are to be rounded or gathered after a change from outside
   bool given_ = false;            ///< whether the stored values were set
-  bool counts_ = true, frozen_ = false, deterministic_ = false;
+  bool counts_ = true, frozen_ = false, ordered_ = false;
   bool stored_apart_ = false;  ///< whether it is stored in another way than it is used
   bool added_ = false;         ///< whether a pass has asked for the gradient since its sum began
   bool empty_ = false;         ///< whether the gradient counts as zero, whatever its memory holds
@@ -446,7 +430,7 @@ parameter<Precision, Device>::parameter(const context<Device>& ctx, parameter_in
       at_(place.offset),
       callers_master_(place.master),
       callers_reduced_(place.reduced),
-      deterministic_(ctx.deterministic),
+      ordered_(sums_in_order(ctx)),
       stored_apart_(detail::stored_apart(stored, placed)),
       sums_(&ctx.ranks.sums()) {
   enforce(check_stored(stored), "parameter " + info_.name);
@@ -460,7 +444,7 @@ parameter<Precision, Device>::parameter(const context<Device>& ctx, parameter_in
   if (array_->callers_gradients() && !stored_apart_) phase_ = phase::accumulating;
   if (values_pass_by()) values_use_.reset(new detail::memory_use{&info_.name, nullptr});
   if (gradients_pass_by()) gradient_use_.reset(new detail::memory_use{&info_.name, &added_});
-  if (deterministic_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
+  if (ordered_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
 }
 
 template <class Precision, compute_device Device>
@@ -487,7 +471,7 @@ auto parameter<Precision, Device>::gradient() const -> const gradient_type* {
 template <class Precision, compute_device Device>
 auto parameter<Precision, Device>::used_gradient(Device& device) -> gradient_type* {
   require_accumulating();
-  if (deterministic_) detail::refuse_unordered(info_.name);
+  if (ordered_) detail::refuse_unordered(info_.name);
   if (empty_) clear_gradient(device);
   note_adding();
   return summed();
@@ -565,7 +549,7 @@ void parameter<Precision, Device>::start_reduction(const context<Device>& ctx) {
                        used_size());
   ctx.ranks.checks().note_reduction();
   gradient_type* const out = stored_gradient();
-  if (deterministic_ && !empty_terms())
+  if (ordered_ && !empty_terms())
     join_terms(ctx, array_->terms(), at_, dual(used_), gather_, out, info_.name);
   else if (!reduce_.trivial() || out != summed())
     reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);

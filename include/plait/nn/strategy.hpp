@@ -448,7 +448,7 @@ sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes)
   return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));
 }
 
-/// The leaves of deterministic sums for a strategy on a mesh, which know how its sequences lie.
+/// Returns `leaves` for a strategy on a mesh, which know how its sequences lie.
 template <strategy S>
 deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape& mesh) {
   using specs = transformer_specs<S>;

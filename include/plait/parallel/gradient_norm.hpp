@@ -10,7 +10,6 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/deterministic/exchange.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/nn/parameter.hpp"
 
@@ -30,15 +29,17 @@ class gradient_norm {
   /// The sum of the squares, equal on every rank of the stage: one number in the device's memory, valid as long as this
   /// object. Collective over the mesh.
   const double* squares(const context<Device>& ctx);
-  /// The sum of the squares with deterministic sums, as integers in the device's memory; `kernels::sum_of_bins` makes
-  /// one number: they are exact, and can be added over stages in any order. Ranks that have equal gradients share them
-  /// out. Collective over the mesh.
-  std::int64_t* exact_squares(const context<Device>& ctx)
-    requires has_deterministic_products<Device>;
+  /// Writes the sum of the squares of all `stages` to `to`, in the device's memory; exact where the context wants sums
+  /// that no layout changes. Collective over the mesh and the stages.
+  void sum_over(const context<Device>& ctx, any_communicator& stages, double* to);
   /// The norm, on the host.
   double total(const context<Device>& ctx);
 
  private:
+  /// The sum of the squares as integers in the device's memory; `kernels::sum_of_bins` makes one number. They are
+  /// exact, and can be added over stages in any order. Ranks that have equal gradients share them out.
+  std::int64_t* exact_squares(const context<Device>& ctx)
+    requires has_deterministic_products<Device>;
   struct part {
     axis_list axes;
     any_communicator* group;  ///< null where no axis cuts them
@@ -92,6 +93,22 @@ const double* gradient_norm<Precision, Device>::squares(const context<Device>& c
     kernels::accumulate(ctx.device, own, all, 1);
   }
   return all;
+}
+
+template <class Precision, compute_device Device>
+void gradient_norm<Precision, Device>::sum_over(const context<Device>& ctx, any_communicator& stages, double* to) {
+  const auto add_stages = [&](void* values, std::size_t count, dtype type) {
+    if (stages.size() > 1) stages.all_reduce(values, values, count, type, reduce_op::sum);
+  };
+  if constexpr (has_deterministic_products<Device>) {
+    if (sums_in_order(ctx)) {
+      std::int64_t* const bins = exact_squares(ctx);
+      add_stages(bins, kernels::exact_squares::words, dtype::i64);
+      return kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins), to);
+    }
+  }
+  ctx.device.copy(to, squares(ctx), sizeof(double), ctx.device.main_stream());
+  add_stages(to, 1, dtype::f64);
 }
 
 template <class Precision, compute_device Device>

@@ -256,30 +256,15 @@ class training_step {
   /// Sums the loss, and the squares of gradients, over all ranks, and gives the optimizer the factor of clipping.
   void clip_by_norm(const context<device>& ctx, std::span<const reduced> gradients) {
     mean_.finish(ctx);
-    sum_over_stages(mean_.loss_sum(), 1, dtype::f64);
+    if (stages_.size() > 1) stages_.all_reduce(mean_.loss_sum(), mean_.loss_sum(), 1, dtype::f64, reduce_op::sum);
     gradient_norm<precision, device> norm;
     for (const reduced& gradient : gradients) norm.add(ctx, gradient);
     auto* const squares = squares_.template data<double>();
-    sum_squares(ctx, norm, squares);
+    norm.sum_over(ctx, stages_, squares);
     auto* const clipped = clipped_.template data<kernels::clip_numbers>();
     kernels::clip(ctx.device, squares, clip_, clipped);
     optimizer_.clip_by(ctx, clipped);
   }
-  void sum_squares(const context<device>& ctx, gradient_norm<precision, device>& norm, double* squares) {
-    if constexpr (has_deterministic_products<device>) {
-      if (ctx.deterministic) {
-        std::int64_t* const bins = norm.exact_squares(ctx);
-        sum_over_stages(bins, kernels::exact_squares::words, dtype::i64);
-        return kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins), squares);
-      }
-    }
-    ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
-    sum_over_stages(squares, 1, dtype::f64);
-  }
-  void sum_over_stages(void* values, std::size_t count, dtype type) {
-    if (stages_.size() > 1) stages_.all_reduce(values, values, count, type, reduce_op::sum);
-  }
-
   training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own,
                 optimizer_ref<precision, device> optimizer, double clip)
       : training_step(ctx, *own, nullptr, optimizer, clip) {
@@ -296,8 +281,7 @@ class training_step {
         stages_(model.along()) {
     if (!(clip >= 0)) fail({"training step: the limit of the gradient norm is ", clip, "; legal is 0 (none) or more"});
     detail::agree_in_checked_step(ctx, "training step", [&] {
-      std::vector<setting> values =
-          detail::values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.deterministic);
+      std::vector<setting> values = detail::values_of_context(ctx);
       values.push_back({"clip", exact_text(clip)});
       values.push_back({"microbatches", cat({model.shape().microbatches})});
       return values;

@@ -89,9 +89,9 @@ struct metered_passes {
 template <class Stage>
 metered_passes meter_passes(const context<counting_device>& ctx, std::span<Stage* const> stages, Stage& stage,
                             passes_until until, int microbatches) {
-  // Deterministic sums are gradients, but made as passes add to them, and a microbatch may be added once.
+  // Sums in order are gradients, but made as passes add to them, and a microbatch may be added once.
   const auto forget_sums = [&] {
-    if (!ctx.deterministic) return;
+    if (!sums_in_order(ctx)) return;
     for (Stage* any : stages) any->visit([&](auto& p) { p.zero_gradient(ctx); });
   };
   forget_sums();

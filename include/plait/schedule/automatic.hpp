@@ -102,7 +102,7 @@ schedule lay_out(const schedule_name& name, const pipeline_shape& shape, const s
 /// Returns the schedule `s` with each backward split and every W placed anew for these costs. Forwards and input
 /// gradients keep their order on each rank. A W, the oldest first, is done where the next of them would come later than
 /// `patience` times the W's length. It is also done where a forward would exceed `max_chunks_held` activations. A
-/// hand-made order for even costs loses time on uneven ones mostly in its Ws. The result is deterministic; one that
+/// hand-made order for even costs loses time on uneven ones mostly in its Ws. A result that
 /// gets stuck is incomplete. `s` must be one that `verify` accepts. Throws `error` for sizes that are not legal, and
 /// for `costs` as `simulate` does.
 inline schedule refill_weights(const schedule& s, const schedule_costs& costs, double patience, int max_chunks_held) {

@@ -63,6 +63,10 @@ std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const 
 /// The values, by name, that all ranks of a world must be given alike.
 std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
                                        const deterministic_leaves& how);
+template <compute_device Device>
+std::vector<setting> values_of_context(const context<Device>& ctx) {
+  return values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.deterministic);
+}
 std::uint64_t hash_of_values(std::span<const setting> values);
 
 /// Takes the noted values, with their digests, from where the device has put them.
@@ -281,7 +285,7 @@ template <compute_device Device>
 void agree_on_context(const context<Device>& ctx) {
   if constexpr (!only_counts<Device>) {
     if (!notes_values(ctx)) return;
-    const std::vector<setting> values = values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.deterministic);
+    const std::vector<setting> values = values_of_context(ctx);
     const std::uint64_t hash = hash_of_values(values);
     if (ctx.ranks.checks().context() == hash) return;
     require_equal_values(ctx.device, ctx.ranks.root(), "context", values);

@@ -43,10 +43,16 @@ double all_reduce_scalar(const context<Device>& ctx, double value, reduce_op op)
   return all_reduce_scalar(ctx.device, ctx.ranks.root(), value, op);
 }
 
+/// Whether sums have one order, whatever the layout.
+template <compute_device Device>
+bool sums_in_order(const context<Device>& ctx) {
+  return static_cast<bool>(ctx.deterministic);
+}
+
 /// Throws with deterministic sums, which have no order for `what`: its sums depend on the layout.
 template <compute_device Device>
 void require_any_order(const context<Device>& ctx, std::string_view name, std::string_view what) {
-  if (ctx.deterministic) fail({name, ": deterministic sums have no order for ", what});
+  if (sums_in_order(ctx)) fail({name, ": deterministic sums have no order for ", what});
 }
 
 /// Throws, with the text that the compiler has for a mesh it knows, unless `Spec` mentions every axis of the context's

@@ -230,13 +230,13 @@ template <class From, class To>
 struct redistribution_value {
   static constexpr verdict value = compare_dims(operand::output, layout_v<From>.dim_order(), layout_v<To>.dim_order());
 };
-/// Throws with deterministic sums where a plan adds terms of ranks in the backend's order.
+/// Throws as `require_any_order` where a plan adds terms of ranks in the backend's order.
 template <compute_device Device>
 void require_no_sum(const context<Device>& ctx, const ready_plan& moves, const std::string& name) {
-  if (!ctx.deterministic) return;
+  if (!sums_in_order(ctx)) return;
   for (const redistribution_step& s : moves.planned().steps)
     if (s.kind == transition_kind::all_reduce || s.kind == transition_kind::reduce_scatter)
-      fail({name, ": deterministic sums have no order for this sum over ranks: ", describe_steps(moves.planned())});
+      require_any_order(ctx, name, "this sum over ranks: " + describe_steps(moves.planned()));
 }
 }  // namespace detail
 

@@ -56,7 +56,7 @@ class context_attention {
         fail({name, ": o_stride or do_stride is ", stride,
               "; o and its gradient are without gaps, so that legal are 0 and ", shape.heads * shape.head_dim});
     attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
-    part.chunk = detail::chunk_of<engine>(ctx.deterministic, length, part.name);
+    part.chunk = detail::chunk_of<engine>(ctx, length, part.name);
     for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(r * own, own));
     if (documents && !shape.causal) require_causal_or_whole(part);
     require_whole_chunks(part);

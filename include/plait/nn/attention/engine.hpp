@@ -130,8 +130,9 @@ inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
 
 /// The tokens of a chunk of a sequence; 0 where sums are not deterministic. Throws where an engine knows none, or they
 /// do not divide.
-template <class Engine>
-std::int64_t chunk_of(const deterministic_leaves& order, std::int64_t length, const std::string& name) {
+template <class Engine, compute_device Device>
+std::int64_t chunk_of(const context<Device>& ctx, std::int64_t length, const std::string& name) {
+  const deterministic_leaves& order = ctx.deterministic;
   if (!order) return 0;
   if constexpr (!knows_chunks<Engine>)
     fail({name, ": deterministic sums have no order for the engine of this attention policy"});

@@ -57,7 +57,8 @@ class ring_route {
 /// time: one is computed with while the next one travels. Going back they travel again, and dk and dv with
 /// them in the type of statistics.
 ///
-/// With deterministic sums it goes back as `all_gather_kv` does, as sums over queries have another order on a ring.
+/// With an `attention_part::chunk` it goes back as `all_gather_kv` does, as sums over queries have another order on a
+/// ring.
 ///
 /// All keys and values of a rank's heads are B = 2 batch seq kv_heads head_dim elements. In zigzag order over c ranks,
 /// without a window, each rank sends (c-1)/c B elements of the activations' type in a forward pass. In a backward pass
@@ -183,7 +184,7 @@ class ring_attention {
   ring_route route_;
   any_communicator* comm_ = nullptr;
   alone alone_;
-  all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back with deterministic sums
+  all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back with an `attention_part::chunk`
 };
 
 inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window)

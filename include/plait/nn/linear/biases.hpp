@@ -74,10 +74,9 @@ class linear_biases {
       if (master) master += biases_[i]->size();
       if (reduced) reduced += biases_[i]->size();
     }
-    if (ctx.deterministic && trainable())
-      terms_ = &array->add_terms(token_leaves(ctx.deterministic, without_dims(d.branches[0].output, d.branches[0].bias),
-                                              ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(), token_grain::fine,
-                                              first_name()));
+    if (trainable())
+      terms_ = terms_of_layer(ctx, *array, without_dims(d.branches[0].output, d.branches[0].bias), token_grain::fine,
+                              first_name());
   }
 
   bool any() const {
@@ -116,7 +115,7 @@ class linear_biases {
         });
     });
   }
-  /// Adds the gradients of a microbatch, whose output's gradient is dy, to the deterministic sums over tokens.
+  /// Adds the gradients of a microbatch, whose output's gradient is dy, to `terms_`, where there are any.
   void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
     if (terms_ == nullptr || !trainable()) return;
     for (const auto& p : biases_)
@@ -179,7 +178,7 @@ class linear_biases {
   std::int64_t batches_ = 1, total_ = 0;
   std::vector<std::int64_t> columns_;
   std::vector<parameter_ptr<Precision, Device>> biases_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< with deterministic sums
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< in place of sums of its own
   bool all_ = true;
 };
 

@@ -94,8 +94,8 @@ class adamw {
   void forget_step();
 
   /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its slice.
-  /// Throws where the parameter is cut within a block of 8-bit moments. Throws also for 8-bit moments with
-  /// deterministic sums, because blocks are counted in what a rank stores.
+  /// Throws where the parameter is cut within a block of 8-bit moments. Throws also for 8-bit moments where sums have
+  /// one order, because blocks are counted in what a rank stores.
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p);
 
   /// The checks of `prepare`.
