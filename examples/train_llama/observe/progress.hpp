@@ -81,7 +81,7 @@ inline std::string format_hidden(const std::vector<axis_communication>& communic
 }
 
 /// The progress line of `record`, without a line end; what is not known is left out. What matters most comes first, for
-/// a narrow terminal cuts it.
+/// a narrow terminal has no room for the rest.
 inline std::string format_progress(const step_record& record, std::int64_t steps, double seconds_left) {
   char text[192], mfu[32] = "", rate[32], comm[32] = "";
   if (record.mfu > 0) std::snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * record.mfu);
@@ -92,6 +92,13 @@ inline std::string format_progress(const step_record& record, std::int64_t steps
                 format_rate(record.tokens_per_second).c_str());
   const std::string hidden = format_hidden(record.communication);
   return cat({format_duration(seconds_left), " left  ", text, mfu, rate, comm, hidden.empty() ? "" : "  ", hidden});
+}
+
+/// The beginning of a progress line in so many columns, without the item that they would cut.
+inline std::string_view first_columns(std::string_view line, std::size_t columns) {
+  if (line.size() <= columns) return line;
+  const std::size_t end = line.rfind("  ", columns);
+  return line.substr(0, end == line.npos ? columns : end);
 }
 
 struct progress_config {
@@ -152,7 +159,7 @@ class progress {
  private:
   void draw() {
     shown_ = true;
-    put(cat({"\r", line_.substr(0, columns()), "\x1b[K"}));
+    put(cat({"\r", first_columns(line_, columns()), "\x1b[K"}));
   }
   // A line as wide as the terminal would wrap, and the next carriage return would not reach its start.
   std::size_t columns() const {

@@ -93,6 +93,21 @@ TEST_CASE("the share of communication that was hidden stands behind its time, by
   CHECK(plait::format_hidden({}).empty());
 }
 
+TEST_CASE("a line that is too long for a terminal loses whole items, the last first") {
+  const step_record record{.step = 123456,
+                           .loss = 12.3456,
+                           .grad_norm = 123.456,
+                           .lr = 3e-4,
+                           .tokens_per_second = 123456,
+                           .comm_share = 0.5,
+                           .mfu = 0.4149};
+  const std::string line = plait::format_progress(record, 1000000, 86400 * 13);
+  CHECK(plait::first_columns(line, 79) ==
+        "13 d 00 h left  step 123456/1000000  loss 12.3456  grad 123.456  123k tok/s");
+  CHECK(plait::first_columns(line, line.size()) == line);
+  CHECK(plait::first_columns(line, 9) == "13 d 00 h");  // its first item has 14 columns
+}
+
 TEST_CASE("on a terminal: one line rewritten, ended once") {
   const std::string text = printed({.steps = 5}, true);
   CHECK(occurrences(text, "\n") == 1);
