@@ -32,6 +32,7 @@ constexpr struct {
 } exceptions[] = {
     {"--log", compared::not_at_all},           // rank 0 writes it
     {"--plot", compared::not_at_all},          // likewise
+    {"--report", compared::not_at_all},        // likewise
     {"--peak-tflops", compared::not_at_all},   // rank 0 reports by it
     {"--memory-share", compared::not_at_all},  // each host is looked at by itself
     {"--threads", compared::not_at_all},       // machines may have more or fewer cores; no result depends on it

@@ -93,8 +93,11 @@ void check_names_in_steps(const options& opt) {
 
 void check_files(const options& opt, bool begins_from_step) {
   check_names_in_steps(opt);
-  std::vector<std::pair<const char*, const std::string*>> outputs = {
-      {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
+  std::vector<std::pair<const char*, const std::string*>> outputs = {{"--log", &opt.log},
+                                                                     {"--plot", &opt.plot},
+                                                                     {"--report", &opt.report},
+                                                                     {"--trace", &opt.trace},
+                                                                     {"--timeline", &opt.timeline}};
   std::vector<std::pair<const char*, std::string>> inputs;
   if (std::filesystem::exists(opt.products))
     inputs.emplace_back("--products", opt.products);

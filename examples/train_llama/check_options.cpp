@@ -50,6 +50,8 @@ void check_inputs(const options& opt, const given_option& given) {
   not_empty("--checkpoint-dir", opt.checkpoint_dir, "a folder");
   not_empty("--log", opt.log, "a file");
   not_empty("--plot", opt.plot, "a file");
+  not_empty("--report", opt.report, "a file");
+  if (!opt.report.empty() && opt.log.empty()) plait::fail("--report needs --log, the file that it is made from");
   not_empty("--trace", opt.trace, "a file");
   not_empty("--timeline", opt.timeline, "a file");
   not_empty("--products", opt.products, "a file");
@@ -164,6 +166,7 @@ void check_sizes(const options& opt) {
   if (opt.steps == 0 && !(opt.trace.empty() && opt.timeline.empty()))
     plait::fail(fmt::format("{} shows a step, and --steps 0 has none; leave it out",
                             opt.trace.empty() ? "--timeline" : "--trace"));
+  if (opt.steps == 0 && !opt.report.empty()) plait::fail("--report shows steps, and --steps 0 has none; leave it out");
   within("--seq", opt.seq, 1, std::int64_t{1} << 31);
   within("--micro-batch", opt.micro_batch, 1, 1 << 20);
   within("--global-batch", opt.global_batch, 0, 1 << 24);

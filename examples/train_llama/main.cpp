@@ -29,6 +29,7 @@
 #include "start_cuda.hpp"
 #include "strategies.hpp"
 #include "train.hpp"
+#include "train_llama/observe/report.hpp"
 #ifdef PLAIT_WITH_MPI
 #include "plait/comm/mpi.hpp"
 #endif
@@ -311,7 +312,15 @@ std::string_view backend(int argc, char** argv) {
   return found;
 }
 
+/// `train_llama report LOG PAGE`
+int report(int argc, char** argv) {
+  if (argc != 4) plait::fail("report takes a log and the page to write: train_llama report LOG PAGE");
+  plait::write_report(argv[2], argv[3], "LOG", "PAGE");
+  return 0;
+}
+
 int start(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "report") return report(argc, argv);
   const std::string_view wanted = backend(argc, argv);
   if (wanted == "mpi") return train_mpi(argc, argv);
   if (wanted == "nccl") return processes_of_mpirun() > 0 ? train_mpi(argc, argv) : train_nccl(argc, argv);

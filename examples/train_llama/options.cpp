@@ -287,7 +287,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_flag("--log-gradient-hashes", opt.log_gradient_hashes,
                "with --log-hashes, also one of each parameter's gradient, summed over all ranks and not yet clipped");
-  app.add_option("--plot", opt.plot, "loss curve as SVG");
+  app.add_option("--plot", opt.plot, "loss curve as SVG, with held-out losses and what --log has of earlier runs");
+  app.add_option("--report", opt.report,
+                 "a page (HTML) of what --log has when the run ends: curves, communication, memory, options, and the "
+                 "step of --timeline; train_llama report LOG PAGE makes one of a log");
   app.add_option("--trace", opt.trace, "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
   app.add_option("--timeline", opt.timeline, "a step as SVG, simulated and measured");
   group("Sampled text");

@@ -94,7 +94,7 @@ struct options {
   std::string attention_kernel = "auto";
   std::string attention_sums = "fixed";
   double peak_tflops = 0;  ///< 0: what is known of the device
-  std::string log, plot, trace, timeline;
+  std::string log, plot, report, trace, timeline;
   std::int64_t log_hashes = 0;  ///< steps from one hash of the parameters to the next; 0: none
   bool log_gradient_hashes = false;
   std::string checkpoint_dir;   ///< empty: nothing is saved

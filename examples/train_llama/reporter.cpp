@@ -17,6 +17,7 @@
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/nn/strategy.hpp"
+#include "plan.hpp"
 #include "planned.hpp"
 #include "run_texts.hpp"
 #include "say.hpp"
@@ -47,12 +48,9 @@ std::string weights_text(const setup& s) {
   return {};
 }
 
-/// Has `written` write what the traced step looked like, and prints its bubble beside that of the simulation, in which
-/// each action takes the mean of its measured times.
-template <class Written>
-void show(const setup& s, std::int64_t step, const std::vector<std::vector<plait::step_event>>& ranks,
-          Written&& written) {
-  if (!s.opt.trace.empty()) written([&] { plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace, "--trace"); });
+/// Returns the traced step simulated, where each action takes the mean of its measured times, and measured.
+std::vector<plait::pipeline_timeline> timelines_of(const setup& s, std::int64_t step,
+                                                   const std::vector<std::vector<plait::step_event>>& ranks) {
   const plait::pipeline_shape& shape = s.schedule.shape;
   std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
   std::vector<std::vector<std::vector<plait::step_event>>> peers(static_cast<std::size_t>(shape.ranks));
@@ -68,13 +66,23 @@ void show(const setup& s, std::int64_t step, const std::vector<std::vector<plait
   for (const plait::axis_id axis : s.parallel.axes.shard) data_ranks *= s.mesh.extent(axis);
   const plait::costed_step parts = plait::measured_step(s.schedule, s.parallel.parallel, peers,
                                                         static_cast<int>(data_ranks), s.config.tie_embeddings);
-  const plait::pipeline_timeline simulated =
-      plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms");
-  if (shape.ranks > 1)
-    say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n", step + 1,
-        100 * measured.idle(), 100 * simulated.idle());
-  if (!s.opt.timeline.empty())
-    written([&] { plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline"); });
+  return {plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms"), measured};
+}
+
+/// The planned bytes of the rank that holds most, by part.
+plait::json_object memory_object(const setup& s) {
+  const run_plan plan = plan_of(s);
+  plait::json_object parts;
+  parts.add("weights", plan.weights).add("gradients", plan.gradients).add("optimizer", plan.optimizer);
+  parts.add("activations", plan.kept);
+  if (plan.attention > 0) parts.add("attention", plan.attention);
+  return parts;
+}
+
+plait::json_object options_object(const options& opt) {
+  plait::json_object all;
+  for (const auto& [name, value] : opt.by_name) all.add(name, plait::is_utf8(value) ? value : "not UTF-8");
+  return all;
 }
 
 /// How much of the communication was hidden, over which axes the ranks waited longest, and what did.
@@ -111,19 +119,17 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
   say_now();
   display_.emplace(
       plait::progress_config{.steps = s.opt.steps, .first_step = resumed, .every = steps_between_lines(s)});
-  if (resumed > 0 && !s.opt.plot.empty()) begin_curve(resumed);
+  if (resumed > 0 && !s.opt.plot.empty()) begin_curves(resumed);
 }
 
 /// Takes the losses of the steps before, where the log that this run goes on with has them.
-void reporter::begin_curve(std::int64_t resumed) {
+void reporter::begin_curves(std::int64_t resumed) {
   std::error_code ignored;
   const std::string& log = s_.opt.log;
   if (!std::filesystem::is_regular_file(log, ignored) || std::filesystem::file_size(log, ignored) == 0) return;
   try {
     const std::string text = plait::read_file(log, "--log", std::numeric_limits<std::size_t>::max());
-    for (const plait::logged_step& step : plait::read_run_log(text, fmt::format("--log: '{}'", log)).steps)
-      if (step.numbers && step.step <= resumed)
-        curve_.points.push_back({static_cast<double>(step.step), step.numbers->loss});
+    curves_ = plait::loss_curves(plait::read_run_log(text, fmt::format("--log: '{}'", log)), resumed);
   } catch (const plait::error& e) {  // training matters more
     fmt::print(stderr, "train_llama: --plot begins after step {}: {}\n", resumed, e.what());
   }
@@ -159,7 +165,13 @@ void reporter::step(plait::step_record record, double took) {
   if (record.communication.empty()) record.communication = shown_;  // a terminal shows the last one known
   shown_ = record.communication;
   display_->update(record);
-  curve_.points.push_back({static_cast<double>(record.step), record.loss});
+  curves_[0].points.push_back({static_cast<double>(record.step), record.loss});
+}
+
+void reporter::add_held_out(std::int64_t step, double loss) {
+  std::vector<plait::curve_point>& points = curves_[1].points;
+  const auto at = static_cast<double>(step);
+  if (points.empty() || points.back().x < at) points.push_back({at, loss});  // once of a step that is saved at the end
 }
 
 void reporter::saved(const keeper::news& news) {
@@ -170,6 +182,7 @@ void reporter::saved(const keeper::news& news) {
       .add("bytes", static_cast<std::uint64_t>(bytes))
       .add("stall", s.stall)
       .add("background", s.background);
+  if (news.loss) add_held_out(s.step, *news.loss);
   if (news.loss) line.add("held_out_loss", *news.loss).add("best", news.is_best);
   if (!s.failure.empty()) line.add("failure", s.failure);
   if (!s.warning.empty()) line.add("warning", s.warning);
@@ -193,6 +206,7 @@ void reporter::finish(const ending& e) {
   if (e.resumed > 0) summary.add("resumed_at", e.resumed);
   summary.add("seconds", e.seconds);
   if (e.held_out) summary.add("held_out_loss", *e.held_out);
+  if (e.held_out) add_held_out(e.steps, *e.held_out);
   summary.add("skipped_steps", e.skipped);
   summary.add("peak_bytes", static_cast<std::int64_t>(e.peak_bytes)).add("bytes_sent", e.sent.bytes);
   summary.add("bytes_as_predicted", e.sent.as_predicted);
@@ -200,6 +214,12 @@ void reporter::finish(const ending& e) {
   summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
   use_.add_to(summary);
   if (s_.predicted) summary.add("prediction", prediction_json(*s_.predicted, median_step(), e.peak_bytes));
+  const std::int64_t step = traced_step(s_.opt, e.resumed);
+  std::vector<plait::pipeline_timeline> timelines;
+  if (e.steps > step && std::any_of(e.traced.begin(), e.traced.end(), [](const auto& rank) { return !rank.empty(); }))
+    timelines = timelines_of(s_, step, e.traced);
+  if (log_) summary.add("options", options_object(s_.opt)).add("memory", memory_object(s_));
+  if (log_ && !timelines.empty()) summary.add("timeline", plait::pipeline_svg(timelines));
   logged([&](plait::json_log& log) { log.summary(summary); });
   say("{}{} in {}",
       e.diverged          ? "diverged: "
@@ -217,13 +237,20 @@ void reporter::finish(const ending& e) {
       communication_text(e), e.hash, use_.ending());
   if (s_.predicted && !took_.empty()) say("{}", beside_measured(*s_.predicted, median_step(), e.peak_bytes));
   if (!s_.opt.plot.empty()) written([&] { draw(); });
-  const std::int64_t step = traced_step(s_.opt, e.resumed);
-  const bool is_traced = std::any_of(e.traced.begin(), e.traced.end(), [](const auto& rank) { return !rank.empty(); });
-  if (is_traced && e.steps > step)
-    show(s_, step, e.traced, [&](auto&& write) { written(write); });
-  else if (!e.traced.empty())
-    say("nothing is traced: the run ended before step {}\n", step + 1);
+  if (!s_.opt.report.empty()) written([&] { plait::write_report(s_.opt.log, s_.opt.report, "--log", "--report"); });
+  if (timelines.empty() && !e.traced.empty()) say("nothing is traced: the run ended before step {}\n", step + 1);
+  if (!timelines.empty()) show(step, timelines, e.traced);
   say_now();
+}
+
+void reporter::show(std::int64_t step, const std::vector<plait::pipeline_timeline>& timelines,
+                    const std::vector<std::vector<plait::step_event>>& traced) {
+  if (!s_.opt.trace.empty())
+    written([&] { plait::write_chrome_trace(plait::trace_of(traced), s_.opt.trace, "--trace"); });
+  if (s_.schedule.shape.ranks > 1)
+    say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n", step + 1,
+        100 * timelines[1].idle(), 100 * timelines[0].idle());
+  if (!s_.opt.timeline.empty()) written([&] { plait::write_pipeline_svg(timelines, s_.opt.timeline, "--timeline"); });
 }
 
 double reporter::median_step() const { return took_.empty() ? 0 : plait::median(took_); }
@@ -231,7 +258,7 @@ double reporter::median_step() const { return took_.empty() ? 0 : plait::median(
 void reporter::draw() {
   plait::curve_chart chart;
   chart.title = fmt::format("{} on {}", s_.begins_from_weights() ? s_.opt.init_from : s_.opt.model, mesh_text(shape_));
-  chart.series.push_back(std::move(curve_));
+  chart.series = std::move(curves_);
   if (s_.entropy > 0) chart.reference = plait::curve_reference{"unigram entropy", s_.entropy};
   plait::write_curve(chart, s_.opt.plot, "--plot");
 }

@@ -8,9 +8,8 @@
 #include "keeper.hpp"
 #include "model_run.hpp"
 #include "traffic.hpp"
-#include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/progress.hpp"
-#include "train_llama/observe/run_log.hpp"
+#include "train_llama/observe/report.hpp"
 #include "utilisation.hpp"
 
 /// How many steps are from one line of progress to the next, where there is no terminal.
@@ -60,8 +59,12 @@ class reporter {
   /// Adds to the log, if there is one still.
   template <class F>
   void logged(F&& add);
-  void begin_curve(std::int64_t resumed);
+  void begin_curves(std::int64_t resumed);
+  void add_held_out(std::int64_t step, double loss);
   void draw();
+  /// Writes and tells what the traced step looked like.
+  void show(std::int64_t step, const std::vector<plait::pipeline_timeline>& timelines,
+            const std::vector<std::vector<plait::step_event>>& traced);
 
   /// Seconds of the median step; 0 where there was none.
   double median_step() const;
@@ -73,6 +76,6 @@ class reporter {
   std::optional<plait::progress> display_;
   std::vector<plait::axis_communication> shown_;
   std::vector<double> took_;  ///< seconds of each step
-  plait::curve_series curve_{"training", {}};
+  std::vector<plait::curve_series> curves_ = plait::loss_curves({});
   std::string failure_;
 };

@@ -163,7 +163,7 @@ refused "extra" extra
 for option in --checkpoint-dir --init-from --export-hf; do
   refused "$option is empty; name a folder, or leave it out" $option ''
 done
-for option in --log --plot --trace --timeline --products; do
+for option in --log --plot --report --trace --timeline --products; do
   refused "$option is empty; name a file, or leave it out" $option ''
 done
 refused '--cluster is empty; name hardware, or leave it out' --cluster ''
@@ -328,7 +328,27 @@ refused "--attention ring:contiguous is built for .* --strategy sp alone; legal 
 refused "--split 'odd' is unknown; legal are flops, measured, even" --split odd
 refused "--trace: cannot write '/nosuch/t.json': No such file" --trace /nosuch/t.json
 refused '--timeline shows a step, and --steps 0 has none' --steps 0 --timeline out/t.svg
+refused '--report shows steps, and --steps 0 has none' --steps 0 --report out/page.html
+refused "--log and --report both name 'out/same'" --log out/same --report out/same
 refused "--trace and --timeline both name 'out/same'" --trace out/same --timeline out/same
+
+# A page of a log alone.
+reported() { # reported TEXT ARGUMENTS...
+  expected=$1
+  shift
+  code=0
+  "$trainer" report "$@" >stdout 2>stderr || code=$?
+  [ "$code" = 1 ] || fail "report $*: exit code $code"
+  grep -q "^train_llama: $expected" stderr || fail "report $*: '$expected' is not in: $(cat stderr)"
+}
+printf '{"step": 1, "loss": 2, "grad_norm": 1, "lr": 1}\n{"step": 2, "loss": "2"}\n' >bad.jsonl
+reported "LOG: 'bad.jsonl', line 2: loss is \"2\"; legal are numbers and null" bad.jsonl out/page.html
+reported "LOG: .*'absent.jsonl'.*No such file" absent.jsonl out/page.html
+reported 'report takes a log and the page to write: train_llama report LOG PAGE' bad.jsonl
+[ -z "$(ls -A out)" ] || fail "a report that fails left $(ls -A out)"
+code=0
+timeout 20 "$trainer" --model config.json --data "$text" --report page.html >stdout 2>stderr || code=$?
+{ [ "$code" = 1 ] && grep -q '^train_llama: --report needs --log, the file that it is made from' stderr; } || fail "--report: $(cat stderr)"
 
 # Options in a file: a run is written, read again, and the command line comes first.
 "$trainer" --data "$text" --mesh dp=2 --lr 1e-2 --steps 3 --write-config run.toml || fail "--write-config ends with $?"

@@ -182,9 +182,11 @@ train kept --steps 8 --sample 0 --mesh dp=2 --checkpoint-dir kept --save-every 1
 [ "$(steps_in kept)" = "step-00000003 step-00000006 step-00000007 step-00000008 " ] || fail "there are $(steps_in kept)"
 # The plot has what the log has of the steps before.
 cp kept.jsonl plotted.jsonl
-train plotted --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot plotted.svg
-drawn=$(grep 'stroke-linejoin="round"' plotted.svg | grep -o '[ML][0-9]' | wc -l)
-[ "$drawn" = 8 ] || fail "the plot has $drawn steps of 8"
+train plotted --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot plotted.svg --report plotted.html
+for picture in plotted.svg plotted.html; do
+  drawn=$(grep -m 1 'stroke-linejoin="round"' $picture | grep -o '[ML][0-9]' | wc -l)
+  [ "$drawn" = 8 ] || fail "$picture has $drawn steps of 8"
+done
 train new_log --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot new_log.svg # which has none before
 
 # The best stays too, by the held-out loss at each save, in this run and those that go on from it. A rate that is far too
@@ -208,9 +210,37 @@ PY
 # It costs the training nothing but time, and in another directory the best is one that is there.
 train plain --steps 4 --sample 0 --mesh dp=2,pp=2,tp=2 --data-parallel zero3 --micro-batch 1 --held-out 0.001
 train judged4 --steps 4 --sample 0 --mesh dp=2,pp=2,tp=2 --data-parallel zero3 --micro-batch 1 --held-out 0.001 \
-  --checkpoint-dir best4 --save-every 1 --keep-best held-out
+  --checkpoint-dir best4 --save-every 1 --keep-best held-out --plot judged4.svg --timeline step4.svg --report judged4.html
 [ "$(hash_of plain)" = "$(hash_of judged4)" ] || fail "--keep-best changes the training"
 [ "$(logs get judged4.jsonl bytes_as_predicted)" = true ] || fail "--keep-best: the bytes are not as predicted"
+# Its plot has a mark for each held-out loss, and one in the legend. Its page has the log's numbers and loads nothing.
+[ "$(grep -c '<circle' judged4.svg)" = 5 ] || fail "the plot has $(grep -c '<circle' judged4.svg) marks"
+"$trainer" report judged4.jsonl alone.html || fail "no page of a log alone"
+cmp judged4.html alone.html || fail "the page of the log alone is another one"
+python3 - judged4.html judged4.jsonl step4.svg <<'PY' || fail "the page is not the log's"
+import json, math, re, sys
+page, step = open(sys.argv[1]).read(), open(sys.argv[3]).read()
+log = [json.loads(line) for line in open(sys.argv[2])]
+steps, summary = [r for r in log if "step" in r], log[-1]["summary"]
+def has(text): assert text in page, text
+has(f"<dt>last loss<dd>{steps[-1]['loss']:.4f}<")
+has(f"<dt>held-out loss, step 4<dd>{summary['held_out_loss']:.4f}<")
+has(f"norm (last {steps[-1]['grad_norm']:.3f})")
+for axes, last in steps[-1]["communication"].items():
+    times = [r["communication"][axes] for r in steps]
+    waited, all = (sum(t[k] for t in times) / len(times) for k in ("waited", "seconds"))
+    found = re.search(rf"<tr><td>{axes}<td>(\S+) ms<td>(\S+) ms<td>(\S+) %", page)
+    for shown, logged in zip(found.groups(), (1e3 * (all - waited), 1e3 * waited, 100 * (1 - waited / all))):
+        assert math.isclose(float(shown), logged, rel_tol=6e-3, abs_tol=0.051), (axes, shown, logged)
+for part in ("weights", "gradients", "optimizer", "activations"):
+    assert summary["memory"][part] > 0
+    has(f"<tr><td>{part}<td>")
+for name, value in summary["options"].items(): has(f"<span>{name}</span> {value}<")
+assert summary["timeline"] == step
+has(step)
+for loads in ("<script", "<link", "<img", "src=", "href=", "url(", "@import"): assert loads not in page, loads
+assert page.count("http") == page.count('xmlns="http://www.w3.org/2000/svg"')
+PY
 train elsewhere --steps 6 --sample 0 --held-out 0.001 --checkpoint-dir elsewhere --save-every 1 --keep 1 --keep-best held-out \
   --resume best --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow
 [ "$(steps_in elsewhere)" = "step-00000006 " ] || fail "there are $(steps_in elsewhere)"

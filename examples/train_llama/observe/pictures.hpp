@@ -145,7 +145,7 @@ class curve_drawing {
   }
 
  private:
-  static constexpr double left = 66, top = 70;
+  static constexpr double left = 66, top = 78;
   static constexpr std::array<const char*, 4> colours{"#2f7fc4", "#d1571b", "#2f9a55", "#8f63bd"};  // on any ground
   static constexpr const char* reference_colour = "#888";
   static constexpr std::size_t crowd =
@@ -277,7 +277,7 @@ class curve_drawing {
     double x = 12, y = 44;
     const auto item = [&](const std::string& name, std::string_view colour, std::string_view dash, bool marks) {
       const double length = 26 + 6.4 * static_cast<double>(name.size());  // 6.4: about the mean width of a letter
-      if (x > 12 && x + length > chart_.width) x = 12, y += 17;
+      if (x > 12 && x + length > chart_.width) x = 12, y += 16;
       line(x, y, x + 20, y, cat({"stroke=\"", colour, "\" stroke-width=\"2.5\" ", dash}));
       if (marks) mark(x + 10, y, colour);
       text(x + 26, y + 4, name, "class=\"t\"");
@@ -285,6 +285,7 @@ class curve_drawing {
     };
     for (std::size_t i = 0; i < chart_.series.size(); ++i) {
       const auto& points = chart_.series[i].points;
+      if (points.empty()) continue;
       const auto last = std::find_if(points.rbegin(), points.rend(), [](const curve_point& p) { return finite(p); });
       const std::string value = last == points.rend() ? "" : cat({" (last ", value_text(last->y), ")"});
       item(chart_.series[i].name + value, colours[i % colours.size()], "", chart_.series[i].marks);

@@ -205,9 +205,11 @@ class json_log {
 /// Hashes of parameters by their names, in the order of the model.
 using named_hashes = std::vector<std::pair<std::string, std::uint64_t>>;
 
-/// The numbers of a step that do not depend on the time it took; NaN where the log has null.
+/// The numbers of a step; NaN where the log has null.
 struct logged_numbers {
   double loss = 0, grad_norm = 0, lr = 0;
+  double tokens_per_second = std::numeric_limits<double>::quiet_NaN();  ///< also NaN where the log has none
+  std::vector<axis_communication> communication{};                      ///< empty: none is logged
 };
 
 /// A step as a log has it. The hashes are those of the state after it; before the first step, they are all there is.
@@ -223,6 +225,12 @@ struct run_log {
   std::vector<std::int64_t> repeated;  ///< steps that were made again, by a run that went back; the last ones count
   std::vector<std::int64_t> hashed_anew{};  ///< steps whose weights were hashed again, and were others by then
   bool cut_short = false;                   ///< whether the last line is not whole, as a killed run may leave it
+  std::vector<std::pair<std::int64_t, double>> held_out{};  ///< steps and held-out losses, in ascending order
+  // Of the last summary; empty or NaN where it has none.
+  std::vector<std::pair<std::string, std::string>> options{};  ///< by name
+  std::vector<std::pair<std::string, double>> memory{};        ///< planned bytes of the rank that holds most, by part
+  double peak_bytes = std::numeric_limits<double>::quiet_NaN();
+  std::string timeline{};  ///< an SVG image
 };
 
 namespace detail {
@@ -254,11 +262,39 @@ class run_log_reader {
   }
 
  private:
-  /// Lines of other kinds say nothing of a step.
+  /// Other lines are passed over.
   void take(const json& line) {
     if (!line.is_object()) fail({where_, ": it is ", line.type_name(), "; legal is an object on each line"});
-    if (const auto hashes = line.find("hashes"); hashes != line.end()) return take_hashes(*hashes);
+    if (line.contains("hashes")) return take_hashes(object(line, "hashes"));
+    if (line.contains("save")) return take_held_out(object(line, "save"), "step", "save.");
+    if (line.contains("summary")) return take_summary(object(line, "summary"));
     if (line.contains("step")) take_numbers(line);
+  }
+  void take_held_out(const json& line, const char* step_key, std::string_view of) {
+    if (!line.contains("held_out_loss")) return;
+    const std::int64_t step = step_of(line, step_key, of);
+    const double loss = number(line, "held_out_loss", of);
+    drop_held_out(step);
+    log_.held_out.emplace_back(step, loss);
+  }
+  /// Forgets the held-out losses from a step on: they are made again.
+  void drop_held_out(std::int64_t step) {
+    while (!log_.held_out.empty() && log_.held_out.back().first >= step) log_.held_out.pop_back();
+  }
+  void take_summary(const json& summary) {
+    take_held_out(summary, "steps", "summary.");
+    log_.peak_bytes = optional_number(summary, "peak_bytes", "summary.");
+    log_.options.clear(), log_.memory.clear(), log_.timeline.clear();
+    if (summary.contains("options"))
+      for (const auto& [name, value] : object(summary, "options", "summary.").items())
+        log_.options.emplace_back(name, text(summary["options"], name.c_str(), "summary.options."));
+    if (summary.contains("memory"))
+      for (const auto& [name, value] : object(summary, "memory", "summary.").items())
+        log_.memory.emplace_back(name, number(summary["memory"], name.c_str(), "summary.memory."));
+    if (!summary.contains("timeline")) return;
+    log_.timeline = text(summary, "timeline", "summary.");
+    if (!log_.timeline.starts_with("<svg ") || log_.timeline.find("<script") != std::string::npos)
+      fail({where_, ": summary.timeline is no image; legal is SVG without scripts"});
   }
   void take_numbers(const json& line) {
     const std::int64_t step = step_of(line);
@@ -267,12 +303,20 @@ class run_log_reader {
       for (auto at = first; at != log_.steps.end(); ++at)
         if (at->numbers) log_.repeated.push_back(at->step);
       log_.steps.erase(first, log_.steps.end());
+      drop_held_out(step);
     }
     begun_ = true;
-    at(step).numbers = logged_numbers{number(line, "loss"), number(line, "grad_norm"), number(line, "lr")};
+    logged_numbers numbers{number(line, "loss"), number(line, "grad_norm"), number(line, "lr"),
+                           optional_number(line, "tokens_per_second")};
+    if (line.contains("communication"))
+      for (const auto& [axes, value] : object(line, "communication").items()) {
+        const json& times = object(line["communication"], axes.c_str(), "communication.");
+        const std::string of = cat({"communication.", axes, "."});
+        numbers.communication.push_back({axes, number(times, "seconds", of), number(times, "waited", of)});
+      }
+    at(step).numbers = std::move(numbers);
   }
   void take_hashes(const json& line) {
-    if (!line.is_object()) fail({where_, ": hashes is ", line.type_name(), "; legal is an object"});
     const std::int64_t step = step_of(line);
     logged_step& to = at(step);
     const named_hashes before = std::exchange(to.weights, hashes_in(line, "weights"));
@@ -289,27 +333,39 @@ class run_log_reader {
     return *log_.steps.insert(place, {.step = step});
   }
 
-  std::int64_t step_of(const json& line) const {
-    const auto found = line.find("step");
+  // Each reads a member, whose error names it behind `of`, the members that it is in.
+  [[noreturn]] void refuse(const json& line, const char* key, std::string_view of, const char* legal) const {
+    const auto found = line.find(key);
+    fail({where_, ": ", of, key, " is ", found == line.end() ? "missing" : found->dump(), "; legal ", legal});
+  }
+  const json& object(const json& line, const char* key, std::string_view of = "") const {
+    const auto found = line.find(key);
+    if (found == line.end() || !found->is_object()) refuse(line, key, of, "is an object");
+    return *found;
+  }
+  std::int64_t step_of(const json& line, const char* key = "step", std::string_view of = "") const {
+    const auto found = line.find(key);
     if (found == line.end() || !found->is_number_integer() || found->get<std::int64_t>() < 0)
-      fail({where_, ": step is ", found == line.end() ? "missing" : found->dump(), "; legal are integers from 0 on"});
+      refuse(line, key, of, "are integers from 0 on");
     return found->get<std::int64_t>();
   }
-  double number(const json& line, const char* key) const {
+  double number(const json& line, const char* key, std::string_view of = "") const {
     const auto found = line.find(key);
     if (found != line.end() && found->is_null()) return std::numeric_limits<double>::quiet_NaN();
-    if (found == line.end() || !found->is_number())
-      fail(
-          {where_, ": ", key, " is ", found == line.end() ? "missing" : found->dump(), "; legal are numbers and null"});
+    if (found == line.end() || !found->is_number()) refuse(line, key, of, "are numbers and null");
     return found->get<double>();
   }
-  named_hashes hashes_in(const json& line, const char* key) const {
+  double optional_number(const json& line, const char* key, std::string_view of = "") const {
+    return line.contains(key) ? number(line, key, of) : std::numeric_limits<double>::quiet_NaN();
+  }
+  std::string text(const json& line, const char* key, std::string_view of) const {
     const auto found = line.find(key);
-    if (found == line.end() || !found->is_object())
-      fail({where_, ": ", key, " is ", found == line.end() ? "missing" : found->dump(),
-            "; legal is an object of hashes by parameter"});
+    if (found == line.end() || !found->is_string()) refuse(line, key, of, "is a text");
+    return found->get<std::string>();
+  }
+  named_hashes hashes_in(const json& line, const char* key) const {
     named_hashes out;
-    for (const auto& [name, hash] : found->items()) {
+    for (const auto& [name, hash] : object(line, key).items()) {
       const std::string digits = hash.is_string() ? hash.get<std::string>() : std::string();
       std::uint64_t value = 0;
       const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
