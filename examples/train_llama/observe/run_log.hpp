@@ -106,7 +106,8 @@ class json_log {
     write(json_object().add("hashes", line));
   }
   /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,
-  /// `communication` of all steps, `weights_hash`.
+  /// `communication` of all steps, `weights_hash`. `read_run_log` reads `held_out_loss` after `steps`, `peak_bytes`,
+  /// texts by name in `options`, bytes by part in `memory`, and an SVG image in `timeline`.
   void summary(const json_object& values) { write(json_object().add("summary", values)); }
   /// Any other line; a reader tells lines apart by their keys.
   void write(const json_object& line) {
