@@ -31,12 +31,13 @@ out=build/out
 mkdir -p "$out"
 build/example/bin/train_llama --mesh dp=1,pp=2,cp=2,tp=2 --backend threads --model tiny --data examples/data/kjv.txt \
   --schedule 1f1b --steps 600 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 \
-  --precision float --log "$out/train.jsonl" --plot "$out/loss.svg" \
+  --precision float --log "$out/train.jsonl" --plot "$out/loss.svg" --report "$out/run.html" \
   --timeline "$out/timeline.svg" --trace "$out/trace.json" "$@"
 
 cat <<END
 
 The outputs are in $PWD/$out:
+  run.html      a page of the run: curves, communication, memory, the step of timeline.svg, options
   loss.svg      the loss curve, for a browser
   timeline.svg  one step of the pipeline, simulated and measured, for a browser
   trace.json    the same step with all collectives and messages, for ui.perfetto.dev
