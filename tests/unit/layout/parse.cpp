@@ -7,7 +7,7 @@ using namespace plait;
 
 namespace {
 
-struct experts : axis_tag<"experts"> {};
+struct expert_ranks : axis_tag<"experts"> {};
 using trainer_mesh = mesh<axis<dp>, axis<cp, 2>, axis<tp>>;
 
 void refuses(std::string_view text, std::int64_t ranks, const char* message) {
@@ -34,7 +34,7 @@ TEST_CASE("the axes come in the mesh's own order, with what the text leaves out"
 }
 
 TEST_CASE("a user's own axis and an axis-free mesh") {
-  CHECK(parse_mesh<mesh<axis<experts>>>("experts=8", 8).extent(axis_of<experts>) == 8);
+  CHECK(parse_mesh<mesh<axis<expert_ranks>>>("experts=8", 8).extent(axis_of<expert_ranks>) == 8);
   CHECK(parse_mesh<mesh<>>("", 1).size() == 1);
   CHECK_THROWS_AS(parse_mesh<mesh<>>("dp=1", 1), error);
 }

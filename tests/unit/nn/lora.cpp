@@ -37,7 +37,7 @@ struct grid_policy {
   using weight = spec<shard<ffn, across>, shard<hidden, down>>;
   using output = spec<batch, seq, shard<ffn, across, down>>;
 };
-using experts = policy<spec<shard<expert, dp>, batch, hidden, invariant<tp>>,
+using batched = policy<spec<shard<expert, dp>, batch, hidden, invariant<tp>>,
                        spec<shard<expert, dp>, shard<ffn, tp>, hidden>, spec<shard<expert, dp>, batch, shard<ffn, tp>>>;
 
 /// What is derived for an adapter fits what is derived for the linear.
@@ -49,7 +49,7 @@ constexpr bool adapter_fits() {
 }
 static_assert(adapter_fits<column_sp>() && adapter_fits<column_tp>() && adapter_fits<row_sp>());
 static_assert(adapter_fits<row_tp>() && adapter_fits<row_open>() && adapter_fits<grid_policy>());
-static_assert(adapter_fits<experts>());
+static_assert(adapter_fits<batched>());
 
 dim_sizes lora_sizes() {
   dim_sizes sizes = transformer_sizes();
@@ -149,7 +149,7 @@ TEST_CASE("an adapter of a row-parallel linear") {
 
 TEST_CASE("an adapter of a weight that is sharded on both dims, and of a batch of weights") {
   check_adapter<grid_policy, grid>();
-  check_adapter<experts>();
+  check_adapter<batched>();
 }
 
 TEST_CASE("an adapter sends nothing of its own in a forward or backward pass") {

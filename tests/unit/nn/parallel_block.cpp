@@ -63,7 +63,6 @@ TEST_CASE("a parallel block gathers once and reduces once, each way") {
 namespace {
 
 // Experts: a dim that input, weight and output all have is a batch of products. Experts lie over an axis of their own.
-struct experts : dim_tag<"experts"> {};
 using expert_mesh = plait::mesh<axis<dp>, axis<ep>, axis<tp>>;
 struct expert_policy {
   using mesh = expert_mesh;
