@@ -146,7 +146,7 @@ class ready_plan {
         if (small.outer == 1)
           return s.comm->run({.kind = collective::all_gather, .in = in, .out = out, .count = whole, .type = type});
         auto parts = buffer<Device>::for_collectives(device, whole * size_of(type) * static_cast<std::size_t>(s.ranks));
-        s.comm->all_gather(in, parts.data(), whole, type);
+        s.comm->run({.kind = collective::all_gather, .in = in, .out = parts.data(), .count = whole, .type = type});
         const std::int64_t row = small.rows * small.inner * element;
         kernels::copy_3d(device, parts.data(), out, s.ranks, small.outer, row, small.outer * row, row, row,
                          s.ranks * row);
@@ -161,8 +161,8 @@ class ready_plan {
         const std::int64_t row = small.rows * small.inner * element;
         kernels::copy_3d(device, in, parts.data(), s.ranks, small.outer, row, row, s.ranks * row, small.outer * row,
                          row);
-        s.comm->reduce_scatter(parts.data(), out, part, type, reduce_op::sum);
-        return;
+        return s.comm->run(
+            {.kind = collective::reduce_scatter, .in = parts.data(), .out = out, .count = part, .type = type});
       }
       case transition_kind::all_to_all:
         return exchange(device, s, in, out, type);

@@ -78,15 +78,23 @@ class row_stage {
       return chunks_.reduce(device, out, dtype_of<T>, [&](std::int64_t first, std::int64_t count, void* to) {
         make(row_range{first, count}, static_cast<T*>(to));
       });
-    if (trivial()) {
-      make(rows, out + rows.first * width_);
-    } else {
-      buffer<Device> product;
-      make_room<T>(device, product);
-      make(rows, product.template data<T>());
-      moves_.run(device, product.data(), out, dtype_of<T>);
-    }
+    buffer<Device> room;
+    T* const product = product_room(device, out + rows.first * width_, room);
+    make(rows, product);
+    bring(device, product, out);
     return {};
+  }
+  /// Where the product of all rows is to be, before `bring`: in `room`, or at `out` if nothing is sent.
+  template <class T, compute_device Device>
+  T* product_room(Device& device, T* out, buffer<Device>& room) const {
+    if (trivial()) return out;
+    make_room<T>(device, room);
+    return room.template data<T>();
+  }
+  /// Brings the product to `out`.
+  template <class T, compute_device Device>
+  void bring(Device& device, const T* product, T* out) const {
+    if (!trivial()) moves_.run(device, product, out, dtype_of<T>);
   }
 
  private:

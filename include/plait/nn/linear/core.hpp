@@ -228,12 +228,28 @@ class linear_core : detail::linear_collectives {
   /// y = x W' of all rows. An addend joins the product's pass, unless the product is summed over ranks first.
   product_result make_output(const context<Device>& ctx, const T* x, buffer<Device>& gathered, buffer<Device>& adapted,
                              T* y, const T* addend) {
-    product_result made{forward_output_.trivial()};
+    buffer<Device> room;
+    const T* const input = forward_input_.gather(ctx.device, x, gathered);
+    T* const out = forward_output_.product_room(ctx.device, y, room);
+    product_result made = make_output_rows(ctx, all_rows(), input, adapted, out, addend);
+    forward_output_.bring(ctx.device, out, y);
+    return made;
+  }
+  product_result make_output_rows(const context<Device>& ctx, row_range rows, const T* input, buffer<Device>& adapted,
+                                  T* out, const T* addend) {
+    const bool alone = forward_output_.trivial();
+    const bool has_biases = multiply(ctx, true, total_, inner_, rows, input, out,
+                                     alone && addend ? addend + rows.first * total_ : nullptr, alone);
+    adapters_.add_outputs(ctx.device, rows, input, adapted, out);
+    return {alone, has_biases};
+  }
+  /// As `make_output`, in chunks that overlap with the collectives.
+  product_result make_output_in_chunks(const context<Device>& ctx, const T* x, buffer<Device>& gathered,
+                                       buffer<Device>& adapted, T* y, const T* addend) {
+    product_result made;
     forward_input_.gather(ctx.device, x, gathered, [&](row_range come, const T* input) {
       const auto product = [&](row_range rows, T* out) {
-        made.has_biases = multiply(ctx, true, total_, inner_, rows, input, out,
-                                   made.has_addend && addend ? addend + rows.first * total_ : nullptr, made.has_addend);
-        adapters_.add_outputs(ctx.device, rows, input, adapted, out);
+        made = make_output_rows(ctx, rows, input, adapted, out, addend);
       };
       forward_output_.reduce(ctx.device, y, come, product).wait();
     });
@@ -242,13 +258,27 @@ class linear_core : detail::linear_collectives {
   /// dx = d W of all rows, where d is dy as the products need it.
   product_result make_input_gradient(const context<Device>& ctx, const T* dy, buffer<Device>& resolved,
                                      buffer<Device>& dadapted, T* dx, const T* addend, const T*& d) {
+    buffer<Device> room;
+    d = backward_output_.gather(ctx.device, dy, resolved);
+    T* const out = backward_input_.product_room(ctx.device, dx, room);
+    make_gradient_rows(ctx, all_rows(), d, dadapted, out, addend);
+    backward_input_.bring(ctx.device, out, dx);
+    return {backward_input_.trivial()};
+  }
+  void make_gradient_rows(const context<Device>& ctx, row_range rows, const T* d, buffer<Device>& dadapted, T* out,
+                          const T* addend) {
+    multiply(ctx, false, inner_, total_, rows, d, out,
+             backward_input_.trivial() && addend ? addend + rows.first * inner_ : nullptr, false);
+    adapters_.add_input_gradients(ctx.device, rows, d, dadapted, out);
+  }
+  /// As `make_input_gradient`, in chunks that overlap with the collectives.
+  product_result make_input_gradient_in_chunks(const context<Device>& ctx, const T* dy, buffer<Device>& resolved,
+                                               buffer<Device>& dadapted, T* dx, const T* addend, const T*& d) {
     product_result made{backward_input_.trivial()};
     backward_output_.gather(ctx.device, dy, resolved, [&](row_range come, const T* gradient) {
       d = gradient;
       made.under_way = backward_input_.reduce(ctx.device, dx, come, [&](row_range rows, T* out) {
-        multiply(ctx, false, inner_, total_, rows, gradient, out,
-                 made.has_addend && addend ? addend + rows.first * inner_ : nullptr, false);
-        adapters_.add_input_gradients(ctx.device, rows, gradient, dadapted, out);
+        make_gradient_rows(ctx, rows, gradient, dadapted, out, addend);
       });
     });
     return made;
@@ -336,7 +366,11 @@ linear_core<Precision, Device>::linear_core(const context<Device>& ctx, const sh
       weights_(info.size()),
       adapters_(info.size()) {
   make_adapters(ctx, d, info);
-  if (overlap != 1) split_into_chunks(overlap, info[0].weight.name);
+  if (overlap != 1) {
+    split_into_chunks(overlap, info[0].weight.name);
+    output_ = &linear_core::make_output_in_chunks;
+    input_gradient_ = &linear_core::make_input_gradient_in_chunks;
+  }
   if (shared)
     share(std::move(shared), d, info[0].weight.name);
   else
