@@ -132,6 +132,8 @@ void check_files(const options& opt, bool begins_from_step) {
       plait::fail(fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere",
                               saved.first, saved.second, opt.export_hf));
   }
+  if (!opt.report.empty() && is_stream(opt.log))
+    plait::fail(fmt::format("--report reads --log at the end, and '{}' keeps nothing; name a file", opt.log));
   for (const auto& [flag, path] : outputs) writable(flag, *path);
   for (const auto& [flag, path] : outputs)
     for (const auto& [other, same] : outputs)

@@ -329,6 +329,7 @@ refused "--split 'odd' is unknown; legal are flops, measured, even" --split odd
 refused "--trace: cannot write '/nosuch/t.json': No such file" --trace /nosuch/t.json
 refused '--timeline shows a step, and --steps 0 has none' --steps 0 --timeline out/t.svg
 refused '--report shows steps, and --steps 0 has none' --steps 0 --report out/page.html
+refused "--report reads --log at the end, and '/dev/null' keeps nothing; name a file" --log /dev/null --report out/page.html
 refused "--log and --report both name 'out/same'" --log out/same --report out/same
 refused "--trace and --timeline both name 'out/same'" --trace out/same --timeline out/same
 
