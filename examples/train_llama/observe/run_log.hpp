@@ -366,7 +366,7 @@ class run_log_reader {
   }
   named_hashes hashes_in(const json& line, const char* key) const {
     named_hashes out;
-    for (const auto& [name, hash] : object(line, key).items()) {
+    for (const auto& [name, hash] : object(line, key, "hashes.").items()) {
       const std::string digits = hash.is_string() ? hash.get<std::string>() : std::string();
       std::uint64_t value = 0;
       const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);

@@ -207,9 +207,9 @@ TEST_CASE("a last line that is not whole is left out; what is damaged elsewhere 
   CHECK_ERROR(read_run_log(R"({"step": 1, "loss": 2})", "x"), "grad_norm is missing; legal are numbers and null");
   CHECK_ERROR(read_run_log(R"({"step": 1, "loss": "2"})", "x"), "loss is \"2\"; legal");
   CHECK_ERROR(read_run_log(R"({"step": 1, "step": 2})", "x"), "the key 'step' appears twice");
-  CHECK_ERROR(read_run_log(R"({"hashes": 5})", "x"), "hashes is number; legal is an object");
+  CHECK_ERROR(read_run_log(R"({"hashes": 5})", "x"), "hashes is 5; legal is an object");
   CHECK_ERROR(read_run_log(R"({"hashes": {"weights": {}}})", "x"), "step is missing; legal");
-  CHECK_ERROR(read_run_log(R"({"hashes": {"step": 0}})", "x"), "weights is missing; legal is an object of hashes");
+  CHECK_ERROR(read_run_log(R"({"hashes": {"step": 0}})", "x"), "hashes.weights is missing; legal is an object");
   CHECK_ERROR(read_run_log(R"({"hashes": {"step": 0, "weights": {}}})", "x"), "hashes has no weights");
   for (const char* hash :
        {"\"\"", "5", "\"123\"", "\"0123456789abcdeg\"", "\"0123456789abcdef0\"", "\"-123456789abcdef\""})
