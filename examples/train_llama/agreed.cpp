@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "data_text.hpp"
+#include "plait/core/vector.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/schedule/parse.hpp"
@@ -122,8 +123,8 @@ bool read(const std::string& text, plait::rope_kind& value) {
 
 }  // namespace
 
-std::vector<plait::setting> model_settings(const plait::llama_config& c) {
-  std::vector<plait::setting> settings;
+plait::dynamic_vector<plait::setting> model_settings(const plait::llama_config& c) {
+  plait::dynamic_vector<plait::setting> settings;
   each_key(c, [&](const char* key, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const plait::rope_kind&>)
       settings.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
@@ -133,7 +134,7 @@ std::vector<plait::setting> model_settings(const plait::llama_config& c) {
   return settings;
 }
 
-std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings) {
+std::optional<plait::llama_config> model_of(const plait::dynamic_vector<plait::setting>& settings) {
   plait::llama_config c;
   bool whole = true;
   each_key(c, [&](const std::string& key, auto& value) {
@@ -144,8 +145,8 @@ std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& s
   return whole ? std::optional(c) : std::nullopt;
 }
 
-std::vector<plait::setting> agreed_settings(const setup& s) {
-  std::vector<plait::setting> settings = {
+plait::dynamic_vector<plait::setting> agreed_settings(const setup& s) {
+  plait::dynamic_vector<plait::setting> settings = {
       {"plait", fmt::format("{}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH)}};
   for (const auto& [name, value] : s.opt.by_name) {
     const compared how = how_to_compare(name);

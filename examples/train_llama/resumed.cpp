@@ -21,6 +21,7 @@
 #include "checkpoint_files.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/step_data.hpp"
+#include "plait/core/vector.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plan.hpp"
 
@@ -134,7 +135,7 @@ std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
 
 std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded) {
   const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
-  std::vector<plait::setting> settings;
+  plait::dynamic_vector<plait::setting> settings;
   for (const auto& [name, value] : options_in(text))
     if (name.starts_with(of_model)) settings.push_back({std::string(name.substr(of_model.size())), std::string(value)});
   return model_of(settings);

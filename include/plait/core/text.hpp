@@ -14,14 +14,15 @@
 
 namespace plait {
 
-/// A piece of a text: text as it is, or a number that is written out. It owns nothing, so that a message costs the
-/// place that may need it a few stores; sums of strings cost it a destructor each, and compilers most of their time.
+/// A piece of a text: text as it is, or a number that is written out. It refers to text that its caller keeps until the
+/// call is over. So a message costs two stores a piece at the place that may need it. Sums of strings cost it a
+/// destructor each, and compilers most of their time.
 class text_piece {
  public:
-  text_piece(std::string_view text) : data_(text.data()), bits_(text.size()), kind_(kind::text) {}  // NOLINT
-  text_piece(const char* text) : text_piece(std::string_view(text)) {}                              // NOLINT
-  text_piece(const std::string& text) : text_piece(std::string_view(text)) {}                       // NOLINT
-  text_piece(char letter) : bits_(static_cast<unsigned char>(letter)), kind_(kind::letter) {}       // NOLINT
+  text_piece(const std::string_view& text) : view_(&text), kind_(kind::view) {}                // NOLINT
+  text_piece(const char* text) : literal_(text), kind_(kind::literal) {}                       // NOLINT
+  text_piece(const std::string& text) : text_(&text), kind_(kind::text) {}                     // NOLINT
+  text_piece(char letter) : bits_(static_cast<unsigned char>(letter)), kind_(kind::letter) {}  // NOLINT
   text_piece(bool) = delete;  ///< which would be written as a letter: say what it means
   template <std::signed_integral T>
   text_piece(T number) : bits_(static_cast<std::uint64_t>(std::int64_t{number})), kind_(kind::integer) {}  // NOLINT
@@ -35,15 +36,23 @@ class text_piece {
   void append_to(std::string& out) const;
 
  private:
-  enum class kind : std::uint8_t { text, letter, integer, natural, real };
-  const char* data_ = nullptr;
-  std::uint64_t bits_;  ///< the length of a text, or the number
+  enum class kind : std::uint8_t { view, literal, text, letter, integer, natural, real };
+  union {
+    const std::string_view* view_;
+    const char* literal_;
+    const std::string* text_;
+    std::uint64_t bits_;  ///< the number
+  };
   kind kind_;
 };
 
 inline void text_piece::append_to(std::string& out) const {
-  if (kind_ == kind::text) {
-    out.append(data_, bits_);
+  if (kind_ == kind::view) {
+    out += *view_;
+  } else if (kind_ == kind::literal) {
+    out += literal_;
+  } else if (kind_ == kind::text) {
+    out += *text_;
   } else if (kind_ == kind::letter) {
     out += static_cast<char>(bits_);
   } else {

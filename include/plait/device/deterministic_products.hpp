@@ -14,6 +14,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
+#include "plait/core/vector.hpp"
 #include "plait/device/gemm_problem.hpp"
 
 namespace plait {
@@ -183,7 +184,7 @@ class deterministic_products {
   }
 
   ordered_products ordered_;
-  std::vector<known> checked_;
+  dynamic_vector<known> checked_;
   std::vector<float> float_scratch_, columns_;
   std::vector<double> double_scratch_;
 };
