@@ -1,0 +1,96 @@
+// The kernels of mixtures of experts against plain formulas: the choice, its weights and their gradients.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "plait/kernels/kernels.hpp"
+
+using namespace plait;
+using kernels::expert_scores;
+using kernels::router_settings;
+
+namespace {
+
+/// The weights of one token over all experts, zero for those that are not chosen: every way of the formula in one line.
+std::vector<double> dense_weights(const std::vector<double>& z, const router_settings& how) {
+  std::vector<double> p(z.size()), w(z.size());
+  double all = 0;
+  for (std::size_t e = 0; e < z.size(); ++e)
+    all += p[e] = how.scores == expert_scores::softmax ? std::exp(z[e]) : 1 / (1 + std::exp(-z[e]));
+  if (how.scores == expert_scores::softmax)
+    for (double& x : p) x /= all;
+  double sum = 0;
+  for (std::size_t e = 0; e < z.size(); ++e) {
+    std::int64_t better = 0;
+    for (std::size_t o = 0; o < z.size(); ++o) better += p[o] > p[e] || (p[o] == p[e] && o < e);
+    if (better < how.chosen) sum += w[e] = p[e];
+  }
+  for (double& x : w) x *= how.scale / (how.normalised ? sum : 1);
+  return w;
+}
+
+void check(const std::vector<double>& z, const router_settings& how) {
+  cpu device;
+  const auto experts = static_cast<std::int64_t>(z.size());
+  std::vector<std::int32_t> chosen(static_cast<std::size_t>(how.chosen));
+  std::vector<double> weights(chosen.size()), dz(z.size()), dw(chosen.size());
+  kernels::choose_experts(device, z.data(), chosen.data(), weights.data(), 1, experts, how);
+  const std::vector<double> expected = dense_weights(z, how);
+  for (std::size_t j = 0; j < chosen.size(); ++j) {
+    CHECK(weights[j] == doctest::Approx(expected[static_cast<std::size_t>(chosen[j])]).epsilon(1e-12));
+    if (j > 0) CHECK((weights[j] < weights[j - 1] || (weights[j] == weights[j - 1] && chosen[j] > chosen[j - 1])));
+    dw[j] = 0.3 + 0.2 * static_cast<double>(chosen[j]);  // by expert, so that the order of a token's experts is none
+  }
+  kernels::choose_experts_backward(device, z.data(), chosen.data(), dw.data(), dz.data(), 1, experts, how);
+  const auto value = [&](const std::vector<double>& at) {
+    double sum = 0;
+    const std::vector<double> w = dense_weights(at, how);
+    for (std::size_t e = 0; e < w.size(); ++e) sum += w[e] * (0.3 + 0.2 * static_cast<double>(e));
+    return sum;
+  };
+  for (std::size_t e = 0; e < z.size(); ++e) {
+    std::vector<double> up = z, down = z;
+    up[e] += 1e-6, down[e] -= 1e-6;
+    CHECK(dz[e] == doctest::Approx((value(up) - value(down)) / 2e-6).epsilon(1e-6).scale(1));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("weights of the chosen and their gradients") {
+  const std::vector<double> z{0.3, -1.2, 2.1, 0.9, -0.4, 1.7};
+  for (const expert_scores scores : {expert_scores::softmax, expert_scores::sigmoid})
+    for (const bool normalised : {false, true})
+      for (const std::int64_t k : {1, 2, 3, 6})
+        check(z, {.chosen = k, .scores = scores, .normalised = normalised, .scale = 1.5});
+}
+
+TEST_CASE("equal scores go to the lower expert; large scores do not overflow") {
+  cpu device;
+  const std::vector<float> z{1e4f, 3.0f, 1e4f, 1e4f};
+  std::int32_t chosen[2];
+  float weights[2];
+  kernels::choose_experts(device, z.data(), chosen, weights, 1, 4, {.chosen = 2});
+  CHECK((chosen[0] == 0 && chosen[1] == 2 && weights[0] == 0.5f && weights[1] == 0.5f));
+}
+
+TEST_CASE("rows of other ranks add nothing, and have no gradient") {
+  cpu device;
+  const std::vector<float> rows{1, 2, 3, 4}, w{0.5f, 2.0f, 1.0f, 4.0f}, dy{1, 1, 2, 0};
+  const std::vector<std::int32_t> at{1, -1, 0, -1};  // two tokens of two experts each, in rows of two
+  std::vector<float> y(4), drows(4), dw(4);
+  kernels::sum_rows(device, rows.data(), at.data(), w.data(), y.data(), 2, 2, 2);
+  CHECK(y == std::vector<float>{1.5f, 2, 1, 2});
+  kernels::sum_rows(device, rows.data(), at.data(), static_cast<const float*>(nullptr), y.data(), 2, 2, 2);
+  CHECK(y == std::vector<float>{3, 4, 1, 2});
+  kernels::sum_rows_backward(device, rows.data(), at.data(), w.data(), dy.data(), drows.data(), dw.data(), 2, 2, 2);
+  CHECK(drows == std::vector<float>{2, 0, 0.5f, 0.5f});
+  CHECK(dw == std::vector<float>{7, 0, 2, 0});
+  const std::vector<std::int32_t> from{1, 1, 0};
+  std::vector<float> taken(6);
+  kernels::take_rows(device, rows.data(), from.data(), taken.data(), 3, 2);
+  CHECK(taken == std::vector<float>{3, 4, 3, 4, 1, 2});
+}
