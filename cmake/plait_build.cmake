@@ -35,8 +35,8 @@ if(DOXYGEN_FOUND)
     set(DOXYGEN_FILE_PATTERNS *.hpp *.md)
     set(DOXYGEN_EXCLUDE_PATTERNS "${PROJECT_SOURCE_DIR}/examples/*.hpp" "${PROJECT_SOURCE_DIR}/benchmarks/*.hpp")
     set(DOXYGEN_EXCLUDE_SYMBOLS *detail*)
-    # It knows no headings of other pages, and finds pictures by their names alone.
-    set(DOXYGEN_FILTER_PATTERNS "*.md=sed -e s/[.]md#[a-z-]*/.md/g -e s:[.][.]/timeline[.]svg:timeline.svg:")
+    # It knows no headings of other pages, finds pictures by their names alone, and takes `*pl::` for a link.
+    set(DOXYGEN_FILTER_PATTERNS "*.md=sed -e s/[.]md#[a-z-]*/.md/g -e s:[.][.]/timeline[.]svg:timeline.svg: -e '/`/s/\\([*&]\\)\\(pl[ait]*::\\)/\\1%\\2/g'")
     set(DOXYGEN_USE_MDFILE_AS_MAINPAGE "${PROJECT_SOURCE_DIR}/README.md")
     set(DOXYGEN_IMAGE_PATH "${PROJECT_SOURCE_DIR}/examples")
     set(DOXYGEN_STRIP_FROM_PATH "${PROJECT_SOURCE_DIR}")
