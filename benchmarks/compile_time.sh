@@ -159,7 +159,7 @@ with tempfile.TemporaryDirectory() as folder:
     if trainer:
         extra = ["-Iexamples/train_llama"]
         for source in sorted(pathlib.Path("examples/train_llama").glob(f"{trainer}.cpp")):
-            if source.name.startswith(("cuda_", "start_cuda", "with_")):
+            if source.name.startswith(("cuda_", "gpus")):
                 continue
             measure(str(source), source, extra, 1, seconds_limit=60, memory_limit=2048)
 

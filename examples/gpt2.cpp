@@ -16,7 +16,7 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
-#include "train_llama/data/token_source.hpp"
+#include "train_llama/data/tokens.hpp"
 
 namespace pl = plait;
 using strategy = pl::megatron_sp;

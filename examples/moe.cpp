@@ -20,7 +20,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
-#include "train_llama/data/token_source.hpp"
+#include "train_llama/data/tokens.hpp"
 
 namespace pl = plait;
 using pl::axis, pl::dp, pl::ep, pl::shard, pl::spec, pl::tp;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes token files of text, for --data of train_llama and for Megatron: PREFIX.bin with the tokens of all documents,
-PREFIX.idx with their places (the formats are described in examples/train_llama/data/token_file.hpp).
+PREFIX.idx with their places (the formats are described in examples/train_llama/data/tokens.hpp).
 
     tokenize_text.py --tokenizer MODEL_DIRECTORY --output corpus documents.jsonl more.txt
     tokenize_text.py --tokenizer bytes --output corpus *.txt          # needs no package

@@ -5,7 +5,7 @@
 #include "plait/io/atomic_file.hpp"
 #include "plait/parallel/graph_step.hpp"
 #include "plait/parallel/product_tuning.hpp"
-#include "say.hpp"
+#include "run.hpp"
 
 /// On a GPU a step can be replayed as a graph, and its products measured when it runs for the first time.
 template <class Step>

@@ -1,8 +1,14 @@
+// The training of a rank for one precision, strategy and device.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,11 +16,17 @@
 #include <utility>
 #include <vector>
 
-#include "held_out_loss.hpp"
-#include "model_run.hpp"
+#include "llama_plan.hpp"
+#include "options.hpp"
 #include "plait/checkpoint/agree.hpp"
+#include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/model_weights.hpp"
+#include "plait/checkpoint/saver.hpp"
+#include "plait/comm/any_communicator.hpp"
 #include "plait/comm/host_values.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/types.hpp"
+#include "plait/kernels/philox.hpp"
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -25,13 +37,440 @@
 #include "plait/parallel/step_communication.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
-#include "rank_batches.hpp"
-#include "repeated_step.hpp"
-#include "run_options.hpp"
-#include "saved_states.hpp"
-#include "signals.hpp"
-#include "text_sampler.hpp"
+#include "plait/tensor/context.hpp"
+#include "run.hpp"
+#include "train_llama/data/tokens.hpp"
 #include "train_llama/observe/step_events.hpp"
+
+/// Brings requests together once a step, among collectives that all ranks wait for anyway, so that nobody waits for
+/// them in particular: not for the gathers that updates leave on their way. Where other collectives are called between
+/// `start` and `finish`, `ranks` must be a communicator of its own.
+template <class Device>
+class request_exchange {
+ public:
+  request_exchange(Device& device, plait::any_communicator ranks) : ranks_(std::move(ranks)), there_(device, numbers) {}
+
+  /// Collective, as `finish`.
+  void start(const requests& own) {
+    own_ = own;
+    if (ranks_.size() == 1) return;
+    const std::array<double, numbers> mine{own.stop, own.save, own.ended_saves, own.communication};
+    there_.upload(mine.data(), numbers);
+    ranks_.start_all_reduce(there_.data(), there_.data(), numbers, plait::dtype::f64, plait::reduce_op::max)
+        .swap(under_way_);
+  }
+  /// Returns the requests of all ranks, as they were when each called `start`.
+  requests finish() {
+    if (ranks_.size() == 1) return own_;
+    under_way_.wait();
+    std::array<double, numbers> all{};
+    there_.download(all.data(), numbers);
+    return {all[0], all[1], all[2], all[3]};
+  }
+  plait::any_communicator& ranks() { return ranks_; }
+
+ private:
+  static constexpr std::size_t numbers = 4;
+
+  plait::any_communicator ranks_;
+  plait::host_values<double, Device> there_;
+  plait::request under_way_;
+  requests own_;
+};
+
+/// How a device repeats a step: as it is. (GPUs: cuda_llama_run.hpp.)
+template <class Step, plait::compute_device Device>
+class repeated_step {
+ public:
+  repeated_step(plait::context<Device>&, Step& step, const setup&, plait::any_communicator&) : step_(step) {}
+  void run(plait::context<Device>& ctx) { step_.run(ctx); }
+  /// Whether the next run is one that the ledger does not see.
+  bool replays() const { return false; }
+
+ private:
+  Step& step_;
+};
+
+/// Reads a rank's part of microbatches from --data: the samples of its data rank, and of each the positions that the
+/// rank has. `Tokens` is the tensor of a microbatch's ids.
+template <class Tokens, class Strategy, plait::compute_device Device>
+class rank_batches {
+ public:
+  rank_batches(const setup& s, const plait::context<Device>& ctx, bool documents)
+      : s_(s),
+        ctx_(ctx),
+        documents_(documents),
+        order_(plait::sequence_order_of<Strategy>(ctx.ranks.shape(), ctx.sizes)) {}
+
+  /// Where this rank's positions are in a sequence.
+  const plait::sequence_order& order() const { return order_; }
+
+  /// Fills microbatch i of a step whose first sample is `first`, as --data counts them.
+  void fill(std::int64_t first, std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels,
+            plait::host_starts& starts) const {
+    const plait::box& part = ids.stored_part();
+    const auto sample = [&](std::int64_t row) {
+      return first + row - part.offset[0] +
+             plait::first_sample_in_step(ctx_.deterministic, i, s_.microbatches, part.global[0], part.offset[0],
+                                         part.local[0]);
+    };
+    fill_with(
+        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill(sample(row), rest...); },
+        [&](std::int64_t row, auto... rest) { s_.data->starts(sample(row), rest...); });
+  }
+
+  /// Fills microbatch i of those that are held out. Where the last has more sequences than are left, the labels of the
+  /// others are `ignored`, so that every mesh judges by the same tokens.
+  void fill_held_out(std::int64_t i, std::int64_t ignored, plait::host_tokens& ids, plait::host_tokens& labels,
+                     plait::host_starts& starts) const {
+    const std::int64_t last = s_.data->held_out_samples() - 1;
+    const auto sample = [&](std::int64_t row) { return std::min(last, i * s_.sequences + row); };
+    fill_with(
+        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(sample(row), rest...); },
+        [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(sample(row), rest...); });
+    std::fill(labels.row(held_out_rows(i, ids.stored_part())), labels.data() + labels.size(), ignored);
+  }
+
+  /// Microbatches of what is held out.
+  std::int64_t held_out() const { return (s_.data->held_out_samples() + s_.sequences - 1) / s_.sequences; }
+
+  /// This rank's targets that count in what is held out: all but those that `ignored` stands for.
+  std::int64_t held_out_targets(std::int64_t ignored) const {
+    const plait::box part =
+        plait::local_box(plait::layout_v<typename Tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
+    std::int64_t counted = 0;
+    for (std::int64_t i = 0; !documents_ && i < held_out(); ++i) counted += held_out_rows(i, part) * part.local[1];
+    if (!documents_) return counted;
+    plait::host_tokens ids(part, order_), labels(part, order_);
+    plait::host_starts starts(part, order_);
+    for (std::int64_t i = 0; i < held_out(); ++i) {
+      fill_held_out(i, ignored, ids, labels, starts);
+      counted += labels.size() - std::count(labels.data(), labels.data() + labels.size(), ignored);
+    }
+    return counted;
+  }
+
+ private:
+  /// The rows of microbatch i of those that are held out that this rank has of it: all, but for the last.
+  std::int64_t held_out_rows(std::int64_t i, const plait::box& part) const {
+    return std::clamp<std::int64_t>(s_.data->held_out_samples() - i * s_.sequences - part.offset[0], 0, part.local[0]);
+  }
+
+  /// `read` is given a sample of the microbatch, the first position of some tokens that follow each other, how many,
+  /// and where they go; `read_starts` likewise, for the documents.
+  template <class Read, class ReadStarts>
+  void fill_with(plait::host_tokens& ids, plait::host_tokens& labels, plait::host_starts& starts, Read&& read,
+                 ReadStarts&& read_starts) const {
+    for (std::int64_t row = 0; row < ids.rows(); ++row)
+      for (const plait::token_run& run : ids.runs()) {
+        read(ids.sample(row), run.position, run.length, ids.row(row) + run.at, labels.row(row) + run.at);
+        if (documents_) read_starts(ids.sample(row), run.position, run.length, starts.row(row) + run.at);
+      }
+  }
+
+  const setup& s_;
+  const plait::context<Device>& ctx_;
+  bool documents_;
+  plait::sequence_order order_;
+};
+
+/// Returns the mean loss over what is held out of --data, as `batches` read it; nothing where
+/// `stop_asked()` says, alike on all ranks, that the run ends. Throws on all ranks where there is no target. As many
+/// microbatches as fill the pipeline go through it together. Collective.
+template <class Model, class Batches, plait::compute_device Device, class Stop>
+std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& model, const Batches& batches,
+                                    Stop&& stop_asked) {
+  using tokens = typename Model::tokens;
+  using document_starts = typename Model::stage_type::document_starts;
+  typename Model::mean mean(ctx);
+  mean.count(ctx, batches.held_out_targets(model.ignore_index()));
+  mean.begin(ctx);
+  typename Model::batch batch;
+  std::vector<document_starts> starts;
+  for (std::int64_t i = 0; i < batches.held_out(); ++i) {
+    auto& [ids, labels] = batch.emplace_back(tokens(ctx), tokens(ctx));
+    plait::host_tokens host_ids(ids.part(), model.order()), host_labels(host_ids);
+    plait::host_starts host_starts(ids.part(), model.order());
+    batches.fill_held_out(i, model.ignore_index(), host_ids, host_labels, host_starts);
+    plait::upload(ctx, host_ids, ids);
+    plait::upload(ctx, host_labels, labels);
+    if (model.documents()) plait::upload(ctx, host_starts, starts.emplace_back(ctx));
+    if (static_cast<int>(batch.size()) < 4 * model.shape().stages() && i + 1 < batches.held_out()) continue;
+    if (stop_asked()) return {};
+    std::vector<const std::int32_t*> of_batch;
+    for (const document_starts& one : starts) of_batch.push_back(one.data());
+    model.evaluate(ctx, batch, mean, of_batch);
+    batch.clear();
+    starts.clear();
+  }
+  model.sum_over_stages(ctx, mean.pending_sum());
+  mean.finish(ctx);
+  double sum = 0, count = 0;
+  ctx.device.download(&sum, mean.loss_sum(), sizeof sum, ctx.device.main_stream());
+  ctx.device.download(&count, mean.tokens(), sizeof count, ctx.device.main_stream());
+  if (count == 0) plait::fail("--held-out: no token of what is held out has a target: each ends its document");
+  return sum / count;
+}
+
+/// Draws text from a model that takes bytes for tokens, alike on every mesh.
+template <class Model, plait::compute_device Device>
+class text_sampler {
+ public:
+  /// `order` says where this rank's positions are in a sequence.
+  text_sampler(const setup& s, const plait::context<Device>& ctx, plait::any_communicator& ranks, Model& model,
+               const plait::sequence_order& order)
+      : s_(s), ctx_(ctx), ranks_(ranks), model_(model), order_(order) {}
+
+  /// Returns the prompt and what follows it, a byte per token; shorter where `stop_asked()` says, alike on all ranks,
+  /// that the run ends. Collective.
+  template <class Stop>
+  std::vector<std::int64_t> text(Stop&& stop_asked) {
+    std::vector<std::int64_t> text = plait::encode_bytes(s_.opt.prompt);
+    if (text.empty()) text.push_back('\n');
+    document_starts starts;  // one document
+    if (model_.documents()) {
+      starts = document_starts(ctx_);
+      plait::upload(ctx_, plait::host_starts(starts.part(), order_), starts);
+    }
+    const auto total = static_cast<std::int64_t>(text.size()) + s_.opt.sample;
+    for (auto place = static_cast<std::int64_t>(text.size()); place < total; ++place) {
+      const std::int64_t length = std::min(place, s_.opt.seq), from = place - length;
+      tokens ids(ctx_);
+      plait::host_tokens host(ids.part(), order_);
+      host.fill([&](std::int64_t, std::int64_t at) {
+        return at < length ? text[static_cast<std::size_t>(from + at)] : std::int64_t{0};
+      });
+      plait::upload(ctx_, host, ids);
+      text.push_back(draw(model_.score(ctx_, ids, starts ? starts.data() : nullptr), length, place));
+      if (stop_asked()) break;
+    }
+    return text;
+  }
+
+ private:
+  using tokens = typename Model::tokens;
+  using document_starts = typename Model::stage_type::document_starts;
+  using score_type = plait::activation_of<typename Model::precision_type>;
+
+  /// The next token after `length` tokens in row 0: Gumbel-max over the whole vocabulary, with random numbers keyed by
+  /// the place and the token, so that every mesh draws the same text. Nothing but one score per rank is communicated.
+  std::int64_t draw(const typename Model::logits& scores, std::int64_t length, std::int64_t place) {
+    const plait::box& part = scores.part();
+    const std::int64_t vocab = s_.config.vocab, columns = part.local[2];
+    constexpr double none = std::numeric_limits<double>::infinity();
+    double best = -none;
+    std::int64_t token = -1, last = -1;  // where the last token's scores are here
+    for (std::int64_t at = 0; scores && part.offset[0] == 0 && at < part.local[1]; ++at)
+      if (order_.position(part.offset[1] + at) == length - 1) last = at;
+    if (last >= 0) {
+      std::vector<score_type> row(static_cast<std::size_t>(columns));
+      ctx_.device.download(row.data(), scores.data() + last * columns, row.size() * sizeof(score_type),
+                           ctx_.device.main_stream());
+      for (std::int64_t c = 0; c < columns && part.offset[2] + c < vocab; ++c) {
+        auto score = static_cast<double>(plait::widened(row[static_cast<std::size_t>(c)]));
+        if (s_.opt.temperature > 0) {
+          const double u = plait::kernels::uniform(ctx_.seed, 0x7361'6d70'6c65,
+                                                   static_cast<std::uint64_t>(place * vocab + part.offset[2] + c));
+          score = score / s_.opt.temperature - std::log(-std::log(std::max(u, 1e-300)));
+        }
+        if (score > best) best = score, token = part.offset[2] + c;
+      }
+    }
+    const double top = plait::all_reduce_scalar(ctx_.device, ranks_, best, plait::reduce_op::max);
+    // Of tokens with the same score the first wins, whichever rank has it.
+    const bool wins = best == top && token >= 0;
+    const double winner = -plait::all_reduce_scalar(ctx_.device, ranks_, wins ? -static_cast<double>(token) : -none,
+                                                    plait::reduce_op::max);
+    if (winner == none)
+      plait::fail(
+          "sampling: no token has a finite score, so the last step's update has ruined the weights; try a smaller "
+          "--lr");
+    return static_cast<std::int64_t>(winner);
+  }
+
+  const setup& s_;
+  const plait::context<Device>& ctx_;
+  plait::any_communicator& ranks_;
+  Model& model_;
+  const plait::sequence_order& order_;
+};
+
+/// The saved states of a rank's run: what --init-from, --resume and --checkpoint-dir name. Knows the run's place in the
+/// data and the learning rate's course. All but the plain questions are collective.
+template <class Model, class Optimizer, plait::compute_device Device>
+class saved_states {
+ public:
+  saved_states(const setup& s, plait::context<Device>& ctx, plait::any_communicator& ranks, Model& model,
+               Optimizer& optimizer)
+      : s_(s), ctx_(ctx), ranks_(ranks), model_(model), optimizer_(optimizer) {}
+
+  /// Loads the weights of the step that --init-from names, and nothing else.
+  void load_first_step() {
+    try {
+      plait::load_weights_of_step(ctx_, ranks_, model_, s_.first_step, {.in_place = true});
+    } catch (const plait::error_of_all& e) {
+      throw plait::error_of_all(plait::cat({"--init-from: ", e.what()}));
+    }
+  }
+
+  /// Loads what --resume names, and returns how many steps there were before: 0 where it names nothing.
+  std::int64_t resume() {
+    if (!s_.opt.checkpoint_dir.empty()) open_saver();
+    std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume, problem;
+    std::optional<plait::committed_step> newest;  // of those that this run adds to
+    try {
+      if (ranks_.rank() == 0 && saver_) newest = plait::newest_step(plait::machine_files(), s_.opt.checkpoint_dir);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
+    newest_saved_ =
+        static_cast<std::int64_t>(all_reduce(newest ? static_cast<double>(newest->step) : -1.0, plait::reduce_op::max));
+    if (s_.opt.resume == "auto" && newest_saved_ >= 0) path = s_.opt.checkpoint_dir;
+    if (!path.empty()) load(path);
+    if (newest_saved_ > steps_before_)
+      problem = plait::cat({"'", s_.opt.checkpoint_dir, "' has step ", newest_saved_, " already, and this run begins ",
+                            "after step ", steps_before_, "; --resume auto goes on from the newest, and another ",
+                            "directory takes what this run saves"});
+    plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
+    forget_best_elsewhere();
+    if (best_.step >= 0 && saver_ && s_.opt.keep_best != "none")
+      saver_->begin_with_best(static_cast<std::uint64_t>(best_.step));
+    return steps_before_;
+  }
+  /// How many steps there were before this run.
+  std::int64_t steps_before() const { return steps_before_; }
+  std::int64_t newest_saved() const { return newest_saved_; }
+  const best_step& best_saved() const { return best_; }
+
+  /// Saves the state after so many steps.
+  std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) {
+    plait::saved_scalars scalars{{"train.steps", steps},
+                                 {"train.samples", samples_before(steps)},
+                                 {"train.seed", s_.opt.seed},
+                                 {"train.seq", s_.opt.seq},
+                                 {"train.data", data_text_},
+                                 {"train.rate", steps > steps_before_ ? s_.rate_text : rate_text_},
+                                 {"train.options", steps > steps_before_ ? training_text(s_) : options_text_},
+                                 {"train.data_begin", data_begin_}};
+    if (best.step >= 0) {
+      scalars.emplace_back("train.best.step", best.step);
+      scalars.emplace_back("train.best.held_out_loss", best.loss);
+      if (s_.opt.keep_best != "none") saver_->keep_best(static_cast<std::uint64_t>(best.step));
+    }
+    return saver_->save(ctx_, model_, optimizer_, static_cast<std::uint64_t>(steps), {.scalars = std::move(scalars)});
+  }
+  std::vector<plait::finished_save> ended_saves(bool wait) {
+    if (!saver_) return {};
+    return wait ? saver_->wait(ctx_.device) : saver_->finished(ctx_.device);
+  }
+  std::vector<plait::finished_save> room_for_save() {
+    return saver_ ? saver_->wait_for_room(ctx_.device) : std::vector<plait::finished_save>();
+  }
+
+  bool has_finished_save() const { return saver_ && saver_->has_finished_save(); }
+
+  /// The samples that the run was trained on before step `index`.
+  std::int64_t samples_before(std::int64_t index) const {
+    return samples_before_ + (index - steps_before_) * s_.microbatches * s_.sequences;
+  }
+  /// The run's sample that was the first of its data.
+  std::int64_t data_begin() const { return data_begin_; }
+
+ private:
+  void open_saver() {
+    plait::file_system* files = nullptr;
+    std::string problem;
+    try {
+      files = &checkpoint_files(s_.opt);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::agree_on(ctx_.device, ranks_, problem, "");
+    try {
+      saver_.emplace(
+          ctx_.device, ranks_,
+          plait::saver_options{
+              .directory = s_.opt.checkpoint_dir,
+              .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
+                       .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
+              .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " + s_.opt.schedule + ", " +
+                        precision_text(s_.opt),
+              .is_ending = [] { return interrupted.load() != 0; },
+              .pinned_bytes = s_.opt.checkpoint_staging == "pinned" ? std::numeric_limits<std::size_t>::max() : 0},
+          *files);
+    } catch (const plait::error_of_all& e) {
+      throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));
+    }
+  }
+
+  /// Loads the state of the newest step in `path`, or of `path` itself.
+  void load(const std::string& path) {
+    plait::loaded_state loaded;
+    try {
+      loaded = plait::load_state(ctx_, ranks_, model_, optimizer_, path, {.in_place = true});  // an error ends the run
+    } catch (const plait::no_optimizer_state& e) {
+      throw plait::error_of_all(plait::cat({"--resume: ", e.what(), ", as --init-from does"}));
+    } catch (const plait::error_of_all& e) {
+      throw plait::error_of_all(plait::cat({"--resume: ", other_options_of(s_, path), e.what()}));
+    }
+    ctx_.ranks.ledger().clear();
+    for (const plait::invalid_step& i : loaded.passed_over)
+      std::fputs(plait::cat({"train_llama: --resume passes over '", i.path, "': ", i.reason, "\n"}).c_str(), stderr);
+    check_resumed(s_, loaded);
+    steps_before_ = loaded.scalar<std::int64_t>("train.steps");
+    samples_before_ = loaded.scalar<std::int64_t>("train.samples");
+    data_begin_ = loaded.find_scalar<std::int64_t>("train.data_begin").value_or(0);
+    const std::string there = told_by(loaded, "train.data");
+    if (!s_.data)
+      data_text_ = there;
+    else if (there != data_text_)
+      data_begin_ = samples_before_;
+    rate_text_ = told_by(loaded, "train.rate");
+    options_text_ = loaded.find_scalar<std::string>("train.options").value_or("");
+    if (const std::string other = changed_options(s_, loaded); !other.empty() && ranks_.rank() == 0)
+      std::fputs(plait::cat({"train_llama: --resume: other options than before: ", other, "\n"}).c_str(), stderr);
+    const auto has = [&](const char* scalar) {
+      return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
+                         [&](const auto& s) { return s.first == scalar; });
+    };
+    // A loss of other data, or of other tokens of them, says nothing of those to come.
+    if (has("train.best.step") && (!s_.data || (there == data_text_ && !judges_otherwise(s_, loaded))))
+      best_ = {loaded.scalar<std::int64_t>("train.best.step"), loaded.scalar<double>("train.best.held_out_loss")};
+  }
+
+  /// The best of a run is the best of what this directory has, or there is none yet.
+  void forget_best_elsewhere() {
+    if (best_.step < 0 || !saver_) return;
+    std::string problem;
+    bool here = false;
+    try {
+      const std::string path = s_.opt.checkpoint_dir + "/" + plait::step_name(static_cast<std::uint64_t>(best_.step));
+      here = ranks_.rank() == 0 && plait::machine_files().kind_of(path) == plait::file_kind::directory;
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
+    if (all_reduce(here ? 1 : 0, plait::reduce_op::max) == 0) best_ = {};
+  }
+
+  double all_reduce(double value, plait::reduce_op op) {
+    return plait::all_reduce_scalar(ctx_.device, ranks_, value, op);
+  }
+
+  const setup& s_;
+  plait::context<Device>& ctx_;
+  plait::any_communicator& ranks_;
+  Model& model_;
+  Optimizer& optimizer_;
+  std::optional<plait::checkpoint_saver> saver_;
+  std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
+  std::int64_t data_begin_ = 0;
+  std::string data_text_ = s_.data_text;  ///< of its data
+  std::string rate_text_, options_text_;  ///< of the steps that were resumed
+  best_step best_;                        ///< of --keep-best
+  std::int64_t newest_saved_ = -1;        ///< in --checkpoint-dir, at the beginning
+};
 
 template <class Device>
 std::string name_of_device(const Device& device) {
@@ -56,7 +495,8 @@ class llama_run final : public model_run {
         world_(s.mesh, std::move(ranks), heard_),
         ctx_{device, world_.stage(),
              plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq, s.deterministic),
-             s.opt.seed, plait::leaves_under<Strategy>(s.deterministic, world_.stage().shape())},
+             static_cast<std::uint64_t>(s.opt.seed),
+             plait::leaves_under<Strategy>(s.deterministic, world_.stage().shape())},
         stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
         model_(
             ctx_, world_.along(), s.schedule, stages_,

@@ -13,23 +13,17 @@
 #include <utility>
 
 #include "../keep_heap.hpp"
-#include "agreed.hpp"
-#include "check_memory.hpp"
+#include "options.hpp"
 #include "plait/comm/launch/environment.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/vector.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/posix_file_system.hpp"
-#include "planned.hpp"
-#include "print_plan.hpp"
-#include "recompute.hpp"
-#include "say.hpp"
-#include "signals.hpp"
-#include "start_cuda.hpp"
-#include "strategies.hpp"
-#include "train.hpp"
+#include "plan.hpp"
+#include "run.hpp"
 #include "train_llama/observe/report.hpp"
+
 #ifdef PLAIT_WITH_MPI
 #include "plait/comm/mpi.hpp"
 #endif

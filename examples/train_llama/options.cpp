@@ -1,20 +1,411 @@
 #include "options.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "../reading_error.hpp"
-#include "check_options.hpp"
-#include "number_lists.hpp"
+#include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
+#include "plait/layout/parse.hpp"
 #include "plait/schedule/parse.hpp"
+#include "plan.hpp"
 
 namespace {
+
+/// Calls f(), whose errors begin with the name of the option without its hyphens.
+template <class F>
+auto by_option(F&& f) {
+  try {
+    return f();
+  } catch (const plait::error& e) {
+    plait::fail({"--", e.what()});
+  }
+}
+
+}  // namespace
+
+plait::mesh_shape parse_mesh(const options& opt, std::int64_t ranks) {
+  return by_option([&] { return plait::parse_mesh<user_mesh>(opt.mesh, ranks); });
+}
+
+plait::schedule parse_schedule(const options& opt, int ranks, int microbatches, const plait::schedule_costs& costs) {
+  return by_option([&] { return plait::parse_schedule(opt.schedule, ranks, microbatches, costs); });
+}
+
+namespace {
+
+/// Reads --data-weights, of so many --data. Throws `plait::error` for what is no list of as many numbers.
+std::vector<double> parse_weights(const std::string& text, std::size_t sources) {
+  std::vector<double> weights;
+  for (std::size_t at = 0; !text.empty() && at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    char* rest = nullptr;
+    weights.push_back(std::strtod(word.c_str(), &rest));
+    if (word.empty() || *rest != '\0')
+      plait::fail(fmt::format("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word));
+    at = end + 1;
+  }
+  if (!weights.empty() && weights.size() != sources)
+    plait::fail(fmt::format("--data-weights {}: {} weights for {} --data; give one for each, as in 0.7,0.3", text,
+                            weights.size(), sources));
+  return weights;
+}
+
+/// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
+plait::deterministic_leaves parse_deterministic(const std::string& text) {
+  if (text == "off") return {};
+  std::vector<std::int64_t> leaves;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    char* rest = nullptr;
+    const long long n = std::strtoll(word.c_str(), &rest, 10);
+    if (word.empty() || *rest != '\0' || n < 1 || n > 4096 || leaves.size() == 3)
+      plait::fail(fmt::format(
+          "--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4", text));
+    leaves.push_back(n);
+    at = end + 1;
+  }
+  return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
+}
+
+/// Of --check. Throws for anything else than what its help says.
+plait::value_check parse_check(const std::string& text) {
+  const auto refuse = [&] {
+    plait::fail(
+        fmt::format("--check {}: legal are first, off, always and every:N, N at least 1, each with a tolerance at "
+                    "least 0 and below "
+                    "1 behind it, as in every:100:1e-5",
+                    text));
+  };
+  const auto number = [&](const std::string& word) {
+    char* rest = nullptr;
+    const double n = std::strtod(word.c_str(), &rest);
+    if (word.empty() || *rest != '\0') refuse();
+    return n;
+  };
+  std::size_t end = text.find(':');
+  const std::string kind = text.substr(0, end);
+  plait::value_check how = plait::value_check::first;
+  if (kind == "every") {
+    const std::size_t begin = std::min(end, text.size() - 1) + 1;
+    end = text.find(':', begin);
+    const double n = number(text.substr(begin, end == text.npos ? end : end - begin));
+    if (!(n >= 1 && n <= 1e15 && n == static_cast<double>(static_cast<std::int64_t>(n)))) refuse();
+    how = plait::value_check::every(static_cast<std::int64_t>(n));
+  } else if (kind == "off" || kind == "always") {
+    how = kind == "off" ? plait::value_check::off : plait::value_check::always;
+  } else if (kind != "first") {
+    refuse();
+  }
+  if (end == text.npos) return how;
+  const double tolerance = number(text.substr(end + 1));
+  if (!(tolerance >= 0 && tolerance < 1)) refuse();
+  return how.within(tolerance);
+}
+
+[[noreturn]] void refuse_recompute(const std::string& text) {
+  plait::fail(
+      fmt::format("--recompute '{}' is unknown; legal are none, selective, full, every:K (each K-th layer in full) and "
+                  "budget:SIZE (bytes that a rank's layers may keep, as in budget:512M)",
+                  text));
+}
+
+/// A whole number, 1 or more, and what follows it.
+std::int64_t number(const std::string& text, std::string_view& rest) {
+  std::int64_t value = 0;
+  const auto [end, problem] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  if (problem != std::errc{} || value < 1) refuse_recompute(text);
+  rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+  return value;
+}
+
+}  // namespace
+
+recompute_request parse_recompute(const std::string& text) {
+  using plait::recompute;
+  for (const recompute mode : {recompute::none, recompute::selective, recompute::full})
+    if (text == plait::name_of(mode)) return {mode, {}, {}};
+  std::string_view rest = text;
+  if (rest.starts_with("every:")) {
+    rest.remove_prefix(6);
+    const std::int64_t k = number(text, rest);
+    if (!rest.empty()) refuse_recompute(text);
+    return {plait::layer_recompute::every(k), k, {}};
+  }
+  if (!rest.starts_with("budget:")) refuse_recompute(text);
+  rest.remove_prefix(7);
+  std::int64_t bytes = number(text, rest);
+  constexpr std::string_view units = "KMGT";
+  if (const std::size_t unit = rest.size() == 1 ? units.find(rest[0]) : units.npos; unit != units.npos) {
+    const std::int64_t factor = std::int64_t{1} << (10 * (unit + 1));
+    if (bytes > std::numeric_limits<std::int64_t>::max() / 4096 / factor) refuse_recompute(text);
+    bytes *= factor;
+  } else if (!rest.empty() || bytes > std::numeric_limits<std::int64_t>::max() / 4096) {
+    refuse_recompute(text);
+  }
+  return {{}, {}, bytes};
+}
+
+/// Tells whether the command line has an option, whatever its value.
+using given_option = std::function<bool(const char* option)>;
+
+namespace {
+
+void within(const char* flag, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value < least) plait::fail(fmt::format("{} is {}; at least {} is legal", flag, value, least));
+  if (value > most) plait::fail(fmt::format("{} is {}; at most {} is legal", flag, value, most));
+}
+void in_range(const char* flag, double value, double low, double below) {
+  if (!(value >= low && value < below))
+    plait::fail(fmt::format("{} is {}; legal is at least {} and below {}", flag, value, low, below));
+}
+
+/// Device and backend by name, what is read, and what goes on from it.
+void check_inputs(const options& opt, const given_option& given) {
+  in_range("--deadline", opt.deadline, 0, 1e9);
+  if (given("--deadline") && opt.backend == "threads")
+    plait::fail("--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out");
+  if (given("--mesh") && opt.mesh.find_first_not_of(' ') == std::string::npos)
+    plait::fail("--mesh is empty; name axes and extents, as in dp=2,tp=4, or leave it out");
+  if (!opt.report.empty() && opt.log.empty()) plait::fail("--report needs --log, the file that it is made from");
+  if (given("--export-order") && opt.export_hf.empty())
+    plait::fail("--export-order " + opt.export_order + " is for --export-hf, which names the directory to write");
+  if (opt.weights_order_given && opt.init_from.empty())
+    plait::fail("--weights-order " + opt.weights_order + " is for --init-from, which names a model directory");
+  if (opt.end_of_document != -1 && !keeps_documents_apart(opt))
+    plait::fail(fmt::format("--end-of-document {} is for --documents apart; joined documents have no ends",
+                            opt.end_of_document));
+  if (given("--on-new-data") && opt.resume == "none")
+    plait::fail("--on-new-data " + opt.on_new_data + " is for --resume, which names what was trained before");
+  if (given("--on-new-schedule") && opt.resume == "none")
+    plait::fail("--on-new-schedule " + opt.on_new_schedule + " is for --resume, which names what was trained before");
+  if (opt.keep_best == "held-out" && opt.held_out == 0)
+    plait::fail("--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation");
+}
+
+/// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
+void check_pipeline(const options& opt, const given_option& given) {
+  if (opt.schedule.ends_with(".csv") || parse_mesh(opt).extent(plait::axis_of<plait::pp>) > 1) return;
+  static_cast<void>(parse_schedule(opt, 1, 4));  // whether there is one of that name
+  if (opt.schedule != "1f1b")
+    plait::fail(
+        "--schedule " + opt.schedule +
+        " orders the stages of a pipeline, and with pp=1 there is none; legal are 1f1b, and more ranks along pp");
+  if (given("--split"))
+    plait::fail("--split " + opt.split +
+                " shares out layers over the stages of a pipeline, and with pp=1 there is one; leave it out");
+}
+
+/// How the model, its data and its parameters are cut.
+void check_layout(const options& opt, const given_option& given) {
+  if (opt.data_parallel == "replicated" && given("--shard"))
+    plait::fail("--shard " + opt.shard + " is for --data-parallel zero1 to zero3; replicated cuts nothing");
+  if (opt.data_parallel != "replicated" && opt.shard != "whole" && opt.optimizer == "muon")
+    plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel + " with --shard " +
+                opt.shard + " cuts; legal are --shard whole and --data-parallel replicated");
+  within("--prefetch", opt.prefetch, 0, 1 << 20);
+  within("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20);
+  if (opt.data_parallel != "zero3") {
+    if (given("--prefetch"))
+      plait::fail(fmt::format("--prefetch {} is for --data-parallel zero3; with {} parameters stay gathered",
+                              opt.prefetch, opt.data_parallel));
+    if (given("--reshard-after-forward"))
+      plait::fail("--reshard-after-forward " + opt.reshard_after_forward + " is for --data-parallel zero3; with " +
+                  opt.data_parallel + " parameters stay gathered");
+  }
+  const bool level_is_planned = opt.plan == "auto" && !opt.data_parallel_given;
+  if (opt.data_parallel == "replicated" && !level_is_planned && opt.replicate_over != "none")
+    plait::fail("--replicate-over " + opt.replicate_over +
+                " is for --data-parallel zero1 to zero3; replicated cuts nothing");
+  if (opt.plan != "auto" && (given("--split") || given("--schedule"))) check_pipeline(opt, given);
+}
+
+/// Number types, and the order of sums.
+void check_numerics(const options& opt) {
+  if (opt.precision == "bf16-no-masters" && opt.strategy != "sp")
+    plait::fail("--precision bf16-no-masters is built for --strategy sp alone; here it is " + opt.strategy);
+  if (has_bf16_gradients(opt) && !in_bf16(opt))
+    plait::fail("--gradients bf16 is for --precision bf16 and bf16-no-masters; with " + opt.precision +
+                ", full is legal");
+  if (has_bf16_gradients(opt) && opt.strategy != "sp")
+    plait::fail("--gradients bf16 is built for --strategy sp alone; here it is " + opt.strategy);
+  if (opt.reduce_in == "bf16" && opt.precision == "double")
+    plait::fail("--reduce-in bf16 is for gradients in float; with --precision double, full is legal");
+  if (opt.reduce_in == "bf16" && has_bf16_gradients(opt))
+    plait::fail(
+        "--reduce-in bf16 is for gradients in float; with --gradients bf16, full is legal, which is bf16, and float");
+  if (opt.reduce_in == "float" && !has_bf16_gradients(opt))
+    plait::fail(fmt::format("--reduce-in float is for --gradients bf16; here they are in {}, and legal {}",
+                            opt.precision == "double" ? "double" : "float",
+                            opt.precision == "double" ? "is full" : "are full and bf16"));
+  if (opt.leaves) {
+    const auto not_with = [](const char* flag, const std::string& value, const char* legal) {
+      plait::fail(
+          fmt::format("--deterministic has one order of sums, which {} {} has not; legal is {}", flag, value, legal));
+    };
+    if (opt.device != "cpu") not_with("--device", opt.device, "cpu");
+    if (opt.threads != 1) not_with("--threads", std::to_string(opt.threads), "1");
+    if (opt.tensor_overlap != 1) not_with("--tensor-overlap", std::to_string(opt.tensor_overlap), "1");
+    if (opt.gradients != "full") not_with("--gradients", opt.gradients, "full");
+    if (opt.reduce_in != "full") not_with("--reduce-in", opt.reduce_in, "full");
+    if (opt.moments == "int8") not_with("--moments", opt.moments, "full or bf16");
+  }
+}
+
+/// Sizes. With these limits no count of samples or tokens overflows.
+void check_sizes(const options& opt) {
+  within("--steps", opt.steps, 0, std::int64_t{1} << 32);
+  if (opt.steps == 0 && !(opt.trace.empty() && opt.timeline.empty()))
+    plait::fail(fmt::format("{} shows a step, and --steps 0 has none; leave it out",
+                            opt.trace.empty() ? "--timeline" : "--trace"));
+  if (opt.steps == 0 && !opt.report.empty()) plait::fail("--report shows steps, and --steps 0 has none; leave it out");
+  within("--seq", opt.seq, 1, std::int64_t{1} << 31);
+  within("--micro-batch", opt.micro_batch, 1, 1 << 20);
+  within("--global-batch", opt.global_batch, 0, 1 << 24);
+  within("--seed", opt.seed, 0, std::int64_t{1} << 62);
+  within("--threads", opt.threads, 1, 1024);
+  within("--sample", opt.sample, 0, 1 << 24);
+  within("--log-hashes", opt.log_hashes, 0, std::int64_t{1} << 32);
+  if (opt.log_hashes > 0 && opt.log.empty())
+    plait::fail(fmt::format("--log-hashes {} needs --log, which names the file that the hashes are written to",
+                            opt.log_hashes));
+  if (opt.log_gradient_hashes && opt.log_hashes == 0)
+    plait::fail("--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal");
+  if (opt.warmup != -1) within("--warmup", opt.warmup, 0, opt.steps);
+  in_range("--temperature", opt.temperature, 0, 1e6);
+  in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);
+  in_range("--memory-share", opt.memory_share, 1e-12, 1e9);
+}
+
+/// The loss, and how weights are updated.
+void check_training(const options& opt, const given_option& given) {
+  in_range("--dropout", opt.dropout, 0, 1);
+  in_range("--label-smoothing", opt.label_smoothing, 0, 1);
+  in_range("--z-loss", opt.z_loss, 0, 1e6);
+  in_range("--clip", opt.clip, 0, 1e30);
+  in_range("--weight-decay", opt.weight_decay, 0, 1e6);
+  if (given("--min-lr-ratio") && opt.lr_schedule == "constant")
+    plait::fail(
+        fmt::format("--min-lr-ratio {} changes nothing with --lr-schedule constant; leave it out", opt.min_lr_ratio));
+  if (opt.optimizer == "muon" && opt.precision == "bf16-no-masters")
+    plait::fail(
+        "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw "
+        "and --precision float, double and bf16");
+  if (opt.optimizer == "muon" && opt.moments == "int8")
+    plait::fail("--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal");
+  if (opt.moments == "int8" && opt.data_parallel != "replicated" && opt.shard == "even")
+    plait::fail("--moments int8 has a scale for each 256 elements, which --data-parallel " + opt.data_parallel +
+                " with --shard even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated");
+  in_range("--muon-momentum", opt.muon_momentum, 0, 1);
+  in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);
+  for (const auto& [flag, says] : {std::pair("--prompt", !opt.prompt.empty()), std::pair("--temperature", true)})
+    if (opt.sample == 0 && given(flag) && says)
+      plait::fail(fmt::format("{} is for the text that is sampled at the end, and --sample 0 samples none", flag));
+  for (const char* flag : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
+    if (opt.optimizer != "muon" && given(flag))
+      plait::fail(fmt::format("{} is for --optimizer muon; here it is {}", flag, opt.optimizer));
+}
+
+void check_saving(const options& opt, const given_option& given) {
+  if (opt.checkpoint_dir.empty()) {
+    const auto needs = [](const char* option) {
+      plait::fail(std::string(option) + " needs --checkpoint-dir, which names where the training state is saved");
+    };
+    if (given("--save-every")) needs("--save-every");
+    if (given("--keep")) needs("--keep");
+    if (given("--keep-every")) needs("--keep-every");
+    if (given("--keep-best")) needs("--keep-best");
+    if (given("--checkpoint-io")) needs("--checkpoint-io");
+    if (given("--checkpoint-staging")) needs("--checkpoint-staging");
+    if (opt.resume == "auto") needs("--resume auto");
+  }
+  if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));
+  if (opt.keep < 1) plait::fail(fmt::format("--keep is {}; at least 1 is legal", opt.keep));
+  if (opt.keep_every < 0) plait::fail(fmt::format("--keep-every is {}; at least 0 is legal", opt.keep_every));
+  if (opt.resume.empty()) plait::fail("--resume is empty; legal are none, auto, a saved step, or a folder of them");
+}
+
+/// Refuses options that are for another kind of device.
+void check_device(const options& opt) {
+  if (offloads(opt) && opt.device == "cpu")
+    plait::fail(
+        "--offload optimizer: with --device cpu the optimizer's state is in the host's memory; legal are none, "
+        "and --device cuda");
+  if (opt.device == "cuda") {
+    if (opt.backend == "mpi")
+      plait::fail(
+          "--backend mpi moves the host's memory; with --device cuda, --backend nccl is legal (which mpirun may start) "
+          "and threads");
+    if (opt.precision == "double")
+      plait::fail("--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters");
+    // What is instantiated; see CMakeLists.txt.
+    if (opt.precision == "float" && opt.strategy != "sp")
+      plait::fail("--device cuda --precision float is built for --strategy sp alone; here it is " + opt.strategy +
+                  " (bf16 has either)");
+    if (opt.tf32 && opt.precision != "float")
+      plait::fail("--tf32 is for --precision float; here it is " + opt.precision);
+    if (opt.attention_kernel == "cudnn" && !in_bf16(opt))
+      plait::fail("--attention-kernel cudnn computes in bf16; with --precision " + opt.precision +
+                  ", auto and own are legal");
+    if (opt.attention_sums == "any" && (!in_bf16(opt) || opt.attention_kernel == "own"))
+      plait::fail(
+          "--attention-sums any is an order of cuDNN's, which computes in bf16; it needs --precision bf16 and "
+          "--attention-kernel auto or cudnn, and here they are " +
+          opt.precision + " and " + opt.attention_kernel);
+    if (opt.graph == "on" && opt.dropout > 0)
+      plait::fail(
+          fmt::format("--graph on with --dropout {}: a replay would drop the same elements in every step; legal "
+                      "are --graph off and --dropout 0",
+                      opt.dropout));
+    if (opt.threads != 1)
+      plait::fail(
+          fmt::format("--threads is {}, but with --device cuda no product runs on the CPU; leave it out", opt.threads));
+    return;
+  }
+  if (opt.backend == "nccl")
+    plait::fail("--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi");
+  if (opt.tf32) plait::fail("--tf32 needs --device cuda; the CPU computes float in full");
+  if (opt.checkpoint_staging != "pinned")
+    plait::fail("--checkpoint-staging " + opt.checkpoint_staging +
+                " is for --device cuda; on the CPU no memory is pinned: leave it out");
+  if (opt.graph == "on") plait::fail("--graph on needs --device cuda; on the CPU, auto and off are legal");
+  if (!opt.products.empty())
+    plait::fail("--products needs --device cuda; the libraries of the CPU choose their algorithms themselves");
+  if (opt.attention_kernel != "auto")
+    plait::fail("--attention-kernel " + opt.attention_kernel + " needs --device cuda; on the CPU, auto is legal");
+  if (opt.attention_sums != "fixed")
+    plait::fail("--attention-sums " + opt.attention_sums + " needs --device cuda; on the CPU every sum has one order");
+}
+
+/// Refuses what is illegal of a command line whatever files and ranks there are: unknown words, numbers out of range,
+/// and options that go with others alone. Throws `plait::error` whose text names the option and what is legal.
+void check_options(const options& opt, const given_option& given) {
+  check_inputs(opt, given);
+  check_layout(opt, given);
+  check_numerics(opt);
+  parse_recompute(opt.recompute);
+  check_sizes(opt);
+  check_training(opt, given);
+  check_saving(opt, given);
+  check_device(opt);
+  with_types(opt, []<class, class>() {});  // whether this program is built for them
+}
 
 /// The command line without its first word, and without the values of any --data but the last: as with every other
 /// option, the last counts.
@@ -53,6 +444,274 @@ std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& ap
   return all;
 }
 
+/// The options of a command line, in groups, with the words and paths that are legal.
+class option_list {
+ public:
+  explicit option_list(CLI::App& app) : app_(app) {
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+  CLI::App& app() { return app_; }
+  void group(const char* name) { app_.option_defaults()->group(name); }
+  template <class T>
+  CLI::Option* add(const char* flag, T& value, const std::string& help) {
+    return app_.add_option(flag, value, help)->capture_default_str();
+  }
+  /// An option that is one of some words.
+  void choice(const char* flag, std::string& value, std::initializer_list<const char*> legal, const std::string& help) {
+    add(flag, value, help);
+    checks_.push_back([=, &value, words = std::vector<std::string>(legal.begin(), legal.end())] {
+      if (std::find(words.begin(), words.end(), value) == words.end())
+        plait::fail(fmt::format("{} '{}' is unknown; legal are {}", flag, value, fmt::join(words, ", ")));
+    });
+  }
+  /// An option that names `what`. Empty is what a shell makes of a variable that is not set.
+  void path(const char* flag, std::string& value, const char* what, const std::string& help) {
+    const CLI::Option* const option = add(flag, value, help);
+    checks_.push_back([=, &value] {
+      if (option->count() > 0 && value.empty())
+        plait::fail(fmt::format("{} is empty; name {}, or leave it out", flag, what));
+    });
+  }
+  /// Throws `plait::error` for a word or a path that is not legal.
+  void check() const {
+    for (const std::function<void()>& one : checks_) one();
+  }
+
+ private:
+  CLI::App& app_;
+  std::vector<std::function<void()>> checks_;
+};
+
+void add_ranks(option_list& list, options& opt) {
+  list.group("Ranks");
+  list.add("--mesh", opt.mesh, "extents of the axes dp, pp, cp and tp, as in dp=2,tp=4");
+  list.choice("--device", opt.device, {"cpu", "cuda"}, "cpu or cuda");
+  list.choice("--backend", opt.backend, {"threads", "mpi", "nccl"},
+              "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "
+              "under torchrun, srun or mpirun, or all in this process");
+  list.add("--deadline", opt.deadline,
+           "with mpi and nccl, the seconds after which a collective that is not over ends all ranks, since one is "
+           "lost; 0: they wait for ever");
+}
+
+void add_model(option_list& list, options& opt) {
+  list.group("Model");
+  list.add("--model", opt.model, "a preset or a Hugging Face config.json");
+  list.path("--init-from", opt.init_from, "a folder",
+            "the weights to begin from: a model directory of Hugging Face, or a saved step or the "
+            "newest in a folder of them, whatever layout saved it; all have the model's shape, too, but steps of "
+            "import-hf, which need --model");
+  list.choice("--weights-order", opt.weights_order, {"hugging-face", "megatron", "meta"},
+              "whose names and order the tensors of --init-from have, beside a config.json of Hugging Face: "
+              "hugging-face, megatron (q, k, v and gate, up in one) or meta (rotary pairs)");
+  list.path("--export-hf", opt.export_hf, "a folder",
+            "a new directory, to which the trained model is written as transformers opens it");
+  list.choice("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"},
+              "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
+              "megatron or meta, as --weights-order reads them");
+}
+
+void add_parallelism(option_list& list, options& opt) {
+  list.group("Parallelism");
+  list.choice("--strategy", opt.strategy, {"sp", "tp"}, "sp: tensor and sequence parallel; tp: tensor parallel alone");
+  list.choice("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"},
+              "what is cut over the data ranks of dp and cp: nothing (replicated), the optimizer's state (zero1), also "
+              "reduced gradients (zero2), also parameters between their uses (zero3)");
+  list.choice("--shard", opt.shard, {"even", "whole", "blocks"},
+              "with zero1 to zero3, where units of parameters are cut: even (anywhere), whole (between matrices, for "
+              "muon), or blocks (of 256 elements, for --moments int8)");
+  list.choice("--replicate-over", opt.replicate_over, {"none", "dp", "cp"},
+              "with zero1 to zero3, a hybrid: pieces are not cut over this axis, dp or cp, but equal; none: over both "
+              "they are cut");
+  list.add("--prefetch", opt.prefetch, "with zero3, how many uses ahead a unit's parameters are gathered");
+  list.choice("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"},
+              "with zero3, whether parameters are released after a forward pass and gathered again: on or off");
+  list.choice("--overlap", opt.overlap, {"on", "off"},
+              "whether a unit's gradients are reduced under the backward pass (on) or after it (off)");
+  list.add("--tensor-overlap", opt.tensor_overlap,
+           "in how many chunks linears gather and reduce over tp, beside their products; 1: not beside them");
+  list.choice("--reduce-in", opt.reduce_in, {"full", "bf16", "float"},
+              "what gradients travel as when they are summed over data ranks: full (their own type), bf16, or, of "
+              "those that --gradients keeps in bf16, float, in which sums are rounded once");
+  list.choice("--attention", opt.attention,
+              {"ring", "ring:zigzag", "ring:contiguous", "all_gather_kv", "all_gather_kv:zigzag",
+               "all_gather_kv:contiguous", "ulysses", "ulysses:zigzag", "ulysses:contiguous"},
+              "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
+              ":zigzag or :contiguous, how it is placed");
+  list.add("--schedule", opt.schedule, fmt::format("of the pipeline: {}", plait::schedule_names));
+  list.choice("--split", opt.split, {"flops", "measured", "even"},
+              "of the layers over the stages: flops (by counted operations, with the head's), measured, or even");
+}
+
+void add_data(option_list& list, options& opt) {
+  list.group("Data");
+  list.app()
+      .add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  list.add("--data-format", opt.data_format, "auto, bytes, megatron or nanogpt");
+  list.add("--data-weights", opt.data_weights_text,
+           "as in 0.7,0.3: samples are drawn from each --data in this proportion, which begins again, in another "
+           "order, as often as it takes; without it, --data are one stream");
+  list.choice("--documents", opt.documents, {"joined", "apart"},
+              "joined: tokens see those of documents before theirs in a sequence; apart: they do not, and no loss is "
+              "taken across documents");
+  list.add("--end-of-document", opt.end_of_document,
+           "the token that ends a document; -1: documents end where the index of Megatron files says");
+  list.choice("--on-new-data", opt.on_new_data, {"stop", "begin"},
+              "where --resume names a step that was trained on other data: stop, or begin the new data");
+  list.choice("--on-new-schedule", opt.on_new_schedule, {"stop", "follow"},
+              "where --resume names a step that was trained with another course of the learning rate (--lr, --warmup, "
+              "--min-lr-ratio, --lr-schedule, --steps): stop, or follow the new one from that step on");
+}
+
+void add_steps(option_list& list, options& opt) {
+  list.group("Steps");
+  list.add("--steps", opt.steps, "optimizer steps");
+  list.add("--seq", opt.seq, "tokens in a sequence");
+  list.add("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch");
+  list.add("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch");
+  list.add("--seed", opt.seed, "of weights, data order and dropout");
+}
+
+void add_numbers(option_list& list, options& opt) {
+  list.group("Numbers and memory");
+  list.choice(
+      "--precision", opt.precision, {"float", "double", "bf16", "bf16-no-masters"},
+      "float, double (cpu), bf16 (with float master weights; slower than float on a CPU without avx512_bf16) or "
+      "bf16-no-masters (weights in bf16 alone, rounded stochastically)");
+  list.choice("--gradients", opt.gradients, {"full", "bf16"},
+              "what the gradients of parameters are kept in: full (float; with --precision double double) or, with "
+              "--precision bf16 and bf16-no-masters, bf16, to which each pass adds a sum in float");
+  list.choice("--moments", opt.moments, {"full", "bf16", "int8"},
+              "of AdamW, for each element two, and of Muon, one: full (floats; with --precision double doubles), "
+              "bf16 or int8 (8 bits, "
+              "and a scale for each 256), rounded stochastically");
+  list.choice("--offload", opt.offload, {"none", "optimizer"},
+              "on cuda: what lies in the host's memory, pinned, and not on the GPU: none, or optimizer (moments, and "
+              "the float masters of bf16); an update waits for the bus, and no bit of it changes");
+  list.add("--deterministic", opt.deterministic,
+           "the same bits on every mesh, schedule and number of microbatches, on the CPU: off, or into how many leaves "
+           "sums are cut over features, samples of a step and the sequence, as in 8,16,4; 8 is 8,8,1");
+  list.add("--check", opt.check,
+           "in which steps ranks compare what must be equal on them (tokens, parameters, gradients, what layers "
+           "take): first (and the first after a load), off, always, or every:N steps; with a number behind a "
+           "second colon, as in every:100:1e-5, differences up to so much of a value's norm are no error");
+  list.app().add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
+  list.add("--recompute", opt.recompute,
+           "what layers make again for the backward pass: none, selective (what is cheap), full (all but their "
+           "input), every:K (each K-th layer in full), or budget:SIZE (the cheapest with which a rank's layers "
+           "keep no more than, for instance, 512M)");
+}
+
+void add_checkpoints(option_list& list, options& opt) {
+  list.group("Checkpoints");
+  list.path("--checkpoint-dir", opt.checkpoint_dir, "a folder",
+            "where the training state is saved, at the end and when a signal ends the run; SIGUSR1 saves at once");
+  list.add("--save-every", opt.save_every, "save every so many steps, while training goes on; 0: not before the end");
+  list.add("--keep", opt.keep, "how many of the newest saved steps stay");
+  list.add("--keep-every", opt.keep_every, "saved steps that this number divides stay too; 0: none of them");
+  list.choice("--keep-best", opt.keep_best, {"none", "held-out"},
+              "none, or held-out: each save computes the loss of what --held-out keeps, and the step that has the "
+              "least stays too, in this run and those that go on from it");
+  list.choice("--checkpoint-io", opt.checkpoint_io, {"auto", "uring", "threads"},
+              "how steps are written: uring (io_uring), threads (ordinary calls), or auto, which is the first where "
+              "it is there");
+  list.choice("--checkpoint-staging", opt.checkpoint_staging, {"pinned", "pageable"},
+              "on cuda: the host's memory that a save copies to, twice a rank's share: pinned, or pageable, for "
+              "which training waits longer");
+  list.add("--resume", opt.resume,
+           "what to go on from: none, a saved step or a folder of them, or auto (the newest in --checkpoint-dir, if "
+           "there is one), on whatever mesh and with whatever layout it was saved");
+}
+
+void add_training(option_list& list, options& opt) {
+  list.group("Optimizer and loss");
+  list.add("--lr", opt.lr, "peak learning rate");
+  list.add("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps");
+  list.add("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak");
+  list.add("--lr-schedule", opt.lr_schedule, "cosine, linear or constant");
+  list.add("--clip", opt.clip, "limit of the global gradient norm; 0: none");
+  list.choice("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"},
+              "a step whose gradients are not finite changes no weight: then stop, or skip it and go on");
+  list.add("--weight-decay", opt.weight_decay, "of matrices");
+  list.choice("--optimizer", opt.optimizer, {"adamw", "muon"},
+              "adamw, or muon: the matrices of hidden layers move in nearly orthogonal directions, and AdamW updates "
+              "the embedding, the head and everything else");
+  list.add("--muon-momentum", opt.muon_momentum, "Nesterov's, of Muon");
+  list.choice("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"},
+              "of Muon's updates: match_rms_adamw (as large as AdamW's, for its --lr) or original (by the matrix' "
+              "shape, for a larger --muon-lr-ratio)");
+  list.add("--muon-lr-ratio", opt.muon_lr_ratio, "learning rate of Muon's matrices over --lr");
+  list.add("--dropout", opt.dropout, "on the output of each residual branch");
+  list.add("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution");
+  list.add("--z-loss", opt.z_loss, "weight of lse^2 in the loss");
+}
+
+void add_evaluation(option_list& list, options& opt) {
+  list.group("Evaluation");
+  list.add("--held-out", opt.held_out,
+           "fraction of the data, of each of several, kept for evaluation at the end, which draws from several by "
+           "--data-weights");
+}
+
+void add_device(option_list& list, options& opt) {
+  list.group("Device");
+  list.add("--threads", opt.threads, "threads of each rank's matrix products, on the CPU");
+  list.choice("--graph", opt.graph, {"auto", "on", "off"},
+              "on cuda, steps replayed as a graph: on, off or auto (where it can be)");
+  list.choice("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"},
+              "on cuda: own, cudnn, or auto (cuDNN's where it can be)");
+  list.choice("--attention-sums", opt.attention_sums, {"fixed", "any"},
+              "on cuda, the order in which cuDNN sums attention's gradients: fixed (equal bits in every run) or any "
+              "(faster)");
+  list.path("--products", opt.products, "a file",
+            "on cuda, file of the algorithms of matrix products: read if it is there, else measured in the first "
+            "step and written");
+  list.add("--peak-tflops", opt.peak_tflops,
+           "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU");
+}
+
+void add_pictures(option_list& list, options& opt) {
+  list.group("Logs and pictures");
+  list.path("--log", opt.log, "a file",
+            "JSON lines: one per step, then a summary; what an earlier run has logged there is renamed, to FILE.1");
+  list.add("--log-hashes", opt.log_hashes,
+           "every so many steps, before the first and after the last, log a hash of each parameter, by which "
+           "checkpoint_tool compare-runs finds where two runs differ; 0: never");
+  list.app().add_flag(
+      "--log-gradient-hashes", opt.log_gradient_hashes,
+      "with --log-hashes, also one of each parameter's gradient, summed over all ranks and not yet clipped");
+  list.path("--plot", opt.plot, "a file", "loss curve as SVG, with held-out losses and what --log has of earlier runs");
+  list.path("--report", opt.report, "a file",
+            "a page (HTML) of what --log has when the run ends: curves, communication, memory, options, and the "
+            "step of --timeline; train_llama report LOG PAGE makes one of a log");
+  list.path("--trace", opt.trace, "a file", "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
+  list.path("--timeline", opt.timeline, "a file", "a step as SVG, simulated and measured");
+}
+
+void add_sampling(option_list& list, options& opt) {
+  list.group("Sampled text");
+  list.add("--sample", opt.sample,
+           "bytes of text to sample at the end, from a model of bytes; 0: none, as with data that are tokens");
+  list.add("--temperature", opt.temperature, "of the sampling; 0: the likeliest");
+  list.add("--prompt", opt.prompt, "what the sampled text begins with");
+}
+
+void add_planning(option_list& list, options& opt) {
+  list.group("Planning");
+  list.path("--cluster", opt.cluster, "hardware",
+            "the machine, to predict a step's time and memory: known hardware or a description that ends in "
+            ".json, and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)");
+  list.choice("--plan", opt.plan, {"given", "auto"},
+              "given, or auto: of --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch and "
+              "--recompute, what is not given is "
+              "that of the layout that is predicted to be fastest on --cluster for --global-batch");
+  list.add(
+      "--memory-share", opt.memory_share,
+      "the share of the memory available here that a run may need: one that needs more is refused before it starts");
+  list.app().add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
+}
+
 }  // namespace
 
 bool parse(int argc, char** argv, options& opt, bool speaks) {
@@ -63,257 +722,21 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.get_formatter()->column_width(34);
   app.set_version_flag("--version",
                        fmt::format("plait {}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH));
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  const auto group = [&](const char* name) { app.option_defaults()->group(name); };
-  auto seed = static_cast<std::int64_t>(opt.seed);
-  group("Ranks");
-  app.add_option("--mesh", opt.mesh, "extents of the axes dp, pp, cp and tp, as in dp=2,tp=4")->capture_default_str();
-  app.add_option("--device", opt.device, "cpu or cuda")->capture_default_str();
-  app.add_option("--backend", opt.backend,
-                 "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "
-                 "under torchrun, srun or mpirun, or all in this process")
-      ->capture_default_str();
-  app.add_option(
-         "--deadline", opt.deadline,
-         "with mpi and nccl, the seconds after which a collective that is not over ends all ranks, since one is "
-         "lost; 0: they wait for ever")
-      ->capture_default_str();
-  group("Model");
-  app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
-  app.add_option("--init-from", opt.init_from,
-                 "the weights to begin from: a model directory of Hugging Face, or a saved step or the "
-                 "newest in a folder of them, whatever layout saved it; all have the model's shape, too, but steps of "
-                 "import-hf, which need --model");
-  app.add_option("--weights-order", opt.weights_order,
-                 "whose names and order the tensors of --init-from have, beside a config.json of Hugging Face: "
-                 "hugging-face, megatron (q, k, v and gate, up in one) or meta (rotary pairs)")
-      ->capture_default_str();
-  app.add_option("--export-hf", opt.export_hf,
-                 "a new directory, to which the trained model is written as transformers opens it");
-  app.add_option("--export-order", opt.export_order,
-                 "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
-                 "megatron or meta, as --weights-order reads them")
-      ->capture_default_str();
-  group("Parallelism");
-  app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
-      ->capture_default_str();
-  app.add_option(
-         "--data-parallel", opt.data_parallel,
-         "what is cut over the data ranks of dp and cp: nothing (replicated), the optimizer's state (zero1), also "
-         "reduced gradients (zero2), also parameters between their uses (zero3)")
-      ->capture_default_str();
-  app.add_option(
-         "--shard", opt.shard,
-         "with zero1 to zero3, where units of parameters are cut: even (anywhere), whole (between matrices, for "
-         "muon), or blocks (of 256 elements, for --moments int8)")
-      ->capture_default_str();
-  app.add_option(
-         "--replicate-over", opt.replicate_over,
-         "with zero1 to zero3, a hybrid: pieces are not cut over this axis, dp or cp, but equal; none: over both "
-         "they are cut")
-      ->capture_default_str();
-  app.add_option("--prefetch", opt.prefetch, "with zero3, how many uses ahead a unit's parameters are gathered")
-      ->capture_default_str();
-  app.add_option("--reshard-after-forward", opt.reshard_after_forward,
-                 "with zero3, whether parameters are released after a forward pass and gathered again: on or off")
-      ->capture_default_str();
-  app.add_option("--overlap", opt.overlap,
-                 "whether a unit's gradients are reduced under the backward pass (on) or after it (off)")
-      ->capture_default_str();
-  app.add_option("--tensor-overlap", opt.tensor_overlap,
-                 "in how many chunks linears gather and reduce over tp, beside their products; 1: not beside them")
-      ->capture_default_str();
-  app.add_option("--reduce-in", opt.reduce_in,
-                 "what gradients travel as when they are summed over data ranks: full (their own type), bf16, or, of "
-                 "those that --gradients keeps in bf16, float, in which sums are rounded once")
-      ->capture_default_str();
-  app.add_option("--attention", opt.attention,
-                 "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
-                 ":zigzag or :contiguous, how it is placed")
-      ->capture_default_str();
-  app.add_option("--schedule", opt.schedule, fmt::format("of the pipeline: {}", plait::schedule_names))
-      ->capture_default_str();
-  app.add_option("--split", opt.split,
-                 "of the layers over the stages: flops (by counted operations, with the head's), measured, or even")
-      ->capture_default_str();
-  group("Data");
-  app.add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--data-format", opt.data_format, "auto, bytes, megatron or nanogpt")->capture_default_str();
-  std::string weights;
-  app.add_option("--data-weights", weights,
-                 "as in 0.7,0.3: samples are drawn from each --data in this proportion, which begins again, in another "
-                 "order, as often as it takes; without it, --data are one stream");
-  app.add_option(
-         "--documents", opt.documents,
-         "joined: tokens see those of documents before theirs in a sequence; apart: they do not, and no loss is "
-         "taken across documents")
-      ->capture_default_str();
-  app.add_option("--end-of-document", opt.end_of_document,
-                 "the token that ends a document; -1: documents end where the index of Megatron files says")
-      ->capture_default_str();
-  app.add_option("--on-new-data", opt.on_new_data,
-                 "where --resume names a step that was trained on other data: stop, or begin the new data")
-      ->capture_default_str();
-  app.add_option(
-         "--on-new-schedule", opt.on_new_schedule,
-         "where --resume names a step that was trained with another course of the learning rate (--lr, --warmup, "
-         "--min-lr-ratio, --lr-schedule, --steps): stop, or follow the new one from that step on")
-      ->capture_default_str();
-  group("Steps");
-  app.add_option("--steps", opt.steps, "optimizer steps")->capture_default_str();
-  app.add_option("--seq", opt.seq, "tokens in a sequence")->capture_default_str();
-  app.add_option("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch")
-      ->capture_default_str();
-  app.add_option("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch")
-      ->capture_default_str();
-  app.add_option("--seed", seed, "of weights, data order and dropout")->capture_default_str();
-  group("Numbers and memory");
-  app.add_option(
-         "--precision", opt.precision,
-         "float, double (cpu), bf16 (with float master weights; slower than float on a CPU without avx512_bf16) or "
-         "bf16-no-masters (weights in bf16 alone, rounded stochastically)")
-      ->capture_default_str();
-  app.add_option("--gradients", opt.gradients,
-                 "what the gradients of parameters are kept in: full (float; with --precision double double) or, with "
-                 "--precision bf16 and bf16-no-masters, bf16, to which each pass adds a sum in float")
-      ->capture_default_str();
-  app.add_option("--moments", opt.moments,
-                 "of AdamW, for each element two, and of Muon, one: full (floats; with --precision double doubles), "
-                 "bf16 or int8 (8 bits, "
-                 "and a scale for each 256), rounded stochastically")
-      ->capture_default_str();
-  app.add_option(
-         "--offload", opt.offload,
-         "on cuda: what lies in the host's memory, pinned, and not on the GPU: none, or optimizer (moments, and "
-         "the float masters of bf16); an update waits for the bus, and no bit of it changes")
-      ->capture_default_str();
-  app.add_option(
-         "--deterministic", opt.deterministic,
-         "the same bits on every mesh, schedule and number of microbatches, on the CPU: off, or into how many leaves "
-         "sums are cut over features, samples of a step and the sequence, as in 8,16,4; 8 is 8,8,1")
-      ->capture_default_str();
-  app.add_option("--check", opt.check,
-                 "in which steps ranks compare what must be equal on them (tokens, parameters, gradients, what layers "
-                 "take): first (and the first after a load), off, always, or every:N steps; with a number behind a "
-                 "second colon, as in every:100:1e-5, differences up to so much of a value's norm are no error")
-      ->capture_default_str();
-  app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
-  app.add_option("--recompute", opt.recompute,
-                 "what layers make again for the backward pass: none, selective (what is cheap), full (all but their "
-                 "input), every:K (each K-th layer in full), or budget:SIZE (the cheapest with which a rank's layers "
-                 "keep no more than, for instance, 512M)")
-      ->capture_default_str();
-  group("Checkpoints");
-  app.add_option("--checkpoint-dir", opt.checkpoint_dir,
-                 "where the training state is saved, at the end and when a signal ends the run; SIGUSR1 saves at once");
-  app.add_option("--save-every", opt.save_every,
-                 "save every so many steps, while training goes on; 0: not before the end")
-      ->capture_default_str();
-  app.add_option("--keep", opt.keep, "how many of the newest saved steps stay")->capture_default_str();
-  app.add_option("--keep-every", opt.keep_every, "saved steps that this number divides stay too; 0: none of them")
-      ->capture_default_str();
-  app.add_option("--keep-best", opt.keep_best,
-                 "none, or held-out: each save computes the loss of what --held-out keeps, and the step that has the "
-                 "least stays too, in this run and those that go on from it")
-      ->capture_default_str();
-  app.add_option("--checkpoint-io", opt.checkpoint_io,
-                 "how steps are written: uring (io_uring), threads (ordinary calls), or auto, which is the first where "
-                 "it is there")
-      ->capture_default_str();
-  app.add_option("--checkpoint-staging", opt.checkpoint_staging,
-                 "on cuda: the host's memory that a save copies to, twice a rank's share: pinned, or pageable, for "
-                 "which training waits longer")
-      ->capture_default_str();
-  app.add_option(
-         "--resume", opt.resume,
-         "what to go on from: none, a saved step or a folder of them, or auto (the newest in --checkpoint-dir, if "
-         "there is one), on whatever mesh and with whatever layout it was saved")
-      ->capture_default_str();
-  group("Optimizer and loss");
-  app.add_option("--lr", opt.lr, "peak learning rate")->capture_default_str();
-  app.add_option("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps")->capture_default_str();
-  app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
-  app.add_option("--lr-schedule", opt.lr_schedule, "cosine, linear or constant")->capture_default_str();
-  app.add_option("--clip", opt.clip, "limit of the global gradient norm; 0: none")->capture_default_str();
-  app.add_option("--on-nonfinite", opt.on_nonfinite,
-                 "a step whose gradients are not finite changes no weight: then stop, or skip it and go on")
-      ->capture_default_str();
-  app.add_option("--weight-decay", opt.weight_decay, "of matrices")->capture_default_str();
-  app.add_option(
-         "--optimizer", opt.optimizer,
-         "adamw, or muon: the matrices of hidden layers move in nearly orthogonal directions, and AdamW updates "
-         "the embedding, the head and everything else")
-      ->capture_default_str();
-  app.add_option("--muon-momentum", opt.muon_momentum, "Nesterov's, of Muon")->capture_default_str();
-  app.add_option("--muon-scale", opt.muon_scale,
-                 "of Muon's updates: match_rms_adamw (as large as AdamW's, for its --lr) or original (by the matrix' "
-                 "shape, for a larger --muon-lr-ratio)")
-      ->capture_default_str();
-  app.add_option("--muon-lr-ratio", opt.muon_lr_ratio, "learning rate of Muon's matrices over --lr")
-      ->capture_default_str();
-  app.add_option("--dropout", opt.dropout, "on the output of each residual branch")->capture_default_str();
-  app.add_option("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution")->capture_default_str();
-  app.add_option("--z-loss", opt.z_loss, "weight of lse^2 in the loss")->capture_default_str();
-  group("Evaluation");
-  app.add_option(
-         "--held-out", opt.held_out,
-         "fraction of the data, of each of several, kept for evaluation at the end, which draws from several by "
-         "--data-weights")
-      ->capture_default_str();
-  group("Device");
-  app.add_option("--threads", opt.threads, "threads of each rank's matrix products, on the CPU")->capture_default_str();
-  app.add_option("--graph", opt.graph, "on cuda, steps replayed as a graph: on, off or auto (where it can be)")
-      ->capture_default_str();
-  app.add_option("--attention-kernel", opt.attention_kernel, "on cuda: own, cudnn, or auto (cuDNN's where it can be)")
-      ->capture_default_str();
-  app.add_option("--attention-sums", opt.attention_sums,
-                 "on cuda, the order in which cuDNN sums attention's gradients: fixed (equal bits in every run) or any "
-                 "(faster)")
-      ->capture_default_str();
-  app.add_option("--products", opt.products,
-                 "on cuda, file of the algorithms of matrix products: read if it is there, else measured in the first "
-                 "step and written");
-  app.add_option("--peak-tflops", opt.peak_tflops,
-                 "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU")
-      ->capture_default_str();
-  group("Logs and pictures");
-  app.add_option(
-      "--log", opt.log,
-      "JSON lines: one per step, then a summary; what an earlier run has logged there is renamed, to FILE.1");
-  app.add_option("--log-hashes", opt.log_hashes,
-                 "every so many steps, before the first and after the last, log a hash of each parameter, by which "
-                 "checkpoint_tool compare-runs finds where two runs differ; 0: never")
-      ->capture_default_str();
-  app.add_flag("--log-gradient-hashes", opt.log_gradient_hashes,
-               "with --log-hashes, also one of each parameter's gradient, summed over all ranks and not yet clipped");
-  app.add_option("--plot", opt.plot, "loss curve as SVG, with held-out losses and what --log has of earlier runs");
-  app.add_option("--report", opt.report,
-                 "a page (HTML) of what --log has when the run ends: curves, communication, memory, options, and the "
-                 "step of --timeline; train_llama report LOG PAGE makes one of a log");
-  app.add_option("--trace", opt.trace, "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
-  app.add_option("--timeline", opt.timeline, "a step as SVG, simulated and measured");
-  group("Sampled text");
-  app.add_option("--sample", opt.sample,
-                 "bytes of text to sample at the end, from a model of bytes; 0: none, as with data that are tokens")
-      ->capture_default_str();
-  app.add_option("--temperature", opt.temperature, "of the sampling; 0: the likeliest")->capture_default_str();
-  app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();
-  group("Planning");
-  app.add_option("--cluster", opt.cluster,
-                 "the machine, to predict a step's time and memory: known hardware or a description that ends in "
-                 ".json, and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)");
-  app.add_option("--plan", opt.plan,
-                 "given, or auto: of --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch and "
-                 "--recompute, what is not given is "
-                 "that of the layout that is predicted to be fastest on --cluster for --global-batch")
-      ->capture_default_str();
-  app.add_option(
-         "--memory-share", opt.memory_share,
-         "the share of the memory available here that a run may need: one that needs more is refused before it starts")
-      ->capture_default_str();
-  app.add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
-  group("Options in a file");
+  option_list list(app);
+  add_ranks(list, opt);
+  add_model(list, opt);
+  add_parallelism(list, opt);
+  add_data(list, opt);
+  add_steps(list, opt);
+  add_numbers(list, opt);
+  add_checkpoints(list, opt);
+  add_training(list, opt);
+  add_evaluation(list, opt);
+  add_device(list, opt);
+  add_pictures(list, opt);
+  add_sampling(list, opt);
+  add_planning(list, opt);
+  list.group("Options in a file");
   app.set_config("--config", "", "a TOML file of options, such as --write-config writes; the command line comes first");
   app.allow_config_extras(CLI::config_extras_mode::error);
   std::string written;
@@ -353,10 +776,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.weights_order_given = given("--weights-order");
   opt.overlap_given = given("--overlap");
   opt.attention_given = given("--attention");
-  opt.seed = static_cast<std::uint64_t>(seed);
-  opt.data_weights = parse_weights(weights, opt.data.size());
+  opt.data_weights = parse_weights(opt.data_weights_text, opt.data.size());
   opt.leaves = parse_deterministic(opt.deterministic);
   opt.compared = parse_check(opt.check);
+  list.check();
   check_options(opt, given);
   if (writes->count() == 0) return true;
   if (speaks) plait::write_file_atomically(written, app.config_to_str(), "--write-config");

@@ -1,4 +1,7 @@
+// The options of the trainer, and what all ranks know of a run before it starts.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -6,17 +9,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/value_checks.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/recompute.hpp"
 #include "plait/core/types.hpp"
 #include "plait/layout/mesh.hpp"
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention/policy.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/lr_schedule.hpp"
 #include "plait/parallel/placement.hpp"
+#include "plait/schedule/parse.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "train_llama/data/sampler.hpp"
 
@@ -55,6 +62,7 @@ struct options {
   std::string split = "flops";
   std::vector<std::string> data;
   std::string data_format = "auto";
+  std::string data_weights_text;
   std::vector<double> data_weights;   ///< one for each of `data`; empty: they are one stream
   std::string documents = "joined";   ///< or apart
   std::int64_t end_of_document = -1;  ///< a token; -1: as the files' index says
@@ -63,7 +71,7 @@ struct options {
   std::int64_t seq = 128;
   std::int64_t micro_batch = 4;
   std::int64_t global_batch = 0;  ///< 0: one microbatch per step
-  std::uint64_t seed = 1;
+  std::int64_t seed = 1;
   std::string precision = "float";
   std::string gradients = "full";
   std::string moments = "full";
@@ -117,7 +125,7 @@ struct options {
        recompute_given = false, replicate_over_given = false;
 
   /// All options, as text by name, however they were given, and switches that are on: what ranks in other processes
-  /// compare (agreed.hpp).
+  /// compare (record.cpp).
   std::vector<std::pair<std::string, std::string>> by_name;
 };
 
@@ -174,14 +182,6 @@ struct setup {
 /// --help, which it prints if this process `speaks`.
 bool parse(int argc, char** argv, options& opt, bool speaks = true);
 
-/// The mesh of a stage's tensors: all axes but pp.
-inline plait::mesh_shape stage_mesh(const setup& s) {
-  plait::mesh_shape rest;
-  for (plait::axis_id axis : s.mesh.axes)
-    if (!(axis == plait::axis_of<plait::pp>)) rest.add(axis, s.mesh.extent(axis));
-  return rest;
-}
-
 /// Returns whether attention stays within documents.
 inline bool keeps_documents_apart(const options& opt) { return opt.documents == "apart"; }
 
@@ -197,3 +197,95 @@ inline std::int64_t traced_step(const options& opt, std::int64_t resumed) {
 /// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh
 /// has.
 setup prepare(const options& opt, std::int64_t ranks);
+
+/// Calls `f.operator()<S>()` with the strategy S that --strategy names: the one place that reads it.
+template <class F>
+auto with_strategy(const options& opt, F&& f) {
+  return opt.strategy == "sp" ? f.template operator()<plait::megatron_sp>()
+                              : f.template operator()<plait::megatron_tp>();
+}
+
+/// What CMake's option PLAIT_TRAINER_PRECISIONS calls a precision.
+template <class Precision>
+inline constexpr std::string_view precision_name{};
+template <>
+inline constexpr std::string_view precision_name<float> = "float";
+template <>
+inline constexpr std::string_view precision_name<double> = "double";
+template <>
+inline constexpr std::string_view precision_name<plait::bf16> = "bf16";
+template <>
+inline constexpr std::string_view precision_name<plait::bf16_no_masters> = "bf16_no_masters";
+template <>
+inline constexpr std::string_view precision_name<plait::bf16_gradients> = "bf16_gradients";
+template <>
+inline constexpr std::string_view precision_name<plait::bf16_gradients_float_masters> = "bf16_gradients_float_masters";
+
+/// Whether this program is built for a precision: for all of them, unless the option says for which.
+template <class Precision>
+constexpr bool is_built() {
+#ifdef PLAIT_TRAINER_PRECISIONS
+  std::string_view rest = PLAIT_TRAINER_PRECISIONS;  // with a blank behind each
+  for (std::size_t end; (end = rest.find(' ')) != rest.npos; rest.remove_prefix(end + 1))
+    if (rest.substr(0, end) == precision_name<Precision>) return true;
+  return false;
+#else
+  return true;
+#endif
+}
+
+/// Calls `f.operator()<Precision, S>()`, which is there where the program is built for it. Throws `error` where not.
+template <class Precision, class S, class F>
+auto if_built(const options& opt, F& f) -> decltype(f.template operator()<Precision, S>()) {
+  if constexpr (is_built<Precision>()) {
+    return f.template operator()<Precision, S>();
+  } else {
+    plait::fail(
+        fmt::format("--precision {}{}: this program was built without it, as examples/run.sh does; build it with "
+                    "-DPLAIT_TRAINER_PRECISIONS=all",
+                    opt.precision, has_bf16_gradients(opt) ? " with --gradients bf16" : ""));
+  }
+}
+
+/// Calls `f.operator()<Precision, S>()` with what --precision, --gradients and --strategy name. options.cpp
+/// refuses what it does not have: every instantiation takes its time to compile.
+template <class F>
+auto with_types(const options& opt, F&& f) {
+  using plait::megatron_sp;
+  if (opt.precision == "bf16-no-masters")
+    return has_bf16_gradients(opt) ? if_built<plait::bf16_gradients, megatron_sp>(opt, f)
+                                   : if_built<plait::bf16_no_masters, megatron_sp>(opt, f);
+  if (has_bf16_gradients(opt)) return if_built<plait::bf16_gradients_float_masters, megatron_sp>(opt, f);
+  return with_strategy(opt, [&]<class S>() {
+    if (opt.precision == "double") return if_built<double, S>(opt, f);
+    if (opt.precision == "bf16") return if_built<plait::bf16, S>(opt, f);
+    return if_built<float, S>(opt, f);
+  });
+}
+
+/// What --recompute says: modes, or a budget of bytes that a rank's layers may keep.
+struct recompute_request {
+  plait::layer_recompute modes;
+  std::optional<std::int64_t> every, budget;
+};
+
+/// Reads none, selective, full, every:K or budget:SIZE, as in budget:512M. Throws for others.
+recompute_request parse_recompute(const std::string& text);
+
+/// The modes of all layers: those that were asked for, or the cheapest that fit the budget on every rank of the
+/// pipeline, by dry runs. Throws where a budget cannot be met, with the least that can.
+plait::layer_recompute recompute_of(const setup& s);
+
+/// Reads --mesh. `ranks` < 0: as many as the mesh has. Throws `plait::error` as `plait::parse_mesh`.
+plait::mesh_shape parse_mesh(const options& opt, std::int64_t ranks = -1);
+/// Reads --schedule. Throws `plait::error` as `plait::parse_schedule`.
+plait::schedule parse_schedule(const options& opt, int ranks, int microbatches,
+                               const plait::schedule_costs& costs = {});
+
+/// A model's shape, and what --init-from names.
+struct opened_model {
+  plait::llama_config config;
+  std::shared_ptr<const plait::model_directory> weights{};  ///< null: it names none
+  std::string first_step{}, passed_over{};                  ///< as those of `setup`
+};
+opened_model open_model(const options& opt);

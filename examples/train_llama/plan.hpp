@@ -1,12 +1,16 @@
+// What is known of a run before it starts: layouts, traffic, memory, recomputation, and the predicted time.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "options.hpp"
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/comm/metrics.hpp"
+#include "plait/io/json.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/plan/recompute_prices.hpp"
 #include "plait/schedule/order.hpp"
@@ -40,7 +44,7 @@ struct run_plan {
   std::vector<plait::safetensors_declaration> state{};
 };
 
-/// Of a rank with these types; counted_plan.hpp has the two, and the build a file for each precision and strategy.
+/// Of a rank with these types; llama_plan.hpp has the two, and the build a file for each precision and strategy.
 template <class Precision, plait::strategy S>
 run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
 template <class Precision, plait::strategy S>
@@ -57,3 +61,42 @@ run_plan plan_of(const setup& s);
 std::string order_text(const setup& s);
 /// What the layers of the pipeline's rank `at` recompute so that they keep at most `budget` bytes.
 plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget);
+
+/// The bytes that ranks hold at least, on their GPUs, where they have some, and in the memory of their host.
+struct least_bytes {
+  double gpu = 0, host = 0;
+};
+
+/// Returns what one rank holds at least, by the plan of the run.
+least_bytes least_bytes_of(const setup& s, std::int64_t rank);
+/// Returns what all ranks of the mesh hold together.
+least_bytes least_bytes_of_all(const setup& s);
+
+/// Returns why the run cannot start, or nothing: it needs `bytes` of `memory`, such as "this host's memory", more than
+/// --memory-share of what is available.
+std::string memory_fault(const setup& s, double bytes, double available, const std::string& memory);
+/// The same of this host's memory.
+std::string host_memory_fault(const setup& s, double bytes);
+
+struct prediction;
+
+/// The options with what --plan auto chooses put in, for as many ranks as --cluster or --mesh names (or as there are,
+/// where `ranks` is positive), by predicted time, fastest first: whoever trains takes the first that is legal. What the
+/// command line gives stays. Throws where nothing fits, or where what is given cannot be priced.
+std::vector<options> planned_options(const options& opt, std::int64_t ranks);
+
+/// The prediction for a run that is set up; null without --cluster.
+std::shared_ptr<const prediction> predict(const setup& s);
+
+/// Step time, bubble, communication that is waited for, and memory by part, as lines and with them as JSON.
+std::string prediction_text(const prediction& p);
+
+/// The prediction as an object, or with why there is none; where steps ran, with their median's seconds and the peak of
+/// a rank's memory beside it.
+plait::json_object prediction_json(const prediction& p, double step_seconds = 0, double peak_bytes = 0);
+
+/// Predicted beside measured step time and memory, as a line.
+std::string beside_measured(const prediction& p, double step_seconds, double peak_bytes);
+
+/// Prints what --dry-run says: layouts, collectives, memory, and what of saved states fits.
+void print_plan(const setup& s, const run_plan& plan);

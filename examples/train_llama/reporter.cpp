@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -13,17 +14,165 @@
 
 #include "../median.hpp"
 #include "../size_text.hpp"
-#include "checkpoint_files.hpp"
+#include "machine.hpp"
+#include "plait/device/cpu.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plan.hpp"
-#include "planned.hpp"
-#include "run_texts.hpp"
-#include "say.hpp"
+#include "run.hpp"
 #include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/run_log.hpp"
 #include "train_llama/observe/step_events.hpp"
+
+std::string counted(std::int64_t n, const char* what, const char* plural) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
+}
+
+std::string mesh_text(const plait::mesh_shape& shape) {
+  const std::int64_t tp = shape.extent(plait::axis_of<plait::tp>), copies = shape.extent(plait::axis_of<plait::tp_rep>);
+  std::string text = fmt::format("dp={}", shape.extent(plait::axis_of<plait::dp>));
+  for (plait::axis_id axis : {plait::axis_of<plait::pp>, plait::axis_of<plait::cp>})
+    if (shape.extent(axis) > 1) text += fmt::format(", {}={}", axis.text(), shape.extent(axis));
+  text += fmt::format(", tp={}", tp * copies);
+  if (copies > 1) text += fmt::format(", each key-value head on {} ranks", copies);
+  return text;
+}
+
+std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>& stages) {
+  std::string sizes;
+  for (const plait::stage_layers& part : stages) sizes += (sizes.empty() ? "" : ", ") + std::to_string(part.size());
+  return fmt::format("pipeline: {}, stages of {} layers", s.schedule.name.view(), sizes);
+}
+
+std::string recompute_text(const setup& s) {
+  std::int64_t full = 0, selective = 0;
+  for (std::int64_t i = 0; i < s.config.layers; ++i) {
+    full += s.recompute.of_layer(i) == plait::recompute::full;
+    selective += s.recompute.of_layer(i) == plait::recompute::selective;
+  }
+  const bool head = s.recompute.of_head() != plait::recompute::none;
+  if (full + selective == 0 && !head)
+    return s.opt.recompute.starts_with("budget:")
+               ? fmt::format("recompute: nothing, because --recompute {} has room for all\n", s.opt.recompute)
+               : "";
+  return fmt::format("recompute: of {}, {} in full and {} selectively{}\n", counted(s.config.layers, "layer"), full,
+                     selective, head ? ", and the head selectively" : "");
+}
+
+std::string plan_text(const setup& s) {
+  return fmt::format("plan: --mesh {}{} --data-parallel {}{} --micro-batch {} --recompute {}\n", s.opt.mesh,
+                     s.schedule.shape.ranks > 1 ? " --schedule " + s.opt.schedule : "", s.opt.data_parallel,
+                     s.opt.replicate_over != "none" ? " --replicate-over " + s.opt.replicate_over : "",
+                     s.opt.micro_batch, s.opt.recompute);
+}
+
+std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, plait::collective kind,
+                       std::uint64_t wire) {
+  if (kind == plait::collective::send) return wire;
+  std::int64_t ranks = label == "pp ends" ? 2 : 1;
+  for (plait::axis_id axis : shape.axes)
+    if (fmt::format("+{}+", label).find(fmt::format("+{}+", axis.text())) != std::string::npos)
+      ranks *= shape.extent(axis);
+  return wire / static_cast<std::uint64_t>(ranks);
+}
+std::uint64_t per_rank(const plait::mesh_shape& shape, const plait::ledger::row& row, std::uint64_t steps) {
+  std::uint64_t sum = 0;
+  for (int k = 0; k < plait::collective_kinds; ++k)
+    sum += per_rank(shape, row.label, static_cast<plait::collective>(k),
+                    row.kinds[static_cast<std::size_t>(k)].wire / steps);
+  return sum;
+}
+
+traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
+  plait::world& w = run.world();
+  const plait::ledger predicted = plan_of_rank(s, run.rank(), run.stages()).traffic;
+  traffic out;
+  const auto seen = static_cast<std::uint64_t>(run.counted_steps()), all = static_cast<std::uint64_t>(steps);
+  for (const auto& row : predicted.rows) w.ledger().of(row.label);  // what was predicted and not sent counts too
+  for (const auto& row : w.ledger().rows) {
+    const plait::ledger::entry total = w.ledger().total(row.label), expected = predicted.total(row.label);
+    out.as_predicted = out.as_predicted && total.wire == expected.wire * seen && total.calls == expected.calls * seen;
+    if (total.calls == 0) continue;
+    const std::uint64_t bytes = per_rank(s.mesh, row, seen) * all;
+    out.bytes.add(row.label, bytes);
+    out.text +=
+        fmt::format("{}{} over {}", out.text.empty() ? "" : ", ", size_text(static_cast<double>(bytes)), row.label);
+  }
+  out.as_predicted = run.all_reduce(out.as_predicted ? 1 : 0, plait::reduce_op::min) > 0;
+  return out;
+}
+
+const plait::axis_communication* most_waited(const std::vector<plait::axis_communication>& communication) {
+  const plait::axis_communication* most = nullptr;
+  for (const plait::axis_communication& c : communication)
+    if (!std::isnan(c.waited) && (most == nullptr || c.waited > most->waited)) most = &c;
+  return most;
+}
+
+namespace {
+
+plait::product_kind kind_of(const options& opt) {
+  return in_bf16(opt) ? plait::product_kind::bf16 : opt.tf32 ? plait::product_kind::tf32 : plait::product_kind::f32;
+}
+
+}  // namespace
+
+utilisation::utilisation(const setup& s, std::string device)
+    : s_(s), device_(std::move(device)), flops_(plait::flops_per_token(s.config, s.opt.seq)) {
+  peak_ = s.opt.peak_tflops > 0 ? s.opt.peak_tflops : plait::known_peak_tflops(device_, kind_of(s.opt));
+}
+
+std::string utilisation::operations() const {
+  if (s_.opt.device == "cpu" && peak_ == 0) return {};
+  return fmt::format("operations: {:.4g} GFLOP a token, {:.4g} with the causal half of attention alone\n",
+                     flops_.total() / 1e9, flops_.causal() / 1e9);
+}
+
+std::string utilisation::heading() const {
+  std::string text;
+  if (s_.opt.device == "cuda")
+    text = fmt::format("on {}{}, attention: {}, {}\n", s_.devices > 1 ? fmt::format("{} x ", s_.devices) : "", device_,
+                       !s_.cudnn && in_bf16(s_.opt) && s_.opt.attention_kernel == "auto"
+                           ? "plait's (this program was built without cuDNN, whose attention is faster)"
+                       : !s_.cudnn                          ? "plait's"
+                       : s_.opt.attention_kernel == "cudnn" ? "cuDNN's"
+                                                            : "cuDNN's where it can be",
+                       s_.as_graph ? "each step replayed as a graph" : "no graph");
+  else if (in_bf16(s_.opt) && !plait::cpu::supports_bf16())
+    text =
+        "this processor has no instructions for bf16 (avx512_bf16): its products are of floats, and float is faster\n";
+  text += operations();
+  if (peak_ > 0)
+    text += fmt::format(
+        "peak: {:g} TFLOP/s, {}\n", peak_,
+        s_.opt.peak_tflops > 0 ? "as --peak-tflops says" : fmt::format("dense {}", plait::name_of(kind_of(s_.opt))));
+  else if (s_.opt.device == "cuda")
+    text += fmt::format("peak: not known for {} of '{}'; give --peak-tflops to see the utilisation (MFU)\n",
+                        plait::name_of(kind_of(s_.opt)), device_);
+  return text;
+}
+
+double utilisation::of_step(double tokens_per_second) {
+  const double mfu =
+      plait::model_flops_utilisation(tokens_per_second, flops_.total(), peak_, static_cast<double>(s_.devices));
+  if (mfu > 0) steps_.push_back(mfu);
+  return mfu;
+}
+
+double utilisation::median() const { return plait::median(steps_); }
+
+std::string utilisation::ending() const {
+  if (steps_.empty()) return {};
+  return fmt::format("MFU of the median step: {:.1f}% ({:.1f}% with the causal half of attention)\n", 100 * median(),
+                     100 * median() * causal());
+}
+
+void utilisation::add_to(plait::json_object& summary) const {
+  if (peak_ == 0) return;
+  summary.add("peak_tflops", peak_).add("devices", s_.devices).add("flops_per_token", flops_.total());
+  if (!steps_.empty()) summary.add("mfu", median()).add("mfu_causal", median() * causal());
+}
 
 namespace {
 

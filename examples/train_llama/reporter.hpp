@@ -1,3 +1,4 @@
+// What a run prints, logs and draws.
 #pragma once
 
 #include <cstdint>
@@ -5,12 +6,77 @@
 #include <string>
 #include <vector>
 
-#include "keeper.hpp"
-#include "model_run.hpp"
-#include "traffic.hpp"
+#include "options.hpp"
+#include "plait/io/json.hpp"
+#include "run.hpp"
 #include "train_llama/observe/progress.hpp"
 #include "train_llama/observe/report.hpp"
-#include "utilisation.hpp"
+
+// Words about a run, for its beginning and its plan.
+
+/// "1 rank" or "2 ranks".
+std::string counted(std::int64_t n, const char* what, const char* plural = "s");
+
+/// "dp=2, tp=4": the extents as given, and how many ranks hold each key-value head where tp outnumbers them.
+std::string mesh_text(const plait::mesh_shape& shape);
+
+/// "pipeline: zb_v, stages of 3, 3, 3, 2 layers".
+std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>& stages);
+
+/// What layers recompute, as a line; empty where it is nothing and none was asked for.
+std::string recompute_text(const setup& s);
+
+/// The options as --plan auto has made them, as a line.
+std::string plan_text(const setup& s);
+
+/// Returns the bytes that one rank of a group sends, of those of all of them. A message is counted by its sender alone.
+std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, plait::collective kind,
+                       std::uint64_t wire);
+/// Returns those of one step, of all collectives of a row that has so many.
+std::uint64_t per_rank(const plait::mesh_shape& shape, const plait::ledger::row& row, std::uint64_t steps = 1);
+
+/// All that the ranks have sent, and whether that is what the types say.
+struct traffic {
+  plait::json_object bytes;  ///< of a rank, by axis
+  std::string text;
+  bool as_predicted = true;
+};
+
+/// Returns that of so many steps. Collective.
+traffic traffic_of(const setup& s, model_run& run, std::int64_t steps);
+
+/// Returns the axes for which ranks have waited longest; null where that is not known.
+const plait::axis_communication* most_waited(const std::vector<plait::axis_communication>& communication);
+
+/// What a run makes of its devices' peak. A token's operations are those of `plait::flops_per_token`: 6 for each weight
+/// that multiplies, and the full square of attention; recomputation does not count. Says nothing, and adds nothing to
+/// the log, on the CPU without --peak-tflops.
+class utilisation {
+ public:
+  /// `device` is what the GPU is called.
+  utilisation(const setup& s, std::string device);
+
+  /// Lines for the beginning: the device, how it computes, a token's operations and the peak that they are measured by.
+  std::string heading() const;
+  /// A token's operations, a line.
+  std::string operations() const;
+  /// A line for the end.
+  std::string ending() const;
+
+  /// Of a step at this rate, 0 to 1; 0 where no peak is known.
+  double of_step(double tokens_per_second);
+  void add_to(plait::json_object& summary) const;
+
+ private:
+  double median() const;
+  double causal() const { return flops_.causal() / flops_.total(); }
+
+  const setup& s_;
+  std::string device_;
+  plait::llama_flops flops_;
+  double peak_ = 0;  ///< TFLOP/s of one device; 0: not known
+  std::vector<double> steps_;
+};
 
 /// How many steps are from one line of progress to the next, where there is no terminal.
 std::int64_t steps_between_lines(const setup& s);

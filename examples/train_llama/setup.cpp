@@ -1,27 +1,409 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <numeric>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
-#include "check_files.hpp"
-#include "number_lists.hpp"
-#include "open_inputs.hpp"
 #include "options.hpp"
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/step_directory.hpp"
+#include "plait/core/error.hpp"
 #include "plait/device/product_choices.hpp"
+#include "plait/io/atomic_file.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/mapped_file.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plait/kernels/moments.hpp"
+#include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_config.hpp"
+#include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/models/weights_order.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/schedule/parse.hpp"
-#include "set_deterministic.hpp"
-#include "set_parallel.hpp"
+#include "run.hpp"
+#include "train_llama/data/tokens.hpp"
 
 namespace {
+
+/// The path without links, "." and ".."; there need not be a file.
+std::filesystem::path plain(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::path at = std::filesystem::absolute(path, ignored);
+  // A link to what is not there yet leads there all the same.
+  for (int links = 0; links < 40 && std::filesystem::is_symlink(at, ignored); ++links) {
+    const std::filesystem::path to = std::filesystem::read_symlink(at, ignored);
+    if (ignored || std::filesystem::exists(at, ignored)) break;
+    at = at.parent_path() / to;
+  }
+  return std::filesystem::weakly_canonical(at, ignored);
+}
+
+/// Whether what is written there is kept nowhere, as of a pipe or a terminal.
+bool is_stream(const std::string& path) {
+  std::error_code ignored;
+  const auto kind = std::filesystem::status(path, ignored).type();
+  return kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
+}
+
+/// A file that is written at the end must be writable at the beginning. Leaves no trace.
+void writable(const char* flag, const std::string& path) {
+  if (!path.empty() && !is_stream(path)) plait::atomic_file(path, flag);
+}
+
+/// Whether two paths lead to one file, which need not be there.
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return std::filesystem::equivalent(a, b, ignored) || plain(a) == plain(b);
+}
+
+/// Whether `path` is `folder` or in it.
+bool is_within(const std::string& path, const std::string& folder) {
+  const std::filesystem::path way = plain(path).lexically_relative(plain(folder));
+  return !way.empty() && *way.begin() != "..";
+}
+
+/// A folder of saved steps, or a step, that an option names.
+using named_folder = std::pair<const char*, std::string>;
+
+/// Refuses to write into a saved state, or to what a link in it leads to.
+void check_saved(const char* flag, const std::string& path, const named_folder& saved) {
+  const auto refuse = [&](const char* why) {
+    plait::fail(fmt::format("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", flag,
+                            path, why, saved.first, saved.second));
+  };
+  if (is_within(path, saved.second)) refuse("in");
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return;
+  using walk = std::filesystem::recursive_directory_iterator;
+  const auto how = std::filesystem::directory_options::follow_directory_symlink |
+                   std::filesystem::directory_options::skip_permission_denied;
+  for (walk file(saved.second, how, ignored), end; !ignored && file != end; file.increment(ignored))
+    if (same_file(path, file->path().string())) refuse("a file of");
+}
+
+/// The folders of saved steps that a run reads or writes.
+std::vector<named_folder> saved_folders(const options& opt, bool begins_from_step) {
+  std::vector<named_folder> all;
+  if (opt.resume != "none" && opt.resume != "auto") all.emplace_back("--resume", opt.resume);
+  if (!opt.checkpoint_dir.empty()) all.emplace_back("--checkpoint-dir", opt.checkpoint_dir);
+  if (begins_from_step) all.emplace_back("--init-from", opt.init_from);
+  return all;
+}
+
+/// Refuses names that a saved step is to repeat and cannot: its manifest is UTF-8, and a save would find out last.
+void check_names_in_steps(const options& opt) {
+  if (opt.checkpoint_dir.empty()) return;
+  for (const auto& [flag, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule)})
+    if (!plait::is_utf8(*name))
+      plait::fail(fmt::format(
+          "{} names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name",
+          flag));
+}
+
+/// Refuses outputs that cannot be written, that are read or written twice, or that lie among saved states. Leaves no
+/// trace.
+void check_files(const options& opt, bool begins_from_step) {
+  check_names_in_steps(opt);
+  std::vector<std::pair<const char*, const std::string*>> outputs = {{"--log", &opt.log},
+                                                                     {"--plot", &opt.plot},
+                                                                     {"--report", &opt.report},
+                                                                     {"--trace", &opt.trace},
+                                                                     {"--timeline", &opt.timeline}};
+  std::vector<std::pair<const char*, std::string>> inputs;
+  if (std::filesystem::exists(opt.products))
+    inputs.emplace_back("--products", opt.products);
+  else
+    outputs.emplace_back("--products", &opt.products);
+  for (const std::string& path : opt.data) {
+    for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
+    if (path.ends_with(".bin") || path.ends_with(".idx"))  // which are read in pairs
+      for (const char* ending : {".bin", ".idx"})
+        inputs.emplace_back("--data", path.substr(0, path.size() - 4) + ending);
+  }
+  if (!opt.cluster.empty()) inputs.emplace_back("--cluster", opt.cluster.substr(0, opt.cluster.rfind(':')));
+  inputs.emplace_back("--model", opt.model);
+  std::error_code ignored;
+  if (!opt.init_from.empty() && !begins_from_step)
+    for (const auto& file : std::filesystem::recursive_directory_iterator(opt.init_from, ignored))
+      inputs.emplace_back("--init-from", file.path().string());
+  if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
+  for (const auto& [flag, path] : outputs)
+    for (const auto& [other, input] : inputs)
+      if (!path->empty() && same_file(*path, input))
+        plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", flag, *path, other));
+  for (const named_folder& saved : saved_folders(opt, begins_from_step)) {
+    for (const auto& [flag, path] : outputs)
+      if (!path->empty()) check_saved(flag, *path, saved);
+    if (opt.export_hf.empty()) continue;
+    if (is_within(opt.export_hf, saved.second))
+      plait::fail(
+          fmt::format("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere",
+                      opt.export_hf, saved.first, saved.second));
+    if (is_within(saved.second, opt.export_hf))
+      plait::fail(fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere",
+                              saved.first, saved.second, opt.export_hf));
+  }
+  if (!opt.report.empty() && is_stream(opt.log))
+    plait::fail(fmt::format("--report reads --log at the end, and '{}' keeps nothing; name a file", opt.log));
+  for (const auto& [flag, path] : outputs) writable(flag, *path);
+  for (const auto& [flag, path] : outputs)
+    for (const auto& [other, same] : outputs)
+      if (flag != other && !path->empty() && !same->empty() && same_file(*path, *same) && !is_stream(*path))
+        plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", flag, other, *path));
+  if (opt.export_hf.empty()) return;
+  plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
+  for (const auto& [flag, path] : outputs)
+    if (!path->empty() && is_within(*path, opt.export_hf))
+      plait::fail(
+          fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", flag,
+                      *path, opt.export_hf));
+}
+
+/// Finds the saved step that --init-from names, or the newest in what it names; neither has the name of one: nothing.
+void find_first_step(std::string path, opened_model& m) {
+  plait::file_system& files = plait::machine_files();
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  if (files.kind_of(path) != plait::file_kind::directory) return;
+  const auto is_step = [](const std::filesystem::path& name) {
+    return plait::step_called(name.filename().string()).has_value();
+  };
+  if (is_step(path) || is_step(plain(path))) {  // "." and links have names of their own
+    m.first_step = is_step(path) ? path : plain(path).string();
+    return;
+  }
+  std::vector<plait::invalid_step> passed_over;
+  if (const auto newest = plait::newest_step(files, path, &passed_over)) m.first_step = newest->path;
+  for (const plait::invalid_step& i : passed_over)
+    plait::append(m.passed_over, {m.passed_over.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
+  if (m.first_step.empty() && !passed_over.empty())
+    plait::fail({"'", path, "' has no saved step that is whole; ", m.passed_over});
+}
+
+/// Returns the shape of the model that a saved step is of, by its manifest.
+plait::llama_config model_of_step(const std::string& step) {
+  plait::loaded_state saved{.path = step};
+  try {
+    saved.scalars = plait::read_step(plait::machine_files(), step).scalars;
+  } catch (const plait::error& e) {
+    plait::fail({"--init-from: ", e.what()});
+  }
+  if (const auto config = saved_model(saved)) {
+    plait::validate(*config, "--init-from: '" + step + "'");
+    return *config;
+  }
+  plait::fail({"--init-from: '", step,
+               "' is a saved step that does not tell its model's shape, as one of weights alone "
+               "or of an older program; give it by --model"});
+}
+
+/// Reads the shape that --model names.
+plait::llama_config config_named(const std::string& model) {
+  if (std::filesystem::exists(std::filesystem::path(model) / "config.json"))
+    plait::fail(
+        fmt::format("--model: '{0}' is the folder of a model; its shape alone, to begin from random weights, is "
+                    "--model {0}/config.json, and with its weights it is --init-from {0}",
+                    model));
+  return plait::load_llama_config(model, "--model");
+}
+
+}  // namespace
+
+opened_model open_model(const options& opt) {
+  opened_model m;
+  if (!opt.init_from.empty()) {
+    try {
+      find_first_step(opt.init_from, m);
+    } catch (const plait::error& e) {
+      plait::fail({"--init-from: ", e.what()});
+    }
+  }
+  if (opt.init_from.empty()) {
+    m.config = config_named(opt.model);
+  } else if (m.first_step.empty()) {
+    if (opt.model_given)
+      plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
+                  opt.model);
+    m.weights = std::make_shared<const plait::model_directory>(plait::open_model_directory(
+        opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order, "--weights-order"),
+        "--weights-order"));
+    m.config = m.weights->config;
+  } else {
+    if (opt.weights_order_given)
+      plait::fail("--weights-order " + opt.weights_order + " is for model directories, and --init-from " +
+                  opt.init_from + " is a saved step, which has one order alone; leave it out");
+    if (opt.resume != "none" && opt.resume != "auto")
+      plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
+                  opt.init_from + "; give one of them");
+    m.config = opt.model_given ? config_named(opt.model) : model_of_step(m.first_step);
+  }
+  return m;
+}
+
+namespace {
+
+/// Opens --data, for so many data ranks.
+void open_data(setup& s) {
+  const options& opt = s.opt;
+  std::vector<plait::token_source> sources;
+  const auto add = [&](std::vector<std::string> paths) {
+    sources.emplace_back(
+        plait::token_source_config{.paths = std::move(paths),
+                                   .format = plait::token_format_from(opt.data_format, "--data-format"),
+                                   .vocab = s.config.vocab,
+                                   .end_of_document = opt.end_of_document,
+                                   .flag = "--data",
+                                   .format_flag = "--data-format",
+                                   .vocab_flag = "--model",
+                                   .end_of_document_flag = "--end-of-document"});
+  };
+  const bool blended = !opt.data_weights.empty();
+  if (blended)
+    for (const std::string& path : opt.data) add({path});
+  else
+    add(opt.data);
+  const std::vector<double> weights = blended ? opt.data_weights : std::vector<double>{1};
+  for (std::size_t i = 0; s.weights && opt.data_format == "auto" && i < sources.size(); ++i)
+    for (const char* name : {"tokenizer.json", "tokenizer.model"})
+      if (sources[i].format() == plait::token_format::bytes &&
+          std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
+        plait::fail(
+            fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
+                        "files (.bin) that it made, or --data-format bytes if bytes are meant",
+                        opt.data[i], opt.init_from, name));
+  std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
+    for (std::size_t t = 0; t < shares.size(); ++t)
+      shares[t] += weights[i] * counts[t] / static_cast<double>(sources[i].size());
+  }
+  s.entropy = plait::entropy(shares);
+  s.bytes = sources[0].format() == plait::token_format::bytes;
+  s.data.emplace(std::move(sources), weights,
+                 plait::sampler_config{.seq = opt.seq,
+                                       .seed = static_cast<std::uint64_t>(opt.seed),
+                                       .held_out = opt.held_out,
+                                       .documents = keeps_documents_apart(opt),
+                                       .seq_flag = "--seq",
+                                       .held_out_flag = "--held-out",
+                                       .documents_flag = "--documents"},
+                 "--data-weights");
+  if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
+}
+
+/// Reads the options of data parallelism, for so many ranks along dp and cp.
+void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
+  const options& opt = s.opt;
+  using plait::zero_level;
+  plait::data_parallel& how = s.parallel.parallel;
+  how.level = opt.data_parallel == "zero1"   ? zero_level::optimizer
+              : opt.data_parallel == "zero2" ? zero_level::gradients
+              : opt.data_parallel == "zero3" ? zero_level::parameters
+                                             : zero_level::replicated;
+  how.prefetch = static_cast<int>(opt.prefetch);
+  how.reshard_after_forward = opt.reshard_after_forward == "on";
+  how.overlap = opt.overlap == "on";
+  if (opt.overlap_given && dp * cp == 1)
+    plait::fail("--overlap " + opt.overlap +
+                " hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks; leave it out");
+  if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
+  if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
+  if (opt.reduce_in != "full") {
+    if (dp * cp == 1)
+      plait::fail(
+          "--reduce-in " + opt.reduce_in +
+          " is for gradients that are summed over the ranks of dp and cp, and here there is one; legal is full");
+    s.parallel.wire = opt.reduce_in == "bf16" ? plait::gradient_wire::bf16 : plait::gradient_wire::f32;
+  }
+  if (how.level == zero_level::replicated) return;
+  const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;
+  if (!over_dp && !over_cp)
+    plait::fail(fmt::format(
+        "--data-parallel {} cuts over the ranks of dp and cp{}, and with dp={} and cp={} there is one "
+        "rank to cut over; legal is replicated",
+        opt.data_parallel, opt.replicate_over == "none" ? "" : " but --replicate-over " + opt.replicate_over, dp, cp));
+  if (opt.replicate_over != "none" && (opt.replicate_over == "dp" ? dp : cp) == 1)
+    plait::fail("--replicate-over " + opt.replicate_over + " names an axis of one rank; legal is none");
+  // The units of a rank: blocks, the embedding, the head.
+  std::vector<std::int64_t> units(static_cast<std::size_t>(s.schedule.shape.ranks), 0);
+  for (std::size_t stage = 0; stage < s.stages.size(); ++stage)
+    units[static_cast<std::size_t>(s.schedule.shape.rank_of(static_cast<int>(stage)))] +=
+        s.stages[stage].size() + (s.stages[stage].first ? 1 : 0) + (s.stages[stage].last ? 1 : 0);
+  if (const std::int64_t fewest = *std::min_element(units.begin(), units.end()); opt.prefetch > fewest)
+    plait::fail(
+        fmt::format("--prefetch is {}, but a rank has {} units of parameters to gather: its blocks, the embedding "
+                    "and the head; legal is 0 to {}",
+                    opt.prefetch, fewest, fewest));
+  plait::axis_list& cut = s.parallel.axes.shard;
+  if (opt.replicate_over == "dp") cut = plait::axis_list(plait::axis_of<plait::cp>);
+  if (opt.replicate_over == "cp") cut = plait::axis_list(plait::axis_of<plait::dp>);
+  if (opt.replicate_over == "dp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::dp>);
+  if (opt.replicate_over == "cp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::cp>);
+}
+
+/// Refuses to cut what linears send over tp where they send nothing, or into more pieces than it has tokens.
+void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) {
+  if (opt.tensor_overlap == 1) return;
+  if (tp == 1)
+    plait::fail(
+        fmt::format("--tensor-overlap {} hides nothing: with tp=1 linears send nothing; legal is 1, or more "
+                    "ranks along tp",
+                    opt.tensor_overlap));
+  const std::int64_t tokens = opt.micro_batch * opt.seq / cp / (opt.strategy == "sp" ? tp : 1);
+  if (opt.tensor_overlap > tokens)
+    plait::fail(
+        fmt::format("--tensor-overlap is {}, but a rank has {} tokens of a microbatch to send; legal is 1 to {}",
+                    opt.tensor_overlap, tokens, tokens));
+}
+
+/// Reads --deterministic. Refuses leaves that this mesh, or the sizes of model and batch, do not divide.
+void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t tp) {
+  const plait::deterministic_leaves& n = s.opt.leaves;
+  s.deterministic = n;
+  if (!n) return;
+  const auto refuse = [&](const char* which, std::int64_t leaves, const std::string& why) {
+    plait::fail(fmt::format("--deterministic {}: {} leaves of {}, {}", s.opt.deterministic, leaves, which, why));
+  };
+  const plait::llama_config& c = s.config;
+  if (tp > c.kv_heads)
+    plait::fail(
+        fmt::format("--deterministic has no order for kv heads that ranks share, and --mesh has tp={} for {} kv "
+                    "heads; legal are up to {}",
+                    tp, c.kv_heads, c.kv_heads));
+  if (c.qk_norm) plait::fail("--deterministic has no order for norms of queries and keys, which this model has");
+  for (const auto& [name, size] : {std::pair{"heads", c.heads}, {"kv heads", c.kv_heads}, {"ffn", c.ffn}})
+    if (const std::int64_t leaves = std::gcd(n.features, size); leaves % tp != 0)
+      refuse(name, leaves,
+             fmt::format("as many as divide {} and {}, cannot be shared out over tp={}; the first number must have a "
+                         "common divisor with {} that is a multiple of {}",
+                         n.features, size, tp, size, tp));
+  if (n.features % tp != 0)
+    refuse("the vocabulary", n.features, fmt::format("cannot be shared out over tp={}; legal are multiples of it", tp));
+  const std::int64_t batch = s.microbatches * s.sequences, parts = dp * s.microbatches;
+  if (n.samples % parts != 0 || batch % n.samples != 0)
+    refuse("samples", n.samples,
+           fmt::format("cannot be shared out over dp={} and {} microbatches of {} sequences in a step; legal are "
+                       "multiples of {} that divide {}",
+                       dp, s.microbatches, batch, parts, batch));
+  const std::int64_t pieces = s.zigzag && cp > 1 ? 2 * cp : cp;
+  if (n.sequence % pieces != 0)
+    refuse("the sequence", n.sequence,
+           fmt::format("cannot be shared out over cp={}{}; legal are multiples of {}", cp,
+                       s.zigzag && cp > 1 ? " in zigzag order" : "", pieces));
+  if (s.opt.seq % (n.sequence * n.features) != 0)
+    refuse(
+        "the sequence", n.sequence,
+        fmt::format("of which each is cut into {} for norms, do not divide --seq {}; legal are numbers whose product "
+                    "with {} divides it",
+                    n.features, s.opt.seq, n.features));
+}
 
 constexpr std::int64_t max_threads = 1024;
 constexpr std::int64_t max_threads_of_a_gpu = 64;

@@ -1,5 +1,3 @@
-#include "train.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,12 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "keeper.hpp"
 #include "reporter.hpp"
-#include "say.hpp"
-#include "signals.hpp"
-#include "traffic.hpp"
-#include "train_llama/data/text.hpp"
+#include "run.hpp"
+#include "train_llama/data/tokens.hpp"
 
 namespace {
 

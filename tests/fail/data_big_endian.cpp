@@ -4,4 +4,4 @@
 #undef __BYTE_ORDER__
 #define __BYTE_ORDER__ __ORDER_BIG_ENDIAN__
 #endif
-#include "../../examples/train_llama/data/token_file.hpp"
+#include "../../examples/train_llama/data/tokens.hpp"

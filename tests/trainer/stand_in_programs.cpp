@@ -1,23 +1,17 @@
-// In place of the trainer's cuda_bf16.cpp and cuda_float.cpp, for a GPU that the CPU stands in for. One strategy will
-// do: in what they differ is not the GPU's.
+// In place of the trainer's cuda_llama_run.cpp, for a GPU that the CPU stands in for. One strategy will do: in what
+// they differ is not the GPU's.
 #include "cuda_llama_run.hpp"
 
-namespace {
+extern template std::unique_ptr<model_run>  // of stand_in_bf16_gradients.cpp
+make_llama_run<plait::bf16_gradients_float_masters, plait::megatron_sp, plait::cuda>(const setup&, plait::cuda&,
+                                                                                     plait::any_communicator);
 
-void check(const options& opt) {
+make_run<plait::cuda> cuda_program(const options& opt) {
   if (opt.strategy != "sp") plait::fail("this program has --strategy sp alone");
-}
-
-}  // namespace
-
-make_run<plait::cuda> cuda_float(const options& opt) {
-  check(opt);
-  return make_llama_run<float, plait::megatron_sp, plait::cuda>;
-}
-
-make_run<plait::cuda> cuda_bf16(const options& opt) {
-  check(opt);
+  if (!in_bf16(opt)) return make_llama_run<float, plait::megatron_sp, plait::cuda>;
   if (opt.precision != "bf16") plait::fail("this program has no --precision " + opt.precision);
+  if (has_bf16_gradients(opt))
+    return make_llama_run<plait::bf16_gradients_float_masters, plait::megatron_sp, plait::cuda>;
   return [](const setup& s, plait::cuda& device, plait::any_communicator ranks) -> std::unique_ptr<model_run> {
     if (s.zigzag) plait::fail("this program has no zigzag order in bf16");
     using strategy = in_context<plait::megatron_sp, plait::contiguous>;

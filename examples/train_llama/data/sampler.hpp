@@ -1,8 +1,8 @@
-// Cuts token streams into samples and gives them in shuffled order. A sampler knows no mesh: each rank asks for the
-// samples and positions that it holds, such as those of tensor/sequence_order.hpp.
+// Cuts token streams into samples in a shuffled order, which any rank can compute at any place.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,11 +11,140 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "train_llama/data/blend.hpp"
-#include "train_llama/data/permutation.hpp"
-#include "train_llama/data/token_source.hpp"
+#include "plait/version.hpp"
+#include "train_llama/data/tokens.hpp"
 
 namespace plait {
+
+/// A pseudo-random permutation of [0, size) that can be evaluated at any place in constant time and memory: a balanced
+/// Feistel network on the smallest even number of bits that holds `size`, walked until the image falls into range
+/// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The domain is at most four times `size`, so
+/// the expected walk is at most four steps.
+///
+/// A shuffled array would have to be stored, and made anew by every rank and after every restart; this is a function of
+/// (key, index) alone.
+class permutation {
+ public:
+  /// `size` >= 1. Different pairs (`seed`, `stream`) give unrelated permutations.
+  constexpr permutation(std::int64_t size, std::uint64_t seed, std::uint64_t stream)
+      : size_(static_cast<std::uint64_t>(size)), key_(mix(mix(seed) ^ (stream + golden))) {
+    const int bits = size_ <= 1 ? 0 : static_cast<int>(std::bit_width(size_ - 1));
+    half_bits_ = bits == 0 ? 1 : (bits + 1) / 2;
+    mask_ = (std::uint64_t{1} << half_bits_) - 1;
+  }
+
+  constexpr std::int64_t size() const { return static_cast<std::int64_t>(size_); }
+
+  /// The image of `index`, for 0 <= index < size().
+  constexpr std::int64_t operator()(std::int64_t index) const {
+    auto value = static_cast<std::uint64_t>(index);
+    do {
+      value = encrypt(value);
+    } while (value >= size_);
+    return static_cast<std::int64_t>(value);
+  }
+
+ private:
+  static constexpr std::uint64_t golden = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio
+  static constexpr int rounds = 8;
+
+  /// The output function of SplitMix64 (Steele, Lea and Flood, 2014): a bijection with full avalanche.
+  static constexpr std::uint64_t mix(std::uint64_t x) {
+    x += golden;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  }
+  constexpr std::uint64_t encrypt(std::uint64_t value) const {
+    std::uint64_t left = value >> half_bits_;
+    std::uint64_t right = value & mask_;
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+      const std::uint64_t next = left ^ (mix(key_ ^ mix(right + (round << 56))) & mask_);
+      left = right;
+      right = next;
+    }
+    return (left << half_bits_) | right;
+  }
+
+  std::uint64_t size_;
+  std::uint64_t key_;
+  std::uint64_t mask_ = 0;
+  int half_bits_ = 1;
+};
+
+/// The sources of a run's samples by their global index, in proportion to weights. Sample i has the phase
+/// i * 2654435769 mod 2^32, which is the fractional part of i times the golden ratio in whole numbers, and comes from
+/// the source in whose part of [0, 2^32) that lies, the parts being as long as the weights say. So the first n samples
+/// have n * w of a source but for about log n, whatever n is (Kronecker's sequence; Niederreiter 1992, section 3.1),
+/// and which of a source's samples it is follows by a sum of floors in logarithmic time.
+class blend {
+ public:
+  struct pick {
+    std::size_t source;
+    std::int64_t index;  ///< of the source's own samples, from 0
+  };
+
+  /// Weights need not add up to 1. `flag` is what error texts call them. Throws `error` for no weights, one that is not
+  /// finite and above 0, and one that is less than 2^-32 of their sum.
+  explicit blend(const std::vector<double>& weights, const std::string& flag = "weights") {
+    double sum = 0, before = 0;
+    if (weights.empty()) fail({flag, ": no weight given"});
+    for (const double w : weights) {
+      if (!(w > 0 && std::isfinite(w))) fail({flag, ": ", w, " is no weight; legal are numbers above 0"});
+      sum += w;
+    }
+    if (!std::isfinite(sum)) fail({flag, ": the weights add up to more than a double holds"});
+    ends_.push_back(0);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      before += weights[i];
+      ends_.push_back(i + 1 == weights.size() ? period
+                                              : static_cast<std::uint64_t>(std::llround(std::ldexp(before / sum, 32))));
+      if (ends_[i + 1] <= ends_[i])
+        fail({flag, ": ", weights[i], " is less than one sample in 2^32 of ", sum, "; leave the source out"});
+    }
+  }
+
+  std::size_t sources() const { return ends_.size() - 1; }
+
+  /// Returns the source of sample `index` >= 0 of the run, and which of its samples it is.
+  pick at(std::int64_t index) const {
+    const auto i = static_cast<std::uint64_t>(index);
+    const std::uint64_t phase = i * step % period, rest = i % period, rounds = i / period;
+    std::size_t source = 0;
+    while (ends_[source + 1] <= phase) ++source;
+    const std::uint64_t low = ends_[source], high = ends_[source + 1];
+    return {source, static_cast<std::int64_t>(rounds * (high - low) + below(rest, high) - below(rest, low))};
+  }
+
+ private:
+  static constexpr std::uint64_t period = std::uint64_t{1} << 32, step = 2654435769;  // 2^32 / golden ratio, and odd
+
+  /// Returns how many of the first n < 2^32 samples have a phase below x <= 2^32: each adds
+  /// floor(y / 2^32) - floor((y - x) / 2^32) for y = j * step.
+  static std::uint64_t below(std::uint64_t n, std::uint64_t x) {
+    return n + sum_of_floors(n, 0) - sum_of_floors(n, period - x);
+  }
+  /// Returns the sum of floor((step * j + b) / 2^32) over j in [0, n), modulo 2^64, by Euclid's algorithm (Knuth 1998,
+  /// section 3.3.3, on Dedekind sums).
+  static std::uint64_t sum_of_floors(std::uint64_t n, std::uint64_t b) {
+    std::uint64_t a = step, m = period, sum = 0;
+    while (n > 0) {
+      sum += (n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n) * (a / m) + n * (b / m);
+      a %= m;
+      b %= m;
+      const std::uint64_t most = a * n + b;  // below 2^64: a and b are below m, and n m falls
+      if (most < m) break;
+      n = most / m;
+      b = most % m;
+      const std::uint64_t old = m;
+      m = a;
+      a = old;
+    }
+    return sum;
+  }
+
+  std::vector<std::uint64_t> ends_;  ///< of the sources' parts, from 0 to 2^32
+};
 
 struct sampler_config {
   std::int64_t seq = 0;    ///< positions per sample

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../../examples/train_llama/available_memory.hpp"
-#include "../../../examples/train_llama/keeper.hpp"
+#include "../../../examples/train_llama/machine.hpp"
+#include "../../../examples/train_llama/run.hpp"
 #include "support/temp_folder.hpp"
 
 std::atomic<int> interrupted{0}, save_asked{0};

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "../../../examples/train_llama/strategies.hpp"
+#include "../../../examples/train_llama/options.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 
 #include "plait/models/llama_config.hpp"
 #include "support/temp_folder.hpp"
-#include "train_llama/flops.hpp"
+#include "train_llama/machine.hpp"
 
 using plait::llama_config;
 using plait::llama_preset_config;

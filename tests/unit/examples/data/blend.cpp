@@ -1,6 +1,4 @@
 // program: files
-#include "train_llama/data/blend.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "support/temp_folder.hpp"
+#include "train_llama/data/sampler.hpp"
 
 TEST_CASE("a blend gives each source its samples in order, and its share of every prefix") {
   for (const std::vector<double>& weights :

@@ -1,6 +1,4 @@
 // program: files
-#include "train_llama/data/text.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -11,6 +9,7 @@
 
 #include "plait/io/atomic_file.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/data/tokens.hpp"
 
 TEST_CASE("unigram entropy in nats") {
   CHECK(plait::unigram_entropy("") == 0);

@@ -1,4 +1,6 @@
 // program: files
+#include "train_llama/data/tokens.hpp"
+
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "support/temp_folder.hpp"
-#include "train_llama/data/token_source.hpp"
 
 namespace {
 

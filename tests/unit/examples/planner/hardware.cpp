@@ -7,7 +7,7 @@
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/software_table.hpp"
 #include "support/texts.hpp"
-#include "train_llama/flops.hpp"
+#include "train_llama/machine.hpp"
 
 namespace {
 

@@ -1,0 +1,14 @@
+#include "run.hpp"
+
+// CMake writes a file for each of these types; the others it leaves out, as every instantiation takes its time.
+make_run<plait::cuda> cuda_program(const options& opt) {
+  using plait::megatron_sp;
+  const bool has_masters = opt.precision != "bf16-no-masters";
+  if (!in_bf16(opt)) return make_llama_run<float, megatron_sp, plait::cuda>;
+  if (has_bf16_gradients(opt))
+    return has_masters ? make_llama_run<plait::bf16_gradients_float_masters, megatron_sp, plait::cuda>
+                       : make_llama_run<plait::bf16_gradients, megatron_sp, plait::cuda>;
+  if (!has_masters) return make_llama_run<plait::bf16_no_masters, megatron_sp, plait::cuda>;
+  return with_strategy(opt,
+                       []<class S>() -> make_run<plait::cuda> { return make_llama_run<plait::bf16, S, plait::cuda>; });
+}

@@ -1,0 +1,487 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../size_text.hpp"
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/step_data.hpp"
+#include "plait/core/vector.hpp"
+#include "plait/io/machine_files.hpp"
+#include "plait/io/mapped_file.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plait/models/hugging_face_directory.hpp"
+#include "plait/schedule/parse.hpp"
+#include "plan.hpp"
+#include "run.hpp"
+#include "train_llama/data/tokens.hpp"
+
+namespace {
+
+/// Returns a digest of bytes, and of those before them: any one word that differs gives another.
+std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest) {
+  while (!bytes.empty()) {
+    std::uint64_t word = 0;
+    const std::size_t n = std::min(bytes.size(), sizeof word);
+    std::memcpy(&word, bytes.data(), n);
+    digest = (digest ^ word) * 0x9E3779B97F4A7C15ull;
+    digest ^= digest >> 32;
+    bytes = bytes.subspan(n);
+  }
+  return digest;
+}
+
+/// Returns "4432803 bytes with digest 0123456789abcdef" for a file. Of one of more than 64 MiB the digest covers the
+/// first MiB, with any header, the last, and 4096 pieces of 4 KiB in between: another data set is found, a changed
+/// token here or there may not be.
+std::string content_text(const std::string& path) {
+  constexpr std::size_t whole = std::size_t{64} << 20, end = std::size_t{1} << 20, piece = 4096, pieces = 4096;
+  const plait::mapped_file file(path, "--data");
+  const std::span<const std::byte> bytes = file.bytes();
+  std::uint64_t digest = bytes.size();
+  if (bytes.size() <= whole) {
+    digest = digest_of(bytes, digest);
+  } else {
+    digest = digest_of(bytes.first(end), digest);
+    for (std::size_t i = 0; i < pieces; ++i)
+      digest = digest_of(bytes.subspan(end + (bytes.size() - 2 * end - piece) / pieces * i, piece), digest);
+    digest = digest_of(bytes.last(end), digest);
+  }
+  return fmt::format("{} bytes with digest {:016x}", bytes.size(), digest);
+}
+
+/// Returns the files that a --data names: itself, or Megatron's two.
+std::vector<std::string> files_of(const std::string& path) {
+  std::string stem = path;
+  if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
+  std::vector<std::string> files;
+  std::error_code ignored;
+  for (const std::string& file : {path, stem + ".bin", stem + ".idx"})
+    if (std::filesystem::is_regular_file(file, ignored) && std::find(files.begin(), files.end(), file) == files.end())
+      files.push_back(file);
+  return files;
+}
+
+}  // namespace
+
+std::string data_text(const options& opt) {
+  std::string text;
+  for (std::size_t i = 0; i < opt.data.size(); ++i) {
+    for (const std::string& file : files_of(opt.data[i]))
+      text += fmt::format("{}{}", text.empty() ? "" : ", ", content_text(file));
+    const plait::token_format format = plait::token_format_from(opt.data_format, "--data-format");
+    text += fmt::format(
+        " as {}",
+        plait::name_of(format == plait::token_format::automatic ? plait::guess_token_format(opt.data[i]) : format));
+    if (!opt.data_weights.empty()) text += fmt::format(" at weight {}", opt.data_weights[i]);
+  }
+  return text + fmt::format(", {} held out", opt.held_out);
+}
+
+namespace {
+
+enum class compared { by_value, not_at_all, by_what_it_names, by_whether_it_is_given };
+
+/// How options are compared that ranks may be given differently; all others are compared as they are.
+constexpr struct {
+  std::string_view option;
+  compared how;
+} exceptions[] = {
+    {"--log", compared::not_at_all},           // rank 0 writes it
+    {"--plot", compared::not_at_all},          // likewise
+    {"--report", compared::not_at_all},        // likewise
+    {"--peak-tflops", compared::not_at_all},   // rank 0 reports by it
+    {"--memory-share", compared::not_at_all},  // each host is looked at by itself
+    {"--threads", compared::not_at_all},       // machines may have more or fewer cores; no result depends on it
+    {"--checkpoint-dir", compared::by_whether_it_is_given},  // rank 0's is taken, which all must be able to write to
+    {"--cluster", compared::by_what_it_names},               // it is compared by the layout that follows
+    {"--trace", compared::by_whether_it_is_given},           // rank 0 writes it, but every rank looks at the step
+    {"--timeline", compared::by_whether_it_is_given},        // likewise
+    {"--products", compared::by_what_it_names},              // rank 0 writes it; all read it, maybe from other folders
+    {"--model", compared::by_what_it_names},                 // files may lie in other folders on other machines
+    {"--data", compared::by_what_it_names},                  // likewise
+    {"--init-from", compared::by_what_it_names},             // likewise
+};
+
+compared how_to_compare(std::string_view option) {
+  for (const auto& e : exceptions)
+    if (e.option == option) return e.how;
+  return compared::by_value;
+}
+
+/// "21 tensors, digest 0123456789abcdef": of names, shapes, types and the first page of each.
+std::string weights_text(const plait::model_directory& weights) {
+  std::uint64_t digest = weights.entries.size();
+  const auto add = [&](std::string_view text) { digest = digest_of(std::as_bytes(std::span(text)), digest); };
+  std::vector<std::byte> page;
+  for (const plait::weight_tensor& e : weights.entries) {
+    add(e.name);
+    add(plait::name_of(e.dtype));
+    for (const std::int64_t extent : e.shape) add(std::to_string(extent));
+    const auto width = static_cast<std::int64_t>(size_of(e.dtype));
+    const std::int64_t some = std::min<std::int64_t>(e.size(), 4096 / width);
+    page.resize(static_cast<std::size_t>(some * width));
+    e.read(0, some, page.data());
+    digest = digest_of(page, digest);
+  }
+  return fmt::format("{} tensors, digest {:016x}", weights.entries.size(), digest);
+}
+
+/// "step-00000004, digest 0123456789abcdef": of its manifest, which has the checksums of all data.
+std::string step_text(const std::string& path) {
+  const std::string text = plait::read_whole(plait::machine_files(), path + "/manifest.json");
+  return fmt::format("{}, digest {:016x}", std::filesystem::path(path).filename().string(),
+                     digest_of(std::as_bytes(std::span(text)), text.size()));
+}
+
+/// Calls f(key, value) for each key of a model's config.json.
+template <class Config, class F>
+void each_key(Config& c, F&& f) {
+  f("vocab_size", c.vocab);
+  f("hidden_size", c.hidden);
+  f("num_hidden_layers", c.layers);
+  f("num_attention_heads", c.heads);
+  f("num_key_value_heads", c.kv_heads);
+  f("head_dim", c.head_dim);
+  f("intermediate_size", c.ffn);
+  f("max_position_embeddings", c.max_position);
+  f("rms_norm_eps", c.rms_eps);
+  f("rope_theta", c.rope_theta);
+  f("rope_scaling.rope_type", c.rope.kind);
+  f("rope_scaling.factor", c.rope.factor);
+  f("rope_scaling.low_freq_factor", c.rope.low_freq_factor);
+  f("rope_scaling.high_freq_factor", c.rope.high_freq_factor);
+  f("rope_scaling.original_max_position_embeddings", c.rope.original_max_position);
+  f("tie_word_embeddings", c.tie_embeddings);
+  f("attention_bias", c.attention_bias);
+  f("mlp_bias", c.mlp_bias);
+  f("qkv_bias", c.qkv_bias);
+  f("qk_norm", c.qk_norm);
+  f("sliding_window", c.sliding_window);
+  f("pad_token_id", c.pad_token);
+  f("initializer_range", c.initializer_range);
+}
+
+/// Reads a value of `model_settings`; returns whether it is one.
+template <class T>
+bool read(const std::string& text, T& value) {
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return problem == std::errc() && end == text.data() + text.size();
+}
+bool read(const std::string& text, bool& value) {
+  value = text == "true";
+  return value || text == "false";
+}
+bool read(const std::string& text, plait::rope_kind& value) {
+  value = text == "llama3" ? plait::rope_kind::llama3 : plait::rope_kind::none;
+  return text == "llama3" || text == "none";
+}
+
+/// The keys of a model's config.json with their values, which say what the model computes.
+plait::dynamic_vector<plait::setting> model_settings(const plait::llama_config& c) {
+  plait::dynamic_vector<plait::setting> settings;
+  each_key(c, [&](const char* key, const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const plait::rope_kind&>)
+      settings.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
+    else
+      settings.push_back({key, fmt::format("{}", value)});
+  });
+  return settings;
+}
+
+/// The model that `model_settings` tells so; nothing where a key is missing or has no such value.
+std::optional<plait::llama_config> model_of(const plait::dynamic_vector<plait::setting>& settings) {
+  plait::llama_config c;
+  bool whole = true;
+  each_key(c, [&](const std::string& key, auto& value) {
+    const auto flag =
+        std::find_if(settings.begin(), settings.end(), [&](const plait::setting& k) { return k.name == key; });
+    whole = whole && flag != settings.end() && read(flag->value, value);
+  });
+  return whole ? std::optional(c) : std::nullopt;
+}
+
+}  // namespace
+
+plait::dynamic_vector<plait::setting> agreed_settings(const setup& s) {
+  plait::dynamic_vector<plait::setting> settings = {
+      {"plait", fmt::format("{}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH)}};
+  for (const auto& [name, value] : s.opt.by_name) {
+    const compared how = how_to_compare(name);
+    if (how == compared::by_value) settings.push_back({name, value});
+    if (how == compared::by_whether_it_is_given && value != "''") settings.push_back({name, ""});
+  }
+  for (const auto& [key, value] : model_settings(s.config)) settings.push_back({"--model's " + key, value});
+  settings.push_back({"--init-from", s.weights              ? weights_text(*s.weights)
+                                     : s.first_step.empty() ? ""
+                                                            : step_text(s.first_step)});
+  std::vector<std::string> files;
+  for (const std::string& path : s.opt.data)
+    for (std::string& file : files_of(path)) files.push_back(std::move(file));
+  for (std::size_t i = 0; i < files.size(); ++i)
+    settings.push_back(
+        {i == 0 ? "--data" : fmt::format("--data's file {}", i + 1),
+         fmt::format("{} of {}", std::filesystem::path(files[i]).filename().string(), content_text(files[i]))});
+  // What a rank makes of the options follows from them and the model, but is what must be the same.
+  std::string layers;
+  for (const plait::stage_layers& part : s.stages)
+    layers += fmt::format("{}{}", layers.empty() ? "" : ",", part.size());
+  const std::string schedule = plait::to_csv(s.schedule);
+  const std::uint64_t digest = digest_of(std::as_bytes(std::span(schedule)), schedule.size());
+  settings.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
+  settings.push_back({"--split's layers", layers});
+  if (s.opt.plan == "auto")  // of --cluster's file, which may lie in other folders
+    settings.push_back({"--plan's layout", fmt::format("{} {} {} {} {}", s.opt.mesh, s.opt.schedule,
+                                                       s.opt.data_parallel, s.opt.micro_batch, s.opt.recompute)});
+  if (!s.opt.products.empty()) {
+    const auto bytes = std::as_bytes(std::span(s.products));
+    settings.push_back({"--products", s.products.empty()
+                                          ? "a file that is not there yet"
+                                          : fmt::format("a file with digest {:016x}", digest_of(bytes, bytes.size()))});
+  }
+  if (s.as_graph) settings.push_back({"steps replayed as a graph", ""});
+  if (s.cudnn) settings.push_back({"cuDNN's attention", ""});
+  return settings;
+}
+
+namespace {
+
+plait::chosen_files chosen(const options& opt) {
+  using plait::file_io;
+  const file_io io = opt.checkpoint_io == "uring"     ? file_io::uring
+                     : opt.checkpoint_io == "threads" ? file_io::threads
+                                                      : file_io::automatic;
+  return plait::choose_files(io, "--checkpoint-io");
+}
+
+}  // namespace
+
+plait::file_system& checkpoint_files(const options& opt) { return *chosen(opt).files; }
+
+std::string checkpoint_io_text(const options& opt) {
+  if (opt.checkpoint_dir.empty()) return {};
+  const plait::chosen_files files = chosen(opt);
+  if (files.io == plait::file_io::uring) return "steps are written through io_uring (--checkpoint-io uring)\n";
+  return "steps are written by threads" + (files.why.empty() ? "" : ", since " + files.why) +
+         " (--checkpoint-io threads)\n";
+}
+
+namespace {
+
+constexpr std::string_view between = ", --";     ///< options in the text that a step has of them
+constexpr std::string_view of_model = "model:";  ///< begins the keys of a model there
+
+/// Calls f(); an error of it begins with the option.
+template <class F>
+auto about(const std::string& option, F&& f) {
+  try {
+    return f();
+  } catch (const plait::error& e) {
+    const std::string why = e.what();
+    plait::fail(why.starts_with("--") ? why : option + ": " + why);
+  }
+}
+
+struct found_step {
+  std::string path;
+  plait::manifest saved;
+};
+
+/// Opens a step, and compares its tensors with those of the plan.
+found_step fitting_step(const std::string& path, const run_plan& plan, bool weights_only) {
+  plait::file_system& files = plait::machine_files();
+  std::vector<plait::invalid_step> passed_over;
+  found_step out{plait::detail::step_path(files, path, passed_over), {}};
+  out.saved = plait::read_step(files, out.path);
+  if (const std::string missing = plait::missing_data(files, out.path, out.saved); !missing.empty())
+    plait::fail(missing);
+  std::vector<plait::safetensors_declaration> wanted;
+  for (const plait::safetensors_declaration& t : plan.state)
+    if (!weights_only || !plait::is_of_optimizer(t.name)) wanted.push_back(t);
+  static_cast<void>(plait::tensors_of_step(out.saved, wanted, "'" + out.path + "'", weights_only));
+  return out;
+}
+
+std::string line_of(const char* option, const found_step& step, const char* what) {
+  std::uint64_t bytes = 0;
+  for (const plait::stored_file& file : step.saved.files) bytes += file.bytes;
+  return fmt::format("{}: step {} of '{}', {}, saved as '{}', fits; {}\n", option, step.saved.step, step.path,
+                     size_text(static_cast<double>(bytes)), step.saved.layout, what);
+}
+
+/// Whether steps can be written to --checkpoint-dir by this user; the newest that are there.
+std::optional<std::uint64_t> newest_in(const std::string& directory) {
+  plait::file_system& files = plait::machine_files();
+  const auto kind = files.kind_of(directory);
+  if (kind && *kind != plait::file_kind::directory) plait::fail({"'", directory, "' is no directory"});
+  const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
+  const std::string written = kind ? directory : parent.empty() ? "." : parent.string();
+  if (::access(written.c_str(), W_OK | X_OK) != 0)
+    plait::fail({"cannot write to '", written, "': ", std::strerror(errno)});
+  if (!kind) return {};
+  const auto newest = plait::newest_step(files, directory);
+  return newest ? std::optional(newest->step) : std::nullopt;
+}
+
+/// The options in the text that a step has of them, without hyphens before their names.
+std::vector<std::pair<std::string_view, std::string_view>> options_in(std::string_view text) {
+  std::vector<std::pair<std::string_view, std::string_view>> all;
+  text.remove_prefix(std::min<std::size_t>(text.size(), 2));  // the first "--"
+  while (!text.empty()) {
+    const std::string_view one = text.substr(0, text.find(between));
+    text.remove_prefix(std::min(text.size(), one.size() + between.size()));
+    all.emplace_back(one.substr(0, one.find(' ')), one.substr(std::min(one.size(), one.find(' ') + 1)));
+  }
+  return all;
+}
+
+/// Calls f(name, value, value before) for each option that is not what it was when the step was saved, as far as the
+/// step has it.
+template <class F>
+void each_changed(const setup& s, const plait::loaded_state& loaded, F&& f) {
+  const std::string was = loaded.find_scalar<std::string>("train.options").value_or(""), is = training_text(s);
+  for (const auto& [name, value] : options_in(is))
+    for (const auto& [name_then, value_then] : options_in(was))
+      if (name == name_then && value != value_then) f(name, value, value_then);
+}
+
+}  // namespace
+
+std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
+  return loaded.find_scalar<std::string>(scalar).value_or("not recorded: older than this record");
+}
+
+std::string training_text(const setup& s) {
+  constexpr std::string_view names[] = {
+      "--strategy",  "--optimizer", "--muon-momentum", "--muon-scale",      "--muon-lr-ratio", "--weight-decay",
+      "--clip",      "--dropout",   "--documents",     "--label-smoothing", "--z-loss",        "--precision",
+      "--gradients", "--moments",   "--reduce-in",     "--deterministic",   "--on-nonfinite",  "--end-of-document"};
+  std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
+  for (const auto& [key, value] : model_settings(s.config))
+    text += fmt::format("{}{}{} {}", between, of_model, key, value);
+  for (const auto& [name, value] : s.opt.by_name)
+    if (std::find(std::begin(names), std::end(names), name) != std::end(names))
+      text += fmt::format("{}{} {}", between, name.substr(2), value);
+  // A switch that is off is not among the options by name, and a step has to tell it from what an older one left out.
+  return text + fmt::format("{}tf32 {}", between, s.opt.tf32);
+}
+
+std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
+  std::string text;
+  each_changed(s, loaded, [&](std::string_view name, std::string_view value, std::string_view before) {
+    text += fmt::format("{}--{} {}, which was {}", text.empty() ? "" : "; ", name, value, before);
+  });
+  return text;
+}
+
+std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded) {
+  const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
+  plait::dynamic_vector<plait::setting> settings;
+  for (const auto& [name, value] : options_in(text))
+    if (name.starts_with(of_model)) settings.push_back({std::string(name.substr(of_model.size())), std::string(value)});
+  return model_of(settings);
+}
+
+bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {
+  bool otherwise = false;
+  each_changed(s, loaded, [&](std::string_view name, std::string_view, std::string_view) {
+    for (const char* judging : {"documents", "end-of-document", "label-smoothing", "z-loss"})
+      otherwise = otherwise || name == judging;
+  });
+  return otherwise;
+}
+
+std::string other_options_of(const setup& s, const std::string& path) {
+  try {
+    plait::file_system& files = plait::machine_files();
+    std::vector<plait::invalid_step> passed_over;
+    const std::string step = plait::detail::step_path(files, path, passed_over);
+    const std::string other = changed_options(s, {.path = step, .scalars = plait::read_step(files, step).scalars});
+    return other.empty() ? "" : fmt::format("this run has other options than '{}': {}; ", step, other);
+  } catch (const plait::error&) {  // the state that cannot be loaded has an error already
+    return "";
+  }
+}
+
+void check_resumed(const setup& s, const plait::loaded_state& loaded) {
+  const auto same = [&](const char* option, const char* scalar, std::int64_t here) {
+    const auto there = loaded.scalar<std::int64_t>(scalar);
+    if (there != here)
+      throw plait::error_of_all(plait::cat({option, " is ", here, ", and '", loaded.path, "' was saved with ", there,
+                                            ", by which it knows its place in the data; legal is ", there}));
+  };
+  same("--seed", "train.seed", s.opt.seed);
+  same("--seq", "train.seq", s.opt.seq);
+  const std::string there = told_by(loaded, "train.data");
+  if (s.data && there != s.data_text && s.opt.on_new_data == "stop" && !there.empty())
+    throw plait::error_of_all(
+        plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
+                    "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
+                    s.data_text, "]; --on-new-data begin goes on with the first sample of the new data"}));
+  const std::string rate = told_by(loaded, "train.rate");
+  if (static_cast<std::int64_t>(loaded.step) < s.opt.steps && rate != s.rate_text && s.opt.on_new_schedule == "stop" &&
+      !rate.empty())
+    throw plait::error_of_all(
+        plait::cat({"--lr, --lr-schedule, --min-lr-ratio, --warmup or --steps gives another learning rate than '",
+                    loaded.path, "' was trained with: it was [", rate, "], and is [", s.rate_text,
+                    "]; --on-new-schedule follow goes on at step ", loaded.step + 1, " of the new course"}));
+}
+
+std::string planned_state_text(const setup& s, const run_plan& plan) {
+  std::string text;
+  const std::string& directory = s.opt.checkpoint_dir;
+  std::optional<std::uint64_t> newest;
+  if (!directory.empty()) static_cast<void>(checkpoint_files(s.opt));  // what the run would refuse
+  if (!directory.empty()) newest = about("--checkpoint-dir", [&] { return newest_in(directory); });
+  std::int64_t begins = 0;
+  const std::string resumed = s.opt.resume == "none"   ? ""
+                              : s.opt.resume != "auto" ? s.opt.resume
+                              : newest                 ? directory
+                                                       : "";
+  if (!resumed.empty()) {
+    std::string other;
+    const found_step step = about("--resume", [&] {
+      found_step found = [&] {
+        try {
+          return fitting_step(resumed, plan, false);
+        } catch (const plait::error& e) {
+          plait::fail(other_options_of(s, resumed) + e.what());
+        }
+      }();
+      const plait::loaded_state state{.step = found.saved.step, .path = found.path, .scalars = found.saved.scalars};
+      check_resumed(s, state);
+      other = changed_options(s, state);
+      return found;
+    });
+    begins = static_cast<std::int64_t>(step.saved.step);
+    if (begins > s.opt.steps)
+      plait::fail(fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps",
+                              s.opt.steps, begins, s.opt.resume));
+    text += line_of("--resume", step, "its bytes are compared with their checksums when it is loaded");
+    if (!other.empty()) text += fmt::format("--resume: other options than before: {}\n", other);
+  } else if (s.opt.resume == "auto") {
+    text += fmt::format("--resume auto: nothing is saved in '{}' yet\n", directory);
+  }
+  if (!s.first_step.empty())
+    text += line_of("--init-from", about("--init-from", [&] { return fitting_step(s.first_step, plan, true); }),
+                    resumed.empty() ? "its weights are taken, with a new optimizer" : "--resume takes its place");
+  if (newest && static_cast<std::int64_t>(*newest) > begins)
+    plait::fail({"--checkpoint-dir: '", directory, "' has step ", *newest, " already, and this run begins after step ",
+                 begins, "; --resume auto goes on from the newest, and another directory takes what this run saves"});
+  return text;
+}
