@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/nn/attention/chosen.hpp"
 
 namespace pl = plait;
@@ -56,7 +55,7 @@ class broadcast_attention {
   }
 
  private:
-  const pl::dynamic_vector<pl::token_run>& queries() const { return part_.blocks[part_.mine]; }
+  const std::vector<pl::token_run>& queries() const { return part_.blocks[part_.mine]; }
   std::size_t rows() const {
     return static_cast<std::size_t>(part_.shape.batch * part_.shape.heads * part_.shape.q_len);
   }

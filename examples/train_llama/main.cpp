@@ -11,13 +11,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "../keep_heap.hpp"
 #include "options.hpp"
 #include "plait/comm/launch/environment.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plan.hpp"
@@ -222,7 +222,7 @@ int train_mpi(int argc, char** argv) {
   plait::mpi::communicator world = plait::mpi::communicator::world();
   options opt;
   std::optional<setup> s;
-  plait::dynamic_vector<plait::setting> settings;
+  std::vector<plait::setting> settings;
   std::string why;
   bool helped = false;
   try {
@@ -236,7 +236,7 @@ int train_mpi(int argc, char** argv) {
   if (complained_once(world, why)) return 1;
   try {
     plait::any_communicator ranks(world);
-    plait::dynamic_vector<plait::setting> help;  // first, as who was asked for it has looked at nothing else
+    std::vector<plait::setting> help;  // first, as who was asked for it has looked at nothing else
     if (helped) help.push_back({"--help", ""});
     plait::require_agreement(ranks, help);
     plait::require_agreement(ranks, settings);

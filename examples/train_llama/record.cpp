@@ -21,7 +21,6 @@
 #include "../size_text.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/step_data.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/io/machine_files.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -193,8 +192,8 @@ bool read(const std::string& text, plait::rope_kind& value) {
 }
 
 /// The keys of a model's config.json with their values, which say what the model computes.
-plait::dynamic_vector<plait::setting> model_settings(const plait::llama_config& c) {
-  plait::dynamic_vector<plait::setting> settings;
+std::vector<plait::setting> model_settings(const plait::llama_config& c) {
+  std::vector<plait::setting> settings;
   each_key(c, [&](const char* key, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const plait::rope_kind&>)
       settings.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
@@ -205,7 +204,7 @@ plait::dynamic_vector<plait::setting> model_settings(const plait::llama_config& 
 }
 
 /// The model that `model_settings` tells so; nothing where a key is missing or has no such value.
-std::optional<plait::llama_config> model_of(const plait::dynamic_vector<plait::setting>& settings) {
+std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings) {
   plait::llama_config c;
   bool whole = true;
   each_key(c, [&](const std::string& key, auto& value) {
@@ -218,8 +217,8 @@ std::optional<plait::llama_config> model_of(const plait::dynamic_vector<plait::s
 
 }  // namespace
 
-plait::dynamic_vector<plait::setting> agreed_settings(const setup& s) {
-  plait::dynamic_vector<plait::setting> settings = {
+std::vector<plait::setting> agreed_settings(const setup& s) {
+  std::vector<plait::setting> settings = {
       {"plait", fmt::format("{}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH)}};
   for (const auto& [name, value] : s.opt.by_name) {
     const compared how = how_to_compare(name);
@@ -391,7 +390,7 @@ std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
 
 std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded) {
   const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
-  plait::dynamic_vector<plait::setting> settings;
+  std::vector<plait::setting> settings;
   for (const auto& [name, value] : options_in(text))
     if (name.starts_with(of_model)) settings.push_back({std::string(name.substr(of_model.size())), std::string(value)});
   return model_of(settings);

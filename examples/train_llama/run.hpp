@@ -26,7 +26,6 @@
 #include "plait/comm/metrics.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/device.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/step_result.hpp"
@@ -249,7 +248,7 @@ std::string data_text(const options& opt);
 
 /// What the ranks of several processes must have been given alike: options, the model, the data, what follows from
 /// them. record.cpp lists what may differ.
-plait::dynamic_vector<plait::setting> agreed_settings(const setup& s);
+std::vector<plait::setting> agreed_settings(const setup& s);
 
 /// Returns the files that steps are written to, as --checkpoint-io says. Throws `plait::error`, naming it, where it
 /// asks for what this program or machine has not.

@@ -3,16 +3,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "plait/core/vector.hpp"
 #include "plait/tensor/sequence_order.hpp"
 
 namespace plait::test {
 
-using runs_of = dynamic_vector<token_run>;
+using runs_of = std::vector<token_run>;
 
 /// The runs of each rank's block of tokens.
-inline dynamic_vector<runs_of> blocks_of(const sequence_order& order, std::int64_t ranks) {
-  dynamic_vector<runs_of> blocks;
+inline std::vector<runs_of> blocks_of(const sequence_order& order, std::int64_t ranks) {
+  std::vector<runs_of> blocks;
   const std::int64_t part = order.length() / ranks;
   for (std::int64_t r = 0; r < ranks; ++r) blocks.push_back(order.runs(r * part, part));
   return blocks;

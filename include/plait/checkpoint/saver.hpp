@@ -35,7 +35,6 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/file_system.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -624,7 +623,7 @@ class checkpoint_saver {
   /// Throws where ranks would save different scalars, since the scalars of rank 0 would be restored on all ranks.
   template <compute_device Device>
   void agree_on_scalars(Device& device, std::uint64_t step, const saved_scalars& scalars) {
-    dynamic_vector<setting> values;
+    std::vector<setting> values;
     for (const auto& [name, scalar] : scalars)
       values.push_back({name, std::visit(
                                   [](const auto& v) {

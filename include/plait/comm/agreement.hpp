@@ -24,7 +24,6 @@
 #include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/device.hpp"
 
 namespace plait {
@@ -117,8 +116,8 @@ PLAIT_INLINE std::string exact_text(double number) {
 namespace detail {
 
 /// Sorts settings by name, and gives a repeated name all its values: lists of equal settings become equal.
-inline dynamic_vector<setting> sorted_settings(std::span<const setting> settings) {
-  dynamic_vector<setting> sorted;
+inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
+  std::vector<setting> sorted;
   for (const setting& k : settings) {
     const auto at = std::find_if(sorted.begin(), sorted.end(), [&](const setting& s) { return s.name >= k.name; });
     if (at != sorted.end() && at->name == k.name)
@@ -140,8 +139,8 @@ inline std::string packed_settings(std::span<const setting> settings) {
   return bytes;
 }
 
-inline dynamic_vector<setting> unpacked_settings(std::string_view bytes) {
-  dynamic_vector<setting> settings;
+inline std::vector<setting> unpacked_settings(std::string_view bytes) {
+  std::vector<setting> settings;
   const auto word = [&] {
     std::uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof length);
@@ -158,7 +157,7 @@ inline dynamic_vector<setting> unpacked_settings(std::string_view bytes) {
 }
 
 /// Returns which ranks have which value of the field `name`, the most frequent value last; empty if all are equal.
-inline std::string difference_text(const dynamic_vector<dynamic_vector<setting>>& of_ranks, const std::string& name,
+inline std::string difference_text(const std::vector<std::vector<setting>>& of_ranks, const std::string& name,
                                    const agreement_words& words) {
   struct party {
     const setting* has;  // null: the rank lacks it
@@ -198,8 +197,7 @@ inline std::string difference_text(const dynamic_vector<dynamic_vector<setting>>
 }
 
 /// Lists the settings that differ between ranks: up to three in full, eleven by name.
-inline std::string disagreement_text(const dynamic_vector<dynamic_vector<setting>>& of_ranks,
-                                     const agreement_words& words) {
+inline std::string disagreement_text(const std::vector<std::vector<setting>>& of_ranks, const agreement_words& words) {
   std::vector<std::string> names;
   for (const auto& all : of_ranks)
     for (const setting& k : all)
@@ -236,7 +234,7 @@ PLAIT_INLINE void require_agreement(int ranks, std::span<const setting> settings
   std::memcpy(out.data(), &length, sizeof length);
   std::memcpy(out.data() + sizeof length, mine.data(), mine.size());
   gather(out.data(), all.data(), record);
-  dynamic_vector<dynamic_vector<setting>> of_ranks;
+  std::vector<std::vector<setting>> of_ranks;
   for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
     std::uint64_t used = 0;
     std::memcpy(&used, all.data() + r * record, sizeof used);

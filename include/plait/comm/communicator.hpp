@@ -21,7 +21,6 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/core/vector.hpp"
 
 namespace plait {
 
@@ -115,7 +114,7 @@ PLAIT_INLINE void check_parts(const call& c) {
     std::uintptr_t begin, end;
     bool received;
   };
-  dynamic_vector<part> parts;
+  std::vector<part> parts;
   parts.reserve(2 * c.send_counts.size());
   const auto add = [&](const void* buffer, call::counts counts, call::counts offsets, bool received) {
     const auto base = reinterpret_cast<std::uintptr_t>(buffer);

@@ -11,7 +11,6 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/layout/mesh.hpp"
 
@@ -100,7 +99,7 @@ class value_checks {
   void note(noted_value value) {
     if (values_.size() < most_values) values_.push_back(std::move(value));
   }
-  const dynamic_vector<noted_value>& values() const { return values_; }
+  const std::vector<noted_value>& values() const { return values_; }
   /// Returns whether `what` is met for the first time since the last comparison.
   bool first_time(const void* what) {
     for (const void* seen : met_)
@@ -123,7 +122,7 @@ class value_checks {
     slots_ = 0;
   }
   /// Takes the noted values for a comparison.
-  dynamic_vector<noted_value> take() {
+  std::vector<noted_value> take() {
     met_.clear();
     return std::exchange(values_, {});
   }
@@ -139,7 +138,7 @@ class value_checks {
   value_check how_ = value_check::first;
   std::int64_t step_ = 0, armed_until_ = 1;
   bool on_ = true, reduced_ = false;
-  dynamic_vector<noted_value> values_;
+  std::vector<noted_value> values_;
   std::vector<const void*> met_;
   std::vector<kernels::value_digest*> blocks_;
   std::size_t slots_ = 0;

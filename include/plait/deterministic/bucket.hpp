@@ -14,7 +14,6 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/exchange.hpp"
 #include "plait/deterministic/gradient_terms.hpp"
 #include "plait/device/device.hpp"
@@ -110,8 +109,8 @@ class deterministic_bucket {
     std::optional<deterministic_exchange::under_way<G, Device>> moving{};
   };
 
-  dynamic_vector<element_range> parts_of(std::int64_t begin, std::int64_t size, std::int64_t ranks) const {
-    dynamic_vector<element_range> parts;
+  std::vector<element_range> parts_of(std::int64_t begin, std::int64_t size, std::int64_t ranks) const {
+    std::vector<element_range> parts;
     for (std::int64_t r = 0; r < ranks; ++r)
       parts.push_back({std::clamp<std::int64_t>(r * slice_ - begin, 0, size),
                        std::clamp<std::int64_t>((r + 1) * slice_ - begin, 0, size)});

@@ -14,7 +14,6 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/leaves.hpp"
 #include "plait/deterministic/sums.hpp"
 
@@ -27,7 +26,7 @@ struct element_range {
 };
 
 /// The even parts of `elements` for `ranks` ranks, in order; the last ones may be smaller.
-dynamic_vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks);
+std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks);
 
 /// The ranks of a world that are with `rank` in the group of `axes`, in the group's order.
 std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes, std::int64_t rank);
@@ -39,19 +38,18 @@ class deterministic_exchange {
  public:
   deterministic_exchange() = default;
   /// `members` are the partial sums of each rank of `comm`, over a sum of `leaves` leaves.
-  deterministic_exchange(any_communicator& comm, dynamic_vector<dynamic_vector<tree_node>> members,
-                         std::int64_t leaves);
+  deterministic_exchange(any_communicator& comm, std::vector<std::vector<tree_node>> members, std::int64_t leaves);
 
   explicit operator bool() const { return comm_ != nullptr; }
   int ranks() const { return comm_->size(); }
   /// The partial sums that there are afterwards.
-  const dynamic_vector<tree_node>& joined() const { return joined_; }
+  const std::vector<tree_node>& joined() const { return joined_; }
 
   /// An exchange that is under way.
   template <class E, compute_device Device>
   struct under_way {
     partial_sums<E, Device> own;
-    dynamic_vector<element_range> parts;
+    std::vector<element_range> parts;
     buffer<Device> received;
     std::vector<request> moving;  ///< one for each partial sum of the rank that has most
   };
@@ -59,7 +57,7 @@ class deterministic_exchange {
   /// Starts to bring rank k of the group the elements parts[k] of all partial sums. `own` and what it views must stay
   /// until the end.
   template <class E, compute_device Device>
-  under_way<E, Device> start(Device& device, partial_sums<E, Device> own, dynamic_vector<element_range> parts) const {
+  under_way<E, Device> start(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
     check(own.nodes);
     under_way<E, Device> moves{std::move(own), std::move(parts), {}, {}};
     const std::size_t n = members_.size(), self = static_cast<std::size_t>(comm_->rank());
@@ -137,7 +135,7 @@ class deterministic_exchange {
     return all;
   }
   template <class E, compute_device Device>
-  partial_sums<E, Device> run(Device& device, partial_sums<E, Device> own, dynamic_vector<element_range> parts,
+  partial_sums<E, Device> run(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts,
                               E* into = nullptr) const {
     return finish(device, start(device, std::move(own), std::move(parts)), into);
   }
@@ -150,9 +148,8 @@ class deterministic_exchange {
     constexpr std::int64_t small = 4096;
     const std::int64_t n = comm_->size();
     if (n <= 2 || elements <= small)
-      return run(device, std::move(own), dynamic_vector<element_range>(static_cast<std::size_t>(n), {0, elements}),
-                 into);
-    const dynamic_vector<element_range> parts = even_parts(elements, n);
+      return run(device, std::move(own), std::vector<element_range>(static_cast<std::size_t>(n), {0, elements}), into);
+    const std::vector<element_range> parts = even_parts(elements, n);
     const element_range mine = parts[static_cast<std::size_t>(comm_->rank())];
     partial_sums<E, Device> all;
     all.nodes = joined_;
@@ -173,7 +170,7 @@ class deterministic_exchange {
 
   /// Sends this rank's part of an array, which is where it belongs, to all ranks, and receives theirs.
   template <class E>
-  void spread(E* whole, const dynamic_vector<element_range>& parts) const {
+  void spread(E* whole, const std::vector<element_range>& parts) const {
     const std::size_t n = parts.size(), self = static_cast<std::size_t>(comm_->rank());
     std::vector<std::size_t> send(n, static_cast<std::size_t>(parts[self].size())), send_at(n, 0), receive(n),
         receive_at(n);
@@ -187,7 +184,7 @@ class deterministic_exchange {
   }
 
  private:
-  void check(const dynamic_vector<tree_node>& own) const {
+  void check(const std::vector<tree_node>& own) const {
     if (own == members_[static_cast<std::size_t>(comm_->rank())]) return;
     fail({"a deterministic sum over ", leaves_, " leaves is incomplete on this rank: it has ", own.size(),
           " partial sums where its layout has ", members_[static_cast<std::size_t>(comm_->rank())].size(),
@@ -203,15 +200,15 @@ class deterministic_exchange {
   }
 
   any_communicator* comm_ = nullptr;
-  dynamic_vector<dynamic_vector<tree_node>> members_;
-  dynamic_vector<tree_node> joined_;
+  std::vector<std::vector<tree_node>> members_;
+  std::vector<tree_node> joined_;
   std::int64_t leaves_ = 1;
 };
 
 #ifndef PLAIT_COMPILED
-PLAIT_INLINE dynamic_vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks) {
+PLAIT_INLINE std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks) {
   const std::int64_t size = (elements + ranks - 1) / ranks;
-  dynamic_vector<element_range> parts;
+  std::vector<element_range> parts;
   for (std::int64_t r = 0; r < ranks; ++r)
     parts.push_back({std::min(r * size, elements), std::min((r + 1) * size, elements)});
   return parts;
@@ -226,11 +223,11 @@ PLAIT_INLINE std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, co
 }
 
 PLAIT_INLINE deterministic_exchange::deterministic_exchange(any_communicator& comm,
-                                                            dynamic_vector<dynamic_vector<tree_node>> members,
+                                                            std::vector<std::vector<tree_node>> members,
                                                             std::int64_t leaves)
     : comm_(&comm), members_(std::move(members)), leaves_(leaves) {
-  dynamic_vector<tree_node> all;
-  for (const auto& nodes : members_) all.append(nodes.begin(), nodes.end());
+  std::vector<tree_node> all;
+  for (const auto& nodes : members_) all.insert(all.end(), nodes.begin(), nodes.end());
   joined_ = joined_nodes(all, leaves);
 }
 #endif

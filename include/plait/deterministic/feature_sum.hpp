@@ -6,10 +6,10 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/exchange.hpp"
 #include "plait/deterministic/leaves.hpp"
 #include "plait/deterministic/sums.hpp"
@@ -52,10 +52,10 @@ class feature_sum {
     if (!moved_ || moved_->kind == transition_kind::all_gather || mesh.size(over) != ranks)
       fail({name, ": deterministic sums have an order for sums that one all-reduce or reduce-scatter over ",
             describe(axes), " completes; here it is ", describe_steps(moves.planned())});
-    dynamic_vector<dynamic_vector<tree_node>> members;
+    std::vector<std::vector<tree_node>> members;
     for (const std::int64_t r : ranks_of_group(mesh, over, ctx.ranks.rank())) {
       const std::int64_t first = mesh.index_in(r, axes) * local_;
-      members.push_back(roots_of(dynamic_vector<leaf_range>{{first, first + local_}}, leaves));
+      members.push_back(roots_of(std::vector<leaf_range>{{first, first + local_}}, leaves));
     }
     exchange_ = deterministic_exchange(*moved_->comm, std::move(members), leaves);
   }

@@ -15,7 +15,6 @@
 #include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/exchange.hpp"
 #include "plait/deterministic/leaves.hpp"
 #include "plait/deterministic/sums.hpp"
@@ -84,9 +83,9 @@ template <class Precision, compute_device Device>
 deterministic_exchange gradient_terms<Precision, Device>::exchange(world& ranks, const axis_list& axes,
                                                                    const axis_list& done,
                                                                    world::channel purpose) const {
-  dynamic_vector<dynamic_vector<tree_node>> members;
+  std::vector<std::vector<tree_node>> members;
   for (const std::int64_t member : ranks_of_group(ranks.shape(), axes, ranks.rank())) {
-    dynamic_vector<leaf_range> own;
+    std::vector<leaf_range> own;
     for (const std::int64_t with : ranks_of_group(ranks.shape(), done, member))
       for (const leaf_range& r : leaves_.of_step(with)) own.push_back(r);
     members.push_back(roots_of(own, leaves_.leaves()));
@@ -129,7 +128,7 @@ namespace detail {
 /// Throws unless the sums are one, of all leaves.
 template <class E, class Device>
 const E* complete_sum(const partial_sums<E, Device>& sums, std::int64_t leaves, const std::string& name) {
-  if (sums.nodes != roots_of(dynamic_vector<leaf_range>{{0, leaves}}, leaves))
+  if (sums.nodes != roots_of(std::vector<leaf_range>{{0, leaves}}, leaves))
     fail({"gradient of ", name, ": its deterministic sum over ", leaves,
           " leaves of tokens is not complete: ", sums.nodes.size(),
           " partial sums are left, after every rank's; each microbatch of a step is to be added once"});

@@ -11,12 +11,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/layout/mesh.hpp"
@@ -56,8 +56,8 @@ class leaf_tree {
 
   std::int64_t leaves() const { return leaves_; }
   /// The partial sums, in the order of their first leaves.
-  const dynamic_vector<entry>& roots() const { return roots_; }
-  dynamic_vector<entry>& roots() { return roots_; }
+  const std::vector<entry>& roots() const { return roots_; }
+  std::vector<entry>& roots() { return roots_; }
   bool complete() const { return roots_.size() == 1 && roots_[0].node == tree_node{top_, 0}; }
   void clear() { roots_.clear(); }
 
@@ -78,7 +78,7 @@ class leaf_tree {
       if (other == nullptr) break;
       Value theirs = std::move(other->value);
       const bool after = other->node.index > node.index;
-      roots_.erase(other, other + 1);
+      roots_.erase(roots_.begin() + (other - roots_.data()));
       if (!after) std::swap(value, theirs);
       add(value, theirs);
       node = {node.level + 1, node.index >> 1};
@@ -99,20 +99,20 @@ class leaf_tree {
     while (n.level < top_ && ((n.index ^ 1) << n.level) >= leaves_) n = {n.level + 1, n.index >> 1};
     return n;
   }
-  entry* place(const tree_node& n) {
+  typename std::vector<entry>::iterator place(const tree_node& n) {
     return std::lower_bound(roots_.begin(), roots_.end(), n.first(),
                             [](const entry& e, std::int64_t first) { return e.node.first() < first; });
   }
 
   std::int64_t leaves_;
   int top_ = 0;
-  dynamic_vector<entry> roots_;
+  std::vector<entry> roots_;
 };
 
 /// The partial sums that are left of `nodes`, each with all its neighbours.
-dynamic_vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves);
+std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves);
 /// The partial sums that a rank with the leaves of `ranges` ends with.
-dynamic_vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves);
+std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves);
 
 /// The layout of the rows alone, of an array whose other dims are those of `features`.
 layout without_dims(layout a, const layout& features);
@@ -133,7 +133,7 @@ class token_leaves {
   };
   struct leaf {
     std::int64_t number = 0;
-    dynamic_vector<rows> parts;
+    std::vector<rows> parts;
     std::int64_t count() const {
       std::int64_t n = 0;
       for (const rows& r : parts) n += r.count;
@@ -149,15 +149,15 @@ class token_leaves {
 
   std::int64_t leaves() const { return chunks_ * samples_; }
   /// The leaves of microbatch `index` of `count` in the step. Throws where its samples are no whole groups.
-  dynamic_vector<leaf> of_microbatch(std::int64_t index, std::int64_t count) const;
+  std::vector<leaf> of_microbatch(std::int64_t index, std::int64_t count) const;
   /// The leaves that `rank` has after all microbatches of a step.
-  dynamic_vector<leaf_range> of_step(std::int64_t rank) const;
+  std::vector<leaf_range> of_step(std::int64_t rank) const;
 
  private:
   struct piece {
     std::int64_t chunk, at;
   };
-  dynamic_vector<piece> pieces_of(std::int64_t offset, std::int64_t length) const;
+  std::vector<piece> pieces_of(std::int64_t offset, std::int64_t length) const;
   /// Throws where the rows have no leaves. Returns whether their second dim is a sequence.
   bool require_leaves() const;
   /// The sequence's part of a box of the rows: its tokens, and where they begin.
@@ -175,7 +175,7 @@ class token_leaves {
   std::int64_t inner_ = 1;                             ///< rows of a token
   std::int64_t chunks_ = 1, samples_ = 1, chunk_ = 1;  ///< chunk_: tokens in a chunk
   std::int64_t batch_ = 1, local_batch_ = 1, first_batch_ = 0, local_tokens_ = 1;
-  dynamic_vector<piece> pieces_;
+  std::vector<piece> pieces_;
 };
 
 /// The leaves of a dim of features: the greatest number that divides both it and `deterministic_leaves::features`.
@@ -191,16 +191,16 @@ constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
 }
 
 #ifndef PLAIT_COMPILED
-PLAIT_INLINE dynamic_vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
+PLAIT_INLINE std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
   leaf_tree<char> tree(leaves);
   for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
-  dynamic_vector<tree_node> joined;
+  std::vector<tree_node> joined;
   for (const auto& e : tree.roots()) joined.push_back(e.node);
   return joined;
 }
 
-PLAIT_INLINE dynamic_vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
-  dynamic_vector<tree_node> nodes;
+PLAIT_INLINE std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
+  std::vector<tree_node> nodes;
   for (const leaf_range& r : ranges)
     for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) nodes.push_back({0, leaf});
   return joined_nodes(nodes, leaves);
@@ -256,9 +256,8 @@ PLAIT_INLINE bool token_leaves::require_leaves() const {
   return sequence;
 }
 
-PLAIT_INLINE dynamic_vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t offset,
-                                                                         std::int64_t length) const {
-  dynamic_vector<piece> all;
+PLAIT_INLINE std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t offset, std::int64_t length) const {
+  std::vector<piece> all;
   for (const token_run& run : sequence_.runs(offset, length)) {
     if (run.position % chunk_ != 0 || run.length % chunk_ != 0) {
       const std::int64_t runs = sequence_.length() / run.length, finer = chunks_ / order_.sequence;
@@ -271,8 +270,7 @@ PLAIT_INLINE dynamic_vector<token_leaves::piece> token_leaves::pieces_of(std::in
   return all;
 }
 
-PLAIT_INLINE dynamic_vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t index,
-                                                                            std::int64_t count) const {
+PLAIT_INLINE std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t index, std::int64_t count) const {
   if (count != 1 && !(tokens_.dims[0].dim == dim_of<batch>))
     fail({name_, ": deterministic sums over ", count, " microbatches of a step have an order for rows of batch alone, ",
           "and these are of ", describe(tokens_), "; use one microbatch"});
@@ -281,7 +279,7 @@ PLAIT_INLINE dynamic_vector<token_leaves::leaf> token_leaves::of_microbatch(std:
     fail({name_, ": deterministic_leaves::samples = ", samples_, " leaves of ", all, " samples in a step are ",
           all % samples_ != 0 ? "uneven" : cat({group, " samples each"}), ", and a microbatch has ", local_batch_,
           " on a rank; legal are multiples of ", batch_ / local_batch_ * count, " that divide ", all});
-  dynamic_vector<leaf> leaves;
+  std::vector<leaf> leaves;
   const std::int64_t first = (first_batch_ * count + index * local_batch_) / group;
   for (const piece& p : pieces_)
     for (std::int64_t s = 0; s < local_batch_ / group; ++s) {
@@ -298,10 +296,10 @@ PLAIT_INLINE dynamic_vector<token_leaves::leaf> token_leaves::of_microbatch(std:
   return leaves;
 }
 
-PLAIT_INLINE dynamic_vector<leaf_range> token_leaves::of_step(std::int64_t rank) const {
+PLAIT_INLINE std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) const {
   const box there = local_box(tokens_, mesh_, sizes_, rank);
   const std::int64_t first = there.offset[0] * samples_ / batch_, count = there.local[0] * samples_ / batch_;
-  dynamic_vector<leaf_range> all;
+  std::vector<leaf_range> all;
   const auto [begin, length] = along_sequence(there);
   for (const piece& p : pieces_of(begin, length))
     all.push_back({p.chunk * samples_ + first, p.chunk * samples_ + first + count});

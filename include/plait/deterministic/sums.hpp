@@ -12,7 +12,6 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/leaves.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
@@ -22,7 +21,7 @@ namespace plait {
 /// Partial sums of one deterministic sum, each of equally many elements, and the memory that they lie in.
 template <class E, compute_device Device>
 struct partial_sums {
-  dynamic_vector<tree_node> nodes;
+  std::vector<tree_node> nodes;
   std::vector<E*> values;
   std::vector<buffer<Device>> memory;
 

@@ -14,7 +14,6 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/gemm_problem.hpp"
 
 namespace plait {
@@ -184,7 +183,7 @@ class deterministic_products {
   }
 
   ordered_products ordered_;
-  dynamic_vector<known> checked_;
+  std::vector<known> checked_;
   std::vector<float> float_scratch_, columns_;
   std::vector<double> double_scratch_;
 };

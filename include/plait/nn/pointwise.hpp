@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/rules.hpp"
@@ -161,7 +161,7 @@ class dropout {
     std::int64_t outer = 1, inner = 1;
     for (std::size_t d = 0; d < static_cast<std::size_t>(part.dims); ++d)
       if (d != z) (static_cast<int>(d) < zigzag_at ? outer : inner) *= part.local[d];
-    const dynamic_vector<token_run> runs = order_.runs(part.offset[z], part.local[z]);
+    const std::vector<token_run> runs = order_.runs(part.offset[z], part.local[z]);
     for (std::int64_t i = 0; i < outer; ++i) {
       box row = part;
       std::int64_t rest = i;

@@ -12,7 +12,6 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/parallel/gradient_norm.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/optim/optimizer.hpp"
@@ -65,7 +64,7 @@ class host_numbers {
 
  private:
   box part_;
-  dynamic_vector<token_run> runs_;
+  std::vector<token_run> runs_;
   std::vector<T> values_;
 };
 /// Token ids or labels.
@@ -143,7 +142,7 @@ class training_step {
     const std::int64_t ignored = model_.ignore_index();
     detail::begin_checked_step(ctx);
     detail::agree_in_checked_step(ctx, "training_step::load", [&] {
-      return dynamic_vector<setting>{{"first_sample", cat({first_sample})}};
+      return std::vector<setting>{{"first_sample", cat({first_sample})}};
     });
     first_sample_ = first_sample;
     std::int64_t counted = 0;
@@ -282,7 +281,7 @@ class training_step {
         stages_(model.along()) {
     if (!(clip >= 0)) fail({"training step: the limit of the gradient norm is ", clip, "; legal is 0 (none) or more"});
     detail::agree_in_checked_step(ctx, "training step", [&] {
-      dynamic_vector<setting> values = detail::values_of_context(ctx);
+      std::vector<setting> values = detail::values_of_context(ctx);
       values.push_back({"clip", exact_text(clip)});
       values.push_back({"microbatches", cat({model.shape().microbatches})});
       return values;

@@ -10,7 +10,6 @@
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 
 namespace plait {
 
@@ -70,7 +69,7 @@ class pipeline_world {
             ": the extents of the axes must multiply to the number of ranks"});
     if (!root.enqueues()) {
       any_communicator all = root;
-      require_agreement(all, dynamic_vector<setting>{{"mesh", text_of(whole)}});
+      require_agreement(all, std::vector<setting>{{"mesh", text_of(whole)}});
     }
     return whole;
   }

@@ -20,7 +20,6 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/kernels/sums.hpp"
 #include "plait/layout/layout.hpp"
@@ -48,38 +47,38 @@ std::uint32_t term_axes(const mesh_shape& mesh, const layout& a);
 
 /// Returns for each axis the hash of all noted values that are equal along it. After these come the number of values,
 /// and the number of values that are terms.
-std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const dynamic_vector<noted_value>& values);
+std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const std::vector<noted_value>& values);
 /// Whether along some axis the ranks of a line differ in what `combined_hashes` has for it.
 bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks);
 /// Returns the hashes of values that are terms and large enough to differ; 0 for others.
-std::vector<std::uint64_t> hashes_of_terms(const dynamic_vector<noted_value>& values);
+std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values);
 /// Returns what is wrong with the values that are terms, as `rank` sees it, or "". `of_ranks` has `count` for each
 /// rank.
-std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank, const dynamic_vector<noted_value>& values,
+std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values,
                                 std::span<const std::uint64_t> of_ranks, std::size_t count);
 /// Returns what is wrong with the value `mine` of `rank`, or "": `of_ranks[r]` is what rank r has sent for it.
 std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
-                               const dynamic_vector<sent_value>& of_ranks, double tolerance);
+                               const std::vector<sent_value>& of_ranks, double tolerance);
 
 /// The values, by name, that all ranks of a world must be given alike.
-dynamic_vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
-                                          const deterministic_leaves& how);
+std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
+                                       const deterministic_leaves& how);
 template <compute_device Device>
-dynamic_vector<setting> values_of_context(const context<Device>& ctx) {
+std::vector<setting> values_of_context(const context<Device>& ctx) {
   return values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.deterministic);
 }
 std::uint64_t hash_of_values(std::span<const setting> values);
 
 /// Takes the noted values, with their digests, from where the device has put them.
 template <compute_device Device>
-dynamic_vector<noted_value> take_noted(Device& device, value_checks& checks) {
-  dynamic_vector<kernels::value_digest> all;
+std::vector<noted_value> take_noted(Device& device, value_checks& checks) {
+  std::vector<kernels::value_digest> all;
   checks.take_blocks([&](kernels::value_digest* block, std::size_t count) {
     all.resize(all.size() + count);
     device.download(all.data() + (all.size() - count), block, count * sizeof(kernels::value_digest),
                     device.main_stream());
   });
-  dynamic_vector<noted_value> values = checks.take();
+  std::vector<noted_value> values = checks.take();
   for (noted_value& v : values)
     if (v.slot >= 0) v.digest = all[static_cast<std::size_t>(v.slot)];
   return values;
@@ -87,7 +86,7 @@ dynamic_vector<noted_value> take_noted(Device& device, value_checks& checks) {
 
 /// Compares values that all ranks of the mesh have noted in one order. Throws `error_of_all`. Collective.
 template <compute_device Device>
-void compare_noted(const context<Device>& ctx, const dynamic_vector<noted_value>& values, double tolerance) {
+void compare_noted(const context<Device>& ctx, const std::vector<noted_value>& values, double tolerance) {
   const mesh_shape& mesh = ctx.ranks.shape();
   any_communicator& root = ctx.ranks.root();
   const std::size_t axes = mesh.axes.size(), ranks = static_cast<std::size_t>(root.size());
@@ -105,14 +104,14 @@ void compare_noted(const context<Device>& ctx, const dynamic_vector<noted_value>
     for (std::size_t begin = 0; begin < most && problem.empty(); begin += chunk) {
       const std::size_t count = std::min<std::size_t>(chunk, most - begin);
       constexpr std::size_t words = sizeof(sent_value) / sizeof(std::uint64_t);
-      dynamic_vector<sent_value> own(count);
+      std::vector<sent_value> own(count);
       for (std::size_t i = 0; i < count && begin + i < values.size(); ++i)
         own[i] = {fnv1a(values[begin + i].name), values[begin + i].digest};
       std::vector<std::uint64_t> sent(count * words);
       std::memcpy(sent.data(), own.data(), sent.size() * sizeof(std::uint64_t));
       const auto all = gather_all(ctx.device, root, std::move(sent), count * words);
       for (std::size_t i = 0; i < count && problem.empty(); ++i) {
-        dynamic_vector<sent_value> of_ranks(ranks);
+        std::vector<sent_value> of_ranks(ranks);
         for (std::size_t r = 0; r < ranks; ++r)
           std::memcpy(static_cast<void*>(&of_ranks[r]), all.data() + (r * count + i) * words, sizeof(sent_value));
         static const noted_value none{};
@@ -278,7 +277,7 @@ void agree_over_stages(const context<Device>& ctx, std::string_view who, std::st
     std::uint64_t of_stage = fnv1a("");
     for (const std::uint64_t one : gather_all(ctx.device, ctx.ranks.root(), {hash}, 1))
       of_stage = kernels::detail::hash_of_word(one, of_stage);
-    return dynamic_vector<setting>{{std::string(what), cat({of_stage})}};
+    return std::vector<setting>{{std::string(what), cat({of_stage})}};
   });
 }
 /// Throws `disagreement` unless ranks have equal contexts. Each context is compared once.
@@ -286,7 +285,7 @@ template <compute_device Device>
 void agree_on_context(const context<Device>& ctx) {
   if constexpr (!only_counts<Device>) {
     if (!notes_values(ctx)) return;
-    const dynamic_vector<setting> values = values_of_context(ctx);
+    const std::vector<setting> values = values_of_context(ctx);
     const std::uint64_t hash = hash_of_values(values);
     if (ctx.ranks.checks().context() == hash) return;
     require_equal_values(ctx.device, ctx.ranks.root(), "context", values);
@@ -320,7 +319,7 @@ PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std:
                                         const std::int64_t*, std::int64_t, const axis_list&))
 PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
                                            const std::int64_t*, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void compare_noted(const context<cpu>&, const dynamic_vector<noted_value>&, double))
+PLAIT_COMPILED_TEMPLATE(void compare_noted(const context<cpu>&, const std::vector<noted_value>&, double))
 PLAIT_COMPILED_TEMPLATE(void compare_values(const context<cpu>&))
 PLAIT_COMPILED_TEMPLATE(void agree_on_context(const context<cpu>&))
 PLAIT_COMPILED_TEMPLATE(void agree_over_stages(const context<cpu>&, std::string_view, std::string_view, std::uint64_t))

@@ -12,7 +12,6 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 
 namespace plait::detail {
 
@@ -33,7 +32,7 @@ PLAIT_INLINE std::uint32_t term_axes(const mesh_shape& mesh, const layout& a) {
 }
 
 PLAIT_INLINE std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh,
-                                                        const dynamic_vector<noted_value>& values) {
+                                                        const std::vector<noted_value>& values) {
   std::vector<std::uint64_t> combined(mesh.axes.size() + 2);
   for (const noted_value& v : values) {
     const std::uint64_t one = fnv1a(v.name) ^ v.digest.hash;
@@ -71,7 +70,7 @@ PLAIT_INLINE bool combined_differ(const mesh_shape& mesh, std::span<const std::u
   return false;
 }
 
-PLAIT_INLINE std::vector<std::uint64_t> hashes_of_terms(const dynamic_vector<noted_value>& values) {
+PLAIT_INLINE std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values) {
   constexpr std::int64_t least = 8;  // fewer may be equal by chance
   std::vector<std::uint64_t> hashes;
   for (const noted_value& v : values)
@@ -80,7 +79,7 @@ PLAIT_INLINE std::vector<std::uint64_t> hashes_of_terms(const dynamic_vector<not
 }
 
 PLAIT_INLINE std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank,
-                                             const dynamic_vector<noted_value>& values,
+                                             const std::vector<noted_value>& values,
                                              std::span<const std::uint64_t> of_ranks, std::size_t count) {
   std::size_t at = 0;
   for (const noted_value& v : values) {
@@ -103,7 +102,7 @@ PLAIT_INLINE std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_
 }
 
 PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
-                                            const dynamic_vector<sent_value>& of_ranks, double tolerance) {
+                                            const std::vector<sent_value>& of_ranks, double tolerance) {
   const auto place = [&](std::size_t r) {
     std::string text;
     for (const axis_id axis : mesh.axes)
@@ -160,9 +159,9 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
   return {};
 }
 
-PLAIT_INLINE dynamic_vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes,
-                                                       std::uint64_t seed, const deterministic_leaves& how) {
-  dynamic_vector<setting> values{{"mesh", text_of(mesh)}, {"seed", cat({seed})}};
+PLAIT_INLINE std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
+                                                    const deterministic_leaves& how) {
+  std::vector<setting> values{{"mesh", text_of(mesh)}, {"seed", cat({seed})}};
   for (std::size_t i = 0; i < sizes.dims.size(); ++i) values.push_back({sizes.dims[i].text(), cat({sizes.sizes[i]})});
   values.push_back({"deterministic", cat({how.features, ",", how.samples, ",", how.sequence, ",", how.zigzag})});
   return values;

@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/tensor/redistribution.hpp"
 
 namespace plait {
@@ -126,7 +126,7 @@ class chunked_collective {
   any_communicator* comm_ = nullptr;
   std::int64_t ranks_ = 1, rows_ = 0, width_ = 1;
   std::int64_t largest_ = 0;  ///< of a piece, rows on each rank
-  dynamic_vector<piece> pieces_;
+  std::vector<piece> pieces_;
 };
 
 template <compute_device Device>

@@ -16,7 +16,6 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
@@ -103,12 +102,12 @@ class ready_plan {
     std::int64_t ranks, index;
     any_communicator* comm;
     box before, after;
-    dynamic_vector<peer> peers;
+    std::vector<peer> peers;
   };
 
   std::size_t last_active() const;
 
-  dynamic_vector<peer> peers(const redistribution_step& s, std::size_t i, const world& w, const dim_sizes& sizes) const;
+  std::vector<peer> peers(const redistribution_step& s, std::size_t i, const world& w, const dim_sizes& sizes) const;
 
   /// A box of a row-major array seen as [outer, rows, inner] around dimension `dim`.
   struct view {
@@ -197,8 +196,8 @@ class ready_plan {
 
   plan plan_;
   box source_, target_;
-  dynamic_vector<ready_step> ready_;
-  dynamic_vector<collective_cost> costs_;  ///< in elements
+  std::vector<ready_step> ready_;
+  std::vector<collective_cost> costs_;  ///< in elements
 };
 
 template <compute_device Device>

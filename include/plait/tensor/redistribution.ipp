@@ -8,7 +8,6 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/plan.hpp"
 
@@ -100,9 +99,9 @@ PLAIT_INLINE std::size_t ready_plan::last_active() const {
   return none;
 }
 
-PLAIT_INLINE dynamic_vector<ready_plan::peer> ready_plan::peers(const redistribution_step& s, std::size_t i,
-                                                                const world& w, const dim_sizes& sizes) const {
-  dynamic_vector<peer> all(static_cast<std::size_t>(w.shape().size(s.axes)));
+PLAIT_INLINE std::vector<ready_plan::peer> ready_plan::peers(const redistribution_step& s, std::size_t i,
+                                                             const world& w, const dim_sizes& sizes) const {
+  std::vector<peer> all(static_cast<std::size_t>(w.shape().size(s.axes)));
   const std::int64_t own = w.rank();
   const box mine_before = local_box(plan_.before(i), w.shape(), sizes, own);
   const box mine_after = local_box(s.after, w.shape(), sizes, own);

@@ -13,7 +13,6 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
-#include "plait/core/vector.hpp"
 
 namespace plait {
 
@@ -28,7 +27,7 @@ struct token_run {
 
 namespace detail {
 /// Runs in original order; runs that continue each other, in memory and in original order, become one.
-dynamic_vector<token_run> joined(dynamic_vector<token_run> runs);
+std::vector<token_run> joined(std::vector<token_run> runs);
 }  // namespace detail
 
 /// The order of the tokens along a dim that shards a sequence: the original one (`seq`), or zigzag (`zseq`). For c
@@ -61,7 +60,7 @@ class sequence_order {
     return all;
   }
   /// The positions as runs in original order; a run's `at` counts from `first`.
-  dynamic_vector<token_run> runs(std::int64_t first, std::int64_t count) const;
+  std::vector<token_run> runs(std::int64_t first, std::int64_t count) const;
 
   friend bool operator==(const sequence_order&, const sequence_order&) = default;
 
@@ -77,8 +76,7 @@ inline bool sees(const token_run& queries, const token_run& keys, std::int64_t w
   const std::int64_t last_query = queries.position + queries.length - 1, last_key = keys.position + keys.length - 1;
   return keys.position <= last_query && (window == 0 || last_key > queries.position - window);
 }
-inline bool sees(const dynamic_vector<token_run>& queries, const dynamic_vector<token_run>& keys,
-                 std::int64_t window = 0) {
+inline bool sees(const std::vector<token_run>& queries, const std::vector<token_run>& keys, std::int64_t window = 0) {
   for (const token_run& q : queries)
     for (const token_run& k : keys)
       if (sees(q, k, window)) return true;
@@ -95,11 +93,11 @@ struct visible_piece {
 /// side become one piece although the text has others between them, where the mask allows it: keys that are seen as a
 /// whole may be counted from anywhere, and so may queries that see all keys. With a window or documents, positions must
 /// be positions in the text: `exact`.
-std::vector<visible_piece> visible_pieces(const dynamic_vector<token_run>& queries,
-                                          const dynamic_vector<token_run>& keys, std::int64_t window, bool exact);
+std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
+                                          std::int64_t window, bool exact);
 
 /// How many pairs of a query and a key see each other: the work of causal attention.
-std::int64_t visible_pairs(const dynamic_vector<token_run>& queries, const dynamic_vector<token_run>& keys,
+std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
                            std::int64_t window = 0);
 
 /// The causal work of each of `ranks` ranks that share out the sequence, in pairs of a query and a key.
@@ -108,9 +106,9 @@ std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t 
 #ifndef PLAIT_COMPILED
 namespace detail {
 
-PLAIT_INLINE dynamic_vector<token_run> joined(dynamic_vector<token_run> runs) {
+PLAIT_INLINE std::vector<token_run> joined(std::vector<token_run> runs) {
   std::sort(runs.begin(), runs.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
-  dynamic_vector<token_run> result;
+  std::vector<token_run> result;
   for (const token_run& r : runs) {
     if (r.length == 0) continue;
     if (!result.empty() && result.back().position + result.back().length == r.position &&
@@ -138,9 +136,9 @@ PLAIT_INLINE sequence_order sequence_order::zigzag(std::int64_t length, std::int
   return {length, pieces};
 }
 
-PLAIT_INLINE dynamic_vector<token_run> sequence_order::runs(std::int64_t first, std::int64_t count) const {
+PLAIT_INLINE std::vector<token_run> sequence_order::runs(std::int64_t first, std::int64_t count) const {
   const std::int64_t size = length_ / pieces_;
-  dynamic_vector<token_run> all;
+  std::vector<token_run> all;
   for (std::int64_t i = first; i < first + count;) {
     const std::int64_t here = std::min(first + count, (i / size + 1) * size) - i;
     all.push_back({i - first, position(i), here});
@@ -149,8 +147,8 @@ PLAIT_INLINE dynamic_vector<token_run> sequence_order::runs(std::int64_t first, 
   return detail::joined(std::move(all));
 }
 
-PLAIT_INLINE std::vector<visible_piece> visible_pieces(const dynamic_vector<token_run>& queries,
-                                                       const dynamic_vector<token_run>& keys, std::int64_t window,
+PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
+                                                       const std::vector<token_run>& keys, std::int64_t window,
                                                        bool exact) {
   const auto sees_all = [](const token_run& q, const token_run& k) { return k.position + k.length - 1 <= q.position; };
   const auto follows = [](const token_run& a, const token_run& b) { return a.at + a.length == b.at; };
@@ -181,7 +179,7 @@ PLAIT_INLINE std::vector<visible_piece> visible_pieces(const dynamic_vector<toke
   return pieces;
 }
 
-PLAIT_INLINE std::int64_t visible_pairs(const dynamic_vector<token_run>& queries, const dynamic_vector<token_run>& keys,
+PLAIT_INLINE std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
                                         std::int64_t window) {
   std::int64_t pairs = 0;
   for (const token_run& q : queries)
@@ -195,7 +193,7 @@ PLAIT_INLINE std::int64_t visible_pairs(const dynamic_vector<token_run>& queries
 
 PLAIT_INLINE std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t ranks,
                                                    std::int64_t window) {
-  const dynamic_vector<token_run> keys = order.runs(0, order.length());
+  const std::vector<token_run> keys = order.runs(0, order.length());
   const std::int64_t part = order.length() / ranks;
   std::vector<std::int64_t> work;
   for (std::int64_t r = 0; r < ranks; ++r) work.push_back(visible_pairs(order.runs(r * part, part), keys, window));

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/cpu.hpp"
 
 using namespace plait;
@@ -18,11 +17,11 @@ namespace {
 
 /// What each of `ranks` is told, through the host's memory or a device's; empty where it may go on.
 std::vector<std::string> verdicts(int ranks, bool on_device,
-                                  const std::function<dynamic_vector<setting>(int)>& settings_of) {
+                                  const std::function<std::vector<setting>(int)>& settings_of) {
   std::vector<std::string> said(static_cast<std::size_t>(ranks));
   threads::run(ranks, [&](threads::communicator c) {
     any_communicator all(c);
-    const dynamic_vector<setting> settings = settings_of(c.rank());
+    const std::vector<setting> settings = settings_of(c.rank());
     try {
       if (on_device) {
         cpu device;
@@ -39,7 +38,7 @@ std::vector<std::string> verdicts(int ranks, bool on_device,
 }
 
 void check_verdict(int ranks, const std::string& expected,
-                   const std::function<dynamic_vector<setting>(int)>& settings_of) {
+                   const std::function<std::vector<setting>(int)>& settings_of) {
   for (const bool on_device : {false, true}) {
     CAPTURE(on_device);
     for (const std::string& said : verdicts(ranks, on_device, settings_of)) CHECK(said == expected);
@@ -52,9 +51,9 @@ const std::string end = "; every rank needs the same options";
 
 TEST_CASE("ranks that agree go on, in whatever order they name their settings") {
   for (const int ranks : {1, 2, 5}) {
-    check_verdict(ranks, "", [](int) { return dynamic_vector<setting>{}; });
+    check_verdict(ranks, "", [](int) { return std::vector<setting>{}; });
     check_verdict(ranks, "", [](int rank) {
-      dynamic_vector<setting> settings = {{"--lr", "0.001"}, {"--steps", "5"}};
+      std::vector<setting> settings = {{"--lr", "0.001"}, {"--steps", "5"}};
       if (rank == 1) std::swap(settings[0], settings[1]);
       return settings;
     });
@@ -63,24 +62,24 @@ TEST_CASE("ranks that agree go on, in whatever order they name their settings") 
 
 TEST_CASE("one rank differs: its value, and that of the others") {
   check_verdict(2, "rank 1 was started with --lr 0.01, rank 0 with --lr 0.001" + end, [](int rank) {
-    return dynamic_vector<setting>{{"--steps", "5"}, {"--lr", rank == 1 ? "0.01" : "0.001"}};
+    return std::vector<setting>{{"--steps", "5"}, {"--lr", rank == 1 ? "0.01" : "0.001"}};
   });
   check_verdict(4, "rank 0 was started with --lr 0.01, ranks 1 to 3 with --lr 0.001" + end, [](int rank) {
-    return dynamic_vector<setting>{{"--lr", rank == 0 ? "0.01" : "0.001"}};
+    return std::vector<setting>{{"--lr", rank == 0 ? "0.01" : "0.001"}};
   });
   check_verdict(4, "rank 2 was started with --prompt 'And so', ranks 0, 1, 3 with --prompt ''" + end, [](int rank) {
-    return dynamic_vector<setting>{{"--prompt", rank == 2 ? "And so" : "''"}};
+    return std::vector<setting>{{"--prompt", rank == 2 ? "And so" : "''"}};
   });
 }
 
 TEST_CASE("a field that a rank lacks") {
   check_verdict(3, "rank 1 was started without --lr, ranks 0, 2 with --lr 1" + end, [](int rank) {
-    dynamic_vector<setting> settings;
+    std::vector<setting> settings;
     if (rank != 1) settings.push_back({"--lr", "1"});
     return settings;
   });
   check_verdict(3, "rank 2 was started with --extra 1, ranks 0, 1 without --extra" + end, [](int rank) {
-    dynamic_vector<setting> settings = {{"--lr", "1"}};
+    std::vector<setting> settings = {{"--lr", "1"}};
     if (rank == 2) settings.push_back({"--extra", "1"});
     return settings;
   });
@@ -88,7 +87,7 @@ TEST_CASE("a field that a rank lacks") {
   check_verdict(2, "rank 1 was started without ab, rank 0 with ab; rank 1 was started with a b, rank 0 without a" + end,
                 [](int rank) {
                   const std::string name = rank == 0 ? "ab" : "a", value = rank == 0 ? "" : "b";
-                  return dynamic_vector<setting>{{name, value}};
+                  return std::vector<setting>{{name, value}};
                 });
 }
 
@@ -99,14 +98,14 @@ TEST_CASE("several ranks differ, in several settings") {
                     end,
                 [](int rank) {
                   const std::string lr = rank == 3 ? "3" : rank % 3 == 1 ? "2" : "1", steps = rank == 4 ? "9" : "5";
-                  return dynamic_vector<setting>{{"--lr", lr}, {"--steps", steps}};
+                  return std::vector<setting>{{"--lr", lr}, {"--steps", steps}};
                 });
   check_verdict(8,
                 "rank 7 was started with --seed 7, rank 6 with --seed 6, rank 5 with --seed 5, rank 0 with --seed 0, "
                 "and there are 4 other values" +
                     end,
                 [](int rank) {
-                  return dynamic_vector<setting>{{"--seed", std::to_string(rank)}};
+                  return std::vector<setting>{{"--seed", std::to_string(rank)}};
                 });
   check_verdict(2,
                 "rank 1 was started with a 1, rank 0 with a 0; rank 1 was started with b 1, rank 0 with b 0; "
@@ -114,12 +113,12 @@ TEST_CASE("several ranks differ, in several settings") {
                     end,
                 [](int rank) {
                   const std::string v = std::to_string(rank);
-                  return dynamic_vector<setting>{{"a", v}, {"b", v}, {"c", v}, {"d", v}, {"e", v}, {"f", "same"}};
+                  return std::vector<setting>{{"a", v}, {"b", v}, {"c", v}, {"d", v}, {"e", v}, {"f", "same"}};
                 });
 }
 
 TEST_CASE("a name that is given twice counts with all its values") {
   check_verdict(2, "rank 1 was started with --data 'x, z', rank 0 with --data 'x, y'" + end, [](int rank) {
-    return dynamic_vector<setting>{{"--data", "x"}, {"--data", rank == 1 ? "z" : "y"}};
+    return std::vector<setting>{{"--data", "x"}, {"--data", rank == 1 ? "z" : "y"}};
   });
 }

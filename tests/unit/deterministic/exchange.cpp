@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/sums.hpp"
 #include "plait/device/cpu.hpp"
 
@@ -47,10 +46,10 @@ std::vector<float> on_one_rank(std::int64_t leaves) {
 
 /// Whose each leaf is.
 using owners = std::vector<std::int64_t>;
-dynamic_vector<dynamic_vector<tree_node>> members_of(const owners& of, std::int64_t ranks) {
-  dynamic_vector<dynamic_vector<tree_node>> members;
+std::vector<std::vector<tree_node>> members_of(const owners& of, std::int64_t ranks) {
+  std::vector<std::vector<tree_node>> members;
   for (std::int64_t r = 0; r < ranks; ++r) {
-    dynamic_vector<leaf_range> own;
+    std::vector<leaf_range> own;
     for (std::size_t leaf = 0; leaf < of.size(); ++leaf)
       if (of[leaf] == r) own.push_back({static_cast<std::int64_t>(leaf), static_cast<std::int64_t>(leaf) + 1});
     members.push_back(roots_of(own, static_cast<std::int64_t>(of.size())));
@@ -83,7 +82,7 @@ void check(const owners& of, std::int64_t ranks) {
     for (std::size_t i = 0; i < before.size(); ++i)
       mine += !std::equal(before[i].begin(), before[i].end(), sum.parts().values[i]);
     // Uneven parts, of which one is empty.
-    dynamic_vector<element_range> parts;
+    std::vector<element_range> parts;
     for (std::int64_t r = 0; r < ranks; ++r) parts.push_back({r * 1000, r == 1 ? 1000 : r * 1000 + 900});
     const auto part = exchange.run(device, sum.parts(), parts);
     const element_range own = parts[static_cast<std::size_t>(c.rank())];

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/leaves.hpp"
 
 using namespace plait;
@@ -43,12 +42,12 @@ TEST_CASE("leaves join in one tree, whatever the order in which they come") {
 }
 
 TEST_CASE("roots are the fewest nodes that cover some leaves") {
-  const auto roots = [](dynamic_vector<leaf_range> ranges, std::int64_t leaves) { return roots_of(ranges, leaves); };
-  CHECK(roots({{0, 4}}, 8) == dynamic_vector<tree_node>{{2, 0}});
-  CHECK(roots({{2, 8}}, 8) == dynamic_vector<tree_node>{{1, 1}, {2, 1}});
-  CHECK(roots({{0, 1}, {3, 4}}, 4) == dynamic_vector<tree_node>{{0, 0}, {0, 3}});
-  CHECK(roots({{4, 5}}, 5) == dynamic_vector<tree_node>{{2, 1}});  // there is no other leaf in that half
-  CHECK(roots({{0, 5}}, 5) == dynamic_vector<tree_node>{{3, 0}});
+  const auto roots = [](std::vector<leaf_range> ranges, std::int64_t leaves) { return roots_of(ranges, leaves); };
+  CHECK(roots({{0, 4}}, 8) == std::vector<tree_node>{{2, 0}});
+  CHECK(roots({{2, 8}}, 8) == std::vector<tree_node>{{1, 1}, {2, 1}});
+  CHECK(roots({{0, 1}, {3, 4}}, 4) == std::vector<tree_node>{{0, 0}, {0, 3}});
+  CHECK(roots({{4, 5}}, 5) == std::vector<tree_node>{{2, 1}});  // there is no other leaf in that half
+  CHECK(roots({{0, 5}}, 5) == std::vector<tree_node>{{3, 0}});
 }
 
 TEST_CASE("a leaf that comes twice is refused") {

@@ -19,7 +19,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/core/types.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/version.hpp"
 
 namespace plait::threads {
@@ -132,7 +131,7 @@ struct operation {
   int arrived = 0;
   int source = 0, target = 0;  ///< of a message: ranks in the group
   const group* home = nullptr;
-  dynamic_vector<part> parts;
+  std::vector<part> parts;
   std::vector<int> world_ranks;      ///< of the parts
   std::unique_ptr<device_mark> end;  ///< on a device: where the work is done
   bool broken = false;               ///< the device refused the work

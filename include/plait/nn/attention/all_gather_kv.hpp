@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/exchange.hpp"
 #include "plait/nn/attention/engine.hpp"
 
@@ -21,12 +21,12 @@ class text_assembly {
  public:
   text_assembly() = default;
   /// Blocks `first` to `first + count - 1`, of `tokens` tokens each.
-  text_assembly(const dynamic_vector<dynamic_vector<token_run>>& blocks, std::size_t first, std::size_t count,
+  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count,
                 std::int64_t tokens);
 
   std::int64_t length() const { return length_; }
   /// Of the tokens put together.
-  const dynamic_vector<token_run>& runs() const { return runs_; }
+  const std::vector<token_run>& runs() const { return runs_; }
 
   /// From blocks [block, batch, tokens, row] to [batch, length, row], rows in bytes.
   template <class Device>
@@ -56,8 +56,8 @@ class text_assembly {
   static void* place(void* p, std::int64_t bytes) { return static_cast<char*>(p) + bytes; }
 
   std::int64_t tokens_ = 0, length_ = 0;
-  dynamic_vector<piece> pieces_;
-  dynamic_vector<token_run> runs_;
+  std::vector<piece> pieces_;
+  std::vector<token_run> runs_;
 };
 
 }  // namespace detail
@@ -154,9 +154,9 @@ class all_gather_kv_attention {
                   2 * width() * static_cast<std::int64_t>(sizeof(S)));
       values = own.memory.back().template data<S>();
     }
-    dynamic_vector<dynamic_vector<tree_node>> members;
-    for (const dynamic_vector<token_run>& block : part_.blocks) {
-      dynamic_vector<leaf_range> chunks;
+    std::vector<std::vector<tree_node>> members;
+    for (const std::vector<token_run>& block : part_.blocks) {
+      std::vector<leaf_range> chunks;
       for (const token_run& run : block)
         chunks.push_back({run.position / part_.chunk, (run.position + run.length) / part_.chunk});
       members.push_back(roots_of(chunks, leaves));
@@ -168,7 +168,7 @@ class all_gather_kv_attention {
   key_block<T> all_keys(const buffer<Device>& keys) const {
     return {keys.template data<T>(), keys.template data<T>() + width(), 2 * width(), text_.length(), &text_.runs()};
   }
-  const dynamic_vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
+  const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
   std::int64_t o_width() const { return part_.shape.heads * part_.shape.head_dim; }
@@ -213,14 +213,14 @@ class all_gather_kv_attention {
 
 namespace detail {
 
-inline text_assembly::text_assembly(const dynamic_vector<dynamic_vector<token_run>>& blocks, std::size_t first,
+inline text_assembly::text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first,
                                     std::size_t count, std::int64_t tokens)
     : tokens_(tokens) {
   for (std::size_t b = 0; b < count; ++b)
     for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length});
   std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
   std::int64_t at = 0;
-  dynamic_vector<token_run> runs;
+  std::vector<token_run> runs;
   for (piece& p : pieces_) {
     p.to = at;
     runs.push_back({at, p.position, p.length});

@@ -15,7 +15,6 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/sums.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/layout.hpp"
@@ -30,7 +29,7 @@ namespace plait {
 struct attention_part {
   kernels::attention_shape shape;
   /// Where the local tokens of each rank along the policy's axes lie in the text, in the order of those ranks.
-  dynamic_vector<dynamic_vector<token_run>> blocks;
+  std::vector<std::vector<token_run>> blocks;
   std::size_t mine = 0;                         ///< this rank's block
   bool documents = false;                       ///< whether `first_visible` is given
   std::string name;                             ///< of the layer, for messages
@@ -110,11 +109,11 @@ void clear(auto& device, T* data, std::int64_t count) {
 }
 
 /// The runs in pieces of `chunk` tokens, in order of position; as they are where it is 0.
-dynamic_vector<token_run> in_chunks(const dynamic_vector<token_run>& runs, std::int64_t chunk);
+std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk);
 #ifndef PLAIT_COMPILED
-PLAIT_INLINE dynamic_vector<token_run> in_chunks(const dynamic_vector<token_run>& runs, std::int64_t chunk) {
+PLAIT_INLINE std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
   if (chunk == 0) return runs;
-  dynamic_vector<token_run> all;
+  std::vector<token_run> all;
   for (const token_run& run : runs)
     for (std::int64_t at = 0; at < run.length; at += chunk) all.push_back({run.at + at, run.position + at, chunk});
   std::sort(all.begin(), all.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
@@ -180,7 +179,7 @@ struct key_block {
   const T* v = nullptr;
   std::int64_t stride = 0;
   std::int64_t tokens = 0;
-  const dynamic_vector<token_run>* runs = nullptr;
+  const std::vector<token_run>* runs = nullptr;
   std::int64_t v_stride = 0;
 
   std::int64_t stride_of_values() const { return v_stride == 0 ? stride : v_stride; }
@@ -189,7 +188,7 @@ struct key_block {
 /// The keys and values of the local tokens, where they are.
 template <class T>
 key_block<T> local_keys(const attention_inputs<T>& in, const kernels::attention_shape& shape,
-                        const dynamic_vector<token_run>& runs) {
+                        const std::vector<token_run>& runs) {
   const kernels::attention_shape s = shape.checked();
   return {in.k, in.v, s.k_stride, s.k_len, &runs, s.v_stride};
 }
@@ -241,7 +240,7 @@ class attention_sum {
   /// `o` [batch, q_len, heads, head_dim] and `lse` [batch, heads, q_len] are the results. With a `chunk`, keys are met
   /// chunk by chunk, and merged from the queries' own chunk to the first one, whenever they come.
   attention_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
-                const dynamic_vector<token_run>& queries, T* o, S* lse, std::int64_t chunk = 0)
+                const std::vector<token_run>& queries, T* o, S* lse, std::int64_t chunk = 0)
       : device_(device),
         shape_(shape.checked()),
         in_(in),
@@ -306,7 +305,7 @@ class attention_sum {
     return piece;
   }
   void add_chunks(const key_block<T>& keys) {
-    dynamic_vector<token_run> all = detail::in_chunks(*keys.runs, chunk_);
+    std::vector<token_run> all = detail::in_chunks(*keys.runs, chunk_);
     if (shape_.causal) std::reverse(all.begin(), all.end());  // the order in which they are merged
     for (std::size_t i = 0; i < queries_.size(); ++i)
       for (const token_run& k : all)
@@ -366,7 +365,7 @@ class attention_sum {
   kernels::attention_shape shape_;
   attention_inputs<T> in_;
   std::int64_t chunk_;
-  dynamic_vector<token_run> queries_;
+  std::vector<token_run> queries_;
   std::vector<bool> begun_;                    ///< whether a run of queries has a first partial result
   std::vector<std::int64_t> next_;             ///< the chunk of keys that is merged next with each chunk of queries
   std::vector<std::vector<partial>> waiting_;  ///< for chunks before theirs
@@ -385,7 +384,7 @@ class attention_gradient_sum {
 
  public:
   attention_gradient_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
-                         const dynamic_vector<token_run>& queries, const T* o, const S* lse, const T* d_o,
+                         const std::vector<token_run>& queries, const T* o, const S* lse, const T* d_o,
                          std::int64_t chunk = 0)
       : device_(device),
         shape_(shape.checked()),
@@ -470,7 +469,7 @@ class attention_gradient_sum {
   kernels::attention_shape shape_;
   attention_inputs<T> in_;
   std::int64_t chunk_;
-  dynamic_vector<token_run> queries_;
+  std::vector<token_run> queries_;
   const T* o_;
   const S* lse_;
   const T* d_o_;
@@ -510,7 +509,7 @@ class whole_attention {
   }
 
   kernels::attention_shape shape_;
-  dynamic_vector<token_run> runs_;
+  std::vector<token_run> runs_;
   std::int64_t chunk_ = 0;
 };
 

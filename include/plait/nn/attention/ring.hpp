@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/vector.hpp"
 #include "plait/nn/attention/all_gather_kv.hpp"
 
 namespace plait {
@@ -21,7 +20,7 @@ namespace plait {
 class ring_route {
  public:
   ring_route() = default;
-  ring_route(const dynamic_vector<dynamic_vector<token_run>>& blocks, std::size_t mine, std::int64_t window);
+  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window);
 
   int ranks() const { return ranks_; }
   int next() const { return static_cast<int>(at(mine_ + 1)); }
@@ -145,7 +144,7 @@ class ring_attention {
   }
 
  private:
-  const dynamic_vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
+  const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
   std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
@@ -188,8 +187,7 @@ class ring_attention {
   all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back with an `attention_part::chunk`
 };
 
-inline ring_route::ring_route(const dynamic_vector<dynamic_vector<token_run>>& blocks, std::size_t mine,
-                              std::int64_t window)
+inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window)
     : ranks_(static_cast<int>(blocks.size())), mine_(static_cast<int>(mine)), hops_(blocks.size()) {
   for (int j = 0; j < ranks_; ++j)
     for (int s = 1; s < ranks_; ++s)

@@ -11,7 +11,6 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/device.hpp"
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/linear/rule.hpp"
@@ -51,7 +50,7 @@ class linear_biases {
  public:
   linear_biases() = default;
   /// `columns` are the columns of each branch's product, `callers` the memory of all biases, where it is the caller's.
-  linear_biases(const context<Device>& ctx, const shared_linears& d, dynamic_vector<linear_branch>& info,
+  linear_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
                 const parameter_memory<Precision>& callers, std::int64_t batches, std::vector<std::int64_t> columns)
       : batches_(batches), columns_(std::move(columns)), biases_(info.size()) {
     std::vector<std::int64_t> sizes(info.size());

@@ -13,7 +13,6 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/deterministic/linear.hpp"
 #include "plait/device/device.hpp"
 #include "plait/device/range.hpp"
@@ -60,7 +59,7 @@ class linear_core : detail::linear_collectives {
   /// `callers` holds the weights of all branches one after the other, and so their biases. `shared` is a weight of
   /// another layer for this one to use, or null; one linear alone can have it. `overlap` are the chunks of collectives
   /// that are pipelined with products (nn/linear/policy.hpp), 1 for none.
-  linear_core(const context<Device>& ctx, const shared_linears& d, dynamic_vector<linear_branch> info,
+  linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
               std::int64_t overlap = 1);
   linear_core(const linear_core&);
@@ -135,14 +134,14 @@ class linear_core : detail::linear_collectives {
     gradients_ = &linear_core::sum_gradients;
   }
 
-  void make_adapters(const context<Device>& ctx, const shared_linears& d, const dynamic_vector<linear_branch>& info) {
+  void make_adapters(const context<Device>& ctx, const shared_linears& d, const std::vector<linear_branch>& info) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < info.size(); at += columns_[i++])
       if (info[i].lora.rank != 0)
         adapters_.emplace(i, ctx, d.gathered, d.branches[i], info[i].weight, info[i].stored_weight, info[i].lora,
                           detail::product_part{batches_, rows_, inner_, columns_[i], total_, at});
   }
-  void make_weights(const context<Device>& ctx, const shared_linears& d, dynamic_vector<linear_branch>& info,
+  void make_weights(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
                     const parameter_memory<Precision>& callers) {
     const std::int64_t n = batches_ * total_ * inner_;
     const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.weight.pointer(),
@@ -359,8 +358,7 @@ class linear_core : detail::linear_collectives {
 
 template <class Precision, compute_device Device>
 linear_core<Precision, Device>::linear_core(const context<Device>& ctx, const shared_linears& d,
-                                            dynamic_vector<linear_branch> info,
-                                            const parameter_memory<Precision>& callers,
+                                            std::vector<linear_branch> info, const parameter_memory<Precision>& callers,
                                             parameter_ptr<Precision, Device> shared, std::int64_t overlap)
     : linear_collectives(ctx.ranks, ctx.sizes, d, info[0].weight.name),
       names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),

@@ -16,7 +16,6 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/kernels/moments.hpp"
 #include "plait/layout/check.hpp"
@@ -184,7 +183,7 @@ class adamw {
 
  private:
   /// The numbers that all ranks must be given alike.
-  dynamic_vector<setting> numbers_of(double learning_rate, double gradient_scale) const {
+  std::vector<setting> numbers_of(double learning_rate, double gradient_scale) const {
     return {{"learning_rate", exact_text(learning_rate)}, {"gradient_scale", exact_text(gradient_scale)},
             {"beta1", exact_text(options_.beta1)},        {"beta2", exact_text(options_.beta2)},
             {"epsilon", exact_text(options_.epsilon)},    {"weight_decay", exact_text(options_.weight_decay)},

@@ -16,7 +16,6 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/core/vector.hpp"
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/layout.hpp"
@@ -236,10 +235,10 @@ class muon {
   void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
     others_.begin_step(ctx, learning_rate, gradient_scale);
     detail::agree_in_checked_step(ctx, "muon::begin_step", [&] {
-      return dynamic_vector<setting>{{"momentum", exact_text(options_.momentum)},
-                                     {"nesterov", options_.nesterov ? "yes" : "no"},
-                                     {"learning_rate_ratio", exact_text(options_.learning_rate_ratio)},
-                                     {"weight_decay", exact_text(options_.weight_decay)}};
+      return std::vector<setting>{{"momentum", exact_text(options_.momentum)},
+                                  {"nesterov", options_.nesterov ? "yes" : "no"},
+                                  {"learning_rate_ratio", exact_text(options_.learning_rate_ratio)},
+                                  {"weight_decay", exact_text(options_.weight_decay)}};
     });
     momenta_.begin_step();
   }
