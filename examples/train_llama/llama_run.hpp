@@ -123,16 +123,16 @@ class rank_batches {
   /// others are `ignored`, so that every mesh judges by the same tokens.
   void fill_held_out(std::int64_t i, std::int64_t ignored, plait::host_tokens& ids, plait::host_tokens& labels,
                      plait::host_starts& starts) const {
-    const std::int64_t last = s_.data->held_out_samples() - 1;
+    const std::int64_t last = s_.judged()->held_out_samples() - 1;
     const auto sample = [&](std::int64_t row) { return std::min(last, i * s_.sequences + row); };
     fill_with(
-        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(sample(row), rest...); },
-        [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(sample(row), rest...); });
+        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.judged()->fill_held_out(sample(row), rest...); },
+        [&](std::int64_t row, auto... rest) { s_.judged()->starts_held_out(sample(row), rest...); });
     std::fill(labels.row(held_out_rows(i, ids.stored_part())), labels.data() + labels.size(), ignored);
   }
 
   /// Microbatches of what is held out.
-  std::int64_t held_out() const { return (s_.data->held_out_samples() + s_.sequences - 1) / s_.sequences; }
+  std::int64_t held_out() const { return (s_.judged()->held_out_samples() + s_.sequences - 1) / s_.sequences; }
 
   /// This rank's targets that count in what is held out: all but those that `ignored` stands for.
   std::int64_t held_out_targets(std::int64_t ignored) const {
@@ -153,7 +153,8 @@ class rank_batches {
  private:
   /// The rows of microbatch i of those that are held out that this rank has of it: all, but for the last.
   std::int64_t held_out_rows(std::int64_t i, const plait::box& part) const {
-    return std::clamp<std::int64_t>(s_.data->held_out_samples() - i * s_.sequences - part.offset[0], 0, part.local[0]);
+    return std::clamp<std::int64_t>(s_.judged()->held_out_samples() - i * s_.sequences - part.offset[0], 0,
+                                    part.local[0]);
   }
 
   /// `read` is given a sample of the microbatch, the first position of some tokens that follow each other, how many,
@@ -174,7 +175,7 @@ class rank_batches {
   plait::sequence_order order_;
 };
 
-/// Returns the mean loss over what is held out of --data, as `batches` read it; nothing where
+/// Returns the mean loss over what is held out, as `batches` read it; nothing where
 /// `stop_asked()` says, alike on all ranks, that the run ends. Throws on all ranks where there is no target. As many
 /// microbatches as fill the pipeline go through it together. Collective.
 template <class Model, class Batches, plait::compute_device Device, class Stop>
@@ -527,6 +528,7 @@ class llama_run final : public model_run {
       if (asks_at_norm) step_->on_norm([&] { ask(); }, [&] { hear(); });
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
+    judged_.reset();
     with_communication_ = with_communication;
     const std::int64_t first = states_.samples_before(index);
     step_->load(ctx_, first,
@@ -545,11 +547,12 @@ class llama_run final : public model_run {
   const std::vector<plait::axis_communication>& communication() const override { return communication_; }
 
   std::optional<double> evaluate() override {
-    model_.settle();  // the gathers after the update belong to the step
+    if (judged_) return judged_;  // a step that is evaluated may be saved, or be the last
+    model_.settle();              // the gathers after the update belong to the step
     const plait::ledger before = world_.stage().ledger();
-    const std::optional<double> loss = held_out_loss(ctx_, model_, batches_, [&] { return stop_asked(); });
+    judged_ = held_out_loss(ctx_, model_, batches_, [&] { return stop_asked(); });
     world_.stage().ledger().restore(before);
-    return loss;
+    return judged_;
   }
   std::vector<std::int64_t> sample() override {
     return text_sampler<model_type, Device>(s_, ctx_, world_.root(), model_, batches_.order()).text([&] {
@@ -689,6 +692,7 @@ class llama_run final : public model_run {
   std::optional<repeated_step<step_type, Device>> repeated_;
   std::vector<plait::step_event> seen_;  ///< of the traced step
   std::int64_t counted_ = 0;
+  std::optional<double> judged_;  ///< the held-out loss after the last step, once it is known
 };
 
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>

@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <limits>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -65,6 +67,20 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources) 
                             weights.size(), sources));
   return weights;
 }
+
+/// Reads --held-out: a fraction, or a file.
+void parse_held_out(options& opt) {
+  const std::string& text = opt.held_out_text;
+  char* rest = nullptr;
+  opt.held_out = std::strtod(text.c_str(), &rest);
+  if (!text.empty() && *rest == '\0') return;
+  opt.held_out = 0;
+  std::error_code ignored;
+  if (text.empty() || (!std::filesystem::exists(text, ignored) && !std::filesystem::exists(text + ".bin", ignored)))
+    plait::fail(fmt::format("--held-out '{}' is neither a file nor a fraction, at least 0 and below 1", text));
+  opt.held_out_file = text;
+}
+bool holds_out(const options& opt) { return opt.held_out != 0 || !opt.held_out_file.empty(); }
 
 /// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
 plait::deterministic_leaves parse_deterministic(const std::string& text) {
@@ -195,8 +211,22 @@ void check_inputs(const options& opt, const given_option& given) {
     plait::fail("--on-new-data " + opt.on_new_data + " is for --resume, which names what was trained before");
   if (given("--on-new-schedule") && opt.resume == "none")
     plait::fail("--on-new-schedule " + opt.on_new_schedule + " is for --resume, which names what was trained before");
-  if (opt.keep_best == "held-out" && opt.held_out == 0)
+  if (opt.keep_best == "held-out" && !holds_out(opt))
     plait::fail("--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation");
+}
+
+/// Options of a run that trains, which a command has no use for.
+void check_command(const options& opt, const given_option& given) {
+  if (opt.command.empty()) return;
+  for (const char* flag :
+       {"--log", "--plot", "--trace", "--timeline", "--export-hf", "--checkpoint-dir", "--resume", "--eval-every"})
+    if (given(flag))
+      plait::fail(fmt::format("{} is for training, and {} trains nothing; leave it out", flag, opt.command));
+  if (opt.steps != 0)
+    plait::fail(fmt::format("--steps is {}, and {} makes none; leave it out", opt.steps, opt.command));
+  if (opt.command == "generate" && opt.sample == 0) plait::fail("--sample is 0; generate takes at least 1");
+  if (opt.command == "evaluate" && !holds_out(opt))
+    plait::fail("evaluate needs --held-out, which names a file, or a fraction of --data");
 }
 
 /// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
@@ -281,6 +311,10 @@ void check_sizes(const options& opt) {
   within("--seed", opt.seed, 0, std::int64_t{1} << 62);
   within("--threads", opt.threads, 1, 1024);
   within("--sample", opt.sample, 0, 1 << 24);
+  within("--eval-every", opt.eval_every, 0, std::int64_t{1} << 32);
+  if (opt.eval_every > 0 && !holds_out(opt))
+    plait::fail(
+        fmt::format("--eval-every {} needs --held-out, which says what the model is evaluated on", opt.eval_every));
   within("--log-hashes", opt.log_hashes, 0, std::int64_t{1} << 32);
   if (opt.log_hashes > 0 && opt.log.empty())
     plait::fail(fmt::format("--log-hashes {} needs --log, which names the file that the hashes are written to",
@@ -397,6 +431,7 @@ void check_device(const options& opt) {
 /// and options that go with others alone. Throws `plait::error` whose text names the option and what is legal.
 void check_options(const options& opt, const given_option& given) {
   check_inputs(opt, given);
+  check_command(opt, given);
   check_layout(opt, given);
   check_numerics(opt);
   parse_recompute(opt.recompute);
@@ -421,6 +456,20 @@ std::vector<std::string> last_data(int argc, char** argv) {
     }
     words.push_back(word);
   }
+  return words;
+}
+
+/// The words with a command, generate or evaluate, as the options that it stands for.
+std::vector<std::string> without_command(std::vector<std::string> words, options& opt) {
+  if (words.empty() || (words[0] != "generate" && words[0] != "evaluate")) return words;
+  opt.command = words[0];
+  if (words.size() > 1 && (words[1] == "--help" || words[1] == "-h")) return {words[1]};
+  if (words.size() < 2 || words[1].empty() || words[1][0] == '-')
+    plait::fail(opt.command + " needs a saved step, a folder of them or a model directory, as in " + opt.command +
+                " run/step-00000100");
+  const std::vector<std::string> means{"--init-from", words[1], "--steps", "0"};
+  words.erase(words.begin(), words.begin() + 2);
+  words.insert(words.begin(), means.begin(), means.end());
   return words;
 }
 
@@ -496,7 +545,7 @@ void add_ranks(option_list& list, options& opt) {
 
 void add_model(option_list& list, options& opt) {
   list.group("Model");
-  list.add("--model", opt.model, "a preset or a Hugging Face config.json");
+  list.add("--model", opt.model, "a Hugging Face config.json, or a preset: " + plait::llama_preset_names());
   list.path("--init-from", opt.init_from, "a folder",
             "the weights to begin from: a model directory of Hugging Face, or a saved step or the "
             "newest in a folder of them, whatever layout saved it; all have the model's shape, too, but steps of "
@@ -649,9 +698,10 @@ void add_training(option_list& list, options& opt) {
 
 void add_evaluation(option_list& list, options& opt) {
   list.group("Evaluation");
-  list.add("--held-out", opt.held_out,
-           "fraction of the data, of each of several, kept for evaluation at the end, which draws from several by "
-           "--data-weights");
+  list.add("--held-out", opt.held_out_text,
+           "what the model is evaluated on at the end: a file, as for --data, or the fraction of the data, of each of "
+           "several, that is kept for it; it draws from several by --data-weights");
+  list.add("--eval-every", opt.eval_every, "evaluate every so many steps too; 0: at the end alone");
 }
 
 void add_device(option_list& list, options& opt) {
@@ -700,8 +750,9 @@ void add_sampling(option_list& list, options& opt) {
 void add_planning(option_list& list, options& opt) {
   list.group("Planning");
   list.path("--cluster", opt.cluster, "hardware",
-            "the machine, to predict a step's time and memory: known hardware or a description that ends in "
-            ".json, and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)");
+            fmt::format("the machine, to predict a step's time and memory: {}, or a description that ends in .json, "
+                        "and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)",
+                        hardware_names()));
   list.choice("--plan", opt.plan, {"given", "auto"},
               "given, or auto: of --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch and "
               "--recompute, what is not given is "
@@ -722,6 +773,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.get_formatter()->column_width(34);
   app.set_version_flag("--version",
                        fmt::format("plait {}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH));
+  app.footer(
+      "Commands, before the options:\n"
+      "  generate STEP --prompt TEXT     print text that begins with TEXT\n"
+      "  evaluate STEP --held-out FILE   print the loss over a file\n"
+      "STEP is what --init-from takes: a saved step, a folder of them, or a model directory of Hugging Face.");
   option_list list(app);
   add_ranks(list, opt);
   add_model(list, opt);
@@ -743,7 +799,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   const CLI::Option* const writes =
       app.add_option("--write-config", written, "write the options that are given to a file, and stop")
           ->configurable(false);
-  const std::vector<std::string> words = last_data(argc, argv);
+  const std::vector<std::string> words = without_command(last_data(argc, argv), opt);
   try {
     std::vector<std::string> reversed(words.rbegin(), words.rend());  // the order in which CLI11 takes them
     app.parse(reversed);
@@ -768,6 +824,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.model_given = given("--model");
   opt.sample_given = given("--sample") || given("--prompt") || given("--temperature");
   opt.mesh_given = given("--mesh");
+  opt.seq_given = given("--seq");
   opt.schedule_given = given("--schedule");
   opt.data_parallel_given = given("--data-parallel");
   opt.micro_batch_given = given("--micro-batch");
@@ -777,6 +834,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.overlap_given = given("--overlap");
   opt.attention_given = given("--attention");
   opt.data_weights = parse_weights(opt.data_weights_text, opt.data.size());
+  parse_held_out(opt);
   opt.leaves = parse_deterministic(opt.deterministic);
   opt.compared = parse_check(opt.check);
   list.check();

@@ -38,6 +38,7 @@ using user_mesh =
 
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
+  std::string command;  ///< generate or evaluate; empty: the program trains
   std::string mesh = "dp=1,pp=1,cp=1,tp=1";
   std::string device = "cpu";
   std::string backend = "threads";
@@ -95,7 +96,10 @@ struct options {
   double dropout = 0;
   double label_smoothing = 0;
   double z_loss = 0;
-  double held_out = 0;
+  std::string held_out_text = "0";
+  double held_out = 0;          ///< the fraction of `data` that --held-out keeps
+  std::string held_out_file;    ///< or the file that it names; empty: none
+  std::int64_t eval_every = 0;  ///< steps from one evaluation to the next; 0: at the end alone
   int threads = 1;
   bool tf32 = false;
   std::string graph = "auto";
@@ -121,8 +125,8 @@ struct options {
   std::string cluster;         ///< hardware, or hardware:ranks, of which steps are predicted; empty: none are
   std::string plan = "given";  ///< or auto: what of the layout is not given is chosen
   bool sample_given = false;   ///< or what it begins with, or its temperature
-  bool mesh_given = false, schedule_given = false, data_parallel_given = false, micro_batch_given = false,
-       recompute_given = false, replicate_over_given = false;
+  bool seq_given = false, mesh_given = false, schedule_given = false, data_parallel_given = false,
+       micro_batch_given = false, recompute_given = false, replicate_over_given = false;
 
   /// All options, as text by name, however they were given, and switches that are on: what ranks in other processes
   /// compare (record.cpp).
@@ -169,10 +173,16 @@ struct setup {
   std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
   std::string passed_over{};  ///< newer ones there that are not whole, and why
   std::shared_ptr<const prediction> predicted{};  ///< what the planner says of --cluster; null: it was not asked
+  std::optional<plait::sampler> held_out{};       ///< the file that --held-out names; nothing where it is a fraction
 
   /// The model directory or config.json whose keys and tokenizer an exported model gets; empty: there is none.
   std::string exported_like() const {
     return weights ? opt.init_from : plait::find_llama_preset(opt.model) ? "" : opt.model;
+  }
+  /// What is held out of training; null: nothing.
+  const plait::sampler* judged() const {
+    if (held_out) return &*held_out;
+    return data && data->held_out_samples() > 0 ? &*data : nullptr;
   }
   /// Whether the first weights are not random.
   bool begins_from_weights() const { return weights != nullptr || !first_step.empty(); }
@@ -287,5 +297,7 @@ struct opened_model {
   plait::llama_config config;
   std::shared_ptr<const plait::model_directory> weights{};  ///< null: it names none
   std::string first_step{}, passed_over{};                  ///< as those of `setup`
+  std::string data{};                                       ///< what that run says of its data
+  std::int64_t seq = 0;                                     ///< its --seq; 0: it is not known
 };
 opened_model open_model(const options& opt);

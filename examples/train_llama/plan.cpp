@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -309,6 +310,14 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     o.recompute = pp::recompute_text(l);
   }
   return out;
+}
+
+std::string hardware_names() {
+  std::string names;
+  for (const pp::hardware& h : pp::known_hardware()) names += (names.empty() ? "" : ", ") + h.name;
+  std::transform(names.begin(), names.end(), names.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return names;
 }
 
 std::shared_ptr<const prediction> predict(const setup& s) {

@@ -85,6 +85,9 @@ struct prediction;
 /// command line gives stays. Throws where nothing fits, or where what is given cannot be priced.
 std::vector<options> planned_options(const options& opt, std::int64_t ranks);
 
+/// The names of the hardware that --cluster takes, separated by commas.
+std::string hardware_names();
+
 /// The prediction for a run that is set up; null without --cluster.
 std::shared_ptr<const prediction> predict(const setup& s);
 

@@ -377,6 +377,8 @@ std::string training_text(const setup& s) {
     if (std::find(std::begin(names), std::end(names), name) != std::end(names))
       text += fmt::format("{}{} {}", between, name.substr(2), value);
   // A switch that is off is not among the options by name, and a step has to tell it from what an older one left out.
+  text += fmt::format("{}held-out {}", between,
+                      s.opt.held_out_file.empty() ? s.opt.held_out_text : content_text(s.opt.held_out_file));
   return text + fmt::format("{}tf32 {}", between, s.opt.tf32);
 }
 
@@ -396,10 +398,23 @@ std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded
   return model_of(settings);
 }
 
+std::string other_model_than(const plait::llama_config& config, const plait::loaded_state& loaded) {
+  const std::optional<plait::llama_config> there = saved_model(loaded);
+  if (!there) return {};
+  const plait::dynamic_vector<plait::setting> mine = model_settings(config), its = model_settings(*there);
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    for (const char* of_shape :
+         {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+          "intermediate_size", "tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm"})
+      if (mine[i].name == of_shape && mine[i].value != its[i].value)
+        return fmt::format("{} is {}, and the step has {}", of_shape, mine[i].value, its[i].value);
+  return {};
+}
+
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {
   bool otherwise = false;
   each_changed(s, loaded, [&](std::string_view name, std::string_view, std::string_view) {
-    for (const char* judging : {"documents", "end-of-document", "label-smoothing", "z-loss"})
+    for (const char* judging : {"documents", "end-of-document", "label-smoothing", "z-loss", "held-out"})
       otherwise = otherwise || name == judging;
   });
   return otherwise;

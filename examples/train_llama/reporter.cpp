@@ -307,6 +307,17 @@ void reporter::hashes(std::int64_t step, const std::vector<plait::parameter_hash
   logged([&](plait::json_log& log) { log.hashes(step, all); });
 }
 
+void reporter::evaluated(std::int64_t step, double loss) {
+  add_held_out(step, loss);
+  logged([&](plait::json_log& log) {
+    log.write(
+        plait::json_object().add("evaluation", plait::json_object().add("step", step).add("held_out_loss", loss)));
+  });
+  display_->finish();  // a line of its own
+  say("step {}: held-out loss {:.4f}\n", step, loss);
+  say_now();
+}
+
 void reporter::step(plait::step_record record, double took) {
   took_.push_back(took);
   record.mfu = use_.of_step(record.tokens_per_second);

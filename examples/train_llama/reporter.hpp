@@ -92,6 +92,9 @@ class reporter {
 
   void hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all);
 
+  /// After an evaluation.
+  void evaluated(std::int64_t step, double loss);
+
   /// Tells what became of a save, with its time on rank 0 and all ranks' bytes.
   void saved(const keeper::news& news);
 

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -264,6 +265,10 @@ void check_resumed(const setup& s, const plait::loaded_state& loaded);
 /// The options by which a step's numbers are made, but for those of data and learning rate, which have texts of their
 /// own: "--global-batch 8, --optimizer adamw". It is saved with a step.
 std::string training_text(const setup& s);
+
+/// Returns what of the shape of a model is otherwise in the one that a saved step is of, such as "hidden_size is 64,
+/// and the step has 32"; nothing where they are alike, or the step does not say.
+std::string other_model_than(const plait::llama_config& config, const plait::loaded_state& loaded);
 
 /// Which of them the saved text has otherwise, such as "--clip 0.5, which was 1": nothing where none is, or where the
 /// step was saved before steps had the text. A run may go on with others: it says which.

@@ -128,6 +128,7 @@ void check_files(const options& opt, bool begins_from_step) {
       for (const char* ending : {".bin", ".idx"})
         inputs.emplace_back("--data", path.substr(0, path.size() - 4) + ending);
   }
+  if (!opt.held_out_file.empty()) inputs.emplace_back("--held-out", opt.held_out_file);
   if (!opt.cluster.empty()) inputs.emplace_back("--cluster", opt.cluster.substr(0, opt.cluster.rfind(':')));
   inputs.emplace_back("--model", opt.model);
   std::error_code ignored;
@@ -187,23 +188,6 @@ void find_first_step(std::string path, opened_model& m) {
     plait::fail({"'", path, "' has no saved step that is whole; ", m.passed_over});
 }
 
-/// Returns the shape of the model that a saved step is of, by its manifest.
-plait::llama_config model_of_step(const std::string& step) {
-  plait::loaded_state saved{.path = step};
-  try {
-    saved.scalars = plait::read_step(plait::machine_files(), step).scalars;
-  } catch (const plait::error& e) {
-    plait::fail({"--init-from: ", e.what()});
-  }
-  if (const auto config = saved_model(saved)) {
-    plait::validate(*config, "--init-from: '" + step + "'");
-    return *config;
-  }
-  plait::fail({"--init-from: '", step,
-               "' is a saved step that does not tell its model's shape, as one of weights alone "
-               "or of an older program; give it by --model"});
-}
-
 /// Reads the shape that --model names.
 plait::llama_config config_named(const std::string& model) {
   if (std::filesystem::exists(std::filesystem::path(model) / "config.json"))
@@ -212,6 +196,34 @@ plait::llama_config config_named(const std::string& model) {
                     "--model {0}/config.json, and with its weights it is --init-from {0}",
                     model));
   return plait::load_llama_config(model, "--model");
+}
+
+/// Reads what a saved step tells of its run: its model, unless --model gives it, its data and its --seq.
+void read_first_step(const options& opt, opened_model& m) {
+  const std::string& step = m.first_step;
+  plait::loaded_state saved{.path = step};
+  try {
+    saved.scalars = plait::read_step(plait::machine_files(), step).scalars;
+  } catch (const plait::error& e) {
+    plait::fail({"--init-from: ", e.what()});
+  }
+  m.data = saved.find_scalar<std::string>("train.data").value_or("");
+  m.seq = saved.find_scalar<std::int64_t>("train.seq").value_or(0);
+  if (opt.model_given) {
+    m.config = config_named(opt.model);
+    if (const std::string other = other_model_than(m.config, saved); !other.empty())
+      plait::fail(
+          {"--model ", opt.model, " is not the model of --init-from '", step, "': its ", other, "; leave out --model"});
+    return;
+  }
+  if (const auto config = saved_model(saved)) {
+    plait::validate(*config, "--init-from: '" + step + "'");
+    m.config = *config;
+    return;
+  }
+  plait::fail({"--init-from: '", step,
+               "' is a saved step that does not tell its model's shape, as one of weights alone "
+               "or of an older program; give it by --model"});
 }
 
 }  // namespace
@@ -242,7 +254,7 @@ opened_model open_model(const options& opt) {
     if (opt.resume != "none" && opt.resume != "auto")
       plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
                   opt.init_from + "; give one of them");
-    m.config = opt.model_given ? config_named(opt.model) : model_of_step(m.first_step);
+    read_first_step(opt, m);
   }
   return m;
 }
@@ -296,6 +308,43 @@ void open_data(setup& s) {
                                        .documents_flag = "--documents"},
                  "--data-weights");
   if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
+}
+
+/// Opens the file that --held-out names.
+void open_held_out(setup& s) {
+  const options& opt = s.opt;
+  plait::token_source source({.paths = {opt.held_out_file},
+                              .format = plait::token_format_from(opt.data_format, "--data-format"),
+                              .vocab = s.config.vocab,
+                              .end_of_document = opt.end_of_document,
+                              .flag = "--held-out",
+                              .format_flag = "--data-format",
+                              .vocab_flag = "--model",
+                              .end_of_document_flag = "--end-of-document"});
+  static_cast<void>(plait::token_counts(source));  // checks all tokens
+  s.held_out.emplace(std::move(source), plait::sampler_config{.seq = opt.seq,
+                                                              .all_held_out = true,
+                                                              .documents = keeps_documents_apart(opt),
+                                                              .seq_flag = "--seq",
+                                                              .held_out_flag = "--held-out",
+                                                              .documents_flag = "--documents"});
+}
+
+/// Refuses to generate text with a model whose tokens are those of a tokenizer, which this program does not read.
+void check_bytes(const setup& s, const opened_model& m) {
+  const auto refuse = [&](const std::string& why) {
+    plait::fail(
+        fmt::format("generate: '{}' {}, and this program reads no tokenizer: it generates text with models "
+                    "whose tokens are bytes; transformers does it with what --export-hf writes",
+                    s.opt.init_from, why));
+  };
+  for (const char* name : {"tokenizer.json", "tokenizer.model"})
+    if (s.weights && std::filesystem::exists(std::filesystem::path(s.opt.init_from) / name))
+      refuse(fmt::format("has a {}", name));
+  for (const char* format : {"megatron", "nanogpt"})
+    if (m.data.find(fmt::format(" as {}", format)) != std::string::npos) refuse("was trained on tokens of a file");
+  if (m.data.find(" as bytes") == std::string::npos && s.config.vocab > 256)
+    refuse(fmt::format("has {} tokens", s.config.vocab));
 }
 
 /// Reads the options of data parallelism, for so many ranks along dp and cp.
@@ -453,7 +502,11 @@ std::string rate_text(const plait::lr_schedule_config& c) {
 
 }  // namespace
 
-setup prepare(const options& opt, std::int64_t ranks) {
+setup prepare(const options& given_options, std::int64_t ranks) {
+  options opt = given_options;
+  opened_model m = open_model(opt);
+  if (!opt.command.empty() && !opt.seq_given)  // as the model was trained
+    opt.seq = m.seq > 0 ? m.seq : std::min(opt.seq, m.config.max_position);
   if (const std::int64_t wanted = parse_mesh(opt).size(); ranks == 1 && wanted > 1)
     plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
                             opt.mesh, wanted, opt.backend,
@@ -485,10 +538,9 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .min_ratio_field = "--min-lr-ratio"}),
           0};
   s.rate_text = rate_text(s.rate.config());
-  opened_model m = open_model(opt);
   s.config = m.config;
-  s.weights = std::move(m.weights);
-  s.first_step = std::move(m.first_step);
+  s.weights = m.weights;
+  s.first_step = m.first_step;
   s.passed_over = std::move(m.passed_over);
   plait::require_order(plait::weights_order_from(opt.export_order, "--export-order"), s.config, "--export-order");
   const plait::llama_config& c = s.config;
@@ -549,7 +601,11 @@ setup prepare(const options& opt, std::int64_t ranks) {
     open_data(s);
   else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
     plait::fail("--data is missing: name a text file, or token files (.bin)");
-  if (!opt.sample_given && !s.bytes) s.opt.sample = 0;
+  if (!opt.held_out_file.empty()) open_held_out(s);
+  if (opt.command == "generate")
+    check_bytes(s, m);
+  else if (!opt.sample_given && !s.bytes)
+    s.opt.sample = 0;
   if (opt.dry_run) return s;
   for (const unsigned char byte : s.opt.sample > 0 ? opt.prompt : std::string())
     if (byte >= c.vocab)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -25,9 +26,27 @@ bool gathers_communication(const setup& s, std::int64_t step) {
   return s.mesh.size() > 1 && (line || !s.opt.log.empty());
 }
 
+/// Prints what the model makes of --prompt.
+std::string generate(const setup&, model_run& run) {
+  const std::vector<std::int64_t> text = run.sample();
+  if (run.rank() == 0) say("{}\n", plait::decode_bytes(text));
+  return {};
+}
+
+/// Prints the loss over what is held out.
+std::string evaluate(const setup& s, model_run& run) {
+  const std::optional<double> loss = run.evaluate();
+  if (loss && run.rank() == 0)
+    say("held-out loss {:.4f}, perplexity {:.4g}, of {} sequences of {} tokens\n", *loss, std::exp(*loss),
+        s.judged()->held_out_samples(), s.opt.seq);
+  return {};
+}
+
 }  // namespace
 
 std::string train(const setup& s, model_run& run) {
+  if (s.opt.command == "generate") return generate(s, run);
+  if (s.opt.command == "evaluate") return evaluate(s, run);
   plait::world& w = run.world();
   std::int64_t resumed = 0;
   try {
@@ -76,6 +95,8 @@ std::string train(const setup& s, model_run& run) {
                    stepped);
     end.skipped += r.skipped;
     if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();
+    if (s.opt.eval_every > 0 && end.steps % s.opt.eval_every == 0 && !r.skipped)
+      if (const std::optional<double> loss = run.evaluate(); loss && report) report->evaluated(end.steps, *loss);
     if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
       problem = fmt::format(
           "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or {} (now {})", end.steps,
@@ -100,7 +121,7 @@ std::string train(const setup& s, model_run& run) {
     end.longest_wait = run.longest_wait(most->axes);
   end.sent = traffic_of(s, run, end.steps - end.resumed);
   end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
-  if (problem.empty() && s.data && s.data->held_out_samples() > 0) end.held_out = run.evaluate();
+  if (problem.empty() && s.judged()) end.held_out = run.evaluate();
   end.hash = run.weights_hash();
   end.traced = run.traced();
   if (report) report->finish(end);

@@ -376,4 +376,38 @@ code=0
 "$trainer" --model config.json --seq 32 >stdout 2>stderr || code=$?
 [ "$code" = 1 ] || fail "without --data: exit code $code"
 grep -q '^train_llama: --data is missing' stderr || fail "without --data: $(cat stderr)"
+
+# Commands.
+mkdir steps
+"$trainer" --model config.json --data "$text" --seq 32 --steps 1 --sample 0 --checkpoint-dir steps \
+  --held-out "$text" --eval-every 1 >trained.out || fail "training ended with $?"
+step=steps/step-00000001
+grep -q '^step 1: held-out loss [0-9.]*$' trained.out || fail "no evaluation: $(cat trained.out)"
+loss=$(sed -n 's/^step 1: held-out loss //p' trained.out)
+"$trainer" evaluate "$step" --held-out "$text" >evaluated.out || fail "evaluate ended with $?"
+grep -q "^held-out loss $loss, perplexity [0-9.]*, of [0-9]* sequences of 32 tokens$" evaluated.out ||
+  fail "not the loss $loss of training: $(cat evaluated.out)"
+[ "$("$trainer" generate "$step" --prompt Abc --sample 3 --temperature 0 --mesh tp=2 | cut -c-3)" = Abc ] || fail "no text was generated"
+commanded() { # commanded TEXT ARGUMENTS...
+  expected=$1
+  shift
+  if "$trainer" "$@" >stdout 2>stderr; then fail "$* was accepted"; fi
+  grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
+  [ "$(wc -c <stderr)" -lt 400 ] || fail "$*: too long: $(cat stderr)"
+}
+commanded 'generate needs a saved step, a folder of them or a model directory, as in generate run/step-00000100' generate
+commanded '--steps is 3, and generate makes none; leave it out' generate "$step" --steps 3
+commanded '--log is for training, and generate trains nothing; leave it out' generate "$step" --log x
+commanded '--sample is 0; generate takes at least 1' generate "$step" --sample 0
+commanded 'evaluate needs --held-out, which names a file, or a fraction of --data' evaluate "$step"
+commanded "--held-out 'nosuch' is neither a file nor a fraction" evaluate "$step" --held-out nosuch
+commanded '--eval-every 2 needs --held-out' --eval-every 2
+commanded '--eval-every is -1; at least 0 is legal' --eval-every -1
+commanded "--model tiny is not the model of --init-from '$step': its .* is .*, and the step has .*; leave out --model" \
+  generate "$step" --model tiny
+mkdir words
+cp "$SOURCE/tests/data/llama_mha/config.json" "$SOURCE/tests/data/llama_mha/model.safetensors" words && touch words/tokenizer.json
+commanded "generate: 'words' has a tokenizer.json, and this program reads no tokenizer" generate words
+
+python3 "$SOURCE/tests/headers/option_table.py" "$trainer" "$SOURCE/examples/train_llama/README.md" || fail "the page's options"
 echo "$cases cases are refused"

@@ -108,7 +108,8 @@ unplanned "there is no 'absent'" --resume absent
 unplanned "nothing in the model is 'optim.*exp_avg_sq'" --resume saved --optimizer muon
 sed 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 3/' config.json >deep.json
 unplanned "the model needs 'model.layers.2.input_layernorm.weight'" --resume saved --model deep.json --mesh pp=2
-unplanned "the model needs 'model.layers.2.input_layernorm.weight'" --init-from saved --model deep.json
+unplanned "--model deep.json is not the model of --init-from 'saved/step-00000001': its num_hidden_layers is 3, and the step has 2" \
+  --init-from saved --model deep.json
 unplanned "--seed is 7, and 'saved/step-00000001' was saved with 1" --resume saved --seed 7
 unplanned "--seq is 64, and 'saved/step-00000001' was saved with 32" --resume saved --seq 64
 unplanned "--data, --data-weights or --held-out is not what 'saved/step-00000001'" --resume saved --held-out 0.1

@@ -147,10 +147,11 @@ class blend {
 };
 
 struct sampler_config {
-  std::int64_t seq = 0;    ///< positions per sample
-  std::uint64_t seed = 0;  ///< of the order of the samples
-  double held_out = 0;     ///< fraction of each source's windows kept for evaluation, in [0, 1); the last ones
-  bool shuffle = true;     ///< false: windows in the order of the data, in every epoch
+  std::int64_t seq = 0;       ///< positions per sample
+  std::uint64_t seed = 0;     ///< of the order of the samples
+  double held_out = 0;        ///< fraction of each source's windows kept for evaluation, in [0, 1); the last ones
+  bool all_held_out = false;  ///< all windows are kept for evaluation, and none is trained on
+  bool shuffle = true;        ///< false: windows in the order of the data, in every epoch
   /// Whether documents are kept apart: a target that is in another document than its input is `no_target`. Attention
   /// within documents is the model's matter: `sampler::starts` says where they begin.
   bool documents = false;
@@ -260,7 +261,9 @@ class sampler {
     if (config_.held_out > 0) {
       held_out = std::max<std::int64_t>(1, std::llround(config_.held_out * static_cast<double>(windows)));
     }
-    if (held_out >= windows) {
+    if (config_.all_held_out) {
+      held_out = windows;
+    } else if (held_out >= windows) {
       fail({config_.held_out_flag, ": ", config_.held_out, " of ", windows, " windows (", seq_flag, " ", config_.seq,
             ", ", source.size(), " tokens) leaves none to train on; use more data, a smaller fraction or a smaller ",
             seq_flag});
