@@ -401,7 +401,7 @@ std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded
 std::string other_model_than(const plait::llama_config& config, const plait::loaded_state& loaded) {
   const std::optional<plait::llama_config> there = saved_model(loaded);
   if (!there) return {};
-  const plait::dynamic_vector<plait::setting> mine = model_settings(config), its = model_settings(*there);
+  const std::vector<plait::setting> mine = model_settings(config), its = model_settings(*there);
   for (std::size_t i = 0; i < mine.size(); ++i)
     for (const char* of_shape :
          {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
