@@ -147,6 +147,20 @@ class member {
   /// ranks that wait. With `starts`, the operation notes when it is finished.
   operation* post(const call& c, bool starts = false);
 
+  /// An operation that this rank has joined, and whether it was the last to do so.
+  struct joined {
+    operation* op;
+    bool last;
+  };
+  /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part.
+  joined join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill);
+  /// Joins the oldest message of this sender, receiver and tag that lacks this side (0 sends, 1 receives), or begins
+  /// one.
+  joined join_message(int side, int peer, signature s, function_ref<void(part&)> fill);
+
+  /// Does the work of an operation that all have joined: the last of them calls it.
+  void execute(operation& op);
+
   /// Waits for the operation, sharing its work, and leaves it. `side` as in `side_of`.
   void finish(operation* op, int side = -1) {
     wait(*op, side);
@@ -165,17 +179,6 @@ class member {
  private:
   int of_world(int rank) const { return group_->members[static_cast<std::size_t>(rank)]; }
 
-  /// An operation that this rank has joined, and whether it was the last to do so.
-  struct joined {
-    operation* op;
-    bool last;
-  };
-  /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part.
-  joined join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill);
-  /// Joins the oldest message of this sender, receiver and tag that lacks this side (0 sends, 1 receives), or begins
-  /// one.
-  joined join_message(int side, int peer, signature s, function_ref<void(part&)> fill);
-
   part& part_of(operation& op, int side) { return op.parts[static_cast<std::size_t>(side < 0 ? rank_ : side)]; }
 
   void wait(operation& op, int side);
@@ -186,8 +189,6 @@ class member {
   operation* acquire(std::vector<operation*>& idle, std::size_t parts);
   operation* find_or_begin(const signature& s);
   void widen_window();
-  void execute(operation& op);
-
   /// A device that refuses the work ends all ranks. The ranks that wait for the operation must learn it first.
   void execute_on_device(operation& op);
   void arrive(part& mine);

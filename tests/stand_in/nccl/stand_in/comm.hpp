@@ -214,5 +214,10 @@ inline ncclResult_t written_late(ncclComm_t comm, std::function<void()> write) {
 inline void write_now(ncclComm_t comm) {
   if (const auto write = std::exchange(comm->write_late, nullptr)) write();
 }
+/// The last rank to join an operation does its work.
+inline plait::threads::detail::operation* run_when_last(ncclComm_t comm, plait::threads::detail::member::joined here) {
+  if (here.last) comm->member->execute(*here.op);
+  return here.op;
+}
 
 }  // namespace plait::nccl_stand_in
