@@ -13,6 +13,7 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/core/types.hpp"
 #include "plait/models/llama_stages.hpp"
+#include "plait/nn/linear/lora.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/pipeline.hpp"
@@ -24,11 +25,35 @@
 
 inline plait::llama_options model_options(const setup& s) {
   const options& opt = s.opt;
+  const plait::lora_options adapter{.rank = opt.lora,
+                                    .scale = opt.lora > 0 ? opt.lora_alpha / static_cast<double>(opt.lora) : 1};
   return {.keep = s.recompute,
           .dropout = opt.dropout,
           .loss = {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss},
-          .attention = {.documents = keeps_documents_apart(opt), .context = s.context},
+          .attention = {.documents = keeps_documents_apart(opt),
+                        .context = s.context,
+                        .lora = {.q = adapter, .k = adapter, .v = adapter, .o = adapter}},
+          .mlp = {.gate = adapter, .up = adapter, .down = adapter},
           .overlap = opt.tensor_overlap};
+}
+
+/// The global sizes of all dims of a run's tensors, on the mesh of one stage: also the rank of its adapters, which the
+/// boxes of saved adapters are found by.
+template <plait::strategy S>
+plait::dim_sizes sizes_of(const setup& s, const plait::mesh_shape& mesh) {
+  plait::dim_sizes sizes = plait::llama_sizes<S>(s.config, mesh, s.sequences, s.opt.seq, s.deterministic);
+  if (s.opt.lora > 0) sizes.set(plait::dim_of<plait::rank_dim>, s.opt.lora);
+  return sizes;
+}
+
+/// Makes a stage of the run's model. With --lora its adapters alone are trained: data parallelism places parameters by
+/// whether they are.
+template <class Stage, plait::compute_device Device>
+std::unique_ptr<Stage> make_stage(const plait::context<Device>& ctx, const setup& s,
+                                  const plait::llama_options& options, plait::stage_layers part, Stage* first) {
+  auto stage = std::make_unique<Stage>(ctx, s.config, options, part, first);
+  if (s.opt.lora > 0) plait::freeze_all_but_adapters(*stage);
+  return stage;
 }
 
 inline plait::optimizer_options optimizer_options_of(const options& opt) {
@@ -81,14 +106,11 @@ struct counted_stages {
                  const plait::llama_options& options, const plait::pipeline_options& how)
       : ranks(plait::pipeline_world::counting(s.mesh, rank)),
         device(offloads(s.opt)),
-        ctx{device, ranks.stage(),
-            plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq, s.deterministic),
-            static_cast<std::uint64_t>(s.opt.seed), plait::leaves_under<S>(s.deterministic, ranks.stage().shape())},
+        ctx{device, ranks.stage(), sizes_of<S>(s, ranks.stage().shape()), static_cast<std::uint64_t>(s.opt.seed),
+            plait::leaves_under<S>(s.deterministic, ranks.stage().shape())},
         model(
             ctx, ranks.along(), s.schedule, parts,
-            [&](plait::stage_layers part, stage_type* first) {
-              return std::make_unique<stage_type>(ctx, s.config, options, part, first);
-            },
+            [&](plait::stage_layers part, stage_type* first) { return make_stage(ctx, s, options, part, first); },
             how) {}
 
   plait::pipeline_world ranks;
@@ -132,12 +154,14 @@ run_plan plan_for(const setup& s, Counted& counted) {
       optimizers += piece * sizeof(master);
     else if (moves || away)
       plan.weights += piece * sizeof(master);
-    if (cut && level != plait::zero_level::optimizer)
-      plan.gradients += piece * sizeof(gradient);
-    else
-      plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
-    optimizers += static_cast<double>(plait::moment_bytes<Precision>(
-        optimizer, p.info(), p.slice().size(), (p.array_offset() + p.slice().begin) % plait::kernels::moment_block));
+    if (p.trainable()) {
+      if (cut && level != plait::zero_level::optimizer)
+        plan.gradients += piece * sizeof(gradient);
+      else
+        plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
+      optimizers += static_cast<double>(plait::moment_bytes<Precision>(
+          optimizer, p.info(), p.slice().size(), (p.array_offset() + p.slice().begin) % plait::kernels::moment_block));
+    }
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
   });

@@ -296,6 +296,23 @@ class text_sampler {
   const plait::sequence_order& order_;
 };
 
+/// The parameters of a model that are no adapter's, for what loads them.
+template <class Model>
+class base_weights {
+ public:
+  explicit base_weights(Model& model) : model_(model) {}
+  template <class F>
+  void visit(F&& f) {
+    model_.visit([&](auto& p) {
+      if (!is_of_adapter(p.name())) f(p);
+    });
+  }
+  auto& executor() { return model_.executor(); }
+
+ private:
+  Model& model_;
+};
+
 /// The saved states of a rank's run: what --init-from, --resume and --checkpoint-dir name. Knows the run's place in the
 /// data and the learning rate's course. All but the plain questions are collective.
 template <class Model, class Optimizer, plait::compute_device Device>
@@ -305,10 +322,10 @@ class saved_states {
                Optimizer& optimizer)
       : s_(s), ctx_(ctx), ranks_(ranks), model_(model), optimizer_(optimizer) {}
 
-  /// Loads the weights of the step that --init-from names, and nothing else.
+  /// Loads the weights of the step that --init-from names, and nothing else. Adapters may be in it, or may not.
   void load_first_step() {
     try {
-      plait::load_weights_of_step(ctx_, ranks_, model_, s_.first_step, {.in_place = true});
+      plait::load_weights_of_step(ctx_, ranks_, model_, s_.first_step, {.may_miss = is_of_adapter, .in_place = true});
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--init-from: ", e.what()}));
     }
@@ -413,7 +430,7 @@ class saved_states {
     } catch (const plait::no_optimizer_state& e) {
       throw plait::error_of_all(plait::cat({"--resume: ", e.what(), ", as --init-from does"}));
     } catch (const plait::error_of_all& e) {
-      throw plait::error_of_all(plait::cat({"--resume: ", other_options_of(s_, path), e.what()}));
+      throw plait::error_of_all(plait::cat({"--resume: ", why_not_resumed(s_, path, e.what())}));
     }
     ctx_.ranks.ledger().clear();
     for (const plait::invalid_step& i : loaded.passed_over)
@@ -494,15 +511,14 @@ class llama_run final : public model_run {
         device_(device),
         heard_(s.opt.trace.empty() && s.opt.timeline.empty() ? nullptr : std::make_shared<plait::recorder>()),
         world_(s.mesh, std::move(ranks), heard_),
-        ctx_{device, world_.stage(),
-             plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq, s.deterministic),
+        ctx_{device, world_.stage(), sizes_of<Strategy>(s, world_.stage().shape()),
              static_cast<std::uint64_t>(s.opt.seed),
              plait::leaves_under<Strategy>(s.deterministic, world_.stage().shape())},
         stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
         model_(
             ctx_, world_.along(), s.schedule, stages_,
             [&](plait::stage_layers part, stage_type* first) {
-              return std::make_unique<stage_type>(ctx_, s.config, model_options(s), part, first);
+              return make_stage(ctx_, s, model_options(s), part, first);
             },
             s.parallel),
         optimizer_(optimizer_options_of(s.opt)),
@@ -511,12 +527,12 @@ class llama_run final : public model_run {
         exchange_(device, asks_at_norm ? world_.root().split(0, world_.root().rank()) : world_.root()),
         since_(world_.stage().ledger()) {
     world_.stage().checks().set(s.opt.compared);
-    if (s.weights)
-      plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source());
-    else if (!s.first_step.empty())
-      states_.load_first_step();
-    else
-      model_.visit([&](auto& p) { p.initialize(ctx_); });
+    model_.visit([&](auto& p) {
+      if (!s.begins_from_weights() || is_of_adapter(p.name())) p.initialize(ctx_);
+    });
+    base_weights base(model_);
+    if (s.weights) plait::load_weights(ctx_, base, s.weights->entries, s.weights->source());
+    if (!s.first_step.empty()) states_.load_first_step();
     model_.gather_changed(ctx_);
     world_.stage().ledger().clear();
   }

@@ -218,8 +218,8 @@ void check_inputs(const options& opt, const given_option& given) {
 /// Options of a run that trains, which a command has no use for.
 void check_command(const options& opt, const given_option& given) {
   if (opt.command.empty()) return;
-  for (const char* flag :
-       {"--log", "--plot", "--trace", "--timeline", "--export-hf", "--checkpoint-dir", "--resume", "--eval-every"})
+  for (const char* flag : {"--log", "--plot", "--trace", "--timeline", "--export-hf", "--checkpoint-dir", "--resume",
+                           "--eval-every", "--lora", "--lora-alpha"})
     if (given(flag))
       plait::fail(fmt::format("{} is for training, and {} trains nothing; leave it out", flag, opt.command));
   if (opt.steps != 0)
@@ -295,7 +295,28 @@ void check_numerics(const options& opt) {
     if (opt.gradients != "full") not_with("--gradients", opt.gradients, "full");
     if (opt.reduce_in != "full") not_with("--reduce-in", opt.reduce_in, "full");
     if (opt.moments == "int8") not_with("--moments", opt.moments, "full or bf16");
+    if (opt.lora > 0) not_with("--lora", std::to_string(opt.lora), "0");
   }
+}
+
+/// Adapters, and the weights that they adapt.
+void check_lora(const options& opt, const given_option& given) {
+  within("--lora", opt.lora, 0, 1 << 20);
+  if (opt.lora == 0) {
+    if (given("--lora-alpha")) plait::fail("--lora-alpha is for --lora, which gives the rank of the adapters");
+    return;
+  }
+  in_range("--lora-alpha", opt.lora_alpha, 1e-6, 1e6);
+  if (!opt.export_hf.empty())
+    plait::fail(
+        fmt::format("--export-hf writes the weights of a model, and nothing merges the adapters of --lora {} into "
+                    "them; leave out one of the two",
+                    opt.lora));
+  if (opt.init_from.empty() && (opt.resume == "none" || opt.resume == "auto") && !opt.dry_run)
+    plait::fail(
+        fmt::format("--lora {} trains adapters alone, and random weights would stay random; name weights by "
+                    "--init-from, or a step that has adapters by --resume",
+                    opt.lora));
 }
 
 /// Sizes. With these limits no count of samples or tokens overflows.
@@ -434,6 +455,7 @@ void check_options(const options& opt, const given_option& given) {
   check_command(opt, given);
   check_layout(opt, given);
   check_numerics(opt);
+  check_lora(opt, given);
   parse_recompute(opt.recompute);
   check_sizes(opt);
   check_training(opt, given);
@@ -558,6 +580,11 @@ void add_model(option_list& list, options& opt) {
   list.choice("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"},
               "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
               "megatron or meta, as --weights-order reads them");
+  list.add("--lora", opt.lora,
+           "the rank of low-rank adapters of all linears of the blocks, which alone are trained; the weights of "
+           "--init-from stay as they are; 0: no adapters");
+  list.add("--lora-alpha", opt.lora_alpha,
+           "with --lora, the scale of the adapters, which is divided by the rank; -1: twice the rank");
 }
 
 void add_parallelism(option_list& list, options& opt) {
@@ -835,6 +862,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.attention_given = given("--attention");
   opt.data_weights = parse_weights(opt.data_weights_text, opt.data.size());
   parse_held_out(opt);
+  if (opt.lora_alpha == -1) opt.lora_alpha = 2 * static_cast<double>(opt.lora);
   opt.leaves = parse_deterministic(opt.deterministic);
   opt.compared = parse_check(opt.check);
   list.check();

@@ -48,6 +48,8 @@ struct options {
   std::string export_hf;  ///< a model directory of Hugging Face; empty: none
   std::string weights_order = "hugging-face", export_order = "hugging-face";
   bool model_given = false, weights_order_given = false;
+  std::int64_t lora = 0;   ///< rank of the adapters of all linears of the blocks; 0: none
+  double lora_alpha = -1;  ///< the adapters' product counts by alpha / rank; -1, until it is parsed: twice the rank
   std::string strategy = "sp";
   std::string data_parallel = "replicated";
   std::string shard = "even";
@@ -143,6 +145,9 @@ inline bool has_bf16_gradients(const options& opt) { return opt.gradients == "bf
 inline std::string precision_text(const options& opt) {
   return opt.precision + (has_bf16_gradients(opt) ? ", gradients in bf16" : "");
 }
+
+/// Whether a parameter of this name belongs to an adapter.
+inline bool is_of_adapter(std::string_view name) { return name.find(".lora_") != name.npos; }
 
 /// What all ranks share: the options, and what they name.
 struct setup {
@@ -299,5 +304,7 @@ struct opened_model {
   std::string first_step{}, passed_over{};                  ///< as those of `setup`
   std::string data{};                                       ///< what that run says of its data
   std::int64_t seq = 0;                                     ///< its --seq; 0: it is not known
+  std::int64_t lora = 0;                                    ///< its --lora
+  double lora_alpha = 0;                                    ///< its --lora-alpha
 };
 opened_model open_model(const options& opt);

@@ -167,6 +167,7 @@ std::string why_unpriced(const options& opt) {
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
   if (offloads(opt)) return no("--offload", opt.offload, "none");
   if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
+  if (opt.lora > 0) return fmt::format("--lora {} is not priced; leave it out", opt.lora);
   if (parse_recompute(opt.recompute).budget)
     return no("--recompute", opt.recompute, "none, selective, full and every:K");
   try {
@@ -416,10 +417,11 @@ std::string tensor_overlap_text(const options& opt) {
 void print_plan(const setup& s, const run_plan& plan) {
   const std::string saved = planned_state_text(s, plan);  // what does not fit is said before all else
   if (s.opt.plan == "auto") say("{}", plan_text(s));
-  say("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n", plait::parameter_count(s.config),
-      counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
-      tensor_overlap_text(s.opt) + recompute_text(s), counted(s.microbatches, "microbatch", "es"),
-      counted(s.sequences, "sequence"), s.opt.seq, precision_text(s.opt), utilisation(s, "").operations());
+  say("model: {} parameters\n{}mesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n",
+      plait::parameter_count(s.config), adapters_text(s), counted(s.mesh.size(), "rank"), mesh_text(s.mesh),
+      data_parallel_text(s), tensor_overlap_text(s.opt) + recompute_text(s),
+      counted(s.microbatches, "microbatch", "es"), counted(s.sequences, "sequence"), s.opt.seq, precision_text(s.opt),
+      utilisation(s, "").operations());
   if (s.schedule.shape.ranks > 1) {
     const plait::simulation times =
         plait::simulate(s.schedule, plait::schedule_costs_of(plait::llama_part_flops(s.config, s.opt.seq), s.stages));

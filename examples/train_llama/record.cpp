@@ -310,8 +310,13 @@ found_step fitting_step(const std::string& path, const run_plan& plan, bool weig
   if (const std::string missing = plait::missing_data(files, out.path, out.saved); !missing.empty())
     plait::fail(missing);
   std::vector<plait::safetensors_declaration> wanted;
+  const auto has_adapters = [&] {
+    return std::any_of(out.saved.tensors.begin(), out.saved.tensors.end(),
+                       [](const plait::stored_tensor& t) { return is_of_adapter(t.name); });
+  };
   for (const plait::safetensors_declaration& t : plan.state)
-    if (!weights_only || !plait::is_of_optimizer(t.name)) wanted.push_back(t);
+    if (!weights_only || (!plait::is_of_optimizer(t.name) && (!is_of_adapter(t.name) || has_adapters())))
+      wanted.push_back(t);
   static_cast<void>(plait::tensors_of_step(out.saved, wanted, "'" + out.path + "'", weights_only));
   return out;
 }
@@ -379,6 +384,7 @@ std::string training_text(const setup& s) {
   // A switch that is off is not among the options by name, and a step has to tell it from what an older one left out.
   text += fmt::format("{}held-out {}", between,
                       s.opt.held_out_file.empty() ? s.opt.held_out_text : content_text(s.opt.held_out_file));
+  text += fmt::format("{}lora {}{}lora-alpha {}", between, s.opt.lora, between, s.opt.lora_alpha);
   return text + fmt::format("{}tf32 {}", between, s.opt.tf32);
 }
 
@@ -420,15 +426,33 @@ bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {
   return otherwise;
 }
 
-std::string other_options_of(const setup& s, const std::string& path) {
+std::pair<std::int64_t, double> saved_lora(const plait::loaded_state& loaded) {
+  std::pair<std::int64_t, double> found{0, 0};
+  const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
+  for (const auto& [name, value] : options_in(text)) {
+    if (name == "lora") read(std::string(value), found.first);
+    if (name == "lora-alpha") read(std::string(value), found.second);
+  }
+  return found;
+}
+
+std::string why_not_resumed(const setup& s, const std::string& path, const std::string& why) {
   try {
     plait::file_system& files = plait::machine_files();
     std::vector<plait::invalid_step> passed_over;
     const std::string step = plait::detail::step_path(files, path, passed_over);
-    const std::string other = changed_options(s, {.path = step, .scalars = plait::read_step(files, step).scalars});
-    return other.empty() ? "" : fmt::format("this run has other options than '{}': {}; ", step, other);
+    const plait::loaded_state saved{.path = step, .scalars = plait::read_step(files, step).scalars};
+    const std::int64_t rank = saved_lora(saved).first;
+    if (rank != s.opt.lora && rank > 0)
+      return fmt::format("'{}' has adapters of rank {}, and --lora is {}; legal is --lora {}", step, rank, s.opt.lora,
+                         rank);
+    if (rank != s.opt.lora)
+      return fmt::format("'{}' has no adapters, and --lora is {}; --init-from begins adapters of its weights", step,
+                         s.opt.lora);
+    const std::string other = changed_options(s, saved);
+    return other.empty() ? why : fmt::format("this run has other options than '{}': {}; {}", step, other, why);
   } catch (const plait::error&) {  // the state that cannot be loaded has an error already
-    return "";
+    return why;
   }
 }
 
@@ -474,7 +498,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
         try {
           return fitting_step(resumed, plan, false);
         } catch (const plait::error& e) {
-          plait::fail(other_options_of(s, resumed) + e.what());
+          plait::fail(why_not_resumed(s, resumed, e.what()));
         }
       }();
       const plait::loaded_state state{.step = found.saved.step, .path = found.path, .scalars = found.saved.scalars};

@@ -45,6 +45,15 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
   return fmt::format("pipeline: {}, stages of {} layers", s.schedule.name.view(), sizes);
 }
 
+std::string adapters_text(const setup& s) {
+  if (s.opt.lora == 0) return {};
+  const plait::llama_config& c = s.config;
+  const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  const std::int64_t ends = 2 * (c.hidden + q) + 2 * (c.hidden + kv) + 3 * (c.hidden + c.ffn);  // of a block's linears
+  return fmt::format("adapters: rank {}, alpha {}, {} parameters, which alone are trained\n", s.opt.lora,
+                     s.opt.lora_alpha, s.opt.lora * c.layers * ends);
+}
+
 std::string recompute_text(const setup& s) {
   std::int64_t full = 0, selective = 0;
   for (std::int64_t i = 0; i < s.config.layers; ++i) {
@@ -255,7 +264,7 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
   say("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
       counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
       counted(s.microbatches, "microbatch", "es"), precision_text(s.opt));
-  say("{}", weights_text(s));
+  say("{}{}", weights_text(s), adapters_text(s));
   say("{}", checkpoint_io_text(s.opt));
   if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
   say("{}", recompute_text(s));

@@ -26,6 +26,9 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
 /// What layers recompute, as a line; empty where it is nothing and none was asked for.
 std::string recompute_text(const setup& s);
 
+/// What --lora trains, as a line; empty where there are no adapters.
+std::string adapters_text(const setup& s);
+
 /// The options as --plan auto has made them, as a line.
 std::string plan_text(const setup& s);
 

@@ -280,9 +280,12 @@ std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded
 /// Whether the run takes held-out losses of other tokens than the step that it goes on from.
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded);
 
-/// Returns what the error of a state that cannot be loaded begins with: "this run has other options than 'step': ...; "
-/// where it has, and nothing where it has not or that cannot be read.
-std::string other_options_of(const setup& s, const std::string& path);
+/// Returns why a run cannot go on from a state that failed to load by `why`: it has other adapters, or `why`, after the
+/// options of the run that are not those of the state, as far as they can be read.
+std::string why_not_resumed(const setup& s, const std::string& path, const std::string& why);
+
+/// Returns the --lora and --lora-alpha that a step was saved with; 0 where it has no adapters.
+std::pair<std::int64_t, double> saved_lora(const plait::loaded_state& loaded);
 
 /// Returns a text that a step tells of its run, such as "train.rate": empty where no step had been made, and words that
 /// equal no other run's where it was saved before steps had it, so that the option that allows a change is asked for.

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -209,6 +210,12 @@ void read_first_step(const options& opt, opened_model& m) {
   }
   m.data = saved.find_scalar<std::string>("train.data").value_or("");
   m.seq = saved.find_scalar<std::int64_t>("train.seq").value_or(0);
+  std::tie(m.lora, m.lora_alpha) = saved_lora(saved);
+  if (m.lora > 0 && opt.command.empty() && (m.lora != opt.lora || m.lora_alpha != opt.lora_alpha))
+    plait::fail(fmt::format(
+        "--init-from: '{0}' has adapters of rank {1} and alpha {2}, and this run has --lora {3}{4}; legal "
+        "is --lora {1} --lora-alpha {2}",
+        step, m.lora, m.lora_alpha, opt.lora, opt.lora > 0 ? fmt::format(" --lora-alpha {}", opt.lora_alpha) : ""));
   if (opt.model_given) {
     m.config = config_named(opt.model);
     if (const std::string other = other_model_than(m.config, saved); !other.empty())
@@ -507,6 +514,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   opened_model m = open_model(opt);
   if (!opt.command.empty() && !opt.seq_given)  // as the model was trained
     opt.seq = m.seq > 0 ? m.seq : std::min(opt.seq, m.config.max_position);
+  if (!opt.command.empty()) opt.lora = m.lora, opt.lora_alpha = m.lora_alpha;
   if (const std::int64_t wanted = parse_mesh(opt).size(); ranks == 1 && wanted > 1)
     plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
                             opt.mesh, wanted, opt.backend,

@@ -202,6 +202,13 @@ refused '--muon-lr-ratio is 0; legal' --optimizer muon --muon-lr-ratio 0
 refused '--muon-momentum is for --optimizer muon; here it is adamw' --muon-momentum 0.9
 refused '--muon-scale is for --optimizer muon; here it is adamw' --muon-scale original
 refused '--muon-lr-ratio is for --optimizer muon; here it is adamw' --optimizer adamw --muon-lr-ratio 2
+refused '--lora is -1; at least 0' --lora -1
+refused '--lora-alpha is for --lora, which gives the rank of the adapters' --lora-alpha 16
+refused '--lora-alpha is 0; legal is at least 1e-06' --lora 4 --lora-alpha 0
+refused '--lora 4 trains adapters alone, and random weights would stay random; name weights by --init-from' --lora 4
+refused '--export-hf writes the weights of a model, and nothing merges the adapters of --lora 4 into them' --lora 4 --export-hf hf
+refused '--deterministic has one order of sums, which --lora 4 has not; legal is 0' --lora 4 --deterministic 8
+refused '--plan auto: --lora 4 is not priced; leave it out' --lora 4 --dry-run --plan auto --cluster cpu:8 --global-batch 16
 refused '--temperature is -1' --temperature -1
 refused '--held-out: 1 is no fraction' --held-out 1
 
@@ -397,6 +404,7 @@ commanded() { # commanded TEXT ARGUMENTS...
 }
 commanded 'generate needs a saved step, a folder of them or a model directory, as in generate run/step-00000100' generate
 commanded '--steps is 3, and generate makes none; leave it out' generate "$step" --steps 3
+commanded '--lora is for training, and generate trains nothing; leave it out' generate "$step" --lora 4
 commanded '--log is for training, and generate trains nothing; leave it out' generate "$step" --log x
 commanded '--sample is 0; generate takes at least 1' generate "$step" --sample 0
 commanded 'evaluate needs --held-out, which names a file, or a fraction of --data' evaluate "$step"

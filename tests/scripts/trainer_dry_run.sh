@@ -58,6 +58,10 @@ keeps() {
 keeps "280 kB" --optimizer adamw
 keeps "206 kB" --optimizer muon
 keeps "140 kB" --moments bf16
+# Of adapters it keeps two numbers each, and of the weights that they adapt none.
+keeps "32.8 kB" --lora 4
+"$trainer" --model config.json --seq 32 --dry-run --lora 4 | grep -q '^  gradients *16.4 kB$' || fail "frozen weights have gradients"
+"$trainer" --model config.json --seq 32 --dry-run --lora 4 | grep -q '^adapters: rank 4, alpha 8, 4096 parameters' || fail "no adapters"
 keeps "70.2 kB" --moments int8
 keeps "280 kB" --precision bf16-no-masters
 

@@ -380,6 +380,48 @@ timeout 60 "$trainer" --init-from "$SOURCE/tests/data/llama_mha" --steps 0 --seq
   >exported.out 2>&1 || fail "step 0 as a model directory: $(cat exported.out)"
 python3 "$here/lib/tensors.py" "$SOURCE/tests/data/llama_mha" exported || fail "the model directory is not what it was"
 
+# Adapters of frozen weights: they alone change, and a run goes on with them on another mesh, to parity.
+adapted="--steps 6 --sample 0 --lora 4 --lr 0.03"
+# shellcheck disable=SC2086  # lists of options
+{
+  train adapters $adapted --init-from constant --mesh dp=2,tp=2 --data-parallel zero3 --checkpoint-dir adapters --save-every 3 \
+    --log-hashes 6
+  train one_adapters $adapted --init-from constant
+  train on_adapters $adapted --resume adapters/step-00000003 --mesh pp=2,tp=4 --schedule zb_h1
+}
+[ "$(logs get adapters.jsonl bytes_as_predicted)" = true ] || fail "--lora: the bytes are not as predicted"
+tail_of one_adapters.jsonl 1 >whole.tail
+tail_of adapters.jsonl 1 >other.tail
+close whole.tail other.tail
+tail_of one_adapters.jsonl 4 >whole.tail
+tail_of on_adapters.jsonl 1 >other.tail
+close whole.tail other.tail
+python3 - adapters.jsonl adapters.out adapters/step-00000006/manifest.json <<'PY' || fail "what --lora trains"
+import json, math, re, sys
+before, after = [r["hashes"]["weights"] for r in map(json.loads, open(sys.argv[1])) if "hashes" in r]
+changed = {name for name in before if before[name] != after[name]}
+adapters = {name for name in before if ".lora_" in name}
+assert len(adapters) == 2 * 2 * 7 and changed == adapters, changed ^ adapters
+shapes = {name: t["shape"] for name, t in json.load(open(sys.argv[3]))["tensors"].items()}
+count = sum(math.prod(shapes[name]) for name in adapters)
+assert f"adapters: rank 4, alpha 8, {count} parameters, which alone are trained" in open(sys.argv[2]).read(), count
+moments = {re.sub(r"^optim\.|\.exp_avg(_sq)?$", "", name) for name in shapes if name.startswith("optim.")}
+assert moments == adapters, moments ^ adapters
+PY
+first_loss() { sed -n 's/^{"step": 1, "loss": \([^,]*\),.*/\1/p' "$1.jsonl"; }
+train not_adapted --steps 1 --sample 0 --init-from constant
+[ "$(first_loss one_adapters)" = "$(first_loss not_adapted)" ] || fail "new adapters change the model"
+train adapters_again --steps 1 --sample 0 --init-from adapters --lora 4
+[ "$(first_loss adapters_again)" != "$(first_loss not_adapted)" ] || fail "--init-from loses adapters"
+evaluated() { "$trainer" evaluate "$1" --data "$text" --held-out 0.001 | grep '^held-out loss' || fail "evaluate $1"; }
+[ "$(evaluated adapters)" != "$(evaluated constant)" ] || fail "evaluate leaves out adapters: $(evaluated adapters)"
+refused "--resume: 'adapters/step-00000006' has adapters of rank 4, and --lora is 2; legal is --lora 4" --resume adapters --lora 2
+refused "--resume: 'adapters/step-00000006' has adapters of rank 4, and --lora is 0; legal is --lora 4" --resume adapters
+refused "--resume: 'constant/step-00000003' has no adapters, and --lora is 4; --init-from begins adapters of its weights" \
+  --resume constant --lora 4
+refused "--init-from: 'adapters/step-00000006' has adapters of rank 4 and alpha 8, and this run has --lora 4 --lora-alpha 16; \
+legal is --lora 4 --lora-alpha 8" --init-from adapters --lora 4 --lora-alpha 16
+
 # However it is written, a step has the same bytes; io_uring that is not there is refused.
 train by_threads --steps 2 --sample 0 --checkpoint-dir by_threads --checkpoint-io threads
 grep -q '^steps are written by threads (--checkpoint-io threads)$' by_threads.out || fail "how they are written: $(cat by_threads.out)"
