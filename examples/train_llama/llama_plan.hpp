@@ -217,10 +217,11 @@ run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::sta
 
 template <class Precision, plait::strategy S>
 plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int64_t budget) {
-  // What layers keep depends neither on where parameters lie nor on documents.
+  // What layers keep depends neither on where parameters lie nor on documents. With no axes of data parallelism, no
+  // parameter waits for a step to lend its gradient memory.
   plait::llama_options options = model_options(s);
   options.attention.documents = false;
-  return with_counted<Precision, S>(s, rank, s.stages, options, {}, [&](auto& counted) {
+  return with_counted<Precision, S>(s, rank, s.stages, options, {.axes = {.shard = {}}}, [&](auto& counted) {
     plait::gather_parameters(counted.ctx, counted.model);
     plait::zero_gradients(counted.ctx, counted.model);
     return plait::fit_recompute(counted.ctx, counted.model.stages(), s.schedule, at, budget);

@@ -116,6 +116,9 @@ for modes in every:2 budget:1500K; do
   some=$(logs get r_some.jsonl peak_bytes)
   [ "$full" -lt "$some" ] && [ "$some" -lt "$none" ] || fail "peak bytes: $modes $some, of $full to $none"
 done
+train r_shared --sample 0 --recompute budget:1500K --seq 128 --mesh dp=2
+grep -q '^recompute: of 2 layers, ' r_shared.out || fail "on data ranks a budget recomputes nothing: $(cat r_shared.out)"
+logs same r_none.jsonl r_shared.jsonl 1e-5
 
 # The same run again gives the same bits, another seed other ones; and no step leaves the first weights of every mesh.
 train again --sample 0 --mesh dp=2,tp=2
