@@ -49,6 +49,9 @@ DOCUMENT_CASES = {  # name: (text of README.md, a name of the glossary, whether 
     "no such tests": (MAP + "`unit.b_*`", "rank", False),
     "nothing": (MAP, "rank", False),
     "a folder without a row": ("`unit.a_b`", "rank", False),
+    "a program": (MAP + "`unit.a_b`\n```sh\ncmake --preset release && build/bin/one\n```\n", "rank", True),
+    "no such program": (MAP + "`unit.a_b`\n```sh\nbuild/bin/two\n```\n", "rank", False),
+    "no such preset": (MAP + "`unit.a_b`\n```sh\ncmake --preset fast\n```\n", "rank", False),
     "a word that no code has": (MAP + "`unit.a_b`", "world::process", False),
 }
 CODEGEN_CASES = {
@@ -112,6 +115,8 @@ def main() -> int:
             (root / "include/plait/core/world.hpp").write_text("struct world { int rank; };\n")
             (root / "examples/guide/README.md").write_text(GLOSSARY % word)
             (root / "tests/unit/a/b.cpp").write_text("// variant: long SIZE=8\n")
+            (root / "CMakeLists.txt").write_text("add_executable(one one.cpp)\n")
+            (root / "CMakePresets.json").write_text('{"configurePresets": [{"name": "release"}]}\n')
             (root / "README.md").write_text(text)
             code, output = run([sys.executable, str(TESTS / "headers/documents.py"), str(root)])
             wrong += judge("headers/documents.py", name, code, good, output)
