@@ -25,7 +25,7 @@ struct exchanged {
   using output = input;
 };
 // The same without sequence parallelism.
-struct whole_sequence {
+struct sequence_on_all_ranks {
   using input = spec<shard<batch, dp, ep>, seq, hidden, invariant<tp>>;
   using weight = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;
   using output = input;
@@ -60,8 +60,8 @@ TEST_CASE("experts that rows travel to") {
   check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
 }
 TEST_CASE("experts of whole sequences, one for each token") {
-  check_mixture<whole_sequence>({.chosen = 1, .normalised = false},
-                                {three{2, 2, 1}, three{1, 1, 4}, three{1, 2, 2}, three{2, 2, 2}});
+  check_mixture<sequence_on_all_ranks>({.chosen = 1, .normalised = false},
+                                       {three{2, 2, 1}, three{1, 1, 4}, three{1, 2, 2}, three{2, 2, 2}});
 }
 TEST_CASE("experts over two axes, with sigmoids for scores") {
   check_mixture<folded>({.chosen = 3, .scores = kernels::expert_scores::sigmoid, .scale = 2.5},
