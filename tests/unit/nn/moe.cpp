@@ -48,8 +48,7 @@ void check_mixture(const kernels::router_settings& router, std::initializer_list
   const auto make = [router](const auto& ctx) {
     return moe<double, Policy, device_of<decltype(ctx)>>(ctx, "mixture", {router, {0, 0.5}});
   };
-  dim_sizes sizes = transformer_sizes(4, 8);
-  sizes.set(dim_of<experts>, 8);
+  const dim_sizes sizes = mixture_sizes();
   const layer_values one = check_one(three{1, 1, 1}, sizes, make, 25);
   check_meshes(meshes, sizes, one, make);
 }
@@ -75,8 +74,7 @@ TEST_CASE("experts of tokens that all ranks have") {
 // All scores are equal, so that every token chooses the first experts, and all others have no rows.
 TEST_CASE("experts without rows") {
   const auto make = [](const auto& ctx) { return moe<double, exchanged, device_of<decltype(ctx)>>(ctx, "mixture"); };
-  dim_sizes sizes = transformer_sizes(4, 8);
-  sizes.set(dim_of<experts>, 8);
+  const dim_sizes sizes = mixture_sizes();
   const auto first_experts = [&](const three& mesh) {
     std::vector<double> norms(8);
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
@@ -115,8 +113,7 @@ TEST_CASE("a mixture says what it cannot do") {
   threads::run(1, [](threads::communicator& c) {
     cpu device;
     world ranks(three{1, 1, 1}.shape(), c);
-    dim_sizes sizes = transformer_sizes(4, 8);
-    sizes.set(dim_of<experts>, 8);
+    const dim_sizes sizes = mixture_sizes();
     const context<cpu> ctx{device, ranks, sizes, 1};
     using layer = moe<float, exchanged>;
     for (const std::int64_t k : {0, 9})
