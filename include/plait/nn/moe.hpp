@@ -432,47 +432,46 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
 
   /// The array that a plan makes of `in`: itself, or in `room`.
   template <class E>
-  static const E* moved(Device& device, const ready_plan& plan, const E* in, buffer<Device>& room) {
+  static const E* moved(Device& on, const ready_plan& plan, const E* in, buffer<Device>& room) {
     if (plan.trivial()) return in;
-    room = buffer<Device>::for_collectives(device, static_cast<std::size_t>(plan.target().local_size()) * sizeof(E));
-    plan.run(device, in, room.data(), dtype_of<E>);
+    room = buffer<Device>::for_collectives(on, static_cast<std::size_t>(plan.target().local_size()) * sizeof(E));
+    plan.run(on, in, room.data(), dtype_of<E>);
     return room.template data<E>();
   }
-  buffer<Device> rows_to_send(Device& device, std::int64_t rows) const {
+  buffer<Device> rows_to_send(Device& on, std::int64_t rows) const {
     const std::size_t bytes = static_cast<std::size_t>(rows * hidden_) * sizeof(T);
-    return peers_.ranks() ? buffer<Device>::for_collectives(device, bytes) : buffer<Device>(device, bytes);
+    return peers_.ranks() ? buffer<Device>::for_collectives(on, bytes) : buffer<Device>(on, bytes);
   }
 
   /// The experts of each token, their weights and the route of the rows.
   void choose(const context<Device>& ctx, saved& s) {
-    Device& device = ctx.device;
+    Device& on = ctx.device;
     const std::int64_t k = how_.router.chosen;
-    s.choice = make_buffer<std::int32_t>(device, static_cast<std::size_t>(tokens_ * k));
-    auto weights = make_buffer<S>(device, static_cast<std::size_t>(tokens_ * k));
-    kernels::choose_experts(device, s.scored.data(), s.choice.template data<std::int32_t>(), weights.template data<S>(),
+    s.choice = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
+    auto weights = make_buffer<S>(on, static_cast<std::size_t>(tokens_ * k));
+    kernels::choose_experts(on, s.scored.data(), s.choice.template data<std::int32_t>(), weights.template data<S>(),
                             tokens_, experts_, how_.router);
     buffer<Device> seen;
-    const std::int32_t* const choice = moved(device, weights_, s.choice.template data<std::int32_t>(), seen);
-    if (moved(device, weights_, weights.template data<S>(), s.weights) == weights.template data<S>())
+    const std::int32_t* const choice = moved(on, weights_, s.choice.template data<std::int32_t>(), seen);
+    if (moved(on, weights_, weights.template data<S>(), s.weights) == weights.template data<S>())
       s.weights = std::move(weights);
     s.route = peers_.route(ctx, choice, seen_, k);
   }
 
   /// Sends rows to the ranks of their experts, where they lie by expert.
-  buffer<Device> to_experts(Device& device, const detail::expert_route& r, buffer<Device> leaving) const {
+  buffer<Device> to_experts(Device& on, const detail::expert_route& r, buffer<Device> leaving) const {
     if (!peers_.ranks()) return leaving;
-    auto came = rows_to_send(device, r.here());
+    auto came = rows_to_send(on, r.here());
     exchange(leaving, r.sent, r.sent_at, came, r.received, r.received_at);
-    auto sorted = buffer<Device>(device, came.bytes());
-    kernels::take_rows(device, came.template data<T>(), r.sorted.data(), sorted.template data<T>(), r.here(), hidden_);
+    auto sorted = buffer<Device>(on, came.bytes());
+    kernels::take_rows(on, came.template data<T>(), r.sorted.data(), sorted.template data<T>(), r.here(), hidden_);
     return sorted;
   }
   /// Sends them back, to lie as they left.
-  buffer<Device> from_experts(Device& device, const detail::expert_route& r, buffer<Device> rows) const {
+  buffer<Device> from_experts(Device& on, const detail::expert_route& r, buffer<Device> rows) const {
     if (!peers_.ranks()) return rows;
-    auto leaving = rows_to_send(device, r.here()), back = rows_to_send(device, r.leaving());
-    kernels::take_rows(device, rows.template data<T>(), r.unsorted.data(), leaving.template data<T>(), r.here(),
-                       hidden_);
+    auto leaving = rows_to_send(on, r.here()), back = rows_to_send(on, r.leaving());
+    kernels::take_rows(on, rows.template data<T>(), r.unsorted.data(), leaving.template data<T>(), r.here(), hidden_);
     exchange(leaving, r.received, r.received_at, back, r.sent, r.sent_at);
     return back;
   }
@@ -494,67 +493,66 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       if (begin[e + 1] > begin[e]) f(static_cast<std::int64_t>(e), begin[e], begin[e + 1] - begin[e]);
   }
   /// Returns what experts make of their rows [here, hidden]: down(silu(gate x) * up x).
-  buffer<Device> run_experts(Device& device, saved& s) const {
+  buffer<Device> run_experts(Device& on, saved& s) const {
     const std::int64_t here = s.route.here(), f = width_, h = hidden_;
-    s.gate_up = make_buffer<T>(device, static_cast<std::size_t>(here * 2 * f));
-    s.activated = make_buffer<T>(device, static_cast<std::size_t>(here * f));
-    auto made = make_buffer<T>(device, static_cast<std::size_t>(here * h));
+    s.gate_up = make_buffer<T>(on, static_cast<std::size_t>(here * 2 * f));
+    s.activated = make_buffer<T>(on, static_cast<std::size_t>(here * f));
+    auto made = make_buffer<T>(on, static_cast<std::size_t>(here * h));
     T *const gate_up = s.gate_up.template data<T>(), *const activated = s.activated.template data<T>();
     const T* const in = s.in.template data<T>();
     each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
       for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
-        device.gemm(false, true, n, f, h, 1.0, in + at * h, h, p->used_value() + e * f * h, h, 0.0,
-                    gate_up + at * 2 * f + column, 2 * f);
+        on.gemm(false, true, n, f, h, 1.0, in + at * h, h, p->used_value() + e * f * h, h, 0.0,
+                gate_up + at * 2 * f + column, 2 * f);
     });
-    kernels::swiglu_forward(device, gate_up, activated, here, f);
+    kernels::swiglu_forward(on, gate_up, activated, here, f);
     each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      device.gemm(false, true, n, h, f, 1.0, activated + at * f, f, down_->used_value() + e * h * f, f, 0.0,
-                  made.template data<T>() + at * h, h);
+      on.gemm(false, true, n, h, f, 1.0, activated + at * f, f, down_->used_value() + e * h * f, f, 0.0,
+              made.template data<T>() + at * h, h);
     });
     return made;
   }
   /// Returns the gradient of the experts' rows from that of what they made; the weights' gradients may be deferred.
   buffer<Device> run_experts_backward(const microbatch<Device>& mb, saved& s, buffer<Device> dmade) {
-    Device& device = mb.ctx.device;
+    Device& on = mb.ctx.device;
     const std::int64_t here = s.route.here(), f = width_, h = hidden_;
-    auto dactivated = make_buffer<T>(device, static_cast<std::size_t>(here * f));
+    auto dactivated = make_buffer<T>(on, static_cast<std::size_t>(here * f));
     each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      device.gemm(false, false, n, f, h, 1.0, dmade.template data<T>() + at * h, h, down_->used_value() + e * h * f, f,
-                  0.0, dactivated.template data<T>() + at * f, f);
+      on.gemm(false, false, n, f, h, 1.0, dmade.template data<T>() + at * h, h, down_->used_value() + e * h * f, f, 0.0,
+              dactivated.template data<T>() + at * f, f);
     });
-    auto dgate_up = make_buffer<T>(device, static_cast<std::size_t>(here * 2 * f));
-    kernels::swiglu_backward(device, s.gate_up.template data<T>(), dactivated.template data<T>(),
+    auto dgate_up = make_buffer<T>(on, static_cast<std::size_t>(here * 2 * f));
+    kernels::swiglu_backward(on, s.gate_up.template data<T>(), dactivated.template data<T>(),
                              dgate_up.template data<T>(), here, f);
-    auto din = make_buffer<T>(device, static_cast<std::size_t>(here * h));
+    auto din = make_buffer<T>(on, static_cast<std::size_t>(here * h));
     each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
       for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
-        device.gemm(false, false, n, h, f, 1.0, dgate_up.template data<T>() + at * 2 * f + column, 2 * f,
-                    p->used_value() + e * f * h, h, column == 0 ? 0.0 : 1.0, din.template data<T>() + at * h, h);
+        on.gemm(false, false, n, h, f, 1.0, dgate_up.template data<T>() + at * 2 * f + column, 2 * f,
+                p->used_value() + e * f * h, h, column == 0 ? 0.0 : 1.0, din.template data<T>() + at * h, h);
     });
-    mb.on_weights([this, &device, begin = s.route.begin, in = std::move(s.in), activated = std::move(s.activated),
+    mb.on_weights([this, &on, begin = s.route.begin, in = std::move(s.in), activated = std::move(s.activated),
                    dmade = std::move(dmade), dgate_up = std::move(dgate_up)] {
-      add_gradients(device, begin, in.template data<T>(), activated.template data<T>(), dmade.template data<T>(),
+      add_gradients(on, begin, in.template data<T>(), activated.template data<T>(), dmade.template data<T>(),
                     dgate_up.template data<T>());
     });
     return din;
   }
   /// An expert without rows adds nothing; its gradient is reduced all the same.
-  void add_gradients(Device& device, const std::vector<std::int64_t>& begin, const T* in, const T* activated,
+  void add_gradients(Device& on, const std::vector<std::int64_t>& begin, const T* in, const T* activated,
                      const T* dmade, const T* dgate_up) {
-    const range shown(device, names_.weights());
+    const range shown(on, names_.weights());
     const std::int64_t f = width_, h = hidden_;
     for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
       if (!p->trainable()) continue;
-      gradient_of<Precision>* const sum = p->used_gradient(device);
+      gradient_of<Precision>* const sum = p->used_gradient(on);
       each_expert(begin, [&, c = column](std::int64_t e, std::int64_t at, std::int64_t n) {
-        device.gemm(true, false, f, h, n, 1.0, dgate_up + at * 2 * f + c, 2 * f, in + at * h, h, 1.0, sum + e * f * h,
-                    h);
+        on.gemm(true, false, f, h, n, 1.0, dgate_up + at * 2 * f + c, 2 * f, in + at * h, h, 1.0, sum + e * f * h, h);
       });
     }
     if (!down_->trainable()) return;
-    gradient_of<Precision>* const sum = down_->used_gradient(device);
+    gradient_of<Precision>* const sum = down_->used_gradient(on);
     each_expert(begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      device.gemm(true, false, h, f, n, 1.0, dmade + at * h, h, activated + at * f, f, 1.0, sum + e * h * f, f);
+      on.gemm(true, false, h, f, n, 1.0, dmade + at * h, h, activated + at * f, f, 1.0, sum + e * h * f, f);
     });
   }
 
