@@ -140,9 +140,10 @@ int begin_with(plait_context* c, const char* name, const Sizes& given, type_list
   return call(c, name, [&] {
     const auto numbers = std::bit_cast<std::array<std::int64_t, sizeof...(Axes) + sizeof...(Dims)>>(given);
     std::size_t next = 0;
-    const mesh<axis<Axes>...> ranks{(static_cast<void>(axis_of<Axes>), numbers[next++])...};
+    const auto take = [&] { return numbers[next++]; };
+    const mesh<axis<Axes>...> ranks{(static_cast<void>(axis_of<Axes>), take())...};
     dim_sizes sizes;
-    (sizes.set(dim_of<Dims>, numbers[next++]), ...);
+    (sizes.set(dim_of<Dims>, take()), ...);
     c->begin(ranks.shape(), sizes);
   });
 }
