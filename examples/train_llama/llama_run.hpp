@@ -42,9 +42,8 @@
 #include "train_llama/data/tokens.hpp"
 #include "train_llama/observe/step_events.hpp"
 
-/// Brings requests together once a step, among collectives that all ranks wait for anyway, so that nobody waits for
-/// them in particular: not for the gathers that updates leave on their way. Where other collectives are called between
-/// `start` and `finish`, `ranks` must be a communicator of its own.
+/// Exchanges the requests of all ranks once a step. It runs beside other collectives and adds no wait. Where other
+/// collectives are called between `start` and `finish`, `ranks` must be a communicator of its own.
 template <class Device>
 class request_exchange {
  public:
@@ -361,7 +360,7 @@ class saved_states {
   std::int64_t newest_saved() const { return newest_saved_; }
   const best_step& best_saved() const { return best_; }
 
-  /// Saves the state after so many steps.
+  /// Saves the state after `steps` steps.
   std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) {
     plait::saved_scalars scalars{{"train.steps", steps},
                                  {"train.samples", samples_before(steps)},
@@ -439,12 +438,12 @@ class saved_states {
     steps_before_ = loaded.scalar<std::int64_t>("train.steps");
     samples_before_ = loaded.scalar<std::int64_t>("train.samples");
     data_begin_ = loaded.find_scalar<std::int64_t>("train.data_begin").value_or(0);
-    const std::string there = told_by(loaded, "train.data");
+    const std::string there = saved_text(loaded, "train.data");
     if (!s_.data)
       data_text_ = there;
     else if (there != data_text_)
       data_begin_ = samples_before_;
-    rate_text_ = told_by(loaded, "train.rate");
+    rate_text_ = saved_text(loaded, "train.rate");
     options_text_ = loaded.find_scalar<std::string>("train.options").value_or("");
     if (const std::string other = changed_options(s_, loaded); !other.empty() && ranks_.rank() == 0)
       std::fputs(plait::cat({"train_llama: --resume: other options than before: ", other, "\n"}).c_str(), stderr);

@@ -683,7 +683,7 @@ void add_checkpoints(option_list& list, options& opt) {
   list.group("Checkpoints");
   list.path("--checkpoint-dir", opt.checkpoint_dir, "a folder",
             "where the training state is saved, at the end and when a signal ends the run; SIGUSR1 saves at once");
-  list.add("--save-every", opt.save_every, "save every so many steps, while training goes on; 0: not before the end");
+  list.add("--save-every", opt.save_every, "steps between two saves; 0: save at the end alone");
   list.add("--keep", opt.keep, "how many of the newest saved steps stay");
   list.add("--keep-every", opt.keep_every, "saved steps that this number divides stay too; 0: none of them");
   list.choice("--keep-best", opt.keep_best, {"none", "held-out"},
@@ -728,7 +728,7 @@ void add_evaluation(option_list& list, options& opt) {
   list.add("--held-out", opt.held_out_text,
            "what the model is evaluated on at the end: a file, as for --data, or the fraction of the data, of each of "
            "several, that is kept for it; it draws from several by --data-weights");
-  list.add("--eval-every", opt.eval_every, "evaluate every so many steps too; 0: at the end alone");
+  list.add("--eval-every", opt.eval_every, "steps between two evaluations; 0: evaluate at the end alone");
 }
 
 void add_device(option_list& list, options& opt) {
@@ -752,9 +752,9 @@ void add_pictures(option_list& list, options& opt) {
   list.group("Logs and pictures");
   list.path("--log", opt.log, "a file",
             "JSON lines: one per step, then a summary; what an earlier run has logged there is renamed, to FILE.1");
-  list.add("--log-hashes", opt.log_hashes,
-           "every so many steps, before the first and after the last, log a hash of each parameter, by which "
-           "checkpoint_tool compare-runs finds where two runs differ; 0: never");
+  list.add(
+      "--log-hashes", opt.log_hashes,
+      "steps between two hashes of each parameter in the log, which checkpoint_tool compare-runs compares; 0: none");
   list.app().add_flag(
       "--log-gradient-hashes", opt.log_gradient_hashes,
       "with --log-hashes, also one of each parameter's gradient, summed over all ranks and not yet clipped");

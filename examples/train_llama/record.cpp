@@ -366,7 +366,7 @@ void each_changed(const setup& s, const plait::loaded_state& loaded, F&& f) {
 
 }  // namespace
 
-std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
+std::string saved_text(const plait::loaded_state& loaded, const char* scalar) {
   return loaded.find_scalar<std::string>(scalar).value_or("not recorded: older than this record");
 }
 
@@ -465,13 +465,13 @@ void check_resumed(const setup& s, const plait::loaded_state& loaded) {
   };
   same("--seed", "train.seed", s.opt.seed);
   same("--seq", "train.seq", s.opt.seq);
-  const std::string there = told_by(loaded, "train.data");
+  const std::string there = saved_text(loaded, "train.data");
   if (s.data && there != s.data_text && s.opt.on_new_data == "stop" && !there.empty())
     throw plait::error_of_all(
         plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
                     "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
                     s.data_text, "]; --on-new-data begin goes on with the first sample of the new data"}));
-  const std::string rate = told_by(loaded, "train.rate");
+  const std::string rate = saved_text(loaded, "train.rate");
   if (static_cast<std::int64_t>(loaded.step) < s.opt.steps && rate != s.rate_text && s.opt.on_new_schedule == "stop" &&
       !rate.empty())
     throw plait::error_of_all(

@@ -116,7 +116,7 @@ class model_run {
   virtual std::int64_t newest_saved() = 0;
   /// The best step in --checkpoint-dir at the beginning, as what was resumed says.
   virtual best_step best_saved() = 0;
-  /// Saves the state after so many steps, in the background, and returns the saves that it had to wait for. `best`,
+  /// Saves the state after `steps` steps in the background. Returns the saves that it had to wait for. `best`,
   /// which may be this one, is saved with it, and with --keep-best stays whatever its age.
   virtual std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) = 0;
   /// The saves that have ended since it was last asked; all others too, if it shall wait.
@@ -287,9 +287,10 @@ std::string why_not_resumed(const setup& s, const std::string& path, const std::
 /// Returns the --lora and --lora-alpha that a step was saved with; 0 where it has no adapters.
 std::pair<std::int64_t, double> saved_lora(const plait::loaded_state& loaded);
 
-/// Returns a text that a step tells of its run, such as "train.rate": empty where no step had been made, and words that
-/// equal no other run's where it was saved before steps had it, so that the option that allows a change is asked for.
-std::string told_by(const plait::loaded_state& loaded, const char* scalar);
+/// Returns a text that was saved with a step, such as "train.rate". It is empty where no step had been made. A step of
+/// an older format has none: the text then equals no other run's, and the caller asks for the option that allows a
+/// change.
+std::string saved_text(const plait::loaded_state& loaded, const char* scalar);
 
 /// Returns lines on what --init-from, --resume and --checkpoint-dir name, for a dry run: nothing if they name nothing
 /// that is saved. Throws `plait::error`, naming the option, where the run would refuse it: what is not there, is not
