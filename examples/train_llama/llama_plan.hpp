@@ -37,13 +37,10 @@ inline plait::llama_options model_options(const setup& s) {
           .overlap = opt.tensor_overlap};
 }
 
-/// The global sizes of all dims of a run's tensors, on the mesh of one stage: also the rank of its adapters, which the
-/// boxes of saved adapters are found by.
+/// The global sizes of all dims of a run's tensors, on the mesh of one stage.
 template <plait::strategy S>
 plait::dim_sizes sizes_of(const setup& s, const plait::mesh_shape& mesh) {
-  plait::dim_sizes sizes = plait::llama_sizes<S>(s.config, mesh, s.sequences, s.opt.seq, s.deterministic);
-  if (s.opt.lora > 0) sizes.set(plait::dim_of<plait::rank_dim>, s.opt.lora);
-  return sizes;
+  return plait::llama_sizes<S>(s.config, mesh, s.sequences, s.opt.seq, s.deterministic);
 }
 
 /// Makes a stage of the run's model. With --lora its adapters alone are trained: data parallelism places parameters by

@@ -211,7 +211,7 @@ held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Dev
       if (stored.dims[d].axes.contains(axis)) held.across.push_back(axis);
   held.part_across = [&ctx, &p, axes = held.across](std::int64_t i) {
     const mesh_shape& ranks = ctx.ranks.shape();
-    return local_box(p.stored(), ranks, ctx.sizes, rank_in_group(ranks, ctx.ranks.rank(), axes, i));
+    return local_box(p.stored(), ranks, p.sizes(), rank_in_group(ranks, ctx.ranks.rank(), axes, i));
   };
   return held;
 }
