@@ -146,6 +146,13 @@ constexpr derived_layout reduce_sum(const layout& a, dim_id dim) {
   return r;
 }
 
+/// A sum whose terms on ranks are added up: invariant where it was partial.
+constexpr layout completed(layout a) {
+  const axis_list pending = a.partial;
+  for (axis_id axis : pending) a.set(axis, state::invariant);
+  return a;
+}
+
 /// A reduction over `dim` that is not linear (max): the dim must be whole and the value complete.
 constexpr derived_layout reduce_nonlinear(const layout& a, dim_id dim) {
   derived_layout r = reduce_sum(a, dim);

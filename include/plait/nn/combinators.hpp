@@ -127,7 +127,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   microbatch<device> made_again(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept) {
     if (!std::exchange(kept.again, false)) return mb;
     const microbatch<device> now = mb.keeping(recompute::none);
-    forward_from<0>(now, x, &kept, nullptr);
+    forward_from<0>(now.repeated(), x, &kept, nullptr);
     return now;
   }
 
@@ -199,7 +199,8 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
       auto& held = std::get<I - 1>(kept.outputs);
       if (!held) {
         const auto& before = input_of<I - 1>(mb, x, kept);
-        held = std::get<I - 1>(layers_).forward(mb, before.template view_as<typename nth<I - 1>::input>(), nullptr);
+        held = std::get<I - 1>(layers_).forward(mb.repeated(), before.template view_as<typename nth<I - 1>::input>(),
+                                                nullptr);
       }
       return held;
     }
@@ -274,7 +275,7 @@ class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>,
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
                                     const tensor_of<Gradient>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<input>, Gradient, output>);
-    if (!kept.normalized) kept.normalized = norm_.forward(mb, x, nullptr);
+    if (!kept.normalized) kept.normalized = norm_.forward(mb.repeated(), x, nullptr);
     const tensor_of<dual_t<output>>* into_branch = &dy;
     tensor_of<dual_t<output>> dropped;
     if (drop_.drops(mb)) {
@@ -396,7 +397,7 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
       const microbatch<device> mine = mb.at_block(i);
       const bool again = mine.policy == recompute::full;
       const microbatch<device> here = again ? mine.keeping(recompute::none) : mine;
-      if (again) blocks_[i].forward(here, in, &kept.blocks[i]);
+      if (again) blocks_[i].forward(here.repeated(), in, &kept.blocks[i]);
       d = (i + 1 == blocks_.size()
                ? blocks_[i].backward(here, in, kept.blocks[i], dy.template view_as<dual_t<typename Block::output>>())
                : blocks_[i].backward(here, in, kept.blocks[i], d.template view_as<dual_t<typename Block::output>>()));

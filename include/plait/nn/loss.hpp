@@ -84,6 +84,9 @@ class loss_seed {
 ///     mean.begin_late(ctx);                    // and the first of seed(ctx) and finish(ctx) is collective
 ///     mean.add(ctx, loss_of_a_microbatch);     // any number of times
 ///     mean.finish(ctx);                        // collective; then loss_sum() and tokens() are complete
+///
+/// Layers add auxiliary losses of their own to `auxiliary()`, which `finish` completes beside the sum, over the whole
+/// mesh. They have their scales, and are no part of the mean.
 template <spec_like LossSum, spec_like Labels, compute_device Device = cpu>
 class token_mean {
  public:
@@ -95,11 +98,10 @@ class token_mean {
   explicit token_mean(const context<Device>& ctx)
       : own_(ctx),
         all_(ctx),
-        sum_(ctx),
-        total_(ctx),
+        sums_(make_buffer<double>(ctx.device, 4)),
         seed_(ctx),
         complete_count_(layout_v<count_spec>, layout_v<dual_t<LossSum>>, ctx.ranks, ctx.sizes, "counted tokens"),
-        complete_sum_(layout_v<LossSum>, complete, ctx.ranks, ctx.sizes, "loss") {}
+        complete_sum_(layout_v<LossSum>, completed(layout_v<LossSum>), ctx.ranks, ctx.sizes, "loss") {}
 
   void count(const context<Device>& ctx, std::int64_t own) {
     const auto number = static_cast<double>(own);
@@ -113,7 +115,8 @@ class token_mean {
   /// rank, as in TCP, the counts would wait for the gathers of parameters that the forward pass hides.
   void begin_late(const context<Device>& ctx) {
     counted_ = false;
-    ctx.device.zero(sum_.data(), sizeof(double), ctx.device.main_stream());
+    ctx.device.zero(sums_.data(), sums_.bytes(), ctx.device.main_stream());
+    auxiliary_ = {pending_sum() + 1};
   }
   const seed_type& seed() const { return seed_; }
   const seed_type& seed(const context<Device>& ctx) {
@@ -121,32 +124,32 @@ class token_mean {
     return seed_;
   }
   void add(const context<Device>& ctx, const tensor<double, LossSum, Device>& sum) {
-    kernels::accumulate(ctx.device, sum.data(), sum_.data(), 1);
+    kernels::accumulate(ctx.device, sum.data(), pending_sum(), 1);
   }
   /// The summed loss on this rank so far, to be completed over the stages of a pipeline.
-  double* pending_sum() { return sum_.data(); }
+  double* pending_sum() { return sums_.template data<double>(); }
+  /// Where the layers of a step add their auxiliary losses (`microbatch::auxiliary`).
+  auxiliary_sum* auxiliary() { return &auxiliary_; }
   void finish(const context<Device>& ctx) {
     complete_count(ctx);
-    complete_sum_.run(ctx.device, sum_.data(), total_.data(), dtype::f64);
+    complete_sum_.run(ctx.device, pending_sum(), loss_sum(), dtype::f64);
+    if (!auxiliary_.used) return;
+    if (!complete_auxiliary_) complete_auxiliary_.emplace(over_all_axes(ctx));
+    complete_auxiliary_->run(ctx.device, auxiliary_.value, loss_sum() + 1, dtype::f64);
   }
 
-  /// The sum over all tokens, and their number, in the device's memory.
-  const double* loss_sum() const { return total_.data(); }
-  double* loss_sum() { return total_.data(); }
+  /// Two numbers in the device's memory: the sum over all tokens, and the auxiliary losses, 0 where no layer has any.
+  const double* loss_sum() const { return sums_.template data<double>() + 2; }
+  double* loss_sum() { return sums_.template data<double>() + 2; }
+  /// The number of all counted tokens, in the device's memory.
   const double* tokens() const { return all_.data(); }
 
  private:
-  static constexpr layout complete = [] {
-    layout a = layout_v<LossSum>;
-    const axis_list pending = a.partial;
-    for (axis_id axis : pending) a.set(axis, state::invariant);
-    return a;
-  }();
-  struct complete_value {
-    static constexpr layout value = complete;
-  };
-  using complete_spec = spec_from<complete_value, LossSum>;
-
+  static ready_plan over_all_axes(const context<Device>& ctx) {
+    layout pending;
+    for (axis_id axis : ctx.ranks.shape().axes) pending.set(axis, state::partial);
+    return ready_plan(pending, completed(pending), ctx.ranks, ctx.sizes, "auxiliary losses");
+  }
   void complete_count(const context<Device>& ctx) {
     if (counted_) return;
     counted_ = true;
@@ -156,10 +159,11 @@ class token_mean {
 
   tensor<double, count_spec, Device> own_;
   tensor<double, dual_t<LossSum>, Device> all_;
-  tensor<double, LossSum, Device> sum_;
-  tensor<double, complete_spec, Device> total_;
+  buffer<Device> sums_;  ///< the loss and the auxiliary losses, on this rank and then complete
   seed_type seed_;
   ready_plan complete_count_, complete_sum_;
+  std::optional<ready_plan> complete_auxiliary_;
+  auxiliary_sum auxiliary_;
   bool counted_ = false;  ///< by all ranks
 };
 

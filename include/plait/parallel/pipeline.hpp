@@ -501,6 +501,7 @@ class pipeline {
       mb.units = this->watcher;
       mb.place_in_step(i, static_cast<std::int64_t>(data.size()), first_sample,
                        local_box(layout_v<typename tokens::spec>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()));
+      mb.auxiliary = loss.auxiliary();
       if (!starts.empty()) mb.document_starts = starts[static_cast<std::size_t>(i)];
       return mb;
     }

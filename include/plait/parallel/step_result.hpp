@@ -16,6 +16,7 @@ struct step_result {
   double gradient_norm = 0;  ///< before clipping
   std::int64_t tokens = 0;   ///< counted tokens of the global batch
   bool skipped = false;      ///< whether the gradients were not finite, so that no weight has changed
+  double auxiliary = 0;      ///< what layers add to the loss, as mixtures of experts do; `loss` is without it
 };
 
 /// Hashes (FNV-1a) of a parameter's name and its elements as they lie in row-major order, without padding: equal hashes

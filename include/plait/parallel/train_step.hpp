@@ -207,16 +207,16 @@ class training_step {
   /// the last call, this one or others, are taken back from the optimizer's number of steps here, once.
   step_result result(const context<device>& ctx) {
     if (!ran_ && !only_counts<device>) fail("training step: result(ctx) before the first run(ctx)");
-    double sum = 0, counted = 0;
+    double sums[2] = {}, counted = 0;  // of the loss and of auxiliary losses
     ctx.device.synchronize();
-    ctx.device.download(&sum, mean_.loss_sum(), sizeof sum, ctx.device.main_stream());
+    ctx.device.download(sums, mean_.loss_sum(), sizeof sums, ctx.device.main_stream());
     ctx.device.download(&counted, mean_.tokens(), sizeof counted, ctx.device.main_stream());
     kernels::clip_numbers clipped;
     ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
     const bool skipped = clipped.update == 0;
     const double skips = clipped.skips - std::exchange(skips_seen_, clipped.skips);
     for (double i = 0; i < skips; ++i) optimizer_.forget_step();
-    return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
+    return {counted > 0 ? sums[0] / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped, sums[1]};
   }
 
   /// Sets callbacks around the norm's all-reduce, for host values to travel with it: `begin` runs when the gradients
@@ -253,10 +253,10 @@ class training_step {
     void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
   };
 
-  /// Sums the loss, and the squares of gradients, over all ranks, and gives the optimizer the factor of clipping.
+  /// Sums the losses, and the squares of gradients, over all ranks, and gives the optimizer the factor of clipping.
   void clip_by_norm(const context<device>& ctx, std::span<const reduced> gradients) {
     mean_.finish(ctx);
-    if (stages_.size() > 1) stages_.all_reduce(mean_.loss_sum(), mean_.loss_sum(), 1, dtype::f64, reduce_op::sum);
+    if (stages_.size() > 1) stages_.all_reduce(mean_.loss_sum(), mean_.loss_sum(), 2, dtype::f64, reduce_op::sum);
     gradient_norm<precision, device> norm;
     for (const reduced& gradient : gradients) norm.add(ctx, gradient);
     auto* const squares = squares_.template data<double>();

@@ -41,7 +41,9 @@ layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t 
     gather_parameters(ctx, one);
     zero_gradients(ctx, one);
     ranks.ledger().clear();
-    const microbatch<counting_device> mb = microbatch<counting_device>(ctx).keeping(policy);
+    microbatch<counting_device> mb = microbatch<counting_device>(ctx).keeping(policy);
+    auxiliary_sum auxiliary;
+    mb.auxiliary = &auxiliary;
     const typename L::template tensor_of<typename L::input> x(ctx);
     const typename L::template tensor_of<dual_t<typename L::output>> dy(ctx);
     typename L::saved kept;

@@ -79,6 +79,12 @@ constexpr std::int64_t first_sample_in_step(const deterministic_leaves& leaves, 
   return leaves ? offset * count + index * local : index * global + offset;
 }
 
+/// The auxiliary losses of a step on one rank: a term of a sum over all ranks. Layers add to it in forward passes.
+struct auxiliary_sum {
+  double* value = nullptr;  ///< one number in the device's memory
+  bool used = false;        ///< whether a layer has added to it
+};
+
 /// One microbatch on its way through the layers: the context, and what differs from one microbatch to the next. Every
 /// layer hands it on to the layers it is made of. A context converts to a microbatch of its own, so that a layer that
 /// is used alone takes a context.
@@ -104,6 +110,10 @@ struct microbatch {
   recompute policy = recompute::none;
   /// Of each block, for a stack whose blocks differ in that; empty: all by `policy`.
   std::span<const recompute> policies{};
+  /// Where layers add their auxiliary losses; null: nobody asks for them, as in evaluation.
+  auxiliary_sum* auxiliary = nullptr;
+  /// Whether a backward pass runs a forward pass again: what counts once for each microbatch is not counted again.
+  bool repeats = false;
   /// The observer of the units of parameters that the pass uses; null: none.
   unit_watcher* units = nullptr;
   /// The number of the first unit of the layers that this goes through, in its stage; negative: they are in one unit.
@@ -120,6 +130,12 @@ struct microbatch {
     microbatch other = *this;
     other.policy = what;
     other.policies = {};
+    return other;
+  }
+  /// Returns this microbatch for a forward pass that a backward pass runs again.
+  microbatch repeated() const {
+    microbatch other = *this;
+    other.repeats = true;
     return other;
   }
   /// Returns this microbatch for a stack whose blocks have these policies; they must outlive it.

@@ -144,7 +144,8 @@ struct layer_run {
 };
 
 struct layer_values {
-  double loss = 0;
+  double loss = 0;       ///< with `auxiliary`
+  double auxiliary = 0;  ///< what the layer adds to the loss by itself
   std::vector<double> y, dx;
   std::vector<std::pair<std::string, std::vector<double>>> gradients;
   findings found;  ///< where what is kept or sent differs from the dry run
@@ -181,11 +182,32 @@ void use_before(const microbatch<Device>& mb, Layer& layer, typename Layer::save
   const auto x = placed(std::type_identity<typename Layer::input>(), 3);
   const auto dy = placed(std::type_identity<dual_t<typename Layer::output>>(), 4);
   microbatch<Device> now = mb;
-  now.deferred = nullptr;
+  now.deferred = nullptr, now.auxiliary = nullptr;
   layer.forward(now.keeping(recompute::none), x, &kept);
   layer.forward(now, x, &kept);
   layer.backward(now, x, kept, dy);
   layer.visit([&](auto& p) { p.discard_gradient(mb.ctx); });
+}
+
+/// Returns what all ranks have added to the loss. Collective.
+template <class Device>
+double collect_auxiliary(const context<Device>& ctx, const auxiliary_sum& sum) {
+  layout terms;
+  for (axis_id axis : ctx.ranks.shape().axes) terms.set(axis, state::partial);
+  return sum.used ? collect_full(ctx, terms, sum.value)[0] : 0;
+}
+
+/// Returns the whole gradient of each parameter that is trained. Collective.
+template <class Layer, class Device>
+std::vector<std::pair<std::string, std::vector<double>>> reduce_gradients(const context<Device>& ctx, Layer& layer) {
+  std::vector<std::pair<std::string, std::vector<double>>> all;
+  layer.visit([&](auto& p) {
+    if (!p.trainable()) return;
+    const auto gradient = p.reduce(ctx);
+    const context<Device> own{ctx.device, ctx.ranks, p.sizes(), ctx.seed};
+    all.emplace_back(p.name(), collect_full(own, dual(p.stored()), gradient.data()));
+  });
+  return all;
 }
 
 /// Runs one rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer from a context of
@@ -209,6 +231,10 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
   mb.policy = how.policy;
   weight_work later;
   if (how.deferred) mb.deferred = &later;
+  auto added = make_buffer<double>(device, 1);
+  device.zero(added.data(), added.bytes(), device.main_stream());
+  auxiliary_sum auxiliary{added.template data<double>()};
+  mb.auxiliary = &auxiliary;
   layer_values out;
   {
     ranks.ledger().clear();
@@ -222,6 +248,8 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
     out.sent = forward;
     out.y = collect_full(ctx, layout_v<typename L::output>, y.data());
     for (std::size_t i = 0; i < out.y.size(); ++i) out.loss += coefficients[i] * out.y[i];
+    out.auxiliary = collect_auxiliary(ctx, auxiliary);
+    out.loss += out.auxiliary;
     if (!how.backward) {
       out.found.require(held == 0, cat({"a forward pass without `saved` keeps ", held, " bytes"}));
       return out;
@@ -238,13 +266,10 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
     for (const ledger::row& row : ranks.ledger().rows)
       for (std::size_t k = 0; k < row.kinds.size(); ++k) out.sent.of(row.label).kinds[k] += row.kinds[k];
     out.dx = collect_full(ctx, layout_v<dual_t<typename L::input>>, dx.data());
+    const double again = collect_auxiliary(ctx, auxiliary) - out.auxiliary;
+    out.found.require(again == 0, cat({"the backward pass adds ", again, " to the auxiliary loss"}));
   }
-  layer.visit([&](auto& p) {
-    if (!p.trainable()) return;
-    const auto gradient = p.reduce(ctx);
-    const context<Device> own{ctx.device, ctx.ranks, p.sizes(), ctx.seed};
-    out.gradients.emplace_back(p.name(), collect_full(own, dual(p.stored()), gradient.data()));
-  });
+  out.gradients = reduce_gradients(ctx, layer);
   return out;
 }
 
@@ -298,6 +323,7 @@ inline findings compare_layers(const layer_values& got, const layer_values& one,
     if (!(d <= tolerance)) found.add(cat({what, " differs by ", d, " of its size"}));
   };
   near(got.y, one.y, "output");
+  near({got.auxiliary}, {one.auxiliary}, "auxiliary loss");
   near(got.dx, one.dx, "gradient of the input");
   found.require(got.gradients.size() == one.gradients.size(), "other parameters than on one rank");
   for (std::size_t i = 0; i < std::min(got.gradients.size(), one.gradients.size()); ++i)

@@ -352,6 +352,8 @@ inline findings compare_models(const model_outcome& got, const model_outcome& on
     found.require(a.tokens == b.tokens, cat({step, " counts ", a.tokens, " tokens, and one rank ", b.tokens}));
     const double loss = std::abs(a.loss - b.loss) / std::abs(b.loss);
     const double norm = std::abs(a.gradient_norm - b.gradient_norm) / b.gradient_norm;
+    if (!(std::abs(a.auxiliary - b.auxiliary) <= how.tolerance * std::abs(b.auxiliary)))
+      found.add(cat({step, ": the auxiliary loss is ", a.auxiliary, ", and one rank's ", b.auxiliary}));
     if (!(loss <= how.tolerance)) found.add(cat({step, ": the loss differs by ", scientific(loss)}));
     if (!(norm <= how.tolerance)) found.add(cat({step, ": the gradient norm differs by ", scientific(norm)}));
   }
