@@ -52,7 +52,7 @@ struct layers {
 constexpr std::int64_t tokens = 32, width = 16, length = 8;
 
 template <class S>
-auto maker(layer_recompute keep = {}) {
+auto maker(layer_recompute keep = {}, const router_losses& losses = {}) {
   return [=](const auto& ctx, stage_layers part, auto first) {
     using l = layers<S, device_of<decltype(ctx)>>;
     return std::make_unique<typename l::model>(
@@ -65,7 +65,7 @@ auto maker(layer_recompute keep = {}) {
           return typename l::block({typename l::norm(ctx, 1e-6, name + ".norm"),
                                     typename l::attention(ctx, name + ".attention", {.init = {0, 0.3}})},
                                    {typename l::norm(ctx, 1e-6, name + ".experts_norm"),
-                                    typename l::mixture(ctx, name + ".experts", {{.chosen = 2}, {0, 0.3}})});
+                                    typename l::mixture(ctx, name + ".experts", {{.chosen = 2}, {0, 0.3}, losses})});
         },
         [&](const auto&) {
           return typename l::head(typename l::norm(ctx, 1e-6, "norm"), typename l::output(ctx, "head"));
@@ -108,10 +108,21 @@ TEST_CASE("experts over tp as well, with recomputation") {
   }
 }
 
-TEST_CASE("pipelines, with deferred weight gradients too") {
+TEST_CASE("auxiliary losses, with recomputation, at every level of ZeRO") {
+  const router_losses losses{.balance = {0.5}, .z_loss = 0.1};
+  for (const recompute keep : {recompute::none, recompute::full}) {
+    auto make = maker<beside_tp>({keep}, losses);
+    model_setup how = setup();
+    CHECK(check_model(flat(1, 1, 1), {flat(1, 2, 1), flat(1, 1, 2), flat(2, 2, 2)}, how, make).text() == "");
+    how.parallel.parallel.level = zero_level::parameters;
+    CHECK(check_model(flat(1, 1, 1), {flat(2, 2, 1)}, how, make).text() == "");
+  }
+}
+
+TEST_CASE("pipelines, with deferred weight gradients and auxiliary losses") {
   model_setup how = setup();
   how.microbatches = 4, how.layers = 4;
-  auto make = maker<beside_tp>();
+  auto make = maker<beside_tp>({}, {.balance = {0.5, balance_over::microbatch}, .z_loss = 0.1});
   findings found;
   const model_outcome one = train_alone(flat(1, 1, 1), how, make, found);
   const auto check = [&](const schedule& plan, std::int64_t d, std::int64_t e, std::int64_t t) {

@@ -235,6 +235,13 @@ struct router_settings {
   double scale = 1;        ///< of the weights
 };
 
+/// The factors of a router's auxiliary losses, which are sums over tokens. They hold coefficients and global
+/// numbers of tokens, so that terms of ranks and microbatches add up.
+struct router_loss_scales {
+  double balance = 0;  ///< of an expert's count times the sum of its probabilities
+  double z = 0;        ///< of the squares of the log-sum-exp of scores
+};
+
 // ---- a step of AdamW ---------------------------------------------------------------------------------------------
 
 /// The settings of AdamW that are constant over all steps (Loshchilov and Hutter 2019).

@@ -19,6 +19,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/nn/router_losses.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/redistribution.hpp"
 
@@ -261,6 +262,7 @@ class expert_peers {
 struct moe_options {
   kernels::router_settings router{};
   initializer init{};
+  router_losses losses{};
 };
 
 /// A mixture of SwiGLU experts (Shazeer et al. 2017) without a limit of rows: each token's sum of what its experts make
@@ -303,6 +305,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> choice;    ///< [tokens, k], of the tokens that the input has
     buffer<Device> weights;   ///< [tokens, k], of those whose rows are summed
     buffer<Device> returned;  ///< the rows that are summed
+    buffer<Device> counts;    ///< of the choice, for a balance loss
     detail::expert_route route;
     buffer<Device> in, gate_up, activated;  ///< of the rows of this rank's experts
   };
@@ -314,6 +317,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
         gate_(weight(ctx, name + ".experts.gate_proj.weight", derived.up, derived.at_experts)),
         up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),
         down_(weight(ctx, name + ".experts.down_proj.weight", derived.down, derived.inside)) {
+    losses_ = {ctx, layout_v<scores>, how.losses, how.router, name};
     take_sizes(ctx);
   }
 
@@ -330,6 +334,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.stamp = stamp;
     s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
     choose(ctx, s);
+    s.counts = losses_.forward(mb, s.scored.data(), s.choice.template data<std::int32_t>(), keep != nullptr);
     buffer<Device> gathered;
     const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
     auto leaving = rows_to_send(ctx.device, s.route.leaving());
@@ -379,12 +384,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     tensor<T, dual_t<scores>, Device> dscores(ctx);
     kernels::choose_experts_backward(ctx.device, s.scored.data(), s.choice.template data<std::int32_t>(), dchoice,
                                      dscores.data(), tokens_, experts_, how_.router);
+    losses_.backward(mb, s.scored.data(), s.counts, dscores.data());
     return router_.backward(mb, x, s.router, dscores, &of_rows);
   }
 
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     router_.resize(ctx);
+    losses_.take_sizes(ctx, layout_v<scores>, names_.layer());
     take_sizes(ctx);
   }
   template <class F>
@@ -561,6 +568,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   router_layer router_;
   parameter_ptr<Precision, Device> gate_, up_, down_;
   detail::expert_peers peers_;
+  detail::router_loss_terms<Device> losses_;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;
   std::int64_t experts_ = 0, hidden_ = 0, width_ = 0;
   std::int64_t tokens_ = 0, seen_ = 0;  ///< of this rank's input, and of those whose rows it sums

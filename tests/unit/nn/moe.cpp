@@ -44,9 +44,10 @@ struct masked {
 };
 
 template <class Policy>
-void check_mixture(const kernels::router_settings& router, std::initializer_list<three> meshes) {
-  const auto make = [router](const auto& ctx) {
-    return moe<double, Policy, device_of<decltype(ctx)>>(ctx, "mixture", {router, {0, 0.5}});
+void check_mixture(const kernels::router_settings& router, std::initializer_list<three> meshes,
+                   const router_losses& losses = {}) {
+  const auto make = [router, losses](const auto& ctx) {
+    return moe<double, Policy, device_of<decltype(ctx)>>(ctx, "mixture", {router, {0, 0.5}, losses});
   };
   const dim_sizes sizes = mixture_sizes();
   const layer_values one = check_one(three{1, 1, 1}, sizes, make, 25);
@@ -69,6 +70,14 @@ TEST_CASE("experts over two axes, with sigmoids for scores") {
 TEST_CASE("experts of tokens that all ranks have") {
   check_mixture<masked>({.chosen = 4, .normalised = false},
                         {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}});
+}
+
+TEST_CASE("auxiliary losses are a part of the objective") {
+  const router_losses each{.balance = {3}, .z_loss = 0.7}, together{{2, balance_over::microbatch}, 0.2};
+  check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}}, each);
+  check_mixture<sequence_on_all_ranks>({.scores = kernels::expert_scores::sigmoid},
+                                       {three{2, 2, 1}, three{1, 1, 4}, three{2, 2, 2}}, together);
+  check_mixture<masked>({.chosen = 3}, {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}}, together);
 }
 
 // All scores are equal, so that every token chooses the first experts, and all others have no rows.
@@ -119,6 +128,17 @@ TEST_CASE("a mixture says what it cannot do") {
     for (const std::int64_t k : {0, 9})
       CHECK_THROWS_WITH(layer(ctx, "moe", {{.chosen = k}}),
                         cat({"moe: each token chooses ", k, " of 8 experts; legal are 1 to 8"}).c_str());
+    CHECK_THROWS_WITH(layer(ctx, "moe", {.losses = {.z_loss = -1}}), "moe: z_loss = -1; legal is 0 (none) or more");
+    CHECK_THROWS_WITH(layer(ctx, "moe", {.losses = {.balance = {-0.5}}}),
+                      "moe: the weight of the balance loss is -0.5; legal is 0 (none) or more");
+    struct flat_tokens {
+      using input = spec<shard<batch, dp, ep, tp>, hidden>;
+      using weight = spec<shard<experts, ep>, ffn, hidden>;
+      using output = input;
+    };
+    CHECK_THROWS_WITH((moe<float, flat_tokens>(ctx, "moe", {.losses = {.balance = {1}}})),
+                      "moe: balance_over::sequence, and the input has one dim of tokens, so that no sequence is known; "
+                      "legal is balance_over::microbatch");
     layer made(ctx, "moe");
     made.visit([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); });
     tensor<float, exchanged::input> x(ctx);

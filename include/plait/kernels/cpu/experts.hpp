@@ -38,6 +38,19 @@ S weight_divisor(const S* p, const std::int32_t* chosen, const router_settings& 
   return sum + static_cast<S>(how.scores == expert_scores::sigmoid ? 1e-20 : 0);
 }
 
+/// The probabilities that a balance loss takes, which add up to 1, and the log-sum-exp of the scores, which is
+/// returned.
+template <class T, class S>
+S balanced_probabilities(const T* scores, S* p, std::int64_t experts, expert_scores how) {
+  S most = converted<S>(scores[0]), sum = 0, all = S(1e-20);  // where all sigmoids are 0
+  for (std::int64_t e = 1; e < experts; ++e) most = std::max(most, converted<S>(scores[e]));
+  for (std::int64_t e = 0; e < experts; ++e) sum += std::exp(converted<S>(scores[e]) - most);
+  expert_probabilities(scores, p, experts, how);
+  for (std::int64_t e = 0; e < experts; ++e) all += p[e];
+  for (std::int64_t e = 0; e < experts; ++e) p[e] /= all;
+  return most + std::log(sum);
+}
+
 }  // namespace detail
 
 /// Each token's experts, `chosen` [tokens, k], the best first, of equal ones the lower first; and their `weights`
@@ -83,6 +96,52 @@ void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, 
       dscores[e] =
           converted<T>(how.scores == expert_scores::softmax ? p[e] * (dp[e] - mean) : dp[e] * p[e] * (1 - p[e]));
     scores += experts, dscores += experts, chosen += how.chosen, dweights += how.chosen;
+  }
+}
+
+/// counts [groups, experts]: how often `chosen` [groups, size] has each expert.
+inline void count_experts(cpu&, const std::int32_t* chosen, std::int32_t* counts, std::int64_t groups,
+                          std::int64_t size, std::int64_t experts) {
+  std::fill_n(counts, groups * experts, 0);
+  for (std::int64_t g = 0; g < groups; ++g, counts += experts)
+    for (std::int64_t j = 0; j < size; ++j) ++counts[*chosen++];
+}
+
+/// The auxiliary losses of `scores` [groups, size, experts], one number. It is by.z times the square of each token's
+/// log-sum-exp, and by.balance times each probability times its expert's number in `counts` [groups, experts]. Null
+/// counts: there is no balance loss. Probabilities add up to 1: sigmoids are divided by their sum.
+template <class T>
+void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss, std::int64_t groups,
+                 std::int64_t size, std::int64_t experts, expert_scores how, const router_loss_scales& by) {
+  using S = statistic_of<T>;
+  std::vector<S> p(static_cast<std::size_t>(experts));
+  *loss = 0;
+  for (std::int64_t t = 0; t < groups * size; ++t, scores += experts) {
+    const double all = static_cast<double>(detail::balanced_probabilities(scores, p.data(), experts, how));
+    *loss += by.z * all * all;
+    for (std::int64_t e = 0; counts && e < experts; ++e)
+      *loss += by.balance * counts[t / size * experts + e] * static_cast<double>(p[static_cast<std::size_t>(e)]);
+  }
+}
+
+/// Adds the gradient of `router_loss` times *seed to dscores; counts have none.
+template <class T>
+void add_router_loss_gradient(cpu&, const T* scores, const std::int32_t* counts, const double* seed, T* dscores,
+                              std::int64_t groups, std::int64_t size, std::int64_t experts, expert_scores how,
+                              const router_loss_scales& by) {
+  using S = statistic_of<T>;
+  std::vector<S> p(static_cast<std::size_t>(experts));
+  for (std::int64_t t = 0; t < groups * size; ++t, scores += experts, dscores += experts) {
+    const double all = static_cast<double>(detail::balanced_probabilities(scores, p.data(), experts, how));
+    const std::int32_t* const c = counts ? counts + t / size * experts : nullptr;
+    double mean = 0;
+    for (std::int64_t e = 0; c && e < experts; ++e) mean += c[e] * static_cast<double>(p[static_cast<std::size_t>(e)]);
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const double z = static_cast<double>(converted<S>(scores[e])), of_p = p[static_cast<std::size_t>(e)];
+      const double slope = how == expert_scores::sigmoid ? 1 / (1 + std::exp(z)) : 1;
+      const double d = (c ? by.balance * of_p * slope * (c[e] - mean) : 0) + 2 * by.z * all * std::exp(z - all);
+      dscores[e] = converted<T>(converted<S>(dscores[e]) + static_cast<S>(*seed * d));
+    }
   }
 }
 

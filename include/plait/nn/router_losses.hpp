@@ -1,0 +1,156 @@
+// The auxiliary losses of a router: balance between experts, and the z-loss. They are equal on every mesh.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/kernels/settings.hpp"
+#include "plait/layout/rules.hpp"
+#include "plait/tensor/microbatch.hpp"
+#include "plait/tensor/redistribution.hpp"
+
+namespace plait {
+
+/// The tokens over which a balance loss counts and averages.
+enum class balance_over : std::uint8_t { sequence, microbatch };
+
+/// For E experts, k of each token, and a set of n tokens: weight * E * sum_e f_e P_e. f_e is the part of the n k
+/// choices that expert e has, P_e the mean of its probability over the tokens; sigmoids are divided by their sum. The
+/// value is `weight` where all experts are chosen alike. The set is
+///
+///     sequence    each sequence by itself, and the mean of all (DeepSeek-V3, 2412.19437, equations 17 to 20).
+///     microbatch  the tokens of a microbatch over the whole mesh, and the mean of all microbatches (Fedus et al. 2021;
+///                 Megatron-LM's `aux_loss`, but over all data ranks).
+///
+/// With `sequence` neither the mesh nor the number of microbatches changes it. With `microbatch` the number of
+/// microbatches does, by its definition, and the mesh does not.
+struct balance_loss {
+  double weight = 0;
+  balance_over over = balance_over::sequence;
+};
+
+/// The coefficients of what a router adds to the loss; 0: nothing.
+struct router_losses {
+  balance_loss balance{};
+  /// Of the mean over tokens of log(sum_e exp(score_e))^2, which keeps scores small (ST-MoE, Zoph et al. 2022).
+  double z_loss = 0;
+};
+
+namespace detail {
+
+/// The auxiliary losses of one router: their value, which goes to `microbatch::auxiliary`, and the gradient of scores.
+/// Each term carries one constant of global sizes, so that sums over ranks and microbatches are all there is. The one
+/// collective adds up the counts of experts.
+template <compute_device Device>
+class router_loss_terms {
+ public:
+  router_loss_terms() = default;
+  /// `scores` is the layout [samples, positions.., experts].
+  router_loss_terms(const context<Device>& ctx, const layout& scores, const router_losses& how,
+                    const kernels::router_settings& router, const std::string& name)
+      : how_(how), router_(router) {
+    if (!(how.z_loss >= 0)) fail({name, ": z_loss = ", how.z_loss, "; legal is 0 (none) or more"});
+    if (!(how.balance.weight >= 0))
+      fail({name, ": the weight of the balance loss is ", how.balance.weight, "; legal is 0 (none) or more"});
+    if (balances() && by_sequence() && scores.dims.size() < 3)
+      fail({name, ": balance_over::sequence, and the input has one dim of tokens, so that no sequence is known; legal ",
+            "is balance_over::microbatch"});
+    if (!any()) return;
+    if (const axis_list all = ctx.ranks.pruned(ctx.ranks.shape().others({})); !all.empty())
+      ctx.ranks.group(all);  // made here, and not in the first step, where the sum is completed
+    take_sizes(ctx, scores, name);
+  }
+
+  /// Adds the value, if the microbatch asks for it, and returns the counts for `backward`; `keeps`: there will be one.
+  template <class T>
+  buffer<Device> forward(const microbatch<Device>& mb, const T* scores, const std::int32_t* choice, bool keeps) {
+    const bool adds = mb.auxiliary && !mb.repeats;
+    if (!any() || !(adds || keeps)) return {};
+    Device& on = mb.ctx.device;
+    buffer<Device> counts;
+    if (balances()) counts = count(on, choice);
+    if (!adds) return counts;
+    auto term = make_buffer<double>(on, 1), own = make_buffer<double>(on, 1);
+    kernels::router_loss(on, scores, counts.template data<std::int32_t>(), term.template data<double>(), groups_, size_,
+                         experts_, router_.scores, scales(mb));
+    share_.run(on, term.data(), own.data(), dtype::f64);
+    kernels::accumulate(on, own.template data<double>(), mb.auxiliary->value, 1);
+    mb.auxiliary->used = true;
+    return counts;
+  }
+  /// Adds to the gradient of scores.
+  template <class T>
+  void backward(const microbatch<Device>& mb, const T* scores, const buffer<Device>& counts, T* dscores) const {
+    if (!any()) return;
+    kernels::add_router_loss_gradient(mb.ctx.device, scores, counts.template data<std::int32_t>(),
+                                      seed_.template data<double>(), dscores, groups_, size_, experts_, router_.scores,
+                                      scales(mb));
+  }
+  void take_sizes(const context<Device>& ctx, const layout& scores, const std::string& name) {
+    if (!any()) return;
+    const std::size_t kept = balances() && by_sequence() ? 1 : 0;  // dims of the tokens' sets
+    layout counted = scores, summed = scores;
+    while (counted.dims.size() > kept + 1) counted = reduce_sum(counted, counted.dims[kept].dim).result;
+    while (!summed.dims.empty()) summed = reduce_sum(summed, summed.dims.back().dim).result;
+    complete_counts_ = ready_plan(counted, completed(counted), ctx.ranks, ctx.sizes, name);
+    layout everywhere;
+    for (axis_id axis : ctx.ranks.shape().axes) everywhere.set(axis, state::partial);
+    share_ = ready_plan(summed, everywhere, ctx.ranks, ctx.sizes, name);
+    experts_ = ctx.sizes.of(scores.dims.back().dim);
+    sets_ = kept > 0 ? ctx.sizes.of(scores.dims[0].dim) : 1;
+    tokens_ = 1;
+    for (std::size_t i = 0; i + 1 < scores.dims.size(); ++i) tokens_ *= ctx.sizes.of(scores.dims[i].dim);
+    groups_ = complete_counts_.source().local_size() / experts_;
+    size_ = local_box(scores, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local_size() / experts_ / groups_;
+    make_seed(ctx);
+  }
+
+ private:
+  bool any() const { return balances() || how_.z_loss > 0; }
+  bool balances() const { return how_.balance.weight > 0; }
+  bool by_sequence() const { return how_.balance.over == balance_over::sequence; }
+
+  /// The gradient of a rank's term: the adjoint of how terms are shared out, from 1.
+  void make_seed(const context<Device>& ctx) {
+    const ready_plan back(share_.backward(), ctx.ranks, ctx.sizes, "auxiliary losses");
+    auto one = make_buffer<double>(ctx.device, 1);
+    const double value = 1;
+    ctx.device.upload(one.data(), &value, sizeof value, ctx.device.main_stream());
+    seed_ = make_buffer<double>(ctx.device, 1);
+    back.run(ctx.device, one.data(), seed_.data(), dtype::f64);
+  }
+  /// How often each expert is chosen in each set of tokens, over all ranks.
+  buffer<Device> count(Device& on, const std::int32_t* choice) const {
+    const auto n = static_cast<std::size_t>(groups_ * experts_);
+    auto own = buffer<Device>::for_collectives(on, n * sizeof(std::int32_t));
+    kernels::count_experts(on, choice, own.template data<std::int32_t>(), groups_, size_ * router_.chosen, experts_);
+    if (complete_counts_.trivial()) return own;
+    auto all = buffer<Device>::for_collectives(on, own.bytes());
+    complete_counts_.run(on, own.data(), all.data(), dtype::i32);
+    return all;
+  }
+  kernels::router_loss_scales scales(const microbatch<Device>& mb) const {
+    const auto all = static_cast<double>(tokens_), sets = static_cast<double>(sets_),
+               microbatches = static_cast<double>(mb.count), of_set = all / sets;
+    return {how_.balance.weight * static_cast<double>(experts_) /
+                (static_cast<double>(router_.chosen) * of_set * of_set * sets * microbatches),
+            how_.z_loss / (all * microbatches)};
+  }
+
+  router_losses how_;
+  kernels::router_settings router_;
+  ready_plan complete_counts_;
+  ready_plan share_;     ///< of a term: a part of the sum over the whole mesh, that equal ranks have once
+  buffer<Device> seed_;  ///< one double
+  std::int64_t experts_ = 0, groups_ = 0, size_ = 0;  ///< groups of this rank, and its tokens of each
+  std::int64_t sets_ = 0, tokens_ = 0;                ///< of a microbatch over the whole mesh
+};
+
+}  // namespace detail
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
