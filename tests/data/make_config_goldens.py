@@ -5,7 +5,7 @@
     read       config.json files, as members of a small Llama's, and what transformers makes of each: the inverse
                rotary frequencies in float64 and the embedding's padding_idx
 
-Made with torch 2.15.0 and transformers 5.23.0.
+Made with torch 2.15.0 and transformers 5.24.0.
 """
 import json
 import logging
@@ -15,7 +15,8 @@ import tempfile
 
 import torch
 from make_llama_goldens import AllDouble
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
+                          Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig)
 
 SMALL = dict(model_type="llama", vocab_size=31, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
              num_key_value_heads=2, intermediate_size=24, max_position_embeddings=256)
@@ -71,7 +72,8 @@ def read(case: dict) -> dict:
 def main() -> None:
     logging.disable(logging.WARNING)
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent
-    kinds = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+    kinds = {"llama": LlamaConfig, "mistral": MistralConfig, "mixtral": MixtralConfig, "qwen2": Qwen2Config,
+             "qwen2_moe": Qwen2MoeConfig, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}
     found = {"defaults": {name: defaults(kind) for name, kind in kinds.items()}, "small": SMALL,
              "read": [read(case) for case in CASES]}
     lines = json.dumps(found, indent=1, sort_keys=True)

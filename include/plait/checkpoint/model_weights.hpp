@@ -248,16 +248,54 @@ bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   return p.counts();
 }
 
-/// Writes elements from `begin` on of a tensor that lies as in `place`, and begins at byte `offset` of a file.
-inline void write_run(file_of_parts& file, std::uint64_t offset, const weight_place& place, std::int64_t row,
-                      std::int64_t begin, const std::vector<std::byte>& bytes, std::size_t width) {
-  if (!place.row_at) return file.write(offset + static_cast<std::uint64_t>(begin) * width, bytes.data(), bytes.size());
-  const std::int64_t end = begin + static_cast<std::int64_t>(bytes.size() / width);
-  each_row_run(begin, end, row, place.row_at, [&](std::int64_t at, std::int64_t to, std::int64_t n) {
-    file.write(offset + static_cast<std::uint64_t>(to) * width,
-               bytes.data() + static_cast<std::size_t>(at - begin) * width, static_cast<std::size_t>(n) * width);
-  });
-}
+/// Writes tensors into the files of a directory that `create_files` has made.
+class weight_writer {
+ public:
+  weight_writer(const safetensors_shards& shards, std::string folder, std::string field)
+      : shards_(shards), folder_(std::move(folder)), field_(std::move(field)) {}
+
+  /// Writes the elements from `begin` on of a tensor of this shape, which lies as `place` says. An element has `width`
+  /// bytes.
+  void write(const weight_place& place, const std::vector<std::int64_t>& shape, std::int64_t begin,
+             std::span<const std::byte> bytes, std::size_t width) {
+    const std::int64_t all = elements_of_shape(shape), end = begin + static_cast<std::int64_t>(bytes.size() / width);
+    const auto put = [&](const std::string& tensor, std::int64_t at, std::int64_t to, std::int64_t n) {
+      const safetensors_shards::place& where = shards_.of(tensor);
+      file(where.file)
+          .write(where.offset + static_cast<std::uint64_t>(to) * width,
+                 bytes.data() + static_cast<std::size_t>(at - begin) * width, static_cast<std::size_t>(n) * width);
+    };
+    if (!place.parts.empty()) {
+      const std::int64_t part = std::max<std::int64_t>(all / static_cast<std::int64_t>(place.parts.size()), 1);
+      for (std::int64_t at = begin; at < end;) {
+        const std::int64_t i = at / part, n = std::min(end, (i + 1) * part) - at;
+        put(place.parts[static_cast<std::size_t>(i)], at, at % part, n);
+        at += n;
+      }
+    } else if (place.row_at) {
+      const std::int64_t row = shape.empty() ? 1 : all / std::max<std::int64_t>(shape[0], 1);
+      each_row_run(begin, end, row, place.row_at,
+                   [&](std::int64_t at, std::int64_t to, std::int64_t n) { put(place.tensor, at, to, n); });
+    } else {
+      put(place.tensor, begin, begin, end - begin);
+    }
+  }
+  void close() {
+    for (auto& [index, file] : files_) file.close();
+  }
+
+ private:
+  file_of_parts& file(std::size_t index) {
+    if (!files_.contains(index))
+      files_.emplace(
+          index, file_of_parts::open((std::filesystem::path(folder_) / shards_.files()[index].name).string(), field_));
+    return files_.at(index);
+  }
+
+  const safetensors_shards& shards_;
+  std::string folder_, field_;
+  std::map<std::size_t, file_of_parts> files_;
+};
 
 }  // namespace detail
 
@@ -298,7 +336,7 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
                    const std::function<weight_place(const std::string&)>& place = {}) {
   const auto written = weight_dtype_of(dtype);
   if (!written) fail({"weights are written as F64, F32 or BF16, not as ", name_of(dtype)});
-  std::map<std::size_t, file_of_parts> files;
+  detail::weight_writer writer(shards, folder, field);
   std::vector<std::byte> converted_run;
   model.visit([&](auto& p) {
     const storage_slice own = p.slice();
@@ -308,23 +346,16 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
     ctx.device.download(values.data(), std::as_const(p).value(), values.size() * sizeof(master),
                         ctx.device.main_stream());
     const weight_place there = place ? place(p.name()) : weight_place{p.name()};
-    const safetensors_shards::place& where = shards.of(there.tensor);
-    if (!files.contains(where.file))
-      files.emplace(where.file, file_of_parts::open(
-                                    (std::filesystem::path(folder) / shards.files()[where.file].name).string(), field));
-    file_of_parts& file = files.at(where.file);
-    std::int64_t logical = 1;
-    for (std::int64_t n : p.info().shape) logical *= n;
-    const std::int64_t row = p.info().shape.empty() ? 1 : logical / std::max<std::int64_t>(p.info().shape[0], 1);
-    detail::each_run_of(p.part(), own, logical, [&](std::int64_t to, std::int64_t from, std::int64_t count) {
-      converted_run.resize(static_cast<std::size_t>(count) * size_of(dtype));
-      convert_elements(safetensors_dtype_of(dtype_of<master>), *written,
-                       reinterpret_cast<const std::byte*>(values.data() + (from - own.begin)), converted_run.data(),
-                       count, p.name());
-      detail::write_run(file, where.offset, there, row, to, converted_run, size_of(dtype));
-    });
+    detail::each_run_of(p.part(), own, elements_of_shape(p.info().shape),
+                        [&](std::int64_t to, std::int64_t from, std::int64_t count) {
+                          converted_run.resize(static_cast<std::size_t>(count) * size_of(dtype));
+                          convert_elements(safetensors_dtype_of(dtype_of<master>), *written,
+                                           reinterpret_cast<const std::byte*>(values.data() + (from - own.begin)),
+                                           converted_run.data(), count, p.name());
+                          writer.write(there, p.info().shape, to, converted_run, size_of(dtype));
+                        });
   });
-  for (auto& [index, file] : files) file.close();
+  writer.close();
 }
 
 }  // namespace plait

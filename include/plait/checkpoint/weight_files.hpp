@@ -94,6 +94,8 @@ struct weight_place {
   std::string tensor;                                  ///< its name there
   std::int64_t rows = 0;                               ///< that it has there
   std::function<std::int64_t(std::int64_t)> row_at{};  ///< which of them row i is; empty: the i-th
+  /// In place of `tensor`: the tensors that have its rows one after the other, each as many.
+  std::vector<std::string> parts{};
 };
 
 /// Calls f(first element, its place, elements) for runs of the elements [begin, end) of a tensor, whose rows have `row`

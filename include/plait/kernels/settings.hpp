@@ -233,6 +233,8 @@ struct router_settings {
   expert_scores scores = expert_scores::softmax;
   bool normalised = true;  ///< the weights of a token's experts add up to `scale`
   double scale = 1;        ///< of the weights
+
+  bool operator==(const router_settings&) const = default;
 };
 
 /// The factors of a router's auxiliary losses, which are sums over tokens. They hold coefficients and global

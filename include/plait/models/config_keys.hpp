@@ -45,12 +45,12 @@ class config_reader {
     return value.get<double>();
   }
   double number(const char* key, double fallback) const { return has(key) ? number(key) : fallback; }
-  bool boolean(const char* key, bool fallback) const {
-    if (!has(key)) return fallback;
+  bool boolean(const char* key) const {
     const nlohmann::json& value = at(key);
     if (!value.is_boolean()) bad(key, value, "true or false");
     return value.get<bool>();
   }
+  bool boolean(const char* key, bool fallback) const { return has(key) ? boolean(key) : fallback; }
   std::string string(const char* key) const {
     const nlohmann::json& value = at(key);
     if (!value.is_string()) bad(key, value, "a string");
@@ -187,6 +187,7 @@ inline constexpr std::array harmless_config_keys = std::to_array<std::string_vie
                                                                                     "repetition_penalty",
                                                                                     "return_dict",
                                                                                     "return_dict_in_generate",
+                                                                                    "router_aux_loss_coef",
                                                                                     "sep_token_id",
                                                                                     "suppress_tokens",
                                                                                     "task_specific_params",
@@ -205,6 +206,11 @@ inline constexpr std::array harmless_config_keys = std::to_array<std::string_vie
                                                                                     "unsloth_version",
                                                                                     "use_bfloat16",
                                                                                     "use_cache"});
+
+/// Keys of models with experts that `parse_llama_config` reads; for models without them they must be null.
+inline constexpr std::array mixture_config_keys = std::to_array<std::string_view>(
+    {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
+     "num_experts_per_tok", "num_local_experts", "shared_expert_intermediate_size"});
 
 /// A key that asks for something which plait does not compute, unless it has one value.
 struct refused_config_key {
@@ -225,14 +231,14 @@ inline constexpr std::array refused_config_keys =
                                        {"is_llama_config", "true"},
                                        {"logits_scaling", "1.0"},
                                        {"no_rope_layers", "null"},
-                                       {"num_experts", "null"},
-                                       {"num_local_experts", "null"},
+                                       {"output_router_logits", "false"},
                                        {"partial_rotary_factor", "1.0"},
                                        {"pretraining_tp", "1"},
                                        {"pruned_heads", "{}"},
                                        {"quantization_config", "null"},
                                        {"residual_multiplier", "1.0"},
                                        {"rope_interleaved", "false"},
+                                       {"router_jitter_noise", "0.0"},
                                        {"tie_encoder_decoder", "false"},
                                        {"use_mrope", "false"},
                                        {"use_qk_norm", "false"}});
@@ -250,13 +256,16 @@ inline bool is_among(std::span<const std::string_view> keys, std::string_view ke
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
-/// Refuses the keys of refused_config_keys by value, and a key of none of the lists that is not null.
-inline void check_config_keys(const config_reader& c) {
+/// Refuses the keys of refused_config_keys by value, and a key of none of the lists that is not null. `mixture` says
+/// whether the model has experts.
+inline void check_config_keys(const config_reader& c, bool mixture) {
   for (const refused_config_key& refused : refused_config_keys)
     c.only(std::string(refused.key).c_str(), nlohmann::json::parse(refused.legal));
+  for (const std::string_view key : mixture_config_keys)
+    if (!mixture) c.only(std::string(key).c_str(), nullptr);
   c.each_key([&](const std::string& key) {
     const auto same = [&](const refused_config_key& refused) { return refused.key == key; };
-    if (is_among(used_config_keys, key) || is_among(harmless_config_keys, key) ||
+    if (is_among(used_config_keys, key) || is_among(harmless_config_keys, key) || is_among(mixture_config_keys, key) ||
         std::any_of(refused_config_keys.begin(), refused_config_keys.end(), same))
       return;
     c.unknown(key, "if it changes no number, take it out");

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -112,25 +111,18 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
   create_files(shards, folder.temporary(), how.field);
   flat_reader reader(files, step, saved);
   std::vector<std::byte> in, out;
-  std::map<std::size_t, file_of_parts> open;
+  detail::weight_writer writer(shards, folder.temporary(), how.field);
   for (const stored_tensor* t : tensors) {
     const weight_place place = place_in_order(t->name, how.order, config, source);
-    const safetensors_shards::place& where = shards.of(place.tensor);
-    const std::int64_t row = t->shape.empty() ? 1 : elements_of(*t) / std::max<std::int64_t>(t->shape[0], 1);
-    if (!open.contains(where.file))
-      open.emplace(
-          where.file,
-          file_of_parts::open((std::filesystem::path(folder.temporary()) / shards.files()[where.file].name).string(),
-                              how.field));
     each_chunk(*t, chunk_bytes, [&](std::int64_t begin, std::int64_t end, std::uint64_t bytes) {
       in.resize(bytes);
       reader.read(*t, begin, end, in.data());
       out.resize(static_cast<std::size_t>(end - begin) * size_of(type));
       convert_elements(t->dtype, *written, in.data(), out.data(), end - begin, t->name);
-      detail::write_run(open.at(where.file), where.offset, place, row, begin, out, size_of(type));
+      writer.write(place, t->shape, begin, out, size_of(type));
     });
   }
-  for (auto& [index, file] : open) file.close();
+  writer.close();
   folder.commit();
 }
 

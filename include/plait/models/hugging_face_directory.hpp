@@ -93,6 +93,7 @@ inline model_directory open_model_directory(const std::string& path, const std::
     if (!detail::is_rotary_buffer(e)) d.entries.push_back(e);
   d.entries = weights_in_order(std::move(d.entries), order, d.config, d.source(), order_field);
   detail::name_base_model(d);
+  if (d.config.mixture.experts > 0) d.entries = weights_of_experts(d.entries, d.config, d.source());
   detail::settle_head(d);
   return d;
 }

@@ -51,6 +51,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<kv_heads>, c.kv_heads);
   sizes.set(dim_of<head_dim>, c.head_dim);
   sizes.set(dim_of<ffn>, c.ffn);
+  if (c.mixture.experts > 0) sizes.set(dim_of<experts>, c.mixture.experts);
   const axis_list by_vocab = layout_v<spec<typename S::vocabulary>>.dims[0].axes;
   if (leaves && leaves.features % mesh.size(by_vocab) != 0)
     fail({"llama: deterministic_leaves::features = ", leaves.features, " leaves of the vocabulary, which ",
@@ -62,14 +63,13 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
 
 namespace detail {
 
-/// The layers of a Llama under a strategy.
-template <class Precision, class S, compute_device Device>
+/// The layers of a Llama under a strategy, with `FeedForward` after attention.
+template <class Precision, class S, compute_device Device, class FeedForward>
 struct llama_layers {
   using specs = transformer_specs<S>;
   using norm = rms_norm<Precision, typename specs::residual, Device>;
   using attention = self_attention<Precision, S, Device>;
-  using mlp = swiglu_mlp<Precision, S, Device>;
-  using block = sequential<residual<norm, attention>, residual<norm, mlp>>;
+  using block = sequential<residual<norm, attention>, residual<norm, FeedForward>>;
   using embedding = plait::embedding<Precision, typename specs::embedding, Device>;
   using output = linear<Precision, typename specs::head, Device>;
   using head = sequential<norm, output>;
@@ -77,26 +77,21 @@ struct llama_layers {
   using model = language_model<embedding, block, head, loss>;
 };
 
-}  // namespace detail
-
-/// Llama (Touvron et al. 2023) and its relatives (Mistral, Qwen2, Qwen3) under a strategy, from token ids to the summed
-/// loss: embedding, blocks of attention and SwiGLU MLP on a residual stream, final norm, output projection (the
-/// embedding's table if tied), cross-entropy. Parameters have Hugging Face's names and shapes. An object is a whole
-/// model, or one stage of a pipeline.
-template <class Precision, class S, compute_device Device = cpu>
-class llama : public detail::llama_layers<Precision, S, Device>::model {
-  using layers = detail::llama_layers<Precision, S, Device>;
+/// A Llama whose blocks have a `FeedForward` that `make(ctx, name, config, options)` makes: see `llama`.
+template <class Precision, class S, compute_device Device, class FeedForward>
+class llama_of : public llama_layers<Precision, S, Device, typename FeedForward::layer>::model {
+  using layers = llama_layers<Precision, S, Device, typename FeedForward::layer>;
   using base = typename layers::model;
 
  public:
   using specs = transformer_specs<S>;
 
-  llama(const context<Device>& ctx, const llama_config& config, llama_options options = {})
-      : llama(ctx, config, options, {0, config.layers, true, true}) {}
+  llama_of(const context<Device>& ctx, const llama_config& config, llama_options options = {})
+      : llama_of(ctx, config, options, {0, config.layers, true, true}) {}
 
   /// One stage of a pipeline: `part` of the layers; `first_stage` as for `language_model`.
-  llama(const context<Device>& ctx, const llama_config& config, llama_options options, stage_layers part,
-        const llama* first_stage = nullptr)
+  llama_of(const context<Device>& ctx, const llama_config& config, llama_options options, stage_layers part,
+           const llama_of* first_stage = nullptr)
       : base(
             ctx, config.vocab, checked(ctx, config, options, part),
             {options.keep, options.attention.documents, options.dropout, options.loss,
@@ -126,12 +121,13 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
   static stage_layers checked(const context<Device>& ctx, const llama_config& config, const llama_options& options,
                               const stage_layers& part) {
     validate(config, "llama");
+    FeedForward::check(config);
     if (part.begin < 0 || part.begin > part.end || part.end > config.layers)
       fail({"llama: layers ", part.begin, " to ", part.end, " of a model of ", config.layers});
     if (options.attention.documents && !documents_fit)
       fail("llama: packed documents need a strategy that shards the vocabulary over the axes of the heads");
     const axis_list by_heads = detail::sharding_axes(layout_v<typename specs::query_dims>),
-                    by_ffn = detail::sharding_axes(layout_v<typename specs::ffn_dims>),
+                    by_ffn = detail::sharding_axes(layout_v<typename FeedForward::width>),
                     axes = union_of(by_heads, by_ffn);
     if (by_heads == by_ffn) check_tensor_ranks(config, ctx.ranks.shape().size(axes), "llama");
     if (options.overlap > 1 && ctx.ranks.shape().size(axes) == 1)
@@ -155,13 +151,12 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
     attention.init = attention.output_init = init;
     attention.overlap = options.overlap;
     using norm = typename layers::norm;
-    return typename layers::block(
-        {norm(ctx, config.rms_eps, name + ".input_layernorm", stored),
-         typename layers::attention(ctx, name + ".self_attn", std::move(attention)),
-         {options.dropout, name + ".self_attn", order}},
-        {norm(ctx, config.rms_eps, name + ".post_attention_layernorm", stored),
-         typename layers::mlp(ctx, name + ".mlp", init, config.mlp_bias, options.mlp, options.overlap),
-         {options.dropout, name + ".mlp", order}});
+    return typename layers::block({norm(ctx, config.rms_eps, name + ".input_layernorm", stored),
+                                   typename layers::attention(ctx, name + ".self_attn", std::move(attention)),
+                                   {options.dropout, name + ".self_attn", order}},
+                                  {norm(ctx, config.rms_eps, name + ".post_attention_layernorm", stored),
+                                   FeedForward::make(ctx, name + ".mlp", config, options),
+                                   {options.dropout, name + ".mlp", order}});
   }
 
   static typename layers::head make_head(const context<Device>& ctx, const llama_config& config,
@@ -179,6 +174,33 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
 
   llama_config config_;
   llama_options options_;
+};
+
+/// The SwiGLU MLP of a Llama.
+template <class Precision, class S, compute_device Device>
+struct llama_mlp {
+  using layer = swiglu_mlp<Precision, S, Device>;
+  using width = typename transformer_specs<S>::ffn_dims;
+  static void check(const llama_config& config) {
+    if (config.mixture.experts > 0)
+      fail({"llama: num_experts is ", config.mixture.experts, "; legal is 0, and mixture_llama has experts"});
+  }
+  static layer make(const context<Device>& ctx, const std::string& name, const llama_config& config,
+                    const llama_options& options) {
+    return layer(ctx, name, {0, config.initializer_range}, config.mlp_bias, options.mlp, options.overlap);
+  }
+};
+
+}  // namespace detail
+
+/// Llama (Touvron et al. 2023) and its relatives (Mistral, Qwen2, Qwen3) under a strategy, from token ids to the summed
+/// loss: embedding, blocks of attention and SwiGLU MLP on a residual stream, final norm, output projection (the
+/// embedding's table if tied), cross-entropy. Parameters have Hugging Face's names and shapes. An object is a whole
+/// model, or one stage of a pipeline.
+template <class Precision, class S, compute_device Device = cpu>
+class llama : public detail::llama_of<Precision, S, Device, detail::llama_mlp<Precision, S, Device>> {
+ public:
+  using llama::llama_of::llama_of;
 };
 
 }  // namespace plait

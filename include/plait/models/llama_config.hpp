@@ -32,9 +32,19 @@ struct rope_scaling {
   bool operator==(const rope_scaling&) const = default;
 };
 
+/// The mixture of experts that stands in place of each MLP. Experts have the width `llama_config::ffn`.
+struct mixture_config {
+  std::int64_t experts = 0;  ///< 0: there is a dense MLP
+  kernels::router_settings router{};
+  std::int64_t shared_ffn = 0;  ///< the width of a shared expert, which each token has; 0: there is none
+  bool shared_gate = false;     ///< the shared expert's output is multiplied by a sigmoid, as in Qwen2-MoE
+
+  bool operator==(const mixture_config&) const = default;
+};
+
 /// The shape of a Llama: token embedding, `layers` times (RMSNorm, grouped-query attention with rotary positions,
-/// RMSNorm, SwiGLU), RMSNorm, output projection. Qwen2 differs by `qkv_bias`, Qwen3 by `qk_norm` and Mistral by
-/// `sliding_window`.
+/// RMSNorm, SwiGLU), RMSNorm, output projection. Qwen2 differs by `qkv_bias`, Qwen3 by `qk_norm`, Mistral by
+/// `sliding_window`, and Mixtral, Qwen2-MoE and Qwen3-MoE by `mixture` as well.
 struct llama_config {
   std::int64_t vocab = 256;
   std::int64_t hidden = 128;
@@ -42,7 +52,7 @@ struct llama_config {
   std::int64_t heads = 8;
   std::int64_t kv_heads = 8;
   std::int64_t head_dim = 16;  ///< heads * head_dim may differ from hidden
-  std::int64_t ffn = 384;
+  std::int64_t ffn = 384;      ///< of each expert where there is a mixture
   std::int64_t max_position = 1024;
   double rms_eps = 1e-5;
   double rope_theta = 10000;
@@ -54,6 +64,7 @@ struct llama_config {
   bool mlp_bias = false;        ///< on gate, up and down
   std::int64_t sliding_window = 0;  ///< position i sees j if i - sliding_window < j <= i; 0: all j <= i
   double initializer_range = 0.02;
+  mixture_config mixture{};
   std::int64_t pad_token = -1;  ///< looking it up gives its row of the embedding no gradient; -1: there is none
 
   bool operator==(const llama_config&) const = default;
@@ -99,6 +110,17 @@ PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
   if (c.pad_token < -1 || c.pad_token >= c.vocab) {
     fail({source, ": pad_token_id is ", c.pad_token, "; legal are -1 (none) to ", c.vocab - 1});
   }
+  if (c.mixture.experts != 0) {
+    within("num_experts", c.mixture.experts, 1 << 16);
+    within("num_experts_per_tok", c.mixture.router.chosen, c.mixture.experts);
+    if (c.mixture.shared_ffn != 0) within("shared_expert_intermediate_size", c.mixture.shared_ffn, widest);
+    if (c.mlp_bias) fail({source, ": mlp_bias is true; experts have no biases, so false is legal"});
+  }
+  if (c.mixture.experts == 0 && c.mixture.shared_ffn != 0)
+    fail({source, ": shared_expert_intermediate_size is ", c.mixture.shared_ffn,
+          ", and num_experts 0; legal is 0, as a shared expert stands beside others"});
+  if (c.mixture.shared_ffn == 0 && c.mixture.shared_gate)
+    fail({source, ": the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1"});
   positive("rms_norm_eps", c.rms_eps);
   positive("rope_theta", c.rope_theta);
   positive("initializer_range", c.initializer_range);
@@ -130,11 +152,19 @@ PLAIT_INLINE std::vector<double> rotary_frequencies(const llama_config& c) {
 }
 #endif
 
-/// Number of trained values. A tied output projection is counted once.
-constexpr std::int64_t parameter_count(const llama_config& c) {
+namespace detail {
+
+/// The values of what follows attention in a layer, `experts` of whose experts are counted.
+constexpr std::int64_t feed_forward_count(const llama_config& c, std::int64_t experts) {
+  const std::int64_t one = 3 * c.hidden * c.ffn;
+  if (c.mixture.experts == 0) return one;
+  return experts * one + c.mixture.experts * c.hidden + 3 * c.hidden * c.mixture.shared_ffn +
+         (c.mixture.shared_gate ? c.hidden : 0);
+}
+constexpr std::int64_t parameter_count(const llama_config& c, std::int64_t experts) {
   const std::int64_t q = c.heads * c.head_dim;
   const std::int64_t kv = c.kv_heads * c.head_dim;
-  std::int64_t layer = 2 * c.hidden + 2 * c.hidden * q + 2 * c.hidden * kv + 3 * c.hidden * c.ffn;
+  std::int64_t layer = 2 * c.hidden + 2 * c.hidden * q + 2 * c.hidden * kv + feed_forward_count(c, experts);
   if (c.attention_bias) layer += q + 2 * kv + c.hidden;
   if (c.qkv_bias) layer += q + 2 * kv;
   if (c.qk_norm) layer += 2 * c.head_dim;
@@ -142,10 +172,19 @@ constexpr std::int64_t parameter_count(const llama_config& c) {
   return (c.tie_embeddings ? 1 : 2) * c.vocab * c.hidden + c.layers * layer + c.hidden;
 }
 
+}  // namespace detail
+
+/// Number of trained values. A tied output projection is counted once.
+constexpr std::int64_t parameter_count(const llama_config& c) { return detail::parameter_count(c, c.mixture.experts); }
+/// Number of values that one token is multiplied with: all, but of a mixture's experts the chosen ones.
+constexpr std::int64_t active_parameter_count(const llama_config& c) {
+  return detail::parameter_count(c, c.mixture.experts == 0 ? 0 : c.mixture.router.chosen);
+}
+
 /// Floating-point operations of a training step, forward and backward, per token.
 struct llama_flops {
-  double weights = 0;  ///< 6 N, N being all parameters that are multiplied with: the input embedding, a look-up, is
-                       ///< left out, and a tied one stays in as the output projection
+  double weights = 0;  ///< 6 N, N being all parameters that a token is multiplied with: the input embedding, a look-up,
+                       ///< is left out, and a tied one stays in as the output projection
   double attention =
       0;  ///< 12 layers heads head_dim seq: scores and weighted values of the full square (PaLM, appendix B)
   double visible = 0.5;  ///< part of that square which the causal mask and the sliding window leave
@@ -157,7 +196,7 @@ struct llama_flops {
 };
 
 constexpr llama_flops flops_per_token(const llama_config& c, std::int64_t seq) {
-  const std::int64_t multiplied = parameter_count(c) - (c.tie_embeddings ? 0 : c.vocab * c.hidden);
+  const std::int64_t multiplied = active_parameter_count(c) - (c.tie_embeddings ? 0 : c.vocab * c.hidden);
   const double width = c.sliding_window == 0 || c.sliding_window >= seq
                            ? 1
                            : static_cast<double>(c.sliding_window) / static_cast<double>(seq);

@@ -51,13 +51,19 @@ struct llama_family {
   std::int64_t kv_heads;  ///< 0: the number of heads
   std::int64_t head_dim;  ///< 0: hidden / heads
   std::int64_t max_position;
+  bool mixture = false;  ///< whether it has experts
+  double rms_eps = 1e-6;
+  double rope_theta = 10000;
 };
 
-inline constexpr std::array<llama_family, 4> llama_families{{
+inline constexpr std::array<llama_family, 7> llama_families{{
     {"llama", "LlamaForCausalLM", 0, 0, 2048},
     {"mistral", "MistralForCausalLM", 8, 0, 131072},
+    {"mixtral", "MixtralForCausalLM", 8, 0, 131072, true, 1e-5, 1e6},
     {"qwen2", "Qwen2ForCausalLM", 32, 0, 32768},
+    {"qwen2_moe", "Qwen2MoeForCausalLM", 16, 0, 32768, true},
     {"qwen3", "Qwen3ForCausalLM", 32, 128, 32768},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 32768, true},
 }};
 
 inline const llama_family* find_llama_family(std::string_view model_type) {
@@ -67,6 +73,33 @@ inline const llama_family* find_llama_family(std::string_view model_type) {
   return nullptr;
 }
 
+/// The experts of a model, and their width. No key has a default: those of transformers differ from what is published.
+inline mixture_config parse_mixture(const config_reader& c, std::string_view model_type, std::int64_t& width) {
+  mixture_config m;
+  const bool local = !c.has("num_experts") && (c.has("num_local_experts") || model_type == "mixtral");
+  const char* const key = local ? "num_local_experts" : "num_experts";
+  m.experts = c.integer(key);
+  if (m.experts < 1) c.bad(key, m.experts, "at least 1");
+  if (!local) c.only("num_local_experts", m.experts);
+  m.router.chosen = c.integer("num_experts_per_tok");
+  if (model_type == "mixtral") {
+    for (const char* other : {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size"})
+      c.only(other, nullptr);
+    c.only("norm_topk_prob", true);
+  } else {
+    c.only("decoder_sparse_step", 1);  // layers with and without experts in one model are not supported
+    c.only("mlp_only_layers", nlohmann::json::array());
+    c.only("use_sliding_window", false);
+    m.router.normalised = c.boolean("norm_topk_prob");
+    width = c.integer("moe_intermediate_size");
+  }
+  if (model_type == "qwen2_moe")
+    m.shared_ffn = c.integer("shared_expert_intermediate_size"), m.shared_gate = true;
+  else
+    c.only("shared_expert_intermediate_size", nullptr);
+  return m;
+}
+
 /// The window of all layers, 0 for none. Refuses layers that differ and keys that contradict each other.
 inline std::int64_t parse_sliding_window(const config_reader& c, std::string_view model_type, std::int64_t layers) {
   // transformers' Llama has none, whatever the keys are; a Mistral that calls itself a Llama would lose its own.
@@ -74,10 +107,10 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
       c.integer("sliding_window") < c.integer("max_position_embeddings", 2048))
     c.bad("sliding_window", c.integer("sliding_window"),
           "null, as a llama has no window; if the model has one, its model_type is mistral");
-  const bool mistral = model_type == "mistral", qwen = model_type == "qwen2" || model_type == "qwen3";
+  const bool mistral = model_type == "mistral" || model_type == "mixtral", qwen = model_type.starts_with("qwen");
   std::int64_t window = 0;
   if (mistral || (qwen && c.boolean("use_sliding_window", false))) {
-    window = c.given("sliding_window") ? c.integer("sliding_window", 0) : 4096;
+    window = c.given("sliding_window") ? c.integer("sliding_window", 0) : model_type == "mixtral" ? 0 : 4096;
     if (window < 1 && c.has("sliding_window")) c.bad("sliding_window", window, "null or at least 1");
   }
   if (mistral && window > 0) {  // keys of Qwen, which transformers' Mistral does not look at
@@ -128,8 +161,13 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
 
   const std::string type = c.string("model_type");
   const detail::llama_family* const family = detail::find_llama_family(type);
-  if (!family) c.bad("model_type", type, "\"llama\", \"mistral\", \"qwen2\" or \"qwen3\"");
-  detail::check_config_keys(c);
+  if (!family) {
+    std::string legal;
+    for (const detail::llama_family& f : detail::llama_families)
+      append(legal, {legal.empty() ? "\"" : ", \"", f.model_type, "\""});
+    c.bad("model_type", type, legal);
+  }
+  detail::check_config_keys(c, family->mixture);
   if (c.has("hidden_act") && c.string("hidden_act") != "swish") c.only("hidden_act", "silu");  // two names for one
 
   llama_config out;
@@ -149,24 +187,25 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
     out.head_dim = out.hidden / out.heads;
   }
   out.ffn = c.integer("intermediate_size");
+  if (family->mixture) out.mixture = detail::parse_mixture(c, type, out.ffn);
   out.max_position = c.integer("max_position_embeddings", family->max_position);
-  out.rms_eps = c.number("rms_norm_eps", 1e-6);
+  out.rms_eps = c.number("rms_norm_eps", family->rms_eps);
   out.initializer_range = c.number("initializer_range", 0.02);
   out.tie_embeddings = c.boolean("tie_word_embeddings", false);
   out.attention_bias = c.boolean("attention_bias", false);
   out.mlp_bias = c.boolean("mlp_bias", false);
-  out.qkv_bias = type == "qwen2";
-  out.qk_norm = type == "qwen3";
+  out.qkv_bias = type.starts_with("qwen2");
+  out.qk_norm = type.starts_with("qwen3");
   out.sliding_window = detail::parse_sliding_window(c, type, out.layers);
   // The types decide these; a file that asks for something else would not get it.
-  if (type == "mistral" || type == "qwen2") c.only("attention_bias", false);
+  if (type != "llama" && !out.qk_norm) c.only("attention_bias", false);
   if (type != "llama") c.only("mlp_bias", false);
   c.only("qkv_bias", out.qkv_bias);
   c.only("qk_norm", out.qk_norm);
 
   out.pad_token = detail::parse_pad_token(c, out.vocab);
 
-  out.rope_theta = c.number("rope_theta", 10000.0);
+  out.rope_theta = c.number("rope_theta", family->rope_theta);
   const bool old_rope = c.has("rope_scaling") && !c.object("rope_scaling").empty();
   if (old_rope && c.has("rope_parameters")) {
     fail({source, ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing"});
@@ -195,11 +234,41 @@ inline const llama_family& family_of(const llama_config& config) {
             ", which does not have ", extra});
     return *find_llama_family(type);
   };
+  const mixture_config& m = config.mixture;
+  const kernels::router_settings plain{.chosen = m.router.chosen, .normalised = m.router.normalised};
+  if (m.experts > 0) {
+    const std::pair<const char*, bool> router{"this router", m.router != plain},
+        shared{"a shared expert", m.shared_ffn > 0};
+    const std::pair<const char*, bool> window{"sliding_window", config.sliding_window > 0};
+    if (config.qk_norm) return found("qwen3_moe", {{"qkv_bias", config.qkv_bias}, window, shared, router});
+    if (config.qkv_bias)
+      return found("qwen2_moe", {{"attention_bias", config.attention_bias},
+                                 {"a shared expert without a gate", !m.shared_gate},
+                                 window,
+                                 router});
+    return found("mixtral", {{"attention_bias", config.attention_bias},
+                             {"weights that are not normalised", !m.router.normalised},
+                             shared,
+                             router});
+  }
   if (config.qk_norm) return found("qwen3", {{"qkv_bias", config.qkv_bias}, {"mlp_bias", config.mlp_bias}});
   if (config.qkv_bias)
     return found("qwen2", {{"attention_bias", config.attention_bias}, {"mlp_bias", config.mlp_bias}});
   if (config.sliding_window == 0) return *find_llama_family("llama");
   return found("mistral", {{"attention_bias", config.attention_bias}, {"mlp_bias", config.mlp_bias}});
+}
+
+inline void add_mixture(json_object& json, const llama_config& config, std::string_view model_type) {
+  const mixture_config& m = config.mixture;
+  json.add("num_experts_per_tok", m.router.chosen);
+  if (model_type == "mixtral") {
+    json.add("num_local_experts", m.experts);
+    return;
+  }
+  json.add("decoder_sparse_step", 1).add("mlp_only_layers", std::vector<std::string_view>{});
+  json.add("moe_intermediate_size", config.ffn).add("norm_topk_prob", m.router.normalised);
+  json.add("num_experts", m.experts);
+  if (m.shared_ffn > 0) json.add("shared_expert_intermediate_size", m.shared_ffn);
 }
 
 }  // namespace detail
@@ -213,6 +282,7 @@ PLAIT_INLINE std::string llama_config_text(const llama_config& config, const std
   json.add("attention_dropout", 0.0).add("head_dim", config.head_dim);
   json.add("hidden_act", "silu").add("hidden_size", config.hidden).add("initializer_range", config.initializer_range);
   json.add("intermediate_size", config.ffn).add("max_position_embeddings", config.max_position);
+  if (config.mixture.experts > 0) detail::add_mixture(json, config, family.model_type);
   if (qwen && config.sliding_window > 0) json.add("max_window_layers", 0);
   if (llama) json.add("mlp_bias", config.mlp_bias);
   json.add("model_type", family.model_type).add("num_attention_heads", config.heads);

@@ -63,6 +63,13 @@ inline constexpr renamed_tensor meta_inner[] = {
     {"feed_forward.w1.weight", "mlp.gate_proj.weight"},  {"feed_forward.w2.weight", "mlp.down_proj.weight"},
     {"feed_forward.w3.weight", "mlp.up_proj.weight"}};
 
+/// What follows "mlp." in the name of a router's weight or of an expert's, and its name in Mixtral's directories.
+inline constexpr std::string_view router_weight_name = "gate.weight";
+inline constexpr renamed_tensor mixtral_experts[] = {
+    {"w1.weight", "gate_proj.weight"}, {"w3.weight", "up_proj.weight"}, {"w2.weight", "down_proj.weight"}};
+/// Whether the directories of a mixture have Mixtral's names.
+inline bool has_mixtral_names(const llama_config& c) { return c.mixture.experts > 0 && !c.qk_norm && !c.qkv_bias; }
+
 /// Megatron's fused q, k and v (`which` is 0, 1, 2): for each kv head, the queries that share it, its key, its value.
 inline weight_place place_in_qkv(const llama_config& c, std::string tensor, int which) {
   const std::int64_t d = c.head_dim, group = c.heads / c.kv_heads, fused = group + 2;
@@ -98,6 +105,22 @@ inline std::string_view renamed(std::span<const renamed_tensor> all, std::string
   return {};
 }
 
+/// Where a directory of Hugging Face has a tensor of a mixture: each expert's rows in a tensor of their own.
+inline weight_place place_in_hub(const std::string& name, const llama_config& c) {
+  const auto [layer, rest] = layer_and_rest(name, "model.layers.");
+  const bool mixtral = has_mixtral_names(c);
+  const std::string block = "model.layers." + layer + (mixtral ? "block_sparse_moe." : "mlp.");
+  if (c.mixture.experts == 0 || !rest.starts_with("mlp.")) return {name};
+  const std::string_view inside = rest.substr(4);
+  if (inside == router_weight_name) return {block + std::string(inside)};
+  if (!inside.starts_with("experts.")) return {name};
+  const std::string_view here = inside.substr(8);
+  const std::string_view matrix = mixtral ? renamed(mixtral_experts, here, false) : here;
+  weight_place place;
+  for (std::int64_t e = 0; e < c.mixture.experts; ++e) place.parts.push_back(cat({block, "experts.", e, ".", matrix}));
+  return place;
+}
+
 inline weight_place place_in_megatron(const std::string& name, const llama_config& c) {
   const auto [layer, rest] = layer_and_rest(name, "model.layers.");
   const std::string block = "decoder.layers." + layer, ending(name.substr(std::min(name.rfind('.'), name.size())));
@@ -123,9 +146,13 @@ inline weight_place place_in_meta(const std::string& name, const llama_config& c
 
 }  // namespace detail
 
-/// Throws `error`, its text starting with `source`, where an order has no tensors for a model: Meta's has none for
-/// biases and for norms of q and k.
+/// Throws `error`, its text starting with `source`, where an order has no tensors for a model: Megatron's and Meta's
+/// have none for experts, and Meta's none for biases and for norms of q and k.
 inline void require_order(weights_order order, const llama_config& c, const std::string& source) {
+  if (order == weights_order::hugging_face) return;
+  if (c.mixture.experts > 0)
+    fail({source, ": the order ", name_of(order), " has no tensors for experts, which this model has; legal is ",
+          name_of(weights_order::hugging_face)});
   if (order != weights_order::meta) return;
   const char* const what = c.attention_bias || c.qkv_bias || c.mlp_bias ? "biases"
                            : c.qk_norm                                  ? "norms of q and k"
@@ -139,7 +166,7 @@ inline void require_order(weights_order order, const llama_config& c, const std:
 /// where that order has no such tensor.
 inline weight_place place_in_order(const std::string& name, weights_order order, const llama_config& config,
                                    const std::string& source) {
-  if (order == weights_order::hugging_face) return {name};
+  if (order == weights_order::hugging_face) return detail::place_in_hub(name, config);
   weight_place place =
       order == weights_order::megatron ? detail::place_in_megatron(name, config) : detail::place_in_meta(name, config);
   if (place.tensor.empty()) fail({source, ": the order ", name_of(order), " has no tensor for '", name, "'"});
@@ -156,7 +183,8 @@ inline std::vector<safetensors_declaration> declared_in_order(const std::vector<
   std::map<std::string, std::size_t> known;
   for (const safetensors_declaration& t : tensors) {
     const weight_place place = place_in_order(t.name, order, config, source);
-    if (!known.emplace(place.tensor, out.size()).second) continue;
+    for (const std::string& part : place.parts) out.push_back({part, t.dtype, {t.shape.begin() + 1, t.shape.end()}});
+    if (!place.parts.empty() || !known.emplace(place.tensor, out.size()).second) continue;
     out.push_back({place.tensor, t.dtype, t.shape});
     if (place.row_at) out.back().shape.at(0) = place.rows;
   }
@@ -211,7 +239,31 @@ class weight_converter {
     fail({source_, ": tensor '", e.name, "' is none that ", tool, " has for a Llama"});
   }
 
+  /// Adds a tensor whose elements are those of `parts`, one after the other; each has the same number.
+  void join(std::vector<weight_tensor> parts, std::string name) {
+    const weight_tensor& first = parts.front();
+    weight_tensor all{std::move(name), first.dtype, first.shape, {}};
+    all.shape.insert(all.shape.begin(), static_cast<std::int64_t>(parts.size()));
+    for (const weight_tensor& p : parts)
+      if (p.shape != first.shape || p.dtype != first.dtype)
+        fail({source_, ": tensor '", p.name, "' has the shape ", shape_text(p.shape), " in ", name_of(p.dtype),
+              ", and '", first.name, "' ", shape_text(first.shape), " in ", name_of(first.dtype),
+              "; legal are equal ones"});
+    const std::int64_t size = std::max<std::int64_t>(first.size(), 1);
+    all.read = [parts = std::move(parts), size](std::int64_t begin, std::int64_t end, std::byte* out) {
+      while (begin < end) {
+        const std::int64_t i = begin / size, stop = std::min(end, (i + 1) * size);
+        const weight_tensor& part = parts[static_cast<std::size_t>(i)];
+        part.read(begin - i * size, stop - i * size, out);
+        out += static_cast<std::size_t>(stop - begin) * size_of(part.dtype);
+        begin = stop;
+      }
+    };
+    out_.push_back(std::move(all));
+  }
+  weight_tensor& last() { return out_.back(); }
   const llama_config& config() const { return c_; }
+  const std::string& source() const { return source_; }
   std::vector<weight_tensor> take() { return std::move(out_); }
 
  private:
@@ -269,6 +321,71 @@ inline std::vector<weight_tensor> weights_from_meta(std::span<const weight_tenso
       to.halves_from_pairs(e, block + "self_attn.k_proj.weight", config.kv_heads);
     else
       to.unknown(e, "Meta");
+  }
+  return to.take();
+}
+
+namespace detail {
+
+/// Splits transformers' stack of gates above ups [experts, 2 width, hidden].
+inline void split_stacked_gate_up(weight_converter& to, const weight_tensor& e, const std::string& prefix) {
+  const llama_config& c = to.config();
+  const std::vector<std::int64_t> shape{c.mixture.experts, 2 * c.ffn, c.hidden};
+  if (e.shape != shape)
+    fail({to.source(), ": tensor '", e.name, "' has the shape ", shape_text(e.shape), ", and the model needs ",
+          shape_text(shape)});
+  weight_tensor rows = e;
+  rows.shape = {c.mixture.experts * 2 * c.ffn, c.hidden};
+  for (const int which : {0, 1}) {
+    const auto row_at = [f = c.ffn, which](std::int64_t i) { return i / f * 2 * f + which * f + i % f; };
+    to.add_rows(rows, prefix + (which == 0 ? "gate_proj.weight" : "up_proj.weight"), c.mixture.experts * c.ffn,
+                {e.name, rows.shape[0], row_at});
+    to.last().shape = {c.mixture.experts, c.ffn, c.hidden};
+  }
+}
+
+}  // namespace detail
+
+/// Weights of a mixture as a directory of Hugging Face has them, one tensor for each expert, or all experts of a layer
+/// stacked with gate above up. They are returned under the names of a `mixture_llama`. Throws `error`, its text
+/// starting with `source`, where experts are missing or do not fit.
+inline std::vector<weight_tensor> weights_of_experts(std::span<const weight_tensor> entries, const llama_config& config,
+                                                     const std::string& source) {
+  detail::weight_converter to(config, source);
+  std::map<std::string, std::map<std::int64_t, weight_tensor>> stacks;
+  for (const weight_tensor& e : entries) {
+    const auto [layer, rest] = detail::layer_and_rest(e.name, "model.layers.");
+    const std::string block = "model.layers." + layer + "mlp.";
+    const bool mixtral = rest.starts_with("block_sparse_moe.");
+    if (!mixtral && !rest.starts_with("mlp.")) {
+      to.keep(e, e.name);
+      continue;
+    }
+    const std::string_view inside = rest.substr(rest.find('.') + 1);
+    const auto [number, matrix] = detail::layer_and_rest(inside, "experts.");
+    if (!number.empty()) {
+      const std::string_view here = mixtral ? detail::renamed(detail::mixtral_experts, matrix, true) : matrix;
+      if (here.empty()) to.unknown(e, "Mixtral");
+      stacks[cat({block, "experts.", here})].emplace(std::stoll(number), e);
+    } else if (inside == "experts.gate_up_proj") {
+      detail::split_stacked_gate_up(to, e, block + "experts.");
+    } else {
+      to.keep(e, inside == "experts.down_proj" ? block + "experts.down_proj.weight" : block + std::string(inside));
+    }
+  }
+  for (auto& [name, experts] : stacks) {
+    std::vector<weight_tensor> parts;
+    for (std::int64_t i = 0; i < config.mixture.experts; ++i) {
+      const auto found = experts.find(i);
+      if (found == experts.end())
+        fail({source, ": expert ", i, " of '", name, "' is missing; the model has ", config.mixture.experts,
+              " experts"});
+      parts.push_back(std::move(found->second));
+    }
+    if (experts.size() > parts.size())
+      fail({source, ": '", name, "' has expert ", experts.rbegin()->first, ", and the model has ",
+            config.mixture.experts, " experts"});
+    to.join(std::move(parts), name);
   }
   return to.take();
 }

@@ -24,9 +24,10 @@ using plait::test::parse_config;
 }  // namespace
 
 TEST_CASE("what is not supported is refused by key") {
-  for (const char* type : {"gpt2", "gemma2", "qwen2_moe", "qwen3_moe", "mixtral", "ministral", "phi3", ""}) {
+  for (const char* type : {"gpt2", "gemma2", "olmoe", "deepseek_v3", "ministral", "phi3", ""}) {
     CHECK_ERROR(parse_config(config_with("\"model_type\": \"" + std::string(type) + "\"")), "config.json",
-                "'model_type'", type, R"(legal is "llama", "mistral", "qwen2" or "qwen3")");
+                "'model_type'", type,
+                R"(legal is "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")");
   }
   for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
     const auto asks = [&](const std::string& member) {
@@ -86,7 +87,8 @@ TEST_CASE("each key is read, or harmless, or refused, and those of transformers'
       CAPTURE(key);
       seen.insert(key);
       const int lists = plait::detail::is_among(plait::used_config_keys, key) +
-                        plait::detail::is_among(plait::harmless_config_keys, key) + is_refused(key);
+                        plait::detail::is_among(plait::harmless_config_keys, key) +
+                        plait::detail::is_among(plait::mixture_config_keys, key) + is_refused(key);
       CHECK(lists == 1);
     }
   }
@@ -110,6 +112,11 @@ TEST_CASE("each key is read, or harmless, or refused, and those of transformers'
     CHECK(!is_refused(std::string(name)));
     CHECK(parse_config(config_with("\"" + std::string(name) + R"(": {"any": ["value"]})")) ==
           parse_config(minimal_config));
+  }
+  for (const std::string_view name : plait::mixture_config_keys) {  // of a Llama, which has no experts
+    CHECK(parse_config(config_with("\"" + std::string(name) + "\": null")) == parse_config(minimal_config));
+    CHECK_ERROR(parse_config(config_with("\"" + std::string(name) + "\": 1")), "'" + std::string(name) + "' is 1",
+                "legal is null");
   }
   for (const auto& refused : plait::refused_config_keys) {
     const std::string key = "\"" + std::string(refused.key) + "\": ";
@@ -173,4 +180,68 @@ TEST_CASE("a file may nest its objects and lists only so deep") {
                     "config.json: the JSON has more than 64 levels of objects and lists in each other");
   }
   CHECK_ERROR(parse_config(std::string(1000000, '[')), "config.json: the JSON has more than 64 levels");
+}
+
+TEST_CASE("the keys of mixtures have no defaults, and what is not computed is refused") {
+  const auto mixture = [](const std::string& type, const std::string& member) {
+    auto json = nlohmann::json::parse(config_with("\"num_key_value_heads\": 4, \"num_experts_per_tok\": 3, \"" +
+                                                  std::string(type == "mixtral" ? "num_local_experts" : "num_experts") +
+                                                  "\": 6, \"model_type\": \"" + type + "\""));
+    if (type != "mixtral") json["moe_intermediate_size"] = 20, json["norm_topk_prob"] = false;
+    if (type == "qwen2_moe") json["shared_expert_intermediate_size"] = 28;
+    json.update(nlohmann::json::parse("{" + member + "}"));
+    return parse_config(json.dump());
+  };
+  const plait::llama_config one = mixture("mixtral", ""), two = mixture("qwen2_moe", ""),
+                            three = mixture("qwen3_moe", "");
+  CHECK(one.mixture == plait::mixture_config{.experts = 6, .router = {.chosen = 3}});
+  CHECK((one.ffn == 48 && one.sliding_window == 0 && one.rope_theta == 1e6 && one.rms_eps == 1e-5));
+  CHECK(two.mixture == plait::mixture_config{6, {.chosen = 3, .normalised = false}, 28, true});
+  CHECK((two.ffn == 20 && two.qkv_bias));
+  CHECK(three.mixture == plait::mixture_config{.experts = 6, .router = {.chosen = 3, .normalised = false}});
+  CHECK((three.ffn == 20 && three.qk_norm));
+  CHECK(mixture("qwen3_moe", R"("num_experts": null, "num_local_experts": 6)") == three);
+  CHECK(mixture("qwen3_moe", R"("mlp_only_layers": [], "decoder_sparse_step": 1, "router_aux_loss_coef": 0.1)") ==
+        three);
+  CHECK(parse_config(plait::llama_config_text(two, "float32")) == two);
+  CHECK(parse_config(plait::llama_config_text(three, "float32")) == three);
+  CHECK(parse_config(plait::llama_config_text(one, "float32")) == one);
+
+  for (const char* key : {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"})
+    CHECK_ERROR(mixture("qwen3_moe", "\"" + std::string(key) + "\": null"), key, "is missing");
+  CHECK_ERROR(mixture("mixtral", R"("num_local_experts": null)"), "'num_local_experts' is missing");
+  CHECK_ERROR(mixture("qwen2_moe", R"("shared_expert_intermediate_size": null)"), "is missing");
+  CHECK_ERROR(mixture("mixtral", R"("num_local_experts": 0)"), "'num_local_experts' is 0; legal is at least 1");
+  CHECK_ERROR(mixture("qwen3_moe", R"("num_local_experts": 5)"), "'num_local_experts' is 5; legal is 6");
+  CHECK_ERROR(mixture("mixtral", R"("num_experts_per_tok": 7)"), "num_experts_per_tok is 7; legal are 1 to 6");
+  CHECK_ERROR(mixture("mixtral", R"("moe_intermediate_size": 7)"), "'moe_intermediate_size' is 7; legal is null");
+  CHECK_ERROR(mixture("mixtral", R"("norm_topk_prob": false)"), "'norm_topk_prob' is false; legal is true");
+  CHECK_ERROR(mixture("qwen3_moe", R"("mlp_only_layers": [0])"), "'mlp_only_layers' is [0]; legal is []");
+  CHECK_ERROR(mixture("qwen3_moe", R"("decoder_sparse_step": 2)"), "'decoder_sparse_step' is 2; legal is 1");
+  CHECK_ERROR(mixture("qwen3_moe", R"("shared_expert_intermediate_size": 8)"), "is 8; legal is null");
+  CHECK_ERROR(mixture("qwen2_moe", R"("use_sliding_window": true, "sliding_window": 4)"), "is true; legal is false");
+
+  const auto refused = [](plait::llama_config c, auto&& spoil) {
+    spoil(c);
+    return error_of([&] { plait::llama_config_text(c, "float32"); });
+  };
+  const std::string no_type = "config.json: no model type of Hugging Face computes this model: it would be ";
+  CHECK(refused(one, [](auto& c) { c.mixture.router.normalised = false; }) ==
+        no_type + "mixtral, which does not have weights that are not normalised");
+  CHECK(refused(two, [](auto& c) { c.mixture.shared_gate = false; }) ==
+        no_type + "qwen2_moe, which does not have a shared expert without a gate");
+  CHECK(refused(three, [](auto& c) { c.mixture.router.scale = 2, c.mixture.shared_ffn = 8; }) ==
+        no_type + "qwen3_moe, which does not have a shared expert, this router");
+  const auto invalid = [&](auto&& spoil) {
+    plait::llama_config c = two;
+    spoil(c);
+    return error_of([&] { plait::validate(c, "model"); });
+  };
+  CHECK(invalid([](auto& c) { c.mixture.experts = 0; }) ==
+        "model: shared_expert_intermediate_size is 28, and num_experts 0; legal is 0, as a shared expert stands beside "
+        "others");
+  CHECK(invalid([](auto& c) { c.mixture.shared_ffn = 0; }) ==
+        "model: the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1");
+  CHECK(invalid([](auto& c) { c.mlp_bias = true; }) ==
+        "model: mlp_bias is true; experts have no biases, so false is legal");
 }

@@ -55,6 +55,15 @@ TEST_CASE("parameters and operations, counted by hand") {
   CHECK(parameter_count(c) == 60 + 2 * (layer + 16 + 2 + 2) + 6);
 }
 
+TEST_CASE("of a mixture's experts a token is multiplied with those it chooses") {
+  llama_config c{.vocab = 10, .hidden = 6, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 2, .ffn = 5};
+  const std::int64_t dense = parameter_count(c);
+  c.mixture = {.experts = 8, .router = {.chosen = 2}, .shared_ffn = 3, .shared_gate = true};
+  CHECK(parameter_count(c) == dense + 2 * (7 * 3 * 30 + 8 * 6 + 3 * 18 + 6));
+  CHECK(plait::active_parameter_count(c) == dense + 2 * (1 * 3 * 30 + 8 * 6 + 3 * 18 + 6));
+  CHECK(plait::flops_per_token(c, 7).weights == 6.0 * (plait::active_parameter_count(c) - 60));
+}
+
 TEST_CASE("a sliding window leaves less of the attention than the causal mask") {
   llama_config c;
   const auto causal = [&](std::int64_t window) {

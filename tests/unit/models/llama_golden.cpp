@@ -13,6 +13,7 @@
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/nn/strategy.hpp"
+#include "support/golden_model.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"
 #include "support/whole_tensor.hpp"
@@ -20,81 +21,17 @@
 namespace {
 
 using namespace plait;
-using plait::test::distance;
 using plait::test::gathered;
 using strategy_here = megatron_sp;
 
-struct findings {
-  double logits = 0, loss = 0;
-  std::vector<std::pair<std::string, double>> gradients;
-  bool padding_is_zero = true;
-};
-
 template <class T>
-findings run_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+plait::test::golden_findings run_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t tp_ranks) {
   const std::string folder = plait::test::test_data() + "/llama_" + name;
   const llama_config config = read_llama_config(folder + "/config.json");
-  const safetensors_reader weights(folder + "/model.safetensors"), golden(folder + "/golden.safetensors");
-  const auto ids_golden = golden.read<std::int64_t>("input_ids"), labels_golden = golden.read<std::int64_t>("labels");
-  const std::int64_t batch_size = golden.at("input_ids").shape[0], length = golden.at("input_ids").shape[1];
   const tensor_extents tensor_ranks = split_tensor_ranks(tp_ranks, config.kv_heads);
-  findings found;
-  threads::run(static_cast<int>(dp_ranks * tp_ranks), [&](threads::communicator comm) {
-    const strategy_here::mesh mesh{dp_ranks, 1, tensor_ranks.tp, tensor_ranks.tp_rep};
-    world ranks(mesh.shape(), comm);
-    cpu device;
-    const context<cpu> ctx{device, ranks, llama_sizes<strategy_here>(config, ranks.shape(), batch_size, length)};
-    llama<T, strategy_here> model(ctx, config);
-    load_weights(ctx, model, weights.entries(), "model.safetensors", tied_names(config));
-    using tokens = typename llama<T, strategy_here>::tokens;
-    tokens ids(ctx), labels(ctx);
-    const auto cut = [&](tokens& t, const std::vector<std::int64_t>& full) {
-      const box& b = t.part();
-      for (std::int64_t i = 0; i < b.local[0]; ++i)
-        for (std::int64_t j = 0; j < b.local[1]; ++j)
-          t.data()[i * b.local[1] + j] = full[static_cast<std::size_t>((b.offset[0] + i) * length + b.offset[1] + j)];
-    };
-    cut(ids, ids_golden);
-    cut(labels, labels_golden);
-    double counted = 0;
-    for (std::int64_t label : labels_golden) counted += label != -100;
-
-    model.visit([&](auto& p) {
-      p.gather(ctx);
-      p.zero_gradient(ctx);
-    });
-    auto scores = model.score(ctx, ids);
-    auto full_scores = gathered(ctx, layout_v<typename decltype(scores)::spec>, scores.data());
-    typename llama<T, strategy_here>::saved kept;
-    const auto sum = model.forward(ctx, ids, labels, &kept);
-    const auto seed = llama<T, strategy_here>::mean::seed_type::weighted(ctx, 1.0 / counted);
-    model.backward(ctx, ids, labels, kept, seed);
-    double loss = *sum.data() / counted;
-    axis_list data_axes;
-    data_axes.push_back(axis_of<dp>);
-    if (dp_ranks > 1) ranks.group(data_axes).all_reduce(&loss, &loss, 1, dtype::f64, reduce_op::sum);
-
-    const bool first = ranks.rank() == 0;
-    const std::int64_t padded = ctx.sizes.of(dim_of<vocab>);
-    if (first) {
-      std::vector<T> logits;
-      for (std::int64_t row = 0; row < batch_size * length; ++row)
-        for (std::int64_t v = 0; v < config.vocab; ++v)
-          logits.push_back(full_scores[static_cast<std::size_t>(row * padded + v)]);
-      found.logits = distance(logits, golden.read<double>("logits"));
-      found.loss = std::abs(loss - golden.read<double>("loss")[0]) / golden.read<double>("loss")[0];
-    }
-    model.visit([&](auto& p) {
-      const auto reduced = p.reduce(ctx);
-      const auto gradient = gathered(ctx, p.stored(), reduced.data());
-      if (!first) return;
-      const auto expected = golden.read<double>("grad." + p.name());
-      found.gradients.emplace_back(p.name(), distance(gradient, expected));
-      for (std::size_t i = expected.size(); i < gradient.size(); ++i)
-        found.padding_is_zero = found.padding_is_zero && gradient[i] == T(0);
-    });
-  });
-  return found;
+  const auto weights = weights_of_file(folder + "/model.safetensors", "path");
+  return plait::test::run_golden<llama<T, strategy_here>, strategy_here>(
+      folder, config, weights, strategy_here::mesh{dp_ranks, 1, tensor_ranks.tp, tensor_ranks.tp_rep}.shape());
 }
 
 template <class T>
@@ -102,12 +39,7 @@ void check_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t t
   CAPTURE(name);
   CAPTURE(dp_ranks);
   CAPTURE(tp_ranks);
-  const findings found = run_golden<T>(name, dp_ranks, tp_ranks);
-  CHECK(found.logits < 1e-5);
-  CHECK(found.loss < 1e-5);
-  CHECK(found.padding_is_zero);
-  CHECK(found.gradients.size() >= 20);
-  for (const auto& [parameter, error] : found.gradients) CHECK_MESSAGE(error < 1e-5, parameter);
+  plait::test::check_golden(run_golden<T>(name, dp_ranks, tp_ranks), 20, 1e-5);
 }
 
 }  // namespace

@@ -1,0 +1,43 @@
+// Llama with a mixture of experts in place of each MLP: Mixtral, Qwen2-MoE and Qwen3-MoE, under any strategy.
+#pragma once
+
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/models/llama.hpp"
+#include "plait/nn/expert_mlp.hpp"
+
+namespace plait {
+namespace detail {
+
+/// The mixture of a Llama's blocks.
+template <class Precision, class S, compute_device Device>
+struct llama_mixture {
+  using layer = moe<Precision, mixture_policy<S>, Device>;
+  using width = spec<typename expert_width<S>::type>;
+  static void check(const llama_config& config) {
+    if (config.mixture.experts < 1) fail("mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
+  }
+  static layer make(const context<Device>& ctx, const std::string& name, const llama_config& config,
+                    const llama_options& options) {
+    if (options.mlp.gate.rank > 0 || options.mlp.up.rank > 0 || options.mlp.down.rank > 0)
+      fail({"mixture_llama: ", name, " has adapters; experts have none"});
+    return layer(ctx, name, {.router = config.mixture.router, .init = {0, config.initializer_range}});
+  }
+};
+
+}  // namespace detail
+
+/// As `llama`, with a mixture of experts after attention (`llama_config::mixture`). Parameters have Hugging Face's
+/// names; the experts of a layer are one tensor, such as `model.layers.0.mlp.experts.gate_proj.weight` [experts, width,
+/// hidden], which directories have expert by expert.
+template <class Precision, mixture_strategy S, compute_device Device = cpu>
+class mixture_llama : public detail::llama_of<Precision, S, Device, detail::llama_mixture<Precision, S, Device>> {
+ public:
+  using mixture_llama::llama_of::llama_of;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

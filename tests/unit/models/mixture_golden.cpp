@@ -1,0 +1,157 @@
+// Mixtures of experts equal transformers' in logits, loss and every gradient on every mesh, and go back to a directory
+// with the same bits.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plait/models/export_hugging_face.hpp"
+#include "plait/models/hugging_face_directory.hpp"
+#include "plait/models/mixture_llama.hpp"
+#include "plait/parallel/world.hpp"
+#include "support/golden_model.hpp"
+#include "support/temp_folder.hpp"
+#include "support/test_data.hpp"
+
+namespace {
+
+using namespace plait;
+
+std::string folder_of(const std::string& name) { return plait::test::test_data() + "/llama_" + name; }
+
+mesh_shape ranks_of(std::int64_t d, std::int64_t e, std::int64_t c, std::int64_t t) {
+  return megatron_experts::mesh{d, e, c, t, 1}.shape();
+}
+
+/// The bytes of each tensor of a file, by name and shape.
+std::map<std::string, std::vector<std::byte>> tensors_of(const std::string& file) {
+  std::map<std::string, std::vector<std::byte>> all;
+  for (const weight_tensor& t : weights_of_file(file, "file")) {
+    auto& bytes = all[t.name + plait::detail::shape_text(t.shape)];
+    bytes.resize(static_cast<std::size_t>(t.size()) * size_of(t.dtype));
+    t.read(0, t.size(), bytes.data());
+  }
+  return all;
+}
+
+template <strategy S>
+void check_models(const std::vector<mesh_shape>& meshes) {
+  for (const char* name : {"mixtral", "qwen3_moe"}) {
+    const model_directory from = open_model_directory(folder_of(name));
+    for (const mesh_shape& mesh : meshes) {
+      CAPTURE(name);
+      CAPTURE(describe(mesh));
+      plait::test::check_golden(
+          plait::test::run_golden<mixture_llama<float, S>, S>(folder_of(name), from.config, from.entries, mesh), 20,
+          4e-6);  // transformers' own float32 is up to 2e-6 away
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("mixtures equal transformers' with experts over an axis of their own") {
+  check_models<megatron_experts>({ranks_of(1, 1, 1, 1), ranks_of(1, 2, 1, 1), ranks_of(2, 1, 1, 2),
+                                  ranks_of(1, 2, 2, 1), ranks_of(1, 2, 1, 2), ranks_of(1, 1, 2, 2)});
+}
+
+TEST_CASE("and over the tensor-parallel axes") {
+  check_models<experts_over_tp<megatron_experts>>({ranks_of(1, 1, 1, 2), ranks_of(1, 2, 1, 2), ranks_of(2, 1, 2, 2)});
+}
+
+TEST_CASE("a mixture goes back to a directory with the same bits, from every mesh and in shards") {
+  using model_type = mixture_llama<float, megatron_experts>;
+  for (const char* name : {"mixtral", "qwen3_moe"}) {
+    const model_directory from = open_model_directory(folder_of(name));
+    const auto published = tensors_of(folder_of(name) + "/model.safetensors");
+    const temp_folder out;
+    int exports = 0;
+    for (const mesh_shape& mesh : {ranks_of(1, 1, 1, 1), ranks_of(1, 2, 1, 2), ranks_of(2, 4, 1, 1)}) {
+      const std::string to = out / std::to_string(exports++);
+      threads::run(static_cast<int>(mesh.size()), [&](threads::communicator all) {
+        world ranks(mesh, all);
+        cpu device;
+        const context<cpu> ctx{device, ranks, llama_sizes<megatron_experts>(from.config, mesh, 8, 8)};
+        model_type model(ctx, from.config);
+        load_weights(ctx, model, from.entries, from.source());
+        any_communicator whole(all);
+        export_hugging_face(ctx, whole, model, from.config, to, {.shard_bytes = exports == 3 ? 20000u : 1000000u});
+      });
+      std::map<std::string, std::vector<std::byte>> written;
+      std::size_t files = 0;
+      for (const auto& file : std::filesystem::directory_iterator(to))
+        if (file.path().extension() == ".safetensors") ++files, written.merge(tensors_of(file.path().string()));
+      CHECK(written == published);
+      CHECK((files > 2) == (exports == 3));
+      CHECK(open_model_directory(to).config == from.config);
+    }
+  }
+}
+
+TEST_CASE("transformers' stacks of experts are the same model") {
+  const temp_folder dir;
+  std::filesystem::copy(folder_of("qwen3_moe") + "/config.json", dir / "config.json");
+  std::filesystem::copy(folder_of("qwen3_moe") + "/stacked.safetensors", dir / "model.safetensors");
+  const model_directory one = open_model_directory(folder_of("qwen3_moe")), other = open_model_directory(dir / "");
+  CHECK(one.entries.size() == other.entries.size());
+  for (const weight_tensor& e : one.entries) {
+    CAPTURE(e.name);
+    CHECK(plait::test::values_of(other.entries, e.name) == plait::test::values_of(one.entries, e.name));
+  }
+}
+
+TEST_CASE("a model without experts, and one with them, are different types") {
+  const model_directory from = open_model_directory(folder_of("mixtral"));
+  threads::run(1, [&](threads::communicator all) {
+    world ranks(ranks_of(1, 1, 1, 1), all);
+    cpu device;
+    const context<cpu> ctx{device, ranks, llama_sizes<megatron_experts>(from.config, ranks.shape(), 2, 8)};
+    CHECK_ERROR((llama<float, megatron_experts>(ctx, from.config)),
+                "llama: num_experts is 4; legal is 0, and mixture_llama has experts");
+    llama_config dense = from.config;
+    dense.mixture = {};
+    CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, dense)),
+                "mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
+    CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.mlp = {.up = {.rank = 2}}})),
+                "mixture_llama: model.layers.0.mlp has adapters; experts have none");
+  });
+}
+
+TEST_CASE("directories whose experts do not fit the configuration are refused") {
+  const model_directory from = open_model_directory(folder_of("mixtral"));
+  const std::vector<weight_tensor> whole = weights_of_file(folder_of("mixtral") + "/model.safetensors", "path");
+  const auto refused = [&](const llama_config& config, std::vector<weight_tensor> entries) {
+    return error_of([&] { weights_of_experts(entries, config, "dir"); });
+  };
+  CHECK_NOTHROW(weights_of_experts(whole, from.config, "dir"));
+  llama_config other = from.config;
+  other.mixture.experts = 5;
+  CHECK(refused(other, whole) ==
+        "dir: expert 4 of 'model.layers.0.mlp.experts.down_proj.weight' is missing; the model has 5 experts");
+  other.mixture.experts = 3;
+  CHECK(refused(other, whole) ==
+        "dir: 'model.layers.0.mlp.experts.down_proj.weight' has expert 3, and the model has 3 experts");
+  auto entries = whole;
+  for (weight_tensor& e : entries)
+    if (e.name == "model.layers.0.block_sparse_moe.experts.2.w1.weight") e.shape = {24, 16};
+  CHECK(refused(from.config, entries) ==
+        "dir: tensor 'model.layers.0.block_sparse_moe.experts.2.w1.weight' has the shape [24, 16] in F32, and "
+        "'model.layers.0.block_sparse_moe.experts.0.w1.weight' [16, 24] in F32; legal are equal ones");
+  for (weight_tensor& e : entries)
+    if (e.name == "model.layers.0.block_sparse_moe.experts.2.w1.weight")
+      e.name = "model.layers.0.block_sparse_moe.experts.2.w4.weight";
+  CHECK(refused(from.config, entries) ==
+        "dir: tensor 'model.layers.0.block_sparse_moe.experts.2.w4.weight' is none that Mixtral has for a Llama");
+  const std::vector<weight_tensor> stacked{
+      {"model.layers.0.mlp.experts.gate_up_proj", safetensors_dtype::f32, {4, 8, 24}, {}}};
+  CHECK(refused(from.config, stacked) ==
+        "dir: tensor 'model.layers.0.mlp.experts.gate_up_proj' has the shape [4, 8, 24], and the model needs [4, 32, "
+        "24]");
+  CHECK_ERROR(place_in_order("model.layers.0.mlp.experts.up_proj.weight", weights_order::megatron, from.config, "dir"),
+              "dir: the order megatron has no tensor for 'model.layers.0.mlp.experts.up_proj.weight'");
+  CHECK_ERROR(require_order(weights_order::megatron, from.config, "dir"),
+              "dir: the order megatron has no tensors for experts, which this model has; legal is hugging-face");
+}
