@@ -70,22 +70,43 @@ struct llama_config {
   bool operator==(const llama_config&) const = default;
 };
 
+namespace detail {
+
+/// Throws `error`, its text starting with `source`, unless `value` is from 1 to `largest`.
+inline void require_within(const std::string& source, const char* key, std::int64_t value, std::int64_t largest) {
+  if (value < 1 || value > largest) fail({source, ": ", key, " is ", value, "; legal are 1 to ", largest});
+}
+inline constexpr std::int64_t widest = 1 << 20;  // with these limits no count of values overflows 64 bits
+
+inline void validate(const mixture_config& m, bool mlp_bias, const std::string& source) {
+  if (m.experts == 0 && m.shared_ffn != 0)
+    fail({source, ": shared_expert_intermediate_size is ", m.shared_ffn,
+          ", and num_experts 0; legal is 0, as a shared expert stands beside others"});
+  if (m.shared_ffn == 0 && m.shared_gate)
+    fail({source, ": the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1"});
+  if (m.experts == 0) return;
+  require_within(source, "num_experts", m.experts, 1 << 16);
+  require_within(source, "num_experts_per_tok", m.router.chosen, m.experts);
+  if (m.shared_ffn != 0) require_within(source, "shared_expert_intermediate_size", m.shared_ffn, widest);
+  if (mlp_bias) fail({source, ": mlp_bias is true; experts have no biases, so false is legal"});
+}
+
+}  // namespace detail
+
 /// Throws `error` unless all values can make a model. Its text starts with `source` (a file or field) and names the
 /// field by its Hugging Face key.
 void validate(const llama_config& c, const std::string& source);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
   const auto within = [&](const char* key, std::int64_t value, std::int64_t largest) {
-    if (value < 1 || value > largest) {
-      fail({source, ": ", key, " is ", value, "; legal are 1 to ", largest});
-    }
+    detail::require_within(source, key, value, largest);
   };
   const auto positive = [&](const char* key, double value) {
     if (!(value > 0 && std::isfinite(value))) {
       fail({source, ": ", key, " is ", value, "; legal is a positive number"});
     }
   };
-  constexpr std::int64_t widest = 1 << 20;  // with these limits no count of values overflows 64 bits
+  constexpr std::int64_t widest = detail::widest;
   within("vocab_size", c.vocab, 1 << 24);
   within("hidden_size", c.hidden, widest);
   within("num_hidden_layers", c.layers, 1 << 16);
@@ -110,17 +131,7 @@ PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
   if (c.pad_token < -1 || c.pad_token >= c.vocab) {
     fail({source, ": pad_token_id is ", c.pad_token, "; legal are -1 (none) to ", c.vocab - 1});
   }
-  if (c.mixture.experts != 0) {
-    within("num_experts", c.mixture.experts, 1 << 16);
-    within("num_experts_per_tok", c.mixture.router.chosen, c.mixture.experts);
-    if (c.mixture.shared_ffn != 0) within("shared_expert_intermediate_size", c.mixture.shared_ffn, widest);
-    if (c.mlp_bias) fail({source, ": mlp_bias is true; experts have no biases, so false is legal"});
-  }
-  if (c.mixture.experts == 0 && c.mixture.shared_ffn != 0)
-    fail({source, ": shared_expert_intermediate_size is ", c.mixture.shared_ffn,
-          ", and num_experts 0; legal is 0, as a shared expert stands beside others"});
-  if (c.mixture.shared_ffn == 0 && c.mixture.shared_gate)
-    fail({source, ": the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1"});
+  detail::validate(c.mixture, c.mlp_bias, source);
   positive("rms_norm_eps", c.rms_eps);
   positive("rope_theta", c.rope_theta);
   positive("initializer_range", c.initializer_range);

@@ -44,6 +44,20 @@ inline rope_scaling parse_rope_scaling(const config_reader& rope, const config_r
           .original_max_position = c.has(original) ? c.integer(original) : rope.integer(original, longest)};
 }
 
+/// The base and the scaling of rotary positions; `theta` is the base where no key gives one.
+inline void parse_rope(const config_reader& c, const std::string& source, double theta, llama_config& out) {
+  out.rope_theta = c.number("rope_theta", theta);
+  const bool old_rope = c.has("rope_scaling") && !c.object("rope_scaling").empty();
+  if (old_rope && c.has("rope_parameters")) {
+    fail({source, ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing"});
+  }
+  if (const char* const key = old_rope ? "rope_scaling" : "rope_parameters"; c.has(key)) {
+    const auto rope = c.object(key);
+    out.rope = parse_rope_scaling(rope, c, out.max_position);
+    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before the top level's
+  }
+}
+
 /// A Hugging Face model type that is a Llama with or without some of its variants, and what it takes absent keys for.
 struct llama_family {
   std::string_view model_type;
@@ -205,16 +219,7 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
 
   out.pad_token = detail::parse_pad_token(c, out.vocab);
 
-  out.rope_theta = c.number("rope_theta", family->rope_theta);
-  const bool old_rope = c.has("rope_scaling") && !c.object("rope_scaling").empty();
-  if (old_rope && c.has("rope_parameters")) {
-    fail({source, ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing"});
-  }
-  if (const char* const key = old_rope ? "rope_scaling" : "rope_parameters"; c.has(key)) {
-    const auto rope = c.object(key);
-    out.rope = detail::parse_rope_scaling(rope, c, out.max_position);
-    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before the top level's
-  }
+  detail::parse_rope(c, source, family->rope_theta, out);
   validate(out, source);
   return out;
 }

@@ -63,7 +63,7 @@ inline constexpr renamed_tensor meta_inner[] = {
     {"feed_forward.w1.weight", "mlp.gate_proj.weight"},  {"feed_forward.w2.weight", "mlp.down_proj.weight"},
     {"feed_forward.w3.weight", "mlp.up_proj.weight"}};
 
-/// What follows "mlp." in the name of a router's weight or of an expert's, and its name in Mixtral's directories.
+/// The names of a router's weight and of an expert's matrices, as Mixtral's directories and others have them.
 inline constexpr std::string_view router_weight_name = "gate.weight";
 inline constexpr renamed_tensor mixtral_experts[] = {
     {"w1.weight", "gate_proj.weight"}, {"w3.weight", "up_proj.weight"}, {"w2.weight", "down_proj.weight"}};
@@ -346,8 +346,8 @@ inline void split_stacked_gate_up(weight_converter& to, const weight_tensor& e, 
 
 }  // namespace detail
 
-/// Weights of a mixture as a directory of Hugging Face has them, one tensor for each expert, or all experts of a layer
-/// stacked with gate above up. They are returned under the names of a `mixture_llama`. Throws `error`, its text
+/// Weights of a mixture as a directory of Hugging Face has them: one tensor for each expert, or stacks of all experts
+/// of a layer, with gate above up. They are returned under the names of a `mixture_llama`. Throws `error`, its text
 /// starting with `source`, where experts are missing or do not fit.
 inline std::vector<weight_tensor> weights_of_experts(std::span<const weight_tensor> entries, const llama_config& config,
                                                      const std::string& source) {
