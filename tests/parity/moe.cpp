@@ -51,8 +51,9 @@ struct layers {
 
 constexpr std::int64_t tokens = 32, width = 16, length = 8;
 
+// The layers from `from` on have auxiliary losses.
 template <class S>
-auto maker(layer_recompute keep = {}, const router_losses& losses = {}) {
+auto maker(layer_recompute keep = {}, const router_losses& losses = {}, std::int64_t from = 0) {
   return [=](const auto& ctx, stage_layers part, auto first) {
     using l = layers<S, device_of<decltype(ctx)>>;
     return std::make_unique<typename l::model>(
@@ -62,10 +63,12 @@ auto maker(layer_recompute keep = {}, const router_losses& losses = {}) {
         },
         [&](std::int64_t i) {
           const std::string name = "layers." + std::to_string(i);
-          return typename l::block({typename l::norm(ctx, 1e-6, name + ".norm"),
-                                    typename l::attention(ctx, name + ".attention", {.init = {0, 0.3}})},
-                                   {typename l::norm(ctx, 1e-6, name + ".experts_norm"),
-                                    typename l::mixture(ctx, name + ".experts", {{.chosen = 2}, {0, 0.3}, losses})});
+          return
+              typename l::block({typename l::norm(ctx, 1e-6, name + ".norm"),
+                                 typename l::attention(ctx, name + ".attention", {.init = {0, 0.3}})},
+                                {typename l::norm(ctx, 1e-6, name + ".experts_norm"),
+                                 typename l::mixture(ctx, name + ".experts",
+                                                     {{.chosen = 2}, {0, 0.3}, i < from ? router_losses{} : losses})});
         },
         [&](const auto&) {
           return typename l::head(typename l::norm(ctx, 1e-6, "norm"), typename l::output(ctx, "head"));
@@ -108,15 +111,21 @@ TEST_CASE("experts over tp as well, with recomputation") {
   }
 }
 
-TEST_CASE("auxiliary losses, with recomputation, at every level of ZeRO") {
+TEST_CASE("auxiliary losses, with recomputation, more microbatches, and ZeRO") {
   const router_losses losses{.balance = {0.5}, .z_loss = 0.1};
-  for (const recompute keep : {recompute::none, recompute::full}) {
-    auto make = maker<beside_tp>({keep}, losses);
-    model_setup how = setup();
-    CHECK(check_model(flat(1, 1, 1), {flat(1, 2, 1), flat(1, 1, 2), flat(2, 2, 2)}, how, make).text() == "");
-    how.parallel.parallel.level = zero_level::parameters;
-    CHECK(check_model(flat(1, 1, 1), {flat(2, 2, 1)}, how, make).text() == "");
-  }
+  model_setup how = setup();
+  auto make = maker<beside_tp>({}, losses), again = maker<beside_tp>({recompute::full}, losses);
+  findings found;
+  const model_outcome one = train_alone(flat(1, 1, 1), how, make, found);
+  for (const mesh_shape& mesh : {flat(1, 2, 1), flat(1, 1, 2), flat(2, 2, 2)})
+    found.add(check_model_on(mesh, how, one, make), "none");
+  for (const mesh_shape& mesh : {flat(1, 1, 1), flat(2, 1, 2)})
+    found.add(check_model_on(mesh, how, one, again), "full");
+  how.microbatches = 4;
+  found.add(check_model_on(flat(1, 2, 2), how, one, again), "4 microbatches");
+  how.parallel.parallel.level = zero_level::parameters;
+  found.add(check_model_on(flat(2, 1, 1), how, one, make), "ZeRO 3");
+  CHECK(found.text() == "");
 }
 
 TEST_CASE("pipelines, with deferred weight gradients and auxiliary losses") {
@@ -131,5 +140,17 @@ TEST_CASE("pipelines, with deferred weight gradients and auxiliary losses") {
   };
   check(make_schedule<one_f_one_b>(2, 4), 1, 2, 2);
   check(make_schedule<zb_v>(2, 4), 1, 2, 4);
+  CHECK(found.text() == "");
+}
+
+TEST_CASE("auxiliary losses of one stage alone") {
+  model_setup how = setup();
+  auto make = maker<beside_tp>({}, {.balance = {0.5}}, 1);
+  findings found;
+  const model_outcome one = train_alone(flat(1, 1, 1), how, make, found);
+  for (const step_result& step : one.steps) CHECK((step.auxiliary > 0.4 && step.auxiliary < 0.9));  // each from zero
+  const schedule plan = make_schedule<one_f_one_b>(2, 2);
+  found.add(check_model_on(mesh<axis<dp>, axis<pp>, axis<ep>, axis<tp>>{1, 2, 2, 1}.shape(), how, one, make, &plan),
+            "pipeline");
   CHECK(found.text() == "");
 }

@@ -2,6 +2,13 @@
 // Mixtures of experts: finite differences on one rank, meshes equal one rank.
 #include "plait/nn/moe.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/nn/combinators.hpp"
 #include "support/layer_check.hpp"
 #include "support/texts.hpp"
 
@@ -43,6 +50,19 @@ struct masked {
   using output = input;
 };
 
+// Sequences are cut over two axes, and experts lie over these.
+struct long_sequences {
+  using input = spec<shard<batch, dp>, shard<zseq, ep, tp>, hidden>;
+  using weight = spec<shard<experts, tp>, ffn, hidden>;
+  using output = input;
+};
+// The ranks along ep compute each a part of the gradient of what they all have.
+struct masked_and_replicated {
+  using input = spec<shard<batch, dp>, shard<seq, tp>, hidden, replicate<ep>>;
+  using weight = spec<shard<experts, ep>, ffn, hidden>;
+  using output = spec<shard<batch, dp>, shard<seq, tp>, hidden, invariant<ep>>;
+};
+
 template <class Policy>
 void check_mixture(const kernels::router_settings& router, std::initializer_list<three> meshes,
                    const router_losses& losses = {}) {
@@ -78,6 +98,174 @@ TEST_CASE("auxiliary losses are a part of the objective") {
   check_mixture<sequence_on_all_ranks>({.scores = kernels::expert_scores::sigmoid},
                                        {three{2, 2, 1}, three{1, 1, 4}, three{2, 2, 2}}, together);
   check_mixture<masked>({.chosen = 3}, {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}}, together);
+  check_mixture<masked_and_replicated>({}, {three{1, 2, 1}, three{2, 2, 2}}, each);
+  check_mixture<long_sequences>({}, {three{1, 2, 1}, three{2, 2, 2}}, each);
+}
+
+namespace {
+
+struct trained {
+  double auxiliary = 0;
+  std::vector<std::pair<std::string, std::vector<double>>> gradients;
+};
+
+// Two mixtures, on the samples of a step in some microbatches.
+template <class Policy>
+trained train_mixtures(const three& mesh, std::int64_t microbatches, const router_losses& losses,
+                       recompute policy = recompute::none) {
+  trained out;
+  dim_sizes sizes = mixture_sizes();
+  constexpr std::int64_t samples = 16;
+  sizes.set(dim_of<batch>, samples);
+  const std::vector<double> inputs = random_full(layout_v<typename Policy::input>, sizes, 1),
+                            seeds = random_full(layout_v<typename Policy::input>, sizes, 2);
+  sizes.set(dim_of<batch>, samples / microbatches);
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
+    cpu device;
+    world ranks(mesh.shape(), c);
+    const context<cpu> ctx{device, ranks, sizes, 1};
+    using mixture = moe<double, Policy>;
+    std::vector<mixture> layers;
+    for (const char* name : {"first", "second"}) layers.emplace_back(ctx, name, moe_options{.losses = losses});
+    stack<mixture> both(std::move(layers));
+    fill_parameters(ctx, both, {});
+    double sum = 0;
+    auxiliary_sum auxiliary{&sum};
+    for (std::int64_t i = 0; i < microbatches; ++i) {
+      const auto n = static_cast<std::ptrdiff_t>(inputs.size()) / microbatches;
+      const auto part = [&](const std::vector<double>& all) {
+        return place_full<typename Policy::input>(ctx, std::vector(all.begin() + i * n, all.begin() + (i + 1) * n));
+      };
+      microbatch<cpu> mb(ctx);
+      mb.index = i, mb.count = microbatches, mb.policy = policy, mb.auxiliary = &auxiliary;
+      typename stack<mixture>::saved kept;
+      const auto x = part(inputs), dy = part(seeds);
+      both.forward(mb, x, &kept);
+      both.backward(mb, x, kept, dy);
+    }
+    const trained mine{collect_auxiliary(ctx, auxiliary), reduce_gradients(ctx, both)};
+    if (ranks.rank() == 0) out = mine;
+  });
+  return out;
+}
+
+void check_equal(const trained& got, const trained& expected, const std::string& where) {
+  CHECK(got.auxiliary == doctest::Approx(expected.auxiliary).epsilon(1e-12));
+  REQUIRE(got.gradients.size() == expected.gradients.size());
+  for (std::size_t i = 0; i < got.gradients.size(); ++i)
+    check_near(got.gradients[i].second, expected.gradients[i].second, 1e-11, where + got.gradients[i].first);
+}
+
+}  // namespace
+
+TEST_CASE("sums over tokens and sequences are equal for any number of microbatches") {
+  const router_losses additive{.balance = {3}, .z_loss = 0.7};
+  const trained one = train_mixtures<exchanged>(three{1, 1, 1}, 1, additive);
+  CHECK(one.auxiliary > 6);  // two layers with a balance of at least about 3 each
+  for (const std::int64_t microbatches : {1, 2, 4})
+    for (const three& mesh : {three{1, 1, 1}, three{1, 1, 2}, three{2, 2, 2}})
+      for (const recompute policy : {recompute::none, recompute::full})
+        check_equal(train_mixtures<exchanged>(mesh, microbatches, additive, policy), one,
+                    cat({microbatches, " microbatches, ", describe(mesh.shape()), ": "}));
+}
+TEST_CASE("a balance over microbatches depends on their number, and not on the mesh") {
+  const router_losses together{.balance = {3, balance_over::microbatch}};
+  double before = 0;
+  for (const std::int64_t microbatches : {1, 2, 4}) {
+    const trained one = train_mixtures<exchanged>(three{1, 1, 1}, microbatches, together);
+    CHECK(std::abs(one.auxiliary - before) > 1e-3);
+    before = one.auxiliary;
+    for (const three& mesh : {three{1, 2, 1}, three{2, 2, 2}})
+      check_equal(train_mixtures<exchanged>(mesh, microbatches, together), one, describe(mesh.shape()) + ": ");
+  }
+}
+
+namespace {
+
+struct plain_losses {
+  double value = 0;
+  std::vector<double> dw, dx;
+};
+
+// The definitions, for x [tokens, width], weights w [experts, width] and sets of `set` tokens, 2 experts of each token.
+plain_losses losses_by_definition(const std::vector<double>& x, const std::vector<double>& w, std::size_t width,
+                                  std::size_t set, kernels::expert_scores kind, double balance, double z_loss) {
+  const std::size_t all = w.size() / width, tokens = x.size() / width, k = 2;
+  const auto n = [](std::size_t i) { return static_cast<double>(i); };
+  const bool softmax = kind == kernels::expert_scores::softmax;
+  std::vector<double> z(tokens * all), p(tokens * all), f(tokens / set * all), mean(f.size()), lse(tokens);
+  plain_losses out{0, std::vector<double>(w.size()), std::vector<double>(x.size())};
+  for (std::size_t t = 0; t < tokens; ++t) {
+    double* const scores = z.data() + t * all;
+    for (std::size_t e = 0; e < all; ++e)
+      for (std::size_t h = 0; h < width; ++h) scores[e] += x[t * width + h] * w[e * width + h];
+    const auto positive = [&](std::size_t e) { return softmax ? std::exp(scores[e]) : 1 / (1 + std::exp(-scores[e])); };
+    double sum = 0, exponentials = 0;
+    for (std::size_t e = 0; e < all; ++e) sum += positive(e), exponentials += std::exp(scores[e]);
+    lse[t] = std::log(exponentials);
+    out.value += z_loss * lse[t] * lse[t] / n(tokens);
+    for (std::size_t e = 0; e < all; ++e) {
+      p[t * all + e] = positive(e) / sum;
+      mean[t / set * all + e] += p[t * all + e] / n(set);
+      const auto better = std::count_if(scores, scores + all, [&](double other) { return other > scores[e]; });
+      if (better < static_cast<std::ptrdiff_t>(k)) f[t / set * all + e] += 1 / n(k * set);
+    }
+  }
+  for (std::size_t i = 0; i < f.size(); ++i) out.value += balance * n(all) * f[i] * mean[i] * n(set) / n(tokens);
+  for (std::size_t t = 0; t < tokens; ++t)
+    for (std::size_t e = 0; e < all; ++e) {
+      double dz = z_loss * 2 * lse[t] * std::exp(z[t * all + e] - lse[t]) / n(tokens);
+      for (std::size_t o = 0; o < all; ++o) {
+        const double slope = softmax ? 1 : 1 / (1 + std::exp(z[t * all + e])),
+                     dp = p[t * all + e] * slope * ((o == e ? 1 : 0) - p[t * all + o]);  // of p_o by z_e
+        dz += balance * n(all) * f[t / set * all + o] / n(tokens) * dp;
+      }
+      for (std::size_t h = 0; h < width; ++h) {
+        out.dw[e * width + h] += dz * x[t * width + h];
+        out.dx[t * width + h] += dz * w[e * width + h];
+      }
+    }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("auxiliary losses and their gradients against the definitions") {
+  struct alone {
+    using input = spec<batch, seq, hidden, invariant<dp, ep, tp>>;
+    using weight = spec<experts, ffn, hidden>;
+    using output = input;
+  };
+  for (const kernels::expert_scores kind : {kernels::expert_scores::softmax, kernels::expert_scores::sigmoid})
+    for (const balance_over over : {balance_over::sequence, balance_over::microbatch})
+      threads::run(1, [&](threads::communicator& c) {
+        cpu device;
+        world ranks(three{1, 1, 1}.shape(), c);
+        const context<cpu> ctx{device, ranks, mixture_sizes(), 1};
+        moe<double, alone> layer(ctx, "moe", {{.scores = kind}, {}, {{0.6, over}, 0.3}});
+        fill_parameters(ctx, layer, {});
+        std::vector<double> w;
+        layer.visit([&](const auto& p) {
+          if (p.name() == "moe.gate.weight") w.assign(p.value(), p.value() + p.size());
+        });
+        const std::vector<double> input = random_full(layout_v<alone::input>, ctx.sizes, 1);
+        const auto x = place_full<alone::input>(ctx, input);
+        tensor<double, alone::input> dy(ctx);
+        kernels::fill(device, dy.data(), dy.size(), 0.0);  // so that all gradients are of auxiliary losses
+        double value = 0;
+        auxiliary_sum sum{&value};
+        microbatch<cpu> mb(ctx);
+        mb.count = 2, mb.auxiliary = &sum;
+        moe<double, alone>::saved kept;
+        layer.forward(mb, x, &kept);
+        const auto dx = layer.backward(mb, x, kept, dy);
+        const std::size_t set = over == balance_over::sequence ? 8 : 32;
+        const plain_losses plain = losses_by_definition(input, w, 8, set, kind, 0.6 / 2, 0.3 / 2);
+        CHECK(value == doctest::Approx(plain.value).epsilon(1e-12));
+        check_near(std::vector(dx.data(), dx.data() + dx.size()), plain.dx, 1e-12, "dx");
+        for (const auto& [name, gradient] : reduce_gradients(ctx, layer))
+          if (name == "moe.gate.weight") check_near(gradient, plain.dw, 1e-12, name);
+      });
 }
 
 // All scores are equal, so that every token chooses the first experts, and all others have no rows.
