@@ -63,7 +63,7 @@ std::unique_ptr<model> make_stage(const pl::context<pl::cpu>& ctx, pl::stage_lay
         const pl::attention_options rotated{.frequencies = pl::kernels::rope_inverse_frequencies(8, 1e4)};
         return block({norm(ctx, 1e-6, name + ".input_layernorm"), attention(ctx, name + ".self_attn", rotated)},
                      {norm(ctx, 1e-6, name + ".post_attention_layernorm"),
-                      experts(ctx, name + ".mlp", {.router = {.chosen = 2}})});
+                      experts(ctx, name + ".mlp", {.router = {.chosen = 2}, .losses = {.balance = {0.01}}})});
       },
       [&](const auto&) {
         return head(norm(ctx, 1e-6, "norm"), output(ctx, "lm_head", {.shape = {vocab, 32}, .hidden_layer = false}));

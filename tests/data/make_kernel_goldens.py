@@ -5,6 +5,7 @@
     norms.json            RMSNorm and LayerNorm: outputs and gradients
     rope_frequencies.json inverse frequencies and rotations of Llama-3's scaled rotary embedding, and of the plain one
     attention.json        causal grouped-query attention: output and gradients
+    router_losses.json    losses of routers: balance (Mixtral's) and z-loss (Switch's), with the gradients of scores
 
 Arrays are flat, in row-major order, with their shape beside them. Made with torch 2.15.0 and transformers 5.23.0.
 """
@@ -16,6 +17,8 @@ import torch
 import torch.nn.functional as functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from make_llama_goldens import AllDouble
@@ -136,11 +139,28 @@ def attention(generator: torch.Generator) -> dict:
             "dout": flat(dout), "dq": flat(q.grad), "dk": flat(k.grad), "dv": flat(v.grad)}
 
 
+def router_losses(generator: torch.Generator) -> dict:
+    tokens, experts = 8, 6
+    scores = (2 * random(generator, tokens, experts)).requires_grad_()
+    cases = []
+    with AllDouble():
+        for chosen in (1, 3):
+            for balance, z_loss in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.25)):
+                scores.grad = None
+                loss = (balance * load_balancing_loss_func((scores,), experts, chosen)
+                        + z_loss * router_z_loss_func(scores[None]))
+                assert loss.dtype == torch.float64
+                loss.backward()
+                cases.append({"chosen": chosen, "balance": balance, "z_loss": z_loss, "loss": loss.item(),
+                              "dscores": flat(scores.grad)})
+    return {"scores": flat(scores), "cases": cases}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent
     made = {"adamw": adamw, "cross_entropy": cross_entropy, "norms": norms, "rope_frequencies": rope,
-            "attention": attention}
+            "attention": attention, "router_losses": router_losses}
     for seed, (name, make) in enumerate(made.items(), start=77):
         golden = make(torch.Generator().manual_seed(seed))
         (root / f"{name}.json").write_text(json.dumps(golden) + "\n")

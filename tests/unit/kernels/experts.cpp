@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 using kernels::expert_scores;
@@ -66,6 +69,35 @@ TEST_CASE("weights of the chosen and their gradients") {
     for (const bool normalised : {false, true})
       for (const std::int64_t k : {1, 2, 3, 6})
         check(z, {.chosen = k, .scores = scores, .normalised = normalised, .scale = 1.5});
+}
+
+// Mixtral's balance loss has no 1 / k, and is k where ours is 1.
+TEST_CASE("the balance loss and the z-loss of transformers") {
+  std::ifstream file(plait::test::test_data() + "/router_losses.json");
+  const auto golden = nlohmann::json::parse(file);
+  const auto scores = golden.at("scores").at("values").get<std::vector<double>>();
+  const auto tokens = golden.at("scores").at("shape")[0].get<std::int64_t>(),
+             experts = golden.at("scores").at("shape")[1].get<std::int64_t>();
+  cpu device;
+  for (const auto& c : golden.at("cases")) {
+    const auto k = c.at("chosen").get<std::int64_t>();
+    const auto balance = c.at("balance").get<double>(), z_loss = c.at("z_loss").get<double>(),
+               n = static_cast<double>(tokens);
+    std::vector<std::int32_t> chosen(static_cast<std::size_t>(tokens * k)), counts(static_cast<std::size_t>(experts));
+    std::vector<double> weights(chosen.size()), dscores(scores.size());
+    kernels::choose_experts(device, scores.data(), chosen.data(), weights.data(), tokens, experts, {.chosen = k});
+    kernels::count_experts(device, chosen.data(), counts.data(), 1, tokens * k, experts);
+    const kernels::router_loss_scales by{balance * static_cast<double>(experts) / (n * n), z_loss / n};
+    double loss = 0, seed = 1;
+    kernels::router_loss(device, scores.data(), counts.data(), &loss, 1, tokens, experts, expert_scores::softmax, by);
+    kernels::add_router_loss_gradient(device, scores.data(), counts.data(), &seed, dscores.data(), 1, tokens, experts,
+                                      expert_scores::softmax, by);
+    CHECK(loss == doctest::Approx(c.at("loss").get<double>()).epsilon(1e-13));
+    const auto expected = c.at("dscores").at("values").get<std::vector<double>>();
+    REQUIRE(expected.size() == dscores.size());
+    for (std::size_t i = 0; i < dscores.size(); ++i)
+      CHECK(dscores[i] == doctest::Approx(expected[i]).epsilon(1e-12).scale(1));
+  }
 }
 
 TEST_CASE("equal scores go to the lower expert; large scores do not overflow") {
