@@ -13,6 +13,7 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/core/types.hpp"
 #include "plait/models/llama_stages.hpp"
+#include "plait/models/mixture_llama.hpp"
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
@@ -71,6 +72,16 @@ inline plait::optimizer_options optimizer_options_of(const options& opt) {
 template <class Strategy, class Placement>
 using in_context = plait::context_parallel<Strategy, plait::chosen<plait::cp>, Placement>;
 
+/// The model of a strategy: with experts where it places them.
+template <class Precision, class Strategy, class Device>
+struct model_of {
+  using type = plait::llama<Precision, Strategy, Device>;
+};
+template <class Precision, plait::mixture_strategy Strategy, class Device>
+struct model_of<Precision, Strategy, Device> {
+  using type = plait::mixture_llama<Precision, Strategy, Device>;
+};
+
 /// Whether the program can also leave the sequence in its original order: every instantiation takes its time to
 /// compile. On one context-parallel rank the orders are the same.
 template <class Precision, class Strategy, class Device>
@@ -84,7 +95,8 @@ std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device
   if (s.opt.split != "measured" || s.stages.size() == 1) return s.stages;
   plait::llama_options options = model_options(s);
   options.attention.documents = false;  // what is measured has none
-  plait::llama_part_times parts = plait::measure_llama_parts<Precision, Strategy>(ctx, s.config, options);
+  plait::llama_part_times parts =
+      plait::measure_llama_parts<typename model_of<Precision, Strategy, Device>::type>(ctx, s.config, options);
   for (plait::action_times* part : {&parts.layer, &parts.embedding, &parts.head})
     for (double* time : {&part->forward, &part->backward, &part->input_backward, &part->weight_backward})
       *time = plait::all_reduce_scalar(ctx.device, all, *time, plait::reduce_op::max);
@@ -97,7 +109,7 @@ struct counted_stages {
   using precision = Precision;
   using specs = plait::transformer_specs<S>;
   using device_type = plait::counting_device;
-  using stage_type = plait::llama<Precision, S, device_type>;
+  using stage_type = typename model_of<Precision, S, device_type>::type;
 
   counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
                  const plait::llama_options& options, const plait::pipeline_options& how)

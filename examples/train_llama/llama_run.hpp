@@ -498,7 +498,7 @@ std::string name_of_device(const Device& device) {
 /// A Llama on one rank: the stages of the pipeline that are this rank's.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 class llama_run final : public model_run {
-  using stage_type = plait::llama<Precision, Strategy, Device>;
+  using stage_type = typename model_of<Precision, Strategy, Device>::type;
   using model_type = plait::pipeline<stage_type>;
   using tokens = typename model_type::tokens;
   using step_type = plait::training_step<stage_type>;

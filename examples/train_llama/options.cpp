@@ -555,7 +555,7 @@ class option_list {
 
 void add_ranks(option_list& list, options& opt) {
   list.group("Ranks");
-  list.add("--mesh", opt.mesh, "extents of the axes dp, pp, cp and tp, as in dp=2,tp=4");
+  list.add("--mesh", opt.mesh, "extents of the axes dp, pp, ep (experts), cp and tp, as in dp=2,tp=4");
   list.choice("--device", opt.device, {"cpu", "cuda"}, "cpu or cuda");
   list.choice("--backend", opt.backend, {"threads", "mpi", "nccl"},
               "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "

@@ -33,13 +33,14 @@ struct model_directory;
 struct prediction;
 
 /// The axes that --mesh names, outermost first.
-using user_mesh =
-    plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
+using user_mesh = plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::ep>,
+                              plait::axis<plait::cp>, plait::axis<plait::tp>>;
 
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
   std::string command;  ///< generate or evaluate; empty: the program trains
   std::string mesh = "dp=1,pp=1,cp=1,tp=1";
+  bool mixture = false;  ///< whether the model has experts, as `prepare` finds
   std::string device = "cpu";
   std::string backend = "threads";
   double deadline = 600;  ///< seconds; 0: none
@@ -213,9 +214,10 @@ inline std::int64_t traced_step(const options& opt, std::int64_t resumed) {
 /// has.
 setup prepare(const options& opt, std::int64_t ranks);
 
-/// Calls `f.operator()<S>()` with the strategy S that --strategy names: the one place that reads it.
+/// Calls `f.operator()<S>()` with the strategy S that --strategy and the model name: the one place that reads it.
 template <class F>
 auto with_strategy(const options& opt, F&& f) {
+  if (opt.mixture) return f.template operator()<plait::megatron_experts>();
   return opt.strategy == "sp" ? f.template operator()<plait::megatron_sp>()
                               : f.template operator()<plait::megatron_tp>();
 }
@@ -272,7 +274,8 @@ auto with_types(const options& opt, F&& f) {
                                    : if_built<plait::bf16_no_masters, megatron_sp>(opt, f);
   if (has_bf16_gradients(opt)) return if_built<plait::bf16_gradients_float_masters, megatron_sp>(opt, f);
   return with_strategy(opt, [&]<class S>() {
-    if (opt.precision == "double") return if_built<double, S>(opt, f);
+    if constexpr (!plait::mixture_strategy<S>)
+      if (opt.precision == "double") return if_built<double, S>(opt, f);
     if (opt.precision == "bf16") return if_built<plait::bf16, S>(opt, f);
     return if_built<float, S>(opt, f);
   });

@@ -167,6 +167,7 @@ std::string why_unpriced(const options& opt) {
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
   if (offloads(opt)) return no("--offload", opt.offload, "none");
   if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
+  if (opt.mixture) return "a model with experts is not priced; --dry-run says its bytes";
   if (opt.lora > 0) return fmt::format("--lora {} is not priced; leave it out", opt.lora);
   if (parse_recompute(opt.recompute).budget)
     return no("--recompute", opt.recompute, "none, selective, full and every:K");

@@ -175,6 +175,15 @@ void each_key(Config& c, F&& f) {
   f("pad_token_id", c.pad_token);
   f("initializer_range", c.initializer_range);
 }
+/// As `each_key`, for the keys that models with experts have in addition.
+template <class Mixture, class F>
+void each_mixture_key(Mixture& m, F&& f) {
+  f("num_experts", m.experts);
+  f("num_experts_per_tok", m.router.chosen);
+  f("norm_topk_prob", m.router.normalised);
+  f("shared_expert_intermediate_size", m.shared_ffn);
+  f("shared_expert_gate", m.shared_gate);
+}
 
 /// Reads a value of `model_settings`; returns whether it is one.
 template <class T>
@@ -194,12 +203,14 @@ bool read(const std::string& text, plait::rope_kind& value) {
 /// The keys of a model's config.json with their values, which say what the model computes.
 std::vector<plait::setting> model_settings(const plait::llama_config& c) {
   std::vector<plait::setting> settings;
-  each_key(c, [&](const char* key, const auto& value) {
+  const auto add = [&](const char* key, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const plait::rope_kind&>)
       settings.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
     else
       settings.push_back({key, fmt::format("{}", value)});
-  });
+  };
+  each_key(c, add);
+  if (c.mixture.experts > 0) each_mixture_key(c.mixture, add);
   return settings;
 }
 
@@ -207,11 +218,15 @@ std::vector<plait::setting> model_settings(const plait::llama_config& c) {
 std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings) {
   plait::llama_config c;
   bool whole = true;
-  each_key(c, [&](const std::string& key, auto& value) {
-    const auto flag =
-        std::find_if(settings.begin(), settings.end(), [&](const plait::setting& k) { return k.name == key; });
+  const auto find = [&](std::string_view key) {
+    return std::find_if(settings.begin(), settings.end(), [&](const plait::setting& k) { return k.name == key; });
+  };
+  const auto take = [&](const char* key, auto& value) {
+    const auto flag = find(key);
     whole = whole && flag != settings.end() && read(flag->value, value);
-  });
+  };
+  each_key(c, take);
+  if (find("num_experts") != settings.end()) each_mixture_key(c.mixture, take);
   return whole ? std::optional(c) : std::nullopt;
 }
 
@@ -408,10 +423,13 @@ std::string other_model_than(const plait::llama_config& config, const plait::loa
   const std::optional<plait::llama_config> there = saved_model(loaded);
   if (!there) return {};
   const std::vector<plait::setting> mine = model_settings(config), its = model_settings(*there);
+  if (mine.size() != its.size())
+    return fmt::format("num_experts is {}, and the step has {}", config.mixture.experts, there->mixture.experts);
   for (std::size_t i = 0; i < mine.size(); ++i)
     for (const char* of_shape :
          {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-          "intermediate_size", "tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm"})
+          "intermediate_size", "tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm",
+          "num_experts", "shared_expert_intermediate_size"})
       if (mine[i].name == of_shape && mine[i].value != its[i].value)
         return fmt::format("{} is {}, and the step has {}", of_shape, mine[i].value, its[i].value);
   return {};

@@ -32,7 +32,7 @@ std::string counted(std::int64_t n, const char* what, const char* plural) {
 std::string mesh_text(const plait::mesh_shape& shape) {
   const std::int64_t tp = shape.extent(plait::axis_of<plait::tp>), copies = shape.extent(plait::axis_of<plait::tp_rep>);
   std::string text = fmt::format("dp={}", shape.extent(plait::axis_of<plait::dp>));
-  for (plait::axis_id axis : {plait::axis_of<plait::pp>, plait::axis_of<plait::cp>})
+  for (plait::axis_id axis : {plait::axis_of<plait::pp>, plait::axis_of<plait::ep>, plait::axis_of<plait::cp>})
     if (shape.extent(axis) > 1) text += fmt::format(", {}={}", axis.text(), shape.extent(axis));
   text += fmt::format(", tp={}", tp * copies);
   if (copies > 1) text += fmt::format(", each key-value head on {} ranks", copies);
@@ -99,8 +99,16 @@ traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
   traffic out;
   const auto seen = static_cast<std::uint64_t>(run.counted_steps()), all = static_cast<std::uint64_t>(steps);
   for (const auto& row : predicted.rows) w.ledger().of(row.label);  // what was predicted and not sent counts too
+  // The rows that experts get depend on their tokens; only how often they travel follows from the types.
+  const auto total_of = [&](const plait::ledger& l, const std::string& label) {
+    plait::ledger::entry total = l.total(label);
+    for (const auto& row : l.rows)
+      if (s.opt.mixture && row.label == label)
+        total.wire -= row.kinds[static_cast<std::size_t>(plait::collective::all_to_all)].wire;
+    return total;
+  };
   for (const auto& row : w.ledger().rows) {
-    const plait::ledger::entry total = w.ledger().total(row.label), expected = predicted.total(row.label);
+    const plait::ledger::entry total = total_of(w.ledger(), row.label), expected = total_of(predicted, row.label);
     out.as_predicted = out.as_predicted && total.wire == expected.wire * seen && total.calls == expected.calls * seen;
     if (total.calls == 0) continue;
     const std::uint64_t bytes = per_rank(s.mesh, row, seen) * all;
@@ -261,7 +269,8 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
     : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
   if (!s.opt.log.empty()) log_.emplace(s.opt.log, "--log", resumed > 0);
   if (log_ && !log_->kept().empty()) say("the log of an earlier run is '{}' now\n", log_->kept());
-  say("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
+  say("{} parameters{}, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
+      s.opt.mixture ? fmt::format(", of which a token uses {}", plait::active_parameter_count(s.config)) : "",
       counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
       counted(s.microbatches, "microbatch", "es"), precision_text(s.opt));
   say("{}{}", weights_text(s), adapters_text(s));
@@ -402,7 +411,9 @@ void reporter::finish(const ending& e) {
   if (s_.entropy > 0) say("; the data's unigram entropy is {:.4f}", s_.entropy);
   say("\npeak memory of a rank: {}\nsent by a rank: {}{}\n{}hash of the weights: {:016x}\n{}", size_text(e.peak_bytes),
       e.sent.text.empty() ? "nothing" : e.sent.text,
-      e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
+      !e.sent.as_predicted ? ", NOT as predicted from the types"
+      : s_.opt.mixture     ? ", as predicted from the types but for the rows of experts"
+                           : ", as predicted from the types",
       communication_text(e), e.hash, use_.ending());
   if (s_.predicted && !took_.empty()) say("{}", beside_measured(*s_.predicted, median_step(), e.peak_bytes));
   if (!s_.opt.plot.empty()) written([&] { draw(); });

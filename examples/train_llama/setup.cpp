@@ -398,9 +398,10 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
                     "and the head; legal is 0 to {}",
                     opt.prefetch, fewest, fewest));
   plait::axis_list& cut = s.parallel.axes.shard;
+  const plait::axis_list samples(plait::axis_of<plait::dp>, plait::axis_of<plait::ep>);
   if (opt.replicate_over == "dp") cut = plait::axis_list(plait::axis_of<plait::cp>);
-  if (opt.replicate_over == "cp") cut = plait::axis_list(plait::axis_of<plait::dp>);
-  if (opt.replicate_over == "dp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::dp>);
+  if (opt.replicate_over == "cp") cut = samples;
+  if (opt.replicate_over == "dp") s.parallel.axes.replicate = samples;
   if (opt.replicate_over == "cp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::cp>);
 }
 
@@ -500,6 +501,29 @@ void plan_stages(setup& s, std::int64_t pp) {
 }
 
 /// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
+/// Refuses what there is not for models with experts, and experts' ranks for others.
+void check_mixture(const options& opt, const plait::llama_config& c, std::int64_t ep, std::int64_t tp) {
+  if (!opt.mixture && ep > 1)
+    plait::fail(fmt::format("--mesh {} has ep={}, and the model has no experts; legal is ep=1", opt.mesh, ep));
+  if (!opt.mixture) return;
+  if (c.mixture.experts % ep != 0)
+    plait::fail(fmt::format("--mesh {}: ep={} does not divide the model's num_experts, which is {}", opt.mesh, ep,
+                            c.mixture.experts));
+  if (c.mixture.shared_ffn % tp != 0)
+    plait::fail(fmt::format("--mesh {}: tp={} does not divide the model's shared_expert_intermediate_size, which is {}",
+                            opt.mesh, tp, c.mixture.shared_ffn));
+  const auto refuse = [](const std::string& option, const char* legal) {
+    plait::fail(fmt::format("{} is not there for models with experts; legal is {}", option, legal));
+  };
+  if (opt.device != "cpu") refuse("--device " + opt.device, "cpu");
+  if (opt.strategy != "sp") refuse("--strategy " + opt.strategy, "sp");
+  if (opt.precision != "float" && opt.precision != "bf16") refuse("--precision " + opt.precision, "float or bf16");
+  if (has_bf16_gradients(opt)) refuse("--gradients bf16", "full");
+  if (opt.leaves) refuse("--deterministic " + opt.deterministic, "off");
+  if (opt.lora > 0) refuse(fmt::format("--lora {}", opt.lora), "0");
+  if (opt.plan == "auto") refuse("--plan auto", "a --mesh");
+}
+
 std::string rate_text(const plait::lr_schedule_config& c) {
   const std::string warm = fmt::format(", {} of warm-up", c.warmup_steps);
   if (c.decay == plait::lr_decay::constant) return fmt::format("constant at {}{}", c.peak, warm);
@@ -522,7 +546,9 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   const plait::mesh_shape given = parse_mesh(opt, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
   const std::int64_t pp = given.extent(plait::axis_of<plait::pp>), cp = given.extent(plait::axis_of<plait::cp>);
-  const std::int64_t all = given.size();
+  const std::int64_t ep = given.extent(plait::axis_of<plait::ep>), all = given.size();
+  opt.mixture = m.config.mixture.experts > 0;
+  check_mixture(opt, m.config, ep, tp);
 
   setup s{opt,
           {},
@@ -579,6 +605,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
     plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
   s.mesh.add(plait::axis_of<plait::dp>, dp);
   s.mesh.add(plait::axis_of<plait::pp>, pp);
+  if (opt.mixture) s.mesh.add(plait::axis_of<plait::ep>, ep);
   s.mesh.add(plait::axis_of<plait::cp>, cp);
   s.mesh.add(plait::axis_of<plait::tp>, t.tp);
   s.mesh.add(plait::axis_of<plait::tp_rep>, t.tp_rep);
@@ -594,15 +621,18 @@ setup prepare(const options& given_options, std::int64_t ranks) {
                     "cannot replay; legal are --graph off, one rank, and --backend nccl",
                     all));
   s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched;
-  s.sequences = opt.micro_batch * dp;
+  s.sequences = opt.micro_batch * dp * ep;
   const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
-  divides("--global-batch", global, fmt::format("--micro-batch {} times dp={}", opt.micro_batch, dp), s.sequences);
+  divides(
+      "--global-batch", global,
+      fmt::format("--micro-batch {} times dp={}{}", opt.micro_batch, dp, ep > 1 ? fmt::format(" times ep={}", ep) : ""),
+      s.sequences);
   s.microbatches = global / s.sequences;
   if (s.microbatches > plait::max_microbatches)
     plait::fail(fmt::format("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
                             plait::max_microbatches));
   plan_stages(s, pp);
-  set_parallel(s, dp, cp);
+  set_parallel(s, dp * ep, cp);
   check_tensor_overlap(opt, cp, tp);
   set_deterministic(s, dp, cp, tp);
   if (!opt.data.empty())

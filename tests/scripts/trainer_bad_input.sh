@@ -21,14 +21,14 @@ refused() {
 mkdir out
 
 # The mesh.
-refused '--mesh dp=2,ep=2: unknown axis "ep"; the axes of this mesh are dp, pp, cp, tp' --mesh dp=2,ep=2
+refused '--mesh dp=2,sp=2: unknown axis "sp"; the axes of this mesh are dp, pp, ep, cp, tp' --mesh dp=2,sp=2
 refused '--mesh dp=2,dp=2: axis "dp" is given twice' --mesh dp=2,dp=2
 refused '--mesh dp=0,tp=2: "dp=0" is not AXIS=EXTENT' --mesh dp=0,tp=2
 refused '--mesh dp=-1: "dp=-1" is not' --mesh dp=-1
 refused '--mesh dp=two: "dp=two" is not' --mesh dp=two
 refused '--mesh dp=2.5: "dp=2.5" is not' --mesh dp=2.5
 refused '--mesh dp: "dp" is not' --mesh dp
-refused '--mesh 2,2: "2" names no axis; legal is a list of AXIS=EXTENT, as in dp=2,tp=4, of the axes dp, pp, cp, tp' --mesh 2,2
+refused '--mesh 2,2: "2" names no axis; legal is a list of AXIS=EXTENT, as in dp=2,tp=4, of the axes dp, pp, ep, cp, tp' --mesh 2,2
 refused '--mesh tp=2 dp=2: "tp=2 dp=2" has a space in it; axes are separated by commas' --mesh 'tp=2 dp=2'
 refused "'dp=2' belongs to no option: --mesh takes one word, and has 'tp=2'; a list is one word with commas, as in --mesh tp=2,dp=2" --mesh tp=2 dp=2
 refused '--mesh dp=2,: a comma without' --mesh dp=2,
@@ -39,6 +39,12 @@ if "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
 else
   refused '--backend mpi: this program was built without MPI' --backend mpi
 fi
+
+# Models with experts.
+refused '--mesh ep=2 has ep=2, and the model has no experts; legal is ep=1' --mesh ep=2
+refused "--mesh ep=3: ep=3 does not divide the model's num_experts, which is 8" --model tiny-experts --mesh ep=3
+refused '--strategy tp is not there for models with experts; legal is sp' --model tiny-experts --strategy tp
+refused '--deterministic 4 is not there for models with experts; legal is off' --model tiny-experts --deterministic 4
 
 # What does not divide.
 sized() { # sized HEADS KV_HEADS HIDDEN FFN

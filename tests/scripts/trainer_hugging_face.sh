@@ -27,6 +27,21 @@ for model in mha gqa_tied qwen2 qwen3; do
   done
 done
 
+# Mixtures of experts; what is trained does not depend on the mesh, and a step resumes over other ranks of experts.
+for model in mixtral qwen3_moe; do
+  begun "$model" "$models/llama_$model" --steps 0 --mesh pp=2,ep=2,tp=2 --export-hf "out_$model"
+  same_tensors "$models/llama_$model" "out_$model"
+done
+begun experts "$models/llama_mixtral" --steps 4 --lr-schedule constant
+begun again "$models/llama_mixtral" --steps 2 --lr-schedule constant --mesh dp=2,ep=2,tp=2 --micro-batch 2 \
+  --data-parallel zero3 --checkpoint-dir steps --save-every 2
+grep -q ', as predicted from the types but for the rows of experts' again.out || fail "$(cat again.out)"
+train again --resume steps --steps 4 --lr-schedule constant --mesh pp=2,ep=4 --micro-batch 1 --sample 0 \
+  --model "$models/llama_mixtral/config.json"
+grep '^{"step"' again.jsonl >both.jsonl
+tail -n 1 again.jsonl >>both.jsonl
+logs same experts.jsonl both.jsonl 1e-5
+
 # Training from one, on several meshes, equals one rank; and going on from what it exports begins with those weights.
 begun one "$models/llama_gqa_tied" --steps 3 --export-hf trained_one
 logs check one.jsonl 3
@@ -97,6 +112,12 @@ refused() {
   grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
 }
 mha=$models/llama_mha
+refused '--lora 2 is not there for models with experts; legal is 0' --init-from "$models/llama_mixtral" --lora 2
+refused '--mesh tp=8: .*num_attention_heads, which is 4' --init-from "$models/llama_mixtral" --mesh tp=8
+refused '--precision bf16-no-masters is not there for models with experts; legal is float or bf16' \
+  --model tiny-experts --precision bf16-no-masters
+refused '--gradients bf16 is not there for models with experts; legal is full' \
+  --model tiny-experts --precision bf16 --gradients bf16
 refused '--init-from .* leave out --model tiny' --init-from "$mha" --model tiny
 refused "--init-from: 'megatron_mha': its tensors, such as '.*', have the names of megatron, and --weights-order is hugging-face; legal is --weights-order megatron" \
   --init-from megatron_mha

@@ -11,7 +11,10 @@
 namespace plait {
 
 /// The sizes of a Llama for the planner. Biases of some products and norms of queries and keys are too small to count.
+/// Throws `error` for a model with experts, which the planner does not price.
 inline planner::transformer_shape plan_shape(const llama_config& c) {
+  if (c.mixture.experts > 0)
+    fail({"the planner prices no models with experts, and this one has ", c.mixture.experts, " in a layer"});
   planner::transformer_shape m;
   m.vocab = c.vocab, m.hidden = c.hidden, m.layers = c.layers;
   m.heads = c.heads, m.kv_heads = c.kv_heads, m.head_dim = c.head_dim, m.ffn = c.ffn;

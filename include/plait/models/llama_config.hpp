@@ -76,7 +76,7 @@ namespace detail {
 inline void require_within(const std::string& source, const char* key, std::int64_t value, std::int64_t largest) {
   if (value < 1 || value > largest) fail({source, ": ", key, " is ", value, "; legal are 1 to ", largest});
 }
-inline constexpr std::int64_t widest = 1 << 20;  // with these limits no count of values overflows 64 bits
+inline constexpr std::int64_t most_of_a_size = 1 << 20;  // with these limits no count of values overflows 64 bits
 
 inline void validate(const mixture_config& m, bool mlp_bias, const std::string& source) {
   if (m.experts == 0 && m.shared_ffn != 0)
@@ -87,7 +87,7 @@ inline void validate(const mixture_config& m, bool mlp_bias, const std::string& 
   if (m.experts == 0) return;
   require_within(source, "num_experts", m.experts, 1 << 16);
   require_within(source, "num_experts_per_tok", m.router.chosen, m.experts);
-  if (m.shared_ffn != 0) require_within(source, "shared_expert_intermediate_size", m.shared_ffn, widest);
+  if (m.shared_ffn != 0) require_within(source, "shared_expert_intermediate_size", m.shared_ffn, most_of_a_size);
   if (mlp_bias) fail({source, ": mlp_bias is true; experts have no biases, so false is legal"});
 }
 
@@ -106,7 +106,7 @@ PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
       fail({source, ": ", key, " is ", value, "; legal is a positive number"});
     }
   };
-  constexpr std::int64_t widest = detail::widest;
+  constexpr std::int64_t widest = detail::most_of_a_size;
   within("vocab_size", c.vocab, 1 << 24);
   within("hidden_size", c.hidden, widest);
   within("num_hidden_layers", c.layers, 1 << 16);
@@ -223,9 +223,10 @@ struct llama_preset {
 
 /// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
 /// that benchmarks compare; the others are the published shapes, without weights.
-inline constexpr std::array<llama_preset, 17> llama_presets{{
+inline constexpr std::array<llama_preset, 21> llama_presets{{
     {"tiny", {}},
     {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
+    {"tiny-experts", {.ffn = 128, .mixture = {.experts = 8, .router = {.chosen = 2}}}},
     {"bench-128", {.vocab = 4096, .hidden = 128, .layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 32, .ffn = 384}},
     {"bench-512", {.vocab = 4096, .hidden = 512, .layers = 4, .heads = 8, .kv_heads = 8, .head_dim = 64, .ffn = 1536}},
     {"bench-1024",
@@ -312,6 +313,44 @@ inline constexpr std::array<llama_preset, 17> llama_presets{{
       .ffn = 14336,
       .max_position = 32768,
       .sliding_window = 4096}},
+    {"mixtral-8x7b-v0.1",
+     {.vocab = 32000,
+      .hidden = 4096,
+      .layers = 32,
+      .heads = 32,
+      .kv_heads = 8,
+      .head_dim = 128,
+      .ffn = 14336,
+      .max_position = 32768,
+      .rope_theta = 1000000,
+      .mixture = {.experts = 8, .router = {.chosen = 2}}}},
+    {"qwen1.5-moe-a2.7b",
+     {.vocab = 151936,
+      .hidden = 2048,
+      .layers = 24,
+      .heads = 16,
+      .kv_heads = 16,
+      .head_dim = 128,
+      .ffn = 1408,
+      .max_position = 8192,
+      .rms_eps = 1e-6,
+      .rope_theta = 1000000,
+      .qkv_bias = true,
+      .mixture =
+          {.experts = 60, .router = {.chosen = 4, .normalised = false}, .shared_ffn = 5632, .shared_gate = true}}},
+    {"qwen3-30b-a3b",
+     {.vocab = 151936,
+      .hidden = 2048,
+      .layers = 48,
+      .heads = 32,
+      .kv_heads = 4,
+      .head_dim = 128,
+      .ffn = 768,
+      .max_position = 40960,
+      .rms_eps = 1e-6,
+      .rope_theta = 1000000,
+      .qk_norm = true,
+      .mixture = {.experts = 128, .router = {.chosen = 8}}}},
     {"qwen2.5-0.5b",
      {.vocab = 151936,
       .hidden = 896,

@@ -27,7 +27,8 @@ constexpr llama_part_times llama_part_flops(const llama_config& c, std::int64_t 
     const double flops = 2.0 * static_cast<double>(multiplications);
     return action_times{flops, 2 * flops, flops, flops};
   };
-  const std::int64_t projections = c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.hidden * c.ffn;
+  const std::int64_t projections =
+      c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + detail::feed_forward_count(c, c.mixture.router.chosen);
   return {times(projections + c.heads * c.head_dim * seq), times(0), times(c.hidden * c.vocab)};
 }
 
@@ -101,23 +102,22 @@ class llama_stopwatch {
 
 /// Seconds of the parts on this mesh, measured with a model of one layer: the shortest of `rounds`, of the slowest
 /// rank. Collective over the mesh of the stage; the result is equal on its ranks.
-template <class Precision, strategy S, compute_device Device>
+template <class Model, compute_device Device>
 llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_config& config,
                                      const llama_options& options, int rounds = 3) {
-  using model_type = llama<Precision, S, Device>;
   const value_checks::pause unchecked(ctx.ranks.checks());
   llama_config one = config;
   one.layers = 1;
-  const auto ready = [&](model_type& m) {
+  const auto ready = [&](Model& m) {
     initialize(ctx, m);
     gather_parameters(ctx, m);
     zero_gradients(ctx, m);
   };
-  model_type model(ctx, one, options);
+  Model model(ctx, one, options);
   ready(model);
-  model_type layer(ctx, one, options, {0, 1, false, false});
+  Model layer(ctx, one, options, {0, 1, false, false});
   ready(layer);
-  detail::llama_stopwatch<model_type, Device> watch(ctx);
+  detail::llama_stopwatch<Model, Device> watch(ctx);
   constexpr action_times never{1e30, 1e30, 1e30, 1e30};
   action_times whole = never, alone = never, head = never;
   for (int i = 0; i < rounds; ++i) {

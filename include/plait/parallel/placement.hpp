@@ -209,7 +209,7 @@ inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int
 /// `zero_level` beyond `replicated`, parameters are cut over `shard`; over `replicate` the pieces are equal, which
 /// makes a hybrid: sharded within, replicated over.
 struct data_axes {
-  axis_list shard = axis_list(axis_of<dp>, axis_of<cp>);
+  axis_list shard = axis_list(axis_of<dp>, axis_of<ep>, axis_of<cp>);
   axis_list replicate{};
 };
 

@@ -26,6 +26,9 @@ TEST_CASE("published shapes have the published numbers of parameters") {
   CHECK(parameter_count(llama_preset_config("qwen2.5-7b")) == 7'615'616'512);
   CHECK(parameter_count(llama_preset_config("qwen3-0.6b")) == 596'049'920);
   CHECK(parameter_count(llama_preset_config("qwen3-8b")) == 8'190'735'360);
+  CHECK(parameter_count(llama_preset_config("mixtral-8x7b-v0.1")) == 46'702'792'704);
+  CHECK(parameter_count(llama_preset_config("qwen1.5-moe-a2.7b")) == 14'315'784'192);
+  CHECK(parameter_count(llama_preset_config("qwen3-30b-a3b")) == 30'532'122'624);
 }
 
 TEST_CASE("parameters and operations, counted by hand") {

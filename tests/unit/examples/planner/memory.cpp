@@ -43,6 +43,10 @@ pp::training_job llama_job(std::int64_t batch) {
 TEST_CASE("parameters are those of the model") {
   for (const plait::llama_preset& preset : plait::llama_presets) {
     CAPTURE(preset.name);
+    if (preset.config.mixture.experts > 0) {
+      CHECK_ERROR(plait::plan_shape(preset.config), "the planner prices no models with experts, and this one has ");
+      continue;
+    }
     const auto counted = static_cast<double>(plait::parameter_count(preset.config));
     CHECK(pp::transformer_shape(plait::plan_shape(preset.config)).parameters() ==
           doctest::Approx(counted).epsilon(1e-4));
