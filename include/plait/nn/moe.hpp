@@ -335,6 +335,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
     choose(ctx, s);
     s.counts = losses_.forward(mb, s.scored.data(), s.choice.template data<std::int32_t>(), keep != nullptr);
+    load_.add(mb, s.choice.template data<std::int32_t>(), tokens_ * how_.router.chosen, experts_);
     buffer<Device> gathered;
     const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
     auto leaving = rows_to_send(ctx.device, s.route.leaving());
@@ -386,6 +387,12 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                                      dscores.data(), tokens_, experts_, how_.router);
     losses_.backward(mb, s.scored.data(), s.counts, dscores.data());
     return router_.backward(mb, x, s.router, dscores, &of_rows);
+  }
+
+  /// How often all tokens of the last training step have chosen each expert, [experts]: none before the first step. The
+  /// largest by the mean is the imbalance. Collective over the mesh; waits for the device.
+  std::vector<std::int64_t> load(const context<Device>& ctx) const {
+    return load_.total(ctx, layout_v<scores>, names_.layer());
   }
 
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
@@ -569,6 +576,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   parameter_ptr<Precision, Device> gate_, up_, down_;
   detail::expert_peers peers_;
   detail::router_loss_terms<Device> losses_;
+  detail::expert_load<Device> load_;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;
   std::int64_t experts_ = 0, hidden_ = 0, width_ = 0;
   std::int64_t tokens_ = 0, seen_ = 0;  ///< of this rank's input, and of those whose rows it sums

@@ -1,9 +1,11 @@
-// The auxiliary losses of a router: balance between experts, and the z-loss. They are equal on every mesh.
+// The auxiliary losses of a router, balance between experts and the z-loss, and the counts of what it has chosen. They
+// are equal on every mesh.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -127,6 +129,7 @@ class router_loss_terms {
   buffer<Device> count(Device& on, const std::int32_t* choice) const {
     const auto n = static_cast<std::size_t>(groups_ * experts_);
     auto own = buffer<Device>::for_collectives(on, n * sizeof(std::int32_t));
+    on.zero(own.data(), own.bytes(), on.main_stream());
     kernels::count_experts(on, choice, own.template data<std::int32_t>(), groups_, size_ * router_.chosen, experts_);
     if (complete_counts_.trivial()) return own;
     auto all = buffer<Device>::for_collectives(on, own.bytes());
@@ -148,6 +151,41 @@ class router_loss_terms {
   buffer<Device> seed_;  ///< one double
   std::int64_t experts_ = 0, groups_ = 0, size_ = 0;  ///< groups of this rank, and its tokens of each
   std::int64_t sets_ = 0, tokens_ = 0;                ///< of a microbatch over the whole mesh
+};
+
+/// How often a router has chosen each expert in a step.
+template <compute_device Device>
+class expert_load {
+ public:
+  /// Adds a microbatch's choice [tokens, k]. The first one of a step, which was there before, begins anew.
+  void add(const microbatch<Device>& mb, const std::int32_t* choice, std::int64_t size, std::int64_t experts) {
+    if (!mb.auxiliary || mb.repeats) return;
+    Device& on = mb.ctx.device;
+    const auto i = static_cast<std::size_t>(mb.index), all = static_cast<std::size_t>(mb.count);
+    if (seen_.size() != all || seen_[i]) {
+      seen_.assign(all, false);
+      if (counts_.empty()) counts_ = make_buffer<std::int32_t>(on, static_cast<std::size_t>(experts));
+      on.zero(counts_.data(), counts_.bytes(), on.main_stream());
+    }
+    seen_[i] = true;
+    kernels::count_experts(on, choice, counts_.template data<std::int32_t>(), 1, size, experts);
+  }
+  /// Returns the counts of all tokens, whose scores lie as `scores`; none before the first step. Collective.
+  std::vector<std::int64_t> total(const context<Device>& ctx, layout scores, const std::string& name) const {
+    if (counts_.empty()) return {};
+    while (scores.dims.size() > 1) scores = reduce_sum(scores, scores.dims[0].dim).result;
+    const ready_plan complete(scores, completed(scores), ctx.ranks, ctx.sizes, name);
+    auto all = buffer<Device>::for_collectives(ctx.device, counts_.bytes());
+    complete.run(ctx.device, counts_.data(), all.data(), dtype::i32);
+    std::vector<std::int32_t> counts(all.bytes() / sizeof(std::int32_t));
+    ctx.device.synchronize();
+    ctx.device.download(counts.data(), all.data(), all.bytes(), ctx.device.main_stream());
+    return {counts.begin(), counts.end()};
+  }
+
+ private:
+  buffer<Device> counts_;
+  std::vector<bool> seen_;  ///< the microbatches that are in them
 };
 
 }  // namespace detail

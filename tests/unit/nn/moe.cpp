@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,6 +108,7 @@ namespace {
 
 struct trained {
   double auxiliary = 0;
+  std::vector<std::int64_t> load;  ///< of the second mixture
   std::vector<std::pair<std::string, std::vector<double>>> gradients;
 };
 
@@ -129,27 +132,31 @@ trained train_mixtures(const three& mesh, std::int64_t microbatches, const route
     for (const char* name : {"first", "second"}) layers.emplace_back(ctx, name, moe_options{.losses = losses});
     stack<mixture> both(std::move(layers));
     fill_parameters(ctx, both, {});
-    double sum = 0;
-    auxiliary_sum auxiliary{&sum};
-    for (std::int64_t i = 0; i < microbatches; ++i) {
+    double sum = 0, other = 0;
+    auxiliary_sum auxiliary{&sum}, unfinished{&other};
+    for (std::int64_t i = -1; i <= microbatches; ++i) {  // a step that ends early, a step, and an evaluation
       const auto n = static_cast<std::ptrdiff_t>(inputs.size()) / microbatches;
       const auto part = [&](const std::vector<double>& all) {
-        return place_full<typename Policy::input>(ctx, std::vector(all.begin() + i * n, all.begin() + (i + 1) * n));
+        const std::ptrdiff_t at = std::clamp<std::int64_t>(i, 0, microbatches - 1) * n;
+        return place_full<typename Policy::input>(ctx, std::vector(all.begin() + at, all.begin() + at + n));
       };
       microbatch<cpu> mb(ctx);
-      mb.index = i, mb.count = microbatches, mb.policy = policy, mb.auxiliary = &auxiliary;
+      mb.index = std::max<std::int64_t>(i, 0), mb.count = microbatches, mb.policy = policy;
+      mb.auxiliary = i < 0 ? &unfinished : i < microbatches ? &auxiliary : nullptr;
       typename stack<mixture>::saved kept;
       const auto x = part(inputs), dy = part(seeds);
-      both.forward(mb, x, &kept);
+      both.forward(mb, x, i < 0 || i == microbatches ? nullptr : &kept);
+      if (i < 0 || i == microbatches) continue;
       both.backward(mb, x, kept, dy);
     }
-    const trained mine{collect_auxiliary(ctx, auxiliary), reduce_gradients(ctx, both)};
+    const trained mine{collect_auxiliary(ctx, auxiliary), both[1].load(ctx), reduce_gradients(ctx, both)};
     if (ranks.rank() == 0) out = mine;
   });
   return out;
 }
 
 void check_equal(const trained& got, const trained& expected, const std::string& where) {
+  CHECK(got.load == expected.load);
   CHECK(got.auxiliary == doctest::Approx(expected.auxiliary).epsilon(1e-12));
   REQUIRE(got.gradients.size() == expected.gradients.size());
   for (std::size_t i = 0; i < got.gradients.size(); ++i)
@@ -161,6 +168,7 @@ void check_equal(const trained& got, const trained& expected, const std::string&
 TEST_CASE("sums over tokens and sequences are equal for any number of microbatches") {
   const router_losses additive{.balance = {3}, .z_loss = 0.7};
   const trained one = train_mixtures<exchanged>(three{1, 1, 1}, 1, additive);
+  CHECK(std::accumulate(one.load.begin(), one.load.end(), std::int64_t{0}) == 16 * 8 * 2);
   CHECK(one.auxiliary > 6);  // two layers with a balance of at least about 3 each
   for (const std::int64_t microbatches : {1, 2, 4})
     for (const three& mesh : {three{1, 1, 1}, three{1, 1, 2}, three{2, 2, 2}})

@@ -99,10 +99,9 @@ void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, 
   }
 }
 
-/// counts [groups, experts]: how often `chosen` [groups, size] has each expert.
+/// Adds to counts [groups, experts] how often `chosen` [groups, size] has each expert.
 inline void count_experts(cpu&, const std::int32_t* chosen, std::int32_t* counts, std::int64_t groups,
                           std::int64_t size, std::int64_t experts) {
-  std::fill_n(counts, groups * experts, 0);
   for (std::int64_t g = 0; g < groups; ++g, counts += experts)
     for (std::int64_t j = 0; j < size; ++j) ++counts[*chosen++];
 }
