@@ -120,7 +120,8 @@ TEST_CASE("the costs of the parts add up to the model's, and measured ones are t
     cpu device;
     const scenario s = tiny(1, 1);
     context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, mesh.shape(), s.batch, s.seq), 1};
-    measured[static_cast<std::size_t>(k.rank())] = measure_llama_parts<llama<double, megatron_sp>>(ctx, s.config, s.options);
+    measured[static_cast<std::size_t>(k.rank())] =
+        measure_llama_parts<llama<double, megatron_sp>>(ctx, s.config, s.options);
     CHECK(device.bytes_in_use() == 0);
   });
   for (action_times llama_part_times::*part : {&llama_part_times::layer, &llama_part_times::head}) {

@@ -15,6 +15,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/router_losses.hpp"
 #include "plait/parallel/placement.hpp"
 
 namespace plait {
@@ -28,6 +29,7 @@ struct llama_options {
   /// configuration.
   attention_options attention{};
   mlp_lora mlp{};  ///< `attention` has adapters of its own
+  router_losses mixture_losses{};
   /// The chunks in which all linears' collectives overlap their products (nn/linear/policy.hpp), where they are chosen
   /// at run time; 0: the strategy's.
   std::int64_t overlap = 0;
@@ -187,6 +189,8 @@ struct llama_mlp {
   }
   static layer make(const context<Device>& ctx, const std::string& name, const llama_config& config,
                     const llama_options& options) {
+    if (options.mixture_losses.any())
+      fail({"llama: llama_options::mixture_losses, and ", name, " is no mixture; legal is none of them"});
     return layer(ctx, name, {0, config.initializer_range}, config.mlp_bias, options.mlp, options.overlap);
   }
 };

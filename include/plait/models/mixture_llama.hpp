@@ -24,7 +24,9 @@ struct llama_mixture {
                     const llama_options& options) {
     if (options.mlp.gate.rank > 0 || options.mlp.up.rank > 0 || options.mlp.down.rank > 0)
       fail({"mixture_llama: ", name, " has adapters; experts have none"});
-    return layer(ctx, name, {.router = config.mixture.router, .init = {0, config.initializer_range}});
+    return layer(
+        ctx, name,
+        {.router = config.mixture.router, .init = {0, config.initializer_range}, .losses = options.mixture_losses});
   }
 };
 

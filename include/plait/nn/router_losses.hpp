@@ -40,6 +40,8 @@ struct router_losses {
   balance_loss balance{};
   /// Of the mean over tokens of log(sum_e exp(score_e))^2, which keeps scores small (ST-MoE, Zoph et al. 2022).
   double z_loss = 0;
+
+  constexpr bool any() const { return balance.weight != 0 || z_loss != 0; }
 };
 
 namespace detail {
@@ -61,7 +63,7 @@ class router_loss_terms {
     if (balances() && by_sequence() && scores.dims.size() < 3)
       fail({name, ": balance_over::sequence, and the input has one dim of tokens, so that no sequence is known; legal ",
             "is balance_over::microbatch"});
-    if (!any()) return;
+    if (!how_.any()) return;
     if (const axis_list all = ctx.ranks.pruned(ctx.ranks.shape().others({})); !all.empty())
       ctx.ranks.group(all);  // made here, and not in the first step, where the sum is completed
     take_sizes(ctx, scores, name);
@@ -71,7 +73,7 @@ class router_loss_terms {
   template <class T>
   buffer<Device> forward(const microbatch<Device>& mb, const T* scores, const std::int32_t* choice, bool keeps) {
     const bool adds = mb.auxiliary && !mb.repeats;
-    if (!any() || !(adds || keeps)) return {};
+    if (!how_.any() || !(adds || keeps)) return {};
     Device& on = mb.ctx.device;
     buffer<Device> counts;
     if (balances()) counts = count(on, choice);
@@ -87,13 +89,13 @@ class router_loss_terms {
   /// Adds to the gradient of scores.
   template <class T>
   void backward(const microbatch<Device>& mb, const T* scores, const buffer<Device>& counts, T* dscores) const {
-    if (!any()) return;
+    if (!how_.any()) return;
     kernels::add_router_loss_gradient(mb.ctx.device, scores, counts.template data<std::int32_t>(),
                                       seed_.template data<double>(), dscores, groups_, size_, experts_, router_.scores,
                                       scales(mb));
   }
   void take_sizes(const context<Device>& ctx, const layout& scores, const std::string& name) {
-    if (!any()) return;
+    if (!how_.any()) return;
     const std::size_t kept = balances() && by_sequence() ? 1 : 0;  // dims of the tokens' sets
     layout counted = scores, summed = scores;
     while (counted.dims.size() > kept + 1) counted = reduce_sum(counted, counted.dims[kept].dim).result;
@@ -112,7 +114,6 @@ class router_loss_terms {
   }
 
  private:
-  bool any() const { return balances() || how_.z_loss > 0; }
   bool balances() const { return how_.balance.weight > 0; }
   bool by_sequence() const { return how_.balance.over == balance_over::sequence; }
 

@@ -117,6 +117,10 @@ TEST_CASE("a model without experts, and one with them, are different types") {
                 "mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
     CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.mlp = {.up = {.rank = 2}}})),
                 "mixture_llama: model.layers.0.mlp has adapters; experts have none");
+    CHECK_ERROR((llama<float, megatron_experts>(ctx, dense, {.mixture_losses = {.z_loss = 1}})),
+                "llama: llama_options::mixture_losses, and model.layers.0.mlp is no mixture; legal is none of them");
+    CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.mixture_losses = {.z_loss = -1}})),
+                "model.layers.0.mlp: z_loss = -1; legal is 0 (none) or more");
   });
 }
 
