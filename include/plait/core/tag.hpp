@@ -124,6 +124,9 @@ struct vocab : dim_tag<"vocab"> {};
 struct experts : dim_tag<"experts"> {};
 struct expert_slot : dim_tag<"slot"> {};
 struct expert_choice : dim_tag<"choice"> {};
+/// The width of an expert that all tokens have, and its gate's one number for each token.
+struct shared_ffn : dim_tag<"shared_ffn"> {};
+struct shared_gate : dim_tag<"shared_gate"> {};
 /// The rows of a table of learned positions.
 struct position : dim_tag<"position"> {};
 /// The sequence that an encoder made, as a decoder's cross-attention sees it.

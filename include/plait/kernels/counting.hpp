@@ -201,6 +201,17 @@ void sum_rows_backward(counting_device& device, const T*, const std::int32_t*, c
   device.count_moved(static_cast<double>(tokens * (2 * k + 1) * width) * sizeof(T));
 }
 
+template <class T>
+void multiply_by_gates(counting_device& device, const T*, const T*, const T*, T*, std::int64_t rows,
+                       std::int64_t width) {
+  device.count_moved(3.0 * static_cast<double>(rows * width) * sizeof(T));
+}
+template <class T>
+void multiply_by_gates_backward(counting_device& device, const T*, const T*, const T*, T*, T*, std::int64_t rows,
+                                std::int64_t width) {
+  device.count_moved(3.0 * static_cast<double>(rows * width) * sizeof(T));
+}
+
 // ---- kernels that are a small part of a step ---------------------------------------------------------------------
 
 #define PLAIT_COUNTS_NOTHING(kernel) \

@@ -54,6 +54,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<head_dim>, c.head_dim);
   sizes.set(dim_of<ffn>, c.ffn);
   if (c.mixture.experts > 0) sizes.set(dim_of<experts>, c.mixture.experts);
+  if (c.mixture.shared_ffn > 0) sizes.set(dim_of<shared_ffn>, c.mixture.shared_ffn), sizes.set(dim_of<shared_gate>, 1);
   const axis_list by_vocab = layout_v<spec<typename S::vocabulary>>.dims[0].axes;
   if (leaves && leaves.features % mesh.size(by_vocab) != 0)
     fail({"llama: deterministic_leaves::features = ", leaves.features, " leaves of the vocabulary, which ",

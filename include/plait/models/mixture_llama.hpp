@@ -6,7 +6,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/moe.hpp"
+#include "plait/nn/expert_mlp.hpp"
 #include "plait/nn/strategy.hpp"
 
 namespace plait {
@@ -15,7 +15,7 @@ namespace detail {
 /// The mixture of a Llama's blocks.
 template <class Precision, class S, compute_device Device>
 struct llama_mixture {
-  using layer = moe<Precision, mixture_policy<S>, Device>;
+  using layer = expert_mlp<Precision, S, Device>;
   using width = spec<typename expert_width<S>::type>;
   static void check(const llama_config& config) {
     if (config.mixture.experts < 1) fail("mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
@@ -24,9 +24,9 @@ struct llama_mixture {
                     const llama_options& options) {
     if (options.mlp.gate.rank > 0 || options.mlp.up.rank > 0 || options.mlp.down.rank > 0)
       fail({"mixture_llama: ", name, " has adapters; experts have none"});
-    return layer(
-        ctx, name,
-        {.router = config.mixture.router, .init = {0, config.initializer_range}, .losses = options.mixture_losses});
+    const mixture_config& m = config.mixture;
+    const initializer init{0, config.initializer_range};
+    return layer(ctx, name, {.router = m.router, .init = init, .losses = options.mixture_losses}, m.shared_ffn > 0, {init, m.shared_gate});
   }
 };
 

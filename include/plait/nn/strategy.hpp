@@ -188,7 +188,9 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
   verdict dims = compare_dims(operand::residual, in_order, found);
   if (dims.ok()) dims = compare_dims(operand::heads, dim_list(dim_of<plait::heads>), heads.dim_order());
   if (dims.ok()) dims = compare_dims(operand::kv_heads, dim_list(dim_of<plait::kv_heads>), kv_heads.dim_order());
-  if (dims.ok()) dims = compare_dims(operand::feed_forward, dim_list(dim_of<plait::ffn>), ffn.dim_order());
+  // A shared expert's MLP has a width of its own.
+  const dim_id width = ffn.has(dim_of<plait::shared_ffn>) ? dim_of<plait::shared_ffn> : dim_of<plait::ffn>;
+  if (dims.ok()) dims = compare_dims(operand::feed_forward, dim_list(width), ffn.dim_order());
   if (dims.ok()) dims = compare_dims(operand::vocabulary, dim_list(dim_of<plait::vocab>), vocab.dim_order());
   if (!dims.ok()) return dims;
 

@@ -184,6 +184,33 @@ void sum_rows_backward(cpu&, const T* rows, const std::int32_t* at, const S* wei
     }
 }
 
+/// y [rows, width]: each row of `x` times the sigmoid of its gate, plus `addend` where it is not null.
+template <class T>
+void multiply_by_gates(cpu&, const T* x, const T* gates, const T* addend, T* y, std::int64_t rows, std::int64_t width) {
+  using S = arithmetic<T>;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const S gate = S(1) / (S(1) + std::exp(-converted<S>(gates[r])));
+    for (std::int64_t c = r * width; c < (r + 1) * width; ++c)
+      y[c] = converted<T>(gate * converted<S>(x[c]) + (addend ? converted<S>(addend[c]) : S(0)));
+  }
+}
+
+/// The gradients of `multiply_by_gates` from dy [rows, width]: of x, and of the gates [rows].
+template <class T>
+void multiply_by_gates_backward(cpu&, const T* x, const T* gates, const T* dy, T* dx, T* dgates, std::int64_t rows,
+                                std::int64_t width) {
+  using S = arithmetic<T>;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const S gate = S(1) / (S(1) + std::exp(-converted<S>(gates[r])));
+    S dot = 0;
+    for (std::int64_t c = r * width; c < (r + 1) * width; ++c) {
+      dot += converted<S>(dy[c]) * converted<S>(x[c]);
+      dx[c] = converted<T>(gate * converted<S>(dy[c]));
+    }
+    dgates[r] = converted<T>(dot * gate * (1 - gate));
+  }
+}
+
 }  // namespace plait::kernels
 
 #include "plait/core/macros_on.hpp"

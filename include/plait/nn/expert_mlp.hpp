@@ -1,0 +1,67 @@
+// What follows attention in a transformer with experts: a mixture, and an expert that all tokens have beside it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/nn/moe.hpp"
+#include "plait/nn/shared_expert.hpp"
+#include "plait/nn/strategy.hpp"
+
+namespace plait {
+
+/// A mixture of experts under a strategy, with or without a shared expert. Each token's result is the sum of both.
+template <class Precision, mixture_strategy S, compute_device Device = cpu>
+class expert_mlp : public layer_types<activation_of<Precision>, typename S::residual, typename S::residual, Device> {
+  using T = activation_of<Precision>;
+  using routed = moe<Precision, mixture_policy<S>, Device>;
+  using shared = shared_expert<Precision, S, Device>;
+
+ public:
+  using input = typename S::residual;
+  using output = typename S::residual;
+  static constexpr bool ragged = true;  ///< see `moe`
+
+  struct saved {
+    typename routed::saved routed_experts;
+    typename shared::saved shared_expert;
+  };
+
+  expert_mlp(const context<Device>& ctx, const std::string& name, const moe_options& how = {},
+             bool has_shared_expert = false, const shared_expert_options& shared_how = {})
+      : routed_(ctx, name, how) {
+    if (has_shared_expert) shared_.emplace(ctx, name, shared_how);
+  }
+
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                    saved* keep = nullptr) {
+    auto y = routed_.forward(mb, x, keep ? &keep->routed_experts : nullptr);
+    return shared_ ? shared_->forward(mb, x, keep ? &keep->shared_expert : nullptr, &y) : std::move(y);
+  }
+  template <spec_like Gradient>
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
+                                            const tensor<T, Gradient, Device>& dy) {
+    auto dx = routed_.backward(mb, x, s.routed_experts, dy);
+    return shared_ ? detail::backward_plus(*shared_, mb, x, s.shared_expert, dy, dx) : std::move(dx);
+  }
+
+  /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) {
+    routed_.resize(ctx);
+    if (shared_) shared_->resize(ctx);
+  }
+  template <class F>
+  void visit(F&& f) {
+    routed_.visit(f);
+    if (shared_) shared_->visit(f);
+  }
+
+ private:
+  routed routed_;
+  std::optional<shared> shared_;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

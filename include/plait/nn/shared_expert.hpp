@@ -1,0 +1,130 @@
+// The expert of a mixture that all tokens have: a SwiGLU MLP, with or without a gate, added to what is there.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/strategy.hpp"
+
+namespace plait {
+namespace detail {
+
+template <class FeedForward>
+struct shared_width {
+  using type = shared_ffn;
+};
+template <class Dim, class... Axes>
+struct shared_width<shard<Dim, Axes...>> {
+  using type = shard<shared_ffn, Axes...>;
+};
+/// `S` with the shared expert's width in place of an MLP's.
+template <class S>
+struct with_shared_width : S {
+  using feed_forward = typename shared_width<typename S::feed_forward>::type;
+};
+
+/// One number for each token: the residual with `shared_gate` in place of its last dim.
+template <class Residual>
+struct gate_of_tokens {
+  static constexpr layout value = [] {
+    layout a = layout_v<Residual>;
+    a.dims.back() = {dim_of<shared_gate>, {}};
+    return a;
+  }();
+};
+
+}  // namespace detail
+
+struct shared_expert_options {
+  initializer init{};
+  bool gated = false;  ///< the output is multiplied by a sigmoid of one product per token, as in Qwen2-MoE
+};
+
+/// The expert of a mixture that all tokens have (DeepSeek-MoE, Dai et al. 2024), under a strategy: SwiGLU of the width
+/// `shared_ffn`, sharded over the axes of `feed_forward`. CPU. A context gives the sizes of `shared_ffn`, and of
+/// `shared_gate`, which is 1. Parameters are those of a `swiglu_mlp` named `NAME.shared_expert`, and the gate's,
+/// `NAME.shared_expert_gate.weight` [1, hidden].
+template <class Precision, class S, compute_device Device = cpu>
+class shared_expert : public layer_types<activation_of<Precision>, typename S::residual, typename S::residual, Device> {
+  using T = activation_of<Precision>;
+  using mlp = swiglu_mlp<Precision, detail::with_shared_width<S>, Device>;
+  using gates = spec_from<detail::gate_of_tokens<typename S::residual>, typename S::residual, spec<shared_gate>>;
+  using gate_layer = linear<Precision, layer_policy<typename S::residual, spec<shared_gate, hidden>, gates>, Device>;
+
+ public:
+  using input = typename S::residual;
+  using output = typename S::residual;
+  static_assert(layout_v<input>.dims.back().axes.empty(),
+                "a shared expert multiplies whole rows by its gate: the residual must not shard its last dim");
+
+  struct saved {
+    typename mlp::saved inner;
+    typename gate_layer::saved gate;
+    tensor<T, output, Device> made;   ///< by the MLP, and
+    tensor<T, gates, Device> scores;  ///< the gate's products, where there is one
+  };
+
+  shared_expert(const context<Device>& ctx, const std::string& name, const shared_expert_options& how = {})
+      : mlp_(ctx, name + ".shared_expert", how.init) {
+    if (how.gated)
+      gate_.emplace(ctx, name + ".shared_expert_gate", linear_options<Precision, Device>{.init = how.init});
+  }
+
+  /// `addend`, such as the sum of a token's other experts, is added to the output where it is not null.
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                    saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
+    if (!gate_) return mlp_.forward(mb, x, keep ? &keep->inner : nullptr, addend);
+    auto scores = gate_->forward(mb, x, keep ? &keep->gate : nullptr);
+    auto made = mlp_.forward(mb, x, keep ? &keep->inner : nullptr);
+    tensor<T, output, Device> y(mb.ctx);
+    kernels::multiply_by_gates(mb.ctx.device, made.data(), scores.data(), addend ? addend->data() : nullptr, y.data(),
+                               scores.size(), width(made, scores));
+    if (keep) keep->made = std::move(made), keep->scores = std::move(scores);
+    return y;
+  }
+
+  template <spec_like Gradient>
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                            saved& kept, const tensor<T, Gradient, Device>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
+    if (!gate_) return mlp_.backward(mb, x, kept.inner, dy);
+    tensor<T, dual_t<output>, Device> dmade(mb.ctx);
+    tensor<T, dual_t<gates>, Device> dscores(mb.ctx);
+    kernels::multiply_by_gates_backward(mb.ctx.device, kept.made.data(), kept.scores.data(), dy.data(), dmade.data(),
+                                        dscores.data(), kept.scores.size(), width(kept.made, kept.scores));
+    const auto dx = mlp_.backward(mb, x, kept.inner, dmade);
+    return gate_->backward(mb, x, kept.gate, dscores, &dx);
+  }
+
+  bool adds_in_product() const { return gate_ || mlp_.adds_in_product(); }
+  /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) {
+    mlp_.resize(ctx);
+    if (gate_) gate_->resize(ctx);
+  }
+  template <class F>
+  void visit(F&& f) {
+    mlp_.visit(f);
+    if (gate_) gate_->visit(f);
+  }
+
+ private:
+  template <class Rows, class Gates>
+  static std::int64_t width(const Rows& rows, const Gates& gates) {
+    return gates.size() == 0 ? 0 : rows.size() / gates.size();
+  }
+
+  mlp mlp_;
+  std::optional<gate_layer> gate_;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
