@@ -1,5 +1,5 @@
 // expect: a shared expert multiplies whole rows by its gate: the residual must not shard its last dim
-#include "plait/nn/shared_expert.hpp"
+#include "plait/nn/moe/shared_expert.hpp"
 
 using namespace plait;
 

@@ -6,7 +6,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/nn/expert_mlp.hpp"
+#include "plait/nn/moe/expert_mlp.hpp"
 #include "plait/nn/strategy.hpp"
 
 namespace plait {

@@ -18,8 +18,8 @@
 #include "plait/layout/plan.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/moe/router_losses.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/nn/router_losses.hpp"
 #include "plait/tensor/check_values.hpp"
 #include "plait/tensor/redistribution.hpp"
 

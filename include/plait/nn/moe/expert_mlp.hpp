@@ -1,4 +1,4 @@
-// What follows attention in a transformer with experts: a mixture, and an expert that all tokens have beside it.
+// The layer after attention in a transformer with experts: a mixture, and an expert that all tokens have beside it.
 #pragma once
 
 #include <optional>
@@ -6,7 +6,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/moe.hpp"
-#include "plait/nn/shared_expert.hpp"
+#include "plait/nn/moe/shared_expert.hpp"
 #include "plait/nn/strategy.hpp"
 
 namespace plait {
