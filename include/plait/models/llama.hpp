@@ -15,7 +15,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/router_losses.hpp"
+#include "plait/nn/moe/router_losses.hpp"
 #include "plait/parallel/placement.hpp"
 
 namespace plait {
