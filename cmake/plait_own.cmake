@@ -1,4 +1,5 @@
-# plait::own: warnings, the processor's instruction set, sanitizers and fmt, for the project's own programs only.
+# plait::own: warnings, the processor's instruction set, sanitizers, fmt, PCRE2 and utf8proc, for the project's own programs
+# only.
 
 include_guard(GLOBAL)
 
@@ -10,6 +11,17 @@ find_package(fmt QUIET)
 if(TARGET fmt::fmt)
   target_link_libraries(plait_own INTERFACE fmt::fmt)
 endif()
+# What reads tokenizers.
+foreach(library IN ITEMS pcre2-8 utf8proc)
+  string(MAKE_C_IDENTIFIER "PLAIT_LIBRARY_${library}" found)
+  find_library(${found} ${library})
+  mark_as_advanced(${found})
+  if(${found})
+    target_link_libraries(plait_own INTERFACE "${${found}}")
+  else()
+    list(APPEND plait_own_missing ${library})
+  endif()
+endforeach()
 if(PLAIT_WERROR)
   target_compile_options(plait_own INTERFACE -Werror)
 endif()

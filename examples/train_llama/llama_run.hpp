@@ -212,7 +212,7 @@ std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& mo
   return sum / count;
 }
 
-/// Draws text from a model that takes bytes for tokens, alike on every mesh.
+/// Draws the tokens of a text from a model, alike on every mesh.
 template <class Model, plait::compute_device Device>
 class text_sampler {
  public:
@@ -221,12 +221,11 @@ class text_sampler {
                const plait::sequence_order& order)
       : s_(s), ctx_(ctx), ranks_(ranks), model_(model), order_(order) {}
 
-  /// Returns the prompt and what follows it, a byte per token; shorter where `stop_asked()` says, alike on all ranks,
+  /// Returns the prompt and what follows it; shorter where `stop_asked()` says, alike on all ranks,
   /// that the run ends. Collective.
   template <class Stop>
   std::vector<std::int64_t> text(Stop&& stop_asked) {
-    std::vector<std::int64_t> text = plait::encode_bytes(s_.opt.prompt);
-    if (text.empty()) text.push_back('\n');
+    std::vector<std::int64_t> text = prompt_tokens(s_);
     document_starts starts;  // one document
     if (model_.documents()) {
       starts = document_starts(ctx_);
@@ -367,6 +366,7 @@ class saved_states {
                                  {"train.seed", s_.opt.seed},
                                  {"train.seq", s_.opt.seq},
                                  {"train.data", data_text_},
+                                 {"train.tokenizer", s_.opt.tokenizer},
                                  {"train.rate", steps > steps_before_ ? s_.rate_text : rate_text_},
                                  {"train.options", steps > steps_before_ ? training_text(s_) : options_text_},
                                  {"train.data_begin", data_begin_}};

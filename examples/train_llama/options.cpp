@@ -622,9 +622,13 @@ void add_parallelism(option_list& list, options& opt) {
 void add_data(option_list& list, options& opt) {
   list.group("Data");
   list.app()
-      .add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files")
+      .add_option("--data", opt.data,
+                  "text files (bytes, or text for --tokenizer), Megatron .bin/.idx or flat .bin token files")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  list.add("--data-format", opt.data_format, "auto, bytes, megatron or nanogpt");
+  list.add("--data-format", opt.data_format, "auto, bytes, text, megatron or nanogpt");
+  list.path("--tokenizer", opt.tokenizer, "a tokenizer.json, or its folder",
+            "a tokenizer.json of Hugging Face, or its folder, which makes tokens of text in --data, --held-out and "
+            "--prompt; without it, that of the model directory of --init-from, or that a saved step was trained with");
   list.add("--data-weights", opt.data_weights_text,
            "as in 0.7,0.3: samples are drawn from each --data in this proportion, which begins again, in another "
            "order, as often as it takes; without it, --data are one stream");
@@ -769,7 +773,7 @@ void add_pictures(option_list& list, options& opt) {
 void add_sampling(option_list& list, options& opt) {
   list.group("Sampled text");
   list.add("--sample", opt.sample,
-           "bytes of text to sample at the end, from a model of bytes; 0: none, as with data that are tokens");
+           "tokens of text to sample at the end; 0: none, as without this option where tokens are not bytes");
   list.add("--temperature", opt.temperature, "of the sampling; 0: the likeliest");
   list.add("--prompt", opt.prompt, "what the sampled text begins with");
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,7 +30,8 @@
 
 namespace plait {
 struct model_directory;
-}
+class tokenizer;
+}  // namespace plait
 struct prediction;
 
 /// The axes that --mesh names, outermost first.
@@ -66,6 +68,7 @@ struct options {
   std::string split = "flops";
   std::vector<std::string> data;
   std::string data_format = "auto";
+  std::string tokenizer;  ///< a tokenizer.json or its directory; of a `setup`, the file that is known of the model
   std::string data_weights_text;
   std::vector<double> data_weights;   ///< one for each of `data`; empty: they are one stream
   std::string documents = "joined";   ///< or apart
@@ -178,8 +181,9 @@ struct setup {
   std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, open; null: others
   std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
   std::string passed_over{};  ///< newer ones there that are not whole, and why
-  std::shared_ptr<const prediction> predicted{};  ///< what the planner says of --cluster; null: it was not asked
-  std::optional<plait::sampler> held_out{};       ///< the file that --held-out names; nothing where it is a fraction
+  std::shared_ptr<const plait::tokenizer> tokenizer{};  ///< null: nothing is text, or its tokens are bytes
+  std::shared_ptr<const prediction> predicted{};        ///< what the planner says of --cluster; null: it was not asked
+  std::optional<plait::sampler> held_out{};  ///< the file that --held-out names; nothing where it is a fraction
 
   /// The model directory or config.json whose keys and tokenizer an exported model gets; empty: there is none.
   std::string exported_like() const {
@@ -213,6 +217,11 @@ inline std::int64_t traced_step(const options& opt, std::int64_t resumed) {
 /// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh
 /// has.
 setup prepare(const options& opt, std::int64_t ranks);
+
+/// Returns the tokens of --prompt: of the tokenizer, with those that begin a text, or bytes.
+std::vector<std::int64_t> prompt_tokens(const setup& s);
+/// Returns tokens as text for a terminal, without those that begin a text.
+std::string text_of(const setup& s, std::span<const std::int64_t> tokens);
 
 /// Calls `f.operator()<S>()` with the strategy S that --strategy and the model name: the one place that reads it.
 template <class F>
@@ -306,6 +315,7 @@ struct opened_model {
   std::shared_ptr<const plait::model_directory> weights{};  ///< null: it names none
   std::string first_step{}, passed_over{};                  ///< as those of `setup`
   std::string data{};                                       ///< what that run says of its data
+  std::string tokenizer{};                                  ///< the file that it had; empty: none
   std::int64_t seq = 0;                                     ///< its --seq; 0: it is not known
   std::int64_t lora = 0;                                    ///< its --lora
   double lora_alpha = 0;                                    ///< its --lora-alpha

@@ -84,9 +84,11 @@ std::string data_text(const options& opt) {
     for (const std::string& file : files_of(opt.data[i]))
       text += fmt::format("{}{}", text.empty() ? "" : ", ", content_text(file));
     const plait::token_format format = plait::token_format_from(opt.data_format, "--data-format");
-    text += fmt::format(
-        " as {}",
-        plait::name_of(format == plait::token_format::automatic ? plait::guess_token_format(opt.data[i]) : format));
+    const plait::token_format is = format == plait::token_format::automatic
+                                       ? plait::guess_token_format(opt.data[i], !opt.tokenizer.empty())
+                                       : format;
+    text += fmt::format(" as {}", plait::name_of(is));
+    if (is == plait::token_format::text) text += " for a tokenizer of " + content_text(opt.tokenizer);
     if (!opt.data_weights.empty()) text += fmt::format(" at weight {}", opt.data_weights[i]);
   }
   return text + fmt::format(", {} held out", opt.held_out);
@@ -115,6 +117,7 @@ constexpr struct {
     {"--model", compared::by_what_it_names},                 // files may lie in other folders on other machines
     {"--data", compared::by_what_it_names},                  // likewise
     {"--init-from", compared::by_what_it_names},             // likewise
+    {"--tokenizer", compared::by_what_it_names},             // likewise
 };
 
 compared how_to_compare(std::string_view option) {
@@ -244,6 +247,7 @@ std::vector<plait::setting> agreed_settings(const setup& s) {
   settings.push_back({"--init-from", s.weights              ? weights_text(*s.weights)
                                      : s.first_step.empty() ? ""
                                                             : step_text(s.first_step)});
+  if (s.tokenizer) settings.push_back({"--tokenizer", content_text(s.opt.tokenizer)});
   std::vector<std::string> files;
   for (const std::string& path : s.opt.data)
     for (std::string& file : files_of(path)) files.push_back(std::move(file));

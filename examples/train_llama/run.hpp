@@ -101,7 +101,7 @@ class model_run {
   /// Mean loss over the held-out samples, as many whole microbatches as there are, with the weights that the last step
   /// left; nothing if interrupted. The ledger does not count what it takes.
   virtual std::optional<double> evaluate() = 0;
-  /// The prompt and what the model makes of it, a byte per token; shorter if interrupted.
+  /// The tokens of the prompt and what the model makes of it; shorter if interrupted.
   virtual std::vector<std::int64_t> sample() = 0;
   virtual std::uint64_t weights_hash() = 0;
   /// The hashes of each parameter, and of its gradient in the last step, if those are asked for. The ledger does not

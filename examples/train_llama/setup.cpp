@@ -30,6 +30,7 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/schedule/parse.hpp"
 #include "run.hpp"
+#include "train_llama/data/tokenizer.hpp"
 #include "train_llama/data/tokens.hpp"
 
 namespace {
@@ -102,7 +103,8 @@ std::vector<named_folder> saved_folders(const options& opt, bool begins_from_ste
 /// Refuses names that a saved step is to repeat and cannot: its manifest is UTF-8, and a save would find out last.
 void check_names_in_steps(const options& opt) {
   if (opt.checkpoint_dir.empty()) return;
-  for (const auto& [flag, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule)})
+  for (const auto& [flag, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule),
+                                   std::pair("--tokenizer", &opt.tokenizer)})
     if (!plait::is_utf8(*name))
       plait::fail(fmt::format(
           "{} names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name",
@@ -132,6 +134,7 @@ void check_files(const options& opt, bool begins_from_step) {
   if (!opt.held_out_file.empty()) inputs.emplace_back("--held-out", opt.held_out_file);
   if (!opt.cluster.empty()) inputs.emplace_back("--cluster", opt.cluster.substr(0, opt.cluster.rfind(':')));
   inputs.emplace_back("--model", opt.model);
+  inputs.emplace_back("--tokenizer", opt.tokenizer);
   std::error_code ignored;
   if (!opt.init_from.empty() && !begins_from_step)
     for (const auto& file : std::filesystem::recursive_directory_iterator(opt.init_from, ignored))
@@ -210,6 +213,7 @@ void read_first_step(const options& opt, opened_model& m) {
   }
   m.data = saved.find_scalar<std::string>("train.data").value_or("");
   m.seq = saved.find_scalar<std::int64_t>("train.seq").value_or(0);
+  m.tokenizer = saved.find_scalar<std::string>("train.tokenizer").value_or("");
   std::tie(m.lora, m.lora_alpha) = saved_lora(saved);
   if (m.lora > 0 && opt.command.empty() && (m.lora != opt.lora || m.lora_alpha != opt.lora_alpha))
     plait::fail(fmt::format(
@@ -268,6 +272,56 @@ opened_model open_model(const options& opt) {
 
 namespace {
 
+/// Returns the tokenizer.json that is known of a model: that of --tokenizer, of its directory, or of its training.
+std::string tokenizer_file(const options& opt, const opened_model& m) {
+  if (opt.data_format == "bytes") {
+    if (opt.tokenizer.empty()) return {};
+    plait::fail("--tokenizer " + opt.tokenizer +
+                " makes tokens of text, and with --data-format bytes they are bytes; leave out one of the two");
+  }
+  std::filesystem::path path = !opt.tokenizer.empty() ? opt.tokenizer : m.weights ? opt.init_from : m.tokenizer;
+  if (path.empty() && opt.data_format == "text")
+    plait::fail("--data-format text needs a tokenizer; name a tokenizer.json, or its folder, by --tokenizer");
+  if (path.empty()) return {};
+  if (std::filesystem::is_directory(path)) path /= "tokenizer.json";
+  if (std::filesystem::exists(path)) return plain(path.string()).string();
+  if (!opt.tokenizer.empty())
+    plait::fail("--tokenizer: there is no '" + path.string() + "'; name a tokenizer.json, or its folder");
+  return m.weights ? "" : path.string();
+}
+
+/// Reads the tokenizer, where that is not done yet.
+const plait::tokenizer& read_tokenizer(setup& s) {
+  const std::string& path = s.opt.tokenizer;
+  if (!std::filesystem::exists(path))
+    plait::fail(fmt::format("--init-from: '{}' was trained with '{}', which is not there; name it by --tokenizer",
+                            s.first_step, path));
+  if (!s.tokenizer) s.tokenizer = std::make_shared<const plait::tokenizer>(path, "--tokenizer");
+  return *s.tokenizer;
+}
+/// Makes the tokens of text, where a tokenizer is known.
+plait::text_encoder encoder_of(setup& s) {
+  if (s.opt.tokenizer.empty()) return nullptr;
+  return [&s](std::string_view text) { return read_tokenizer(s).encode(text); };
+}
+
+/// Returns why the tokens of a model that has no tokenizer are no bytes; nothing where they may be.
+std::string why_no_bytes(const setup& s, const opened_model& m) {
+  if (s.weights && std::filesystem::exists(std::filesystem::path(s.opt.init_from) / "tokenizer.model"))
+    return "has a tokenizer.model alone";
+  for (const char* format : {"megatron", "nanogpt", "text"})
+    if (m.data.find(fmt::format(" as {}", format)) != std::string::npos) return "was trained on tokens of a file";
+  const bool of_bytes = m.data.find(" as bytes") != std::string::npos || s.config.vocab <= 256;
+  return of_bytes ? "" : fmt::format("has {} tokens", s.config.vocab);
+}
+/// Refuses a command that needs a tokenizer, where none is known.
+void check_bytes(const setup& s, const opened_model& m) {
+  if (const std::string why = why_no_bytes(s, m); !why.empty())
+    plait::fail(
+        fmt::format("{}: '{}' {}, and no tokenizer is known; name a tokenizer.json, or its folder, by --tokenizer",
+                    s.opt.command, s.opt.init_from, why));
+}
+
 /// Opens --data, for so many data ranks.
 void open_data(setup& s) {
   const options& opt = s.opt;
@@ -281,7 +335,8 @@ void open_data(setup& s) {
                                    .flag = "--data",
                                    .format_flag = "--data-format",
                                    .vocab_flag = "--model",
-                                   .end_of_document_flag = "--end-of-document"});
+                                   .end_of_document_flag = "--end-of-document"},
+        encoder_of(s));
   };
   const bool blended = !opt.data_weights.empty();
   if (blended)
@@ -290,13 +345,12 @@ void open_data(setup& s) {
     add(opt.data);
   const std::vector<double> weights = blended ? opt.data_weights : std::vector<double>{1};
   for (std::size_t i = 0; s.weights && opt.data_format == "auto" && i < sources.size(); ++i)
-    for (const char* name : {"tokenizer.json", "tokenizer.model"})
-      if (sources[i].format() == plait::token_format::bytes &&
-          std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
-        plait::fail(
-            fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
-                        "files (.bin) that it made, or --data-format bytes if bytes are meant",
-                        opt.data[i], opt.init_from, name));
+    if (sources[i].format() == plait::token_format::bytes &&
+        std::filesystem::exists(std::filesystem::path(opt.init_from) / "tokenizer.model"))
+      plait::fail(
+          fmt::format("--data {}: it would be read as bytes, and --init-from {} has a tokenizer.model of its own; name "
+                      "its tokenizer.json by --tokenizer, or give --data-format bytes if bytes are meant",
+                      opt.data[i], opt.init_from));
   std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
@@ -314,11 +368,11 @@ void open_data(setup& s) {
                                        .held_out_flag = "--held-out",
                                        .documents_flag = "--documents"},
                  "--data-weights");
-  if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
+  if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(s.opt);
 }
 
 /// Opens the file that --held-out names.
-void open_held_out(setup& s) {
+void open_held_out(setup& s, const opened_model& m) {
   const options& opt = s.opt;
   plait::token_source source({.paths = {opt.held_out_file},
                               .format = plait::token_format_from(opt.data_format, "--data-format"),
@@ -327,7 +381,10 @@ void open_held_out(setup& s) {
                               .flag = "--held-out",
                               .format_flag = "--data-format",
                               .vocab_flag = "--model",
-                              .end_of_document_flag = "--end-of-document"});
+                              .end_of_document_flag = "--end-of-document"},
+                             encoder_of(s));
+  if (opt.command == "evaluate" && opt.data_format == "auto" && source.format() == plait::token_format::bytes)
+    check_bytes(s, m);
   static_cast<void>(plait::token_counts(source));  // checks all tokens
   s.held_out.emplace(std::move(source), plait::sampler_config{.seq = opt.seq,
                                                               .all_held_out = true,
@@ -335,23 +392,6 @@ void open_held_out(setup& s) {
                                                               .seq_flag = "--seq",
                                                               .held_out_flag = "--held-out",
                                                               .documents_flag = "--documents"});
-}
-
-/// Refuses to generate text with a model whose tokens are those of a tokenizer, which this program does not read.
-void check_bytes(const setup& s, const opened_model& m) {
-  const auto refuse = [&](const std::string& why) {
-    plait::fail(
-        fmt::format("generate: '{}' {}, and this program reads no tokenizer: it generates text with models "
-                    "whose tokens are bytes; transformers does it with what --export-hf writes",
-                    s.opt.init_from, why));
-  };
-  for (const char* name : {"tokenizer.json", "tokenizer.model"})
-    if (s.weights && std::filesystem::exists(std::filesystem::path(s.opt.init_from) / name))
-      refuse(fmt::format("has a {}", name));
-  for (const char* format : {"megatron", "nanogpt"})
-    if (m.data.find(fmt::format(" as {}", format)) != std::string::npos) refuse("was trained on tokens of a file");
-  if (m.data.find(" as bytes") == std::string::npos && s.config.vocab > 256)
-    refuse(fmt::format("has {} tokens", s.config.vocab));
 }
 
 /// Reads the options of data parallelism, for so many ranks along dp and cp.
@@ -531,7 +571,31 @@ std::string rate_text(const plait::lr_schedule_config& c) {
                      warm);
 }
 
+/// Refuses a prompt with what is no token of the model.
+void check_prompt(const setup& s) {
+  if (s.opt.sample == 0) return;
+  for (const std::int64_t token : prompt_tokens(s))
+    if (token >= s.config.vocab)
+      plait::fail(
+          fmt::format("--prompt: its {} {} is no token, as the model's vocab_size is {}; choose another prompt, or "
+                      "--sample 0",
+                      s.tokenizer ? "token" : "byte", token, s.config.vocab));
+}
+
 }  // namespace
+
+std::vector<std::int64_t> prompt_tokens(const setup& s) {
+  std::vector<std::int64_t> tokens = s.tokenizer ? s.tokenizer->prefix() : std::vector<std::int64_t>();
+  const std::string text = s.opt.prompt.empty() && tokens.empty() ? "\n" : s.opt.prompt;
+  const std::vector<std::int64_t> more = s.tokenizer ? s.tokenizer->encode(text) : plait::encode_bytes(text);
+  tokens.insert(tokens.end(), more.begin(), more.end());
+  return tokens;
+}
+
+std::string text_of(const setup& s, std::span<const std::int64_t> tokens) {
+  if (!s.tokenizer) return plait::decode_bytes(tokens);
+  return plait::printable(s.tokenizer->decode(tokens.subspan(std::min(tokens.size(), s.tokenizer->prefix().size()))));
+}
 
 setup prepare(const options& given_options, std::int64_t ranks) {
   options opt = given_options;
@@ -539,6 +603,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   if (!opt.command.empty() && !opt.seq_given)  // as the model was trained
     opt.seq = m.seq > 0 ? m.seq : std::min(opt.seq, m.config.max_position);
   if (!opt.command.empty()) opt.lora = m.lora, opt.lora_alpha = m.lora_alpha;
+  opt.tokenizer = tokenizer_file(opt, m);
   if (const std::int64_t wanted = parse_mesh(opt).size(); ranks == 1 && wanted > 1)
     plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
                             opt.mesh, wanted, opt.backend,
@@ -639,18 +704,12 @@ setup prepare(const options& given_options, std::int64_t ranks) {
     open_data(s);
   else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
     plait::fail("--data is missing: name a text file, or token files (.bin)");
-  if (!opt.held_out_file.empty()) open_held_out(s);
-  if (opt.command == "generate")
-    check_bytes(s, m);
-  else if (!opt.sample_given && !s.bytes)
-    s.opt.sample = 0;
+  if (!opt.held_out_file.empty()) open_held_out(s, m);
+  if (opt.command == "generate" && opt.tokenizer.empty()) check_bytes(s, m);
+  if (opt.command != "generate" && !opt.sample_given && !s.bytes) s.opt.sample = 0;
   if (opt.dry_run) return s;
-  for (const unsigned char byte : s.opt.sample > 0 ? opt.prompt : std::string())
-    if (byte >= c.vocab)
-      plait::fail(
-          fmt::format("--prompt: its byte {} is no token, as the model's vocab_size is {}; choose another prompt, or "
-                      "--sample 0",
-                      static_cast<int>(byte), c.vocab));
+  if (!opt.tokenizer.empty() && (s.opt.sample > 0 || !given_options.tokenizer.empty())) read_tokenizer(s);
+  check_prompt(s);
   check_files(opt, !s.first_step.empty());
   if (std::filesystem::exists(opt.products)) {
     const plait::mapped_file file(opt.products, "--products");

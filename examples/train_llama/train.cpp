@@ -27,9 +27,9 @@ bool gathers_communication(const setup& s, std::int64_t step) {
 }
 
 /// Prints what the model makes of --prompt.
-std::string generate(const setup&, model_run& run) {
+std::string generate(const setup& s, model_run& run) {
   const std::vector<std::int64_t> text = run.sample();
-  if (run.rank() == 0) say("{}\n", plait::decode_bytes(text));
+  if (run.rank() == 0) say("{}\n", text_of(s, text));
   return {};
 }
 
@@ -127,7 +127,7 @@ std::string train(const setup& s, model_run& run) {
   if (report) report->finish(end);
   if (s.opt.sample > 0 && end.steps == s.opt.steps && problem.empty()) {
     const std::vector<std::int64_t> text = run.sample();
-    if (report) say("\nsampled text:\n{}\n", plait::decode_bytes(text));
+    if (report) say("\nsampled text:\n{}\n", text_of(s, text));
   }
   if (!s.opt.export_hf.empty() && end.steps == s.opt.steps && problem.empty()) {
     run.write_model();

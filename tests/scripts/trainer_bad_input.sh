@@ -419,9 +419,51 @@ commanded '--eval-every 2 needs --held-out' --eval-every 2
 commanded '--eval-every is -1; at least 0 is legal' --eval-every -1
 commanded "--model tiny is not the model of --init-from '$step': its .* is .*, and the step has .*; leave out --model" \
   generate "$step" --model tiny
-mkdir words
-cp "$SOURCE/tests/data/llama_mha/config.json" "$SOURCE/tests/data/llama_mha/model.safetensors" words && touch words/tokenizer.json
-commanded "generate: 'words' has a tokenizer.json, and this program reads no tokenizer" generate words
+
+# A model directory with a tokenizer: its text is trained on, generated and evaluated, the last as tokens of a file are.
+sed 's/256,/608,/' config.json >more_words.json
+"$trainer" --model more_words.json --seq 32 --steps 0 --sample 0 --export-hf words >made.out || fail "no directory was made"
+cp "$SOURCE/tests/data/tokenizers/llama3.json" words/tokenizer.json
+python3 - "$SOURCE/tests/data/tokenizers/texts.json" <<'PY'
+import array, json, sys
+text, tokens, _ = max(json.load(open(sys.argv[1]))["llama3"], key=lambda one: len(one[1]))
+open("golden.txt", "w").write(text)
+array.array("H", tokens).tofile(open("golden.bin", "wb"))
+PY
+head -c 20000 "$text" >some.txt
+"$trainer" --init-from words --data some.txt --seq 32 --steps 2 --sample 2 --prompt God --checkpoint-dir of_words >trained.out ||
+  fail "training on text ended with $?"
+grep -q '^God' trained.out || fail "no text was sampled: $(cat trained.out)"
+"$trainer" evaluate of_words --held-out golden.txt >by_text.out || fail "evaluate ended with $?"
+"$trainer" evaluate of_words --held-out golden.bin --mesh tp=2 >by_tokens.out || fail "evaluate ended with $?"
+cmp by_text.out by_tokens.out || fail "not the loss of its tokens: $(cat by_text.out by_tokens.out)"
+for from in of_words words; do
+  [ "$("$trainer" generate $from --prompt 'Grüße 🙂' --sample 1 | cut -b-12)" = 'Grüße 🙂' ] || fail "no text of $from"
+done
+mv words moved
+commanded "--init-from: 'of_words/step-00000002' was trained with '/.*/words/tokenizer.json', which is not there; name it by --tokenizer" \
+  generate of_words
+"$trainer" generate of_words --tokenizer moved --sample 1 >by_name.out || fail "no tokenizer by name"
+commanded "--prompt: its token [0-9]* is no token, as the model's vocab_size is 256" generate "$step" --tokenizer moved
+commanded "--tokenizer: there is no 'out/tokenizer.json'; name a tokenizer.json, or its folder" generate moved --tokenizer out
+commanded "--tokenizer moved makes tokens of text, and with --data-format bytes they are bytes; leave out one of the two" \
+  generate moved --tokenizer moved --data-format bytes
+commanded "--data-format text needs a tokenizer; name a tokenizer.json, or its folder, by --tokenizer" --data some.txt --data-format text
+commanded "--held-out: '$trainer': --tokenizer: '/.*/moved/tokenizer.json': the text is not UTF-8" evaluate moved --held-out "$trainer"
+commanded "--log would overwrite 'moved/tokenizer.json', which --tokenizer reads" --init-from moved --data some.txt --seq 32 \
+  --log moved/tokenizer.json
+: >moved/tokenizer.json
+commanded "--tokenizer: '/.*/moved/tokenizer.json': malformed JSON" generate moved
+mv moved/tokenizer.json moved/tokenizer.model
+commanded "generate: 'moved' has a tokenizer.model alone, and no tokenizer is known; name a tokenizer.json, or its folder, by --tokenizer" \
+  generate moved
+commanded "evaluate: 'moved' has a tokenizer.model alone, and no tokenizer is known" evaluate moved --held-out some.txt
+commanded "--data some.txt: it would be read as bytes, and --init-from moved has a tokenizer.model of its own; name its tokenizer.json by" \
+  --init-from moved --data some.txt
+rm moved/tokenizer.model
+commanded "generate: 'moved' has 608 tokens, and no tokenizer is known" generate moved
+"$trainer" --init-from moved --data golden.bin --seq 32 --steps 1 --checkpoint-dir of_tokens >trained.out || fail "training ended with $?"
+commanded "generate: 'of_tokens' was trained on tokens of a file, and no tokenizer is known" generate of_tokens
 
 python3 "$SOURCE/tests/headers/option_table.py" "$trainer" "$SOURCE/examples/train_llama/README.md" || fail "the page's options"
 echo "$cases cases are refused"

@@ -145,13 +145,14 @@ refused "--export-hf is empty; name a folder" --export-hf ""
 refused "--init-from: cannot open 'meta-llama/Llama-3.2-1B': No such file .* is downloaded first" \
   --init-from meta-llama/Llama-3.2-1B
 mkdir words
-cp "$mha/config.json" "$mha/model.safetensors" words && touch words/tokenizer.json
-refused "--data .*kjv.txt: it would be read as bytes, and --init-from words has a tokenizer.json of its own" --init-from words
+cp "$mha/config.json" "$mha/model.safetensors" words && touch words/tokenizer.model
+refused "--data .*kjv.txt: it would be read as bytes, and --init-from words has a tokenizer.model of its own" --init-from words
 python3 "$SOURCE/examples/tokenize_text.py" --tokenizer bytes --output tokens "$text" >tokens.out || fail "$(cat tokens.out)"
-refused "--data .*kjv.txt: it would be read as bytes, and --init-from words has a tokenizer.json of its own" --init-from words \
+refused "--data .*kjv.txt: it would be read as bytes, and --init-from words has a tokenizer.model of its own" --init-from words \
   --data tokens.bin "$text" --data-weights 0.8,0.2
 timeout 60 "$trainer" --init-from words --data "$text" --data-format bytes --seq 32 --steps 1 --sample 0 >bytes.out ||
   fail "bytes were asked for"
+touch words/tokenizer.json
 
 # A conversion takes no data, and the tokenizer along.
 timeout 60 "$trainer" --init-from words --seq 32 --steps 0 --sample 0 --mesh pp=2 --export-hf converted >converted.out ||

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/text.hpp"
 #include "plait/io/json.hpp"
+#include "plait/io/machine_files.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 
@@ -28,8 +30,9 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 /// How the tokens lie in a file.
 enum class token_format {
   automatic,  ///< `.idx`, `.bin` with an `.idx` beside it, or the stem of both: megatron; another `.bin`:
-              ///< nanogpt; all else: bytes
+              ///< nanogpt; all else: text where there is a tokenizer, and else bytes
   bytes,      ///< any file; each byte is a token, vocabulary 256
+  text,       ///< a file of UTF-8, which a tokenizer makes tokens of
   megatron,   ///< `.bin` and `.idx` of Megatron-LM's indexed dataset
   nanogpt,    ///< flat uint16 tokens without a header
 };
@@ -40,6 +43,8 @@ constexpr const char* name_of(token_format format) {
       return "auto";
     case token_format::bytes:
       return "bytes";
+    case token_format::text:
+      return "text";
     case token_format::megatron:
       return "megatron";
     case token_format::nanogpt:
@@ -50,10 +55,11 @@ constexpr const char* name_of(token_format format) {
 
 /// The format called `name`; `error` naming `flag` and the legal names otherwise.
 inline token_format token_format_from(std::string_view name, const std::string& flag = "format") {
-  for (auto format : {token_format::automatic, token_format::bytes, token_format::megatron, token_format::nanogpt}) {
+  for (auto format : {token_format::automatic, token_format::bytes, token_format::text, token_format::megatron,
+                      token_format::nanogpt}) {
     if (name == name_of(format)) return format;
   }
-  fail({flag, ": unknown format '", name, "'; legal are auto, bytes, megatron, nanogpt"});
+  fail({flag, ": unknown format '", name, "'; legal are auto, bytes, text, megatron, nanogpt"});
 }
 
 /// The integer type that a file stores its tokens in.
@@ -78,10 +84,13 @@ constexpr std::int64_t size_of(token_type type) {
 namespace detail {
 
 /// A data file that is read piece by piece and not mapped: one that becomes shorter while a run reads it ends in words,
-/// where a mapped one would end in a signal.
+/// where a mapped one would end in a signal. Or tokens that were made of a file, which are kept.
 class data_file {
  public:
-  data_file(const std::string& path, std::string flag) : flag_(std::move(flag)) {
+  data_file(const std::string& path, std::vector<std::int32_t> tokens) : path_(path), tokens_(std::move(tokens)) {
+    size_ = static_cast<std::int64_t>(std::as_bytes(std::span(tokens_)).size());
+  }
+  data_file(const std::string& path, std::string flag) : path_(path), flag_(std::move(flag)) {
     try {
       file_ = machine_files().open(path);
       size_ = static_cast<std::int64_t>(file_->size());
@@ -89,15 +98,20 @@ class data_file {
       fail({flag_, ": ", e.what()});
     }
   }
-  const std::string& path() const { return file_->path(); }
+  const std::string& path() const { return path_; }
   /// Returns the bytes that it had when it was opened.
   std::int64_t size() const { return size_; }
   /// Reads elements [first, first + count) of an array that begins at byte `start`.
   template <class T>
   void read(std::int64_t start, std::int64_t first, std::int64_t count, T* out) const {
+    const auto from = static_cast<std::size_t>(start + first * static_cast<std::int64_t>(sizeof(T)));
+    const auto bytes = std::as_writable_bytes(std::span(out, static_cast<std::size_t>(count)));
+    if (!file_) {
+      std::ranges::copy(std::as_bytes(std::span(tokens_)).subspan(from, bytes.size()), bytes.begin());
+      return;
+    }
     try {
-      file_->read(static_cast<std::uint64_t>(start + first * static_cast<std::int64_t>(sizeof(T))),
-                  std::as_writable_bytes(std::span(out, static_cast<std::size_t>(count))));
+      file_->read(from, bytes);
     } catch (const error& e) {
       fail({flag_, ": ", e.what(), "; it had ", size_, " bytes when it was opened"});
     }
@@ -110,8 +124,9 @@ class data_file {
   }
 
  private:
-  std::string flag_;
-  std::unique_ptr<const open_file> file_;
+  std::string path_, flag_;
+  std::unique_ptr<const open_file> file_;  ///< null: there are tokens
+  std::vector<std::int32_t> tokens_;
   std::int64_t size_ = 0;
 };
 
@@ -334,8 +349,24 @@ inline token_file open_bytes(const std::string& path, const std::string& flag) {
   return {std::move(file), token_type::u8, count};
 }
 
+/// Makes the tokens of a text.
+using text_encoder = std::function<std::vector<std::int64_t>(std::string_view text)>;
+
+/// Reads a whole file as text.
+inline token_file open_text(const std::string& path, const std::string& flag, const text_encoder& encode) {
+  std::vector<std::int32_t> tokens;
+  try {
+    for (const std::int64_t token : encode(read_whole(machine_files(), path)))
+      tokens.push_back(static_cast<std::int32_t>(token));
+  } catch (const error& e) {
+    fail({flag, ": '", path, "': ", e.what()});
+  }
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  return {std::make_shared<const detail::data_file>(path, std::move(tokens)), token_type::i32, count};
+}
+
 /// Returns the format that `token_format::automatic` takes `path` for.
-inline token_format guess_token_format(const std::string& path) {
+inline token_format guess_token_format(const std::string& path, bool has_tokenizer = false) {
   const auto exists = [](const std::string& name) {
     std::error_code ignored;
     return std::filesystem::exists(name, ignored);
@@ -345,7 +376,7 @@ inline token_format guess_token_format(const std::string& path) {
     return exists(path.substr(0, path.size() - 4) + ".idx") ? token_format::megatron : token_format::nanogpt;
   }
   if (!exists(path) && exists(path + ".bin") && exists(path + ".idx")) return token_format::megatron;
-  return token_format::bytes;
+  return has_tokenizer ? token_format::text : token_format::bytes;
 }
 
 /// The files of a token source, and how they are read.
@@ -368,20 +399,22 @@ class token_source {
   /// Opens every file and checks headers and sizes; throws `error` for no path, an empty file, a malformed or truncated
   /// one, for files of different formats, and for one that does not look like what `automatic` takes it for. Token
   /// values are checked where they are read (`read`, `check_tokens`).
-  explicit token_source(token_source_config config) : config_(std::move(config)) {
+  explicit token_source(token_source_config config, const text_encoder& encode = {}) : config_(std::move(config)) {
     const std::string& flag = config_.flag;
     if (config_.paths.empty()) fail({flag, ": no file given; name one or more text or token files"});
     if (config_.vocab < 1)
       fail({config_.vocab_flag, ": the vocabulary has ", config_.vocab, " tokens; at least 1 is legal"});
     for (const std::string& path : config_.paths) {
-      const token_format format = config_.format == token_format::automatic ? guess_token_format(path) : config_.format;
+      const token_format format =
+          config_.format == token_format::automatic ? guess_token_format(path, encode != nullptr) : config_.format;
       if (format_ != token_format::automatic && format != format_) {
         fail({flag, ": '", config_.paths.front(), "' is read as ", name_of(format_), " and '", path, "' as ",
               name_of(format), "; all files must have one format"});
       }
       format_ = format;
-      add(open(path));
-      if (config_.format == token_format::automatic && format != token_format::megatron)
+      add(open(path, encode));
+      if (config_.format == token_format::automatic &&
+          (format == token_format::bytes || format == token_format::nanogpt))
         check_guess(segments_.back().tokens, flag, config_.format_flag);
     }
     if (config_.end_of_document < -1 || config_.end_of_document >= config_.vocab)
@@ -453,12 +486,15 @@ class token_source {
            1;
   }
 
-  token_file open(const std::string& path) const {
+  token_file open(const std::string& path, const text_encoder& encode) const {
     switch (format_) {
       case token_format::megatron:
         return open_megatron(path, config_.flag);
       case token_format::nanogpt:
         return open_nanogpt(path, config_.flag);
+      case token_format::text:
+        if (!encode) fail({config_.format_flag, " text needs a tokenizer, which makes tokens of it"});
+        return open_text(path, config_.flag, encode);
       default:
         return open_bytes(path, config_.flag);
     }

@@ -32,6 +32,11 @@ class config_reader {
     const auto found = object_.find(key);
     return found != object_.end() && !found->is_null();
   }
+  /// The value of a key, which must be present and not null.
+  const nlohmann::json& at(const char* key) const {
+    if (!has(key)) fail({source_, ": key '", prefix_, key, "' is missing"});
+    return *object_.find(key);
+  }
   std::int64_t integer(const char* key) const {
     const nlohmann::json& value = at(key);
     if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) bad(key, value, "a smaller whole number");
@@ -88,10 +93,6 @@ class config_reader {
   }
 
  private:
-  const nlohmann::json& at(const char* key) const {
-    if (!has(key)) fail({source_, ": key '", prefix_, key, "' is missing"});
-    return *object_.find(key);
-  }
   static std::string excerpt(const nlohmann::json& value) {
     std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
     if (text.size() > 60) text = text.substr(0, 57) + "...";

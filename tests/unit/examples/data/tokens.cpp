@@ -171,6 +171,29 @@ TEST_CASE("megatron: what is malformed is named") {
   CHECK_ERROR(open({dir / "absent.idx"}), "paths", "absent.idx", "No such file");
 }
 
+TEST_CASE("text: a tokenizer makes the tokens of each file") {
+  temp_folder dir;
+  const auto words = [](std::string_view text) {
+    if (text == "bad") plait::fail("no words");
+    std::vector<std::int64_t> lengths;
+    for (std::size_t at = 0; at < text.size(); at = text.find(' ', at) + 1) {
+      lengths.push_back(static_cast<std::int64_t>(std::min(text.find(' ', at), text.size()) - at));
+      if (text.find(' ', at) == text.npos) break;
+    }
+    return lengths;
+  };
+  const std::vector<std::string> paths{dir.write("a.txt", "two words"), dir.write("b", "and  blanks")};
+  const token_source source({.paths = paths}, words);
+  CHECK(source.format() == token_format::text);
+  CHECK(all(source) == tokens{3, 5, 3, 0, 6});
+  CHECK(all(token_source({.paths = paths, .format = token_format::bytes}, words)).size() == 20);
+  CHECK(token_source({.paths = {dir.write("c.bin", "ab")}, .vocab = 65536}, words).format() == token_format::nanogpt);
+  CHECK_ERROR(token_source({.paths = {dir.write("d", "bad")}}, words), "paths: '", "d': no words");
+  CHECK_ERROR(token_source({.paths = {dir.write("e", "")}}, words), "paths", "is empty");
+  CHECK_ERROR(token_source({.paths = paths, .vocab = 6}, words).check_tokens(), "'/", "token 6 at position 2");
+  CHECK_ERROR(open(paths, token_format::text), "format text needs a tokenizer, which makes tokens of it");
+}
+
 TEST_CASE("what is no data is refused by name") {
   temp_folder dir;
   CHECK_ERROR(open({}), "paths", "no file");
@@ -186,7 +209,7 @@ TEST_CASE("what is no data is refused by name") {
 
   CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
   CHECK(plait::token_format_from("auto") == token_format::automatic);
-  CHECK_ERROR(plait::token_format_from("json"), "format", "'json'", "auto, bytes, megatron, nanogpt");
+  CHECK_ERROR(plait::token_format_from("json"), "format", "'json'", "auto, bytes, text, megatron, nanogpt");
 }
 
 TEST_CASE("what does not look like the format of its name is refused, unless that is given") {
