@@ -64,8 +64,8 @@ struct llama_config {
   bool mlp_bias = false;        ///< on gate, up and down
   std::int64_t sliding_window = 0;  ///< position i sees j if i - sliding_window < j <= i; 0: all j <= i
   double initializer_range = 0.02;
-  mixture_config mixture{};
   std::int64_t pad_token = -1;  ///< looking it up gives its row of the embedding no gradient; -1: there is none
+  mixture_config mixture{};
 
   bool operator==(const llama_config&) const = default;
 };

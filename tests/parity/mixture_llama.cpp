@@ -1,0 +1,103 @@
+// timeout: 300
+// A Llama with experts, a shared expert and auxiliary losses equals one rank in double on every mesh of dp x ep x cp x
+// tp of up to 16 ranks, under each level of ZeRO and mode of recomputation, and as pipelines.
+#include "plait/models/mixture_llama.hpp"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <string>
+
+#include "plait/schedule/generators.hpp"
+#include "plait/testing/model_parity.hpp"
+
+using namespace plait;
+using namespace plait::testing;
+
+namespace {
+
+llama_config tiny_mixture() {
+  return {.vocab = 29,
+          .hidden = 16,
+          .layers = 2,
+          .heads = 8,
+          .kv_heads = 4,
+          .head_dim = 4,
+          .ffn = 8,
+          .qkv_bias = true,
+          .initializer_range = 0.3,
+          .mixture = {.experts = 8, .router = {.chosen = 3}, .shared_ffn = 8, .shared_gate = true}};
+}
+
+template <class S>
+auto maker(llama_config config, layer_recompute keep = {}) {
+  return [=](const auto& ctx, stage_layers part, auto first) {
+    using model = mixture_llama<double, S, device_of<decltype(ctx)>>;
+    const llama_options options{.keep = keep, .mixture_losses = {.balance = {0.1}, .z_loss = 0.01}};
+    return std::make_unique<model>(ctx, config, options, part, first);
+  };
+}
+
+model_setup setup(const llama_config& config) {
+  model_setup how;
+  how.sizes = [=](const mesh_shape& mesh, std::int64_t samples) {
+    return llama_sizes<megatron_experts>(config, mesh, samples, 16);
+  };
+  how.layers = config.layers, how.vocab = config.vocab, how.ragged = true;
+  how.batch = 16, how.microbatches = 2, how.steps = 2;
+  return how;
+}
+
+mesh_shape mesh_of(std::int64_t d, std::int64_t e, std::int64_t c, std::int64_t t) {
+  return megatron_experts::mesh{d, e, c, t, 1}.shape();
+}
+
+}  // namespace
+
+TEST_CASE("all meshes of up to 16 ranks") {
+  model_setup how = setup(tiny_mixture());
+  auto make = maker<megatron_experts>(tiny_mixture());
+  findings found;
+  const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, found);
+  int meshes = 0;
+  for (const std::int64_t d : {1, 2, 4})
+    for (const std::int64_t e : {1, 2, 4, 8})
+      for (const std::int64_t c : {1, 2, 4})
+        for (const std::int64_t t : {1, 2, 4}) {
+          if (d * e * c * t > 16 || d * e > 8) continue;
+          how.parallel.parallel.level = d * e * c > 1 ? static_cast<zero_level>(meshes % 4) : zero_level::replicated;
+          const auto keep = static_cast<recompute>(meshes / 4 % 3);
+          auto same = maker<megatron_experts>(tiny_mixture(), {keep});
+          found.add(check_model_on(mesh_of(d, e, c, t), how, one, same), cat({d, " x ", e, " x ", c, " x ", t}));
+          ++meshes;
+        }
+  CHECK(found.text() == "");
+  CHECK(meshes >= 40);
+}
+
+TEST_CASE("experts over the tensor-parallel axes, without a gate") {
+  llama_config config = tiny_mixture();
+  config.mixture.shared_gate = false;
+  config.qkv_bias = false;
+  auto make = maker<experts_over_tp<megatron_experts>>(config);
+  CHECK(check_model(mesh_of(1, 1, 1, 1), {mesh_of(1, 1, 1, 2), mesh_of(1, 2, 2, 2), mesh_of(2, 1, 1, 4)}, setup(config),
+                    make)
+            .text() == "");
+}
+
+TEST_CASE("pipelines") {
+  llama_config config = tiny_mixture();
+  config.layers = 4;
+  model_setup how = setup(config);
+  how.microbatches = 4;
+  auto make = maker<megatron_experts>(config);
+  findings found;
+  const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, found);
+  using whole = mesh<axis<dp>, axis<pp>, axis<ep>, axis<cp>, axis<tp>, axis<tp_rep>>;
+  for (const schedule& plan : {make_schedule<one_f_one_b>(2, 4), make_schedule<zb_v>(2, 4)})
+    for (const whole& ranks : {whole{1, 2, 2, 2, 1, 1}, whole{2, 2, 1, 1, 2, 1}, whole{1, 2, 4, 1, 2, 1}})
+      found.add(check_model_on(ranks.shape(), how, one, make, &plan), "pipeline");
+  const schedule plan = make_schedule<one_f_one_b>(4, 4);
+  found.add(check_model_on(whole{1, 4, 2, 1, 2, 1}.shape(), how, one, make, &plan), "four stages");
+  CHECK(found.text() == "");
+}
