@@ -25,7 +25,7 @@ CHOSEN = [
     " begins with a blank", "lines\nand\n\nlines\r\nof others\r", "\ttabs\t\tand \t blanks\n \n  \n", "I'll DON'T we've it's 'S 'ſ",
     "12345 67 8, 3.14 and 1,000,000", "٣٤٥ Ⅷ ½ ²", "café naïve Ærøskøbing ﬁne", "cafe\u0301 a\u0323\u0307 \u1e9b\u0323 Å",
     "中文字符，没有空格。日本語テキスト", "한국어 \u1112\u1161\u11ab", "नमस्ते ไทย שלום العربية", "🙂 ❤️ 👩‍👩‍👧 🇩🇰",
-    "<s>one</s> <s> two", "<|begin_of_text|>system<|end|><|end|>\n", "kingdom kingdoms kingdo", "<|a|><|b|><|a|>x<|a|",
+    "<s>one</s> </s> <s> two </s>","</s>", "<|begin_of_text|>system<|end|><|end|>\n", "kingdom kingdoms kingdo", "<|a|><|b|><|a|>x<|a|",
     "\x00\x01\x1b[31m\x7f", "\u0085\u00a0\u180e\u2028\u3000x\u200b", "▁already▁there ▁ ▁", "<0x41> <unk>", "x" * 300,
     "abcdefghij" * 40, " " * 100, "?!...:;--((]]{}~^`|@#$%&*", "\ufeffmark \ufffd \U0010ffff\ue000",
 ]
@@ -56,7 +56,8 @@ def characters(**how):
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, **how))
     bytes_ = [f"<0x{b:02X}>" for b in range(256)] if how else []
     spaced = TEXT.replace(" ", "▁")
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>"] + bytes_, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", AddedToken("</s>", normalized=True, special=True)] + bytes_,
+                                  show_progress=False)
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.train_from_iterator([spaced], trainer)
     if bytes_:  # which are tokens of the model, and none that are found in a text

@@ -86,57 +86,43 @@ class text_pattern {
 /// Returns an expression of Oniguruma, which Hugging Face uses, as one of PCRE2 that matches the same. Throws `error`,
 /// which begins with `source`, for syntax that the two read differently.
 inline std::string ported_pattern(std::string_view pattern, const std::string& source) {
+  static const text_pattern legal(
+      R"(\\(?:[sSdDrnt]|[pP]\{\w\w?\}|\W)|\[\^?(?:\\(?:[sSdDrnt]|[pP]\{\w\w?\}|\W)|[^][\\&])+]|)"
+      R"(\((?!\?)|\(\?(?:i?:|<?[=!])|[)|*+?.]|\{\d+(?:,\d*)?\}(?!\+)|[^][\\^$(){}|*+?.])",
+      "the syntax");
   std::string out;
-  bool in_class = false;
-  const auto refuse = [&](std::size_t at, std::string_view what) {
-    fail({source, ": '", pattern, "' has ", what, " at byte ", at, ", which regular expressions read differently"});
-  };
-  for (std::size_t at = 0; at < pattern.size(); ++at) {
-    const char c = pattern[at], next = at + 1 < pattern.size() ? pattern[at + 1] : '\0';
-    if (c == '\\') {
-      const std::size_t end = pattern.find('}', at);
-      const bool property = (next == 'p' || next == 'P') && at + 2 < pattern.size() && pattern[at + 2] == '{' &&
-                            (end == at + 4 || end == at + 5);
-      const bool letter = (next >= 'a' && next <= 'z') || (next >= 'A' && next <= 'Z') || (next >= '0' && next <= '9');
-      if (letter && !property && std::string_view("sSdDrnt").find(next) == std::string_view::npos)
-        refuse(at, "an escape other than \\s, \\d, \\r, \\n, \\t and \\p{} of a general category");
-      const std::size_t length = property ? end + 1 - at : 2;
-      if (next == 's' || next == 'S')  // PCRE2 counts U+180E among the spaces
-        append(out, {next == 's' ? "\\p{" : "\\P{", "White_Space}"});
+  legal.split(pattern, [&](std::string_view part, bool is_legal) {
+    if (!is_legal)
+      fail({source, ": '", pattern, "' has '", part, "' at byte ", part.data() - pattern.data(),
+            "; legal are letters, classes, \\s, \\d, \\r, \\n, \\t, \\p{} of a general category, counts, "
+            "and groups that begin with (?:, (?i:, (?= and (?!"});
+    for (std::size_t at = 0; at < part.size(); ++at) {
+      out += part[at];
+      if (part[at] != '\\') continue;
+      const char escaped = part[++at];
+      if (escaped == 's' || escaped == 'S')  // of which PCRE2 counts one more, U+180E
+        append(out, {escaped == 's' ? 'p' : 'P', "{White_Space}"});
       else
-        out += pattern.substr(at, length);
-      at += length - 1;
-      continue;
+        out += escaped;
     }
-    if (in_class && (c == '[' || (c == '&' && next == '&'))) refuse(at, "a class in a class");
-    if (!in_class && (c == '^' || c == '$')) refuse(at, "a border of lines");
-    if (!in_class && c == '}' && next == '+') refuse(at, "a possessive count");
-    if (!in_class && c == '(' && next == '?' && pattern.find_first_of(":=!<i", at + 2) != at + 2)
-      refuse(at, "a group other than (?:, (?i:, (?=, (?! and (?<");
-    if (c == '[') in_class = true;
-    if (c == ']') in_class = false;
-    out += c;
-    if (c == '[' && next == '^') out += pattern[++at];
-  }
+  });
   return out;
 }
 
 /// GPT-2's letters for bytes: printable ones stand for themselves, others have code points from 256 on.
 struct byte_letters {
-  std::array<std::string, 256> text;
-  std::array<int, 324> byte{};  ///< by code point; -1: it stands for no byte
+  std::array<std::string, 256> letter;
+  std::unordered_map<std::string_view, char> byte;
 
   byte_letters() {
-    byte.fill(-1);
     unsigned further = 256;
     for (unsigned b = 0; b < 256; ++b) {
       const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
       const unsigned point = printable ? b : further++;
-      byte[point] = static_cast<int>(b);
-      if (point < 128)
-        text[b] = {static_cast<char>(point)};
-      else
-        text[b] = {static_cast<char>(0xc0 | (point >> 6)), static_cast<char>(0x80 | (point & 63))};
+      letter[b] = point < 128
+                      ? std::string{static_cast<char>(point)}
+                      : std::string{static_cast<char>(0xc0 | (point >> 6)), static_cast<char>(0x80 | (point & 63))};
+      byte.emplace(letter[b], static_cast<char>(b));
     }
   }
   static const byte_letters& all() {
@@ -146,17 +132,21 @@ struct byte_letters {
   /// The bytes that a token stands for; the token itself, if one of its characters stands for none.
   std::string bytes_of(const std::string& token) const {
     std::string bytes;
-    for (std::string_view rest = token; !rest.empty();) {
-      const std::size_t length = utf8_length(rest);
-      const auto unit = [&](std::size_t i) { return static_cast<unsigned>(static_cast<unsigned char>(rest[i])); };
-      const unsigned point = length == 1 ? unit(0) : length == 2 ? ((unit(0) & 31) << 6) | (unit(1) & 63) : 324;
-      if (point >= byte.size() || byte[point] < 0) return token;
-      bytes += static_cast<char>(byte[point]);
-      rest.remove_prefix(length);
+    for (std::string_view rest = token; !rest.empty(); rest.remove_prefix(utf8_length(rest))) {
+      const auto found = byte.find(rest.substr(0, utf8_length(rest)));
+      if (found == byte.end()) return token;
+      bytes += found->second;
     }
     return bytes;
   }
 };
+
+/// Hashes texts, so that a view finds its string.
+struct text_hash : std::hash<std::string_view> {
+  using is_transparent = void;
+};
+template <class T>
+using text_map = std::unordered_map<std::string, T, text_hash, std::equal_to<>>;
 
 /// Returns `text` with `content` in place of each `pattern`, which is not empty.
 inline std::string replaced(std::string_view text, std::string_view pattern, std::string_view content) {
@@ -191,7 +181,8 @@ class tokenizer {
       if (r.has(key)) r.bad(key, file.at(key), "null");
     read_model(r.object("model"), file.at("model"));
     each_part(file, "normalizer", "normalizers", [&](const reader& part) { add_normalizer(part); });
-    if (r.has("added_tokens")) read_added(file.at("added_tokens"), r.has("normalizer"));
+    normalizers_ = stages_.size();
+    if (r.has("added_tokens")) read_added(file.at("added_tokens"));
     each_part(file, "pre_tokenizer", "pretokenizers", [&](const reader& part) { add_pre_tokenizer(part); });
     each_part(file, "post_processor", "processors", [&](const reader& part) { read_post_processor(part); });
     static_cast<void>(r.object("decoder"));  // without one, nobody knows where blanks are
@@ -208,17 +199,26 @@ class tokenizer {
   std::vector<std::int64_t> encode(std::string_view text) const {
     if (!is_utf8(text)) fail({source_, ": the text is not UTF-8"});
     std::vector<std::int64_t> out;
-    std::unordered_map<std::string, std::vector<std::int64_t>> seen;
+    detail::text_map<std::vector<std::int64_t>> seen;
     const sink add_word = [&](std::string_view word, bool) {
       constexpr std::size_t most = 1 << 20;  // words that are remembered
       if (seen.size() > most) seen.clear();
-      const auto [found, is_new] = seen.try_emplace(std::string(word));
-      if (is_new) found->second = tokens_of_word(word);
+      auto found = seen.find(word);
+      if (found == seen.end()) found = seen.emplace(word, tokens_of_word(word)).first;
       out.insert(out.end(), found->second.begin(), found->second.end());
     };
-    const auto add = [&](std::string_view piece) { run(0, piece, piece.data() == text.data(), add_word); };
-    split_added(0, text, [&](std::string_view piece, bool added) {
-      added ? out.push_back(vocab_.at(std::string(piece))) : add(piece);
+    const auto split_added = [&](const added& some, std::string_view piece, auto&& rest) {
+      if (!some.any) return rest(piece);
+      some.any->split(piece, [&](std::string_view part, bool matched) {
+        matched ? out.push_back(some.tokens.find(part)->second) : rest(part);
+      });
+    };
+    split_added(added_[0], text, [&](std::string_view piece) {
+      run(0, normalizers_, piece, piece.data() == text.data(), [&](std::string_view normal, bool begins) {
+        split_added(added_[1], normal, [&](std::string_view part) {
+          run(normalizers_, stages_.size(), part, begins && part.data() == normal.data(), add_word);
+        });
+      });
     });
     return out;
   }
@@ -274,7 +274,7 @@ class tokenizer {
   void read_model(const reader& r, const json& model) {
     known(r, {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
               "byte_fallback", "ignore_merges", "vocab", "merges"});
-    if (r.string("type") != "BPE") unknown_type(r, "BPE");
+    r.only("type", "BPE");
     r.only("dropout", 0);
     r.only("continuing_subword_prefix", "");
     r.only("end_of_word_suffix", "");
@@ -329,32 +329,36 @@ class tokenizer {
     there = text;
   }
 
-  void read_added(const json& tokens, bool is_normalized) {
-    if (!tokens.is_array()) fail({source_, ": key 'added_tokens' is no list"});
-    std::array<std::vector<std::string>, 2> texts;  // of those that are found before others
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
+  /// Tokens that are found in a text before others are made.
+  struct added {
+    detail::text_map<std::int64_t> tokens{};
+    std::optional<pattern> any{};  ///< nothing: there are none
+  };
+  void read_added(const json& list) {
+    if (!list.is_array()) fail({source_, ": key 'added_tokens' is no list"});
+    for (std::size_t i = 0; i < list.size(); ++i) {
       const std::string place = cat({"added_tokens[", i, "]."});
-      if (!tokens[i].is_object()) fail({source_, ": key 'added_tokens[", i, "]' is no object"});
-      const reader r(tokens[i], source_, place);
+      if (!list[i].is_object()) fail({source_, ": key 'added_tokens[", i, "]' is no object"});
+      const reader r(list[i], source_, place);
       known(r, {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       for (const char* key : {"single_word", "lstrip", "rstrip"}) r.only(key, false);
-      const bool normalized = r.boolean("normalized", false);
-      if (normalized && is_normalized) r.bad("normalized", true, "false where there is a normalizer");
-      const std::string text = r.string("content");
+      std::string text = r.string("content");
       if (text.empty()) r.bad("content", text, "a text");
-      static_cast<void>(r.integer("id"));
-      name(text, tokens[i].at("id"), place + "id");
-      texts[normalized ? 1 : 0].push_back(text);
+      name(text, r.at("id"), place + "id");
+      const std::int64_t token = vocab_.find(text)->second;
+      const bool normalized = r.boolean("normalized", false);
+      if (normalized)
+        run(0, normalizers_, std::string(text), true, [&](std::string_view normal, bool) { text = normal; });
+      texts_[static_cast<std::size_t>(token)] = text;
+      added_[normalized ? 1 : 0].tokens.emplace(text, token);
     }
-    for (std::size_t i = 0; i < texts.size(); ++i) {
-      std::stable_sort(texts[i].begin(), texts[i].end(),
-                       [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
-      std::string any;  // the longest first
-      for (const std::string& text : texts[i]) {
-        if (!any.empty()) any += '|';
-        any += quoted(text);
-      }
-      if (!any.empty()) added_.emplace_back(any, source_);
+    for (added& some : added_) {
+      std::vector<std::string> texts;
+      for (const auto& [text, token] : some.tokens) texts.push_back(quoted(text));
+      std::sort(texts.begin(), texts.end(), std::greater<>());  // a text before those that it begins with
+      std::string any;
+      for (const std::string& text : texts) append(any, {any.empty() ? "" : "|", text});
+      if (!any.empty()) some.any.emplace(any, source_);
     }
   }
 
@@ -409,7 +413,7 @@ class tokenizer {
         add_split(R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)");
       stages_.push_back([](std::string_view text, bool begins, const sink& next) {
         std::string letters;
-        for (const char c : text) letters += detail::byte_letters::all().text[static_cast<unsigned char>(c)];
+        for (const char c : text) letters += detail::byte_letters::all().letter[static_cast<unsigned char>(c)];
         next(letters, begins);
       });
     } else if (type == "Digits") {
@@ -551,17 +555,10 @@ class tokenizer {
     return out;
   }
 
-  /// Calls f(part, whether it is an added token) for the parts of a text.
-  template <class F>
-  void split_added(std::size_t at, std::string_view text, F&& f) const {
-    if (at == added_.size()) return f(text, false);
-    added_[at].split(
-        text, [&](std::string_view part, bool matched) { matched ? f(part, true) : split_added(at + 1, part, f); });
-  }
-  /// Gives `end` the words that stages from `at` on make of a text.
-  void run(std::size_t at, std::string_view text, bool begins, const sink& end) const {
-    if (at == stages_.size()) return end(text, begins);
-    stages_[at](text, begins, [&](std::string_view part, bool first) { run(at + 1, part, first, end); });
+  /// Gives `end` what the stages [at, last) make of a text.
+  void run(std::size_t at, std::size_t last, std::string_view text, bool begins, const sink& end) const {
+    if (at == last) return end(text, begins);
+    stages_[at](text, begins, [&](std::string_view part, bool first) { run(at + 1, last, part, first, end); });
   }
 
   /// A character or what characters were merged into, in a list that keeps its places.
@@ -572,8 +569,7 @@ class tokenizer {
   static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
 
   std::vector<std::int64_t> tokens_of_word(std::string_view word) const {
-    if (const auto whole = vocab_.find(std::string(word)); ignore_merges_ && whole != vocab_.end())
-      return {whole->second};
+    if (const auto whole = vocab_.find(word); ignore_merges_ && whole != vocab_.end()) return {whole->second};
     std::vector<symbol> symbols = symbols_of(word);
     struct candidate {
       std::int64_t rank;
@@ -619,7 +615,7 @@ class tokenizer {
     bool after_unknown = false;
     for (std::size_t length; !word.empty(); word.remove_prefix(length)) {
       length = utf8_length(word);
-      const auto found = vocab_.find(std::string(word.substr(0, length)));
+      const auto found = vocab_.find(word.substr(0, length));
       const bool is_unknown = found == vocab_.end() && fallback_.empty();
       if (found != vocab_.end()) {
         add(found->second);
@@ -640,14 +636,15 @@ class tokenizer {
   }
 
   std::string source_;
-  std::unordered_map<std::string, std::int64_t> vocab_;
+  detail::text_map<std::int64_t> vocab_;
   std::vector<std::optional<std::string>> texts_;                                    ///< by token
   std::unordered_map<std::uint64_t, std::pair<std::int64_t, std::int64_t>> merges_;  ///< rank and token, by pair
   std::vector<std::int64_t> fallback_;  ///< tokens of bytes; empty: there are none
   std::int64_t unknown_ = -1;           ///< -1: there is none
   bool fuse_unknown_ = false, ignore_merges_ = false;
-  std::vector<pattern> added_;  ///< any token that is added: those that are found before others, and others
-  std::vector<stage> stages_;   ///< from a text without added tokens to words
+  std::array<added, 2> added_;   ///< those that are found in a text, and those in a normalised one
+  std::vector<stage> stages_;    ///< from a text without added tokens to words
+  std::size_t normalizers_ = 0;  ///< how many of them come before the second of `added_`
   std::vector<decoder> decoders_;
   std::vector<std::int64_t> prefix_;
 };
