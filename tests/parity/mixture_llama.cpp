@@ -30,10 +30,11 @@ llama_config tiny_mixture() {
 }
 
 template <class S>
-auto maker(llama_config config, layer_recompute keep = {}) {
+auto maker(llama_config config, layer_recompute keep = {}, double limit = 0) {
   return [=](const auto& ctx, stage_layers part, auto first) {
     using model = mixture_llama<double, S, device_of<decltype(ctx)>>;
-    const llama_options options{.keep = keep, .mixture_losses = {.balance = {0.1}, .z_loss = 0.01}};
+    const llama_options options{
+        .keep = keep, .mixture_losses = {.balance = {0.1}, .z_loss = 0.01}, .expert_limit = limit};
     return std::make_unique<model>(ctx, config, options, part, first);
   };
 }
@@ -50,6 +51,13 @@ model_setup setup(const llama_config& config) {
 
 mesh_shape mesh_of(std::int64_t d, std::int64_t e, std::int64_t c, std::int64_t t) {
   return megatron_experts::mesh{d, e, c, t, 1}.shape();
+}
+
+/// The loss of one rank under a limit.
+double train_alone_loss(double limit) {
+  auto make = maker<megatron_experts>(tiny_mixture(), {}, limit);
+  findings found;
+  return train_alone(mesh_of(1, 1, 1, 1), setup(tiny_mixture()), make, found).steps.back().loss;
 }
 
 }  // namespace
@@ -73,6 +81,20 @@ TEST_CASE("all meshes of up to 16 ranks") {
         }
   CHECK(found.text() == "");
   CHECK(meshes >= 40);
+}
+
+TEST_CASE("with a limit of rows, in the text's order and in zigzag order") {
+  const auto check = [](auto make, const model_setup& how) {
+    CHECK(check_model(
+              mesh_of(1, 1, 1, 1),
+              {mesh_of(2, 1, 1, 1), mesh_of(1, 2, 2, 2), mesh_of(1, 1, 4, 1), mesh_of(2, 2, 1, 4), mesh_of(1, 4, 2, 2)},
+              how, make)
+              .text() == "");
+  };
+  check(maker<megatron_experts>(tiny_mixture(), {}, 1.0), setup(tiny_mixture()));
+  using zigzag_experts = context_parallel<megatron_experts, ring<cp>, zigzag>;
+  check(maker<zigzag_experts>(tiny_mixture(), {recompute::full}, 0.75), setup(tiny_mixture()));
+  CHECK(train_alone_loss(0.5) != train_alone_loss(0));
 }
 
 TEST_CASE("experts over the tensor-parallel axes, without a gate") {

@@ -220,6 +220,7 @@ void multiply_by_gates_backward(counting_device& device, const T*, const T*, con
 
 PLAIT_COUNTS_NOTHING(add_exact_squares)
 PLAIT_COUNTS_NOTHING(add_router_loss_gradient)
+PLAIT_COUNTS_NOTHING(drop_choices)
 PLAIT_COUNTS_NOTHING(attention_delta)
 PLAIT_COUNTS_NOTHING(choose_experts)
 PLAIT_COUNTS_NOTHING(choose_experts_backward)

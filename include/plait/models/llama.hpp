@@ -14,8 +14,8 @@
 #include "plait/nn/attention.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"
-#include "plait/nn/norm.hpp"
 #include "plait/nn/moe/router_losses.hpp"
+#include "plait/nn/norm.hpp"
 #include "plait/parallel/placement.hpp"
 
 namespace plait {
@@ -30,6 +30,7 @@ struct llama_options {
   attention_options attention{};
   mlp_lora mlp{};  ///< `attention` has adapters of its own
   router_losses mixture_losses{};
+  double expert_limit = 0;  ///< `expert_limit::factor` of each mixture
   /// The chunks in which all linears' collectives overlap their products (nn/linear/policy.hpp), where they are chosen
   /// at run time; 0: the strategy's.
   std::int64_t overlap = 0;

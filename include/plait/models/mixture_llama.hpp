@@ -26,8 +26,12 @@ struct llama_mixture {
       fail({"mixture_llama: ", name, " has adapters; experts have none"});
     const mixture_config& m = config.mixture;
     const initializer init{0, config.initializer_range};
-    return layer(ctx, name, {.router = m.router, .init = init, .losses = options.mixture_losses}, m.shared_ffn > 0,
-                 {init, m.shared_gate});
+    return layer(ctx, name,
+                 {.router = m.router,
+                  .init = init,
+                  .losses = options.mixture_losses,
+                  .limit = {options.expert_limit, sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)}},
+                 m.shared_ffn > 0, {init, m.shared_gate});
   }
 };
 

@@ -18,6 +18,7 @@
 #include "plait/layout/plan.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/moe/expert_capacity.hpp"
 #include "plait/nn/moe/router_losses.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/check_values.hpp"
@@ -205,7 +206,7 @@ class expert_peers {
       for (std::int64_t e = 0; e < here_; ++e)
         at_of[static_cast<std::size_t>(first_[p] + e)] =
             static_cast<std::int32_t>(p * static_cast<std::size_t>(here_)) + static_cast<std::int32_t>(e);
-    const auto place = [&](std::int64_t j) { return at_of[static_cast<std::size_t>(choice[j])]; };
+    const auto place = [&](std::int64_t j) { return choice[j] < 0 ? -1 : at_of[static_cast<std::size_t>(choice[j])]; };
     for (std::int64_t j = 0; j < tokens * k; ++j)
       if (place(j) >= 0) ++counts[static_cast<std::size_t>(place(j))];
     std::vector<std::int32_t> next(counts.size());
@@ -263,10 +264,11 @@ struct moe_options {
   kernels::router_settings router{};
   initializer init{};
   router_losses losses{};
+  expert_limit limit{};
 };
 
-/// A mixture of SwiGLU experts (Shazeer et al. 2017) without a limit of rows: each token's sum of what its experts make
-/// of it, times their weights. The policy names three specs, such as
+/// A mixture of SwiGLU experts (Shazeer et al. 2017): each token's sum of what its experts make of it, times their
+/// weights. No row is dropped, unless there is a limit. The policy names three specs, such as
 ///
 ///     struct experts_over_ep {
 ///       using input = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
@@ -437,6 +439,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     sum_ = ready_plan(derived.result, layout_v<output>, ctx.ranks, sizes, name);
     sum_back_ = ready_plan(sum_.backward(), ctx.ranks, sizes, name);
     peers_ = detail::expert_peers(ctx, derived);
+    capacity_ = {ctx, derived.choice, sizes, sizes.of(detail::mixture_dims.experts), how_.limit, name};
     experts_ = sizes.of(detail::mixture_dims.experts);
     hidden_ = gather_.source().local[static_cast<std::size_t>(gather_.source().dims - 1)];
     tokens_ = weights_.source().local_size() / how_.router.chosen;
@@ -465,8 +468,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto weights = make_buffer<S>(on, static_cast<std::size_t>(tokens_ * k));
     kernels::choose_experts(on, s.scored.data(), s.choice.template data<std::int32_t>(), weights.template data<S>(),
                             tokens_, experts_, how_.router);
-    buffer<Device> seen;
-    const std::int32_t* const choice = moved(on, weights_, s.choice.template data<std::int32_t>(), seen);
+    buffer<Device> kept, seen;
+    if (capacity_) {
+      kept = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
+      on.copy(kept.data(), s.choice.data(), kept.bytes(), on.main_stream());
+      capacity_.drop(on, kept.template data<std::int32_t>());
+    }
+    const std::int32_t* const choice =
+        moved(on, weights_, (capacity_ ? kept : s.choice).template data<std::int32_t>(), seen);
     if (moved(on, weights_, weights.template data<S>(), s.weights) == weights.template data<S>())
       s.weights = std::move(weights);
     s.route = peers_.route(ctx, choice, seen_, k);
@@ -575,6 +584,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   router_layer router_;
   parameter_ptr<Precision, Device> gate_, up_, down_;
   detail::expert_peers peers_;
+  detail::expert_capacity<Device> capacity_;
   detail::router_loss_terms<Device> losses_;
   detail::expert_load<Device> load_;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;

@@ -126,3 +126,35 @@ TEST_CASE("rows of other ranks add nothing, and have no gradient") {
   kernels::take_rows(device, rows.data(), from.data(), taken.data(), 3, 2);
   CHECK(taken == std::vector<float>{3, 4, 3, 4, 1, 2});
 }
+
+TEST_CASE("choices beyond the limit are dropped, first choices last, later positions first") {
+  cpu device;
+  constexpr std::int64_t samples = 2, positions = 8, k = 3, experts = 4, limit = 5, first = 2, length = 4;
+  std::vector<std::int32_t> whole, in_text{3, 0, 6, 1, 7, 2, 5, 4};
+  for (std::int32_t i = 0; i < samples * positions; ++i)
+    for (std::int32_t j = 0; j < k; ++j) whole.push_back((i * i + i / 3 + j) % experts);  // three different ones
+  std::vector<std::int32_t> expected = whole, here, expected_here;
+  int dropped = 0;
+  for (std::int64_t s = 0; s < samples; ++s)
+    for (std::int64_t i = 0; i < positions; ++i)
+      for (std::int64_t j = 0; j < k; ++j) {
+        const auto at = [&](std::int64_t token, std::int64_t choice) {
+          return static_cast<std::size_t>((s * positions + token) * k + choice);
+        };
+        const auto place = [&](std::int64_t token) { return std::find(in_text.begin(), in_text.end(), token); };
+        int before = 0;  // choices of the same expert that count first
+        for (std::int64_t token = 0; token < positions; ++token)
+          for (std::int64_t choice = 0; choice < k; ++choice)
+            before +=
+                whole[at(token, choice)] == whole[at(i, j)] && (choice < j || (choice == j && place(token) < place(i)));
+        if (before >= limit) expected[at(i, j)] = -1, ++dropped;
+        if (i < first || i >= first + length) continue;
+        here.push_back(whole[at(i, j)]);
+        expected_here.push_back(expected[at(i, j)]);
+      }
+  CHECK((dropped > 4 && dropped < samples * positions * k / 2));
+  kernels::drop_choices(device, whole.data(), in_text, here.data(), samples, first, length, k, experts, limit);
+  CHECK(here == expected_here);
+  kernels::drop_choices(device, whole.data(), in_text, whole.data(), samples, 0, positions, k, experts, limit);
+  CHECK(whole == expected);
+}

@@ -335,6 +335,15 @@ TEST_CASE("a mixture says what it cannot do") {
     CHECK_THROWS_WITH((moe<float, flat_tokens>(ctx, "moe", {.losses = {.balance = {1}}})),
                       "moe: balance_over::sequence, and the input has one dim of tokens, so that no sequence is known; "
                       "legal is balance_over::microbatch");
+    CHECK_THROWS_WITH(layer(ctx, "moe", {.limit = {-1}}),
+                      "moe: the limit of experts is -1 times their share; legal is 0 (none) or more");
+    CHECK_THROWS_WITH((moe<float, flat_tokens>(ctx, "moe", {.limit = {1}})),
+                      "moe: a limit of experts is one of each sequence; legal is an input of samples, positions and "
+                      "features");
+    CHECK_THROWS_WITH((moe<float, long_sequences>(ctx, "moe", {.limit = {1}})),
+                      "moe: its tokens lie in zigzag order (zseq), and expert_limit::order does not say which");
+    CHECK_THROWS_WITH(layer(ctx, "moe", {.limit = {1, sequence_order::original(6)}}),
+                      "moe: expert_limit::order is of 6 positions, and a sequence has 8");
     layer made(ctx, "moe");
     made.visit([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); });
     tensor<float, exchanged::input> x(ctx);

@@ -144,6 +144,25 @@ void add_router_loss_gradient(cpu&, const T* scores, const std::int32_t* counts,
   }
 }
 
+/// Sets to -1 the choices that are beyond `limit` of their expert in a sequence, counted in the order of choices and
+/// then of positions. `whole` [samples, positions, k] has all choices, and `choice` [samples, length, k] those from
+/// position `first` of each sequence on, or they are one array; `in_text[p]` is the index of the token at position p of
+/// the text.
+inline void drop_choices(cpu&, const std::int32_t* whole, const std::vector<std::int32_t>& in_text,
+                         std::int32_t* choice, std::int64_t samples, std::int64_t first, std::int64_t length,
+                         std::int64_t k, std::int64_t experts, std::int64_t limit) {
+  const auto positions = static_cast<std::int64_t>(in_text.size());
+  std::vector<std::int64_t> taken(static_cast<std::size_t>(experts));
+  for (std::int64_t s = 0; s < samples; ++s, whole += positions * k, choice += length * k) {
+    std::fill(taken.begin(), taken.end(), 0);
+    for (std::int64_t j = 0; j < k; ++j)
+      for (const std::int32_t i : in_text) {
+        const bool beyond = ++taken[static_cast<std::size_t>(whole[i * k + j])] > limit;
+        if (beyond && i >= first && i < first + length) choice[(i - first) * k + j] = -1;
+      }
+  }
+}
+
 /// out [rows, width]: row i is row from[i] of `in`.
 template <class T>
 void take_rows(cpu&, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width) {

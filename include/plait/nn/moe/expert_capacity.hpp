@@ -1,0 +1,89 @@
+// The limit of rows that an expert takes of each sequence: which choices are beyond it, alike on every mesh.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/layout/layout.hpp"
+#include "plait/tensor/context.hpp"
+#include "plait/tensor/redistribution.hpp"
+#include "plait/tensor/sequence_order.hpp"
+
+namespace plait {
+
+/// How many rows an expert takes of a sequence: `factor` times its even share, rounded up, which is factor * chosen *
+/// length / experts. Experts take first choices first, in the order of the text, then second choices, and so on
+/// (GShard, Lepikhin et al. 2020, whose groups are sequences here). A choice beyond that is dropped: its weight counts
+/// for nothing, and the others stay as they are. Which ones these are depends on no mesh.
+struct expert_limit {
+  double factor = 0;       ///< 0: nothing is dropped
+  sequence_order order{};  ///< of the tokens; none: the text's
+};
+
+namespace detail {
+
+/// Drops the choices beyond a limit. Ranks that share a sequence bring its choices together.
+template <compute_device Device>
+class expert_capacity {
+ public:
+  expert_capacity() = default;
+  /// `choice` is the layout [samples, positions, chosen].
+  expert_capacity(const context<Device>& ctx, const layout& choice, const dim_sizes& sizes, std::int64_t experts,
+                  const expert_limit& how, const std::string& name)
+      : factor_(how.factor), experts_(experts) {
+    if (!(factor_ >= 0))
+      fail({name, ": the limit of experts is ", factor_, " times their share; legal is 0 (none) or more"});
+    if (factor_ == 0) return;
+    if (choice.dims.size() != 3)
+      fail(
+          {name, ": a limit of experts is one of each sequence; legal is an input of samples, positions and features"});
+    if (choice.dims[1].dim == dim_of<zseq> && how.order.length() == 0)
+      fail({name, ": its tokens lie in zigzag order (zseq), and expert_limit::order does not say which"});
+    layout whole = choice;
+    for (axis_id axis : choice.dims[1].axes) whole.set(axis, state::invariant);
+    whole.dims[1].axes = {};
+    gather_ = ready_plan(choice, whole, ctx.ranks, sizes, name);
+    const box here = local_box(choice, ctx.ranks.shape(), sizes, ctx.ranks.rank());
+    samples_ = here.local[0], first_ = here.offset[1], length_ = here.local[1], chosen_ = here.local[2];
+    const std::int64_t positions = here.global[1];
+    const sequence_order order = how.order.length() == 0 ? sequence_order::original(positions) : how.order;
+    if (order.length() != positions)
+      fail({name, ": expert_limit::order is of ", order.length(), " positions, and a sequence has ", positions});
+    in_text_.resize(static_cast<std::size_t>(positions));
+    for (std::int64_t i = 0; i < positions; ++i)
+      in_text_[static_cast<std::size_t>(order.position(i))] = static_cast<std::int32_t>(i);
+    limit_ = static_cast<std::int64_t>(
+        std::ceil(factor_ * static_cast<double>(chosen_ * positions) / static_cast<double>(experts)));
+  }
+
+  /// Whether there is a limit.
+  explicit operator bool() const { return factor_ > 0; }
+  /// Sets the choices [samples, positions, chosen] that are dropped to -1. Collective over the ranks of a sequence.
+  void drop(Device& on, std::int32_t* choice) const {
+    buffer<Device> gathered;
+    if (!gather_.trivial()) {
+      gathered = buffer<Device>::for_collectives(
+          on, static_cast<std::size_t>(gather_.target().local_size()) * sizeof(std::int32_t));
+      gather_.run(on, choice, gathered.data(), dtype::i32);
+    }
+    kernels::drop_choices(on, gathered.empty() ? choice : gathered.template data<std::int32_t>(), in_text_, choice,
+                          samples_, first_, length_, chosen_, experts_, limit_);
+  }
+
+ private:
+  double factor_ = 0;
+  std::int64_t experts_ = 0, limit_ = 0;
+  std::int64_t samples_ = 0, first_ = 0, length_ = 0, chosen_ = 0;  ///< of this rank's tokens
+  std::vector<std::int32_t> in_text_;                               ///< the index of the token at each position
+  ready_plan gather_;
+};
+
+}  // namespace detail
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
