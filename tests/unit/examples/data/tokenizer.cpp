@@ -18,19 +18,16 @@
 
 namespace {
 
-using nlohmann::json;
-using plait::tokenizer;
-
-constexpr const char* names[] = {"gpt2", "llama2", "llama3", "metaspace", "qwen2"};
+constexpr const char* tokenizers[] = {"gpt2", "llama2", "llama3", "metaspace", "qwen2"};
 
 std::string golden_path(const std::string& name) { return plait::test::test_data() + "/tokenizers/" + name + ".json"; }
-json golden(const std::string& name) {
-  return json::parse(plait::read_whole(plait::machine_files(), golden_path(name)));
+nlohmann::json golden_tokenizer(const std::string& name) {
+  return nlohmann::json::parse(plait::read_whole(plait::machine_files(), golden_path(name)));
 }
 /// A tokenizer's file after `edit(file)`.
 template <class F>
-std::string edited(const temp_folder& dir, const std::string& name, F&& edit) {
-  json file = golden(name);
+std::string edited_tokenizer(const temp_folder& dir, const std::string& name, F&& edit) {
+  nlohmann::json file = golden_tokenizer(name);
   edit(file);
   return dir.write("edited.json", file.dump());
 }
@@ -38,12 +35,12 @@ std::string edited(const temp_folder& dir, const std::string& name, F&& edit) {
 }  // namespace
 
 TEST_CASE("tokens and texts are those of Hugging Face's library") {
-  const json texts = golden("texts");
+  const nlohmann::json texts = golden_tokenizer("texts");
   int cases = 0;
-  for (const char* name : names) {
-    const tokenizer made(golden_path(name));
+  for (const char* name : tokenizers) {
+    const plait::tokenizer made(golden_path(name));
     CHECK(made.prefix() == texts.at("prefix").at(name).get<std::vector<std::int64_t>>());
-    for (const json& one : texts.at(name)) {
+    for (const nlohmann::json& one : texts.at(name)) {
       const auto text = one[0].get<std::string>();
       const std::vector<std::int64_t> tokens = made.encode(text);
       CAPTURE(name);
@@ -57,7 +54,7 @@ TEST_CASE("tokens and texts are those of Hugging Face's library") {
 }
 
 TEST_CASE("a token that the vocabulary lacks becomes its number, and half a character stays half") {
-  const tokenizer made(golden_path("llama3"));
+  const plait::tokenizer made(golden_path("llama3"));
   CHECK(made.decode(std::vector<std::int64_t>{made.size(), -1}) == "<601><-1>");
   const std::vector<std::int64_t> euro = made.encode("\xe2\x82\xac");
   REQUIRE(euro.size() == 3);
@@ -65,7 +62,7 @@ TEST_CASE("a token that the vocabulary lacks becomes its number, and half a char
 }
 
 TEST_CASE("a long word takes time that grows as its length does, but for a logarithm") {
-  const tokenizer made(golden_path("llama2"));
+  const plait::tokenizer made(golden_path("llama2"));
   std::string text;
   for (int i = 0; i < 10000; ++i) text += "the heaven and ";
   const std::vector<std::int64_t> tokens = made.encode(text);  // one word: the square would take minutes
@@ -74,27 +71,28 @@ TEST_CASE("a long word takes time that grows as its length does, but for a logar
 
 TEST_CASE("older forms of the same tokenizer are read as well") {
   const temp_folder dir;
-  const json texts = golden("texts");
+  const nlohmann::json texts = golden_tokenizer("texts");
   const auto same = [&](const std::string& name, auto&& change) {
-    const tokenizer before(golden_path(name)), after(edited(dir, name, change));
-    for (const json& one : texts.at(name))
+    const plait::tokenizer before(golden_path(name)), after(edited_tokenizer(dir, name, change));
+    for (const nlohmann::json& one : texts.at(name))
       CHECK(before.encode(one[0].get<std::string>()) == after.encode(one[0].get<std::string>()));
   };
-  same("llama3", [](json& file) {
-    for (json& merge : file["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  same("llama3", [](nlohmann::json& file) {
+    for (nlohmann::json& merge : file["model"]["merges"])
+      merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
   });
-  same("gpt2", [](json& file) {  // matches are kept, and there is nothing between
-    file["pre_tokenizer"] = json::parse(R"({"type": "Sequence", "pretokenizers": [
+  same("gpt2", [](nlohmann::json& file) {  // matches are kept, and there is nothing between
+    file["pre_tokenizer"] = nlohmann::json::parse(R"({"type": "Sequence", "pretokenizers": [
       {"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}]})");
     file["normalizer"] = nullptr;
   });
-  same("qwen2", [](json& file) {
+  same("qwen2", [](nlohmann::json& file) {
     file["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed";
     file["pre_tokenizer"]["pretokenizers"][0]["invert"] = true;
   });
-  const tokenizer removes(edited(dir, "qwen2", [](json& file) {
+  const plait::tokenizer removes(edited_tokenizer(dir, "qwen2", [](nlohmann::json& file) {
     file["pre_tokenizer"]["pretokenizers"][0] =
-        json{{"type", "Split"}, {"pattern", {{"String", "+."}}}, {"behavior", "Removed"}, {"invert", false}};
+        nlohmann::json{{"type", "Split"}, {"pattern", {{"String", "+."}}}, {"behavior", "Removed"}, {"invert", false}};
   }));
   CHECK(removes.decode(removes.encode("and+.the.+")) == "andthe.+");
 }
@@ -102,17 +100,17 @@ TEST_CASE("older forms of the same tokenizer are read as well") {
 TEST_CASE("what a tokenizer.json has beyond what is read is refused by its name") {
   struct refusal {
     const char* name;
-    std::function<void(json&)> edit;
+    std::function<void(nlohmann::json&)> edit;
     std::string text;
   };
-  const auto set = [](const char* pointer, json value) {
-    return [=](json& file) { file[json::json_pointer(pointer)] = value; };
+  const auto set = [](const char* pointer, nlohmann::json value) {
+    return [=](nlohmann::json& file) { file[nlohmann::json::json_pointer(pointer)] = value; };
   };
   const auto split = [&](const char* expression) {
     return set("/pre_tokenizer/pretokenizers/0/pattern/Regex", expression);
   };
   const refusal refusals[] = {
-      {"llama3", [](json& file) { file = 3; }, "this is no JSON object"},
+      {"llama3", [](nlohmann::json& file) { file = 3; }, "this is no JSON object"},
       {"llama3", set("/other", 3),
        "key 'other' is 3, and what it means is not known here; legal are version, truncation"},
       {"llama3", set("/padding", 3), "key 'padding' is 3; legal is null"},
@@ -130,8 +128,8 @@ TEST_CASE("what a tokenizer.json has beyond what is read is refused by its name"
       {"llama3", set("/model/merges", 3), "key 'model.merges' is no list"},
       {"llama3", set("/model/merges/0", "a"), R"(key 'model.merges' has "a"; legal are two tokens)"},
       {"llama3", set("/model/merges/0", "a b c"), R"(key 'model.merges' has "a b c"; legal are two tokens)"},
-      {"llama3", set("/model/merges/0", json{"a", "zqz"}), "key 'model.merges' needs the token 'azqz'"},
-      {"llama3", set("/model/merges/0", json{"q", "z"}), "key 'model.merges' needs the token 'qz'"},
+      {"llama3", set("/model/merges/0", nlohmann::json{"a", "zqz"}), "key 'model.merges' needs the token 'azqz'"},
+      {"llama3", set("/model/merges/0", nlohmann::json{"q", "z"}), "key 'model.merges' needs the token 'qz'"},
       {"llama3", set("/added_tokens", 3), "key 'added_tokens' is no list"},
       {"llama3", set("/added_tokens/1", 3), "key 'added_tokens[1]' is no object"},
       {"llama3", set("/added_tokens/1/lstrip", true), "key 'added_tokens[1].lstrip' is true; legal is false"},
@@ -142,8 +140,10 @@ TEST_CASE("what a tokenizer.json has beyond what is read is refused by its name"
       {"qwen2", set("/normalizer/type", "Lowercase"), "legal is Sequence, NFC, NFD, NFKC, NFKD, Prepend or Replace"},
       {"qwen2", set("/normalizer/left", 3), "key 'normalizer.left' is 3, and what it means is not known here"},
       {"llama2", set("/normalizer/normalizers", 3), "key 'normalizer.normalizers' is no list"},
-      {"llama2", set("/normalizer/normalizers/1/pattern", json{{"Regex", "a"}}), "normalizers[1].pattern.Regex' is"},
-      {"llama2", set("/normalizer/normalizers/1/pattern", json{{"String", ""}}), R"(.String' is ""; legal is a text)"},
+      {"llama2", set("/normalizer/normalizers/1/pattern", nlohmann::json{{"Regex", "a"}}),
+       "normalizers[1].pattern.Regex' is"},
+      {"llama2", set("/normalizer/normalizers/1/pattern", nlohmann::json{{"String", ""}}),
+       R"(.String' is ""; legal is a text)"},
       {"llama3", set("/pre_tokenizer/type", "Whitespace"), "legal is Sequence, ByteLevel, Split, Digits or Metaspace"},
       {"llama3", set("/pre_tokenizer/pretokenizers/0/behavior", "Contiguous"), "legal is Isolated or Removed"},
       {"llama3", split("(a"), "'(a' is no regular expression: at byte 2, missing closing parenthesis"},
@@ -159,9 +159,10 @@ TEST_CASE("what a tokenizer.json has beyond what is read is refused by its name"
       {"metaspace", set("/pre_tokenizer/pretokenizers/1/replacement", "__"), "legal is one character beyond ASCII"},
       {"metaspace", set("/pre_tokenizer/pretokenizers/1/prepend_scheme", "last"), "legal is always, first or never"},
       {"llama2", set("/post_processor/type", "BertProcessing"), "legal is Sequence, ByteLevel or TemplateProcessing"},
-      {"llama2", set("/post_processor/single", json::array()), "legal is special tokens, and then the sequence A"},
+      {"llama2", set("/post_processor/single", nlohmann::json::array()),
+       "legal is special tokens, and then the sequence A"},
       {"llama2", set("/post_processor/single/1/Sequence/id", "B"), "legal is special tokens, and then the sequence A"},
-      {"llama2", set("/post_processor/single/0", json{{"Sequence", 1}}), "legal is special tokens, and then"},
+      {"llama2", set("/post_processor/single/0", nlohmann::json{{"Sequence", 1}}), "legal is special tokens, and then"},
       {"llama2", set("/post_processor/special_tokens/<s>/ids/0", 9999), "legal is a list of tokens of the vocabulary"},
       {"llama2", set("/decoder", nullptr), "key 'decoder' is missing"},
       {"llama2", set("/decoder/decoders/0/type", "CTC"), "legal is Sequence, ByteLevel, ByteFallback, Fuse, Replace"},
@@ -169,15 +170,16 @@ TEST_CASE("what a tokenizer.json has beyond what is read is refused by its name"
   };
   const temp_folder dir;
   for (const refusal& r : refusals) {
-    const std::string path = edited(dir, r.name, r.edit);
-    CHECK_ERROR(tokenizer(path, "--tokenizer"), "--tokenizer: '" + path + "': ", r.text);
+    const std::string path = edited_tokenizer(dir, r.name, r.edit);
+    CHECK_ERROR(plait::tokenizer(path, "--tokenizer"), "--tokenizer: '" + path + "': ", r.text);
   }
-  CHECK_ERROR(tokenizer(dir / "none.json", "--tokenizer"), "--tokenizer: cannot open '", "none.json'");
+  CHECK_ERROR(plait::tokenizer(dir / "none.json", "--tokenizer"), "--tokenizer: cannot open '", "none.json'");
 
-  CHECK_ERROR(tokenizer(golden_path("llama3")).encode("a\xff"), "llama3.json': the text is not UTF-8");
-  const std::string without = edited(dir, "metaspace", [](json& file) { file["model"]["unk_token"] = nullptr; });
-  CHECK_ERROR(tokenizer(without).encode("a\xe2\x82\xac"),
+  CHECK_ERROR(plait::tokenizer(golden_path("llama3")).encode("a\xff"), "llama3.json': the text is not UTF-8");
+  const std::string without =
+      edited_tokenizer(dir, "metaspace", [](nlohmann::json& file) { file["model"]["unk_token"] = nullptr; });
+  CHECK_ERROR(plait::tokenizer(without).encode("a\xe2\x82\xac"),
               "the vocabulary has no token for '\xe2\x82\xac', and no unk_token");
-  const tokenizer slow(edited(dir, "llama3", split("(?:a+)+[bc]")));
+  const plait::tokenizer slow(edited_tokenizer(dir, "llama3", split("(?:a+)+[bc]")));
   CHECK_ERROR(slow.encode(std::string(40, 'a')), "at byte 0 of a text, match limit exceeded");
 }
