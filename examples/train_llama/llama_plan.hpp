@@ -35,6 +35,8 @@ inline plait::llama_options model_options(const setup& s) {
                         .context = s.context,
                         .lora = {.q = adapter, .k = adapter, .v = adapter, .o = adapter}},
           .mlp = {.gate = adapter, .up = adapter, .down = adapter},
+          .mixture_losses = {.balance = {opt.balance_loss}, .z_loss = opt.router_z_loss},
+          .expert_limit = opt.expert_limit,
           .overlap = opt.tensor_overlap};
 }
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -560,6 +561,25 @@ class llama_run final : public model_run {
   }
   const requests& asked() const override { return asked_; }
   const std::vector<plait::axis_communication>& communication() const override { return communication_; }
+
+  double expert_imbalance() override {
+    if constexpr (!plait::mixture_strategy<Strategy>) {
+      return 0;
+    } else {
+      const plait::ledger before = world_.stage().ledger();
+      double worst = 0;
+      for (stage_type* const stage : model_.stages())
+        for (std::size_t i = 0; i < static_cast<std::size_t>(stage->part().size()); ++i) {
+          const std::vector<std::int64_t> load = stage->block_at(i).template get<1>().inner().load(ctx_);
+          const double all = static_cast<double>(std::accumulate(load.begin(), load.end(), std::int64_t{0}));
+          const double most = static_cast<double>(*std::max_element(load.begin(), load.end()));
+          if (all > 0) worst = std::max(worst, most * static_cast<double>(load.size()) / all);
+        }
+      worst = all_reduce(worst, plait::reduce_op::max);
+      world_.stage().ledger().restore(before);
+      return worst;
+    }
+  }
 
   std::optional<double> evaluate() override {
     if (judged_) return judged_;  // a step that is evaluated may be saved, or be the last

@@ -353,6 +353,9 @@ void check_training(const options& opt, const given_option& given) {
   in_range("--dropout", opt.dropout, 0, 1);
   in_range("--label-smoothing", opt.label_smoothing, 0, 1);
   in_range("--z-loss", opt.z_loss, 0, 1e6);
+  in_range("--balance-loss", opt.balance_loss, 0, 1e6);
+  in_range("--router-z-loss", opt.router_z_loss, 0, 1e6);
+  in_range("--expert-limit", opt.expert_limit, 0, 1e6);
   in_range("--clip", opt.clip, 0, 1e30);
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   if (given("--min-lr-ratio") && opt.lr_schedule == "constant")
@@ -725,6 +728,10 @@ void add_training(option_list& list, options& opt) {
   list.add("--dropout", opt.dropout, "on the output of each residual branch");
   list.add("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution");
   list.add("--z-loss", opt.z_loss, "weight of lse^2 in the loss");
+  list.add("--balance-loss", opt.balance_loss, "weight of what keeps the experts of each sequence evenly chosen");
+  list.add("--router-z-loss", opt.router_z_loss, "weight of lse^2 of the scores of experts");
+  list.add("--expert-limit", opt.expert_limit,
+           "the rows that an expert takes of a sequence, over its even share; 0: all");
 }
 
 void add_evaluation(option_list& list, options& opt) {

@@ -98,6 +98,9 @@ class model_run {
   /// What all ranks have communicated from the norm of the step before to that of the last step; empty where that was
   /// not brought together. Not collective.
   virtual const std::vector<plait::axis_communication>& communication() const = 0;
+  /// How often the most chosen expert of a layer was chosen in the last step, over the mean of that layer; 0 for a
+  /// model without experts. Collective.
+  virtual double expert_imbalance() = 0;
   /// Mean loss over the held-out samples, as many whole microbatches as there are, with the weights that the last step
   /// left; nothing if interrupted. The ledger does not count what it takes.
   virtual std::optional<double> evaluate() = 0;

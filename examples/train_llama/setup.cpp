@@ -545,6 +545,11 @@ void plan_stages(setup& s, std::int64_t pp) {
 void check_mixture(const options& opt, const plait::llama_config& c, std::int64_t ep, std::int64_t tp) {
   if (!opt.mixture && ep > 1)
     plait::fail(fmt::format("--mesh {} has ep={}, and the model has no experts; legal is ep=1", opt.mesh, ep));
+  for (const auto& [option, value] : {std::pair{"--balance-loss", opt.balance_loss},
+                                      {"--router-z-loss", opt.router_z_loss},
+                                      {"--expert-limit", opt.expert_limit}})
+    if (!opt.mixture && value != 0)
+      plait::fail(fmt::format("{} {} is for models with experts, and this one has none; legal is 0", option, value));
   if (!opt.mixture) return;
   if (c.mixture.experts % ep != 0)
     plait::fail(fmt::format("--mesh {}: ep={} does not divide the model's num_experts, which is {}", opt.mesh, ep,

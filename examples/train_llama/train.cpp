@@ -89,9 +89,10 @@ std::string train(const setup& s, model_run& run) {
                                                : std::numeric_limits<double>::quiet_NaN();
     end.steps = step + 1;
     end.last_loss = r.loss;
+    const double imbalance = s.opt.mixture && !s.opt.log.empty() ? run.expert_imbalance() : 0;
     if (report)
       report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / stepped, share,
-                    0, r.skipped, run.communication()},
+                    0, r.skipped, run.communication(), r.auxiliary, imbalance},
                    stepped);
     end.skipped += r.skipped;
     if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();

@@ -32,15 +32,26 @@ for model in mixtral qwen3_moe; do
   begun "$model" "$models/llama_$model" --steps 0 --mesh pp=2,ep=2,tp=2 --export-hf "out_$model"
   same_tensors "$models/llama_$model" "out_$model"
 done
-begun experts "$models/llama_mixtral" --steps 4 --lr-schedule constant
-begun again "$models/llama_mixtral" --steps 2 --lr-schedule constant --mesh dp=2,ep=2,tp=2 --micro-batch 2 \
+losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5"
+# shellcheck disable=SC2086
+begun experts "$models/llama_mixtral" --steps 4 --lr-schedule constant $losses
+# shellcheck disable=SC2086
+begun again "$models/llama_mixtral" --steps 2 --lr-schedule constant $losses --mesh dp=2,ep=2,tp=2 --micro-batch 2 \
   --data-parallel zero3 --checkpoint-dir steps --save-every 2
 grep -q ', as predicted from the types but for the rows of experts' again.out || fail "$(cat again.out)"
-train again --resume steps --steps 4 --lr-schedule constant --mesh pp=2,ep=4 --micro-batch 1 --sample 0 \
+# shellcheck disable=SC2086
+train again --resume steps --steps 4 --lr-schedule constant $losses --mesh pp=2,ep=4 --micro-batch 1 --sample 0 \
   --model "$models/llama_mixtral/config.json"
 grep '^{"step"' again.jsonl >both.jsonl
 tail -n 1 again.jsonl >>both.jsonl
 logs same experts.jsonl both.jsonl 1e-5
+python3 - experts.jsonl both.jsonl <<'PY' || fail "routers differ"
+import json, sys
+one, other = ([json.loads(line) for line in open(file)][:4] for file in sys.argv[1:])
+for a, b in zip(one, other):
+    assert 0.1 < a["auxiliary"] < 1 and abs(a["auxiliary"] - b["auxiliary"]) < 1e-6, (a, b)
+    assert 1 <= a["expert_imbalance"] <= 4 and abs(a["expert_imbalance"] - b["expert_imbalance"]) < 0.02, (a, b)
+PY
 
 # Training from one, on several meshes, equals one rank; and going on from what it exports begins with those weights.
 begun one "$models/llama_gqa_tied" --steps 3 --export-hf trained_one

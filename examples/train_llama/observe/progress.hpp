@@ -33,6 +33,8 @@ struct step_record {
   double mfu = 0;                ///< model flops utilisation, 0 to 1; 0: not known
   bool skipped = false;          ///< whether the gradients were not finite, so that no weight has changed
   std::vector<axis_communication> communication{};  ///< of all ranks; empty: none, or not known for this step
+  double auxiliary = 0;                             ///< the loss's terms of routers; 0: there are none
+  double expert_imbalance = 0;  ///< the most chosen expert of a layer over the mean; 0: not known for this step
 };
 
 /// A duration as people read it: "8 s", "3 min 05 s", "2 h 07 min", "4 d 03 h"; "?" for what is no time.

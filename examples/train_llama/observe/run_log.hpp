@@ -87,6 +87,8 @@ class json_log {
     line.add("tokens_per_second", record.tokens_per_second).add("comm_share", record.comm_share);
     if (record.mfu > 0) line.add("mfu", record.mfu);
     if (record.skipped) line.add("skipped", true);
+    if (record.auxiliary > 0) line.add("auxiliary", record.auxiliary);
+    if (record.expert_imbalance > 0) line.add("expert_imbalance", record.expert_imbalance);
     if (!record.communication.empty()) line.add("communication", communication_object(record.communication));
     write(line);
   }

@@ -32,7 +32,7 @@ def check(path, steps, falls=""):
     records, summary = read(path)
     require([r["step"] for r in records] == list(range(1, int(steps) + 1)), f"{path}: the steps are not 1 to {steps}")
     for r in records:
-        require([k for k in r if k not in ("mfu", "communication")] == STEP_KEYS,
+        require([k for k in r if k not in ("mfu", "communication", "auxiliary", "expert_imbalance")] == STEP_KEYS,
                 f"{path}: a step has the keys {list(r)}")
         communication = r.pop("communication", {})
         require(bool(communication) == bool(summary["bytes_sent"]), f"{path}: communication is {communication}")

@@ -1,8 +1,10 @@
 // The layer after attention in a transformer with experts: a mixture, and an expert that all tokens have beside it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "plait/core/macros_off.hpp"
 #include "plait/nn/moe.hpp"
@@ -46,6 +48,8 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
     return shared_ ? detail::backward_plus(*shared_, mb, x, s.shared_expert, dy, dx) : std::move(dx);
   }
 
+  /// How often each expert was chosen in the last step (`moe::load`). Collective over the mesh.
+  std::vector<std::int64_t> load(const context<Device>& ctx) const { return routed_.load(ctx); }
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     routed_.resize(ctx);
