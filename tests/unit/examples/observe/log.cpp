@@ -70,12 +70,13 @@ TEST_CASE("a line per step, each on disk at once, then the summary") {
   CHECK(line["tokens_per_second"] == 1234.5);
   CHECK(line["comm_share"] == 0.25);
 
-  log.step({.step = 2, .comm_share = std::nan(""), .mfu = 0.25});
+  log.step({.step = 2, .comm_share = std::nan(""), .mfu = 0.25, .auxiliary = 0.5});
   std::istringstream second(dir.read("log.jsonl"));
   second.ignore(1000, '\n');
   line = json::parse(second);
   CHECK(line["comm_share"].is_null());
   CHECK(line["mfu"] == 0.25);
+  CHECK(line["auxiliary"] == 0.5);
   log.step({.step = 3, .communication = {{"dp", 2e-3, 0.5e-3, 0.5, 3}, {"tp", std::nan(""), std::nan(""), 0, -1}}});
   std::istringstream third(dir.read("log.jsonl"));
   third.ignore(1000, '\n').ignore(1000, '\n');
