@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -50,19 +52,34 @@ plait::schedule parse_schedule(const options& opt, int ranks, int microbatches, 
 
 namespace {
 
+/// The words of a list.
+std::vector<std::string> words_of(const std::string& text, char between) {
+  std::vector<std::string> words;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(between, at), text.size());
+    words.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return words;
+}
+
+/// The number that all of a word is; nothing for another word.
+std::optional<double> number_of(const std::string& word) {
+  char* rest = nullptr;
+  const double number = std::strtod(word.c_str(), &rest);
+  return word.empty() || *rest != '\0' ? std::nullopt : std::optional(number);
+}
+
 /// Reads --data-weights, of so many --data. Throws `plait::error` for what is no list of as many numbers.
 std::vector<double> parse_weights(const std::string& text, std::size_t sources) {
   std::vector<double> weights;
-  for (std::size_t at = 0; !text.empty() && at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string word = text.substr(at, end - at);
-    char* rest = nullptr;
-    weights.push_back(std::strtod(word.c_str(), &rest));
-    if (word.empty() || *rest != '\0')
-      plait::fail(fmt::format("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word));
-    at = end + 1;
+  if (text.empty()) return weights;
+  for (const std::string& word : words_of(text, ',')) {
+    const std::optional<double> weight = number_of(word);
+    if (!weight) plait::fail(fmt::format("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word));
+    weights.push_back(*weight);
   }
-  if (!weights.empty() && weights.size() != sources)
+  if (weights.size() != sources)
     plait::fail(fmt::format("--data-weights {}: {} weights for {} --data; give one for each, as in 0.7,0.3", text,
                             weights.size(), sources));
   return weights;
@@ -71,10 +88,9 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources) 
 /// Reads --held-out: a fraction, or a file.
 void parse_held_out(options& opt) {
   const std::string& text = opt.held_out_text;
-  char* rest = nullptr;
-  opt.held_out = std::strtod(text.c_str(), &rest);
-  if (!text.empty() && *rest == '\0') return;
-  opt.held_out = 0;
+  const std::optional<double> fraction = number_of(text);
+  opt.held_out = fraction.value_or(0);
+  if (fraction) return;
   std::error_code ignored;
   if (text.empty() || (!std::filesystem::exists(text, ignored) && !std::filesystem::exists(text + ".bin", ignored)))
     plait::fail(fmt::format("--held-out '{}' is neither a file nor a fraction, at least 0 and below 1", text));
@@ -82,20 +98,19 @@ void parse_held_out(options& opt) {
 }
 bool holds_out(const options& opt) { return opt.held_out != 0 || !opt.held_out_file.empty(); }
 
+/// Whether a number is whole, and from 1 to `most`.
+bool counts(const std::optional<double>& n, double most) { return n && *n >= 1 && *n <= most && *n == std::floor(*n); }
+
 /// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
 plait::deterministic_leaves parse_deterministic(const std::string& text) {
   if (text == "off") return {};
   std::vector<std::int64_t> leaves;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string word = text.substr(at, end - at);
-    char* rest = nullptr;
-    const long long n = std::strtoll(word.c_str(), &rest, 10);
-    if (word.empty() || *rest != '\0' || n < 1 || n > 4096 || leaves.size() == 3)
+  for (const std::string& word : words_of(text, ',')) {
+    const std::optional<double> n = number_of(word);
+    if (!counts(n, 4096) || leaves.size() == 3)
       plait::fail(fmt::format(
           "--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4", text));
-    leaves.push_back(n);
-    at = end + 1;
+    leaves.push_back(static_cast<std::int64_t>(*n));
   }
   return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
 }
@@ -105,34 +120,25 @@ plait::value_check parse_check(const std::string& text) {
   const auto refuse = [&] {
     plait::fail(
         fmt::format("--check {}: legal are first, off, always and every:N, N at least 1, each with a tolerance at "
-                    "least 0 and below "
-                    "1 behind it, as in every:100:1e-5",
+                    "least 0 and below 1 behind it, as in every:100:1e-5",
                     text));
   };
-  const auto number = [&](const std::string& word) {
-    char* rest = nullptr;
-    const double n = std::strtod(word.c_str(), &rest);
-    if (word.empty() || *rest != '\0') refuse();
-    return n;
-  };
-  std::size_t end = text.find(':');
-  const std::string kind = text.substr(0, end);
+  std::vector<std::string> words = words_of(text, ':');
   plait::value_check how = plait::value_check::first;
-  if (kind == "every") {
-    const std::size_t begin = std::min(end, text.size() - 1) + 1;
-    end = text.find(':', begin);
-    const double n = number(text.substr(begin, end == text.npos ? end : end - begin));
-    if (!(n >= 1 && n <= 1e15 && n == static_cast<double>(static_cast<std::int64_t>(n)))) refuse();
-    how = plait::value_check::every(static_cast<std::int64_t>(n));
-  } else if (kind == "off" || kind == "always") {
-    how = kind == "off" ? plait::value_check::off : plait::value_check::always;
-  } else if (kind != "first") {
+  if (words[0] == "every") {
+    const std::optional<double> n = number_of(words.size() > 1 ? words[1] : "");
+    if (!counts(n, 1e15)) refuse();
+    how = plait::value_check::every(static_cast<std::int64_t>(*n));
+    words.erase(words.begin());
+  } else if (words[0] == "off" || words[0] == "always") {
+    how = words[0] == "off" ? plait::value_check::off : plait::value_check::always;
+  } else if (words[0] != "first") {
     refuse();
   }
-  if (end == text.npos) return how;
-  const double tolerance = number(text.substr(end + 1));
-  if (!(tolerance >= 0 && tolerance < 1)) refuse();
-  return how.within(tolerance);
+  if (words.size() == 1) return how;
+  const std::optional<double> tolerance = number_of(words[1]);
+  if (words.size() > 2 || !tolerance || !(*tolerance >= 0 && *tolerance < 1)) refuse();
+  return how.within(*tolerance);
 }
 
 [[noreturn]] void refuse_recompute(const std::string& text) {
@@ -178,9 +184,6 @@ recompute_request parse_recompute(const std::string& text) {
   return {{}, {}, bytes};
 }
 
-/// Tells whether the command line has an option, whatever its value.
-using given_option = std::function<bool(const char* option)>;
-
 namespace {
 
 void within(const char* flag, std::int64_t value, std::int64_t least, std::int64_t most) {
@@ -193,34 +196,34 @@ void in_range(const char* flag, double value, double low, double below) {
 }
 
 /// Device and backend by name, what is read, and what goes on from it.
-void check_inputs(const options& opt, const given_option& given) {
+void check_inputs(const options& opt) {
   in_range("--deadline", opt.deadline, 0, 1e9);
-  if (given("--deadline") && opt.backend == "threads")
+  if (opt.given("--deadline") && opt.backend == "threads")
     plait::fail("--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out");
-  if (given("--mesh") && opt.mesh.find_first_not_of(' ') == std::string::npos)
+  if (opt.given("--mesh") && opt.mesh.find_first_not_of(' ') == std::string::npos)
     plait::fail("--mesh is empty; name axes and extents, as in dp=2,tp=4, or leave it out");
   if (!opt.report.empty() && opt.log.empty()) plait::fail("--report needs --log, the file that it is made from");
-  if (given("--export-order") && opt.export_hf.empty())
+  if (opt.given("--export-order") && opt.export_hf.empty())
     plait::fail("--export-order " + opt.export_order + " is for --export-hf, which names the directory to write");
-  if (opt.weights_order_given && opt.init_from.empty())
+  if (opt.given("--weights-order") && opt.init_from.empty())
     plait::fail("--weights-order " + opt.weights_order + " is for --init-from, which names a model directory");
   if (opt.end_of_document != -1 && !keeps_documents_apart(opt))
     plait::fail(fmt::format("--end-of-document {} is for --documents apart; joined documents have no ends",
                             opt.end_of_document));
-  if (given("--on-new-data") && opt.resume == "none")
+  if (opt.given("--on-new-data") && opt.resume == "none")
     plait::fail("--on-new-data " + opt.on_new_data + " is for --resume, which names what was trained before");
-  if (given("--on-new-schedule") && opt.resume == "none")
+  if (opt.given("--on-new-schedule") && opt.resume == "none")
     plait::fail("--on-new-schedule " + opt.on_new_schedule + " is for --resume, which names what was trained before");
   if (opt.keep_best == "held-out" && !holds_out(opt))
     plait::fail("--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation");
 }
 
 /// Options of a run that trains, which a command has no use for.
-void check_command(const options& opt, const given_option& given) {
+void check_command(const options& opt) {
   if (opt.command.empty()) return;
   for (const char* flag : {"--log", "--plot", "--trace", "--timeline", "--export-hf", "--checkpoint-dir", "--resume",
                            "--eval-every", "--lora", "--lora-alpha"})
-    if (given(flag))
+    if (opt.given(flag))
       plait::fail(fmt::format("{} is for training, and {} trains nothing; leave it out", flag, opt.command));
   if (opt.steps != 0)
     plait::fail(fmt::format("--steps is {}, and {} makes none; leave it out", opt.steps, opt.command));
@@ -230,21 +233,21 @@ void check_command(const options& opt, const given_option& given) {
 }
 
 /// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
-void check_pipeline(const options& opt, const given_option& given) {
+void check_pipeline(const options& opt) {
   if (opt.schedule.ends_with(".csv") || parse_mesh(opt).extent(plait::axis_of<plait::pp>) > 1) return;
   static_cast<void>(parse_schedule(opt, 1, 4));  // whether there is one of that name
   if (opt.schedule != "1f1b")
     plait::fail(
         "--schedule " + opt.schedule +
         " orders the stages of a pipeline, and with pp=1 there is none; legal are 1f1b, and more ranks along pp");
-  if (given("--split"))
+  if (opt.given("--split"))
     plait::fail("--split " + opt.split +
                 " shares out layers over the stages of a pipeline, and with pp=1 there is one; leave it out");
 }
 
 /// How the model, its data and its parameters are cut.
-void check_layout(const options& opt, const given_option& given) {
-  if (opt.data_parallel == "replicated" && given("--shard"))
+void check_layout(const options& opt) {
+  if (opt.data_parallel == "replicated" && opt.given("--shard"))
     plait::fail("--shard " + opt.shard + " is for --data-parallel zero1 to zero3; replicated cuts nothing");
   if (opt.data_parallel != "replicated" && opt.shard != "whole" && opt.optimizer == "muon")
     plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel + " with --shard " +
@@ -252,18 +255,18 @@ void check_layout(const options& opt, const given_option& given) {
   within("--prefetch", opt.prefetch, 0, 1 << 20);
   within("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20);
   if (opt.data_parallel != "zero3") {
-    if (given("--prefetch"))
+    if (opt.given("--prefetch"))
       plait::fail(fmt::format("--prefetch {} is for --data-parallel zero3; with {} parameters stay gathered",
                               opt.prefetch, opt.data_parallel));
-    if (given("--reshard-after-forward"))
+    if (opt.given("--reshard-after-forward"))
       plait::fail("--reshard-after-forward " + opt.reshard_after_forward + " is for --data-parallel zero3; with " +
                   opt.data_parallel + " parameters stay gathered");
   }
-  const bool level_is_planned = opt.plan == "auto" && !opt.data_parallel_given;
+  const bool level_is_planned = opt.plan == "auto" && !opt.given("--data-parallel");
   if (opt.data_parallel == "replicated" && !level_is_planned && opt.replicate_over != "none")
     plait::fail("--replicate-over " + opt.replicate_over +
                 " is for --data-parallel zero1 to zero3; replicated cuts nothing");
-  if (opt.plan != "auto" && (given("--split") || given("--schedule"))) check_pipeline(opt, given);
+  if (opt.plan != "auto" && (opt.given("--split") || opt.given("--schedule"))) check_pipeline(opt);
 }
 
 /// Number types, and the order of sums.
@@ -300,10 +303,10 @@ void check_numerics(const options& opt) {
 }
 
 /// Adapters, and the weights that they adapt.
-void check_lora(const options& opt, const given_option& given) {
+void check_lora(const options& opt) {
   within("--lora", opt.lora, 0, 1 << 20);
   if (opt.lora == 0) {
-    if (given("--lora-alpha")) plait::fail("--lora-alpha is for --lora, which gives the rank of the adapters");
+    if (opt.given("--lora-alpha")) plait::fail("--lora-alpha is for --lora, which gives the rank of the adapters");
     return;
   }
   in_range("--lora-alpha", opt.lora_alpha, 1e-6, 1e6);
@@ -349,7 +352,7 @@ void check_sizes(const options& opt) {
 }
 
 /// The loss, and how weights are updated.
-void check_training(const options& opt, const given_option& given) {
+void check_training(const options& opt) {
   in_range("--dropout", opt.dropout, 0, 1);
   in_range("--label-smoothing", opt.label_smoothing, 0, 1);
   in_range("--z-loss", opt.z_loss, 0, 1e6);
@@ -358,7 +361,7 @@ void check_training(const options& opt, const given_option& given) {
   in_range("--expert-limit", opt.expert_limit, 0, 1e6);
   in_range("--clip", opt.clip, 0, 1e30);
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
-  if (given("--min-lr-ratio") && opt.lr_schedule == "constant")
+  if (opt.given("--min-lr-ratio") && opt.lr_schedule == "constant")
     plait::fail(
         fmt::format("--min-lr-ratio {} changes nothing with --lr-schedule constant; leave it out", opt.min_lr_ratio));
   if (opt.optimizer == "muon" && opt.precision == "bf16-no-masters")
@@ -373,25 +376,20 @@ void check_training(const options& opt, const given_option& given) {
   in_range("--muon-momentum", opt.muon_momentum, 0, 1);
   in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);
   for (const auto& [flag, says] : {std::pair("--prompt", !opt.prompt.empty()), std::pair("--temperature", true)})
-    if (opt.sample == 0 && given(flag) && says)
+    if (opt.sample == 0 && opt.given(flag) && says)
       plait::fail(fmt::format("{} is for the text that is sampled at the end, and --sample 0 samples none", flag));
   for (const char* flag : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
-    if (opt.optimizer != "muon" && given(flag))
+    if (opt.optimizer != "muon" && opt.given(flag))
       plait::fail(fmt::format("{} is for --optimizer muon; here it is {}", flag, opt.optimizer));
 }
 
-void check_saving(const options& opt, const given_option& given) {
+void check_saving(const options& opt) {
   if (opt.checkpoint_dir.empty()) {
-    const auto needs = [](const char* option) {
-      plait::fail(std::string(option) + " needs --checkpoint-dir, which names where the training state is saved");
-    };
-    if (given("--save-every")) needs("--save-every");
-    if (given("--keep")) needs("--keep");
-    if (given("--keep-every")) needs("--keep-every");
-    if (given("--keep-best")) needs("--keep-best");
-    if (given("--checkpoint-io")) needs("--checkpoint-io");
-    if (given("--checkpoint-staging")) needs("--checkpoint-staging");
-    if (opt.resume == "auto") needs("--resume auto");
+    std::string needs = opt.resume == "auto" ? "--resume auto" : "";
+    for (const char* flag :
+         {"--save-every", "--keep", "--keep-every", "--keep-best", "--checkpoint-io", "--checkpoint-staging"})
+      if (opt.given(flag)) needs = flag;
+    if (!needs.empty()) plait::fail(needs + " needs --checkpoint-dir, which names where the training state is saved");
   }
   if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));
   if (opt.keep < 1) plait::fail(fmt::format("--keep is {}; at least 1 is legal", opt.keep));
@@ -453,16 +451,16 @@ void check_device(const options& opt) {
 
 /// Refuses what is illegal of a command line whatever files and ranks there are: unknown words, numbers out of range,
 /// and options that go with others alone. Throws `plait::error` whose text names the option and what is legal.
-void check_options(const options& opt, const given_option& given) {
-  check_inputs(opt, given);
-  check_command(opt, given);
-  check_layout(opt, given);
+void check_options(const options& opt) {
+  check_inputs(opt);
+  check_command(opt);
+  check_layout(opt);
   check_numerics(opt);
-  check_lora(opt, given);
+  check_lora(opt);
   parse_recompute(opt.recompute);
   check_sizes(opt);
-  check_training(opt, given);
-  check_saving(opt, given);
+  check_training(opt);
+  check_saving(opt);
   check_device(opt);
   with_types(opt, []<class, class>() {});  // whether this program is built for them
 }
@@ -858,26 +856,15 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
     plait::fail(reading_error(app, e, words) + " (--help lists the options)");
   }
   opt.by_name = named_values(app);
-  const given_option given = [&](const char* option) { return app.count(option) > 0; };
-  opt.model_given = given("--model");
-  opt.sample_given = given("--sample") || given("--prompt") || given("--temperature");
-  opt.mesh_given = given("--mesh");
-  opt.seq_given = given("--seq");
-  opt.schedule_given = given("--schedule");
-  opt.data_parallel_given = given("--data-parallel");
-  opt.micro_batch_given = given("--micro-batch");
-  opt.recompute_given = given("--recompute");
-  opt.replicate_over_given = given("--replicate-over");
-  opt.weights_order_given = given("--weights-order");
-  opt.overlap_given = given("--overlap");
-  opt.attention_given = given("--attention");
+  for (const CLI::Option* o : app.get_options())
+    if (o->count() > 0) opt.given_options.push_back(o->get_name());
   opt.data_weights = parse_weights(opt.data_weights_text, opt.data.size());
   parse_held_out(opt);
   if (opt.lora_alpha == -1) opt.lora_alpha = 2 * static_cast<double>(opt.lora);
   opt.leaves = parse_deterministic(opt.deterministic);
   opt.compared = parse_check(opt.check);
   list.check();
-  check_options(opt, given);
+  check_options(opt);
   if (writes->count() == 0) return true;
   if (speaks) plait::write_file_atomically(written, app.config_to_str(), "--write-config");
   return false;

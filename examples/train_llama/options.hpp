@@ -50,7 +50,6 @@ struct options {
   std::string init_from;  ///< a model directory, a saved step or a folder of them; empty: random weights
   std::string export_hf;  ///< a model directory of Hugging Face; empty: none
   std::string weights_order = "hugging-face", export_order = "hugging-face";
-  bool model_given = false, weights_order_given = false;
   std::int64_t lora = 0;   ///< rank of the adapters of all linears of the blocks; 0: none
   double lora_alpha = -1;  ///< the adapters' product counts by alpha / rank; -1, until it is parsed: twice the rank
   std::string strategy = "sp";
@@ -62,7 +61,6 @@ struct options {
   std::string overlap = "on";
   std::int64_t tensor_overlap = 1;
   std::string reduce_in = "full";
-  bool overlap_given = false, attention_given = false;
   std::string attention = "ring:zigzag";
   std::string schedule = "1f1b";
   std::string split = "flops";
@@ -131,9 +129,11 @@ struct options {
   double memory_share = 1;     ///< of the available memory, which a run may need at most
   std::string cluster;         ///< hardware, or hardware:ranks, of which steps are predicted; empty: none are
   std::string plan = "given";  ///< or auto: what of the layout is not given is chosen
-  bool sample_given = false;   ///< or what it begins with, or its temperature
-  bool seq_given = false, mesh_given = false, schedule_given = false, data_parallel_given = false,
-       micro_batch_given = false, recompute_given = false, replicate_over_given = false;
+  std::vector<std::string> given_options;  ///< by the command line or --config, whatever their values
+
+  bool given(std::string_view option) const {
+    return std::find(given_options.begin(), given_options.end(), option) != given_options.end();
+  }
 
   /// All options, as text by name, however they were given, and switches that are on: what ranks in other processes
   /// compare (record.cpp).

@@ -240,22 +240,22 @@ pp::search_options search_of(const options& opt) {
   search.sequence_parallel = given.sequence_parallel;
   search.context = {given.context};
   search.most = most_tried;
-  if (opt.micro_batch_given) search.microbatch = {given.microbatch};
-  if (opt.recompute_given) {
+  if (opt.given("--micro-batch")) search.microbatch = {given.microbatch};
+  if (opt.given("--recompute")) {
     if (given.recompute_every > 1)
       plait::fail("--recompute " + opt.recompute +
                   " is not searched by --plan auto; legal with it are none, selective and full");
     search.recompute = {given.recompute};
   }
-  if (opt.schedule_given) {
+  if (opt.given("--schedule")) {
     search.schedules = {given.schedule};
     if (given.schedule == pp::schedule_kind::interleaved) search.chunks = {given.chunks};
   }
   search.replicate = {pp::replication::none, pp::replication::over_dp, pp::replication::over_cp};
-  if (opt.replicate_over_given) search.replicate = {given.replicate};
+  if (opt.given("--replicate-over")) search.replicate = {given.replicate};
   const bool whole = opt.moments == "int8" && opt.shard == "even";  // a scale's block may not be cut
-  if (opt.data_parallel_given) search.zero = {given.zero};
-  if (!opt.data_parallel_given && whole) search.zero = {plait::zero_level::replicated};
+  if (opt.given("--data-parallel")) search.zero = {given.zero};
+  if (!opt.given("--data-parallel") && whole) search.zero = {plait::zero_level::replicated};
   return search;
 }
 
@@ -267,7 +267,7 @@ std::int64_t ranks_to_plan(const options& opt, const pp::cluster& on, std::int64
                             opt.cluster, named, opt.backend, ranks));
   if (ranks > 0) return ranks;
   if (named > 0) return named;
-  if (opt.mesh_given) return parse_mesh(opt).size();
+  if (opt.given("--mesh")) return parse_mesh(opt).size();
   plait::fail(
       fmt::format("--plan auto is not told how many ranks there are; --cluster says it, as in {}:8", opt.cluster));
 }
@@ -291,7 +291,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   const pp::training_job job = job_of(opt, config, opt.global_batch);
   check_machine(on.machine, job, opt);
   pp::search_options search = search_of(opt);
-  if (opt.mesh_given) {
+  if (opt.given("--mesh")) {
     const plait::mesh_shape mesh = parse_mesh(opt, all);
     search.tp = {mesh.extent(plait::axis_of<plait::tp>)};
     search.cp = {mesh.extent(plait::axis_of<plait::cp>)};

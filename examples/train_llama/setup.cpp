@@ -220,7 +220,7 @@ void read_first_step(const options& opt, opened_model& m) {
         "--init-from: '{0}' has adapters of rank {1} and alpha {2}, and this run has --lora {3}{4}; legal "
         "is --lora {1} --lora-alpha {2}",
         step, m.lora, m.lora_alpha, opt.lora, opt.lora > 0 ? fmt::format(" --lora-alpha {}", opt.lora_alpha) : ""));
-  if (opt.model_given) {
+  if (opt.given("--model")) {
     m.config = config_named(opt.model);
     if (const std::string other = other_model_than(m.config, saved); !other.empty())
       plait::fail(
@@ -251,7 +251,7 @@ opened_model open_model(const options& opt) {
   if (opt.init_from.empty()) {
     m.config = config_named(opt.model);
   } else if (m.first_step.empty()) {
-    if (opt.model_given)
+    if (opt.given("--model"))
       plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
                   opt.model);
     m.weights = std::make_shared<const plait::model_directory>(plait::open_model_directory(
@@ -259,7 +259,7 @@ opened_model open_model(const options& opt) {
         "--weights-order"));
     m.config = m.weights->config;
   } else {
-    if (opt.weights_order_given)
+    if (opt.given("--weights-order"))
       plait::fail("--weights-order " + opt.weights_order + " is for model directories, and --init-from " +
                   opt.init_from + " is a saved step, which has one order alone; leave it out");
     if (opt.resume != "none" && opt.resume != "auto")
@@ -406,7 +406,7 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   how.prefetch = static_cast<int>(opt.prefetch);
   how.reshard_after_forward = opt.reshard_after_forward == "on";
   how.overlap = opt.overlap == "on";
-  if (opt.overlap_given && dp * cp == 1)
+  if (opt.given("--overlap") && dp * cp == 1)
     plait::fail("--overlap " + opt.overlap +
                 " hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks; leave it out");
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
@@ -605,7 +605,7 @@ std::string text_of(const setup& s, std::span<const std::int64_t> tokens) {
 setup prepare(const options& given_options, std::int64_t ranks) {
   options opt = given_options;
   opened_model m = open_model(opt);
-  if (!opt.command.empty() && !opt.seq_given)  // as the model was trained
+  if (!opt.command.empty() && !opt.given("--seq"))  // as the model was trained
     opt.seq = m.seq > 0 ? m.seq : std::min(opt.seq, m.config.max_position);
   if (!opt.command.empty()) opt.lora = m.lora, opt.lora_alpha = m.lora_alpha;
   opt.tokenizer = tokenizer_file(opt, m);
@@ -656,7 +656,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
     plait::fail(fmt::format("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
                             has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
                             opt.attention.substr(0, opt.attention.find(':'))));
-  if (opt.attention_given && cp == 1 && opt.plan != "auto")
+  if (opt.given("--attention") && cp == 1 && opt.plan != "auto")
     plait::fail(
         fmt::format("--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it "
                     "out, or give cp in --mesh",
@@ -711,7 +711,9 @@ setup prepare(const options& given_options, std::int64_t ranks) {
     plait::fail("--data is missing: name a text file, or token files (.bin)");
   if (!opt.held_out_file.empty()) open_held_out(s, m);
   if (opt.command == "generate" && opt.tokenizer.empty()) check_bytes(s, m);
-  if (opt.command != "generate" && !opt.sample_given && !s.bytes) s.opt.sample = 0;
+  const bool samples = opt.command == "generate" || s.bytes || opt.given("--sample") || opt.given("--prompt") ||
+                       opt.given("--temperature");
+  if (!samples) s.opt.sample = 0;
   if (opt.dry_run) return s;
   if (!opt.tokenizer.empty() && (s.opt.sample > 0 || !given_options.tokenizer.empty())) read_tokenizer(s);
   check_prompt(s);

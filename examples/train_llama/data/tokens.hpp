@@ -398,7 +398,7 @@ class token_source {
  public:
   /// Opens every file and checks headers and sizes; throws `error` for no path, an empty file, a malformed or truncated
   /// one, for files of different formats, and for one that does not look like what `automatic` takes it for. Token
-  /// values are checked where they are read (`read`, `check_tokens`).
+  /// values are checked where they are read (`read`, `token_counts`).
   explicit token_source(token_source_config config, const text_encoder& encode = {}) : config_(std::move(config)) {
     const std::string& flag = config_.flag;
     if (config_.paths.empty()) fail({flag, ": no file given; name one or more text or token files"});
@@ -456,17 +456,6 @@ class token_source {
     require_inside(first, count);
     if (first < from) fail({"token_source: documents of token ", first, " asked for, seen from token ", from});
     config_.end_of_document < 0 ? starts_by_index(from, first, count, out) : starts_by_token(from, first, count, out);
-  }
-
-  /// Reads every token once and throws as `read` does; close to a billion tokens per second. For a check before
-  /// training.
-  void check_tokens() const {
-    std::vector<std::int64_t> chunk(1 << 14);
-    for (std::int64_t first = 0; first < size();) {
-      const std::int64_t n = std::min<std::int64_t>(size() - first, static_cast<std::int64_t>(chunk.size()));
-      read(first, n, chunk.data());
-      first += n;
-    }
   }
 
  private:
@@ -586,13 +575,6 @@ inline double entropy(std::span<const double> counts) {
   return total > 0 ? sum / total : 0;
 }
 
-/// Entropy in nats of the single bytes of `text`; log 256 = 5.545 at most.
-inline double unigram_entropy(std::string_view text) {
-  std::vector<double> counts(256);
-  for (char c : text) ++counts[static_cast<unsigned char>(c)];
-  return entropy(counts);
-}
-
 /// Returns how often each token of the vocabulary is in a whole source; reads all of it. Throws `error` as
 /// `token_source::read`.
 inline std::vector<double> token_counts(const token_source& source) {
@@ -606,9 +588,6 @@ inline std::vector<double> token_counts(const token_source& source) {
   }
   return counts;
 }
-
-/// Entropy in nats of the single tokens of a whole source; reads all of it. Throws `error` as `token_source::read`.
-inline double unigram_entropy(const token_source& source) { return entropy(token_counts(source)); }
 
 /// The tokens of a text by bytes.
 inline std::vector<std::int64_t> encode_bytes(std::string_view text) {

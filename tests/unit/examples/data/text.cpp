@@ -12,18 +12,19 @@
 #include "train_llama/data/tokens.hpp"
 
 TEST_CASE("unigram entropy in nats") {
-  CHECK(plait::unigram_entropy("") == 0);
-  CHECK(plait::unigram_entropy("aaaa") == 0);
-  CHECK(plait::unigram_entropy("abab") == doctest::Approx(std::log(2.0)));
-  CHECK(plait::unigram_entropy("aaab") == doctest::Approx(-0.75 * std::log(0.75) - 0.25 * std::log(0.25)));
-  std::string every(256, '\0');
-  for (std::size_t i = 0; i < 256; ++i) every[i] = static_cast<char>(i);
-  CHECK(plait::unigram_entropy(every) == doctest::Approx(std::log(256.0)));
+  using counts = std::vector<double>;
+  CHECK(plait::entropy(counts{}) == 0);
+  CHECK(plait::entropy(counts{4, 0}) == 0);
+  CHECK(plait::entropy(counts{2, 2}) == doctest::Approx(std::log(2.0)));
+  CHECK(plait::entropy(counts{3, 1}) == doctest::Approx(-0.75 * std::log(0.75) - 0.25 * std::log(0.25)));
+  CHECK(plait::entropy(counts(256, 1.0)) == doctest::Approx(std::log(256.0)));
 
   temp_folder dir;
   const plait::token_source source(
       {.paths = {dir.write("a", std::string(30000, 'x')), dir.write("b", std::string(10000, 'y'))}});
-  CHECK(plait::unigram_entropy(source) == doctest::Approx(plait::unigram_entropy("xxxy")));
+  const counts of_source = plait::token_counts(source);
+  CHECK(of_source['x'] == 30000);
+  CHECK(plait::entropy(of_source) == doctest::Approx(plait::entropy(counts{3, 1})));
 }
 
 TEST_CASE("printing never sends control characters") {

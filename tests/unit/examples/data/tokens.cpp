@@ -90,7 +90,7 @@ TEST_CASE("nanogpt: flat uint16") {
   CHECK(all(open({path}, token_format::bytes)).size() == 8);
 
   const auto small = open({path}, token_format::nanogpt, 50257);
-  CHECK_ERROR(small.check_tokens(), "paths", "train.bin", "token 65535", "position 3", "vocab", "50257");
+  CHECK_ERROR(plait::token_counts(small), "paths", "train.bin", "token 65535", "position 3", "vocab", "50257");
   CHECK_ERROR(open({dir.write("odd.bin", "abc")}), "paths", "odd.bin", "3 bytes");
   CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240520, 1, 2}))}), "llm.c, for tokens of 16 bits");
   CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240801, 7, 2}))}), "llm.c, for tokens of 32 bits");
@@ -121,7 +121,7 @@ TEST_CASE("megatron: every integer type, by index, by tokens, by common prefix")
   CHECK(open({dir / "modes"}).size() == 3);
   dir.write("neg.bin", raw<std::int32_t>({5, -3}));
   dir.write("neg.idx", index_of({2}, 4, 4));
-  CHECK_ERROR(open({dir / "neg"}).check_tokens(), "token -3", "position 1");
+  CHECK_ERROR(plait::token_counts(open({dir / "neg"})), "token -3", "position 1");
 }
 
 TEST_CASE("megatron: what is malformed is named") {
@@ -190,7 +190,7 @@ TEST_CASE("text: a tokenizer makes the tokens of each file") {
   CHECK(token_source({.paths = {dir.write("c.bin", "ab")}, .vocab = 65536}, words).format() == token_format::nanogpt);
   CHECK_ERROR(token_source({.paths = {dir.write("d", "bad")}}, words), "paths: '", "d': no words");
   CHECK_ERROR(token_source({.paths = {dir.write("e", "")}}, words), "paths", "is empty");
-  CHECK_ERROR(token_source({.paths = paths, .vocab = 6}, words).check_tokens(), "'/", "token 6 at position 2");
+  CHECK_ERROR(plait::token_counts(token_source({.paths = paths, .vocab = 6}, words)), "'/", "token 6 at position 2");
   CHECK_ERROR(open(paths, token_format::text), "format text needs a tokenizer, which makes tokens of it");
 }
 
@@ -204,7 +204,7 @@ TEST_CASE("what is no data is refused by name") {
   CHECK_ERROR(open({"/dev/zero"}), "paths", "no regular file");
   CHECK_ERROR(open({dir.write("t.txt", "ab"), dir.write("t.bin", "ab")}), "t.txt", "bytes", "t.bin", "nanogpt");
   CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 0), "vocab", "vocabulary");
-  CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 98).check_tokens(), "token 98", "98 tokens");
+  CHECK_ERROR(plait::token_counts(open({dir / "t.txt"}, token_format::automatic, 98)), "token 98", "98 tokens");
   CHECK_ERROR(token_source({.paths = {"nowhere"}, .flag = "data.train"}), "data.train: ");
 
   CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
@@ -315,7 +315,7 @@ TEST_CASE("files that become shorter while they are read end in words") {
   source.read(49990, 10, out.data());
   CHECK_ERROR(source.read(49991, 10, out.data()), "paths: '" + text + "' is truncated", "ends at byte 50000",
               "it had 100000 bytes when it was opened");
-  CHECK_ERROR(source.check_tokens(), "is truncated");
+  CHECK_ERROR(plait::token_counts(source), "is truncated");
 
   dir.write("m.bin", raw<std::uint16_t>({1, 2, 3, 4}));
   const std::string index = dir.write("m.idx", index_of({1, 3}, {0, 1, 2}));
