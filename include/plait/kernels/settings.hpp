@@ -228,11 +228,18 @@ struct vocabulary_range {
 /// How a router makes probabilities of the scores of a token's experts.
 enum class expert_scores : std::uint8_t { softmax, sigmoid };
 
+/// The score of a group of experts: the largest of its experts' (DeepSeek-V2), or the sum of the two largest
+/// (DeepSeek-V3).
+enum class group_scores : std::uint8_t { largest, two_largest };
+
 struct router_settings {
   std::int64_t chosen = 2;  ///< experts of each token
   expert_scores scores = expert_scores::softmax;
   bool normalised = true;  ///< the weights of a token's experts add up to `scale`
   double scale = 1;        ///< of the weights
+  /// Experts are in groups of equal size, one after the other. A token's experts are all of its `chosen_groups` best.
+  std::int64_t groups = 1, chosen_groups = 1;
+  plait::kernels::group_scores group_scores = plait::kernels::group_scores::largest;
 
   bool operator==(const router_settings&) const = default;
 };

@@ -135,6 +135,20 @@ struct router_weight {
   }();
 };
 
+inline void check_groups(const std::string& name, const kernels::router_settings& how, std::int64_t experts) {
+  if (how.groups < 1 || experts % how.groups != 0)
+    fail({name, ": its router has ", how.groups, " groups; legal are those that divide its ", experts, " experts"});
+  if (how.chosen_groups < 1 || how.chosen_groups > how.groups)
+    fail(
+        {name, ": each token chooses ", how.chosen_groups, " of ", how.groups, " groups; legal are 1 to ", how.groups});
+  const std::int64_t size = experts / how.groups, legal = how.chosen_groups * size;
+  if (how.chosen > legal)
+    fail({name, ": each token chooses ", how.chosen, " experts of ", how.chosen_groups, " groups of ", size,
+          "; legal are 1 to ", legal});
+  if (how.group_scores == kernels::group_scores::two_largest && size < 2)
+    fail({name, ": group_scores::two_largest is for groups of 2 experts or more, and each has 1"});
+}
+
 /// The way of the rows of one forward pass, and back. Counts are of rows; peers are the ranks that the exchange goes
 /// over, and `first_expert` where the experts of each begin.
 struct expert_route {
@@ -417,6 +431,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const std::int64_t all = ctx.sizes.of(detail::mixture_dims.experts);
     if (how.router.chosen < 1 || how.router.chosen > all)
       fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
+    detail::check_groups(name, how.router, all);
     require_any_order(ctx, name, "mixtures of experts");
     return how;
   }
@@ -466,8 +481,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const std::int64_t k = how_.router.chosen;
     s.choice = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
     auto weights = make_buffer<S>(on, static_cast<std::size_t>(tokens_ * k));
-    kernels::choose_experts(on, s.scored.data(), s.choice.template data<std::int32_t>(), weights.template data<S>(),
-                            tokens_, experts_, how_.router);
+    kernels::choose_experts(on, s.scored.data(), static_cast<const S*>(nullptr), s.choice.template data<std::int32_t>(),
+                            weights.template data<S>(), tokens_, experts_, how_.router);
     buffer<Device> kept, seen;
     if (capacity_) {
       kept = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));

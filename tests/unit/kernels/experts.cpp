@@ -13,44 +13,64 @@
 
 using namespace plait;
 using kernels::expert_scores;
+using kernels::group_scores;
 using kernels::router_settings;
 
 namespace {
 
 /// The weights of one token over all experts, zero for those that are not chosen: every way of the formula in one line.
-std::vector<double> dense_weights(const std::vector<double>& z, const router_settings& how) {
+std::vector<double> dense_weights(const std::vector<double>& z, const std::vector<double>& bias,
+                                  const router_settings& how) {
   std::vector<double> p(z.size()), w(z.size());
+  const std::size_t size = z.size() / static_cast<std::size_t>(how.groups);
   double all = 0;
   for (std::size_t e = 0; e < z.size(); ++e)
     all += p[e] = how.scores == expert_scores::softmax ? std::exp(z[e]) : 1 / (1 + std::exp(-z[e]));
   if (how.scores == expert_scores::softmax)
     for (double& x : p) x /= all;
+  std::vector<double> u = p, groups;
+  for (std::size_t e = 0; e < bias.size(); ++e) u[e] += bias[e];
+  for (std::size_t g = 0; g < z.size(); g += size) {
+    std::vector<double> of_group(&u[g], &u[g] + size);
+    std::sort(of_group.rbegin(), of_group.rend());
+    groups.push_back(of_group[0] + (how.group_scores == group_scores::two_largest ? of_group[1] : 0));
+  }
+  const auto better = [](const std::vector<double>& scores, std::size_t o, std::size_t e) {
+    return scores[o] > scores[e] || (scores[o] == scores[e] && o < e);
+  };
   double sum = 0;
   for (std::size_t e = 0; e < z.size(); ++e) {
-    std::int64_t better = 0;
-    for (std::size_t o = 0; o < z.size(); ++o) better += p[o] > p[e] || (p[o] == p[e] && o < e);
-    if (better < how.chosen) sum += w[e] = p[e];
+    std::int64_t before = 0, groups_before = 0;
+    for (std::size_t g = 0; g < groups.size(); ++g) groups_before += better(groups, g, e / size);
+    for (std::size_t o = 0; o < z.size(); ++o) {
+      std::int64_t before_its_group = 0;
+      for (std::size_t g = 0; g < groups.size(); ++g) before_its_group += better(groups, g, o / size);
+      before += before_its_group < how.chosen_groups && better(u, o, e);
+    }
+    if (groups_before < how.chosen_groups && before < how.chosen) sum += w[e] = p[e];
   }
   for (double& x : w) x *= how.scale / (how.normalised ? sum : 1);
   return w;
 }
 
-void check(const std::vector<double>& z, const router_settings& how) {
+void check(const std::vector<double>& z, const router_settings& how, const std::vector<double>& bias = {}) {
   cpu device;
   const auto experts = static_cast<std::int64_t>(z.size());
   std::vector<std::int32_t> chosen(static_cast<std::size_t>(how.chosen));
   std::vector<double> weights(chosen.size()), dz(z.size()), dw(chosen.size());
-  kernels::choose_experts(device, z.data(), chosen.data(), weights.data(), 1, experts, how);
-  const std::vector<double> expected = dense_weights(z, how);
+  kernels::choose_experts(device, z.data(), bias.empty() ? nullptr : bias.data(), chosen.data(), weights.data(), 1,
+                          experts, how);
+  const std::vector<double> expected = dense_weights(z, bias, how);
   for (std::size_t j = 0; j < chosen.size(); ++j) {
     CHECK(weights[j] == doctest::Approx(expected[static_cast<std::size_t>(chosen[j])]).epsilon(1e-12));
-    if (j > 0) CHECK((weights[j] < weights[j - 1] || (weights[j] == weights[j - 1] && chosen[j] > chosen[j - 1])));
+    if (j > 0 && bias.empty())
+      CHECK((weights[j] < weights[j - 1] || (weights[j] == weights[j - 1] && chosen[j] > chosen[j - 1])));
     dw[j] = 0.3 + 0.2 * static_cast<double>(chosen[j]);  // by expert, so that the order of a token's experts is none
   }
   kernels::choose_experts_backward(device, z.data(), chosen.data(), dw.data(), dz.data(), 1, experts, how);
   const auto value = [&](const std::vector<double>& at) {
     double sum = 0;
-    const std::vector<double> w = dense_weights(at, how);
+    const std::vector<double> w = dense_weights(at, bias, how);
     for (std::size_t e = 0; e < w.size(); ++e) sum += w[e] * (0.3 + 0.2 * static_cast<double>(e));
     return sum;
   };
@@ -69,6 +89,50 @@ TEST_CASE("weights of the chosen and their gradients") {
     for (const bool normalised : {false, true})
       for (const std::int64_t k : {1, 2, 3, 6})
         check(z, {.chosen = k, .scores = scores, .normalised = normalised, .scale = 1.5});
+  const std::vector<double> bias{0.5, 0.9, -0.6, 0.2, 0.1, -0.3};
+  for (const expert_scores scores : {expert_scores::softmax, expert_scores::sigmoid})
+    for (const group_scores by : {group_scores::largest, group_scores::two_largest})
+      for (const bool normalised : {false, true})
+        for (const std::int64_t k : {1, 2, 3, 4}) {
+          const router_settings how{k, scores, normalised, 1.5, 3, 2, by};
+          check(z, how);
+          check(z, how, bias);
+          check(z, {k, scores, normalised}, bias);
+        }
+}
+
+TEST_CASE("the choices and weights of transformers' routers") {
+  std::ifstream file(plait::test::test_data() + "/routers.json");
+  const auto golden = nlohmann::json::parse(file);
+  CHECK(golden.size() == 8);
+  cpu device;
+  for (const auto& [name, c] : golden.items()) {
+    CAPTURE(name);
+    const router_settings how{
+        c.at("chosen"),
+        c.at("scores") == "sigmoid" ? expert_scores::sigmoid : expert_scores::softmax,
+        c.at("normalised"),
+        c.at("scale"),
+        c.at("groups"),
+        c.at("chosen_groups"),
+        c.at("group_scores") == "two_largest" ? group_scores::two_largest : group_scores::largest};
+    const auto bias = c.value("bias", std::vector<float>{});
+    std::vector<std::int32_t> chosen(static_cast<std::size_t>(how.chosen));
+    std::vector<float> weights(chosen.size());
+    for (std::size_t t = 0; t < c.at("scores_of").size(); ++t) {
+      const auto z = c.at("scores_of")[t].get<std::vector<float>>();
+      kernels::choose_experts(device, z.data(), bias.empty() ? nullptr : bias.data(), chosen.data(), weights.data(), 1,
+                              static_cast<std::int64_t>(z.size()), how);
+      std::vector<std::int32_t> ascending = chosen;
+      std::sort(ascending.begin(), ascending.end());
+      CHECK(ascending == c.at("chosen_experts")[t].get<std::vector<std::int32_t>>());
+      for (std::size_t j = 0; j < chosen.size(); ++j) {
+        const auto place =
+            static_cast<std::size_t>(std::find(ascending.begin(), ascending.end(), chosen[j]) - ascending.begin());
+        CHECK(weights[j] == doctest::Approx(c.at("weights")[t][place].get<double>()).epsilon(1e-6));
+      }
+    }
+  }
 }
 
 // Mixtral's balance loss has no 1 / k, and is k where ours is 1.
@@ -85,7 +149,8 @@ TEST_CASE("the balance loss and the z-loss of transformers") {
                n = static_cast<double>(tokens);
     std::vector<std::int32_t> chosen(static_cast<std::size_t>(tokens * k)), counts(static_cast<std::size_t>(experts));
     std::vector<double> weights(chosen.size()), dscores(scores.size());
-    kernels::choose_experts(device, scores.data(), chosen.data(), weights.data(), tokens, experts, {.chosen = k});
+    kernels::choose_experts(device, scores.data(), static_cast<const double*>(nullptr), chosen.data(), weights.data(),
+                            tokens, experts, {.chosen = k});
     kernels::count_experts(device, chosen.data(), counts.data(), 1, tokens * k, experts);
     const kernels::router_loss_scales by{balance * static_cast<double>(experts) / (n * n), z_loss / n};
     double loss = 0, seed = 1;
@@ -105,8 +170,16 @@ TEST_CASE("equal scores go to the lower expert; large scores do not overflow") {
   const std::vector<float> z{1e4f, 3.0f, 1e4f, 1e4f};
   std::int32_t chosen[2];
   float weights[2];
-  kernels::choose_experts(device, z.data(), chosen, weights, 1, 4, {.chosen = 2});
+  kernels::choose_experts(device, z.data(), static_cast<const float*>(nullptr), chosen, weights, 1, 4, {.chosen = 2});
   CHECK((chosen[0] == 0 && chosen[1] == 2 && weights[0] == 0.5f && weights[1] == 0.5f));
+  const float alike[]{1, 1, 1, 1, 1, 1, 1, 1}, bias[]{0, 0, 1, 1, 0, 1.5f, 1, 1};
+  for (const group_scores by : {group_scores::largest, group_scores::two_largest}) {
+    const router_settings two_groups{.groups = 4, .chosen_groups = 2, .group_scores = by};
+    kernels::choose_experts(device, alike, static_cast<const float*>(nullptr), chosen, weights, 1, 8, two_groups);
+    CHECK((chosen[0] == 0 && chosen[1] == 1 && weights[0] == 0.5f && weights[1] == 0.5f));
+    kernels::choose_experts(device, alike, bias, chosen, weights, 1, 8, two_groups);
+    CHECK((chosen[0] == (by == group_scores::largest ? 5 : 2) && chosen[1] == (by == group_scores::largest ? 2 : 3)));
+  }
 }
 
 TEST_CASE("rows of other ranks add nothing, and have no gradient") {

@@ -89,6 +89,11 @@ TEST_CASE("experts over two axes, with sigmoids for scores") {
   check_mixture<folded>({.chosen = 3, .scores = kernels::expert_scores::sigmoid, .scale = 2.5},
                         {three{1, 1, 2}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}});
 }
+TEST_CASE("experts of the best groups") {
+  check_mixture<exchanged>(
+      {.chosen = 3, .groups = 4, .chosen_groups = 2, .group_scores = kernels::group_scores::two_largest},
+      {three{2, 1, 1}, three{1, 2, 1}, three{2, 2, 2}});
+}
 TEST_CASE("experts of tokens that all ranks have") {
   check_mixture<masked>({.chosen = 4, .normalised = false},
                         {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}});
@@ -324,6 +329,18 @@ TEST_CASE("a mixture says what it cannot do") {
     for (const std::int64_t k : {0, 9})
       CHECK_THROWS_WITH(layer(ctx, "moe", {{.chosen = k}}),
                         cat({"moe: each token chooses ", k, " of 8 experts; legal are 1 to 8"}).c_str());
+    for (const std::int64_t groups : {0, 3})
+      CHECK_THROWS_WITH(
+          layer(ctx, "moe", {{.groups = groups}}),
+          cat({"moe: its router has ", groups, " groups; legal are those that divide its 8 experts"}).c_str());
+    for (const std::int64_t groups : {0, 5})
+      CHECK_THROWS_WITH(layer(ctx, "moe", {{.groups = 4, .chosen_groups = groups}}),
+                        cat({"moe: each token chooses ", groups, " of 4 groups; legal are 1 to 4"}).c_str());
+    CHECK_THROWS_WITH(layer(ctx, "moe", {{.chosen = 5, .groups = 4, .chosen_groups = 2}}),
+                      "moe: each token chooses 5 experts of 2 groups of 2; legal are 1 to 4");
+    CHECK_THROWS_WITH(
+        layer(ctx, "moe", {{.groups = 8, .chosen_groups = 2, .group_scores = kernels::group_scores::two_largest}}),
+        "moe: group_scores::two_largest is for groups of 2 experts or more, and each has 1");
     CHECK_THROWS_WITH(layer(ctx, "moe", {.losses = {.z_loss = -1}}), "moe: z_loss = -1; legal is 0 (none) or more");
     CHECK_THROWS_WITH(layer(ctx, "moe", {.losses = {.balance = {-0.5}}}),
                       "moe: the weight of the balance loss is -0.5; legal is 0 (none) or more");

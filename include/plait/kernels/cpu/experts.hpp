@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -38,6 +39,41 @@ S weight_divisor(const S* p, const std::int32_t* chosen, const router_settings& 
   return sum + static_cast<S>(how.scores == expert_scores::sigmoid ? 1e-20 : 0);
 }
 
+/// Puts the `n` best by `scores` first in `order`, the best at the front, of equal ones the lower.
+template <class S>
+void best_first(std::vector<std::int32_t>& order, std::int64_t n, const std::vector<S>& scores) {
+  std::partial_sort(order.begin(), order.begin() + n, order.end(), [&](std::int32_t a, std::int32_t b) {
+    const S of_a = scores[static_cast<std::size_t>(a)], of_b = scores[static_cast<std::size_t>(b)];
+    return of_a != of_b ? of_a > of_b : a < b;
+  });
+}
+
+/// Makes `legal` the experts of the best groups, from the `scores` of all experts.
+template <class S>
+void take_best_groups(const std::vector<S>& scores, std::vector<std::int32_t>& legal, const router_settings& how) {
+  legal.resize(scores.size());
+  std::iota(legal.begin(), legal.end(), 0);
+  if (how.chosen_groups == how.groups) return;
+  const std::size_t size = scores.size() / static_cast<std::size_t>(how.groups);
+  std::vector<S> of_groups(static_cast<std::size_t>(how.groups));
+  std::vector<std::int32_t> groups(of_groups.size());
+  std::iota(groups.begin(), groups.end(), 0);
+  for (std::size_t g = 0; g < of_groups.size(); ++g) {
+    S largest = -std::numeric_limits<S>::infinity(), second = largest;
+    for (std::size_t e = g * size; e < (g + 1) * size; ++e) {
+      second = std::max(second, std::min(largest, scores[e]));
+      largest = std::max(largest, scores[e]);
+    }
+    of_groups[g] = how.group_scores == group_scores::two_largest ? largest + second : largest;
+  }
+  best_first(groups, how.chosen_groups, of_groups);
+  legal.clear();
+  for (std::int64_t j = 0; j < how.chosen_groups; ++j)
+    for (std::size_t e = 0; e < size; ++e)
+      legal.push_back(groups[static_cast<std::size_t>(j)] * static_cast<std::int32_t>(size) +
+                      static_cast<std::int32_t>(e));
+}
+
 /// The probabilities that a balance loss takes, which add up to 1, and the log-sum-exp of the scores, which is
 /// returned.
 template <class T, class S>
@@ -54,19 +90,19 @@ S balanced_probabilities(const T* scores, S* p, std::int64_t experts, expert_sco
 }  // namespace detail
 
 /// Each token's experts, `chosen` [tokens, k], the best first, of equal ones the lower first; and their `weights`
-/// [tokens, k]. `scores` is [tokens, experts].
+/// [tokens, k]. `scores` is [tokens, experts]. A `bias` [experts], which may be null, is added to the probabilities by
+/// which experts and groups are chosen; weights do not have it.
 template <class T, class S>
-void choose_experts(cpu&, const T* scores, std::int32_t* chosen, S* weights, std::int64_t tokens, std::int64_t experts,
-                    const router_settings& how) {
-  std::vector<S> p(static_cast<std::size_t>(experts));
-  std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
+void choose_experts(cpu&, const T* scores, const S* bias, std::int32_t* chosen, S* weights, std::int64_t tokens,
+                    std::int64_t experts, const router_settings& how) {
+  std::vector<S> p(static_cast<std::size_t>(experts)), biased;
+  std::vector<std::int32_t> order;
   for (std::int64_t t = 0; t < tokens; ++t, scores += experts, chosen += how.chosen, weights += how.chosen) {
     detail::expert_probabilities(scores, p.data(), experts, how.scores);
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + how.chosen, order.end(), [&](std::int32_t a, std::int32_t b) {
-      const S pa = p[static_cast<std::size_t>(a)], pb = p[static_cast<std::size_t>(b)];
-      return pa != pb ? pa > pb : a < b;
-    });
+    biased = p;
+    for (std::size_t e = 0; bias && e < biased.size(); ++e) biased[e] += bias[e];
+    detail::take_best_groups(biased, order, how);
+    detail::best_first(order, how.chosen, biased);
     std::copy_n(order.begin(), how.chosen, chosen);
     const S divisor = detail::weight_divisor(p.data(), chosen, how);
     for (std::int64_t j = 0; j < how.chosen; ++j)
