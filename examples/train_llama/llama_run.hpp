@@ -367,7 +367,7 @@ class saved_states {
                                  {"train.seed", s_.opt.seed},
                                  {"train.seq", s_.opt.seq},
                                  {"train.data", data_text_},
-                                 {"train.tokenizer", s_.opt.tokenizer},
+                                 {"train.tokenizer", tokenizer_},
                                  {"train.rate", steps > steps_before_ ? s_.rate_text : rate_text_},
                                  {"train.options", steps > steps_before_ ? training_text(s_) : options_text_},
                                  {"train.data_begin", data_begin_}};
@@ -445,6 +445,7 @@ class saved_states {
     else if (there != data_text_)
       data_begin_ = samples_before_;
     rate_text_ = saved_text(loaded, "train.rate");
+    if (tokenizer_.empty()) tokenizer_ = loaded.find_scalar<std::string>("train.tokenizer").value_or("");
     options_text_ = loaded.find_scalar<std::string>("train.options").value_or("");
     if (const std::string other = changed_options(s_, loaded); !other.empty() && ranks_.rank() == 0)
       std::fputs(plait::cat({"train_llama: --resume: other options than before: ", other, "\n"}).c_str(), stderr);
@@ -484,10 +485,11 @@ class saved_states {
   std::optional<plait::checkpoint_saver> saver_;
   std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
   std::int64_t data_begin_ = 0;
-  std::string data_text_ = s_.data_text;  ///< of its data
-  std::string rate_text_, options_text_;  ///< of the steps that were resumed
-  best_step best_;                        ///< of --keep-best
-  std::int64_t newest_saved_ = -1;        ///< in --checkpoint-dir, at the beginning
+  std::string tokenizer_ = s_.opt.tokenizer;  ///< or that of the steps before this run; empty: none is known
+  std::string data_text_ = s_.data_text;      ///< of its data
+  std::string rate_text_, options_text_;      ///< of the steps that were resumed
+  best_step best_;                            ///< of --keep-best
+  std::int64_t newest_saved_ = -1;            ///< in --checkpoint-dir, at the beginning
 };
 
 template <class Device>

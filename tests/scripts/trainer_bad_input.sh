@@ -440,7 +440,9 @@ grep -q '^God' trained.out || fail "no text was sampled: $(cat trained.out)"
 "$trainer" evaluate of_words --held-out golden.txt >by_text.out || fail "evaluate ended with $?"
 "$trainer" evaluate of_words --held-out golden.bin --mesh tp=2 >by_tokens.out || fail "evaluate ended with $?"
 cmp by_text.out by_tokens.out || fail "not the loss of its tokens: $(cat by_text.out by_tokens.out)"
-for from in of_words words; do
+"$trainer" --model more_words.json --data golden.bin --on-new-data begin --seq 32 --steps 3 --resume of_words \
+  --checkpoint-dir resumed --on-new-schedule follow >resumed.out || fail "going on ended with $?"
+for from in of_words resumed words; do
   [ "$("$trainer" generate $from --prompt 'Grüße 🙂' --sample 1 | cut -b-12)" = 'Grüße 🙂' ] || fail "no text of $from"
 done
 mv words moved
