@@ -1,4 +1,4 @@
-"""Training steps of transformers' Llama in PyTorch on CPU: what plait's trainer is measured against.
+"""Training steps of transformers' Llama or Mixtral in PyTorch on CPU: what plait's trainer is measured against.
 
     python benchmarks/pytorch_llama.py --hidden 512 --layers 4 --heads 8 --kv-heads 8 --ffn 1408 --vocab 256 \\
         --seq 256 --micro-batch 2 --dp 2 --tp 2
@@ -21,14 +21,14 @@ import torch.multiprocessing as multiprocessing
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name, default in (("hidden", 512), ("layers", 4), ("heads", 8), ("kv-heads", 8), ("ffn", 1408), ("vocab", 256),
                           ("seq", 256), ("micro-batch", 2), ("dp", 1), ("tp", 1), ("steps", 8), ("warm-up", 3),
-                          ("threads", 1), ("seed", 1)):
+                          ("threads", 1), ("seed", 1), ("experts", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
     parser.add_argument("--sharded-vocab", action="store_true",
@@ -87,13 +87,15 @@ def train(rank: int, options: argparse.Namespace, address: str, port: int) -> No
         dist.init_process_group("gloo", rank=rank, world_size=world)
         mesh = dist.device_mesh.init_device_mesh("cpu", (options.dp, options.tp), mesh_dim_names=("dp", "tp"))
 
-    config = LlamaConfig(hidden_size=options.hidden, intermediate_size=options.ffn, num_hidden_layers=options.layers,
+    # Of 8 experts a token has 2, each of the width --ffn.
+    kind = {"num_local_experts": options.experts, "num_experts_per_tok": 2} if options.experts else {}
+    config = (MixtralConfig if kind else LlamaConfig)(**kind, hidden_size=options.hidden, intermediate_size=options.ffn, num_hidden_layers=options.layers,
                          num_attention_heads=options.heads, num_key_value_heads=options.kv_heads,
                          vocab_size=options.vocab, max_position_embeddings=options.seq, use_cache=False,
                          tie_word_embeddings=False,
                          attn_implementation=options.attention)
-    model = LlamaForCausalLM(config).train()
-    if options.tp > 1:
+    model = AutoModelForCausalLM.from_config(config).train()
+    if options.tp > 1 and not options.experts:
         parallelise(model, mesh["tp"], options.sharded_vocab)
     if options.fsdp:
         for layer in model.model.layers:
@@ -164,6 +166,8 @@ def main() -> None:
             flag = name.replace("_", "-")
             raise SystemExit(f"--{flag} {getattr(options, name)} does not divide by --tp {options.tp}")
     world = options.dp * options.tp
+    if options.experts and options.tp > 1:
+        raise SystemExit("--experts needs --tp 1")
     if options.fsdp and (options.tp > 1 or options.dp == 1):
         raise SystemExit("--fsdp needs --dp of 2 or more and --tp 1")
     if options.join:

@@ -25,7 +25,7 @@ done
 # shellcheck disable=SC2086  # lists of names
 install_packages $plait_build_packages $plait_mpi_packages
 cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DPLAIT_BUILD_BENCHMARKS=ON >/dev/null
-programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_deterministic bench_data_parallel bench_value_checks bench_step_limit bench_checkpoint_save bench_checkpoint_plan train_llama plan_llama"
+programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_deterministic bench_data_parallel bench_value_checks bench_step_limit bench_mixture_step bench_checkpoint_save bench_checkpoint_plan train_llama plan_llama"
 # shellcheck disable=SC2086  # a list of names
 cmake --build build -j "$(plait_jobs)" --target $programs
 
@@ -54,6 +54,12 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   build/bin/bench_typed_vs_raw
+  echo '```'
+  echo
+  echo '## A step with experts against a dense one with the same products for each token (target: 1.15 or less)'
+  echo
+  echo '```'
+  build/bin/bench_mixture_step --rounds "$rounds" || echo 'the memory is above its bound'
   echo '```'
   echo
   echo "## The planner's time of a step beside the measured one (target: within 10 %)"
@@ -136,7 +142,7 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo '```'
   if [ -n "$python" ]; then
     echo
-    echo '## The trainer against PyTorch (targets: 1.0 at hidden 512, 1.5 at hidden 128, 2.0 of data parallelism alone)'
+    echo '## The trainer against PyTorch (targets: 1.0 at hidden 512, 1.5 at hidden 128, 2.0 of data parallelism alone and with experts)'
     echo
     if [ "$quick" = yes ]; then
       python3 benchmarks/llama_vs_pytorch.py --python "$python" --rounds 1 --steps 6

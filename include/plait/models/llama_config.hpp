@@ -223,7 +223,7 @@ struct llama_preset {
 
 /// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
 /// that benchmarks compare; the others are the published shapes, without weights.
-inline constexpr std::array<llama_preset, 21> llama_presets{{
+inline constexpr std::array<llama_preset, 22> llama_presets{{
     {"tiny", {}},
     {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
     {"tiny-experts", {.ffn = 128, .mixture = {.experts = 8, .router = {.chosen = 2}}}},
@@ -231,6 +231,15 @@ inline constexpr std::array<llama_preset, 21> llama_presets{{
     {"bench-512", {.vocab = 4096, .hidden = 512, .layers = 4, .heads = 8, .kv_heads = 8, .head_dim = 64, .ffn = 1536}},
     {"bench-1024",
      {.vocab = 4096, .hidden = 1024, .layers = 4, .heads = 16, .kv_heads = 8, .head_dim = 64, .ffn = 3072}},
+    {"bench-experts",
+     {.vocab = 4096,
+      .hidden = 512,
+      .layers = 4,
+      .heads = 8,
+      .kv_heads = 8,
+      .head_dim = 64,
+      .ffn = 768,
+      .mixture = {.experts = 8, .router = {.chosen = 2}}}},
     {"smollm-135m",
      {.vocab = 49152,
       .hidden = 576,
