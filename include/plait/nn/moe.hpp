@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -279,6 +280,10 @@ struct moe_options {
   initializer init{};
   router_losses losses{};
   expert_limit limit{};
+  /// Of a bias that balances experts without a loss (DeepSeek-V3; Wang et al. 2024); 0: there is none. Experts are
+  /// chosen by probability plus bias, and weights do not have the bias. After each step, it grows by this for experts
+  /// that were chosen less often than the mean. For those that were chosen more often it falls by this.
+  double bias_rate = 0;
 };
 
 /// A mixture of SwiGLU experts (Shazeer et al. 2017): each token's sum of what its experts make of it, times their
@@ -293,7 +298,8 @@ struct moe_options {
 /// The ranks of an axis that shards experts and tokens exchange rows. Where it shards experts alone, each rank computes
 /// the rows of its own experts, and the sum over experts is a reduction; so it is for an axis that shards the width.
 /// The router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
-/// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`.
+/// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`. With a
+/// `bias_rate`, `NAME.gate.e_score_correction_bias` [experts] is one that has no gradient.
 template <class Precision, class Policy, compute_device Device = cpu>
 class moe : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
   using T = activation_of<Precision>;
@@ -330,6 +336,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       : names_(name),
         how_(checked(ctx, name, how)),
         router_(ctx, name + ".gate", {.init = how.init}),
+        bias_(correction_bias(ctx, name)),
         gate_(weight(ctx, name + ".experts.gate_proj.weight", derived.up, derived.at_experts)),
         up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),
         down_(weight(ctx, name + ".experts.down_proj.weight", derived.down, derived.inside)) {
@@ -351,7 +358,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
     choose(ctx, s);
     s.counts = losses_.forward(mb, s.scored.data(), s.choice.template data<std::int32_t>(), keep != nullptr);
-    load_.add(mb, s.choice.template data<std::int32_t>(), tokens_ * how_.router.chosen, experts_);
+    load_->add(mb, s.choice.template data<std::int32_t>(), tokens_ * how_.router.chosen, experts_);
     buffer<Device> gathered;
     const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
     auto leaving = rows_to_send(ctx.device, s.route.leaving());
@@ -408,7 +415,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   /// How often all tokens of the last training step have chosen each expert, [experts]: none before the first step. The
   /// largest by the mean is the imbalance. Collective over the mesh; waits for the device.
   std::vector<std::int64_t> load(const context<Device>& ctx) const {
-    return load_.total(ctx, layout_v<scores>, names_.layer());
+    return load_->total(ctx, layout_v<scores>, names_.layer());
   }
 
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
@@ -420,6 +427,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   template <class F>
   void visit(F&& f) {
     router_.visit(f);
+    if (bias_) f(*names_.checked(bias_).get());
     for (const auto* p : {&gate_, &up_, &down_}) f(*names_.checked(*p).get());
   }
 
@@ -432,6 +440,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     if (how.router.chosen < 1 || how.router.chosen > all)
       fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
     detail::check_groups(name, how.router, all);
+    if (!(how.bias_rate >= 0)) fail({name, ": bias_rate = ", how.bias_rate, "; legal is 0 (none) or more"});
     require_any_order(ctx, name, "mixtures of experts");
     return how;
   }
@@ -442,6 +451,31 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     for (const dim_placement& p : used.dims) placed.dims.push_back(p), shape.push_back(ctx.sizes.of(p.dim));
     return std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{std::move(name), std::move(shape), how_.init, true}, placed, placed, met);
+  }
+  /// The bias of the choice, whole on every rank: each adds up the counts of a step and makes the same change.
+  parameter_ptr<Precision, Device> correction_bias(const context<Device>& ctx, const std::string& name) const {
+    if (how_.bias_rate == 0) return nullptr;
+    layout placed, met;
+    placed.dims.push_back({detail::mixture_dims.experts, {}});
+    for (axis_id axis : ctx.ranks.shape().axes) met.set(axis, state::invariant);
+    parameter_info info{name + ".gate.e_score_correction_bias", {ctx.sizes.of(detail::mixture_dims.experts)}, {0, 0}};
+    info.decays = false;
+    auto bias = std::make_shared<parameter<Precision, Device>>(ctx, std::move(info), placed, placed, met);
+    bias->freeze();
+    bias->at_end_of_step([load = load_, rate = how_.bias_rate, name](auto& b, const context<Device>& at) {
+      const std::vector<std::int64_t> counts = load->total(at, layout_v<scores>, name);
+      const auto experts = static_cast<std::int64_t>(counts.size());
+      const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+      using M = master_of<Precision>;
+      std::vector<M> values(counts.size());
+      at.device.download(values.data(), std::as_const(b).value(), values.size() * sizeof(M), at.device.main_stream());
+      for (std::size_t e = 0; e < values.size(); ++e) {
+        const std::int64_t missing = all - counts[e] * experts;
+        values[e] = converted<M>(static_cast<double>(values[e]) + rate * ((missing > 0) - (missing < 0)));
+      }
+      at.device.upload(b.value(), values.data(), values.size() * sizeof(M), at.device.main_stream());
+    });
+    return bias;
   }
   void take_sizes(const context<Device>& ctx) {
     const std::string& name = names_.layer();
@@ -481,7 +515,9 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const std::int64_t k = how_.router.chosen;
     s.choice = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
     auto weights = make_buffer<S>(on, static_cast<std::size_t>(tokens_ * k));
-    kernels::choose_experts(on, s.scored.data(), static_cast<const S*>(nullptr), s.choice.template data<std::int32_t>(),
+    const master_of<Precision>* bias = nullptr;
+    if (bias_) bias_->require_gathered(), bias = std::as_const(*bias_).value();
+    kernels::choose_experts(on, s.scored.data(), bias, s.choice.template data<std::int32_t>(),
                             weights.template data<S>(), tokens_, experts_, how_.router);
     buffer<Device> kept, seen;
     if (capacity_) {
@@ -597,11 +633,12 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   detail::layer_names names_;
   moe_options how_;
   router_layer router_;
+  std::shared_ptr<detail::expert_load<Device>> load_ = std::make_shared<detail::expert_load<Device>>();
+  parameter_ptr<Precision, Device> bias_;  ///< null: none
   parameter_ptr<Precision, Device> gate_, up_, down_;
   detail::expert_peers peers_;
   detail::expert_capacity<Device> capacity_;
   detail::router_loss_terms<Device> losses_;
-  detail::expert_load<Device> load_;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;
   std::int64_t experts_ = 0, hidden_ = 0, width_ = 0;
   std::int64_t tokens_ = 0, seen_ = 0;  ///< of this rank's input, and of those whose rows it sums

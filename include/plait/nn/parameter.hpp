@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <iterator>
 #include <map>
@@ -243,6 +244,15 @@ class parameter {
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
   void freeze();
   bool trainable() const { return !frozen_; }
+
+  /// Sets what changes the values after the updates of each step that is not skipped, for a rule without a gradient. It
+  /// may be collective over the context's mesh. A copy of a layer shares it.
+  void at_end_of_step(std::function<void(parameter&, const context<Device>&)> change) {
+    end_of_step_ = std::move(change);
+  }
+  bool changes_at_end_of_step() const { return end_of_step_ != nullptr; }
+  /// Does what `at_end_of_step` was given: `training_step` calls it, and so must a program with steps of its own.
+  void end_step(const context<Device>& ctx) { end_of_step_(*this, ctx); }
   /// For a kernel of the program's own: in a checked step, ranks compare what it has added to the gradient with what
   /// the spec `met` promises of it.
   void check_terms(std::string met) { met_ = std::move(met); }
@@ -408,6 +418,7 @@ class parameter {
   bool stored_apart_ = false;  ///< whether it is stored in another way than it is used
   bool added_ = false;         ///< whether a pass has asked for the gradient since its sum began
   bool empty_ = false;         ///< whether the gradient counts as zero, whatever its memory holds
+  std::function<void(parameter&, const context<Device>&)> end_of_step_;
   detail::begun_sums* sums_;
   std::int64_t begun_in_ = 0;  ///< the last call of `zero_gradients` that was given it
   std::int64_t added_in_ = 0;  ///< and the last one before a pass began to add to it

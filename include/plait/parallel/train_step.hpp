@@ -201,6 +201,7 @@ class training_step {
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
     detail::compare_values(ctx);
     ctx.ranks.checks().note_reduction();  // where nothing is trained, too
+    end_step(ctx);
   }
 
   /// The numbers of the last run. Waits for the device, and asks no rank for anything. Steps that were skipped since
@@ -265,6 +266,16 @@ class training_step {
     kernels::clip(ctx.device, squares, clip_, clipped);
     optimizer_.clip_by(ctx, clipped);
   }
+  /// Changes the parameters that have a rule without a gradient, unless the step was skipped. Waits for the device
+  /// where there are any.
+  void end_step(const context<device>& ctx) {
+    if (changed_at_end_.empty()) return;
+    kernels::clip_numbers clipped;
+    ctx.device.synchronize();
+    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
+    if (clipped.update == 0 && !only_counts<device>) return;
+    for (auto* p : changed_at_end_) p->end_step(ctx);
+  }
   training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own,
                 optimizer_ref<precision, device> optimizer, double clip)
       : training_step(ctx, *own, nullptr, optimizer, clip) {
@@ -291,7 +302,10 @@ class training_step {
       fail(
           "training step: data_parallel::clip = 0 leaves out the norm, by which a step knows that its gradients are "
           "finite; legal is 1, with a limit of 0 where nothing is to be clipped");
-    model.visit([&](const auto& p) { optimizer_.prepare(ctx, p); });
+    model.visit([&](auto& p) {
+      optimizer_.prepare(ctx, p);
+      if (p.changes_at_end_of_step()) changed_at_end_.push_back(&p);
+    });
     for (int i = 0; i < model.shape().microbatches; ++i) {
       batch_.emplace_back(tokens(ctx), tokens(ctx));
       if (model.documents())
@@ -308,6 +322,7 @@ class training_step {
   double skips_seen_ = 0;  ///< of `clip_numbers::skips`, when they were asked for
   std::function<void()> norm_begins_, norm_ends_;
   std::int64_t first_sample_ = 0;
+  std::vector<parameter<precision, device>*> changed_at_end_;
   typename pipeline_type::batch batch_;
   std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any
   typename pipeline_type::mean mean_;
