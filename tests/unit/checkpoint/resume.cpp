@@ -6,11 +6,13 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/moe.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/saved_tensors.hpp"
 
@@ -100,4 +102,38 @@ TEST_CASE("the steps that a parameter was left out of are saved, and loaded on a
     CHECK(optimizer.step() == 3);
     CHECK(optimizer.missed_steps() == missed{{"up.bias", 2}});
   });
+}
+
+TEST_CASE("the bias by which experts are chosen is saved, and loaded on another mesh") {
+  struct mixture {
+    using input = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
+    using weight = spec<shard<experts, dp>, shard<ffn, tp>, hidden>;
+    using output = input;
+  };
+  memory_file_system disk;
+  for (const auto& [dp_ranks, tp_ranks, saves] : {std::tuple{2, 2, true}, {4, 1, false}, {1, 1, false}})
+    threads::run(dp_ranks * tp_ranks, [&, a = dp_ranks, b = tp_ranks, first = saves](threads::communicator c) {
+      world w(plait::mesh<axis<dp>, axis<tp>>(a, b).shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden, ffn, experts>(4, 2, 8, 16, 4), 1};
+      moe<float, mixture> layer(ctx, "mlp", {.bias_rate = 0.001});
+      adamw<float> optimizer;
+      CHECK(resume_or_initialize(ctx, any_communicator(c), layer, optimizer, "steps", {}, disk).has_value() != first);
+      int biases = 0;
+      layer.visit([&](auto& p) {
+        if (p.name() != "mlp.gate.e_score_correction_bias") return;
+        ++biases;
+        for (int e = 0; e < 4; ++e) {
+          const float expected = 0.25f * static_cast<float>(e - 1);
+          if (first) CHECK(std::as_const(p).value()[e] == 0);
+          if (first) p.value()[e] = expected;
+          CHECK(std::as_const(p).value()[e] == expected);
+        }
+      });
+      CHECK(biases == 1);
+      if (!first) return;
+      checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
+      saver.save(ctx, layer, optimizer, 5);
+      CHECK(saver.wait(device).at(0).failure == "");
+    });
 }
