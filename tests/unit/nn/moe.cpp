@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/nn/combinators.hpp"
+#include "plait/nn/moe/expert_mlp.hpp"
 #include "support/layer_check.hpp"
 #include "support/texts.hpp"
 
@@ -97,6 +98,33 @@ TEST_CASE("experts of the best groups") {
 TEST_CASE("experts of tokens that all ranks have") {
   check_mixture<masked>({.chosen = 4, .normalised = false},
                         {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}});
+}
+
+namespace {
+
+struct beside_tensors {
+  using mesh = three;
+  using residual = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
+  using expert = shard<experts, ep>;
+};
+
+}  // namespace
+
+TEST_CASE("an expert that all tokens have, with and without a gate") {
+  dim_sizes sizes = mixture_sizes();
+  sizes.set(dim_of<shared_ffn>, 12), sizes.set(dim_of<shared_gate>, 1);
+  for (const bool gated : {false, true}) {
+    const auto make = [=](const auto& ctx) {
+      return expert_mlp<double, beside_tensors, device_of<decltype(ctx)>>(ctx, "mlp", {{.chosen = 3}, {0, 0.5}}, true,
+                                                                          {{0, 0.5}, gated});
+    };
+    const layer_values one = check_one(three{1, 1, 1}, sizes, make, 25);
+    check_meshes({three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}}, sizes, one, make);
+  }
 }
 
 TEST_CASE("auxiliary losses are a part of the objective") {
