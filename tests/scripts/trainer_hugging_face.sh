@@ -45,6 +45,9 @@ train again --resume steps --steps 4 --lr-schedule constant $losses --mesh pp=2,
 grep '^{"step"' again.jsonl >both.jsonl
 tail -n 1 again.jsonl >>both.jsonl
 logs same experts.jsonl both.jsonl 1e-5
+# shellcheck disable=SC2086
+begun experts_bf16 "$models/llama_mixtral" --steps 4 --lr-schedule constant $losses --precision bf16 --mesh ep=2,tp=2
+logs same experts.jsonl experts_bf16.jsonl 0.05
 python3 - experts.jsonl both.jsonl <<'PY' || fail "routers differ"
 import json, sys
 one, other = ([json.loads(line) for line in open(file)][:4] for file in sys.argv[1:])

@@ -74,11 +74,12 @@ class sleeping_block : public layer_types<float, transformer_specs<megatron_sp>:
 };
 static_assert(layer<sleeping_block>);
 
+using layers_around = plait::detail::llama_layers<float, megatron_sp, cpu, swiglu_mlp<float, megatron_sp>>;
+
 /// The model, with the sizes that its context needs.
-class sleeping_model : public language_model<plait::detail::llama_layers<float, megatron_sp, cpu>::embedding,
-                                             sleeping_block, plait::detail::llama_layers<float, megatron_sp, cpu>::head,
-                                             plait::detail::llama_layers<float, megatron_sp, cpu>::loss> {
-  using layers = plait::detail::llama_layers<float, megatron_sp, cpu>;
+class sleeping_model
+    : public language_model<layers_around::embedding, sleeping_block, layers_around::head, layers_around::loss> {
+  using layers = layers_around;
   using base = language_model<layers::embedding, sleeping_block, layers::head, layers::loss>;
 
  public:

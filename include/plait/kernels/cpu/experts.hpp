@@ -217,7 +217,7 @@ void sum_rows(cpu&, const T* rows, const std::int32_t* at, const S* weights, T* 
       if (at[j] < 0) continue;
       const S weight = weights ? weights[j] : S(1);
       for (std::int64_t c = 0; c < width; ++c)
-        sum[static_cast<std::size_t>(c)] += weight * static_cast<S>(rows[at[j] * width + c]);
+        sum[static_cast<std::size_t>(c)] += weight * converted<S>(rows[at[j] * width + c]);
     }
     for (std::int64_t c = 0; c < width; ++c) y[t * width + c] = converted<T>(sum[static_cast<std::size_t>(c)]);
   }
@@ -232,7 +232,7 @@ void sum_rows_backward(cpu&, const T* rows, const std::int32_t* at, const S* wei
       S dot = 0;
       for (std::int64_t c = 0; at[j] >= 0 && c < width; ++c) {
         const S d = converted<S>(dy[t * width + c]);
-        dot += d * static_cast<S>(rows[at[j] * width + c]);
+        dot += d * converted<S>(rows[at[j] * width + c]);
         drows[at[j] * width + c] = converted<T>(weights[j] * d);
       }
       dweights[j] = dot;

@@ -14,6 +14,7 @@
 #include "plan_llama/planner/simulated_step.hpp"
 #include "plan_llama/planner/software_table.hpp"
 #include "plan_llama/planner/traffic.hpp"
+#include "support/temp_folder.hpp"
 
 namespace {
 
