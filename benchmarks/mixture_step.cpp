@@ -60,8 +60,8 @@ class training {
 
 using mixture = plait::mixture_llama<float, plait::megatron_experts>;
 
-void compare(int64_t hidden, int64_t rounds) {
-  constexpr int64_t sequences = 8, seq = 256, microbatches = 2;
+void compare(int64_t hidden, int64_t seq, int64_t rounds) {
+  constexpr int64_t sequences = 8, microbatches = 2;
   plait::threads::run(1, [&](plait::threads::communicator ranks) {
     plait::world w(plait::megatron_experts::mesh(1, 1, 1, 1, 1).shape(), ranks);
     cpu device;
@@ -113,13 +113,14 @@ std::size_t peak_of(bool skewed) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const int64_t rounds = bench::numbers(argc, argv).of("--rounds", 8);
-  for (const int64_t hidden : {256, 512}) compare(hidden, rounds);
+  const bench::numbers given(argc, argv);
+  const int64_t rounds = given.of("--rounds", 8), seq = given.of("--seq", 256), hidden = given.of("--hidden", 512);
+  for (const int64_t h : {hidden / 2, hidden}) compare(h, seq, rounds);
   const std::size_t even = peak_of(false), skewed = peak_of(true);
   // The other three ranks' rows: in each of 4 layers input, gate, up and product are kept; in the backward pass of one
   // there are gradients of all these, and copies before and after the exchanges.
-  constexpr double rows = 3 * (2 * 256 * 2), width = 384, hidden = 256;
-  const double bound = static_cast<double>(even) + 4 * rows * (4 * (hidden + 3 * width) + 5 * hidden + 3 * width);
+  constexpr double rows = 3 * (2 * 256 * 2), wide = 384, deep = 256;
+  const double bound = static_cast<double>(even) + 4 * rows * (4 * (deep + 3 * wide) + 5 * deep + 3 * wide);
   fmt::print(
       "4 ranks of experts: a step holds {:.1f} MB on a rank, and {:.1f} MB where one rank gets all rows, 4 times "
       "its share; bound {:.1f} MB\n",

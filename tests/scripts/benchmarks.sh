@@ -28,6 +28,7 @@ round 1 '%' "$BIN/bench_ring_overlap" --tokens 64 --rounds 1
 round 1 '% forward, of 75 % that chunks allow' "$BIN/bench_tensor_overlap" --chunks 4 --product-ms 8 --rounds 1
 round 0 'zb_h1' "$BIN/bench_pipeline_bubble" --rounds 1 --unit 200
 round 1 'zero3, 3 uses ahead' "$BIN/bench_data_parallel" --rounds 1 --block-ms 1 --layers 2
+round 0 'one rank gets all rows' "$BIN/bench_mixture_step" --hidden 128 --seq 16 --rounds 1
 round 0 'zero3 +0[.]979 +0[.]824 ' "$BIN/bench_step_limit"
 round 0 'zero1 +0[.][0-9]+$' "$BIN/bench_step_limit" --computing-us 500000 --bytes-per-second 120000000
 round 2 'given together' "$BIN/bench_step_limit" --computing-us 500000
