@@ -9,6 +9,6 @@ make_run<plait::cuda> cuda_program(const options& opt) {
     return has_masters ? make_llama_run<plait::bf16_gradients_float_masters, megatron_sp, plait::cuda>
                        : make_llama_run<plait::bf16_gradients, megatron_sp, plait::cuda>;
   if (!has_masters) return make_llama_run<plait::bf16_no_masters, megatron_sp, plait::cuda>;
-  return with_strategy(opt,
-                       []<class S>() -> make_run<plait::cuda> { return make_llama_run<plait::bf16, S, plait::cuda>; });
+  return opt.strategy == "sp" ? make_llama_run<plait::bf16, megatron_sp, plait::cuda>
+                              : make_llama_run<plait::bf16, plait::megatron_tp, plait::cuda>;
 }
