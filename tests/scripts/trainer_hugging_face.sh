@@ -127,7 +127,7 @@ refused() {
 }
 mha=$models/llama_mha
 refused '--lora 2 is not there for models with experts; legal is 0' --init-from "$models/llama_mixtral" --lora 2
-refused '--mesh tp=8: .*num_attention_heads, which is 4' --init-from "$models/llama_mixtral" --mesh tp=8
+refused '--mesh: tp=8 does not divide .*num_attention_heads, which is 4' --init-from "$models/llama_mixtral" --mesh tp=8
 refused '--precision bf16-no-masters is not there for models with experts; legal is float or bf16' \
   --model tiny-experts --precision bf16-no-masters
 refused '--gradients bf16 is not there for models with experts; legal is full' \
