@@ -43,7 +43,7 @@ refused() {
   [ "$(grep -c "^train_llama: .*$expected" bad.err)" = 1 ] || fail "mpirun $*: not '$expected' once: $(cat bad.err)"
   ! ls bad.jsonl* bad.svg* 2>/dev/null || fail "mpirun $*: left files"
 }
-refused 'dp=2 \* pp=1 \* cp=1 \* tp=4 multiply to 8 ranks, and there are 4' --data "$text" --mesh dp=2,tp=4
+refused 'dp=2 \* pp=1 \* ep=1 \* cp=1 \* tp=4 multiply to 8 ranks, and there are 4' --data "$text" --mesh dp=2,tp=4
 refused '--cluster cpu:8 names 8 ranks, but --backend mpi was started with 4; they must be equal' --data "$text" \
   --plan auto --cluster cpu:8
 refused "--memory-share 1e-09: the run needs at least [0-9.]* [kM]B of this host's memory" --data "$text" \
