@@ -185,7 +185,7 @@ class tokenizer {
     if (r.has("added_tokens")) read_added(file.at("added_tokens"));
     each_part(file, "pre_tokenizer", "pretokenizers", [&](const reader& part) { add_pre_tokenizer(part); });
     each_part(file, "post_processor", "processors", [&](const reader& part) { read_post_processor(part); });
-    static_cast<void>(r.object("decoder"));  // without one, nobody knows where blanks are
+    static_cast<void>(r.object("decoder"));  // without one it is not known where blanks are
     each_part(file, "decoder", "decoders", [&](const reader& part) { add_decoder(part); });
   }
 

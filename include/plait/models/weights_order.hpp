@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -366,7 +367,12 @@ inline std::vector<weight_tensor> weights_of_experts(std::span<const weight_tens
     if (!number.empty()) {
       const std::string_view here = mixtral ? detail::renamed(detail::mixtral_experts, matrix, true) : matrix;
       if (here.empty()) to.unknown(e, "Mixtral");
-      stacks[cat({block, "experts.", here})].emplace(std::stoll(number), e);
+      std::int64_t expert = -1;
+      if (number.size() < 8) std::from_chars(number.data(), number.data() + number.size(), expert);
+      if (cat({expert, "."}) != number) to.unknown(e, "Hugging Face");
+      const std::string name = cat({block, "experts.", here});
+      if (!stacks[name].emplace(expert, e).second)
+        fail({source, ": tensor '", e.name, "' is one of two for expert ", expert, " of '", name, "'"});
     } else if (inside == "experts.gate_up_proj") {
       detail::split_stacked_gate_up(to, e, block + "experts.");
     } else {

@@ -110,7 +110,7 @@ struct microbatch {
   recompute policy = recompute::none;
   /// Of each block, for a stack whose blocks differ in that; empty: all by `policy`.
   std::span<const recompute> policies{};
-  /// Where layers add their auxiliary losses; null: nobody asks for them, as in evaluation.
+  /// Where layers add their auxiliary losses; null: they are not asked for, as in evaluation.
   auxiliary_sum* auxiliary = nullptr;
   /// Whether a backward pass runs a forward pass again: what counts once for each microbatch is not counted again.
   bool repeats = false;

@@ -149,6 +149,19 @@ TEST_CASE("directories whose experts do not fit the configuration are refused") 
       e.name = "model.layers.0.block_sparse_moe.experts.2.w4.weight";
   CHECK(refused(from.config, entries) ==
         "dir: tensor 'model.layers.0.block_sparse_moe.experts.2.w4.weight' is none that Mixtral has for a Llama");
+  const auto renamed = [&](const std::string& name) {
+    auto all = whole;
+    for (weight_tensor& e : all)
+      if (e.name == "model.layers.0.block_sparse_moe.experts.2.w1.weight") e.name = name;
+    return refused(from.config, all);
+  };
+  for (const char* number : {"02", "99999999999999999999"}) {
+    const std::string name = cat({"model.layers.0.block_sparse_moe.experts.", number, ".w1.weight"});
+    CHECK(renamed(name) == "dir: tensor '" + name + "' is none that Hugging Face has for a Llama");
+  }
+  CHECK(renamed("model.layers.0.mlp.experts.1.gate_proj.weight").starts_with("dir: tensor 'model.layers.0."));
+  CHECK(renamed("model.layers.0.mlp.experts.1.gate_proj.weight")
+            .ends_with("' is one of two for expert 1 of 'model.layers.0.mlp.experts.gate_proj.weight'"));
   const std::vector<weight_tensor> stacked{
       {"model.layers.0.mlp.experts.gate_up_proj", safetensors_dtype::f32, {4, 8, 24}, {}}};
   CHECK(refused(from.config, stacked) ==

@@ -347,6 +347,28 @@ TEST_CASE("experts without rows") {
   for (const three& mesh : {three{1, 4, 1}, three{2, 2, 2}}) check_near(first_experts(mesh), one, 1e-12, "norms");
 }
 
+TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
+  threads::run(1, [](threads::communicator& c) {
+    cpu device;
+    world ranks(three{1, 1, 1}.shape(), c);
+    const context<cpu> ctx{device, ranks, mixture_sizes(), 1};  // sequences of 8, 2 of 8 experts: a share of 2
+    for (const auto& [factor, rows] : {std::pair{0.0, 8}, {0.5, 1}, {1.0, 2}, {1.1, 3}, {4.0, 8}}) {
+      moe<float, exchanged> layer(ctx, "moe", {{.chosen = 2}, {0, 0.5}, {}, {factor}});
+      layer.visit([&](auto& p) {
+        p.initialize(ctx);
+        if (p.name() == "moe.gate.weight") p.fill_values(ctx, [&](float* v) { std::fill(v, v + p.size(), 0.0f); });
+        p.gather(ctx);
+      });
+      tensor<float, exchanged::input> x(ctx);
+      for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(i % 7) - 2.5f;
+      const auto y = layer.forward(ctx, x);  // all tokens choose the first two experts
+      const std::int64_t width = ctx.sizes.of(dim_of<hidden>);
+      for (std::int64_t token = 0; token < x.size() / width; ++token)
+        CHECK((y.data()[token * width] != 0) == (token % 8 < rows));
+    }
+  });
+}
+
 TEST_CASE("a mixture says what it cannot do") {
   threads::run(1, [](threads::communicator& c) {
     cpu device;
