@@ -352,7 +352,7 @@ TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
     cpu device;
     world ranks(three{1, 1, 1}.shape(), c);
     const context<cpu> ctx{device, ranks, mixture_sizes(), 1};  // sequences of 8, 2 of 8 experts: a share of 2
-    for (const auto& [factor, rows] : {std::pair{0.0, 8}, {0.5, 1}, {1.0, 2}, {1.1, 3}, {4.0, 8}}) {
+    for (const auto& [factor, kept] : {std::pair{0.0, 8}, {0.5, 1}, {1.0, 2}, {1.1, 3}, {4.0, 8}}) {
       moe<float, exchanged> layer(ctx, "moe", {{.chosen = 2}, {0, 0.5}, {}, {factor}});
       layer.visit([&](auto& p) {
         p.initialize(ctx);
@@ -364,7 +364,7 @@ TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
       const auto y = layer.forward(ctx, x);  // all tokens choose the first two experts
       const std::int64_t width = ctx.sizes.of(dim_of<hidden>);
       for (std::int64_t token = 0; token < x.size() / width; ++token)
-        CHECK((y.data()[token * width] != 0) == (token % 8 < rows));
+        CHECK((y.data()[token * width] != 0) == (token % 8 < kept));
     }
   });
 }
