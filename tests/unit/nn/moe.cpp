@@ -362,9 +362,9 @@ TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
       tensor<float, exchanged::input> x(ctx);
       for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(i % 7) - 2.5f;
       const auto y = layer.forward(ctx, x);  // all tokens choose the first two experts
-      const std::int64_t width = ctx.sizes.of(dim_of<hidden>);
-      for (std::int64_t token = 0; token < x.size() / width; ++token)
-        CHECK((y.data()[token * width] != 0) == (token % 8 < kept));
+      const std::int64_t features = ctx.sizes.of(dim_of<hidden>);
+      for (std::int64_t token = 0; token < x.size() / features; ++token)
+        CHECK((y.data()[token * features] != 0) == (token % 8 < kept));
     }
   });
 }
