@@ -37,6 +37,7 @@ inline plait::llama_options model_options(const setup& s) {
           .mlp = {.gate = adapter, .up = adapter, .down = adapter},
           .mixture_losses = {.balance = {opt.balance_loss}, .z_loss = opt.router_z_loss},
           .expert_limit = opt.expert_limit,
+          .expert_bias_rate = opt.expert_bias_rate,
           .overlap = opt.tensor_overlap};
 }
 

@@ -574,8 +574,9 @@ class llama_run final : public model_run {
         for (std::size_t i = 0; i < static_cast<std::size_t>(stage->part().size()); ++i) {
           const std::vector<std::int64_t> load = stage->block_at(i).template get<1>().inner().load(ctx_);
           const double all = static_cast<double>(std::accumulate(load.begin(), load.end(), std::int64_t{0}));
-          const double most = static_cast<double>(*std::max_element(load.begin(), load.end()));
-          if (all > 0) worst = std::max(worst, most * static_cast<double>(load.size()) / all);
+          if (all > 0)
+            worst = std::max(worst, static_cast<double>(*std::max_element(load.begin(), load.end())) *
+                                        static_cast<double>(load.size()) / all);
         }
       worst = all_reduce(worst, plait::reduce_op::max);
       world_.stage().ledger().restore(before);

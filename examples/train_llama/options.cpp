@@ -359,6 +359,7 @@ void check_training(const options& opt) {
   in_range("--balance-loss", opt.balance_loss, 0, 1e6);
   in_range("--router-z-loss", opt.router_z_loss, 0, 1e6);
   in_range("--expert-limit", opt.expert_limit, 0, 1e6);
+  in_range("--expert-bias-rate", opt.expert_bias_rate, 0, 1e6);
   in_range("--clip", opt.clip, 0, 1e30);
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   if (opt.given("--min-lr-ratio") && opt.lr_schedule == "constant")
@@ -728,6 +729,8 @@ void add_training(option_list& list, options& opt) {
   list.add("--z-loss", opt.z_loss, "weight of lse^2 in the loss");
   list.add("--balance-loss", opt.balance_loss, "weight of what keeps the experts of each sequence evenly chosen");
   list.add("--router-z-loss", opt.router_z_loss, "weight of lse^2 of the scores of experts");
+  list.add("--expert-bias-rate", opt.expert_bias_rate,
+           "how far a step moves the biases that balance experts without a loss");
   list.add("--expert-limit", opt.expert_limit,
            "the rows that an expert takes of a sequence, over its even share; 0: all");
 }

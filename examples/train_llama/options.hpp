@@ -99,7 +99,7 @@ struct options {
   double muon_lr_ratio = 1.0;
   double dropout = 0;
   double label_smoothing = 0;
-  double balance_loss = 0, router_z_loss = 0, expert_limit = 0;  ///< of models with experts
+  double balance_loss = 0, router_z_loss = 0, expert_limit = 0, expert_bias_rate = 0;  ///< of models with experts
   double z_loss = 0;
   std::string held_out_text = "0";
   double held_out = 0;          ///< the fraction of `data` that --held-out keeps

@@ -178,6 +178,19 @@ void each_key(Config& c, F&& f) {
   f("pad_token_id", c.pad_token);
   f("initializer_range", c.initializer_range);
 }
+/// As `each_key`, for the keys of DeepSeek-V3's router.
+template <class Mixture, class F>
+void each_deepseek_key(Mixture& m, F&& f) {
+  f("n_group", m.router.groups);
+  f("topk_group", m.router.chosen_groups);
+  f("routed_scaling_factor", m.router.scale);
+}
+/// For those of the layers without experts.
+template <class Mixture, class F>
+void each_dense_key(Mixture& m, F&& f) {
+  f("first_k_dense_replace", m.dense_layers);
+  f("dense_intermediate_size", m.dense_ffn);
+}
 /// As `each_key`, for the keys that models with experts have in addition.
 template <class Mixture, class F>
 void each_mixture_key(Mixture& m, F&& f) {
@@ -214,6 +227,8 @@ std::vector<plait::setting> model_settings(const plait::llama_config& c) {
   };
   each_key(c, add);
   if (c.mixture.experts > 0) each_mixture_key(c.mixture, add);
+  if (c.mixture.dense_layers > 0) each_dense_key(c.mixture, add);
+  if (c.mixture.correction_bias) each_deepseek_key(c.mixture, add);
   return settings;
 }
 
@@ -230,6 +245,13 @@ std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& s
   };
   each_key(c, take);
   if (find("num_experts") != settings.end()) each_mixture_key(c.mixture, take);
+  if (find("first_k_dense_replace") != settings.end()) each_dense_key(c.mixture, take);
+  if (find("n_group") != settings.end()) {
+    c.mixture.correction_bias = true;
+    c.mixture.router.scores = plait::kernels::expert_scores::sigmoid;
+    c.mixture.router.group_scores = plait::kernels::group_scores::two_largest;
+    each_deepseek_key(c.mixture, take);
+  }
   return whole ? std::optional(c) : std::nullopt;
 }
 

@@ -547,16 +547,24 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
     plait::fail(fmt::format("--mesh {} has ep={}, and the model has no experts; legal is ep=1", opt.mesh, ep));
   for (const auto& [option, value] : {std::pair{"--balance-loss", opt.balance_loss},
                                       {"--router-z-loss", opt.router_z_loss},
-                                      {"--expert-limit", opt.expert_limit}})
+                                      {"--expert-limit", opt.expert_limit},
+                                      {"--expert-bias-rate", opt.expert_bias_rate}})
     if (!opt.mixture && value != 0)
       plait::fail(fmt::format("{} {} is for models with experts, and this one has none; legal is 0", option, value));
   if (!opt.mixture) return;
   if (c.mixture.experts % ep != 0)
     plait::fail(fmt::format("--mesh {}: ep={} does not divide the model's num_experts, which is {}", opt.mesh, ep,
                             c.mixture.experts));
-  if (c.mixture.shared_ffn % tp != 0)
-    plait::fail(fmt::format("--mesh {}: tp={} does not divide the model's shared_expert_intermediate_size, which is {}",
-                            opt.mesh, tp, c.mixture.shared_ffn));
+  for (const auto& [key, width] :
+       {std::pair{"shared_expert_intermediate_size", c.mixture.shared_ffn}, {"intermediate_size", c.mixture.dense_ffn}})
+    if (width % tp != 0)
+      plait::fail(
+          fmt::format("--mesh {}: tp={} does not divide the model's {}, which is {}", opt.mesh, tp, key, width));
+  if (opt.expert_bias_rate > 0 && !c.mixture.correction_bias)
+    plait::fail(
+        fmt::format("--expert-bias-rate {} is for models whose router has biases, and this one has none; legal "
+                    "is 0, or a model such as tiny-dots1",
+                    opt.expert_bias_rate));
   const auto refuse = [](const std::string& option, const char* legal) {
     plait::fail(fmt::format("{} is not there for models with experts; legal is {}", option, legal));
   };

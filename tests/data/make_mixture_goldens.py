@@ -1,6 +1,6 @@
 """make_mixture_goldens.py [FOLDER]: tiny mixtures of experts of Hugging Face transformers.
 
-FOLDER/llama_mixtral, llama_qwen2_moe and llama_qwen3_moe hold the files that make_llama_goldens.py describes, with 16
+FOLDER/llama_mixtral, llama_qwen2_moe, llama_qwen3_moe and llama_dots1 hold the files that make_llama_goldens.py describes, with 16
 positions instead of 24. model.safetensors has the published names, one tensor for each expert. In golden.safetensors
 the gradients of experts have transformers' own names and shapes:
 
@@ -39,18 +39,35 @@ CONFIGS = {
     "llama_qwen3_moe": {**COMMON, **QWEN, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
                         "attention_bias": False, "head_dim": 8, "intermediate_size": 44, "norm_topk_prob": True,
                         "num_experts": 8, "rope_scaling": None},
+    "llama_dots1": {**COMMON, "architectures": ["Dots1ForCausalLM"], "attention_bias": False, "bos_token_id": 1,
+                    "eos_token_id": 2, "first_k_dense_replace": 1, "head_dim": 8, "intermediate_size": 44,
+                    "model_type": "dots1", "moe_intermediate_size": 16, "n_group": 4, "n_routed_experts": 8,
+                    "n_shared_experts": 2, "norm_topk_prob": True, "num_experts_per_tok": 3, "rope_scaling": None,
+                    "rope_theta": 1000000.0, "routed_scaling_factor": 2.5, "sliding_window": None, "topk_group": 2},
 }
 
 
-def check_choices(model: torch.nn.Module, input_ids: torch.Tensor, chosen: int) -> None:
+def check_best(values: torch.Tensor, chosen: int) -> torch.Tensor:
+    """The indices of the best, which are clear in float32."""
+    best = values.sort(-1, descending=True)
+    assert values.dtype == torch.float64 and (best.values[:, chosen - 1] - best.values[:, chosen]).min() > 1e-5
+    return best.indices[:, :chosen]
+
+
+def check_choices(model: torch.nn.Module, input_ids: torch.Tensor, config: dict) -> None:
     """The choice is clear in float32."""
     with AllDouble(), torch.no_grad():
         scores = model(input_ids, output_router_logits=True).router_logits
-    assert len(scores) == 2
-    for layer in scores:
-        best = layer.softmax(-1).sort(-1, descending=True)
-        assert layer.dtype == torch.float64 and (best.values[:, chosen - 1] - best.values[:, chosen]).min() > 1e-5
-        print(f"  {best.indices[:, :chosen].flatten().bincount(minlength=layer.shape[-1]).tolist()} tokens of experts")
+    assert len(scores) == config["num_hidden_layers"] - config.get("first_k_dense_replace", 0)
+    for layer, biases in zip(scores, list(model.buffers_of_routers) or [None] * len(scores)):
+        values = layer.softmax(-1) if biases is None else layer.sigmoid() + biases
+        if biases is not None:
+            of_groups = values.unflatten(-1, (config["n_group"], -1))
+            kept = check_best(of_groups.topk(2).values.sum(-1), config["topk_group"])
+            lost = torch.ones(of_groups.shape[:2], dtype=torch.bool).scatter(1, kept, False)
+            values = of_groups.masked_fill(lost[..., None], -1e9).flatten(1)
+        best = check_best(values, config["num_experts_per_tok"])
+        print(f"  {best.flatten().bincount(minlength=layer.shape[-1]).tolist()} tokens of experts")
 
 
 def make_case(root: pathlib.Path, name: str, config: dict, seed: int) -> None:
@@ -60,7 +77,10 @@ def make_case(root: pathlib.Path, name: str, config: dict, seed: int) -> None:
     model.set_experts_implementation("eager")
     randomise(model, generator, SCALE)
     input_ids, labels = make_text(config["vocab_size"], SEQ, generator)
-    check_choices(model, input_ids, config["num_experts_per_tok"])
+    model.buffers_of_routers = [b for key, b in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    for biases in model.buffers_of_routers:
+        biases.copy_((torch.randn(biases.shape, generator=generator) * 0.3).float())
+    check_choices(model, input_ids, config)
     logits, loss = score(model, input_ids, labels)
     loss.backward()
     golden = {"input_ids": input_ids, "labels": labels, "logits": logits, "loss": loss}

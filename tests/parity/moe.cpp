@@ -55,7 +55,8 @@ constexpr std::int64_t tokens = 32, width = 16, length = 8;
 
 // The layers from `from` on have auxiliary losses.
 template <class S>
-auto maker(layer_recompute keep = {}, const router_losses& losses = {}, std::int64_t from = 0, double bias_rate = 0) {
+auto maker(layer_recompute keep = {}, const router_losses& losses = {}, std::int64_t from = 0,
+           std::optional<double> bias_rate = {}) {
   return [=](const auto& ctx, stage_layers part, auto first) {
     using l = layers<S, device_of<decltype(ctx)>>;
     return std::make_unique<typename l::model>(

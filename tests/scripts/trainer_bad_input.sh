@@ -46,6 +46,7 @@ refused "--mesh ep=3: ep=3 does not divide the model's num_experts, which is 8" 
 refused '--strategy tp is not there for models with experts; legal is sp' --model tiny-experts --strategy tp
 refused '--balance-loss 0.01 is for models with experts, and this one has none; legal is 0' --balance-loss 0.01
 refused '--expert-limit 1 is for models with experts' --expert-limit 1
+refused '--expert-bias-rate 0.1 is for models whose router has biases, and this one has none; legal is 0, or a model such as tiny-dots1' --model tiny-experts --expert-bias-rate 0.1
 refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --router-z-loss -1
 refused '--deterministic 4 is not there for models with experts; legal is off' --model tiny-experts --deterministic 4
 

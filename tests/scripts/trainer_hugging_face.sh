@@ -28,25 +28,25 @@ for model in mha gqa_tied qwen2 qwen3; do
 done
 
 # Mixtures of experts; what is trained does not depend on the mesh, and a step resumes over other ranks of experts.
-for model in mixtral qwen3_moe; do
+for model in mixtral qwen3_moe dots1; do
   begun "$model" "$models/llama_$model" --steps 0 --mesh pp=2,ep=2,tp=2 --export-hf "out_$model"
   same_tensors "$models/llama_$model" "out_$model"
 done
-losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5"
+losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5 --expert-bias-rate 0.01"
 # shellcheck disable=SC2086
-begun experts "$models/llama_mixtral" --steps 4 --lr-schedule constant $losses
+begun experts "$models/llama_dots1" --steps 4 --lr-schedule constant $losses
 # shellcheck disable=SC2086
-begun again "$models/llama_mixtral" --steps 2 --lr-schedule constant $losses --mesh dp=2,ep=2,tp=2 --micro-batch 2 \
+begun again "$models/llama_dots1" --steps 2 --lr-schedule constant $losses --mesh dp=2,ep=2,tp=2 --micro-batch 2 \
   --data-parallel zero3 --checkpoint-dir steps --save-every 2
 grep -q ', as predicted from the types but for the rows of experts' again.out || fail "$(cat again.out)"
 # shellcheck disable=SC2086
 train again --resume steps --steps 4 --lr-schedule constant $losses --mesh pp=2,ep=4 --micro-batch 1 --sample 0 \
-  --model "$models/llama_mixtral/config.json"
+  --model "$models/llama_dots1/config.json"
 grep '^{"step"' again.jsonl >both.jsonl
 tail -n 1 again.jsonl >>both.jsonl
 logs same experts.jsonl both.jsonl 1e-5
 # shellcheck disable=SC2086
-begun experts_bf16 "$models/llama_mixtral" --steps 4 --lr-schedule constant $losses --precision bf16 --mesh ep=2,tp=2
+begun experts_bf16 "$models/llama_dots1" --steps 4 --lr-schedule constant $losses --precision bf16 --mesh ep=2,tp=2
 logs same experts.jsonl experts_bf16.jsonl 0.05
 python3 - experts.jsonl both.jsonl <<'PY' || fail "routers differ"
 import json, sys

@@ -95,6 +95,7 @@ golden_findings run_golden(const std::string& folder, const llama_config& config
       found.loss = std::abs(loss - golden.read<double>("loss")[0]) / golden.read<double>("loss")[0];
     }
     model.visit([&](auto& p) {
+      if (!p.trainable()) return;  // a buffer of transformers'
       const auto reduced = p.reduce(ctx);
       const auto gradient = gathered(ctx, p.stored(), reduced.data());
       if (!first) return;

@@ -127,6 +127,8 @@ struct expert_choice : dim_tag<"choice"> {};
 /// The width of an expert that all tokens have, and its gate's one number for each token.
 struct shared_ffn : dim_tag<"shared_ffn"> {};
 struct shared_gate : dim_tag<"shared_gate"> {};
+/// The width of the MLP of a layer without experts, in a model that has experts in others.
+struct dense_ffn : dim_tag<"dense_ffn"> {};
 /// The rows of a table of learned positions.
 struct position : dim_tag<"position"> {};
 /// The sequence that an encoder made, as a decoder's cross-attention sees it.

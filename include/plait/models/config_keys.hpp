@@ -210,8 +210,10 @@ inline constexpr std::array harmless_config_keys = std::to_array<std::string_vie
 
 /// Keys of models with experts that `parse_llama_config` reads; for models without them they must be null.
 inline constexpr std::array mixture_config_keys = std::to_array<std::string_view>(
-    {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
-     "num_experts_per_tok", "num_local_experts", "shared_expert_intermediate_size"});
+    {"decoder_sparse_step", "first_k_dense_replace", "mlp_only_layers", "moe_intermediate_size", "moe_layer_freq",
+     "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "num_experts", "num_experts_per_tok",
+     "num_local_experts", "routed_scaling_factor", "scoring_func", "shared_expert_intermediate_size", "topk_group",
+     "topk_method"});
 
 /// A key that asks for something which plait does not compute, unless it has one value.
 struct refused_config_key {

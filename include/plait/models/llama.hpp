@@ -30,7 +30,8 @@ struct llama_options {
   attention_options attention{};
   mlp_lora mlp{};  ///< `attention` has adapters of its own
   router_losses mixture_losses{};
-  double expert_limit = 0;  ///< `expert_limit::factor` of each mixture
+  double expert_limit = 0;      ///< `expert_limit::factor` of each mixture
+  double expert_bias_rate = 0;  ///< `moe_options::bias_rate` of each mixture whose configuration has a bias
   /// The chunks in which all linears' collectives overlap their products (nn/linear/policy.hpp), where they are chosen
   /// at run time; 0: the strategy's.
   std::int64_t overlap = 0;
@@ -56,6 +57,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<ffn>, c.ffn);
   if (c.mixture.experts > 0) sizes.set(dim_of<experts>, c.mixture.experts);
   if (c.mixture.shared_ffn > 0) sizes.set(dim_of<shared_ffn>, c.mixture.shared_ffn), sizes.set(dim_of<shared_gate>, 1);
+  if (c.mixture.dense_layers > 0) sizes.set(dim_of<dense_ffn>, c.mixture.dense_ffn);
   const axis_list by_vocab = layout_v<spec<typename S::vocabulary>>.dims[0].axes;
   if (leaves && leaves.features % mesh.size(by_vocab) != 0)
     fail({"llama: deterministic_leaves::features = ", leaves.features, " leaves of the vocabulary, which ",
@@ -81,7 +83,7 @@ struct llama_layers {
   using model = language_model<embedding, block, head, loss>;
 };
 
-/// A Llama whose blocks have a `FeedForward` that `make(ctx, name, config, options)` makes: see `llama`.
+/// A Llama whose blocks have a `FeedForward`, which `make(ctx, name, config, options, layer)` makes: see `llama`.
 template <class Precision, class S, compute_device Device, class FeedForward>
 class llama_of : public llama_layers<Precision, S, Device, typename FeedForward::layer>::model {
   using layers = llama_layers<Precision, S, Device, typename FeedForward::layer>;
@@ -159,7 +161,7 @@ class llama_of : public llama_layers<Precision, S, Device, typename FeedForward:
                                    typename layers::attention(ctx, name + ".self_attn", std::move(attention)),
                                    {options.dropout, name + ".self_attn", order}},
                                   {norm(ctx, config.rms_eps, name + ".post_attention_layernorm", stored),
-                                   FeedForward::make(ctx, name + ".mlp", config, options),
+                                   FeedForward::make(ctx, name + ".mlp", config, options, i),
                                    {options.dropout, name + ".mlp", order}});
   }
 
@@ -190,7 +192,7 @@ struct llama_mlp {
       fail({"llama: num_experts is ", config.mixture.experts, "; legal is 0, and mixture_llama has experts"});
   }
   static layer make(const context<Device>& ctx, const std::string& name, const llama_config& config,
-                    const llama_options& options) {
+                    const llama_options& options, std::int64_t) {
     if (options.mixture_losses.any())
       fail({"llama: llama_options::mixture_losses, and ", name, " is no mixture; legal is none of them"});
     return layer(ctx, name, {0, config.initializer_range}, config.mlp_bias, options.mlp, options.overlap);

@@ -32,19 +32,22 @@ struct rope_scaling {
   bool operator==(const rope_scaling&) const = default;
 };
 
-/// The mixture of experts that stands in place of each MLP. Experts have the width `llama_config::ffn`.
+/// The mixture of experts that stands in place of MLPs. Experts have the width `llama_config::ffn`.
 struct mixture_config {
   std::int64_t experts = 0;  ///< 0: there is a dense MLP
   kernels::router_settings router{};
-  std::int64_t shared_ffn = 0;  ///< the width of a shared expert, which each token has; 0: there is none
-  bool shared_gate = false;     ///< the shared expert's output is multiplied by a sigmoid, as in Qwen2-MoE
+  bool correction_bias = false;   ///< experts are chosen by probability plus a bias, as in DeepSeek-V3
+  std::int64_t shared_ffn = 0;    ///< the width of a shared expert, which each token has; 0: there is none
+  bool shared_gate = false;       ///< the shared expert's output is multiplied by a sigmoid, as in Qwen2-MoE
+  std::int64_t dense_layers = 0;  ///< the first layers, which have an MLP without experts
+  std::int64_t dense_ffn = 0;     ///< the width of these
 
   bool operator==(const mixture_config&) const = default;
 };
 
 /// The shape of a Llama: token embedding, `layers` times (RMSNorm, grouped-query attention with rotary positions,
 /// RMSNorm, SwiGLU), RMSNorm, output projection. Qwen2 differs by `qkv_bias`, Qwen3 by `qk_norm`, Mistral by
-/// `sliding_window`, and Mixtral, Qwen2-MoE and Qwen3-MoE by `mixture` as well.
+/// `sliding_window`, and Mixtral, Qwen2-MoE, Qwen3-MoE and dots.llm1 by `mixture` as well.
 struct llama_config {
   std::int64_t vocab = 256;
   std::int64_t hidden = 128;
@@ -78,7 +81,7 @@ inline void require_within(const std::string& source, const char* key, std::int6
 }
 inline constexpr std::int64_t most_of_a_size = 1 << 20;  // with these limits no count of values overflows 64 bits
 
-inline void validate(const mixture_config& m, bool mlp_bias, const std::string& source) {
+inline void validate(const mixture_config& m, std::int64_t layers, bool mlp_bias, const std::string& source) {
   if (m.experts == 0 && m.shared_ffn != 0)
     fail({source, ": shared_expert_intermediate_size is ", m.shared_ffn,
           ", and num_experts 0; legal is 0, as a shared expert stands beside others"});
@@ -86,9 +89,21 @@ inline void validate(const mixture_config& m, bool mlp_bias, const std::string& 
     fail({source, ": the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1"});
   if (m.experts == 0) return;
   require_within(source, "num_experts", m.experts, 1 << 16);
-  require_within(source, "num_experts_per_tok", m.router.chosen, m.experts);
+  const kernels::router_settings& r = m.router;
+  const std::int64_t smallest = r.group_scores == kernels::group_scores::two_largest ? 2 : 1;
+  if (r.groups < 1 || m.experts % r.groups != 0 || m.experts / r.groups < smallest)
+    fail({source, ": n_group is ", r.groups, "; legal are those that divide num_experts, which is ", m.experts, ", by ",
+          smallest, " or more"});
+  require_within(source, "topk_group", r.chosen_groups, r.groups);
+  require_within(source, "num_experts_per_tok", r.chosen, r.chosen_groups * (m.experts / r.groups));
   if (m.shared_ffn != 0) require_within(source, "shared_expert_intermediate_size", m.shared_ffn, most_of_a_size);
   if (mlp_bias) fail({source, ": mlp_bias is true; experts have no biases, so false is legal"});
+  if (!(r.scale > 0 && std::isfinite(r.scale)))
+    fail({source, ": routed_scaling_factor is ", r.scale, "; legal is a positive number"});
+  if (m.dense_layers < 0 || m.dense_layers >= layers)
+    fail({source, ": first_k_dense_replace is ", m.dense_layers, "; legal are 0 to ", layers - 1,
+          ", so that a layer has experts"});
+  if (m.dense_layers > 0) require_within(source, "intermediate_size", m.dense_ffn, most_of_a_size);
 }
 
 }  // namespace detail
@@ -131,7 +146,7 @@ PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
   if (c.pad_token < -1 || c.pad_token >= c.vocab) {
     fail({source, ": pad_token_id is ", c.pad_token, "; legal are -1 (none) to ", c.vocab - 1});
   }
-  detail::validate(c.mixture, c.mlp_bias, source);
+  detail::validate(c.mixture, c.layers, c.mlp_bias, source);
   positive("rms_norm_eps", c.rms_eps);
   positive("rope_theta", c.rope_theta);
   positive("initializer_range", c.initializer_range);
@@ -165,22 +180,24 @@ PLAIT_INLINE std::vector<double> rotary_frequencies(const llama_config& c) {
 
 namespace detail {
 
-/// The values of what follows attention in a layer, `experts` of whose experts are counted.
+/// The values of what follows attention, in all layers; of experts, `experts` are counted.
 constexpr std::int64_t feed_forward_count(const llama_config& c, std::int64_t experts) {
   const std::int64_t one = 3 * c.hidden * c.ffn;
-  if (c.mixture.experts == 0) return one;
-  return experts * one + c.mixture.experts * c.hidden + 3 * c.hidden * c.mixture.shared_ffn +
-         (c.mixture.shared_gate ? c.hidden : 0);
+  const mixture_config& m = c.mixture;
+  if (m.experts == 0) return c.layers * one;
+  const std::int64_t with_experts =
+      experts * one + m.experts * c.hidden + 3 * c.hidden * m.shared_ffn + (m.shared_gate ? c.hidden : 0);
+  return m.dense_layers * 3 * c.hidden * m.dense_ffn + (c.layers - m.dense_layers) * with_experts;
 }
 constexpr std::int64_t parameter_count(const llama_config& c, std::int64_t experts) {
   const std::int64_t q = c.heads * c.head_dim;
   const std::int64_t kv = c.kv_heads * c.head_dim;
-  std::int64_t layer = 2 * c.hidden + 2 * c.hidden * q + 2 * c.hidden * kv + feed_forward_count(c, experts);
+  std::int64_t layer = 2 * c.hidden + 2 * c.hidden * q + 2 * c.hidden * kv;
   if (c.attention_bias) layer += q + 2 * kv + c.hidden;
   if (c.qkv_bias) layer += q + 2 * kv;
   if (c.qk_norm) layer += 2 * c.head_dim;
   if (c.mlp_bias) layer += 2 * c.ffn + c.hidden;
-  return (c.tie_embeddings ? 1 : 2) * c.vocab * c.hidden + c.layers * layer + c.hidden;
+  return (c.tie_embeddings ? 1 : 2) * c.vocab * c.hidden + c.layers * layer + feed_forward_count(c, experts) + c.hidden;
 }
 
 }  // namespace detail
@@ -223,10 +240,23 @@ struct llama_preset {
 
 /// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
 /// that benchmarks compare; the others are the published shapes, without weights.
-inline constexpr std::array<llama_preset, 22> llama_presets{{
+inline constexpr std::array<llama_preset, 24> llama_presets{{
     {"tiny", {}},
     {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
     {"tiny-experts", {.ffn = 128, .mixture = {.experts = 8, .router = {.chosen = 2}}}},
+    {"tiny-dots1",
+     {.ffn = 64,
+      .qk_norm = true,
+      .mixture = {.experts = 8,
+                  .router = {.chosen = 2,
+                             .scores = kernels::expert_scores::sigmoid,
+                             .groups = 4,
+                             .chosen_groups = 2,
+                             .group_scores = kernels::group_scores::two_largest},
+                  .correction_bias = true,
+                  .shared_ffn = 128,
+                  .dense_layers = 1,
+                  .dense_ffn = 256}}},
     {"bench-128", {.vocab = 4096, .hidden = 128, .layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 32, .ffn = 384}},
     {"bench-512", {.vocab = 4096, .hidden = 512, .layers = 4, .heads = 8, .kv_heads = 8, .head_dim = 64, .ffn = 1536}},
     {"bench-1024",
@@ -360,6 +390,26 @@ inline constexpr std::array<llama_preset, 22> llama_presets{{
       .rope_theta = 1000000,
       .qk_norm = true,
       .mixture = {.experts = 128, .router = {.chosen = 8}}}},
+    {"dots.llm1",
+     {.vocab = 152064,
+      .hidden = 4096,
+      .layers = 62,
+      .heads = 32,
+      .kv_heads = 32,
+      .head_dim = 128,
+      .ffn = 1408,
+      .max_position = 32768,
+      .rope_theta = 10000000,
+      .qk_norm = true,
+      .mixture = {.experts = 128,
+                  .router = {.chosen = 6,
+                             .scores = kernels::expert_scores::sigmoid,
+                             .scale = 2.5,
+                             .group_scores = kernels::group_scores::two_largest},
+                  .correction_bias = true,
+                  .shared_ffn = 2816,
+                  .dense_layers = 1,
+                  .dense_ffn = 10944}}},
     {"qwen2.5-0.5b",
      {.vocab = 151936,
       .hidden = 896,

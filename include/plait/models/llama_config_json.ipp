@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -70,7 +71,8 @@ struct llama_family {
   double rope_theta = 10000;
 };
 
-inline constexpr std::array<llama_family, 7> llama_families{{
+inline constexpr std::array<llama_family, 8> llama_families{{
+    {"dots1", "Dots1ForCausalLM", 32, 0, 2048, true},
     {"llama", "LlamaForCausalLM", 0, 0, 2048},
     {"mistral", "MistralForCausalLM", 8, 0, 131072},
     {"mixtral", "MixtralForCausalLM", 8, 0, 131072, true, 1e-5, 1e6},
@@ -87,8 +89,33 @@ inline const llama_family* find_llama_family(std::string_view model_type) {
   return nullptr;
 }
 
+/// The experts of a dots.llm1, which has DeepSeek-V3's router, and their width.
+inline mixture_config parse_deepseek_mixture(const config_reader& c, const std::string& source, std::int64_t& width) {
+  mixture_config m;
+  m.experts = c.integer("n_routed_experts");
+  m.router = {.chosen = c.integer("num_experts_per_tok"),
+              .scores = kernels::expert_scores::sigmoid,
+              .normalised = c.boolean("norm_topk_prob"),
+              .scale = c.number("routed_scaling_factor"),
+              .groups = c.integer("n_group", 1),
+              .chosen_groups = c.integer("topk_group", 1),
+              .group_scores = kernels::group_scores::two_largest};
+  m.correction_bias = true;
+  m.dense_layers = c.integer("first_k_dense_replace", 0);
+  if (m.dense_layers > 0) m.dense_ffn = width;
+  width = c.integer("moe_intermediate_size");
+  require_within(source, "n_shared_experts", c.integer("n_shared_experts"), 1 << 10);
+  m.shared_ffn = width * c.integer("n_shared_experts");
+  c.only("moe_layer_freq", 1);
+  if (c.has("scoring_func") && c.string("scoring_func") != "sigmoid") c.only("scoring_func", "noaux_tc");
+  c.only("topk_method", "noaux_tc");
+  return m;
+}
+
 /// The experts of a model, and their width. No key has a default: those of transformers differ from what is published.
-inline mixture_config parse_mixture(const config_reader& c, std::string_view model_type, std::int64_t& width) {
+inline mixture_config parse_mixture(const config_reader& c, const std::string& source, std::string_view model_type,
+                                    std::int64_t& width) {
+  if (model_type == "dots1") return parse_deepseek_mixture(c, source, width);
   mixture_config m;
   const bool local = !c.has("num_experts") && (c.has("num_local_experts") || model_type == "mixtral");
   const char* const key = local ? "num_local_experts" : "num_experts";
@@ -101,8 +128,13 @@ inline mixture_config parse_mixture(const config_reader& c, std::string_view mod
       c.only(other, nullptr);
     c.only("norm_topk_prob", true);
   } else {
-    c.only("decoder_sparse_step", 1);  // layers with and without experts in one model are not supported
-    c.only("mlp_only_layers", nlohmann::json::array());
+    c.only("decoder_sparse_step", 1);
+    auto first = nlohmann::json::array();
+    while (c.has("mlp_only_layers") && first.size() < c.at("mlp_only_layers").size()) first.push_back(first.size());
+    if (c.has("mlp_only_layers") && c.at("mlp_only_layers") != first)
+      c.bad("mlp_only_layers", c.at("mlp_only_layers"), "a list of the first layers, [0, 1, ..]");
+    m.dense_layers = static_cast<std::int64_t>(first.size());
+    if (m.dense_layers > 0) m.dense_ffn = width;
     c.only("use_sliding_window", false);
     m.router.normalised = c.boolean("norm_topk_prob");
     width = c.integer("moe_intermediate_size");
@@ -121,9 +153,10 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
       c.integer("sliding_window") < c.integer("max_position_embeddings", 2048))
     c.bad("sliding_window", c.integer("sliding_window"),
           "null, as a llama has no window; if the model has one, its model_type is mistral");
-  const bool mistral = model_type == "mistral" || model_type == "mixtral", qwen = model_type.starts_with("qwen");
+  const bool mistral = model_type == "mistral" || model_type == "mixtral", dots = model_type == "dots1",
+             by_layers = dots || model_type.starts_with("qwen");
   std::int64_t window = 0;
-  if (mistral || (qwen && c.boolean("use_sliding_window", false))) {
+  if (mistral || dots || (by_layers && c.boolean("use_sliding_window", false))) {
     window = c.given("sliding_window") ? c.integer("sliding_window", 0) : model_type == "mixtral" ? 0 : 4096;
     if (window < 1 && c.has("sliding_window")) c.bad("sliding_window", window, "null or at least 1");
   }
@@ -146,8 +179,8 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
       c.bad("layer_types", types, cat({times, "\"sliding_attention\" or \"full_attention\"", differ}));
     return sliding ? window : 0;
   }
-  if (qwen && window > 0) {  // the layers from max_window_layers on have the window
-    const std::int64_t first = c.integer("max_window_layers", 28);
+  if (by_layers && window > 0) {  // the layers from max_window_layers on have the window
+    const std::int64_t first = c.integer("max_window_layers", dots ? 62 : 28);
     if (first != 0 && (first < 0 || first < layers))
       c.bad("max_window_layers", first,
             cat({"0 (all layers have the sliding window) or at least num_hidden_layers, ", layers, " (none has it)",
@@ -201,7 +234,7 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
     out.head_dim = out.hidden / out.heads;
   }
   out.ffn = c.integer("intermediate_size");
-  if (family->mixture) out.mixture = detail::parse_mixture(c, type, out.ffn);
+  if (family->mixture) out.mixture = detail::parse_mixture(c, source, type, out.ffn);
   out.max_position = c.integer("max_position_embeddings", family->max_position);
   out.rms_eps = c.number("rms_norm_eps", family->rms_eps);
   out.initializer_range = c.number("initializer_range", 0.02);
@@ -209,7 +242,7 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
   out.attention_bias = c.boolean("attention_bias", false);
   out.mlp_bias = c.boolean("mlp_bias", false);
   out.qkv_bias = type.starts_with("qwen2");
-  out.qk_norm = type.starts_with("qwen3");
+  out.qk_norm = type.starts_with("qwen3") || type == "dots1";
   out.sliding_window = detail::parse_sliding_window(c, type, out.layers);
   // The types decide these; a file that asks for something else would not get it.
   if (type != "llama" && !out.qk_norm) c.only("attention_bias", false);
@@ -241,6 +274,16 @@ inline const llama_family& family_of(const llama_config& config) {
   };
   const mixture_config& m = config.mixture;
   const kernels::router_settings plain{.chosen = m.router.chosen, .normalised = m.router.normalised};
+  if (m.correction_bias) {
+    const kernels::router_settings& r = m.router;
+    return found("dots1", {{"qkv_bias", config.qkv_bias},
+                           {"q and k without norms", !config.qk_norm},
+                           {"sliding_window", config.sliding_window > 0},
+                           {"probabilities by softmax", r.scores != kernels::expert_scores::sigmoid},
+                           {"groups by their largest score", r.group_scores != kernels::group_scores::two_largest},
+                           {"this width of a shared expert", m.shared_ffn == 0 || m.shared_ffn % config.ffn != 0},
+                           {"a gate of the shared expert", m.shared_gate}});
+  }
   if (m.experts > 0) {
     const std::pair<const char*, bool> router{"this router", m.router != plain},
         shared{"a shared expert", m.shared_ffn > 0};
@@ -253,6 +296,7 @@ inline const llama_family& family_of(const llama_config& config) {
                                  router});
     return found("mixtral", {{"attention_bias", config.attention_bias},
                              {"weights that are not normalised", !m.router.normalised},
+                             {"layers without experts", m.dense_layers > 0},
                              shared,
                              router});
   }
@@ -265,12 +309,22 @@ inline const llama_family& family_of(const llama_config& config) {
 
 inline void add_mixture(json_object& json, const llama_config& config, std::string_view model_type) {
   const mixture_config& m = config.mixture;
+  if (m.correction_bias) {
+    json.add("first_k_dense_replace", m.dense_layers).add("moe_intermediate_size", config.ffn);
+    json.add("n_group", m.router.groups).add("n_routed_experts", m.experts);
+    json.add("n_shared_experts", m.shared_ffn / config.ffn).add("norm_topk_prob", m.router.normalised);
+    json.add("num_experts_per_tok", m.router.chosen).add("routed_scaling_factor", m.router.scale);
+    json.add_null("sliding_window").add("topk_group", m.router.chosen_groups);
+    return;
+  }
   json.add("num_experts_per_tok", m.router.chosen);
   if (model_type == "mixtral") {
     json.add("num_local_experts", m.experts);
     return;
   }
-  json.add("decoder_sparse_step", 1).add("mlp_only_layers", std::vector<std::string_view>{});
+  std::vector<std::int64_t> dense(static_cast<std::size_t>(m.dense_layers));
+  std::iota(dense.begin(), dense.end(), 0);
+  json.add("decoder_sparse_step", 1).add("mlp_only_layers", dense);
   json.add("moe_intermediate_size", config.ffn).add("norm_topk_prob", m.router.normalised);
   json.add("num_experts", m.experts);
   if (m.shared_ffn > 0) json.add("shared_expert_intermediate_size", m.shared_ffn);
@@ -280,13 +334,14 @@ inline void add_mixture(json_object& json, const llama_config& config, std::stri
 
 PLAIT_INLINE std::string llama_config_text(const llama_config& config, const std::string& torch_dtype) {
   const detail::llama_family& family = detail::family_of(config);
-  const bool llama = family.model_type == "llama", qwen = config.qkv_bias || config.qk_norm;
+  const bool llama = family.model_type == "llama", qwen = family.model_type.starts_with("qwen");
   json_object json;
   json.add("architectures", std::vector<std::string_view>{family.architecture});
   if (llama || config.qk_norm) json.add("attention_bias", config.attention_bias);
   json.add("attention_dropout", 0.0).add("head_dim", config.head_dim);
   json.add("hidden_act", "silu").add("hidden_size", config.hidden).add("initializer_range", config.initializer_range);
-  json.add("intermediate_size", config.ffn).add("max_position_embeddings", config.max_position);
+  json.add("intermediate_size", config.mixture.dense_layers > 0 ? config.mixture.dense_ffn : config.ffn)
+      .add("max_position_embeddings", config.max_position);
   if (config.mixture.experts > 0) detail::add_mixture(json, config, family.model_type);
   if (qwen && config.sliding_window > 0) json.add("max_window_layers", 0);
   if (llama) json.add("mlp_bias", config.mlp_bias);

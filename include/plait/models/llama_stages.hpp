@@ -21,14 +21,14 @@ struct llama_part_times {
 };
 
 /// The multiplications of the parts, per token: in each pass as many, so that a whole backward pass costs two forward
-/// passes. Causal attention is counted half.
+/// passes. Causal attention is counted half. A layer is the mean of all, which differ where some have experts.
 constexpr llama_part_times llama_part_flops(const llama_config& c, std::int64_t seq) {
   const auto times = [](std::int64_t multiplications) {
     const double flops = 2.0 * static_cast<double>(multiplications);
     return action_times{flops, 2 * flops, flops, flops};
   };
-  const std::int64_t projections =
-      c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + detail::feed_forward_count(c, c.mixture.router.chosen);
+  const std::int64_t projections = c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads) +
+                                   detail::feed_forward_count(c, c.mixture.router.chosen) / c.layers;
   return {times(projections + c.heads * c.head_dim * seq), times(0), times(c.hidden * c.vocab)};
 }
 
@@ -108,6 +108,7 @@ llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_con
   const value_checks::pause unchecked(ctx.ranks.checks());
   llama_config one = config;
   one.layers = 1;
+  one.mixture.dense_layers = 0;  // the layers that most of a mixture's are
   const auto ready = [&](Model& m) {
     initialize(ctx, m);
     gather_parameters(ctx, m);

@@ -1,6 +1,8 @@
-// Llama with a mixture of experts in place of each MLP: Mixtral, Qwen2-MoE and Qwen3-MoE, under any strategy.
+// Llama with a mixture of experts in place of MLPs: Mixtral, Qwen2-MoE, Qwen3-MoE and dots.llm1, under any strategy.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "plait/core/error.hpp"
@@ -21,23 +23,29 @@ struct llama_mixture {
     if (config.mixture.experts < 1) fail("mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
   }
   static layer make(const context<Device>& ctx, const std::string& name, const llama_config& config,
-                    const llama_options& options) {
+                    const llama_options& options, std::int64_t layer_index) {
     if (options.mlp.gate.rank > 0 || options.mlp.up.rank > 0 || options.mlp.down.rank > 0)
       fail({"mixture_llama: ", name, " has adapters; experts have none"});
     const mixture_config& m = config.mixture;
     const initializer init{0, config.initializer_range};
+    if (layer_index < m.dense_layers) return layer(ctx, name, init);
+    if (options.expert_bias_rate != 0 && !m.correction_bias)
+      fail({"mixture_llama: llama_options::expert_bias_rate is ", options.expert_bias_rate,
+            ", and the configuration has no correction bias; legal is 0"});
     return layer(ctx, name,
                  {.router = m.router,
                   .init = init,
                   .losses = options.mixture_losses,
-                  .limit = {options.expert_limit, sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)}},
+                  .limit = {options.expert_limit, sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)},
+                  .bias_rate = m.correction_bias ? std::optional(options.expert_bias_rate) : std::nullopt},
                  m.shared_ffn > 0, {init, m.shared_gate});
   }
 };
 
 }  // namespace detail
 
-/// As `llama`, with a mixture of experts after attention (`llama_config::mixture`). Parameters have Hugging Face's
+/// As `llama`, with a mixture of experts after attention (`llama_config::mixture`), in all layers but the first
+/// `dense_layers`. Parameters have Hugging Face's
 /// names; the experts of a layer are one tensor, such as `model.layers.0.mlp.experts.gate_proj.weight` [experts, width,
 /// hidden], which directories have expert by expert.
 template <class Precision, mixture_strategy S, compute_device Device = cpu>

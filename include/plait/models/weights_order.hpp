@@ -114,6 +114,8 @@ inline weight_place place_in_hub(const std::string& name, const llama_config& c)
   if (c.mixture.experts == 0 || !rest.starts_with("mlp.")) return {name};
   const std::string_view inside = rest.substr(4);
   if (inside == router_weight_name) return {block + std::string(inside)};
+  if (inside.starts_with("shared_expert.") && c.mixture.correction_bias)
+    return {block + "shared_experts" + std::string(inside.substr(inside.find('.')))};
   if (!inside.starts_with("experts.")) return {name};
   const std::string_view here = inside.substr(8);
   const std::string_view matrix = mixtral ? renamed(mixtral_experts, here, false) : here;
@@ -375,6 +377,8 @@ inline std::vector<weight_tensor> weights_of_experts(std::span<const weight_tens
         fail({source, ": tensor '", e.name, "' is one of two for expert ", expert, " of '", name, "'"});
     } else if (inside == "experts.gate_up_proj") {
       detail::split_stacked_gate_up(to, e, block + "experts.");
+    } else if (inside.starts_with("shared_experts.")) {
+      to.keep(e, block + "shared_expert" + std::string(inside.substr(inside.find('.'))));
     } else {
       to.keep(e, inside == "experts.down_proj" ? block + "experts.down_proj.weight" : block + std::string(inside));
     }

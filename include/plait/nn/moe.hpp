@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -280,10 +281,11 @@ struct moe_options {
   initializer init{};
   router_losses losses{};
   expert_limit limit{};
-  /// Of a bias that balances experts without a loss (DeepSeek-V3; Wang et al. 2024); 0: there is none. Experts are
-  /// chosen by probability plus bias, and weights do not have the bias. After each step, it grows by this for experts
-  /// that were chosen less often than the mean. For those that were chosen more often it falls by this.
-  double bias_rate = 0;
+  /// Of a bias that balances experts without a loss (DeepSeek-V3; Wang et al. 2024); none: there is no bias. Experts
+  /// are chosen by probability plus bias, and weights do not have the bias. After each step, it grows by this for
+  /// experts that were chosen less often than the mean. For those that were chosen more often it falls by this; 0 keeps
+  /// it as it is.
+  std::optional<double> bias_rate{};
 };
 
 /// A mixture of SwiGLU experts (Shazeer et al. 2017): each token's sum of what its experts make of it, times their
@@ -440,7 +442,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     if (how.router.chosen < 1 || how.router.chosen > all)
       fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
     detail::check_groups(name, how.router, all);
-    if (!(how.bias_rate >= 0)) fail({name, ": bias_rate = ", how.bias_rate, "; legal is 0 (none) or more"});
+    if (how.bias_rate && !(*how.bias_rate >= 0))
+      fail({name, ": bias_rate = ", *how.bias_rate, "; legal is 0 (the bias stays) or more"});
     require_any_order(ctx, name, "mixtures of experts");
     return how;
   }
@@ -454,7 +457,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   }
   /// The bias of the choice, whole on every rank: each adds up the counts of a step and makes the same change.
   parameter_ptr<Precision, Device> correction_bias(const context<Device>& ctx, const std::string& name) const {
-    if (how_.bias_rate == 0) return nullptr;
+    if (!how_.bias_rate) return nullptr;
     layout placed, met;
     placed.dims.push_back({detail::mixture_dims.experts, {}});
     for (axis_id axis : ctx.ranks.shape().axes) met.set(axis, state::invariant);
@@ -462,7 +465,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     info.decays = false;
     auto bias = std::make_shared<parameter<Precision, Device>>(ctx, std::move(info), placed, placed, met);
     bias->freeze();
-    bias->at_end_of_step([load = load_, rate = how_.bias_rate, name](auto& b, const context<Device>& at) {
+    if (*how_.bias_rate == 0) return bias;
+    bias->at_end_of_step([load = load_, rate = *how_.bias_rate, name](auto& b, const context<Device>& at) {
       const std::vector<std::int64_t> counts = load->total(at, layout_v<scores>, name);
       const auto experts = static_cast<std::int64_t>(counts.size());
       const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});

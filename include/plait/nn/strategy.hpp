@@ -188,8 +188,10 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
   verdict dims = compare_dims(operand::residual, in_order, found);
   if (dims.ok()) dims = compare_dims(operand::heads, dim_list(dim_of<plait::heads>), heads.dim_order());
   if (dims.ok()) dims = compare_dims(operand::kv_heads, dim_list(dim_of<plait::kv_heads>), kv_heads.dim_order());
-  // A shared expert's MLP has a width of its own.
-  const dim_id width = ffn.has(dim_of<plait::shared_ffn>) ? dim_of<plait::shared_ffn> : dim_of<plait::ffn>;
+  // The MLPs beside experts have widths of their own.
+  dim_id width = dim_of<plait::ffn>;
+  for (dim_id other : {dim_of<plait::shared_ffn>, dim_of<plait::dense_ffn>})
+    if (ffn.has(other)) width = other;
   if (dims.ok()) dims = compare_dims(operand::feed_forward, dim_list(width), ffn.dim_order());
   if (dims.ok()) dims = compare_dims(operand::vocabulary, dim_list(dim_of<plait::vocab>), vocab.dim_order());
   if (!dims.ok()) return dims;

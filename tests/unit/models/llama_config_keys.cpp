@@ -27,7 +27,7 @@ TEST_CASE("what is not supported is refused by key") {
   for (const char* type : {"gpt2", "gemma2", "olmoe", "deepseek_v3", "ministral", "phi3", ""}) {
     CHECK_ERROR(parse_config(config_with("\"model_type\": \"" + std::string(type) + "\"")), "config.json",
                 "'model_type'", type,
-                R"(legal is "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")");
+                R"(legal is "dots1", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")");
   }
   for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
     const auto asks = [&](const std::string& member) {
@@ -196,7 +196,9 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
                             three = mixture("qwen3_moe", "");
   CHECK(one.mixture == plait::mixture_config{.experts = 6, .router = {.chosen = 3}});
   CHECK((one.ffn == 48 && one.sliding_window == 0 && one.rope_theta == 1e6 && one.rms_eps == 1e-5));
-  CHECK(two.mixture == plait::mixture_config{6, {.chosen = 3, .normalised = false}, 28, true});
+  CHECK(two.mixture ==
+        plait::mixture_config{
+            .experts = 6, .router = {.chosen = 3, .normalised = false}, .shared_ffn = 28, .shared_gate = true});
   CHECK((two.ffn == 20 && two.qkv_bias));
   CHECK(three.mixture == plait::mixture_config{.experts = 6, .router = {.chosen = 3, .normalised = false}});
   CHECK((three.ffn == 20 && three.qk_norm));
@@ -216,10 +218,15 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
   CHECK_ERROR(mixture("mixtral", R"("num_experts_per_tok": 7)"), "num_experts_per_tok is 7; legal are 1 to 6");
   CHECK_ERROR(mixture("mixtral", R"("moe_intermediate_size": 7)"), "'moe_intermediate_size' is 7; legal is null");
   CHECK_ERROR(mixture("mixtral", R"("norm_topk_prob": false)"), "'norm_topk_prob' is false; legal is true");
-  CHECK_ERROR(mixture("qwen3_moe", R"("mlp_only_layers": [0])"), "'mlp_only_layers' is [0]; legal is []");
+  CHECK_ERROR(mixture("qwen3_moe", R"("mlp_only_layers": [1])"),
+              "'mlp_only_layers' is [1]; legal is a list of the first layers, [0, 1, ..]");
   CHECK_ERROR(mixture("qwen3_moe", R"("decoder_sparse_step": 2)"), "'decoder_sparse_step' is 2; legal is 1");
   CHECK_ERROR(mixture("qwen3_moe", R"("shared_expert_intermediate_size": 8)"), "is 8; legal is null");
   CHECK_ERROR(mixture("qwen2_moe", R"("use_sliding_window": true, "sliding_window": 4)"), "is true; legal is false");
+
+  const plait::llama_config mixed = mixture("qwen3_moe", R"("mlp_only_layers": [0])");
+  CHECK((mixed.mixture.dense_layers == 1 && mixed.mixture.dense_ffn == 48 && mixed.ffn == 20));
+  CHECK(parse_config(plait::llama_config_text(mixed, "float32")) == mixed);
 
   const auto refused = [](plait::llama_config c, auto&& spoil) {
     spoil(c);
@@ -230,6 +237,8 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
         no_type + "mixtral, which does not have weights that are not normalised");
   CHECK(refused(two, [](auto& c) { c.mixture.shared_gate = false; }) ==
         no_type + "qwen2_moe, which does not have a shared expert without a gate");
+  CHECK(refused(one, [](auto& c) { c.mixture.dense_layers = 1; }) ==
+        no_type + "mixtral, which does not have layers without experts");
   CHECK(refused(three, [](auto& c) { c.mixture.router.scale = 2, c.mixture.shared_ffn = 8; }) ==
         no_type + "qwen3_moe, which does not have a shared expert, this router");
   const auto invalid = [&](auto&& spoil) {
@@ -242,6 +251,67 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
         "others");
   CHECK(invalid([](auto& c) { c.mixture.shared_ffn = 0; }) ==
         "model: the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1");
+  CHECK(invalid([](auto& c) { c.mixture.router.scale = 0; }) ==
+        "model: routed_scaling_factor is 0; legal is a positive number");
+  CHECK(invalid([](auto& c) { c.mixture.dense_layers = 2; }) ==
+        "model: first_k_dense_replace is 2; legal are 0 to 1, so that a layer has experts");
+  CHECK(invalid([](auto& c) { c.mixture.dense_layers = 1; }) ==
+        "model: intermediate_size is 0; legal are 1 to 1048576");
   CHECK(invalid([](auto& c) { c.mlp_bias = true; }) ==
         "model: mlp_bias is true; experts have no biases, so false is legal");
+}
+
+TEST_CASE("dots.llm1 has DeepSeek-V3's router and dense layers at its beginning") {
+  const auto dots = [](const std::string& member) {
+    auto json = nlohmann::json::parse(config_with(R"("num_key_value_heads": 4, "model_type": "dots1")"));
+    json.update(nlohmann::json::parse(R"({"first_k_dense_replace": 1, "moe_intermediate_size": 20, "n_group": 2,
+      "n_routed_experts": 6, "n_shared_experts": 2, "norm_topk_prob": false, "num_experts_per_tok": 3,
+      "routed_scaling_factor": 2.5, "sliding_window": null, "topk_group": 1})"));
+    json.update(nlohmann::json::parse("{" + member + "}"));
+    return parse_config(json.dump());
+  };
+  const plait::llama_config c = dots("");
+  CHECK(c.mixture == plait::mixture_config{.experts = 6,
+                                           .router = {.chosen = 3,
+                                                      .scores = plait::kernels::expert_scores::sigmoid,
+                                                      .normalised = false,
+                                                      .scale = 2.5,
+                                                      .groups = 2,
+                                                      .chosen_groups = 1,
+                                                      .group_scores = plait::kernels::group_scores::two_largest},
+                                           .correction_bias = true,
+                                           .shared_ffn = 40,
+                                           .dense_layers = 1,
+                                           .dense_ffn = 48});
+  CHECK((c.ffn == 20 && c.qk_norm && !c.qkv_bias && c.sliding_window == 0));
+  CHECK(dots(R"("scoring_func": "noaux_tc", "moe_layer_freq": 1, "topk_method": "noaux_tc")") == c);
+  CHECK(dots(R"("scoring_func": "sigmoid")") == c);
+  const plait::llama_config plain = dots(R"("first_k_dense_replace": 0, "n_group": null, "topk_group": null)");
+  CHECK((plain.mixture.router.groups == 1 && plain.mixture.dense_layers == 0 && plain.mixture.dense_ffn == 0));
+  for (const plait::llama_config& model : {c, plain})
+    CHECK(parse_config(plait::llama_config_text(model, "float32")) == model);
+
+  for (const char* key : {"n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size",
+                          "norm_topk_prob", "routed_scaling_factor"})
+    CHECK_ERROR(dots("\"" + std::string(key) + "\": null"), key, "is missing");
+  CHECK_ERROR(dots(R"("scoring_func": "softmax")"), "'scoring_func' is \"softmax\"; legal is \"noaux_tc\"");
+  CHECK_ERROR(dots(R"("n_shared_experts": 0)"), "n_shared_experts is 0; legal are 1 to 1024");
+  CHECK_ERROR(dots(R"("n_group": 4)"),
+              "n_group is 4; legal are those that divide num_experts, which is 6, by 2 or more");
+  CHECK_ERROR(dots(R"("topk_group": 3)"), "topk_group is 3; legal are 1 to 2");
+  CHECK_ERROR(dots(R"("num_experts_per_tok": 4)"), "num_experts_per_tok is 4; legal are 1 to 3");
+  CHECK_ERROR(dots(R"("sliding_window": 8, "max_window_layers": 1)"), "'max_window_layers' is 1; legal is 0");
+  const auto refused = [&](auto&& spoil) {
+    plait::llama_config other = c;
+    spoil(other);
+    return error_of([&] { plait::llama_config_text(other, "float32"); });
+  };
+  const std::string no_dots =
+      "config.json: no model type of Hugging Face computes this model: it would be dots1, which does not have ";
+  CHECK(refused([](auto& m) { m.qk_norm = false, m.qkv_bias = true; }) == no_dots + "qkv_bias, q and k without norms");
+  CHECK(refused([](auto& m) { m.sliding_window = 4, m.mixture.shared_ffn = 30; }) ==
+        no_dots + "sliding_window, this width of a shared expert");
+  CHECK(refused([](auto& m) {
+          m.mixture.router.scores = {}, m.mixture.router.group_scores = {}, m.mixture.shared_gate = true;
+        }) == no_dots + "probabilities by softmax, groups by their largest score, a gate of the shared expert");
 }

@@ -29,6 +29,7 @@ TEST_CASE("published shapes have the published numbers of parameters") {
   CHECK(parameter_count(llama_preset_config("mixtral-8x7b-v0.1")) == 46'702'792'704);
   CHECK(parameter_count(llama_preset_config("qwen1.5-moe-a2.7b")) == 14'315'784'192);
   CHECK(parameter_count(llama_preset_config("qwen3-30b-a3b")) == 30'532'122'624);
+  CHECK(parameter_count(llama_preset_config("dots.llm1")) == 142'774'373'888);
 }
 
 TEST_CASE("parameters and operations, counted by hand") {
@@ -64,6 +65,9 @@ TEST_CASE("of a mixture's experts a token is multiplied with those it chooses") 
   c.mixture = {.experts = 8, .router = {.chosen = 2}, .shared_ffn = 3, .shared_gate = true};
   CHECK(parameter_count(c) == dense + 2 * (7 * 3 * 30 + 8 * 6 + 3 * 18 + 6));
   CHECK(plait::active_parameter_count(c) == dense + 2 * (1 * 3 * 30 + 8 * 6 + 3 * 18 + 6));
+  llama_config mixed = c;
+  mixed.mixture.dense_layers = 1, mixed.mixture.dense_ffn = 7;
+  CHECK(parameter_count(mixed) == dense + (7 * 3 * 30 + 8 * 6 + 3 * 18 + 6) + (3 * 6 * 7 - 3 * 6 * 5));
   CHECK(plait::flops_per_token(c, 7).weights == 6.0 * (plait::active_parameter_count(c) - 60));
 }
 

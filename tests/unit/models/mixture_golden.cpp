@@ -39,7 +39,7 @@ std::map<std::string, std::vector<std::byte>> tensors_of(const std::string& file
 
 template <strategy S>
 void check_models(const std::vector<mesh_shape>& meshes) {
-  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe"}) {
+  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1"}) {
     const model_directory from = open_model_directory(folder_of(name));
     for (const mesh_shape& mesh : meshes) {
       CAPTURE(name);
@@ -64,7 +64,7 @@ TEST_CASE("and over the tensor-parallel axes") {
 
 TEST_CASE("a mixture goes back to a directory with the same bits, from every mesh and in shards") {
   using model_type = mixture_llama<float, megatron_experts>;
-  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe"}) {
+  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1"}) {
     const model_directory from = open_model_directory(folder_of(name));
     const auto published = tensors_of(folder_of(name) + "/model.safetensors");
     const temp_folder out;
@@ -119,6 +119,9 @@ TEST_CASE("a model without experts, and one with them, are different types") {
                 "mixture_llama: model.layers.0.mlp has adapters; experts have none");
     CHECK_ERROR((llama<float, megatron_experts>(ctx, dense, {.mixture_losses = {.z_loss = 1}})),
                 "llama: llama_options::mixture_losses, and model.layers.0.mlp is no mixture; legal is none of them");
+    CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.expert_bias_rate = 0.1})),
+                "mixture_llama: llama_options::expert_bias_rate is 0.1, and the configuration has no correction bias; "
+                "legal is 0");
     CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.mixture_losses = {.z_loss = -1}})),
                 "model.layers.0.mlp: z_loss = -1; legal is 0 (none) or more");
   });

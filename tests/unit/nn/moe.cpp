@@ -391,7 +391,7 @@ TEST_CASE("a mixture says what it cannot do") {
     CHECK_THROWS_WITH(
         layer(ctx, "moe", {{.groups = 8, .chosen_groups = 2, .group_scores = kernels::group_scores::two_largest}}),
         "moe: group_scores::two_largest is for groups of 2 experts or more, and each has 1");
-    CHECK_THROWS_WITH(layer(ctx, "moe", {.bias_rate = -1}), "moe: bias_rate = -1; legal is 0 (none) or more");
+    CHECK_THROWS_WITH(layer(ctx, "moe", {.bias_rate = -1}), "moe: bias_rate = -1; legal is 0 (the bias stays) or more");
     CHECK_THROWS_WITH(layer(ctx, "moe", {.losses = {.z_loss = -1}}), "moe: z_loss = -1; legal is 0 (none) or more");
     CHECK_THROWS_WITH(layer(ctx, "moe", {.losses = {.balance = {-0.5}}}),
                       "moe: the weight of the balance loss is -0.5; legal is 0 (none) or more");

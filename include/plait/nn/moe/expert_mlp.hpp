@@ -1,24 +1,28 @@
-// The layer after attention in a transformer with experts: a mixture, and an expert that all tokens have beside it.
+// The layer after attention in a transformer with experts: a mixture, an expert that all tokens have, or an MLP.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
+#include "plait/nn/mlp.hpp"
 #include "plait/nn/moe.hpp"
 #include "plait/nn/moe/shared_expert.hpp"
 #include "plait/nn/strategy.hpp"
 
 namespace plait {
 
-/// A mixture of experts under a strategy, with or without a shared expert. Each token's result is the sum of both.
+/// A mixture of experts under a strategy, with or without a shared expert; each token's result is the sum of both. Or,
+/// in layers that have no experts, a SwiGLU MLP of the width `dense_ffn`.
 template <class Precision, mixture_strategy S, compute_device Device = cpu>
 class expert_mlp : public layer_types<activation_of<Precision>, typename S::residual, typename S::residual, Device> {
   using T = activation_of<Precision>;
   using routed = moe<Precision, mixture_policy<S>, Device>;
   using shared = shared_expert<Precision, S, Device>;
+  using dense = swiglu_mlp<Precision, detail::with_width<S, dense_ffn>, Device>;
 
  public:
   using input = typename S::residual;
@@ -28,42 +32,57 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
   struct saved {
     typename routed::saved routed_experts;
     typename shared::saved shared_expert;
+    typename dense::saved mlp;
   };
 
-  expert_mlp(const context<Device>& ctx, const std::string& name, const moe_options& how = {},
-             bool has_shared_expert = false, const shared_expert_options& shared_how = {})
-      : routed_(ctx, name, how) {
+  expert_mlp(const context<Device>& ctx, const std::string& name, const moe_options& how,
+             bool has_shared_expert = false, const shared_expert_options& shared_how = {}) {
+    routed_.emplace(ctx, name, how);
     if (has_shared_expert) shared_.emplace(ctx, name, shared_how);
+  }
+  /// The layer without experts.
+  expert_mlp(const context<Device>& ctx, const std::string& name, const initializer& init) {
+    dense_.emplace(ctx, name, init);
   }
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr) {
-    auto y = routed_.forward(mb, x, keep ? &keep->routed_experts : nullptr);
+    if (dense_) return dense_->forward(mb, x, keep ? &keep->mlp : nullptr);
+    auto y = routed_->forward(mb, x, keep ? &keep->routed_experts : nullptr);
     return shared_ ? shared_->forward(mb, x, keep ? &keep->shared_expert : nullptr, &y) : std::move(y);
   }
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
                                             const tensor<T, Gradient, Device>& dy) {
-    auto dx = routed_.backward(mb, x, s.routed_experts, dy);
+    if (dense_) return dense_->backward(mb, x, s.mlp, dy);
+    auto dx = routed_->backward(mb, x, s.routed_experts, dy);
     return shared_ ? detail::backward_plus(*shared_, mb, x, s.shared_expert, dy, dx) : std::move(dx);
   }
 
-  /// How often each expert was chosen in the last step (`moe::load`). Collective over the mesh.
-  std::vector<std::int64_t> load(const context<Device>& ctx) const { return routed_.load(ctx); }
+  /// How often each expert was chosen in the last step (`moe::load`); none without experts. Collective over the mesh.
+  std::vector<std::int64_t> load(const context<Device>& ctx) const {
+    return routed_ ? routed_->load(ctx) : std::vector<std::int64_t>{};
+  }
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
-    routed_.resize(ctx);
-    if (shared_) shared_->resize(ctx);
+    each([&](auto& part) { part.resize(ctx); });
   }
   template <class F>
   void visit(F&& f) {
-    routed_.visit(f);
-    if (shared_) shared_->visit(f);
+    each([&](auto& part) { part.visit(f); });
   }
 
  private:
-  routed routed_;
+  template <class F>
+  void each(F&& f) {
+    if (routed_) f(*routed_);
+    if (shared_) f(*shared_);
+    if (dense_) f(*dense_);
+  }
+
+  std::optional<routed> routed_;
   std::optional<shared> shared_;
+  std::optional<dense> dense_;
 };
 
 }  // namespace plait

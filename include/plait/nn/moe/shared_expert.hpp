@@ -16,18 +16,18 @@
 namespace plait {
 namespace detail {
 
-template <class FeedForward>
-struct shared_width {
-  using type = shared_ffn;
+template <class FeedForward, class Width>
+struct sharded_alike {
+  using type = Width;
 };
-template <class Dim, class... Axes>
-struct shared_width<shard<Dim, Axes...>> {
-  using type = shard<shared_ffn, Axes...>;
+template <class Dim, class... Axes, class Width>
+struct sharded_alike<shard<Dim, Axes...>, Width> {
+  using type = shard<Width, Axes...>;
 };
-/// `S` with the shared expert's width in place of an MLP's.
-template <class S>
-struct with_shared_width : S {
-  using feed_forward = typename shared_width<typename S::feed_forward>::type;
+/// `S` with another dim for the width of an MLP.
+template <class S, class Width>
+struct with_width : S {
+  using feed_forward = typename sharded_alike<typename S::feed_forward, Width>::type;
 };
 
 /// One number for each token: the residual with `shared_gate` in place of its last dim.
@@ -54,7 +54,7 @@ struct shared_expert_options {
 template <class Precision, class S, compute_device Device = cpu>
 class shared_expert : public layer_types<activation_of<Precision>, typename S::residual, typename S::residual, Device> {
   using T = activation_of<Precision>;
-  using mlp = swiglu_mlp<Precision, detail::with_shared_width<S>, Device>;
+  using mlp = swiglu_mlp<Precision, detail::with_width<S, shared_ffn>, Device>;
   using gates = spec_from<detail::gate_of_tokens<typename S::residual>, typename S::residual, spec<shared_gate>>;
   using gate_layer = linear<Precision, layer_policy<typename S::residual, spec<shared_gate, hidden>, gates>, Device>;
 
