@@ -72,3 +72,19 @@ TEST_CASE("the number of microbatches changes nothing, and no byte on dp") {
     CHECK(bytes == bytes_on_dp);
   }
 }
+
+TEST_CASE("chunks of tokens, whose logits are there one after the other, make the same loss and gradients") {
+  scenario s = smoothed();
+  s.masked_from = 4, s.masked_to = 8;
+  const rank_outcome one = train_one<double, megatron_sp>(s);
+  s.options.loss_chunks = 2, s.microbatches = 2;
+  check_mesh<double, megatron_sp>(s, one, 1, 1);
+  check_mesh<double, megatron_sp>(s, one, 2, 4);
+  check_mesh<double, megatron_tp>(s, one, 1, 8);
+  s.config.tie_embeddings = true;
+  s.options.loss_chunks = 1;
+  const rank_outcome tied = train_one<double, megatron_sp>(s);
+  s.options.loss_chunks = 4;
+  s.parallel.parallel.level = zero_level::parameters;
+  check_mesh<double, megatron_sp>(s, tied, 4, 2);
+}

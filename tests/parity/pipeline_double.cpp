@@ -48,10 +48,11 @@ TEST_CASE("several chunks a rank") {
   check<dualpipe_v>(s, one, {{1, 2, 2}, {1, 4, 1}, {2, 2, 1}});
 }
 
-TEST_CASE("tied embeddings, on one rank and on two") {
+TEST_CASE("tied embeddings, on one rank and on two, and the loss in chunks of tokens") {
   scenario s = tiny(5, 4);
   s.config.tie_embeddings = true;
   const rank_outcome one = train_one<double, megatron_sp>(s);
+  s.options.loss_chunks = 4;
   check<one_f_one_b>(s, one, {{1, 2, 1}, {2, 3, 2}});
   check<zb_h1>(s, one, {{1, 4, 2}});
   check<interleaved<2>>(s, one, {{1, 2, 2}});
@@ -64,6 +65,7 @@ TEST_CASE("microbatches that pp does not divide, all tokens of some masked") {
     s.masked_from = 4, s.masked_to = 9;
     const rank_outcome one = train_one<double, megatron_sp>(s);
     check<gpipe>(s, one, {{1, 3, 1}, {1, 4, 2}});
+    s.options.loss_chunks = 2;
     check<one_f_one_b>(s, one, {{1, 3, 1}, {1, 4, 1}});
     check<zb_h1>(s, one, {{1, 3, 1}, {1, 5, 1}});
     check<zb_v>(s, one, {{1, 2, 1}});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
+#include "plait/models/token_chunks.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/loss.hpp"
 #include "plait/parallel/model.hpp"
@@ -23,6 +25,10 @@ struct language_model_options {
   double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
   cross_entropy_settings loss{};
   sequence_order order{};  ///< of the tokens; none: the text's order
+  /// Parts of a microbatch's tokens that the head and the loss take one after the other, so that the logits of one part
+  /// are there at a time. The head must treat each token by itself, without dropout. Where a schedule defers weight
+  /// gradients, the gradients of all logits wait for them.
+  std::int64_t loss_chunks = 1;
 };
 
 /// A language model, or one stage of a pipeline of it: `Embedding` takes token ids, a `stack` of `Block`s follows,
@@ -47,6 +53,11 @@ class language_model {
   using gradient = tensor<T, dual_t<typename Block::input>, device>;
   using table_ptr = parameter_ptr<precision_type, device>;
 
+  /// What a pass through the head keeps of one chunk of tokens.
+  struct head_pass {
+    activation x;
+    typename Head::saved head;
+  };
   /// Everything that a forward pass keeps.
   struct saved {
     activation input;  ///< of the first block
@@ -55,6 +66,7 @@ class language_model {
     typename Head::saved head;
     logits scores;
     typename Loss::saved loss;
+    std::deque<head_pass> chunks;  ///< whose weight gradients are deferred; work refers to them
   };
 
   /// `part` names the layers of this stage. `make_embedding()` is called in the first stage, `make_block(i)` for each
@@ -84,7 +96,14 @@ class language_model {
     table_ = table.get();
     head_.emplace(make_head(table));
     check_tie();
-    loss_.emplace(ctx, vocab, how.loss);
+    chunks_ = {ctx, how_.loss_chunks, layout_v<typename Head::input>};
+    chunk_context_ = std::make_shared<const context<device>>(chunks_.context_of_one(ctx));
+    loss_.emplace(*chunk_context_, vocab, how_.loss);
+    if (chunks_.count() == 1) return;
+    if constexpr (requires { head_->resize(ctx); })
+      head_->resize(*chunk_context_);
+    else
+      fail("language model: loss_chunks is for heads that have resize(context); legal is 1");
   }
 
   const stage_layers& part() const { return part_; }
@@ -132,10 +151,31 @@ class language_model {
     return {};
   }
   logits forward_scores(const microbatch<device>& mb, activation x) {
-    return head_->forward(mb.enter(units() - 1), x, nullptr);
+    const microbatch<device> here = mb.enter(units() - 1);
+    if (chunks_.count() == 1) return head_->forward(here, x, nullptr);
+    logits all(mb.ctx);
+    const context<device>& ctx = *chunk_context_;
+    activation part(ctx);
+    for (std::int64_t i = 0; i < chunks_.count(); ++i) {
+      chunks_.take(ctx.device, i, x, part);
+      chunks_.put(ctx.device, i, head_->forward(ctx, part, nullptr), all);
+    }
+    return all;
+  }
+  /// Whether a training step leaves the loss to the backward pass, which then makes each chunk's logits once.
+  bool loss_in_backward() const { return chunks_.count() > 1; }
+  /// Keeps what `backward_loss` takes in such a step.
+  void keep_for_loss(const microbatch<device>& mb, activation x, saved& kept) {
+    mb.enter(units() - 1);
+    kept.output = std::move(x);
   }
   loss_sum forward_loss(const microbatch<device>& mb, activation x, const tokens& labels, saved* kept) {
     const microbatch<device> here = of_head(mb.enter(units() - 1));
+    if (loss_in_backward()) {
+      loss_sum sum = run_chunks(here, x, labels, nullptr, nullptr, nullptr);
+      if (kept) kept->output = std::move(x);
+      return sum;
+    }
     logits scores = head_->forward(here, x, kept ? &kept->head : nullptr);
     loss_sum sum = loss_->forward(here, scores, labels, kept ? &kept->loss : nullptr);
     if (kept) {
@@ -144,9 +184,17 @@ class language_model {
     }
     return sum;
   }
+  /// `sum`, where it is not null, gets the summed loss of a step whose loss is made here.
   gradient backward_loss(const microbatch<device>& mb, const tokens& labels, saved& kept,
-                         const typename mean::seed_type& seed) {
+                         const typename mean::seed_type& seed, loss_sum* sum = nullptr) {
     const microbatch<device> here = of_head(mb.enter(units() - 1));
+    if (loss_in_backward()) {
+      gradient dx(mb.ctx);
+      kept.chunks.clear();
+      loss_sum made = run_chunks(here, kept.output, labels, &seed, &dx, &kept.chunks);
+      if (sum) *sum = std::move(made);
+      return dx;
+    }
     const auto dscores = loss_->backward(here, std::move(kept.scores), labels, kept.loss, seed);
     return head_->backward(here, kept.output, kept.head, dscores);
   }
@@ -196,6 +244,34 @@ class language_model {
            " with tied_across_stages, and the head does not use it; use the table that make_head is given, or make the "
            "embedding without"});
   }
+  /// The summed loss, chunk by chunk, and with a seed its gradients. `dx` gets that of x; where weight gradients are
+  /// deferred, `held` keeps what they are made of.
+  loss_sum run_chunks(const microbatch<device>& mb, const activation& x, const tokens& labels,
+                      const typename mean::seed_type* seed, gradient* dx, std::deque<head_pass>* held) {
+    const context<device>& ctx = *chunk_context_;
+    device& on = ctx.device;
+    microbatch<device> part(ctx);
+    part.policy = mb.policy;
+    part.deferred = mb.deferred;
+    loss_sum sum(mb.ctx);
+    on.zero(sum.data(), sizeof(double), on.main_stream());
+    tokens its_labels(ctx);
+    for (std::int64_t i = 0; i < chunks_.count(); ++i) {
+      head_pass own;
+      head_pass& pass = seed && mb.deferred ? held->emplace_back() : own;
+      pass.x = activation(ctx);
+      typename Loss::saved of_loss;
+      chunks_.take(on, i, x, pass.x);
+      chunks_.take(on, i, labels, its_labels);
+      logits scores = head_->forward(part, pass.x, seed ? &pass.head : nullptr);
+      const loss_sum more = loss_->forward(part, scores, its_labels, seed ? &of_loss : nullptr);
+      kernels::accumulate(on, more.data(), sum.data(), 1);
+      if (!seed) continue;
+      const auto dscores = loss_->backward(part, std::move(scores), its_labels, of_loss, *seed);
+      chunks_.put(on, i, head_->backward(part, pass.x, pass.head, dscores), *dx);
+    }
+    return sum;
+  }
   microbatch<device> of_head(const microbatch<device>& mb) const { return mb.keeping(how_.keep.of_head()); }
 
   stage_layers part_;
@@ -205,6 +281,8 @@ class language_model {
   stack<Block> blocks_;
   std::optional<Head> head_;
   std::optional<Loss> loss_;
+  detail::token_chunks chunks_;                               ///< of the head and the loss
+  std::shared_ptr<const context<device>> chunk_context_;      ///< of one of them, which deferred work refers to
   const parameter<precision_type, device>* table_ = nullptr;  ///< of the embedding on this rank, if the head is here
 };
 

@@ -25,6 +25,7 @@ struct llama_options {
   layer_recompute keep{};  ///< one mode for all layers, or one for each
   double dropout = 0;      ///< on the output of each residual branch
   cross_entropy_settings loss{};
+  std::int64_t loss_chunks = 1;  ///< `language_model_options::loss_chunks`
   /// The context-parallel policy and adapters. Its frequencies, biases, norms and initialisers are taken from the
   /// configuration.
   attention_options attention{};
@@ -101,7 +102,7 @@ class llama_of : public llama_layers<Precision, S, Device, typename FeedForward:
       : base(
             ctx, config.vocab, checked(ctx, config, options, part),
             {options.keep, options.attention.documents, options.dropout, options.loss,
-             sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)},
+             sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes), options.loss_chunks},
             first_stage,
             [&] {
               return typename layers::embedding(ctx, config.vocab, table_name,

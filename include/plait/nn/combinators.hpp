@@ -99,6 +99,12 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   void visit(F&& f) {
     std::apply([&](auto&... l) { (l.visit(f), ...); }, layers_);
   }
+  /// Makes its layers ready for the batches and lengths of this context (`linear::resize`), where all can be.
+  void resize(const context<device>& ctx)
+    requires(requires(Layers& l) { l.resize(ctx); } && ...)
+  {
+    std::apply([&](auto&... l) { (l.resize(ctx), ...); }, layers_);
+  }
   template <std::size_t I>
   auto& get() {
     return std::get<I>(layers_);

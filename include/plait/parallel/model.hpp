@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <utility>
 
 #include "plait/nn/layer.hpp"
 #include "plait/nn/loss.hpp"
@@ -25,6 +26,9 @@ namespace plait {
 ///     visit(f)    f(parameter) for each, each once
 ///     ignore_index(), documents(), dropout()
 ///     order()     the `sequence_order` of its tokens; not needed where they are never in zigzag order
+///
+/// A model that makes its loss in chunks of tokens has `loss_in_backward()`. Where that is true, a training step calls
+/// `keep_for_loss(mb, x, saved&)` in place of forward_loss, and backward_loss with a pointer to the loss that it makes.
 ///
 /// A parameter that the first and the last stage both have is marked (`parameter_info::tied_across_stages`).
 ///
@@ -56,4 +60,34 @@ concept announces_units = requires(M& m) {
   m.visit_unit(0, detail::any_visitor{});
 };
 
+namespace detail {
+
+template <class M>
+concept may_make_loss_in_backward = requires(const M& m) { m.loss_in_backward(); };
+
+/// The forward pass of a training step from the last stage's layers to the loss; `take(sum)` gets it, now or in the
+/// backward pass.
+template <class M, class Take>
+void forward_loss_of_step(M& m, const microbatch<typename M::device>& mb, typename M::activation x,
+                          const typename M::tokens& labels, typename M::saved& kept, Take&& take) {
+  if constexpr (may_make_loss_in_backward<M>)
+    if (m.loss_in_backward()) return m.keep_for_loss(mb, std::move(x), kept);
+  take(m.forward_loss(mb, std::move(x), labels, &kept));
+}
+/// The backward pass of what `forward_loss_of_step` runs.
+template <class M, class Take>
+typename M::gradient backward_loss_of_step(M& m, const microbatch<typename M::device>& mb,
+                                           const typename M::tokens& labels, typename M::saved& kept,
+                                           const typename M::mean::seed_type& seed, Take&& take) {
+  if constexpr (may_make_loss_in_backward<M>)
+    if (m.loss_in_backward()) {
+      typename M::loss_sum sum;
+      auto dx = m.backward_loss(mb, labels, kept, seed, &sum);
+      take(sum);
+      return dx;
+    }
+  return m.backward_loss(mb, labels, kept, seed);
+}
+
+}  // namespace detail
 }  // namespace plait

@@ -449,7 +449,7 @@ class pipeline {
       Stage& stage = this->owner.at(chunk);
       x = stage.forward_layers(mb, ids, std::move(x), kept);
       if (!stage.part().last) return x;
-      loss.add(ctx, stage.forward_loss(mb, std::move(x), labels, kept));
+      detail::forward_loss_of_step(stage, mb, std::move(x), labels, *kept, [&](auto&& sum) { loss.add(ctx, sum); });
       return {};
     }
     gradient backward(const context<device>& ctx, int chunk, int i, saved& kept, gradient dy, weight_work* deferred) {
@@ -457,7 +457,9 @@ class pipeline {
       mb.deferred = deferred;
       auto& [ids, labels] = data[static_cast<std::size_t>(i)];
       Stage& stage = this->owner.at(chunk);
-      if (stage.part().last) dy = stage.backward_loss(mb, labels, kept, loss.seed(ctx));
+      if (stage.part().last)
+        dy = detail::backward_loss_of_step(stage, mb, labels, kept, loss.seed(ctx),
+                                           [&](auto&& sum) { loss.add(ctx, sum); });
       return stage.backward_layers(mb, ids, kept, std::move(dy));
     }
     /// A buffer of gradients that units share is free for the next once the reduction of the last is through.
