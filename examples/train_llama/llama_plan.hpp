@@ -31,6 +31,7 @@ inline plait::llama_options model_options(const setup& s) {
   return {.keep = s.recompute,
           .dropout = opt.dropout,
           .loss = {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss},
+          .loss_chunks = opt.loss_chunks,
           .attention = {.documents = keeps_documents_apart(opt),
                         .context = s.context,
                         .lora = {.q = adapter, .k = adapter, .v = adapter, .o = adapter}},

@@ -354,6 +354,7 @@ void check_sizes(const options& opt) {
 /// The loss, and how weights are updated.
 void check_training(const options& opt) {
   in_range("--dropout", opt.dropout, 0, 1);
+  in_range("--loss-chunks", opt.loss_chunks, 1, 1 << 20);
   in_range("--label-smoothing", opt.label_smoothing, 0, 1);
   in_range("--z-loss", opt.z_loss, 0, 1e6);
   in_range("--balance-loss", opt.balance_loss, 0, 1e6);
@@ -727,6 +728,8 @@ void add_training(option_list& list, options& opt) {
   list.add("--dropout", opt.dropout, "on the output of each residual branch");
   list.add("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution");
   list.add("--z-loss", opt.z_loss, "weight of lse^2 in the loss");
+  list.add("--loss-chunks", opt.loss_chunks,
+           "parts of a microbatch's tokens, of which one at a time has its logits in memory");
   list.add("--balance-loss", opt.balance_loss, "weight of what keeps the experts of each sequence evenly chosen");
   list.add("--router-z-loss", opt.router_z_loss, "weight of lse^2 of the scores of experts");
   list.add("--expert-bias-rate", opt.expert_bias_rate,

@@ -101,6 +101,7 @@ struct options {
   double label_smoothing = 0;
   double balance_loss = 0, router_z_loss = 0, expert_limit = 0, expert_bias_rate = 0;  ///< of models with experts
   double z_loss = 0;
+  std::int64_t loss_chunks = 1;
   std::string held_out_text = "0";
   double held_out = 0;          ///< the fraction of `data` that --held-out keeps
   std::string held_out_file;    ///< or the file that it names; empty: none

@@ -417,7 +417,7 @@ std::string training_text(const setup& s) {
                                         "--documents",     "--label-smoothing", "--z-loss",        "--precision",
                                         "--gradients",     "--moments",         "--reduce-in",     "--deterministic",
                                         "--on-nonfinite",  "--end-of-document", "--balance-loss",  "--router-z-loss",
-                                        "--expert-limit"};
+                                        "--expert-limit",  "--expert-bias-rate"};
   std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
   for (const auto& [key, value] : model_settings(s.config))
     text += fmt::format("{}{}{} {}", between, of_model, key, value);

@@ -540,7 +540,24 @@ void plan_stages(setup& s, std::int64_t pp) {
   s.stages = split(s.schedule);
 }
 
-/// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
+/// Refuses chunks of the loss that ranks do not have, or that would not keep the logits of one alone.
+void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
+  const std::int64_t chunks = s.opt.loss_chunks, here = s.opt.seq / (cp * (s.opt.strategy == "sp" ? tp : 1));
+  if (chunks == 1) return;
+  const auto refuse = [&](const std::string& why) { plait::fail(fmt::format("--loss-chunks {}: {}", chunks, why)); };
+  if (here % chunks != 0)
+    refuse(fmt::format("each rank has {} positions of a sequence; legal are those that divide them", here));
+  if (s.opt.leaves)
+    refuse(fmt::format("--deterministic {} sums over all tokens at once; legal is 1", s.opt.deterministic));
+  for (const auto& actions : s.schedule.order)
+    for (const plait::action& a : actions)
+      if (a.kind == plait::action_kind::weight_backward)
+        refuse(
+            fmt::format("--schedule {} defers weight gradients, for which the gradients of all logits wait; legal is "
+                        "1, or a schedule such as 1f1b",
+                        s.opt.schedule));
+}
+
 /// Refuses what there is not for models with experts, and experts' ranks for others.
 void check_mixture(const options& opt, const plait::llama_config& c, std::int64_t ep, std::int64_t tp) {
   if (!opt.mixture && ep > 1)
@@ -577,6 +594,7 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   if (opt.plan == "auto") refuse("--plan auto", "a --mesh");
 }
 
+/// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
 std::string rate_text(const plait::lr_schedule_config& c) {
   const std::string warm = fmt::format(", {} of warm-up", c.warmup_steps);
   if (c.decay == plait::lr_decay::constant) return fmt::format("constant at {}{}", c.peak, warm);
@@ -713,6 +731,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   set_parallel(s, dp * ep, cp);
   check_tensor_overlap(opt, cp, tp);
   set_deterministic(s, dp, cp, tp);
+  check_loss_chunks(s, cp, tp);
   if (!opt.data.empty())
     open_data(s);
   else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
