@@ -202,8 +202,7 @@ void sum_rows_backward(counting_device& device, const T*, const std::int32_t*, c
 }
 
 template <class T>
-void multiply_by_gates(counting_device& device, const T*, const T*, const T*, T*, std::int64_t rows,
-                       std::int64_t width) {
+void multiply_by_gates(counting_device& device, const T*, const T*, T*, std::int64_t rows, std::int64_t width) {
   device.count_moved(3.0 * static_cast<double>(rows * width) * sizeof(T));
 }
 template <class T>

@@ -2,6 +2,7 @@
 // weighted sum that comes back. All collectives follow from three specs.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -348,6 +349,12 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr) {
+    return forward(mb, x, keep, [] {});
+  }
+  /// Calls `meanwhile()` while rows are on their way to their experts.
+  template <std::invocable Work>
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved* keep,
+                                    Work&& meanwhile) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     detail::require_size(names_.layer(), "x", x.size(), tokens_ * hidden_);
@@ -366,7 +373,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto leaving = rows_to_send(ctx.device, s.route.leaving());
     kernels::take_rows(ctx.device, tokens, s.route.tokens.data(), leaving.template data<T>(), s.route.leaving(),
                        hidden_);
-    s.in = to_experts(ctx.device, s.route, std::move(leaving));
+    s.in = to_experts(ctx.device, s.route, std::move(leaving), meanwhile);
     s.returned = from_experts(ctx.device, s.route, run_experts(ctx.device, s));
     auto sums = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
     kernels::sum_rows(ctx.device, s.returned.template data<T>(), s.route.places.data(), s.weights.template data<S>(),
@@ -380,6 +387,12 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
                                             const tensor<T, Gradient, Device>& dy) {
+    return backward(mb, x, s, dy, [] {});
+  }
+  /// Calls `meanwhile()` while gradients are on their way to the experts.
+  template <spec_like Gradient, std::invocable Work>
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
+                                            const tensor<T, Gradient, Device>& dy, Work&& meanwhile) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
@@ -398,7 +411,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                                s.weights.template data<S>(), dsums, drows.template data<T>(),
                                dweights.template data<S>(), seen_, k, hidden_);
     s.returned = {};
-    auto din = run_experts_backward(mb, s, to_experts(ctx.device, s.route, std::move(drows)));
+    auto din = run_experts_backward(mb, s, to_experts(ctx.device, s.route, std::move(drows), meanwhile));
     const auto dleaving = from_experts(ctx.device, s.route, std::move(din));
     auto dtokens = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
     kernels::sum_rows(ctx.device, dleaving.template data<T>(), s.route.places.data(), static_cast<const S*>(nullptr),
@@ -536,11 +549,17 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.route = peers_.route(ctx, choice, seen_, k);
   }
 
-  /// Sends rows to the ranks of their experts, where they lie by expert.
-  buffer<Device> to_experts(Device& on, const detail::expert_route& r, buffer<Device> leaving) const {
-    if (!peers_.ranks()) return leaving;
+  /// Sends rows to the ranks of their experts, where they lie by expert; `meanwhile()` is called on their way.
+  template <class Work>
+  buffer<Device> to_experts(Device& on, const detail::expert_route& r, buffer<Device> leaving, Work&& meanwhile) const {
+    if (!peers_.ranks()) {
+      meanwhile();
+      return leaving;
+    }
     auto came = rows_to_send(on, r.here());
-    exchange(leaving, r.sent, r.sent_at, came, r.received, r.received_at);
+    request arrival = start_exchange(leaving, r.sent, r.sent_at, came, r.received, r.received_at);
+    meanwhile();
+    arrival.wait();
     auto sorted = buffer<Device>(on, came.bytes());
     kernels::take_rows(on, came.template data<T>(), r.sorted.data(), sorted.template data<T>(), r.here(), hidden_);
     return sorted;
@@ -550,18 +569,18 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     if (!peers_.ranks()) return rows;
     auto leaving = rows_to_send(on, r.here()), back = rows_to_send(on, r.leaving());
     kernels::take_rows(on, rows.template data<T>(), r.unsorted.data(), leaving.template data<T>(), r.here(), hidden_);
-    exchange(leaving, r.received, r.received_at, back, r.sent, r.sent_at);
+    start_exchange(leaving, r.received, r.received_at, back, r.sent, r.sent_at).wait();
     return back;
   }
-  void exchange(const buffer<Device>& out, const std::vector<std::size_t>& sent,
-                const std::vector<std::size_t>& sent_at, buffer<Device>& in, const std::vector<std::size_t>& received,
-                const std::vector<std::size_t>& received_at) const {
+  request start_exchange(const buffer<Device>& out, const std::vector<std::size_t>& sent,
+                         const std::vector<std::size_t>& sent_at, buffer<Device>& in,
+                         const std::vector<std::size_t>& received, const std::vector<std::size_t>& received_at) const {
     const auto elements = [&](std::vector<std::size_t> rows) {
       for (std::size_t& n : rows) n *= static_cast<std::size_t>(hidden_);
       return rows;
     };
-    peers_.ranks()->all_to_all_v(out.data(), elements(sent), elements(sent_at), in.data(), elements(received),
-                                 elements(received_at), dtype_of<T>);
+    return peers_.ranks()->start_all_to_all_v(out.data(), elements(sent), elements(sent_at), in.data(),
+                                              elements(received), elements(received_at), dtype_of<T>);
   }
 
   /// Calls f(expert, its first row, its rows) for each expert here that has rows.

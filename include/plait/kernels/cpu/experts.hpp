@@ -239,14 +239,13 @@ void sum_rows_backward(cpu&, const T* rows, const std::int32_t* at, const S* wei
     }
 }
 
-/// y [rows, width]: each row of `x` times the sigmoid of its gate, plus `addend` where it is not null.
+/// y [rows, width]: each row of `x` times the sigmoid of its gate.
 template <class T>
-void multiply_by_gates(cpu&, const T* x, const T* gates, const T* addend, T* y, std::int64_t rows, std::int64_t width) {
+void multiply_by_gates(cpu&, const T* x, const T* gates, T* y, std::int64_t rows, std::int64_t width) {
   using S = arithmetic<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
     const S gate = S(1) / (S(1) + std::exp(-converted<S>(gates[r])));
-    for (std::int64_t c = r * width; c < (r + 1) * width; ++c)
-      y[c] = converted<T>(gate * converted<S>(x[c]) + (addend ? converted<S>(addend[c]) : S(0)));
+    for (std::int64_t c = r * width; c < (r + 1) * width; ++c) y[c] = converted<T>(gate * converted<S>(x[c]));
   }
 }
 

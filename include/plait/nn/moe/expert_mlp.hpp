@@ -15,8 +15,8 @@
 
 namespace plait {
 
-/// A mixture of experts under a strategy, with or without a shared expert; each token's result is the sum of both. Or,
-/// in layers that have no experts, a SwiGLU MLP of the width `dense_ffn`.
+/// A mixture of experts under a strategy, with or without a shared expert, which runs while rows are on their way; each
+/// token's result is the sum of both. Or, in layers that have no experts, a SwiGLU MLP of the width `dense_ffn`.
 template <class Precision, mixture_strategy S, compute_device Device = cpu>
 class expert_mlp : public layer_types<activation_of<Precision>, typename S::residual, typename S::residual, Device> {
   using T = activation_of<Precision>;
@@ -48,15 +48,24 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr) {
     if (dense_) return dense_->forward(mb, x, keep ? &keep->mlp : nullptr);
-    auto y = routed_->forward(mb, x, keep ? &keep->routed_experts : nullptr);
-    return shared_ ? shared_->forward(mb, x, keep ? &keep->shared_expert : nullptr, &y) : std::move(y);
+    auto* const kept = keep ? &keep->routed_experts : nullptr;
+    if (!shared_) return routed_->forward(mb, x, kept);
+    tensor<T, output, Device> of_shared;
+    auto y = routed_->forward(mb, x, kept,
+                              [&] { of_shared = shared_->forward(mb, x, keep ? &keep->shared_expert : nullptr); });
+    kernels::accumulate(mb.ctx.device, of_shared.data(), y.data(), y.size());
+    return y;
   }
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
                                             const tensor<T, Gradient, Device>& dy) {
     if (dense_) return dense_->backward(mb, x, s.mlp, dy);
-    auto dx = routed_->backward(mb, x, s.routed_experts, dy);
-    return shared_ ? detail::backward_plus(*shared_, mb, x, s.shared_expert, dy, dx) : std::move(dx);
+    if (!shared_) return routed_->backward(mb, x, s.routed_experts, dy);
+    tensor<T, dual_t<input>, Device> of_shared;
+    auto dx = routed_->backward(mb, x, s.routed_experts, dy,
+                                [&] { of_shared = shared_->backward(mb, x, s.shared_expert, dy); });
+    kernels::accumulate(mb.ctx.device, of_shared.data(), dx.data(), dx.size());
+    return dx;
   }
 
   /// How often each expert was chosen in the last step (`moe::load`); none without experts. Collective over the mesh.

@@ -1,4 +1,4 @@
-// The expert of a mixture that all tokens have: a SwiGLU MLP, with or without a gate, added to what is there.
+// The expert of a mixture that all tokens have: a SwiGLU MLP, with or without a gate.
 #pragma once
 
 #include <cstddef>
@@ -77,15 +77,13 @@ class shared_expert : public layer_types<activation_of<Precision>, typename S::r
       gate_.emplace(ctx, name + ".shared_expert_gate", linear_options<Precision, Device>{.init = how.init});
   }
 
-  /// `addend`, such as the sum of a token's other experts, is added to the output where it is not null.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
-                                    saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
-    if (!gate_) return mlp_.forward(mb, x, keep ? &keep->inner : nullptr, addend);
+                                    saved* keep = nullptr) {
+    if (!gate_) return mlp_.forward(mb, x, keep ? &keep->inner : nullptr);
     auto scores = gate_->forward(mb, x, keep ? &keep->gate : nullptr);
     auto made = mlp_.forward(mb, x, keep ? &keep->inner : nullptr);
     tensor<T, output, Device> y(mb.ctx);
-    kernels::multiply_by_gates(mb.ctx.device, made.data(), scores.data(), addend ? addend->data() : nullptr, y.data(),
-                               scores.size(), width(made, scores));
+    kernels::multiply_by_gates(mb.ctx.device, made.data(), scores.data(), y.data(), scores.size(), width(made, scores));
     if (keep) keep->made = std::move(made), keep->scores = std::move(scores);
     return y;
   }
@@ -103,7 +101,6 @@ class shared_expert : public layer_types<activation_of<Precision>, typename S::r
     return gate_->backward(mb, x, kept.gate, dscores, &dx);
   }
 
-  bool adds_in_product() const { return gate_ || mlp_.adds_in_product(); }
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     mlp_.resize(ctx);
