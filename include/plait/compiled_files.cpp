@@ -5,10 +5,6 @@
 #endif
 #define PLAIT_COMPILING_FILES
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/manifest.ipp"
 #include "plait/checkpoint/safetensors.hpp"
-#include "plait/checkpoint/safetensors.ipp"
 #include "plait/models/export_hugging_face.hpp"
-#include "plait/models/export_hugging_face.ipp"
 #include "plait/models/llama_config_json.hpp"
-#include "plait/models/llama_config_json.ipp"

@@ -4,16 +4,30 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <charconv>
+#include <cinttypes>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/core/box.hpp"
+#include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
+#include "plait/io/json.hpp"
 
 namespace plait {
 
@@ -131,6 +145,507 @@ manifest manifest_from(std::string_view text, const std::string& source);
 
 }  // namespace plait
 
-#ifndef PLAIT_COMPILED
-#include "plait/checkpoint/manifest.ipp"  // IWYU pragma: keep
+#if !defined(PLAIT_COMPILED) || defined(PLAIT_COMPILING_FILES)
+namespace plait {
+
+namespace detail {
+
+/// Checks that the boxes of one tensor, which lie in it, cover each element exactly once.
+///
+/// How many boxes an element is in is a function on the grid of elements. Its differences along every dimension are a
+/// sum of signed corners, 2^n for each box. So the corners of all boxes must equal the tensor's after cancellation,
+/// which sorting shows. At the first corner, in row-major order, that is left over, the function differs from 1 by just
+/// that corner's sum: it names an element.
+class cover_check {
+ public:
+  cover_check(const stored_tensor& tensor, const std::string& where) : tensor_(tensor), where_(where) {}
+
+  void run() {
+    choose_dims();
+    std::size_t corners = std::size_t{1} << dims_.size();
+    for (std::vector<std::uint64_t>& side : sides_) side.reserve((tensor_.boxes.size() + 1) * ((corners + 1) / 2));
+    stored_box whole;
+    std::copy(tensor_.shape.begin(), tensor_.shape.end(), whole.extent.begin());
+    add_corners(whole, 1);
+    for (const stored_box& part : tensor_.boxes) add_corners(part, 0);
+    for (std::vector<std::uint64_t>& side : sides_) std::sort(side.begin(), side.end());
+    const auto [more, fewer] = std::mismatch(sides_[0].begin(), sides_[0].end(), sides_[1].begin(), sides_[1].end());
+    if (more == sides_[0].end() && fewer == sides_[1].end()) return;
+    const bool twice = fewer == sides_[1].end() || (more != sides_[0].end() && *more < *fewer);
+    fail_at(twice ? *more : *fewer, twice);
+  }
+
+ private:
+  /// Dimensions that no box divides do not matter. The corners of the others are counted in a grid that has one more
+  /// point than elements along each.
+  void choose_dims() {
+    std::uint64_t points = 1;
+    for (std::size_t d = tensor_.shape.size(); d-- > 0;) {
+      const auto undivided = [&](const stored_box& b) { return b.extent[d] == tensor_.shape[d]; };
+      if (std::all_of(tensor_.boxes.begin(), tensor_.boxes.end(), undivided) && !tensor_.boxes.empty()) continue;
+      dims_.push_back({d, points});
+      if (__builtin_mul_overflow(points, static_cast<std::uint64_t>(tensor_.shape[d]) + 1, &points))
+        fail({where_, " is divided along too many dimensions for its size"});
+    }
+  }
+  /// A corner's sign is negative for an odd number of upper ends; side 0 has what is positive for a box.
+  void add_corners(const stored_box& part, std::size_t side) {
+    for (std::size_t corner = 0; corner < std::size_t{1} << dims_.size(); ++corner) {
+      std::uint64_t key = 0;
+      std::size_t upper = 0;
+      for (std::size_t i = 0; i < dims_.size(); ++i) {
+        const auto [d, stride] = dims_[i];
+        const std::size_t end = corner >> i & 1;
+        upper += end;
+        key += stride * static_cast<std::uint64_t>(part.offset[d] + (end != 0 ? part.extent[d] : 0));
+      }
+      sides_[(side + upper) % 2].push_back(key);
+    }
+  }
+  [[noreturn]] void fail_at(std::uint64_t key, bool twice) const {
+    std::vector<std::int64_t> element(tensor_.shape.size());
+    for (std::size_t i = dims_.size(); i-- > 0;) {
+      element[dims_[i].dim] = static_cast<std::int64_t>(key / dims_[i].stride);
+      key %= dims_[i].stride;
+    }
+    std::string at, boxes;
+    for (const std::int64_t index : element) append(at, {at.empty() ? "" : ", ", index});
+    int named = 0;
+    for (const stored_box& part : tensor_.boxes) {
+      bool inside = true;
+      for (std::size_t d = 0; d < element.size(); ++d) {
+        inside = inside && part.offset[d] <= element[d] && element[d] < part.offset[d] + part.extent[d];
+      }
+      if (inside && named++ < 2) boxes += (named == 1 ? " " : " and ") + text_of_box(tensor_, part);
+    }
+    fail({where_, ": the element [", at, "] is in ", twice ? "more than one box:" : "no box", twice ? boxes : ""});
+  }
+
+  struct divided {
+    std::size_t dim;
+    std::uint64_t stride;
+  };
+  const stored_tensor& tensor_;
+  const std::string& where_;
+  std::vector<divided> dims_;  ///< from the last dimension to the first
+  std::vector<std::uint64_t> sides_[2];
+};
+
+/// The state of `check_manifest`.
+class manifest_check {
+ public:
+  manifest_check(const manifest& m, const std::string& source) : m_(m), source_(source) {}
+
+  void run() {
+    std::unordered_set<std::string_view> paths;
+    for (const stored_file& file : m_.files) {
+      check_path(file.path);
+      if (!paths.insert(file.path).second) fail({source_, ": the file '", file.path, "' is listed twice"});
+      if (file.header_bytes > file.bytes) {
+        fail({source_, ": the file '", file.path, "' of ", file.bytes, " bytes has a header of ", file.header_bytes});
+      }
+    }
+    if (!is_utf8(m_.layout)) fail({source_, ": the layout is not UTF-8"});
+    std::unordered_set<std::string_view> scalars, blobs, tensors;
+    for (const auto& [name, value] : m_.scalars) {
+      claim(scalars, "scalar", name);
+      const std::string* text = std::get_if<std::string>(&value);
+      if (text != nullptr && !is_utf8(*text)) fail({source_, ": the scalar '", name, "' is not UTF-8"});
+    }
+    for (const stored_blob& blob : m_.blobs) {
+      claim(blobs, "blob", blob.name);
+      check_range(blob.stored, cat({source_, ": blob '", blob.name, "'"}));
+    }
+    for (const stored_tensor& tensor : m_.tensors) {
+      claim(tensors, "tensor", tensor.name);
+      check_tensor(tensor);
+    }
+    check_files();
+  }
+
+ private:
+  void claim(std::unordered_set<std::string_view>& names, const char* kind, const std::string& name) const {
+    if (name.empty()) fail({source_, ": a ", kind, " has no name"});
+    if (!is_utf8(name)) fail({source_, ": the name of the ", kind, " '", name, "' is not UTF-8"});
+    if (!names.insert(name).second) fail({source_, ": the ", kind, " '", name, "' appears twice"});
+  }
+  void check_path(const std::string& path) const {
+    bool legal = path.starts_with("data/") && is_utf8(path);
+    for (const char c : path) legal = legal && static_cast<unsigned char>(c) >= 0x20 && c != '\\';
+    for (std::size_t begin = 0; legal && begin <= path.size();) {
+      const std::size_t end = std::min(path.find('/', begin), path.size());
+      const std::string_view part = std::string_view(path).substr(begin, end - begin);
+      legal = !part.empty() && part != "." && part != "..";
+      begin = end + 1;
+    }
+    if (!legal) fail({source_, ": the file '", path, "' is none in the step's directory data/"});
+  }
+  void check_range(const stored_bytes& stored, const std::string& where) const {
+    if (stored.file >= m_.files.size())
+      fail({where, " is in file ", stored.file, "; the files are 0 to ", m_.files.size(), ", exclusive"});
+    const stored_file& file = m_.files[stored.file];
+    if (stored.position > file.bytes || stored.bytes > file.bytes - stored.position) {
+      fail({where, " has ", stored.bytes, " bytes from byte ", stored.position, " of '", file.path, "', which has ",
+            file.bytes});
+    }
+  }
+  void check_tensor(const stored_tensor& tensor) const {
+    const std::string where = cat({source_, ": tensor '", tensor.name, "'"});
+    if (tensor.shape.size() > static_cast<std::size_t>(max_dims))
+      fail({where, " has ", tensor.shape.size(), " dimensions; legal are up to ", max_dims});
+    const auto bytes = safetensors_bytes(tensor.shape, tensor.dtype);
+    if (!bytes) fail({where, " has a negative extent, or takes more than 2^63 bytes"});
+    for (const stored_box& part : tensor.boxes) check_box(tensor, part, where);
+    if (*bytes == 0) return;  // and no box, since none fits
+    cover_check(tensor, where).run();
+  }
+  void check_box(const stored_tensor& tensor, const stored_box& part, const std::string& where) const {
+    std::uint64_t bytes = size_of(tensor.dtype);
+    bool legal = true;
+    for (std::size_t d = 0; d < max_dims; ++d) {
+      const std::int64_t offset = part.offset[d], extent = part.extent[d];
+      if (d < tensor.shape.size()) {
+        legal = legal && offset >= 0 && extent >= 1 && extent <= tensor.shape[d] && offset <= tensor.shape[d] - extent;
+        bytes *= static_cast<std::uint64_t>(extent);  // no more than the tensor's, if it is legal
+      } else {
+        legal = legal && offset == 0 && extent == 0;
+      }
+    }
+    if (!legal) {
+      std::string numbers;
+      for (std::size_t d = 0; d < max_dims; ++d) append(numbers, {" ", part.offset[d], "+", part.extent[d]});
+      fail({where, " has a box that is empty or not in it, as offset+extent:", numbers});
+    }
+    if (bytes != part.stored.bytes) {
+      fail({where, ": its box ", text_of_box(tensor, part), " has ", part.stored.bytes, " bytes, and its extents take ",
+            bytes});
+    }
+    if (part.stored.file < m_.files.size() && part.stored.bytes <= m_.files[part.stored.file].bytes &&
+        part.stored.position <= m_.files[part.stored.file].bytes - part.stored.bytes)
+      return;
+    check_range(part.stored, cat({where, ": its box ", text_of_box(tensor, part)}));
+  }
+
+  /// The ranges of each file follow each other from the end of its header to its end.
+  void check_files() const {
+    struct range {
+      std::uint32_t file;
+      std::uint64_t position, bytes;
+      const std::string* name;
+      bool operator<(const range& other) const {
+        return std::tie(file, position, bytes) < std::tie(other.file, other.position, other.bytes);
+      }
+    };
+    std::vector<range> ranges;
+    const auto add = [&](const stored_bytes& s, const std::string& name) {
+      ranges.push_back({s.file, s.position, s.bytes, &name});
+    };
+    for (const stored_blob& blob : m_.blobs) add(blob.stored, blob.name);
+    for (const stored_tensor& tensor : m_.tensors) {
+      for (const stored_box& part : tensor.boxes) add(part.stored, tensor.name);
+    }
+    std::sort(ranges.begin(), ranges.end());
+    std::size_t next = 0;
+    for (std::uint32_t i = 0; i < m_.files.size(); ++i) {
+      const stored_file& file = m_.files[i];
+      std::uint64_t position = file.header_bytes;
+      for (; next < ranges.size() && ranges[next].file == i; ++next) {
+        if (ranges[next].position != position) {
+          fail({source_, ": '", *ranges[next].name, "' begins at byte ", ranges[next].position, " of '", file.path,
+                "', and what is before it ends at ", position, "; there are no holes or overlaps in a file"});
+        }
+        position += ranges[next].bytes;
+      }
+      if (position != file.bytes) {
+        fail(
+            {source_, ": the file '", file.path, "' has ", file.bytes, " bytes, and what is in it ends at ", position});
+      }
+    }
+  }
+
+  const manifest& m_;
+  const std::string& source_;
+};
+
+inline constexpr std::size_t manifest_hex_digits = 16;
+
+/// Reads the one shape of a manifest.
+class manifest_reader {
+ public:
+  manifest_reader(std::string_view text, const std::string& source) : in_(text, source), source_(source) {}
+
+  manifest run() {
+    std::array<bool, keys.size()> seen{};
+    in_.object({"at the start"}, [&](const std::string& key) {
+      const auto row = std::find_if(keys.begin(), keys.end(), [&](const key_row& k) { return k.name == key; });
+      if (row == keys.end()) bad({"the key '", key, "' is unknown in version ", manifest_version});
+      const auto i = static_cast<std::size_t>(row - keys.begin());
+      if (seen[i]) bad({"the key '", key, "' appears twice"});
+      if (i > 1 && !seen[1]) bad({"the key '", key, "' stands before the version"});
+      seen[i] = true;
+      (this->*row->read)();
+    });
+    in_.end();
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      if (!seen[i]) bad({"it has no ", keys[i].name});
+    return std::move(out_);
+  }
+
+ private:
+  struct key_row {
+    std::string_view name;
+    void (manifest_reader::*read)();
+  };
+  static const std::array<key_row, 8> keys;
+
+  [[noreturn]] void bad(std::initializer_list<text_piece> what) const { fail({source_, ": ", cat(what)}); }
+
+  void read_format() {
+    const std::string format = in_.text({"as the format"});
+    if (format != manifest_format) bad({"its format is '", format, "'; legal is '", manifest_format, "'"});
+  }
+  void read_version() {
+    const std::uint64_t version = in_.whole_number({"as the version"});
+    if (version != manifest_version) bad({"its version is ", version, "; this plait reads version ", manifest_version});
+  }
+  void read_step() { out_.step = in_.whole_number({"as the step"}); }
+  void read_layout() { out_.layout = in_.text({"as the layout"}); }
+  void read_files() {
+    in_.list({"as the files"}, [&] {
+      stored_file& file = out_.files.emplace_back();
+      std::size_t n = 0;
+      numbers_.clear();
+      in_.list({"in the files"}, [&] {
+        if (n++ == 0)
+          file.path = in_.text({"in a file"});
+        else
+          numbers_.push_back(in_.whole_number({"in a file"}));
+      });
+      if (n != 4) bad({"a file is [path, bytes, bytes of header, CRC-32C of header]"});
+      file.bytes = numbers_[0];
+      file.header_bytes = numbers_[1];
+      file.header_crc32c = narrow(numbers_[2], "CRC-32C");
+    });
+  }
+  void read_scalars() {
+    in_.object({"as the scalars"}, [&](std::string& name) {
+      stored_scalar value = read_scalar(name, {"as the scalar '", name, "'"});
+      out_.scalars.emplace_back(std::move(name), std::move(value));
+    });
+  }
+  void read_blobs() {
+    in_.object({"as the blobs"}, [&](std::string& name) {
+      read_numbers({"as the blob '", name, "'"}, numbers_);
+      if (numbers_.size() != 4) bad({"the blob '", name, "' has ", numbers_.size(), " numbers, not 4"});
+      out_.blobs.push_back({std::move(name), range_at(0)});
+    });
+  }
+  void read_tensors() {
+    in_.object({"as the tensors"}, [&](std::string& name) {
+      out_.tensors.push_back({std::move(name), {}, {}, {}});
+      read_tensor(out_.tensors.back());
+    });
+  }
+
+  stored_scalar read_scalar(const std::string& name, json_place where) {
+    const char first = in_.next();
+    if (first == '"') return in_.text(where);
+    if (first == '{') return read_bits(name, where);
+    if (first == '[') in_.unexpected(where, "a scalar");
+    const std::string_view word = in_.word();
+    if (word == "true" || word == "false") return word == "true";
+    std::int64_t whole = 0;
+    std::uint64_t large = 0;
+    double number = 0;
+    const auto is = [&](auto& value) {
+      const auto [end, fault] = std::from_chars(word.data(), word.data() + word.size(), value);
+      return fault == std::errc() && end == word.data() + word.size();
+    };
+    if (is(whole)) return whole;
+    if (is(large)) return large;
+    if (is(number)) return number;
+    bad({"found ", word.substr(0, 300), " as the scalar '", name, "', where a number of 64 bits is legal"});
+  }
+  /// JSON has no infinity and no NaN: `scalar_text` writes them as {"float64": digits}.
+  double read_bits(const std::string& name, json_place where) {
+    std::string digits;
+    bool seen = false;
+    in_.object(where, [&](const std::string& key) {
+      if (key != "float64" || seen) bad({"the scalar '", name, "' has the unknown key '", key, "'"});
+      seen = true;
+      digits = in_.text(where);
+    });
+    if (!seen) bad({"found the end of an object as the scalar '", name, "', where the key float64 is legal"});
+    std::uint64_t bits = 0;
+    const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), bits, 16);
+    if (fault != std::errc() || end != digits.data() + digits.size() || digits.size() != manifest_hex_digits)
+      bad({"the scalar '", name, "' is '", digits, "'; legal are 16 hexadecimal digits"});
+    return std::bit_cast<double>(bits);
+  }
+  void read_numbers(json_place where, std::vector<std::uint64_t>& out) {
+    out.clear();
+    in_.list(where, [&] { out.push_back(in_.whole_number(where)); });
+  }
+  void read_tensor(stored_tensor& tensor) {
+    static constexpr std::array<std::string_view, 3> legal{"dtype", "shape", "boxes"};
+    std::array<bool, legal.size()> seen{};
+    const std::string what = cat({"tensor '", tensor.name, "'"});
+    in_.object({"as ", what}, [&](const std::string& key) {
+      const auto i = static_cast<std::size_t>(std::find(legal.begin(), legal.end(), key) - legal.begin());
+      if (i == legal.size()) bad({what, " has the unknown key '", key, "'; legal are dtype, shape, boxes"});
+      if (std::exchange(seen[i], true)) bad({what, " has the key '", key, "' twice"});
+      const json_place where = {i == 0 ? "as " : "in ", key, " of ", what};
+      if (i == 0) {
+        const std::string name = in_.text(where);
+        const auto dtype = find_safetensors_dtype(name);
+        if (!dtype) bad({what, " has the unknown dtype '", name, "'"});
+        tensor.dtype = *dtype;
+      } else if (i == 1) {
+        in_.list(where, [&] { tensor.shape.push_back(signed_of(in_.whole_number(where), what)); });
+      } else {
+        read_numbers(where, numbers_);
+      }
+    });
+    for (std::size_t i = 0; i < legal.size(); ++i)
+      if (!seen[i]) bad({what, " has no ", legal[i]});
+    add_boxes(tensor, what);
+  }
+  /// Cuts `numbers_` into boxes, once the number of dimensions is known.
+  void add_boxes(stored_tensor& tensor, const std::string& what) {
+    const std::size_t dims = tensor.shape.size(), row = 2 * dims + 4;
+    if (dims > static_cast<std::size_t>(max_dims))
+      bad({what, " has ", dims, " dimensions; legal are up to ", max_dims});
+    if (numbers_.size() % row != 0)
+      bad({what, " has ", numbers_.size(), " numbers of boxes; each of its boxes takes ", row});
+    tensor.boxes.resize(numbers_.size() / row);
+    std::size_t at = 0;
+    for (stored_box& part : tensor.boxes) {
+      for (std::size_t d = 0; d < dims; ++d) {
+        part.offset[d] = signed_of(numbers_[at + d], what);
+        part.extent[d] = signed_of(numbers_[at + dims + d], what);
+      }
+      part.stored = range_at(at + 2 * dims);
+      at += row;
+    }
+  }
+  std::uint32_t narrow(std::uint64_t value, const char* what) const {
+    if (!std::in_range<std::uint32_t>(value)) bad({"the ", what, " ", value, " does not fit 32 bits"});
+    return static_cast<std::uint32_t>(value);
+  }
+  std::int64_t signed_of(std::uint64_t value, const std::string& what) const {
+    if (!std::in_range<std::int64_t>(value)) bad({what, " has the number ", value, ", which does not fit 63 bits"});
+    return static_cast<std::int64_t>(value);
+  }
+  stored_bytes range_at(std::size_t at) const {
+    return {narrow(numbers_[at], "index of a file"), narrow(numbers_[at + 3], "CRC-32C"), numbers_[at + 1],
+            numbers_[at + 2]};
+  }
+
+  json_parser in_;
+  const std::string& source_;
+  manifest out_;
+  std::vector<std::uint64_t> numbers_;
+};
+
+inline const std::array<manifest_reader::key_row, 8> manifest_reader::keys{
+    {{"format", &manifest_reader::read_format},
+     {"version", &manifest_reader::read_version},
+     {"step", &manifest_reader::read_step},
+     {"layout", &manifest_reader::read_layout},
+     {"files", &manifest_reader::read_files},
+     {"scalars", &manifest_reader::read_scalars},
+     {"blobs", &manifest_reader::read_blobs},
+     {"tensors", &manifest_reader::read_tensors}}};
+
+/// Appends a number in decimal digits, after a comma unless it is the first of a list.
+template <class Integer>
+void append_number(std::string& out, Integer value) {
+  char digits[24];
+  if (out.back() != '[') out += ',';
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+}
+inline void append_range(std::string& out, const stored_bytes& stored) {
+  append_number(out, stored.file);
+  append_number(out, stored.position);
+  append_number(out, stored.bytes);
+  append_number(out, stored.crc32c);
+}
+
+/// A scalar as a JSON value. JSON has no infinity and no NaN, so each of these is an object with its bits.
+inline std::string scalar_text(const stored_scalar& value) {
+  if (const auto* number = std::get_if<double>(&value); number != nullptr && !std::isfinite(*number)) {
+    char digits[manifest_hex_digits + 1];
+    std::snprintf(digits, sizeof digits, "%016" PRIx64, std::bit_cast<std::uint64_t>(*number));
+    return cat({"{\"float64\": \"", digits, "\"}"});
+  }
+  struct writer {
+    std::string operator()(bool b) const { return b ? "true" : "false"; }
+    std::string operator()(std::int64_t i) const { return std::to_string(i); }
+    std::string operator()(std::uint64_t i) const { return std::to_string(i); }
+    std::string operator()(double d) const { return json_number(d); }
+    std::string operator()(const std::string& s) const { return json_string(s); }
+  };
+  return std::visit(writer{}, value);
+}
+
+}  // namespace detail
+
+PLAIT_INLINE void check_manifest(const manifest& m, const std::string& source) {
+  detail::manifest_check(m, source).run();
+}
+
+PLAIT_INLINE manifest detail::manifest_from(std::string_view text, const std::string& source) {
+  return manifest_reader(text, source).run();
+}
+
+PLAIT_INLINE std::string detail::unchecked_text(const manifest& m) {
+  std::string out = cat({"{\n\"format\": ", json_string(manifest_format), ",\n\"version\": ", manifest_version,
+                         ",\n\"step\": ", m.step, ",\n\"layout\": ", json_string(m.layout), ",\n\"files\": ["});
+  const auto next_line = [&](bool first) { out += first ? "\n" : ",\n"; };
+  for (const stored_file& file : m.files) {
+    next_line(&file == &m.files.front());
+    append(out, {"[", json_string(file.path), ",", file.bytes, ",", file.header_bytes, ",", file.header_crc32c, "]"});
+  }
+  out += "],\n\"scalars\": {";
+  for (const auto& scalar : m.scalars) {
+    next_line(&scalar == &m.scalars.front());
+    append(out, {json_string(scalar.first), ": ", detail::scalar_text(scalar.second)});
+  }
+  out += "},\n\"blobs\": {";
+  for (const stored_blob& blob : m.blobs) {
+    next_line(&blob == &m.blobs.front());
+    append(out, {json_string(blob.name), ": ["});
+    detail::append_range(out, blob.stored);
+    out += ']';
+  }
+  out += "},\n\"tensors\": {";
+  for (const stored_tensor& tensor : m.tensors) {
+    next_line(&tensor == &m.tensors.front());
+    append(out, {json_string(tensor.name), ": {\"dtype\": \"", name_of(tensor.dtype), "\", \"shape\": ["});
+    for (const std::int64_t extent : tensor.shape) detail::append_number(out, extent);
+    out += "], \"boxes\": [";
+    for (const stored_box& part : tensor.boxes) {
+      for (std::size_t d = 0; d < tensor.shape.size(); ++d) detail::append_number(out, part.offset[d]);
+      for (std::size_t d = 0; d < tensor.shape.size(); ++d) detail::append_number(out, part.extent[d]);
+      detail::append_range(out, part.stored);
+    }
+    out += "]}";
+  }
+  return out + "}\n}";
+}
+
+PLAIT_INLINE std::string manifest_text(const manifest& m, const std::string& source) {
+  check_manifest(m, source);
+  return detail::unchecked_text(m) + "\n";
+}
+
+PLAIT_INLINE manifest parse_manifest(std::string_view text, const std::string& source) {
+  manifest m = detail::manifest_from(text, source);
+  check_manifest(m, source);
+  return m;
+}
+
+}  // namespace plait
 #endif
+
+#include "plait/core/macros_on.hpp"

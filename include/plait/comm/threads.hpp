@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -20,6 +22,7 @@
 #include "plait/comm/deadline.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/comm/threads/operation.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
@@ -312,7 +315,501 @@ void run(int ranks, F&& body) {
 }  // namespace plait::threads
 
 #ifndef PLAIT_COMPILED
-#include "plait/comm/threads.ipp"  // IWYU pragma: keep
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace plait::threads::detail {
+
+// A futex sleeps and wakes in about half the time of std::atomic::wait, which hashes the address, counts its waiters
+// and spins. (A 1 KB all-reduce on 8 ranks and 2 cores: 6 to 9 against 9 to 17 microseconds.)
+inline void sleep_while_zero(std::atomic<std::uint32_t>& word) {
+  while (word.load(std::memory_order_acquire) == 0) {
+#if defined(__linux__)
+    static_assert(sizeof word == 4);
+    ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+#else
+    word.wait(0, std::memory_order_acquire);
+#endif
+  }
+}
+
+inline void wake(std::atomic<std::uint32_t>& word) {
+  word.store(1, std::memory_order_release);
+#if defined(__linux__)
+  ::syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+#else
+  word.notify_one();
+#endif
+}
+
+PLAIT_INLINE bool run_state::wait(int rank, operation& op, std::uint32_t want, std::uint64_t ticket) {
+  for (int i = 0; i < 20; ++i) {
+    if ((op.word.load(std::memory_order_acquire) & want) != 0) return true;
+    std::this_thread::yield();
+  }
+  slot& me = slot_of(rank);
+  {
+    const std::lock_guard lock(mutex_);
+    if ((op.word.load(std::memory_order_acquire) & want) != 0) return true;
+    if (failed() && !op.complete()) return false;
+    me.flight.mark(ticket, flight_recorder::state::waiting);
+    me.waits_for = &op;
+    me.want = want;
+    me.word.store(0, std::memory_order_relaxed);
+    --running_;
+    if (running_ == 0 && !failed()) fail_locked("deadlock: no rank can go on" + situation());
+  }
+  sleep_while_zero(me.word);
+  if ((op.word.load(std::memory_order_acquire) & want) != 0) return true;
+  const std::lock_guard lock(mutex_);
+  if (!op.complete()) return false;
+  // The run failed while others work on the operation: they finish, and only then may the buffers go.
+  return wait_for_completion(me, op);
+}
+
+PLAIT_INLINE void run_state::signal(operation& op, std::uint32_t bits, std::size_t most) {
+  std::array<slot*, 64> woken;
+  std::size_t count = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    op.word.fetch_or(bits, std::memory_order_release);
+    for (const int r : op.world_ranks) {
+      slot& s = slot_of(r);
+      if (most == 0) break;
+      if (s.waits_for != &op || (s.want & bits) == 0) continue;
+      --most;
+      s.waits_for = nullptr;
+      ++running_;
+      if (count < woken.size()) {
+        woken[count++] = &s;
+      } else {
+        wake(s.word);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) wake(woken[i]->word);  // not under the mutex: they would run into it
+}
+
+PLAIT_INLINE void run_state::fail(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  fail_locked(why + flights());
+}
+
+PLAIT_INLINE void run_state::fail_here(const std::string& why) {
+  fail_locked(why + flights());
+  throw stopped(why);
+}
+
+PLAIT_INLINE void run_state::fail_by_unwinding(int rank) {
+  const std::lock_guard lock(mutex_);
+  fail_locked(cat({"rank ", rank, " is leaving by an exception"}), rank);
+}
+
+PLAIT_INLINE void run_state::leave(int rank, std::exception_ptr exception, const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  slot_of(rank).gone = true;
+  --running_;
+  if (exception) {
+    const std::string why = cat({"rank ", rank, ": ", what, flights()});
+    if (failure_.explain(rank, why) || fail_locked(why)) exception_ = std::move(exception);
+  }
+  if (running_ == 0 && !failed() && !all_gone()) fail_locked("deadlock: no rank can go on" + situation());
+}
+
+PLAIT_INLINE std::string run_state::cause() {
+  const std::lock_guard lock(mutex_);
+  return failure_.cause();
+}
+
+PLAIT_INLINE bool run_state::all_gone() const {
+  return std::all_of(slots_.begin(), slots_.end(), [](const slot& s) { return s.gone; });
+}
+
+PLAIT_INLINE bool run_state::fail_locked(const std::string& why, int leaving) {
+  if (!failure_.fail(why, leaving)) return false;
+  for (slot& s : slots_) {
+    if (s.waits_for == nullptr) continue;
+    s.waits_for = nullptr;
+    ++running_;
+    wake(s.word);
+  }
+  return true;
+}
+
+PLAIT_INLINE bool run_state::wait_for_completion(slot& me, operation& op) {
+  while ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
+    me.waits_for = &op;
+    me.want = operation::finished;
+    me.word.store(0, std::memory_order_relaxed);
+    --running_;
+    mutex_.unlock();
+    sleep_while_zero(me.word);
+    mutex_.lock();
+  }
+  return true;
+}
+
+PLAIT_INLINE std::string run_state::situation() {
+  std::string out;
+  for (int r = 0; r < size(); ++r) {
+    const slot& s = slot_of(r);
+    append(out, {"\n  rank ", r});
+    if (s.gone) {
+      out += " has returned";
+    } else if (s.waits_for != nullptr) {
+      out += " waits in " + describe(*s.waits_for, r);
+    } else {
+      out += " runs";
+    }
+    out += "; last: " + s.flight.text();
+  }
+  return out;
+}
+
+PLAIT_INLINE std::string run_state::flights() {
+  std::string out = "\nlast operations";
+  for (int r = 0; r < size(); ++r) append(out, {"\n  rank ", r, ": ", slot_of(r).flight.text()});
+  return out;
+}
+
+PLAIT_INLINE std::string run_state::describe(const operation& op, int rank) {
+  const signature& s = op.what;
+  if (s.is_message()) {
+    const bool sends = op.parts[0].here && op.world_ranks[0] == rank;
+    return cat({sends ? "send to rank " : "receive from rank ", op.world_ranks[sends ? 1 : 0], " (", s.count, " ",
+                plait::name_of(s.type), ", tag ", s.root, ") on '", op.home->label, "': the other side is missing"});
+  }
+  std::string missing;
+  for (std::size_t i = 0; i < op.parts.size(); ++i) {
+    if (!op.parts[i].here) append(missing, {(missing.empty() ? "" : ", "), op.world_ranks[i]});
+  }
+  return plait::detail::operation_text(text(s), op.sequence, op.home->label) + ": missing ranks " + missing;
+}
+
+PLAIT_INLINE void member::check_memory(const char* what, const void* in, const void* out) const {
+  if (engine_ == nullptr) return;
+  if (in != nullptr) engine_->check(what, in);
+  if (out != nullptr && out != in) engine_->check(what, out);
+}
+
+PLAIT_INLINE operation* member::post(const call& c, bool starts) {
+  check(c, rank(), size());
+  check_memory(c.name(), c.in, c.out);
+  const auto fill = [&](part& p) {
+    p.fill(c);
+    p.starts = starts;
+  };
+  signature s{.kind = c.kind, .count = c.ragged ? 0 : c.count, .type = c.type, .ragged = c.ragged};
+  if (c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) s.op = c.op;
+  if (c.kind == collective::broadcast) s.root = c.peer;
+  const int side = side_of(c);
+  if (side >= 0) s.kind = collective::send, s.root = c.tag;
+  const joined here = side < 0 ? join(s, c.payload(size()), fill) : join_message(side, c.peer, s, fill);
+  if (here.last) execute(*here.op);
+  return here.op;
+}
+
+PLAIT_INLINE member::joined member::join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill) {
+  operation* op;
+  bool last;
+  s.on_device = engine_ != nullptr && !s.is_split;
+  {
+    const std::lock_guard lock(run_->mutex());
+    if (run_->failed()) stop(plait::detail::operation_text(text(s), sequence_, group_->label));
+    op = find_or_begin(s);
+    if (!(op->what == s)) mismatch(*op, s);
+    part& mine = op->parts[static_cast<std::size_t>(rank_)];
+    fill(mine);
+    if (s.ragged) check_pairs(*op);
+    if (s.on_device) arrive(mine);
+    mine.here = true;
+    mine.ticket = run_->flight(world_rank()).start(group_->label, sequence_, s.name(), bytes);
+    last = ++op->arrived == size();
+    if (last && s.is_split) make_children(*op);
+  }
+  ++sequence_;
+  return {op, last};
+}
+
+PLAIT_INLINE member::joined member::join_message(int side, int peer, signature s, function_ref<void(part&)> fill) {
+  s.on_device = engine_ != nullptr;
+  const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
+  const char* const name = side == 0 ? "send" : "receive";
+  operation* op = nullptr;
+  bool last;
+  {
+    const std::lock_guard lock(run_->mutex());
+    if (run_->failed()) {
+      stop(cat({name, side == 0 ? " to rank " : " from rank ", of_world(peer), " on '", group_->label, "'"}));
+    }
+    auto& open = group_->unmatched;
+    const auto match = std::find_if(open.begin(), open.end(), [&](const operation* o) {
+      return o->source == source && o->target == target && o->what.root == s.root &&
+             !o->parts[static_cast<std::size_t>(side)].here;
+    });
+    if (match != open.end()) {
+      op = *match;
+      open.erase(match);
+      if (!(op->what == s)) message_mismatch(*op, side, s);
+    } else {
+      op = acquire(group_->idle_messages, 2);
+      op->begin(s, messages_, group_.get());
+      op->source = source;
+      op->target = target;
+      op->world_ranks.assign({of_world(source), of_world(target)});
+      open.push_back(op);
+    }
+    part& mine = op->parts[static_cast<std::size_t>(side)];
+    fill(mine);
+    if (s.on_device) arrive(mine);
+    mine.here = true;
+    mine.ticket = run_->flight(world_rank()).start(group_->label, messages_, name, s.count * size_of(s.type));
+    last = ++op->arrived == 2;
+  }
+  ++messages_;
+  return {op, last};
+}
+
+PLAIT_INLINE std::shared_ptr<member> member::split(int color, int key, std::string_view label) {
+  const auto [op, last] = join({.is_split = true}, 0, [&](part& p) {
+    p.color = color;
+    p.key = key;
+    p.label = label;
+  });
+  if (last) execute(*op);
+  wait(*op, -1);
+  part& mine = op->parts[static_cast<std::size_t>(rank_)];
+  std::shared_ptr<group> child = std::move(mine.child);
+  const int child_rank = mine.child_rank;
+  release(*op);
+  if (child == nullptr) return nullptr;
+  auto out = std::make_shared<member>(run_, std::move(child), child_rank);
+  out->engine_ = engine_;
+  return out;
+}
+
+PLAIT_INLINE bool member::done(operation& op) {
+  if ((op.word.load(std::memory_order_acquire) & operation::finished) != 0) {
+    if (engine_ == nullptr || op.broken || engine_->reached(op)) return true;
+    std::this_thread::yield();
+    return false;
+  }
+  if (run_->failed()) {
+    const std::lock_guard lock(run_->mutex());
+    if (!op.complete()) stop(plait::detail::operation_text(text(op.what), op.sequence, group_->label));
+  }
+  std::this_thread::yield();
+  return false;
+}
+
+PLAIT_INLINE void member::drop(operation* op, int side) noexcept {
+  try {
+    if (std::uncaught_exceptions() > 0) run_->fail_by_unwinding(world_rank());
+    finish(op, side);
+  } catch (const stopped&) {  // the run has failed: every later operation, and threads::run, throws the reason
+  }
+}
+
+PLAIT_INLINE void member::wait(operation& op, int side) {
+  const std::uint64_t ticket = part_of(op, side).ticket;
+  if (!run_->wait(world_rank(), op, operation::open | operation::finished, ticket)) {
+    const std::lock_guard lock(run_->mutex());
+    stop(plait::detail::operation_text(text(op.what), op.sequence, group_->label));
+  }
+  if ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
+    help(op);
+    run_->wait(world_rank(), op, operation::finished, ticket);
+  }
+  run_->flight(world_rank()).mark(ticket, flight_recorder::state::completed);
+}
+
+PLAIT_INLINE void member::release(operation& op) {
+  if (op.left.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<int>(op.parts.size())) return;
+  const std::lock_guard lock(run_->mutex());
+  if (op.what.is_message()) {
+    group_->idle_messages.push_back(&op);
+  } else {
+    group_->window[op.sequence & (group_->window.size() - 1)] = nullptr;
+    group_->idle_collectives.push_back(&op);
+  }
+}
+
+PLAIT_INLINE operation* member::acquire(std::vector<operation*>& idle, std::size_t parts) {
+  if (!idle.empty()) {
+    operation* op = idle.back();
+    idle.pop_back();
+    return op;
+  }
+  group_->store.push_back(std::make_unique<operation>());
+  operation* op = group_->store.back().get();
+  op->parts.resize(parts);
+  return op;
+}
+
+PLAIT_INLINE operation* member::find_or_begin(const signature& s) {
+  auto& window = group_->window;
+  if (window.empty()) window.resize(8);
+  operation*& place = window[sequence_ & (window.size() - 1)];
+  if (place != nullptr && place->sequence == sequence_) return place;
+  if (place != nullptr) {  // a rank is further ahead than the window is long
+    widen_window();
+    return find_or_begin(s);
+  }
+  place = acquire(group_->idle_collectives, group_->members.size());
+  if (place->world_ranks.empty()) place->world_ranks = group_->members;
+  place->begin(s, sequence_, group_.get());
+  return place;
+}
+
+PLAIT_INLINE void member::widen_window() {
+  std::vector<operation*> wider(group_->window.size() * 2);
+  for (operation* op : group_->window) {
+    if (op != nullptr) wider[op->sequence & (wider.size() - 1)] = op;
+  }
+  group_->window.swap(wider);
+}
+
+PLAIT_INLINE void member::execute(operation& op) {
+  if (op.what.on_device) return execute_on_device(op);
+  const work w(op);
+  op.units = w.units();
+  if (w.bytes() <= solo_bytes || op.units < 2 || run_->helpers() == 0) {
+    for (std::size_t u = 0; u < op.units; ++u) w.run(u);
+    finished(op);
+    return;
+  }
+  op.next_unit.store(0, std::memory_order_relaxed);
+  op.units_left.store(op.units, std::memory_order_relaxed);
+  run_->signal(op, operation::open, run_->helpers());
+  help(op);
+}
+
+PLAIT_INLINE void member::execute_on_device(operation& op) {
+  try {
+    engine_->run(op);
+  } catch (const std::exception& e) {
+    op.broken = true;
+    run_->fail(on_this_rank(e));
+    finished(op);
+    throw;
+  }
+  finished(op);
+}
+
+PLAIT_INLINE void member::arrive(part& mine) {
+  try {
+    engine_->arrive(mine);
+  } catch (const std::exception& e) {
+    run_->fail_here(on_this_rank(e));
+  }
+}
+
+PLAIT_INLINE void member::leave(operation& op) {
+  if (!op.broken) return engine_->leave(op);
+  const std::lock_guard lock(run_->mutex());
+  stop(text(op.what));
+}
+
+PLAIT_INLINE std::string member::on_this_rank(const std::exception& e) const {
+  return cat({"rank ", world_rank(), ": ", e.what()});
+}
+
+PLAIT_INLINE void member::help(operation& op) {
+  const work w(op);
+  const std::size_t units = op.units;
+  for (std::size_t u; (u = op.next_unit.fetch_add(1, std::memory_order_relaxed)) < units;) {
+    w.run(u);
+    if (op.units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finished(op);
+  }
+}
+
+PLAIT_INLINE void member::make_children(operation& op) {
+  std::vector<std::size_t> order(op.parts.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const part &x = op.parts[a], &y = op.parts[b];
+    return std::pair(x.color, x.key) < std::pair(y.color, y.key);
+  });
+  std::shared_ptr<group> child;
+  int color = -1;
+  for (const std::size_t r : order) {
+    part& p = op.parts[r];
+    p.child = nullptr;
+    if (p.color < 0) continue;
+    if (p.color != color) {
+      color = p.color;
+      child = std::make_shared<group>();
+      child->label = p.label.empty() ? cat({group_->label, ".", color}) : p.label;
+    }
+    p.child = child;
+    p.child_rank = static_cast<int>(child->members.size());
+    child->members.push_back(group_->members[r]);
+  }
+}
+
+PLAIT_INLINE void member::stop(const std::string& doing) const { run_->throw_stopped(world_rank(), doing); }
+
+PLAIT_INLINE void member::mismatch(const operation& op, const signature& s) const {
+  std::size_t other = 0;
+  while (other + 1 < op.parts.size() && !op.parts[other].here) ++other;
+  run_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': rank ", world_rank(),
+                       " calls ", text(s), ", but rank ", group_->members[other], " called ", text(op.what)}));
+}
+
+PLAIT_INLINE void member::message_mismatch(const operation& op, int side, const signature& s) const {
+  const signature& sent = side == 0 ? s : op.what;
+  const signature& received = side == 0 ? op.what : s;
+  run_->fail_here(cat({"mismatched message on '", group_->label, "', tag ", s.root, ": rank ", op.world_ranks[0],
+                       " sends ", sent.count, " ", plait::name_of(sent.type), ", but rank ", op.world_ranks[1],
+                       " receives ", received.count, " ", plait::name_of(received.type)}));
+}
+
+PLAIT_INLINE void member::check_pairs(const operation& op) const {
+  const auto me = static_cast<std::size_t>(rank_);
+  const part& mine = op.parts[me];
+  const auto check = [&](std::size_t from, std::size_t to, std::size_t sent, std::size_t expected) {
+    if (sent == expected) return;
+    run_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': in all_to_all_v rank ",
+                         group_->members[from], " sends ", sent, " ", plait::name_of(op.what.type), " to rank ",
+                         group_->members[to], ", which expects ", expected}));
+  };
+  check(me, me, mine.send_counts[me], mine.receive_counts[me]);
+  for (std::size_t k = 0; k < op.parts.size(); ++k) {
+    const part& other = op.parts[k];
+    if (!other.here || k == me) continue;
+    check(me, k, mine.send_counts[k], other.receive_counts[me]);
+    check(k, me, other.send_counts[me], mine.receive_counts[k]);
+  }
+}
+
+PLAIT_INLINE void run_ranks(int ranks, const std::function<void(communicator&)>& body) {
+  if (ranks < 1) fail({"threads::run: ranks is ", ranks, "; at least 1 is needed"});
+  const auto shared = std::make_shared<run_state>(ranks);
+  const auto home = std::make_shared<group>();
+  home->label = "world";
+  for (int r = 0; r < ranks; ++r) home->members.push_back(r);
+
+  const auto rank_main = [&](int rank) {
+    std::exception_ptr exception;
+    std::string what;
+    try {
+      communicator comm(std::make_shared<member>(shared, home, rank));
+      body(comm);
+    } catch (...) {
+      exception = std::current_exception();
+      what = plait::detail::exception_text();
+    }
+    shared->leave(rank, exception, what);
+  };
+  plait::detail::run_rank_threads("threads::run", static_cast<std::size_t>(ranks), rank_main,
+                                  [&](const std::string& why) { shared->fail(why); });
+  if (shared->failed()) plait::detail::throw_cause(shared->cause(), shared->exception());
+}
+
+}  // namespace plait::threads::detail
 #endif
 
 #include "plait/core/macros_on.hpp"

@@ -1,7 +1,7 @@
 // Macros that choose how code that names no user's type is compiled: with every file that includes it (the default), or
 // once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is compiled.cpp and
 // compiled_files.cpp, which define PLAIT_COMPILING and PLAIT_COMPILING_FILES; CUDA's is compiled_cuda.cu. The code is
-// in the `.ipp` of a header, such as layout/check.ipp, or behind PLAIT_COMPILED in the header, and in instantiations.
+// behind PLAIT_COMPILED in a header, or in its `.ipp` (schedule/verify.ipp), and in instantiations.
 #pragma once
 
 #include "plait/version.hpp"

@@ -1,13 +1,22 @@
-// Matrix products on the CPU: of float and bf16 by oneDNN, whose headers only device/gemm_cpu.ipp includes, and of
-// double by OpenBLAS. Callers use `gemm` of device/cpu.hpp, which checks the problem first.
+// Matrix products on the CPU: of float and bf16 by oneDNN, whose headers only the definitions need, and of double by
+// OpenBLAS. Callers use `gemm` of device/cpu.hpp, which checks the problem first.
 #pragma once
 
 #include <cblas.h>
 
+#include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
+#include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/gemm_problem.hpp"
@@ -90,7 +99,299 @@ inline void openblas_gemm(int threads, const gemm_problem& problem, double alpha
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED
-#include "plait/device/gemm_cpu.ipp"  // IWYU pragma: keep
+#if __has_include(<omp.h>)
+#include <omp.h>
+#else
+extern "C" {  // a compiler without OpenMP's header still links oneDNN's runtime
+void omp_set_num_threads(int);
+int omp_get_max_threads();
+}
+#endif
+
+// The C interface: its C++ wrapper costs every translation unit over half a second of compile time.
+#include <oneapi/dnnl/dnnl.h>
+#include <oneapi/dnnl/dnnl_debug.h>
+
+namespace plait {
+
+namespace detail {
+
+/// OpenMP's number of threads for what the calling thread starts, while it lives. The program's own number returns.
+class openmp_threads {
+ public:
+  explicit openmp_threads(int threads) : before_(omp_get_max_threads()), changed_(before_ != threads) {
+    if (changed_) omp_set_num_threads(threads);
+  }
+  ~openmp_threads() {
+    if (changed_) omp_set_num_threads(before_);
+  }
+  openmp_threads(const openmp_threads&) = delete;
+  openmp_threads& operator=(const openmp_threads&) = delete;
+
+ private:
+  int before_;
+  bool changed_;
+};
+
+template <auto Destroy>
+struct onednn_destroy {
+  template <class Object>
+  void operator()(Object* object) const {
+    Destroy(object);
+  }
+};
+/// Owns one of oneDNN's objects.
+template <class Object, auto Destroy>
+using onednn_owner = std::unique_ptr<Object, onednn_destroy<Destroy>>;
+
+using onednn_engine = onednn_owner<dnnl_engine, dnnl_engine_destroy>;
+using onednn_stream = onednn_owner<dnnl_stream, dnnl_stream_destroy>;
+using onednn_memory = onednn_owner<dnnl_memory, dnnl_memory_destroy>;
+using onednn_primitive = onednn_owner<dnnl_primitive, dnnl_primitive_destroy>;
+using onednn_primitive_desc = onednn_owner<dnnl_primitive_desc, dnnl_primitive_desc_destroy>;
+using onednn_attributes = onednn_owner<dnnl_primitive_attr, dnnl_primitive_attr_destroy>;
+using onednn_post_ops = onednn_owner<dnnl_post_ops, dnnl_post_ops_destroy>;
+
+/// Throws `plait::error`, "`what`: could not `act` (oneDNN's word for the reason)", unless `status` is success.
+PLAIT_INLINE void onednn_check(dnnl_status_t status, const std::string& what, const char* act) {
+  if (status != dnnl_success) fail({what, ": could not ", act, " (", dnnl_status2str(status), ")"});
+}
+
+/// How a matrix lies in memory, as oneDNN describes it: a value in its version 2, an object in version 3.
+class onednn_matrix {
+ public:
+  /// `refused` begins the text of an error.
+  onednn_matrix(const std::string& refused, std::int64_t rows, std::int64_t columns, dnnl_data_type_t type,
+                std::int64_t row_stride, std::int64_t column_stride) {
+    const dnnl_dims_t sizes = {rows, columns}, strides = {row_stride, column_stride};
+    const char* const act = "describe a matrix";
+#if DNNL_VERSION_MAJOR >= 3
+    dnnl_memory_desc_t made = nullptr;
+    onednn_check(dnnl_memory_desc_create_with_strides(&made, 2, sizes, type, strides), refused, act);
+    held_.reset(made);
+#else
+    onednn_check(dnnl_memory_desc_init_by_strides(&held_, 2, sizes, type, strides), refused, act);
+#endif
+  }
+
+#if DNNL_VERSION_MAJOR >= 3
+  const_dnnl_memory_desc_t get() const { return held_.get(); }
+
+ private:
+  onednn_owner<dnnl_memory_desc, dnnl_memory_desc_destroy> held_;
+#else
+  const dnnl_memory_desc_t* get() const { return &held_; }
+
+ private:
+  dnnl_memory_desc_t held_;
+#endif
+};
+
+}  // namespace detail
+
+/// The compiled primitives of one thread, and the stream that they run in. Its engine is kept here too: two libraries
+/// with hidden symbols hold two of each static object, and a product's engine must be its stream's.
+class onednn_gemm::primitives {
+ public:
+  primitives() {
+    dnnl_engine_t engine = nullptr;
+    detail::onednn_check(dnnl_engine_create(&engine, dnnl_cpu, 0), "oneDNN", "create an engine of the processor");
+    engine_.reset(engine);
+    dnnl_stream_t stream = nullptr;
+    detail::onednn_check(dnnl_stream_create(&stream, engine, dnnl_stream_default_flags), "oneDNN", "create a stream");
+    stream_.reset(stream);
+  }
+
+  /// `in` is the type of a and b, `out` the type of c.
+  void run(const gemm_problem& problem, float alpha, const void* a, const void* b, dtype in, float beta, void* c,
+           dtype out) {
+    const entry_key key{problem, alpha, beta, in, out};
+    auto found = entries_.find(key);
+    if (found == entries_.end()) {
+      if (entries_.size() >= max_entries) entries_.clear();
+      found = entries_.emplace(key, make_entry(key)).first;
+    }
+    entry& e = found->second;
+    const dnnl_exec_arg_t args[] = {
+        {DNNL_ARG_SRC, e.a.get()}, {DNNL_ARG_WEIGHTS, e.b.get()}, {DNNL_ARG_DST, e.c.get()}};
+    // oneDNN has one memory type for inputs and outputs.
+    if (dnnl_memory_set_data_handle(e.a.get(), const_cast<void*>(a)) != dnnl_success ||
+        dnnl_memory_set_data_handle(e.b.get(), const_cast<void*>(b)) != dnnl_success ||
+        dnnl_memory_set_data_handle(e.c.get(), c) != dnnl_success ||
+        dnnl_primitive_execute(e.primitive.get(), stream_.get(), 3, args) != dnnl_success) {
+      fail({problem.text(), ": oneDNN could not execute this product"});
+    }
+  }
+
+  std::vector<float> scratch;  ///< of `widened_product`
+
+ private:
+  static constexpr std::size_t max_entries = 4096;
+
+  struct entry_key {
+    gemm_problem problem;
+    float alpha;
+    float beta;
+    dtype in, out;
+    bool operator==(const entry_key&) const = default;
+  };
+  struct entry_hash {
+    std::size_t operator()(const entry_key& key) const {
+      const gemm_problem& p = key.problem;
+      std::uint64_t h = (static_cast<std::uint64_t>(key.in) << 2) + (static_cast<std::uint64_t>(key.out) << 5) +
+                        (p.trans_a ? 2u : 0u) + (p.trans_b ? 1u : 0u);
+      const auto mix = [&h](std::uint64_t word) {  // multiply-rotate, odd constant from the golden ratio
+        h = std::rotl((h ^ word) * 0x9E3779B97F4A7C15ull, 29);
+      };
+      mix(static_cast<std::uint64_t>(p.m));
+      mix(static_cast<std::uint64_t>(p.n));
+      mix(static_cast<std::uint64_t>(p.k));
+      mix(static_cast<std::uint64_t>(p.lda));
+      mix(static_cast<std::uint64_t>(p.ldb));
+      mix(static_cast<std::uint64_t>(p.ldc));
+      mix((std::uint64_t{std::bit_cast<std::uint32_t>(key.alpha)} << 32) | std::bit_cast<std::uint32_t>(key.beta));
+      return static_cast<std::size_t>(h);
+    }
+  };
+  struct entry {
+    detail::onednn_primitive primitive;
+    detail::onednn_memory a, b, c;
+  };
+
+  /// One thread at a time: oneDNN shares compiled primitives between threads, in a way that thread sanitizer cannot
+  /// follow.
+  entry make_entry(const entry_key& key) const {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    const gemm_problem& p = key.problem;
+    const std::string refused = p.text() + ": oneDNN refuses this product";
+    const auto type_of = [](dtype type) { return type == dtype::bf16 ? dnnl_bf16 : dnnl_f32; };
+    const auto matrix = [&](std::int64_t rows, std::int64_t columns, dnnl_data_type_t type, bool transposed,
+                            std::int64_t ld) {
+      return detail::onednn_matrix(refused, rows, columns, type, transposed ? 1 : ld, transposed ? ld : 1);
+    };
+    const detail::onednn_matrix a = matrix(p.m, p.k, type_of(key.in), p.trans_a, p.lda);
+    const detail::onednn_matrix b = matrix(p.k, p.n, type_of(key.in), p.trans_b, p.ldb);
+    const detail::onednn_matrix c = matrix(p.m, p.n, type_of(key.out), false, p.ldc);
+
+    dnnl_primitive_t made = nullptr;
+    const detail::onednn_primitive_desc description =
+        describe(refused, a, b, c, attributes(refused, key.alpha, key.beta, key.in));
+    detail::onednn_check(dnnl_primitive_create(&made, description.get()), refused, "create a matmul primitive");
+    detail::onednn_primitive primitive(made);
+    const auto memory = [&](const detail::onednn_matrix& shape) {
+      dnnl_memory_t created = nullptr;
+      detail::onednn_check(dnnl_memory_create(&created, shape.get(), engine_.get(), DNNL_MEMORY_NONE), refused,
+                           "create a memory object");
+      return detail::onednn_memory(created);
+    };
+    return {std::move(primitive), memory(a), memory(b), memory(c)};
+  }
+
+  /// These post-ops turn C = A B into C = alpha * A B + beta * C, or, for bf16, alpha * (A B + beta / alpha * C). There
+  /// oneDNN has only its slow reference for a scale that comes before the sum.
+  static detail::onednn_attributes attributes(const std::string& refused, float alpha, float beta, dtype in) {
+    const auto check = [&](dnnl_status_t status) { detail::onednn_check(status, refused, "set alpha and beta"); };
+    dnnl_post_ops_t made = nullptr;
+    check(dnnl_post_ops_create(&made));
+    const detail::onednn_post_ops post(made);
+    const auto add_scale = [&] {
+#if DNNL_VERSION_MAJOR >= 3
+      if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, dnnl_eltwise_linear, alpha, 0.0f));
+#else
+      if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, 1.0f, dnnl_eltwise_linear, alpha, 0.0f));
+#endif
+    };
+    const auto add_sum = [&](float factor) {
+#if DNNL_VERSION_MAJOR >= 3
+      if (factor != 0.0f) check(dnnl_post_ops_append_sum(made, factor, 0, dnnl_data_type_undef));
+#else
+      if (factor != 0.0f) check(dnnl_post_ops_append_sum(made, factor));
+#endif
+    };
+    if (in == dtype::bf16 && alpha != 0.0f) {
+      add_sum(beta / alpha);
+      add_scale();
+    } else {
+      add_scale();
+      add_sum(beta);
+    }
+    dnnl_primitive_attr_t created = nullptr;
+    check(dnnl_primitive_attr_create(&created));
+    detail::onednn_attributes with(created);
+    check(dnnl_primitive_attr_set_post_ops(created, made));  // copies them
+    return with;
+  }
+
+  detail::onednn_primitive_desc describe(const std::string& refused, const detail::onednn_matrix& a,
+                                         const detail::onednn_matrix& b, const detail::onednn_matrix& c,
+                                         const detail::onednn_attributes& with) const {
+    const char* const act = "create a descriptor for a matmul primitive";
+    dnnl_primitive_desc_t made = nullptr;
+#if DNNL_VERSION_MAJOR >= 3
+    detail::onednn_check(
+        dnnl_matmul_primitive_desc_create(&made, engine_.get(), a.get(), b.get(), nullptr, c.get(), with.get()),
+        refused, act);
+#else
+    dnnl_matmul_desc_t matmul;
+    detail::onednn_check(dnnl_matmul_desc_init(&matmul, a.get(), b.get(), nullptr, c.get()), refused, act);
+    detail::onednn_check(dnnl_primitive_desc_create(&made, &matmul, with.get(), engine_.get(), nullptr), refused, act);
+#endif
+    return detail::onednn_primitive_desc(made);
+  }
+
+  detail::onednn_engine engine_;
+  detail::onednn_stream stream_;
+  std::unordered_map<entry_key, entry, entry_hash> entries_;
+};
+
+PLAIT_INLINE onednn_gemm::onednn_gemm(int threads) : primitives_(std::make_unique<primitives>()), threads_(threads) {}
+PLAIT_INLINE onednn_gemm::~onednn_gemm() = default;
+
+PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, const float* a, const float* b, float beta,
+                                   float* c) {
+  const detail::openmp_threads inside(threads_);
+  primitives_->run(problem, alpha, a, b, dtype::f32, beta, c, dtype::f32);
+}
+
+/// oneDNN emulates bf16 on some processors that lack it, and refuses it on others.
+template <class Out>
+void onednn_gemm::run_bf16(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, Out* c) {
+  if (supports_bf16()) {
+    const detail::openmp_threads inside(threads_);
+    primitives_->run(problem, alpha, a, b, dtype::bf16, beta, c, dtype_of<Out>);
+  } else {
+    widened_product(*this, primitives_->scratch, problem, alpha, a, b, beta, c);
+  }
+}
+PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta,
+                                   float* c) {
+  run_bf16(problem, alpha, a, b, beta, c);
+}
+PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta,
+                                   bf16* c) {
+  run_bf16(problem, alpha, a, b, beta, c);
+}
+
+namespace detail {
+/// Whether oneDNN uses these instructions of the processor, which DNNL_MAX_CPU_ISA may forbid.
+inline bool onednn_uses(dnnl_cpu_isa_t instructions) {
+  return (static_cast<int>(dnnl_get_effective_cpu_isa()) & static_cast<int>(instructions)) ==
+         static_cast<int>(instructions);
+}
+}  // namespace detail
+
+PLAIT_INLINE bool onednn_gemm::supports_bf16() {
+  static const bool supported = detail::onednn_uses(dnnl_cpu_isa_avx512_core_bf16);
+  return supported;
+}
+PLAIT_INLINE bool onednn_gemm::adds_in_order(dtype numbers) {
+  static const bool vectors = detail::onednn_uses(dnnl_cpu_isa_avx512_core),
+                    tiles = detail::onednn_uses(dnnl_cpu_isa_avx512_core_amx);
+  return vectors && !(tiles && numbers == dtype::bf16);
+}
+
+}  // namespace plait
 #endif
 
 #include "plait/core/macros_on.hpp"

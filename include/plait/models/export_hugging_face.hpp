@@ -3,20 +3,26 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/model_weights.hpp"
 #include "plait/checkpoint/step_data.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/atomic_file.hpp"
+#include "plait/io/json_tree.hpp"
+#include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
+#include "plait/models/config_keys.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/weights_order.hpp"
 
@@ -128,8 +134,51 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
 
 }  // namespace plait
 
-#ifndef PLAIT_COMPILED
-#include "plait/models/export_hugging_face.ipp"  // IWYU pragma: keep
+#if !defined(PLAIT_COMPILED) || defined(PLAIT_COMPILING_FILES)
+#include <nlohmann/json.hpp>
+
+namespace plait {
+
+namespace detail {
+
+/// Files of a model directory that are about text, not weights.
+inline constexpr std::array tokenizer_files = std::to_array<std::string_view>(
+    {"added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "special_tokens_map.json",
+     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"});
+
+inline std::string_view torch_name(safetensors_dtype type) {
+  return type == safetensors_dtype::f64 ? "float64" : type == safetensors_dtype::f32 ? "float32" : "bfloat16";
+}
+
+/// The text of config.json, with the harmless keys of another, except keys that the shape or the weights give.
+inline std::string exported_config(const llama_config& config, safetensors_dtype dtype, const export_options& how) {
+  const std::string text = llama_config_text(config, std::string(torch_name(dtype)));
+  if (how.like.empty()) return text;
+  const std::filesystem::path like(how.like);
+  const std::string from = (std::filesystem::is_regular_file(like) ? like : like / "config.json").string();
+  nlohmann::json json = nlohmann::json::parse(text);
+  const nlohmann::json old = parse_json(read_file(from, how.field), from);
+  for (const auto& [key, value] : old.items())
+    if (is_among(harmless_config_keys, key) && key != "dtype" && key != "transformers_version" && !json.contains(key))
+      json[key] = value;
+  return json.dump(2) + "\n";
+}
+
+PLAIT_INLINE void write_beside_weights(const llama_config& config, safetensors_dtype dtype,
+                                       const safetensors_shards& shards, const std::string& folder,
+                                       const export_options& how) {
+  const std::filesystem::path to(folder), like(how.like);
+  write_file_atomically((to / "config.json").string(), exported_config(config, dtype, how), how.field);
+  if (shards.files().size() > 1)
+    write_file_atomically((to / safetensors_index_name).string(), shards.index(), how.field);
+  for (const std::string_view name : tokenizer_files)
+    if (!how.like.empty() && std::filesystem::exists(like / name))
+      write_file_atomically((to / name).string(), read_file((like / name).string(), how.field), how.field);
+}
+
+}  // namespace detail
+
+}  // namespace plait
 #endif
 
 #include "plait/core/macros_on.hpp"
