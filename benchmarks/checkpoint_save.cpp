@@ -16,7 +16,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
-#include "plait/io/machine_files.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "timing.hpp"
 
 /// Saving and loading of a training state by four in-process ranks, beside what the memory and the disk allow: in each

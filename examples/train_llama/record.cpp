@@ -21,7 +21,6 @@
 #include "../size_text.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/step_data.hpp"
-#include "plait/io/machine_files.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"

@@ -30,7 +30,6 @@
 #include "plait/core/text.hpp"
 #include "plait/io/json.hpp"
 #include "plait/io/json_tree.hpp"
-#include "plait/io/machine_files.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/config_keys.hpp"
 

@@ -19,7 +19,6 @@
 #include "plait/core/error.hpp"
 #include "plait/core/text.hpp"
 #include "plait/io/json.hpp"
-#include "plait/io/machine_files.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 

@@ -32,7 +32,6 @@
 #include "plait/device/device.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
-#include "plait/io/machine_files.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/tensor/check_values.hpp"
 

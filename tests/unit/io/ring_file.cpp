@@ -14,7 +14,7 @@
 #include <string>
 
 #include "plait/io/byte_buffer.hpp"
-#include "plait/io/machine_files.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

@@ -11,7 +11,6 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/io/machine_files.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"
