@@ -1,10 +1,10 @@
 #pragma once
 
 #include "llama_run.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/parallel/graph_step.hpp"
-#include "plait/parallel/product_tuning.hpp"
 #include "run.hpp"
 
 /// On a GPU a step can be replayed as a graph, and its products measured when it runs for the first time.

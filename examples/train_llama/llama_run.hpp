@@ -35,7 +35,6 @@
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/step_communication.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/tensor/context.hpp"

@@ -1,6 +1,7 @@
 // Training steps: pipelines, optimizers, and what makes a model of layers. Not a trainer; examples/train_llama is one.
 #pragma once
 
+#include "plait/comm/host_values.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/nn.hpp"
 #include "plait/parallel/optim/adamw.hpp"
@@ -9,6 +10,5 @@
 #include "plait/parallel/optim/muon.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/step_communication.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"

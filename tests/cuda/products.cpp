@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/device.hpp"
-#include "plait/parallel/product_tuning.hpp"
 
 using namespace plait;
 

@@ -394,7 +394,7 @@ class cuda {
   }
 
   /// The algorithms of products: measured among this number from now on, then used (`cublaslt_gemm::measure`, `adopt`).
-  /// For several ranks there is parallel/product_tuning.hpp.
+  /// For several ranks there is `agree_on_products`.
   void measure_products(int candidates) { gemm_.measure(candidates); }
   const product_choices& products() { return gemm_.choices(); }
   /// The products among them that could not be measured (`product_choices::unmeasured`): by product, the bytes missing.

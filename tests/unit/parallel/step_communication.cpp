@@ -1,6 +1,4 @@
 // What a step hides of its communication, measured, is what the simulation of its program says.
-#include "plait/parallel/step_communication.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/comm/host_values.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "support/sleeping_model.hpp"
