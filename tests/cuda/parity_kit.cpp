@@ -3,14 +3,15 @@
 // The kit that compares with one rank does so on a GPU too, where all ranks share one device.
 #include <doctest/doctest.h>
 
+#include "plait/comm/threads/cuda.hpp"
 #include "plait/nn/linear.hpp"
-#include "plait/testing/launch_cuda.hpp"
 #include "plait/testing/layer_parity.hpp"
 #include "plait/testing/program_parity.hpp"
 #include "support/gpt2_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;
+using plait::threads::on_one_gpu;
 
 namespace {
 

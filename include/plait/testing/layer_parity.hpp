@@ -28,10 +28,10 @@
 namespace plait::testing {
 
 #ifdef PLAIT_NO_CPU
-struct on_cpu;  // the cpu is no device here: name on_one_gpu
+struct on_cpu;  // the cpu is no device here: name threads::on_one_gpu
 #else
-/// Starts the ranks of a parity test as threads on the cpu, the default; `on_one_gpu` (launch_cuda.hpp) as threads that
-/// share a GPU. Anything that calls body(communicator, device) on every rank will do.
+/// Starts the ranks of a parity test as threads on the cpu, the default; `threads::on_one_gpu` (comm/threads/cuda.hpp)
+/// as threads that share a GPU. Anything that calls body(communicator, device) on every rank will do.
 struct on_cpu {
   cpu::options device{};
 

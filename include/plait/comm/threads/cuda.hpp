@@ -105,6 +105,17 @@ void run(int ranks, const cuda::options& options, F&& body) {
   });
 }
 
+/// Starts the ranks of a parity check so (testing/layer_parity.hpp): `check_model(one, meshes, how, make,
+/// on_one_gpu{})`.
+struct on_one_gpu {
+  cuda::options options{};
+
+  template <class F>
+  void operator()(int ranks, F&& body) const {
+    run(ranks, options, body);
+  }
+};
+
 }  // namespace plait::threads
 
 #ifdef PLAIT_CUDA_KERNELS
