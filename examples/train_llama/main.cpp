@@ -15,7 +15,7 @@
 
 #include "../keep_heap.hpp"
 #include "options.hpp"
-#include "plait/comm/launch/environment.hpp"
+#include "plait/comm/launch/rendezvous.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"

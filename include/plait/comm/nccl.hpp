@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
-#include "plait/comm/launch/rendezvous.hpp"
 #include "plait/comm/nccl/state.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"

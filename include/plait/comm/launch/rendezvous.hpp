@@ -1,6 +1,6 @@
-// The exchange by which a few bytes of rank 0, the id of an NCCL communicator, reach every rank over TCP. Rank 0
-// listens, and every other rank connects with its number. When all have come, each gets the bytes. If some never come,
-// the connected ranks learn which. Test: tests/unit/comm/nccl_rendezvous.cpp.
+// The place of a process among those that torchrun or Slurm has started, and the exchange by which a few bytes of rank
+// 0, the id of an NCCL communicator, reach every rank over TCP. It needs no NCCL. Tests:
+// tests/unit/comm/nccl_rendezvous.cpp, tests/unit/comm/nccl_strangers.cpp.
 #pragma once
 
 #include <arpa/inet.h>
@@ -14,20 +14,167 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "plait/comm/launch/environment.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+
+namespace plait::nccl {
+
+/// A process among the processes that a launcher has started, and where its rank 0 is met.
+struct launch_place {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;   ///< among the processes of this host: the index of its GPU
+  std::string address;  ///< of the host of rank 0: a name or an address
+  int port = 0;         ///< where rank 0 listens
+  std::string token{};  ///< what the job's processes know and others do not: rank 0 turns away who lacks it
+  std::string bind{};   ///< the address that rank 0 listens on; empty: all, or the loopback where `address` is that
+};
+
+namespace detail {
+
+inline constexpr int any_number = std::numeric_limits<int>::max();
+inline constexpr std::size_t most_token_bytes = 200;
+
+/// Returns the number in an environment variable; `who` is what sets it.
+template <class Get>
+int number_in(const Get& get, const char* name, const char* who, int least, int most) {
+  const char* const text = get(name);
+  if (text == nullptr || *text == '\0') fail({"nccl: ", name, " is not set; ", who, " sets it"});
+  int value = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [stop, problem] = std::from_chars(text, end, value);
+  if (problem != std::errc() || stop != end || value < least || value > most) {
+    fail({"nccl: ", name, " is '", text, "', must be a number of at least ", least,
+          most == any_number ? "" : cat({" and at most ", most})});
+  }
+  return value;
+}
+
+/// The first host of a list in Slurm's notation: "gpu[03-05,9],login" gives "gpu03".
+inline std::string first_host(std::string_view list) {
+  std::string host;
+  for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const std::size_t close = list.find(']', i);
+    if (close == std::string_view::npos) fail({"nccl: the list of hosts '", list, "' has an open bracket"});
+    const std::string_view inside = list.substr(i + 1, close - i - 1);
+    host += inside.substr(0, inside.find_first_of("-,"));
+    i = close;
+  }
+  if (host.empty()) fail({"nccl: the list of hosts '", list, "' names none"});
+  return host;
+}
+
+/// The name of the job and its secret; no process of another job has both.
+template <class Get>
+std::string token_in(const Get& get) {
+  const auto value = [&](const char* name) {
+    const char* const text = get(name);
+    return std::string(text == nullptr ? "" : text);
+  };
+  std::string job = value("TORCHELASTIC_RUN_ID"), secret = value("PLAIT_TOKEN");
+  if (job.empty() && !value("SLURM_JOB_ID").empty()) job = value("SLURM_JOB_ID") + "." + value("SLURM_STEP_ID");
+  if (const std::string path = value("PLAIT_TOKEN_FILE"); !path.empty()) {
+    if (!secret.empty()) fail("nccl: PLAIT_TOKEN and PLAIT_TOKEN_FILE are both set; one of them is needed");
+    std::FILE* const file = std::fopen(path.c_str(), "rb");
+    char bytes[256];
+    const std::size_t n = file == nullptr ? 0 : std::fread(bytes, 1, sizeof bytes, file);
+    if (file != nullptr) std::fclose(file);
+    secret.assign(bytes, n);
+    while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
+    if (secret.empty()) fail({"nccl: PLAIT_TOKEN_FILE is '", path, "', which cannot be read or is empty"});
+  }
+  const std::string token = secret.empty() ? job : job + ":" + secret;
+  if (token.size() > most_token_bytes)
+    fail({"nccl: the token of the job has ", token.size(), " bytes, at most ", most_token_bytes,
+          " are legal: shorten PLAIT_TOKEN, or what PLAIT_TOKEN_FILE names"});
+  return token;
+}
+
+}  // namespace detail
+
+/// Reads the environment, where `get(name)` is a variable's value or null: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+/// and MASTER_PORT, as torchrun sets them; otherwise SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID. Under Slurm, rank
+/// 0's host is MASTER_ADDR or the first of the step's node list. The port is MASTER_PORT or made from the job's number,
+/// so that two jobs on a host do not meet. The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's job and step)
+/// and the secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where rank 0
+/// listens. Throws `plait::error` that names the variable that is missing or malformed.
+///
+/// PLAIT_PORT, where it is set, is the port, however the processes were started: a program in which torch.distributed,
+/// or a store of its own, listens on MASTER_PORT sets it to another free port of rank 0's host. It is equal on all
+/// ranks. Where TORCHELASTIC_USE_AGENT_STORE is "True", torchrun's agent listens on MASTER_PORT itself, and the next
+/// port is used.
+template <class Get>
+launch_place place_from(const Get& get) {
+  launch_place out;
+  out.token = detail::token_in(get);
+  if (const char* const bind = get("PLAIT_BIND_ADDRESS")) out.bind = bind;
+  const auto set = [&](const char* name) {
+    const char* const text = get(name);
+    return text != nullptr && *text != '\0';
+  };
+  if (set("RANK") || set("WORLD_SIZE")) {
+    const char* const who = "torchrun, or whoever starts the processes,";
+    out.size = detail::number_in(get, "WORLD_SIZE", who, 1, detail::any_number);
+    out.rank = detail::number_in(get, "RANK", who, 0, out.size - 1);
+    out.local_rank = detail::number_in(get, "LOCAL_RANK", who, 0, out.size - 1);
+    if (!set("MASTER_ADDR")) fail({"nccl: MASTER_ADDR is not set; ", who, " sets it"});
+    out.address = get("MASTER_ADDR");
+    const bool taken =
+        set("TORCHELASTIC_USE_AGENT_STORE") && std::string_view(get("TORCHELASTIC_USE_AGENT_STORE")) == "True";
+    out.port = set("PLAIT_PORT")
+                   ? detail::number_in(get, "PLAIT_PORT", who, 1, 65535)
+                   : detail::number_in(get, "MASTER_PORT", who, 1, taken ? 65534 : 65535) + (taken ? 1 : 0);
+    return out;
+  }
+  if (!set("SLURM_PROCID")) {
+    fail(
+        "nccl: the environment names no ranks: neither RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT "
+        "(torchrun) nor SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID (srun) are set");
+  }
+  out.size = detail::number_in(get, "SLURM_NTASKS", "srun", 1, detail::any_number);
+  out.rank = detail::number_in(get, "SLURM_PROCID", "srun", 0, out.size - 1);
+  out.local_rank = detail::number_in(get, "SLURM_LOCALID", "srun", 0, out.size - 1);
+  if (set("MASTER_ADDR")) {
+    out.address = get("MASTER_ADDR");
+  } else {
+    for (const char* const name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+      if (out.address.empty() && set(name)) out.address = detail::first_host(get(name));
+    }
+    if (out.address.empty()) fail("nccl: neither MASTER_ADDR nor SLURM_STEP_NODELIST is set; srun sets the latter");
+  }
+  out.port = set("PLAIT_PORT") ? detail::number_in(get, "PLAIT_PORT", "the job's script", 1, 65535)
+             : set("MASTER_PORT")
+                 ? detail::number_in(get, "MASTER_PORT", "the job's script", 1, 65535)
+                 : 20000 + detail::number_in(get, "SLURM_JOB_ID", "Slurm", 0, detail::any_number) % 20000;
+  return out;
+}
+
+/// Reads this process's environment.
+inline launch_place place_from_environment() {
+  return place_from([](const char* name) { return std::getenv(name); });
+}
+
+}  // namespace plait::nccl
 
 namespace plait::nccl::detail {
 
@@ -92,113 +239,96 @@ inline constexpr const char* free_port_hint =
     "choose a free port by PLAIT_PORT, the same for all ranks (MASTER_PORT is torch.distributed's own where that has "
     "made a process group by env://)";
 
+/// The addresses that a name stands for.
+class address_list {
+ public:
+  /// Where there are none, the reason is in `problem`.
+  address_list(const std::string& host, int port, int flags, std::string& problem) {
+    addrinfo wanted{};
+    wanted.ai_socktype = SOCK_STREAM;
+    wanted.ai_flags = flags;
+    const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &first_);
+    if (code != 0) problem = ::gai_strerror(code);
+  }
+  address_list(const address_list&) = delete;
+  address_list& operator=(const address_list&) = delete;
+  ~address_list() {
+    if (first_ != nullptr) ::freeaddrinfo(first_);
+  }
+
+  /// Returns the first socket that `open(address)` makes, or an empty one.
+  template <class Open>
+  tcp_socket first(const Open& open) const {
+    for (const addrinfo* a = first_; a != nullptr; a = a->ai_next)
+      if (tcp_socket s = open(*a)) return s;
+    return {};
+  }
+
+ private:
+  addrinfo* first_ = nullptr;
+};
+
+inline tcp_socket socket_for(const addrinfo& a) {
+  return tcp_socket(::socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC, a.ai_protocol));
+}
+
+/// Returns a socket that listens on an address of this host, or an empty one and the reason in `problem`. The address
+/// "::" takes what comes by IPv4, too.
+inline tcp_socket try_to_listen(const std::string& address, int port, std::string& problem) {
+  return address_list(address, port, AI_PASSIVE, problem).first([&](const addrinfo& a) {
+    tcp_socket s = socket_for(a);
+    const int on = 1, off = 0;
+    if (s) ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (s && a.ai_family == AF_INET6) ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (s && ::bind(s.get(), a.ai_addr, a.ai_addrlen) == 0 && ::listen(s.get(), 1024) == 0) return s;
+    problem = std::strerror(errno);
+    return tcp_socket();
+  });
+}
+
 /// Listens on one address of this host.
 inline tcp_socket listener_on(const std::string& address, int port) {
-  addrinfo wanted{}, *found = nullptr;
-  wanted.ai_socktype = SOCK_STREAM;
-  wanted.ai_flags = AI_PASSIVE;
-  const std::string number = std::to_string(port);
-  const int code = ::getaddrinfo(address.c_str(), number.c_str(), &wanted, &found);
-  std::string problem = code == 0 ? "" : ::gai_strerror(code);
-  tcp_socket out;
-  for (const addrinfo* a = found; a != nullptr && !out; a = a->ai_next) {
-    tcp_socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    const int on = 1;
-    if (s) ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (s && ::bind(s.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(s.get(), 1024) == 0) {
-      out = std::move(s);
-    } else {
-      problem = std::strerror(errno);
-    }
-  }
-  if (found != nullptr) ::freeaddrinfo(found);
-  if (!out)
-    fail({"nccl: rank 0 cannot listen on port ", port, " of ", address, ": ", problem, "; ", free_port_hint,
-          ", or an address of rank 0's host by PLAIT_BIND_ADDRESS"});
-  return out;
+  std::string problem;
+  if (tcp_socket s = try_to_listen(address, port, problem)) return s;
+  fail({"nccl: rank 0 cannot listen on port ", port, " of ", address, ": ", problem, "; ", free_port_hint,
+        ", or an address of rank 0's host by PLAIT_BIND_ADDRESS"});
 }
 
 /// Listens on all addresses.
 inline tcp_socket listener(int port) {
-  int problem = 0;
-  for (const int family : {AF_INET6, AF_INET}) {
-    tcp_socket s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!s) {
-      problem = errno;
-      continue;
-    }
-    const int on = 1, off = 0;
-    ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    int bound = -1;
-    if (family == AF_INET6) {
-      ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      sockaddr_in6 any{};
-      any.sin6_family = AF_INET6;
-      any.sin6_addr = in6addr_any;
-      any.sin6_port = htons(static_cast<std::uint16_t>(port));
-      bound = ::bind(s.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any);
-    } else {
-      sockaddr_in any{};
-      any.sin_family = AF_INET;
-      any.sin_addr.s_addr = htonl(INADDR_ANY);
-      any.sin_port = htons(static_cast<std::uint16_t>(port));
-      bound = ::bind(s.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any);
-    }
-    if (bound == 0 && ::listen(s.get(), 1024) == 0) return s;
-    problem = errno;
-    if (problem == EADDRINUSE) break;
+  std::string problem;
+  for (const char* const all : {"::", "0.0.0.0"}) {  // the second where the host has no IPv6
+    if (tcp_socket s = try_to_listen(all, port, problem)) return s;
+    if (problem == std::strerror(EADDRINUSE)) break;
   }
-  fail({"nccl: rank 0 cannot listen on port ", port, ": ", std::strerror(problem), "; ", free_port_hint});
+  fail({"nccl: rank 0 cannot listen on port ", port, ": ", problem, "; ", free_port_hint});
 }
 
 /// Whether an address that the name stands for is one of this host's. The addresses of forwarding services are not.
 inline bool is_of_this_host(const std::string& address) {
-  addrinfo wanted{}, *found = nullptr;
-  wanted.ai_socktype = SOCK_STREAM;
-  if (::getaddrinfo(address.c_str(), nullptr, &wanted, &found) != 0) return false;
-  bool own = false;
-  for (const addrinfo* a = found; a != nullptr && !own; a = a->ai_next) {
-    const tcp_socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    own = s && ::bind(s.get(), a->ai_addr, a->ai_addrlen) == 0;
-  }
-  if (found != nullptr) ::freeaddrinfo(found);
-  return own;
+  std::string ignored;
+  return static_cast<bool>(address_list(address, 0, 0, ignored).first([](const addrinfo& a) {
+    tcp_socket s = socket_for(a);
+    return s && ::bind(s.get(), a.ai_addr, a.ai_addrlen) == 0 ? std::move(s) : tcp_socket();
+  }));
 }
 
 /// A connection, or an empty socket and the reason in `problem`.
-inline tcp_socket connected(const std::string& address, int port_number, double until, std::string& problem) {
-  addrinfo wanted{}, *found = nullptr;
-  wanted.ai_socktype = SOCK_STREAM;
-  const std::string port = std::to_string(port_number);
-  if (const int code = ::getaddrinfo(address.c_str(), port.c_str(), &wanted, &found); code != 0) {
-    problem = ::gai_strerror(code);
-    return {};
-  }
-  tcp_socket out;
-  for (const addrinfo* a = found; a != nullptr && !out; a = a->ai_next) {
-    tcp_socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    int status = 0;
-    if (!s) {
-      status = errno;
-    } else if (::connect(s.get(), a->ai_addr, a->ai_addrlen) != 0) {
-      status = errno;
-      if (status == EINPROGRESS) {
-        socklen_t length = sizeof status;
-        if (!s.ready(POLLOUT, std::min(until, comm_clock() + 5))) {
-          status = ETIMEDOUT;
-        } else {
-          ::getsockopt(s.get(), SOL_SOCKET, SO_ERROR, &status, &length);
-        }
-      }
+inline tcp_socket connected(const std::string& address, int port, double until, std::string& problem) {
+  return address_list(address, port, 0, problem).first([&](const addrinfo& a) {
+    tcp_socket s = socket_for(a);
+    int status = s && ::connect(s.get(), a.ai_addr, a.ai_addrlen) == 0 ? 0 : errno;
+    if (s && status == EINPROGRESS) {
+      socklen_t length = sizeof status;
+      if (s.ready(POLLOUT, std::min(until, comm_clock() + 5)))
+        ::getsockopt(s.get(), SOL_SOCKET, SO_ERROR, &status, &length);
+      else
+        status = ETIMEDOUT;
     }
-    if (status == 0) {
-      out = std::move(s);
-    } else {
-      problem = std::strerror(status);
-    }
-  }
-  ::freeaddrinfo(found);
-  return out;
+    if (status == 0) return s;
+    problem = std::strerror(status);
+    return tcp_socket();
+  });
 }
 
 // A greeting: "plaitid2", rank, size and the length of the token as 4 bytes each, most significant first, and the
@@ -258,7 +388,8 @@ inline std::string where(const launch_place& here) {
   return cat({here.address, ":", here.port, " (MASTER_ADDR, and MASTER_PORT or PLAIT_PORT)"});
 }
 
-/// Rank 0 of the rendezvous: it gives every other rank the payload.
+/// Rank 0 of the rendezvous: it listens, and every other rank connects with its number. When all have come, each gets
+/// the payload. If some never come, the connected ranks learn which.
 class rendezvous_server {
  public:
   rendezvous_server(const launch_place& here, double deadline, connection_limits limits = {})
