@@ -181,13 +181,7 @@ class any_communicator : public verbs<any_communicator> {
     }
   };
 
-  base& held() const {
-    if (!held_)
-      fail(
-          "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
-          "the split");
-    return *held_;
-  }
+  base& held() const { return detail::held_by(held_); }
 
   std::shared_ptr<base> held_;
   std::shared_ptr<accounting> accounting_;

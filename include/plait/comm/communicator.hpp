@@ -70,26 +70,25 @@ constexpr bool reducible(dtype type) { return type != dtype::u8; }
 
 namespace detail {
 
-void check_peer(const char* what, const char* role, int peer, int size);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void check_peer(const char* what, const char* role, int peer, int size) {
+inline void check_peer(const char* what, const char* role, int peer, int size) {
   if (peer < 0 || peer >= size) fail({what, ": ", role, " is ", peer, "; the group has ranks 0 to ", size - 1});
 }
-#endif
 
-void check_pointer(const char* what, const void* data, std::size_t bytes);
+}  // namespace detail
+
+/// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.
+void check(const call& c, int rank, int ranks);
+
 #ifndef PLAIT_COMPILED
-PLAIT_INLINE void check_pointer(const char* what, const void* data, std::size_t bytes) {
+namespace detail {
+
+inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
   if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
 }
-#endif
 
 /// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
-void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes,
-                   std::size_t place, bool may_alias);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
-                                std::size_t out_bytes, std::size_t place, bool may_alias) {
+inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
+                          std::size_t out_bytes, std::size_t place, bool may_alias) {
   check_pointer(what, in, in_bytes);
   check_pointer(what, out, out_bytes);
   if (in_bytes == 0 || out_bytes == 0) return;
@@ -100,12 +99,9 @@ PLAIT_INLINE void check_buffers(const char* what, const void* in, std::size_t in
         may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "",
         "; use separate buffers"});
 }
-#endif
 
 /// Checks a ragged all_to_all: each part that is received overlaps no other and nothing that is sent.
-void check_parts(const call& c);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void check_parts(const call& c) {
+inline void check_parts(const call& c) {
   const char* const what = c.name();
   const std::size_t size = size_of(c.type);
   check_pointer(what, c.in, call::sum(c.send_counts) * size);
@@ -132,13 +128,9 @@ PLAIT_INLINE void check_parts(const call& c) {
     (p.received ? received : sent) = std::max(p.received ? received : sent, p.end);
   }
 }
-#endif
 
 }  // namespace detail
 
-/// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.
-void check(const call& c, int rank, int ranks);
-#ifndef PLAIT_COMPILED
 PLAIT_INLINE void check(const call& c, int rank, int ranks) {
   const char* const what = c.name();
   const std::size_t n = static_cast<std::size_t>(ranks), part = c.count * size_of(c.type);
@@ -172,6 +164,20 @@ PLAIT_INLINE void check(const call& c, int rank, int ranks) {
   }
 }
 #endif
+
+namespace detail {
+
+/// Returns what a handle of a communicator holds. Throws where it holds nothing.
+template <class Pointer>
+auto& held_by(const Pointer& held) {
+  if (!held)
+    fail(
+        "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
+        "the split");
+  return *held;
+}
+
+}  // namespace detail
 
 /// The functions of a backend that a request calls: a constant table and no virtual object, so that a backend that
 /// reuses its operations allocates nothing to start one. `owner` keeps alive what `object` points to.

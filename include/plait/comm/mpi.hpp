@@ -286,13 +286,7 @@ class communicator : public verbs<communicator> {
                           : detail::ranks_over_slow_link(comm, state_->rank, state_->size);
   }
 
-  detail::state& self() const {
-    if (!state_)
-      fail(
-          "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
-          "the split");
-    return *state_;
-  }
+  detail::state& self() const { return plait::detail::held_by(state_); }
 
   pending begin(const char* name, std::size_t bytes) {
     pending p;

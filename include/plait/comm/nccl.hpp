@@ -163,13 +163,7 @@ class communicator : public verbs<communicator> {
   }
 
  private:
-  detail::state& self() const {
-    if (!state_)
-      fail(
-          "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
-          "the split");
-    return *state_;
-  }
+  detail::state& self() const { return plait::detail::held_by(state_); }
 
   /// Asks NCCL for an operation.
   ncclResult_t ask(const call& c, cudaStream_t stream) const {

@@ -285,13 +285,7 @@ class communicator : public verbs<communicator> {
   }
 
  private:
-  detail::member& self() const {
-    if (!member_)
-      fail(
-          "a communicator that holds nothing was used: no group was given to it, or its rank has a negative color in "
-          "the split");
-    return *member_;
-  }
+  detail::member& self() const { return plait::detail::held_by(member_); }
 
   std::shared_ptr<detail::member> member_;
 };

@@ -1,6 +1,5 @@
-// The place of a process among those that torchrun or Slurm has started, and the exchange by which a few bytes of rank
-// 0, the id of an NCCL communicator, reach every rank over TCP. It needs no NCCL. Tests:
-// tests/unit/comm/nccl_rendezvous.cpp, tests/unit/comm/nccl_strangers.cpp.
+// How a process of torchrun or Slurm finds its place, and how all of them get some bytes of rank 0 over TCP. It needs
+// no NCCL, whose id they are. Tests: tests/unit/comm/nccl_rendezvous.cpp, tests/unit/comm/nccl_strangers.cpp.
 #pragma once
 
 #include <arpa/inet.h>
