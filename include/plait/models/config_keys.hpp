@@ -6,12 +6,12 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "plait/core/containers.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 
@@ -104,116 +104,51 @@ class config_reader {
   std::string prefix_;
 };
 
+using config_keys = static_vector<std::string_view, 80>;
+
+/// Returns the words of a text, which one blank separates.
+constexpr config_keys words_of(std::string_view text) {
+  config_keys words;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    words.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return words;
+}
+
 }  // namespace plait::detail
 
 namespace plait {
 
 /// Keys that `parse_llama_config` reads into a `llama_config`.
-inline constexpr std::array used_config_keys = std::to_array<std::string_view>({"attention_bias",
-                                                                                "head_dim",
-                                                                                "hidden_act",
-                                                                                "hidden_size",
-                                                                                "initializer_range",
-                                                                                "intermediate_size",
-                                                                                "layer_types",
-                                                                                "max_position_embeddings",
-                                                                                "max_window_layers",
-                                                                                "mlp_bias",
-                                                                                "model_type",
-                                                                                "num_attention_heads",
-                                                                                "num_hidden_layers",
-                                                                                "num_key_value_heads",
-                                                                                "original_max_position_embeddings",
-                                                                                "pad_token_id",
-                                                                                "qk_norm",
-                                                                                "qkv_bias",
-                                                                                "rms_norm_eps",
-                                                                                "rope_parameters",
-                                                                                "rope_scaling",
-                                                                                "rope_theta",
-                                                                                "sliding_window",
-                                                                                "tie_word_embeddings",
-                                                                                "use_sliding_window",
-                                                                                "vocab_size"});
+inline constexpr auto used_config_keys = detail::words_of(
+    "attention_bias head_dim hidden_act hidden_size initializer_range intermediate_size layer_types "
+    "max_position_embeddings max_window_layers mlp_bias model_type num_attention_heads num_hidden_layers "
+    "num_key_value_heads original_max_position_embeddings pad_token_id qk_norm qkv_bias rms_norm_eps rope_parameters "
+    "rope_scaling rope_theta sliding_window tie_word_embeddings use_sliding_window vocab_size");
 
 /// Keys that change neither loss nor gradient of a text: names, versions, what generation, classification and pipelines
 /// of other tools take, and how the directory's weights are stored.
-inline constexpr std::array harmless_config_keys = std::to_array<std::string_view>({"_attn_implementation",
-                                                                                    "_attn_implementation_autoset",
-                                                                                    "_attn_implementation_internal",
-                                                                                    "_commit_hash",
-                                                                                    "_flash_attn_2_enabled",
-                                                                                    "_name_or_path",
-                                                                                    "architectures",
-                                                                                    "attn_implementation",
-                                                                                    "auto_map",
-                                                                                    "bad_words_ids",
-                                                                                    "begin_suppress_tokens",
-                                                                                    "bos_token_id",
-                                                                                    "chunk_size_feed_forward",
-                                                                                    "cross_attention_hidden_size",
-                                                                                    "custom_pipelines",
-                                                                                    "decoder_start_token_id",
-                                                                                    "diversity_penalty",
-                                                                                    "do_sample",
-                                                                                    "dtype",
-                                                                                    "early_stopping",
-                                                                                    "encoder_no_repeat_ngram_size",
-                                                                                    "eos_token_id",
-                                                                                    "exponential_decay_length_penalty",
-                                                                                    "finetuning_task",
-                                                                                    "forced_bos_token_id",
-                                                                                    "forced_eos_token_id",
-                                                                                    "id2label",
-                                                                                    "is_decoder",
-                                                                                    "keys_to_ignore_at_inference",
-                                                                                    "label2id",
-                                                                                    "length_penalty",
-                                                                                    "max_length",
-                                                                                    "max_new_tokens",
-                                                                                    "max_sequence_length",
-                                                                                    "min_length",
-                                                                                    "neftune_noise_alpha",
-                                                                                    "no_repeat_ngram_size",
-                                                                                    "num_beam_groups",
-                                                                                    "num_beams",
-                                                                                    "num_labels",
-                                                                                    "num_return_sequences",
-                                                                                    "output_attentions",
-                                                                                    "output_hidden_states",
-                                                                                    "output_scores",
-                                                                                    "prefix",
-                                                                                    "problem_type",
-                                                                                    "remove_invalid_values",
-                                                                                    "repetition_penalty",
-                                                                                    "return_dict",
-                                                                                    "return_dict_in_generate",
-                                                                                    "router_aux_loss_coef",
-                                                                                    "sep_token_id",
-                                                                                    "suppress_tokens",
-                                                                                    "task_specific_params",
-                                                                                    "temperature",
-                                                                                    "tf_legacy_loss",
-                                                                                    "tokenizer_class",
-                                                                                    "top_k",
-                                                                                    "top_p",
-                                                                                    "torch_dtype",
-                                                                                    "torchscript",
-                                                                                    "transformers.js_config",
-                                                                                    "transformers_version",
-                                                                                    "typical_p",
-                                                                                    "unk_token_id",
-                                                                                    "unsloth_fixed",
-                                                                                    "unsloth_version",
-                                                                                    "use_bfloat16",
-                                                                                    "use_cache"});
+inline constexpr auto harmless_config_keys = detail::words_of(
+    "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash "
+    "_flash_attn_2_enabled _name_or_path architectures attn_implementation auto_map bad_words_ids "
+    "begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size custom_pipelines "
+    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size "
+    "eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id id2label "
+    "is_decoder keys_to_ignore_at_inference label2id length_penalty max_length max_new_tokens max_sequence_length "
+    "min_length neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences "
+    "output_attentions output_hidden_states output_scores prefix problem_type remove_invalid_values "
+    "repetition_penalty return_dict return_dict_in_generate router_aux_loss_coef sep_token_id suppress_tokens "
+    "task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript "
+    "transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 "
+    "use_cache");
 
 /// Keys of models with experts that `parse_llama_config` reads; for models without them they must be null.
-inline constexpr std::array mixture_config_keys = std::to_array<std::string_view>(
-    {"decoder_sparse_step", "first_k_dense_replace", "mlp_only_layers", "moe_intermediate_size", "moe_layer_freq",
-     "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "num_experts", "num_experts_per_tok",
-     "num_local_experts", "routed_scaling_factor", "scoring_func", "shared_expert_intermediate_size", "topk_group",
-     "topk_method"});
+inline constexpr auto mixture_config_keys = detail::words_of(
+    "decoder_sparse_step first_k_dense_replace mlp_only_layers moe_intermediate_size moe_layer_freq n_group "
+    "n_routed_experts n_shared_experts norm_topk_prob num_experts num_experts_per_tok num_local_experts "
+    "routed_scaling_factor scoring_func shared_expert_intermediate_size topk_group topk_method");
 
 /// A key that asks for something which plait does not compute, unless it has one value.
 struct refused_config_key {
@@ -249,15 +184,10 @@ inline constexpr std::array refused_config_keys =
 namespace detail {
 
 /// Keys of "rope_scaling" and "rope_parameters" that each rope type has in addition to its name.
-inline constexpr std::array default_rope_keys =
-    std::to_array<std::string_view>({"partial_rotary_factor", "rope_theta", "rope_type", "type"});
-inline constexpr std::array llama3_rope_keys = std::to_array<std::string_view>(
-    {"factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings", "partial_rotary_factor",
-     "rope_theta", "rope_type", "type"});
-
-inline bool is_among(std::span<const std::string_view> keys, std::string_view key) {
-  return std::find(keys.begin(), keys.end(), key) != keys.end();
-}
+inline constexpr auto default_rope_keys = words_of("partial_rotary_factor rope_theta rope_type type");
+inline constexpr auto llama3_rope_keys = words_of(
+    "factor high_freq_factor low_freq_factor original_max_position_embeddings partial_rotary_factor rope_theta "
+    "rope_type type");
 
 /// Refuses the keys of refused_config_keys by value, and a key of none of the lists that is not null. `mixture` says
 /// whether the model has experts.
@@ -268,7 +198,7 @@ inline void check_config_keys(const config_reader& c, bool mixture) {
     if (!mixture) c.only(std::string(key).c_str(), nullptr);
   c.each_key([&](const std::string& key) {
     const auto same = [&](const refused_config_key& refused) { return refused.key == key; };
-    if (is_among(used_config_keys, key) || is_among(harmless_config_keys, key) || is_among(mixture_config_keys, key) ||
+    if (used_config_keys.contains(key) || harmless_config_keys.contains(key) || mixture_config_keys.contains(key) ||
         std::any_of(refused_config_keys.begin(), refused_config_keys.end(), same))
       return;
     c.unknown(key, "if it changes no number, take it out");

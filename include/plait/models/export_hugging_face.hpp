@@ -159,7 +159,7 @@ inline std::string exported_config(const llama_config& config, safetensors_dtype
   nlohmann::json json = nlohmann::json::parse(text);
   const nlohmann::json old = parse_json(read_file(from, how.field), from);
   for (const auto& [key, value] : old.items())
-    if (is_among(harmless_config_keys, key) && key != "dtype" && key != "transformers_version" && !json.contains(key))
+    if (harmless_config_keys.contains(key) && key != "dtype" && key != "transformers_version" && !json.contains(key))
       json[key] = value;
   return json.dump(2) + "\n";
 }

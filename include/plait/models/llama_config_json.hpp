@@ -76,7 +76,7 @@ inline rope_scaling parse_rope_scaling(const config_reader& rope, const config_r
     rope.bad(key, type, "\"default\" or \"llama3\"; linear, dynamic, yarn and longrope are not supported");
   rope.only("partial_rotary_factor", 1.0);
   rope.each_key([&](const std::string& name) {
-    const bool known = type == "default" ? is_among(default_rope_keys, name) : is_among(llama3_rope_keys, name);
+    const bool known = type == "default" ? default_rope_keys.contains(name) : llama3_rope_keys.contains(name);
     if (!known) rope.unknown(name, cat({"with the rope_type \"", type, "\" it has no effect, so take it out"}));
   });
   if (type == "default") return {};

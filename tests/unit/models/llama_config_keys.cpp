@@ -86,9 +86,8 @@ TEST_CASE("each key is read, or harmless, or refused, and those of transformers'
     for (const auto& [key, value] : keys.items()) {
       CAPTURE(key);
       seen.insert(key);
-      const int lists = plait::detail::is_among(plait::used_config_keys, key) +
-                        plait::detail::is_among(plait::harmless_config_keys, key) +
-                        plait::detail::is_among(plait::mixture_config_keys, key) + is_refused(key);
+      const int lists = plait::used_config_keys.contains(key) + plait::harmless_config_keys.contains(key) +
+                        plait::mixture_config_keys.contains(key) + is_refused(key);
       CHECK(lists == 1);
     }
   }
@@ -97,7 +96,7 @@ TEST_CASE("each key is read, or harmless, or refused, and those of transformers'
   for (const std::string_view name : plait::used_config_keys) {
     const std::string key(name);
     CAPTURE(key);
-    CHECK(!plait::detail::is_among(plait::harmless_config_keys, key));
+    CHECK(!plait::harmless_config_keys.contains(key));
     auto file = nlohmann::json::parse(mistral_config);
     if (key == "rope_theta" || key.starts_with("use_") || key.starts_with("max_w") || key == "layer_types")
       file["sliding_window"] = 4096;
