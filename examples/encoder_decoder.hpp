@@ -76,7 +76,10 @@ struct parts {
   using encoder = pl::sequential<attention_part, mlp_part>;
 
   static attention_part make_attention(const pl::context<D>& ctx, const std::string& name, bool causal) {
-    return {attention(ctx, name + ".self_attn", {.causal = causal, .qkv_bias = true, .output_bias = true}),
+    return {attention(ctx, name + ".self_attn",
+                      {.mask = causal ? pl::kernels::attention_mask::causal() : pl::kernels::attention_mask::full(),
+                       .qkv_bias = true,
+                       .output_bias = true}),
             norm(ctx, 1e-5, name + ".self_attn_layer_norm")};
   }
   static mlp_part make_mlp(const pl::context<D>& ctx, const std::string& name) {

@@ -105,7 +105,7 @@ void measure_ring(cuda& device, const options& o, parts& all, const libraries& t
                                     kernels::attention_shape shape = whole;
                                     shape.k_batch = seq, shape.k_len = whole.q_len;
                                     shape.k_offset = piece * whole.q_len;
-                                    shape.causal = piece + 1 == ranks;
+                                    if (piece + 1 < ranks) shape.mask = kernels::attention_mask::full();
                                     call(shape, shape.k_offset);
                                     kernels::merge_lse(device, merged(0), lse(0), static_cast<const bf16*>(part(0)),
                                                        static_cast<const float*>(part_lse(0)), width, shape);

@@ -14,7 +14,7 @@ shape of(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int64_
          std::int64_t head_dim, bool causal = true) {
   shape s;
   s.batch = batch, s.q_len = q_len, s.k_len = k_len, s.heads = heads, s.kv_heads = kv_heads, s.head_dim = head_dim;
-  s.causal = causal, s.scale = 0.125;
+  s.mask = causal ? kernels::attention_mask::causal() : kernels::attention_mask::full(), s.scale = 0.125;
   return s;
 }
 /// The last queries of longer sequences.
@@ -23,7 +23,7 @@ shape ending(shape s) {
   return s;
 }
 shape windowed(shape s, std::int64_t window) {
-  s.window = window;
+  s.mask = kernels::attention_mask::window_or_causal(window);
   return s;
 }
 /// Queries, keys and values side by side, as a projection makes them.
@@ -63,7 +63,7 @@ int main() {
     const shape s = given.checked();
     const std::string answers[] = {answer(s, false, true), answer(s, true, true), answer(s, true, false)};
     for (const std::string& a : answers) refused += a != "ok";
-    const std::string mask = !s.causal ? "none" : s.window > 0 ? "window of " + std::to_string(s.window) : "causal";
+    const std::string mask = describe(s.mask);
     std::printf("| %ld | %ld | %ld | %ld | %ld | %ld | %s | %s | %s | %s |\n", s.batch, s.q_len, s.k_len, s.heads,
                 s.kv_heads, s.head_dim, mask.c_str(), answers[0].c_str(), answers[1].c_str(), answers[2].c_str());
   }

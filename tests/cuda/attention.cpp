@@ -103,7 +103,7 @@ TEST_CASE_TEMPLATE("CUDA attention does not look at tiles that nobody sees", T, 
   for (const bool packed : {false, true}) {
     attention_shape s = shape_of(1, len, len, 1, 1, width);
     if (packed) s.first_visible = documents_.data();
-    s.window = packed ? 0 : 64;
+    s.mask = plait::kernels::attention_mask::window_or_causal(packed ? 0 : 64);
     // Keys before 64 matter to no query from 128 on, nor do those queries to these keys.
     const values x = random_values<T>(len * width, 1), rows(static_cast<std::size_t>(len));
     values k = x, d_o = x;

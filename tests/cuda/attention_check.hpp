@@ -66,10 +66,9 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   CAPTURE(s.heads);
   CAPTURE(s.kv_heads);
   CAPTURE(s.head_dim);
-  CAPTURE(s.causal);
+  CAPTURE(describe(s.mask));
   CAPTURE(s.q_offset);
   CAPTURE(s.k_offset);
-  CAPTURE(s.window);
   CAPTURE(s.first_visible);
   cuda device;
   if (library == nullptr &&

@@ -64,7 +64,8 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
     world w(mesh<axis<cp>>{ranks}.shape(), comm);
     context<cuda> ctx{device, w, {}};
     kernels::attention_shape shape;
-    shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim, shape.window = s.window;
+    shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim,
+    shape.mask = kernels::attention_mask::window_or_causal(s.window);
     shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     const bool documents = !in.starts.empty();
     context_attention<T, Policy, cuda> attention(ctx, shape, order, documents);

@@ -12,7 +12,8 @@ context_arrays context_on_cpu(const context_sizes& sizes, const std::vector<doub
   cpu device;
   kernels::attention_shape s;
   s.q_len = s.k_len = sizes.seq;
-  s.heads = sizes.heads, s.kv_heads = sizes.kv_heads, s.head_dim = sizes.head_dim, s.window = sizes.window;
+  s.heads = sizes.heads, s.kv_heads = sizes.kv_heads, s.head_dim = sizes.head_dim,
+  s.mask = plait::kernels::attention_mask::window_or_causal(sizes.window);
   s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   if (!first_visible.empty()) s.first_visible = first_visible.data();
   context_arrays made{std::vector<double>(q.size()), std::vector<double>(q.size()), std::vector<double>(k.size()),

@@ -59,7 +59,7 @@ TEST_CASE("cuDNN's attention and its gradients are the processor's") {
 TEST_CASE("cuDNN's attention under a window, which hides what lies before it") {
   for (const int64_t window : {1, 5, 16, 63, 64, 1000}) {
     attention_shape s = shape_of(1, 64, 64, 2, 1, 16, true);
-    s.window = window;
+    s.mask = kernels::attention_mask::window_or_causal(window);
     CAPTURE(window);
     check_both(s);
   }
@@ -111,14 +111,14 @@ TEST_CASE("what cuDNN's attention cannot do is said, and runs on plait's own ker
   CHECK(reason([](S s) { s.q_offset = 3; }) == "under a causal mask, queries and keys must begin or end together");
   CHECK(reason([](S s) { s.q_len = 40, s.k_offset = 8; }) ==
         "under a causal mask, queries and keys must begin or end together");  // some queries see nothing
-  CHECK(reason([](S s) { s.q_len = 40, s.window = 4; }) ==
+  CHECK(reason([](S s) { s.q_len = 40, s.mask = kernels::attention_mask::window(4); }) ==
         "a window must be causal, with equal offsets and q_len at most k_len");
-  CHECK(reason([](S s) { s.causal = false, s.window = 4; }) ==
+  CHECK(reason([](S s) { s.mask = kernels::attention_mask::local(3, 2); }) == "a mask must be causal or full");
+  CHECK(reason([](S s) { s.mask = kernels::attention_mask::prefix_lm(5); }) == "a mask must be causal or full");
+  CHECK(reason([](S s) { s.q_len = 8, s.q_offset = 24, s.mask = kernels::attention_mask::window(4); }) ==
         "a window must be causal, with equal offsets and q_len at most k_len");
-  CHECK(reason([](S s) { s.q_len = 8, s.q_offset = 24, s.window = 4; }) ==
-        "a window must be causal, with equal offsets and q_len at most k_len");
-  CHECK(reason([](S s) { s.q_offset = 3, s.k_len = 3; }) == "");  // all is seen
-  CHECK(reason([](S s) { s.window = 32; }) == "");                // it hides nothing
+  CHECK(reason([](S s) { s.q_offset = 3, s.k_len = 3; }) == "");                   // all is seen
+  CHECK(reason([](S s) { s.mask = kernels::attention_mask::window(32); }) == "");  // it hides nothing
   number_array<bf16> x(device, values(32 * 2 * 64));
   number_array<float> lse(device, values(64));
   attention_shape odd = shape_of(1, 32, 32, 2, 1, 64, true);
@@ -196,8 +196,8 @@ TEST_CASE("cuDNN's plans are made once for each shape and direction") {
   differs([](S o) { o.kv_heads = 2; });
   differs([](S o) { o.head_dim = 56; });
   differs([](S o) { o.scale = 2; });
-  differs([](S o) { o.causal = false; });
-  differs([](S o) { o.window = 4; });
+  differs([](S o) { o.mask = kernels::attention_mask::full(); });
+  differs([](S o) { o.mask = kernels::attention_mask::window(4); });
   differs([](S o) { o.q_len = 8, o.q_offset = 8; });
   differs([](S o) { o.q_batch = 32; });
   differs([](S o) { o.k_batch = 32; });

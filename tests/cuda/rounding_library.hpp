@@ -13,10 +13,11 @@ class rounding_library final : public attention_library {
 
   bool supports(const kernels::attention_shape& shape, dtype type) override {
     const kernels::attention_shape s = shape.checked();
-    const bool sees_all = !s.causal || s.visible(0) == s.k_len;
+    const bool sees_all = s.visible(0) == s.k_len;
     const bool ends_together = s.q_offset + s.q_len == s.k_offset + s.k_len && s.q_len <= s.k_len;
-    return type == dtype::bf16 && s.q_len > 0 && s.k_len > 0 && s.first_visible == nullptr && s.window == 0 &&
-           s.lse_stride == s.q_len && (sees_all || s.q_offset == s.k_offset || ends_together);
+    return type == dtype::bf16 && s.q_len > 0 && s.k_len > 0 && s.first_visible == nullptr &&
+           !s.mask.needs_positions() && s.lse_stride == s.q_len &&
+           (sees_all || s.q_offset == s.k_offset || ends_together);
   }
   void forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
                const kernels::attention_shape& shape) override {

@@ -121,7 +121,7 @@ TEST_CASE("dropout and recomputation") {
 TEST_CASE("windows and packed documents, computed again") {
   context_scenario c;
   c.options.keep = recompute::full;
-  c.options.attention.window = 5;
+  c.options.attention.mask = kernels::attention_mask::window(5);
   check(c, {four{2, 2, 1, 1}});
   c.options.attention = {.documents = true, .context = chosen_policy::ulysses};
   c.microbatches = 2;

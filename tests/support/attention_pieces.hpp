@@ -30,7 +30,7 @@ inline kernels::attention_shape shape_of(std::int64_t batch, std::int64_t q_len,
   s.kv_heads = kv_heads;
   s.head_dim = head_dim;
   s.scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
-  s.causal = causal;
+  s.mask = causal ? kernels::attention_mask::causal() : kernels::attention_mask::full();
   s.q_offset = q_offset;
   s.k_offset = k_offset;
   return s;
@@ -83,7 +83,10 @@ inline attention_piece random_piece(picker& numbers, const piece_sizes& most, st
                                  kv_heads * numbers.pick(1, most.heads / kv_heads), kv_heads, units(1, most.head_dim),
                                  numbers.often(5), numbers.pick(0, most.k_len), numbers.pick(0, most.q_len))};
   kernels::attention_shape& s = p.shape;
-  if (numbers.often(2)) s.window = numbers.often(2) ? numbers.pick(1, 50) : numbers.pick(50, most.q_len + most.k_len);
+  if (numbers.often(2))
+    s.mask.before = numbers.often(2) ? numbers.pick(0, 49) : numbers.pick(49, most.q_len + most.k_len);
+  if (s.mask.after == 0 && numbers.often(4)) s.mask.after = numbers.pick(1, 60);
+  if (s.mask.before == kernels::attention_mask::all && numbers.often(4)) s.mask.prefix = numbers.pick(1, most.k_len);
   const std::int64_t q_token = s.heads * s.head_dim, k_token = kv_heads * s.head_dim;
   for (std::int64_t* at : {&s.q_stride, &s.o_stride, &s.dq_stride, &s.do_stride})
     *at = q_token + units(0, 3 * most.unit);

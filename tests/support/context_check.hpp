@@ -13,11 +13,14 @@
 /// Self-attention under context-parallel strategies, in any order of the sequence, against one rank.
 namespace plait::test {
 
-enum class masking { plain, window, documents, masked_ranks };
+enum class masking { plain, window, full, local, prefix, documents, masked_ranks };
 
 inline const char* name_of(masking m) {
   return m == masking::plain       ? "plain"
          : m == masking::window    ? "window"
+         : m == masking::full      ? "full"
+         : m == masking::local     ? "local"
+         : m == masking::prefix    ? "prefix"
          : m == masking::documents ? "documents"
                                    : "masked";
 }
@@ -34,7 +37,13 @@ struct attention_case {
     return s;
   }
   attention_options options() const {
-    return {.window = mask == masking::window ? 7 : 0, .documents = mask >= masking::documents};
+    using masks = kernels::attention_mask;
+    return {.mask = mask == masking::window   ? masks::window(7)
+                    : mask == masking::full   ? masks::full()
+                    : mask == masking::local  ? masks::local(3, 6)
+                    : mask == masking::prefix ? masks::prefix_lm(11)
+                                              : masks::causal(),
+            .documents = mask >= masking::documents};
   }
   /// Three documents in each sequence; or one, whose last quarter (all of some ranks) sees nothing.
   std::int32_t document_start(std::int64_t sample, std::int64_t position) const {
@@ -205,7 +214,8 @@ template <class T, strategy S>
 void check_context(std::initializer_list<typename S::mesh> meshes) {
   using alone = context_parallel<megatron_sp, whole_sequence>;
   for (const std::int64_t kv : {2, 8})
-    for (const masking mask : {masking::plain, masking::window, masking::documents, masking::masked_ranks}) {
+    for (const masking mask : {masking::plain, masking::window, masking::full, masking::local, masking::prefix,
+                               masking::documents, masking::masked_ranks}) {
       attention_case c;
       c.kv_size = kv, c.mask = mask;
       const layer_values expected = attend_on<double, alone>(four{1, 1, 1, 1}, c)[0];

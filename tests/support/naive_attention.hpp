@@ -51,8 +51,7 @@ inline void naive_attention(const kernels::attention_shape& given, const attenti
         double largest = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
         for (std::int64_t j = 0; j < s.k_len; ++j) {
           const std::int64_t other = s.k_offset + j;
-          if (s.causal && other > position) continue;
-          if (s.window > 0 && position - other >= s.window) continue;
+          if (other < s.mask.first(position) || other >= s.mask.end(position)) continue;
           if (s.first_visible != nullptr && other < s.first_visible[query]) continue;
           keys.push_back(b * s.k_batch + j);
           p.push_back(s.scale * dot(q, element(at.k, keys.back(), s.k_stride, kv_head)));

@@ -43,7 +43,8 @@ void activate(counting_device& device, double arrays, std::int64_t values, bool 
 
 inline double visible_pairs(const attention_shape& s) {
   double pairs = static_cast<double>(s.q_len) * static_cast<double>(s.k_len);
-  if (s.causal) {  // row i sees q_offset - k_offset + i + 1 keys, at least none and at most all
+  if (s.mask.after !=
+      attention_mask::all) {  // row i sees q_offset - k_offset + i + 1 keys, at least none and at most all
     pairs = 0;
     for (std::int64_t i = 0; i < s.q_len; ++i) pairs += static_cast<double>(s.visible(i));
   }

@@ -25,15 +25,68 @@ namespace plait::kernels {
 
 // ---- the shape of attention: sizes, strides and masks of one rank's arrays ---------------------------------------
 
+/// Which keys a query sees, by positions in the sequence: the query at position p sees those from `first(p)` on and
+/// before `end(p)`.
+struct attention_mask {
+  static constexpr std::int64_t all = std::int64_t{1} << 62;
+
+  std::int64_t before = all;  ///< positions before its own that a query sees
+  std::int64_t after = 0;     ///< positions after its own that it sees
+  /// Positions from the first on that all queries see, as in a prefix LM (Raffel et al. 2020); 0 where `before` is not
+  /// `all`.
+  std::int64_t prefix = 0;
+
+  static constexpr attention_mask causal() { return {}; }
+  static constexpr attention_mask full() { return {all, all}; }
+  /// A query sees its own position and the `positions` - 1 before it.
+  static constexpr attention_mask window(std::int64_t positions) { return {positions - 1, 0}; }
+  /// As `window`, or causal where it is 0.
+  static constexpr attention_mask window_or_causal(std::int64_t positions) {
+    return positions == 0 ? causal() : window(positions);
+  }
+  static constexpr attention_mask local(std::int64_t before, std::int64_t after) { return {before, after}; }
+  static constexpr attention_mask prefix_lm(std::int64_t positions) { return {all, 0, positions}; }
+
+  constexpr std::int64_t first(std::int64_t p) const { return before == all ? -all : p - before; }
+  constexpr std::int64_t end(std::int64_t p) const { return std::max(after == all ? all : p + after + 1, prefix); }
+  constexpr bool sees_all() const { return before == all && after == all; }
+  /// Whether it is neither causal nor full, so that keys may not be counted from elsewhere.
+  constexpr bool needs_positions() const { return before != all || prefix > 0 || (after > 0 && after != all); }
+
+  bool operator==(const attention_mask&) const = default;
+};
+
+/// Returns "causal", "full", "window 5", "local 3 before and 2 after" or "prefix 7".
+std::string describe(const attention_mask& mask);
+/// Throws `error`, which begins with `who`, for a mask that cannot be.
+void require_legal(const attention_mask& mask, const std::string& who);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void require_legal(const attention_mask& m, const std::string& who) {
+  for (const auto& [name, value] : {std::pair("before", m.before), {"after", m.after}})
+    if (value < 0 || value > m.all)
+      fail({who, ": mask.", name, " = ", value, ", must be from 0 to 2^62, which is all"});
+  if (m.prefix < 0 || m.prefix > m.all || (m.prefix > 0 && m.before != m.all))
+    fail({who, ": mask.prefix = ", m.prefix, ", must be at least 0, and 0 where mask.before is not all"});
+}
+PLAIT_INLINE std::string describe(const attention_mask& m) {
+  if (m.prefix > 0) return cat({"prefix ", m.prefix});
+  if (m.before == m.all && m.after == 0) return "causal";
+  if (m.sees_all()) return "full";
+  if (m.after == 0) return cat({"window ", m.before + 1});
+  const auto text = [&](std::int64_t n) { return n == m.all ? std::string("all") : cat({n}); };
+  return cat({"local ", text(m.before), " before and ", text(m.after), " after"});
+}
+#endif
+
 /// One grouped-query attention. Queries and outputs are [batch, q_len, heads, head_dim], keys and values
 /// [batch, k_len, kv_heads, head_dim]; head h attends with key head h / (heads / kv_heads). Heads and their elements
 /// are contiguous. Tokens have a stride in elements, batches one of `q_batch` or `k_batch` tokens. So each array may be
 /// a slice of a fused projection, and a piece of a longer sequence. A stride of 0 means: without gaps. The row stride
 /// of lse [batch, heads, q_len] is `lse_stride` elements.
 ///
-/// With `causal`, token i of the queries sees token j of the keys if k_offset + j <= q_offset + i. The offsets are the
-/// global positions of the first tokens. `window` and `first_visible` bound what is seen from below, causal or not. A
-/// query that sees nothing has output 0, lse -infinity and gradient 0.
+/// Token i of the queries has the position q_offset + i for `mask`, and token j of the keys k_offset + j.
+/// `first_visible` bounds what is seen from below, with any mask. A query that sees nothing has output 0, lse -infinity
+/// and gradient 0.
 struct attention_shape {
   std::int64_t batch = 1;
   std::int64_t q_len = 0;
@@ -42,7 +95,7 @@ struct attention_shape {
   std::int64_t kv_heads = 1;
   std::int64_t head_dim = 0;
   double scale = 1.0;  ///< multiplies the scores, usually 1 / sqrt(head_dim)
-  bool causal = true;
+  attention_mask mask{};
   std::int64_t q_offset = 0;
   std::int64_t k_offset = 0;
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;
@@ -52,8 +105,6 @@ struct attention_shape {
   std::int64_t q_batch = 0, k_batch = 0;
   /// Elements between the heads' rows of lse and delta; 0 means q_len. The stride of batches is heads * lse_stride.
   std::int64_t lse_stride = 0;
-  /// The token at position p sees none before position p - window + 1; 0: no such bound.
-  std::int64_t window = 0;
   /// [batch, q_len] in the device's memory, with batch stride q_batch: the global position of the first token that a
   /// query may see, for instance where its document begins. Must not decrease along the queries of a batch. Null: no
   /// such bound.
@@ -75,19 +126,18 @@ struct attention_shape {
 
   /// How many keys, from the first on, query token i sees.
   std::int64_t visible(std::int64_t i) const {
-    return causal ? std::clamp<std::int64_t>(q_offset + i - k_offset + 1, 0, k_len) : k_len;
+    return std::clamp<std::int64_t>(mask.end(q_offset + i) - k_offset, 0, k_len);
   }
 
-  /// The first key that query token i of batch b may see for `window` and `first_visible` (which is read): it sees
+  /// The first key that query token i of batch b may see for `mask` and `first_visible` (which is read): it sees
   /// those from this one on and before `visible(i)`, k_len if none. The shape must be checked.
   std::int64_t first_key(std::int64_t b, std::int64_t i) const {
-    std::int64_t first = window > 0 ? q_offset + i - window + 1 : k_offset;
+    std::int64_t first = mask.first(q_offset + i);
     if (first_visible != nullptr) first = std::max<std::int64_t>(first, first_visible[b * q_batch + i]);
     return std::clamp<std::int64_t>(first - k_offset, 0, k_len);
   }
 
  private:
-  static constexpr std::int64_t most_window = std::int64_t{1} << 62;  // positions less it do not overflow
   static constexpr std::int64_t most_position = std::numeric_limits<std::int32_t>::max();
 };
 
@@ -129,7 +179,7 @@ PLAIT_INLINE attention_shape attention_shape::checked() const {
   settle_tokens("q_batch", s.q_batch, "q_len", q_len);
   settle_tokens("k_batch", s.k_batch, "k_len", k_len);
   settle_tokens("lse_stride", s.lse_stride, "q_len", q_len);
-  if (window < 0 || window > most_window) refuse("window", window, "from 1 to 2^62, or 0 for none");
+  require_legal(mask, "attention");
   if (first_visible != nullptr && (k_offset < 0 || k_offset > most_position)) {
     refuse("k_offset", k_offset, cat({"from 0 to ", most_position, " where first_visible is given"}));
   }

@@ -154,7 +154,8 @@ class llama_of : public llama_layers<Precision, S, Device, typename FeedForward:
     attention.qkv_bias = config.attention_bias || config.qkv_bias;
     attention.output_bias = config.attention_bias;
     attention.qk_norm_epsilon = config.qk_norm ? config.rms_eps : 0;
-    if (attention.window == 0) attention.window = config.sliding_window;
+    if (attention.mask == kernels::attention_mask{})
+      attention.mask = kernels::attention_mask::window_or_causal(config.sliding_window);
     attention.init = attention.output_init = init;
     attention.overlap = options.overlap;
     using norm = typename layers::norm;

@@ -192,16 +192,13 @@ struct attention_lora {
 
 /// Options of a self-attention, in addition to its strategy.
 struct attention_options {
-  /// A token sees itself and window - 1 tokens before it; 0: all before it. Without a causal mask it sees all after
-  /// it, too.
-  std::int64_t window = 0;
+  /// Which tokens a token sees, under every policy of context parallelism.
+  kernels::attention_mask mask{};
   /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
   /// the first token of each token's document. With a causal mask alone.
   bool documents = false;
   /// The policy that `chosen` stands for.
   chosen_policy context = chosen_policy::ring;
-  /// Whether a token sees none after it. Without a mask the sequence must be whole.
-  bool causal = true;
   /// Inverse rotary frequencies, head_dim / 2 of them; none: queries and keys are not rotated.
   std::vector<double> frequencies{};
   bool qkv_bias = false;
@@ -395,12 +392,11 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     kernels::require_attention(ctx.device, dtype_of<activation_of<Precision>>, shape_.head_dim);
     shape_.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
     shape_.q_stride = shape_.k_stride = shape_.v_stride = qkv_.columns();
-    shape_.window = options_.window;
-    shape_.causal = options_.causal;
+    shape_.mask = options_.mask;
+    kernels::require_legal(shape_.mask, name);
     if (rotates() && static_cast<std::int64_t>(options_.frequencies.size()) * 2 != shape_.head_dim)
       fail({name, ": ", options_.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,
             ", must be half of it"});
-    if (options_.window < 0) fail({name, ": attention_window is ", options_.window, "; at least 1, or 0 for none"});
     const sequence_order order = sequence_order_of<S>(mesh, ctx.sizes);
     const axis_list& axes = context_axes<typename specs::attention>;
     attention_part part{
@@ -409,7 +405,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
       require_any_order(ctx, name, "kv heads that ranks share; shard heads over no more ranks than kv_heads");
     part.chunk = detail::chunk_of<engine>(ctx, q.global[1], name);
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
-    require_causal_or_whole(part);
+    require_fitting_mask(part);
     engine_ = engine(ctx, part, axes);
     if (!rotates()) return;
     const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);

@@ -13,6 +13,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait {
 
@@ -70,16 +71,16 @@ class sequence_order {
   std::int64_t pieces_ = 1;
 };
 
-/// Whether some token of `queries` sees one of `keys` under a causal mask; with a window, the token at position p sees
-/// tokens from p - window + 1 on (0: all).
-inline bool sees(const token_run& queries, const token_run& keys, std::int64_t window = 0) {
+/// Whether some token of `queries` sees one of `keys`.
+inline bool sees(const token_run& queries, const token_run& keys, const kernels::attention_mask& mask = {}) {
   const std::int64_t last_query = queries.position + queries.length - 1, last_key = keys.position + keys.length - 1;
-  return keys.position <= last_query && (window == 0 || last_key > queries.position - window);
+  return keys.position < mask.end(last_query) && last_key >= mask.first(queries.position);
 }
-inline bool sees(const std::vector<token_run>& queries, const std::vector<token_run>& keys, std::int64_t window = 0) {
+inline bool sees(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
+                 const kernels::attention_mask& mask = {}) {
   for (const token_run& q : queries)
     for (const token_run& k : keys)
-      if (sees(q, k, window)) return true;
+      if (sees(q, k, mask)) return true;
   return false;
 }
 
@@ -89,19 +90,20 @@ struct visible_piece {
   std::size_t first_run = 0, runs = 1;
 };
 
-/// The pieces of a causal attention in which some query sees some key. Without `exact`, runs that are stored side by
-/// side become one piece although the text has others between them, where the mask allows it: keys that are seen as a
-/// whole may be counted from anywhere, and so may queries that see all keys. With a window or documents, positions must
-/// be positions in the text: `exact`.
+/// The pieces of an attention in which some query sees some key. Runs that are stored side by side become one piece
+/// although the text has others between them, where the mask allows it: keys that are seen as a whole may be counted
+/// from anywhere, and so may queries that see all keys. With `documents`, and with masks that need it, positions stay
+/// positions in the text.
 std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
-                                          std::int64_t window, bool exact);
+                                          const kernels::attention_mask& mask, bool documents);
 
-/// How many pairs of a query and a key see each other: the work of causal attention.
+/// How many pairs of a query and a key see each other: the work of attention.
 std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
-                           std::int64_t window = 0);
+                           const kernels::attention_mask& mask = {});
 
-/// The causal work of each of `ranks` ranks that share out the sequence, in pairs of a query and a key.
-std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t ranks, std::int64_t window = 0);
+/// The work of each of `ranks` ranks that share out the sequence, in pairs of a query and a key.
+std::vector<std::int64_t> attention_work(const sequence_order& order, std::int64_t ranks,
+                                         const kernels::attention_mask& mask = {});
 
 #ifndef PLAIT_COMPILED
 namespace detail {
@@ -148,16 +150,19 @@ PLAIT_INLINE std::vector<token_run> sequence_order::runs(std::int64_t first, std
 }
 
 PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
-                                                       const std::vector<token_run>& keys, std::int64_t window,
-                                                       bool exact) {
-  const auto sees_all = [](const token_run& q, const token_run& k) { return k.position + k.length - 1 <= q.position; };
+                                                       const std::vector<token_run>& keys,
+                                                       const kernels::attention_mask& mask, bool documents) {
+  const bool exact = documents || mask.needs_positions();
+  const auto sees_all = [&](const token_run& q, const token_run& k) {
+    return k.position + k.length <= mask.end(q.position);  // where it is not exact, all before are seen
+  };
   const auto follows = [](const token_run& a, const token_run& b) { return a.at + a.length == b.at; };
   std::vector<visible_piece> pieces;
   for (std::size_t i = 0; i < queries.size(); ++i) {
     const token_run& q = queries[i];
     const std::size_t begin = pieces.size();
     for (const token_run& k : keys) {
-      if (!sees(q, k, window)) continue;
+      if (!sees(q, k, mask)) continue;
       if (!exact && pieces.size() > begin && follows(pieces.back().keys, k) && sees_all(q, pieces.back().keys)) {
         token_run& together = pieces.back().keys;
         together.length += k.length;
@@ -180,23 +185,22 @@ PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_r
 }
 
 PLAIT_INLINE std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
-                                        std::int64_t window) {
+                                        const kernels::attention_mask& mask) {
   std::int64_t pairs = 0;
   for (const token_run& q : queries)
     for (const token_run& k : keys)
-      for (std::int64_t p = q.position; p < q.position + q.length; ++p) {
-        const std::int64_t first = window > 0 ? std::max(k.position, p - window + 1) : k.position;
-        pairs += std::max<std::int64_t>(0, std::min(k.position + k.length, p + 1) - first);
-      }
+      for (std::int64_t p = q.position; p < q.position + q.length; ++p)
+        pairs += std::max<std::int64_t>(
+            0, std::min(k.position + k.length, mask.end(p)) - std::max(k.position, mask.first(p)));
   return pairs;
 }
 
-PLAIT_INLINE std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t ranks,
-                                                   std::int64_t window) {
+PLAIT_INLINE std::vector<std::int64_t> attention_work(const sequence_order& order, std::int64_t ranks,
+                                                      const kernels::attention_mask& mask) {
   const std::vector<token_run> keys = order.runs(0, order.length());
   const std::int64_t part = order.length() / ranks;
   std::vector<std::int64_t> work;
-  for (std::int64_t r = 0; r < ranks; ++r) work.push_back(visible_pairs(order.runs(r * part, part), keys, window));
+  for (std::int64_t r = 0; r < ranks; ++r) work.push_back(visible_pairs(order.runs(r * part, part), keys, mask));
   return work;
 }
 #endif

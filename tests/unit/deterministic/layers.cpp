@@ -138,13 +138,15 @@ TEST_CASE_TEMPLATE("norms", T, float, double) {
 
 TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {
   using mesh = megatron_sp::mesh;
+  using masks = kernels::attention_mask;
   const auto meshes = {mesh{1, 1, 2, 1}, mesh{1, 2, 1, 1}, mesh{2, 2, 2, 1}, mesh{1, 4, 2, 1}};
   for (const chosen_policy how : {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses})
-    for (const std::int64_t window : {0, 5}) {
-      if (how == chosen_policy::ulysses && window != 0) continue;
+    for (const masks& mask :
+         {masks::causal(), masks::window(5), masks::full(), masks::local(2, 5), masks::prefix_lm(5)}) {
+      if (how == chosen_policy::ulysses && mask != masks::causal()) continue;
       check<T>(mesh{1, 1, 1, 1}, how == chosen_policy::ulysses ? std::initializer_list<mesh>{mesh{1, 2, 2, 1}} : meshes,
                [=](const auto& ctx) {
-                 attention_options options{.window = window, .context = how, .qkv_bias = true, .output_bias = true};
+                 attention_options options{.mask = mask, .context = how, .qkv_bias = true, .output_bias = true};
                  options.frequencies = {1, 0.1};
                  return self_attention<T, four_axes, device_of<decltype(ctx)>>(ctx, "attention", options);
                });

@@ -57,8 +57,7 @@ void check(const attention_piece& given, double tolerance) {
   CAPTURE(s.heads);
   CAPTURE(s.kv_heads);
   CAPTURE(s.head_dim);
-  CAPTURE(s.causal);
-  CAPTURE(s.window);
+  CAPTURE(describe(s.mask));
   CAPTURE(s.first_visible);
   CAPTURE(s.q_offset);
   CAPTURE(s.k_offset);
@@ -109,9 +108,13 @@ std::vector<attention_piece> plain_pieces() {
   const std::size_t plain = all.size();
   for (std::size_t i = 0; i < plain; ++i) {
     attention_shape s = all[i];
-    s.causal = false;
+    s.mask = plait::kernels::attention_mask::full();
     all.push_back(s);
-    s.causal = true;
+    s.mask = plait::kernels::attention_mask::local(s.k_len / 3, s.k_len / 4);
+    all.push_back(s);
+    s.mask = plait::kernels::attention_mask::prefix_lm(s.k_len / 2);
+    all.push_back(s);
+    s.mask = {};
     s.q_offset = s.k_len / 2;  // some queries see everything
     all.push_back(s);
     s.q_offset = 0;
@@ -185,7 +188,7 @@ TEST_CASE("every rank's halves of a zigzag sequence against every visiting half 
   for (const int64_t window : {0, 50}) {
     for (const bool packed : {false, true}) {
       attention_shape whole = shape_of(batch, len, len, heads, kv_heads, d);
-      whole.window = window;
+      whole.mask = plait::kernels::attention_mask::window_or_causal(window);
       if (packed) whole.first_visible = documents.data();
       const int64_t q_token = heads * d, k_token = kv_heads * d;
       const values q = seeded_values<double>(batch * len * q_token, 1),
@@ -274,7 +277,7 @@ TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of quer
   for (const bool packed : {false, true}) {
     attention_shape s = shape_of(1, len, len, 1, 1, width);
     if (packed) s.first_visible = documents.data();
-    s.window = packed ? 0 : 64;
+    s.mask = plait::kernels::attention_mask::window_or_causal(packed ? 0 : 64);
     cpu device;
     values q = seeded_values<double>(len * width, 1), k = seeded_values<double>(len * width, 2), v = k, d_o = q, o(q),
            dq(q), dk(k), dv(v), lse(static_cast<std::size_t>(len));
@@ -335,9 +338,9 @@ TEST_CASE("impossible shapes are refused by name") {
   s.k_batch = 3;
   CHECK_THROWS_WITH_AS(s.checked(), "attention: k_batch = 3, must be 0 or at least k_len = 4", plait::error);
   s.k_batch = 0;
-  s.window = -1;
-  CHECK_THROWS_WITH_AS(s.checked(), "attention: window = -1, must be from 1 to 2^62, or 0 for none", plait::error);
-  s.window = 0;
+  s.mask.after = -1;
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: mask.after = -1, must be from 0 to 2^62, which is all", plait::error);
+  s.mask = {};
   const std::int32_t documents[4] = {};
   s.first_visible = documents;
   s.k_offset = -1;

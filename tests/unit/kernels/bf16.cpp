@@ -334,13 +334,13 @@ TEST_CASE("attention and its gradients, rounded or in float, over blocks of quer
   };
   std::vector<kernels::attention_shape> shapes{shape(2, 5, 5, 2, 1, 8), shape(1, 70, 70, 4, 2, 12),
                                                shape(1, 330, 330, 1, 1, 16), shape(2, 33, 300, 2, 2, 20)};
-  shapes.push_back(shapes[1]), shapes.back().window = 9;
-  shapes.push_back(shapes[1]), shapes.back().causal = false;
+  shapes.push_back(shapes[1]), shapes.back().mask = kernels::attention_mask::window(9);
+  shapes.push_back(shapes[1]), shapes.back().mask = kernels::attention_mask::full();
   shapes.push_back(shapes[1]), shapes.back().k_offset = 40;  // the first queries see nothing
   for (const kernels::attention_shape& s : shapes) {
     CAPTURE(s.q_len);
     CAPTURE(s.k_len);
-    CAPTURE(s.window);
+    CAPTURE(describe(s.mask));
     CAPTURE(s.k_offset);
     for (const bool adds : {false, true}) {
       check_attention<bf16>(s, adds);

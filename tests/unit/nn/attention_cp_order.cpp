@@ -72,8 +72,8 @@ TEST_CASE("zigzag order has every position once") {
 TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the mean") {
   for (const std::int64_t ranks : {2, 4, 8, 16}) {
     const std::int64_t length = 4096;
-    const std::vector<std::int64_t> zig = causal_work(sequence_order::zigzag(length, ranks), ranks);
-    const std::vector<std::int64_t> text = causal_work(sequence_order::original(length), ranks);
+    const std::vector<std::int64_t> zig = attention_work(sequence_order::zigzag(length, ranks), ranks);
+    const std::vector<std::int64_t> text = attention_work(sequence_order::original(length), ranks);
     const std::int64_t pairs = length * (length + 1) / 2;
     CHECK(std::accumulate(zig.begin(), zig.end(), std::int64_t{0}) == pairs);
     CHECK(std::accumulate(text.begin(), text.end(), std::int64_t{0}) == pairs);
@@ -86,10 +86,13 @@ TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the m
 TEST_CASE("a block travels as far as somebody sees it, and no message lacks its other end") {
   for (const std::int64_t ranks : {2, 3, 4, 8})
     for (const bool zig : {false, true})
-      for (const std::int64_t window : {0, 5, 20}) {
+      for (const kernels::attention_mask mask :
+           {kernels::attention_mask::causal(), kernels::attention_mask::window(5), kernels::attention_mask::window(20),
+            kernels::attention_mask::full(), kernels::attention_mask::local(3, 7),
+            kernels::attention_mask::prefix_lm(17)}) {
         const auto blocks = blocks_of(zig ? sequence_order::zigzag(48, ranks) : sequence_order::original(48), ranks);
         std::vector<ring_route> routes;
-        for (std::size_t r = 0; r < blocks.size(); ++r) routes.emplace_back(blocks, r, window);
+        for (std::size_t r = 0; r < blocks.size(); ++r) routes.emplace_back(blocks, r, mask);
         std::int64_t messages = 0, gradients = 0, home = 0;
         for (std::size_t r = 0; r < blocks.size(); ++r) {
           const ring_route& here = routes[r];
@@ -103,13 +106,15 @@ TEST_CASE("a block travels as far as somebody sees it, and no message lacks its 
               if (!here.sends(s)) CHECK(routes[to].gradient_returns_from() == static_cast<int>(r));
               ++(here.sends(s) ? gradients : home);
             }
-            if (!here.holds(s)) CHECK(!sees(blocks[r], blocks[here.block(s)], window));
+            if (!here.holds(s)) CHECK(!sees(blocks[r], blocks[here.block(s)], mask));
           }
           for (int s = here.last_step() + 1; s < here.ranks(); ++s)
-            CHECK(!sees(blocks[r], blocks[here.block(s)], window));
+            CHECK(!sees(blocks[r], blocks[here.block(s)], mask));
         }
         CHECK(gradients + home == messages);  // a gradient makes as many hops as its block
-        if (window == 0) CHECK(messages == (zig ? ranks * (ranks - 1) : ranks * (ranks - 1) / 2));
+        if (mask == kernels::attention_mask::causal())
+          CHECK(messages == (zig ? ranks * (ranks - 1) : ranks * (ranks - 1) / 2));
+        if (mask.sees_all()) CHECK(messages == ranks * (ranks - 1));
       }
 }
 
@@ -177,29 +182,9 @@ TEST_CASE("gaps in an output, and documents without a causal mask, are refused")
   CHECK(made(std::type_identity<whole_sequence>(), 1, {.do_stride = 8}, false).find("legal are 0 and 4") !=
         std::string::npos);
   const std::string mask = "attention without a causal mask sees what is behind a token, in other documents too";
-  CHECK(made(std::type_identity<whole_sequence>(), 1, {.causal = false}, true).find(mask) != std::string::npos);
-  CHECK(made(exchanged, 2, {.causal = false}, true).find(mask) != std::string::npos);
-}
-
-TEST_CASE("attention without a causal mask is refused over a cut sequence, unless a rank gets all of it") {
-  const auto made = []<class Policy>(std::type_identity<Policy>, int ranks) {
-    return refusal([&] {
-      threads::run(ranks, [&](threads::communicator c) {
-        world w(plait::mesh<axis<cp>>(ranks).shape(), c);
-        cpu device;
-        const context<cpu> ctx{device, w, {}, 1};
-        const kernels::attention_shape shape{
-            .batch = 1, .heads = 2, .kv_heads = 2, .head_dim = 4, .scale = 1, .causal = false};
-        context_attention<float, Policy>(ctx, shape, sequence_order::original(16));
-      });
-    });
-  };
-  const std::string cut =
-      "attention: attention without a causal mask needs the whole sequence on each rank; here it is cut into 2";
-  CHECK(made(std::type_identity<ring<cp>>(), 2).find(cut) != std::string::npos);
-  CHECK(made(std::type_identity<all_gather_kv<cp>>(), 2).find(cut) != std::string::npos);
-  CHECK(made(std::type_identity<ulysses<cp>>(), 2) == "");
-  CHECK(made(std::type_identity<ring<cp>>(), 1) == "");
+  CHECK(made(std::type_identity<whole_sequence>(), 1, {.mask = kernels::attention_mask::full()}, true).find(mask) !=
+        std::string::npos);
+  CHECK(made(exchanged, 2, {.mask = kernels::attention_mask::full()}, true).find(mask) != std::string::npos);
 }
 
 TEST_CASE("what follows from a strategy's policy") {

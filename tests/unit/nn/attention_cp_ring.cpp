@@ -42,8 +42,10 @@ TEST_CASE(
 
 TEST_CASE("what cannot be is refused by name and value") {
   attention_case c;
-  CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.window = -1})
-            .find("layer: attention_window is -1; at least 1") == 0);
+  CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.mask = kernels::attention_mask::local(-1, 0)}) ==
+        "layer: mask.before = -1, must be from 0 to 2^62, which is all");
+  CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.mask = {5, 0, 3}}) ==
+        "layer: mask.prefix = 3, must be at least 0, and 0 where mask.before is not all");
   c.seq_size = 36;
   using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   const std::string pieces = layer_refusal<float, zig>(four{1, 4, 1, 1}, c, {});

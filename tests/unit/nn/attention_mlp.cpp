@@ -72,9 +72,9 @@ TEST_CASE("attention with biases on queries, keys and values alone, with norms o
 
 TEST_CASE("attention without rotation, without a mask, with a window") {
   check_attention<megatron_sp>({});
-  check_attention<megatron_sp>({.causal = false});
+  check_attention<megatron_sp>({.mask = kernels::attention_mask::full()});
   attention_options how = rotated();
-  how.window = 3;
+  how.mask = kernels::attention_mask::window(3);
   check_attention<megatron_sp>(how);
 }
 

@@ -96,8 +96,8 @@ void check_core(const attention_core_options& how) {
 
 TEST_CASE("attention of one sequence over another: plain, causal, rotated, with a window") {
   check_core({});
-  check_core({.causal = true});
-  check_core({.causal = true, .window = 3, .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});
+  check_core({.mask = {}});
+  check_core({.mask = kernels::attention_mask::window(3), .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});
   check_core({.scale = 0.1, .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});
 }
 
@@ -121,7 +121,7 @@ TEST_CASE("the core equals self-attention's engine, and its rotation the kernel'
     context_attention<double, whole_sequence> engine(ctx, shape, sequence_order::original(8));
     std::vector<double> expected(static_cast<std::size_t>(q.size()));
     engine.forward(ctx, {q.data(), k.data(), v.data()}, expected.data(), nullptr);
-    check_near(output({.causal = true}, q, k), expected, 1e-14, "causal");
+    check_near(output({.mask = {}}, q, k), expected, 1e-14, "causal");
 
     const auto frequencies = kernels::rope_inverse_frequencies(4, 100.0);
     std::vector<std::int64_t> positions{0, 1, 2, 3, 4, 5, 6, 7};

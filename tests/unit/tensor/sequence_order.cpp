@@ -53,46 +53,57 @@ std::map<std::int64_t, std::int64_t> places_of(const runs_of& runs) {
   return places;
 }
 
-bool visible(std::int64_t query, std::int64_t key, std::int64_t window) {
-  return key <= query && (window == 0 || query - key < window);
+using mask_type = kernels::attention_mask;
+
+bool visible(std::int64_t query, std::int64_t key, const mask_type& mask) {
+  if (key < mask.prefix) return true;
+  return (mask.after == mask.all || key <= query + mask.after) &&
+         (mask.before == mask.all || query - key <= mask.before);
 }
+
+/// Of sequences of up to 24 positions.
+const std::vector<mask_type> masks{mask_type::causal(),     mask_type::window(1),   mask_type::window(3),
+                                   mask_type::window(6),    mask_type::window(20),  mask_type::window(100),
+                                   mask_type::full(),       mask_type::local(4, 2), mask_type::local(0, 5),
+                                   {mask_type::all, 3},     {2, mask_type::all},    mask_type::prefix_lm(5),
+                                   mask_type::prefix_lm(14)};
 
 }  // namespace
 
 TEST_CASE("visible pairs and whether there are any, against counting") {
-  for (const std::int64_t window : {0, 1, 3, 6})
+  for (const mask_type& mask : masks)
     for (std::int64_t q = 0; q < 12; ++q)
       for (std::int64_t k = 0; k < 12; ++k) {
         const token_run queries{0, q, 4}, keys{0, k, 3};
         std::int64_t pairs = 0;
         for (std::int64_t i = q; i < q + 4; ++i)
-          for (std::int64_t j = k; j < k + 3; ++j) pairs += j <= i && (window == 0 || i - j < window);
-        CHECK(visible_pairs({queries}, {keys}, window) == pairs);
-        CHECK(sees(queries, keys, window) == (pairs > 0));
+          for (std::int64_t j = k; j < k + 3; ++j) pairs += visible(i, j, mask);
+        CHECK(visible_pairs({queries}, {keys}, mask) == pairs);
+        CHECK(sees(queries, keys, mask) == (pairs > 0));
       }
 }
 
 TEST_CASE("pieces cover what is seen, each pair once, and are few") {
   for (const std::int64_t ranks : {1, 2, 4})
-    for (const std::int64_t window : {0, 5, 9})
+    for (const mask_type& mask : masks)
       for (const bool zig : {false, true}) {
         const auto blocks = blocks_of(zig ? sequence_order::zigzag(32, ranks) : sequence_order::original(32), ranks);
         for (const runs_of& queries : blocks)
           for (const runs_of& keys : blocks) {
-            const bool exact = window > 0;
+            const bool exact = mask.needs_positions();
             const auto stored = [](const runs_of& runs, std::int64_t at) {  // its position in the text
               for (const token_run& r : runs)
                 if (at >= r.at && at < r.at + r.length) return r.position + at - r.at;
               return std::int64_t{-1};
             };
             std::vector<int> seen(32 * 32);
-            const auto pieces = visible_pieces(queries, keys, window, exact);
+            const auto pieces = visible_pieces(queries, keys, mask, exact);
             for (const visible_piece& p : pieces) {
               CHECK(p.queries.at == queries[p.first_run].at);
               for (std::int64_t i = 0; i < p.queries.length; ++i)
                 for (std::int64_t j = 0; j < p.keys.length; ++j) {
                   const std::int64_t q = p.queries.position + i, k = p.keys.position + j;  // as a kernel masks
-                  if (k <= q && (window == 0 || q - k < window))
+                  if (visible(q, k, mask))
                     ++seen[static_cast<std::size_t>(stored(queries, p.queries.at + i) * 32 +
                                                     stored(keys, p.keys.at + j))];
                 }
@@ -101,7 +112,7 @@ TEST_CASE("pieces cover what is seen, each pair once, and are few") {
               for (std::int64_t i = q.position; i < q.position + q.length; ++i)
                 for (const token_run& k : keys)
                   for (std::int64_t j = k.position; j < k.position + k.length; ++j)
-                    CHECK(seen[static_cast<std::size_t>(i * 32 + j)] == (j <= i && (window == 0 || i - j < window)));
+                    CHECK(seen[static_cast<std::size_t>(i * 32 + j)] == visible(i, j, mask));
             if (!exact) CHECK(pieces.size() <= (queries == keys ? queries.size() : 1));
           }
       }
@@ -133,12 +144,12 @@ TEST_CASE("whether some token of random runs sees another, and how many pairs do
   std::mt19937 random(6);
   for (int round = 0; round < 300; ++round) {
     const runs_of queries = random_runs(random, 0, 24, true), keys = random_runs(random, 0, 24, true);
-    for (const std::int64_t window : {0, 1, 2, 5, 23, 24, 100}) {
+    for (const mask_type& mask : masks) {
       std::int64_t pairs = 0;
       for (const auto& [q_at, q] : places_of(queries))
-        for (const auto& [k_at, k] : places_of(keys)) pairs += visible(q, k, window) ? 1 : 0;
-      CHECK(visible_pairs(queries, keys, window) == pairs);
-      CHECK(sees(queries, keys, window) == (pairs > 0));
+        for (const auto& [k_at, k] : places_of(keys)) pairs += visible(q, k, mask) ? 1 : 0;
+      CHECK(visible_pairs(queries, keys, mask) == pairs);
+      CHECK(sees(queries, keys, mask) == (pairs > 0));
     }
   }
 }
@@ -157,12 +168,13 @@ TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and
       });
     });
     const std::map<std::int64_t, std::int64_t> q_places = places_of(queries), k_places = places_of(keys);
-    for (const auto& [exact, window] :
-         {std::pair<bool, std::int64_t>{false, 0}, {true, 0}, {true, 1}, {true, 2}, {true, 6}, {true, 20}}) {
+    for (std::size_t m = 0; m < 2 * masks.size(); ++m) {
+      const mask_type& mask = masks[m / 2];
+      const bool documents = m % 2 == 1, exact = documents || mask.needs_positions();
       if (!exact && !same_cuts) continue;
-      const std::vector<visible_piece> pieces = visible_pieces(queries, keys, window, exact);
+      const std::vector<visible_piece> pieces = visible_pieces(queries, keys, mask, documents);
       CAPTURE(exact);
-      CAPTURE(window);
+      CAPTURE(describe(mask));
       // What a kernel would compute: it knows of a piece where it begins, in memory and in the text, and how long it
       // is.
       std::map<std::pair<std::int64_t, std::int64_t>, int> covered;
@@ -175,7 +187,7 @@ TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and
         CHECK(p.queries.length == length);
         for (std::int64_t i = 0; i < p.queries.length; ++i)
           for (std::int64_t j = 0; j < p.keys.length; ++j) {
-            if (!visible(p.queries.position + i, p.keys.position + j, window)) continue;
+            if (!visible(p.queries.position + i, p.keys.position + j, mask)) continue;
             ++covered[{p.queries.at + i, p.keys.at + j}];
             ++some;
           }
@@ -184,12 +196,12 @@ TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and
       std::map<std::pair<std::int64_t, std::int64_t>, int> expected;
       for (const auto& [q_at, q] : q_places)
         for (const auto& [k_at, k] : k_places)
-          if (visible(q, k, window)) expected[{q_at, k_at}] = 1;
+          if (visible(q, k, mask)) expected[{q_at, k_at}] = 1;
       CHECK(covered == expected);
 
       std::size_t seeing = 0;
       for (const token_run& q : queries)
-        for (const token_run& k : keys) seeing += sees(q, k, window) ? 1 : 0;
+        for (const token_run& k : keys) seeing += sees(q, k, mask) ? 1 : 0;
       if (exact) {
         CHECK(pieces.size() == seeing);
         for (const visible_piece& p : pieces) {
@@ -201,8 +213,8 @@ TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and
       }
       fewer += pieces.size() < seeing ? 1 : 0;
       queries_together += std::any_of(pieces.begin(), pieces.end(), [](const auto& p) { return p.runs > 1; }) ? 1 : 0;
-      const auto all_seen = [](const visible_piece& p) {
-        return p.keys.position + p.keys.length - 1 <= p.queries.position;
+      const auto all_seen = [&](const visible_piece& p) {
+        return mask.sees_all() || p.keys.position + p.keys.length - 1 <= p.queries.position;
       };
       const auto of_run = [&](std::size_t run) {
         return std::count_if(pieces.begin(), pieces.end(),

@@ -63,7 +63,7 @@ inline attention_backend attention_backend_for(const attention_choice& choice, c
     const std::string asked =
         alone.empty() ? cat({name_of(request.type), ", head_dim = ", shape.head_dim, ", q_len = ", shape.q_len,
                              ", k_len = ", shape.k_len, ", offsets ", shape.q_offset, " and ", shape.k_offset,
-                             (shape.window > 0 ? cat({", window = ", shape.window}) : "")})
+                             (shape.mask == attention_mask{} ? "" : cat({", mask ", describe(shape.mask)}))})
                       : alone.substr(2);
     fail({"attention: cuDNN is chosen, but does not support ", asked, "; choose attention_backend::automatic or own"});
   }

@@ -172,10 +172,10 @@ class cudnn_attention final : public attention_library {
     if (window_of(s) > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(window_of(s)));
   }
 
-  static bool sees_all(const kernels::attention_shape& s) { return !s.causal || s.visible(0) == s.k_len; }
+  static bool sees_all(const kernels::attention_shape& s) { return s.visible(0) == s.k_len; }
   /// The window where it hides anything from the last query, else 0.
   static std::int64_t window_of(const kernels::attention_shape& s) {
-    return s.window > 0 && s.q_offset + s.q_len - s.window > s.k_offset ? s.window : 0;
+    return s.mask.first(s.q_offset + s.q_len - 1) > s.k_offset ? s.mask.before + 1 : 0;
   }
   /// Whether the last query sees up to the last key and no further, as in a piece of a longer sequence.
   static bool ends_together(const kernels::attention_shape& s) {
@@ -190,7 +190,8 @@ class cudnn_attention final : public attention_library {
     if (!sees_all(s) && s.q_offset != s.k_offset && !ends_together(s)) {
       return "under a causal mask, queries and keys must begin or end together";
     }
-    if (window_of(s) > 0 && (!s.causal || s.q_offset != s.k_offset || s.q_len > s.k_len)) {
+    if (!sees_all(s) && (s.mask.after != 0 || s.mask.prefix > s.k_offset)) return "a mask must be causal or full";
+    if (window_of(s) > 0 && (s.mask.after != 0 || s.q_offset != s.k_offset || s.q_len > s.k_len)) {
       return "a window must be causal, with equal offsets and q_len at most k_len";
     }
     return {};

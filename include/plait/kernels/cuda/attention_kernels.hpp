@@ -19,9 +19,9 @@
 namespace plait::kernels::detail {
 
 /// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before
-/// `visible(i)`: the offsets, and that there is no mask or window, are all in `shift` and `lower`.
+/// `visible(i)`: the offsets and the mask are in `shift`, `lower` and `prefix`.
 struct attention_sizes {
-  int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift, lower, k_offset;
+  int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift, lower, prefix, k_offset;
   float scale;
   double exact_scale;
   const std::int32_t* first_visible;
@@ -37,9 +37,10 @@ struct attention_sizes {
         kv_heads(narrow("kv_heads", s.kv_heads)),
         group(heads / kv_heads),
         head_dim(narrow("head_dim", s.head_dim)),
-        shift(static_cast<int>(s.causal ? std::clamp(s.q_offset - s.k_offset + 1, -s.q_len, s.k_len) : s.k_len)),
-        lower(s.window > 0 ? static_cast<int>(std::clamp(s.q_offset - s.window + 1 - s.k_offset, no_bound, s.k_len))
-                           : static_cast<int>(no_bound)),
+        shift(static_cast<int>(
+            std::clamp(attention_mask{s.mask.before, s.mask.after}.end(s.q_offset) - s.k_offset, -s.q_len, s.k_len))),
+        lower(static_cast<int>(std::clamp(s.mask.first(s.q_offset) - s.k_offset, no_bound, s.k_len))),
+        prefix(static_cast<int>(std::clamp<std::int64_t>(s.mask.prefix - s.k_offset, 0, s.k_len))),
         k_offset(s.first_visible != nullptr ? static_cast<int>(s.k_offset) : 0),
         scale(static_cast<float>(s.scale)),
         exact_scale(s.scale),
@@ -60,11 +61,11 @@ struct attention_sizes {
 
   /// How many keys, from the first on, query i sees.
   __host__ __device__ int visible(int i) const {
-    const int seen = i + shift;
-    return seen < 0 ? 0 : seen < k_len ? seen : k_len;
+    const int seen = i + shift > prefix ? i + shift : prefix;
+    return seen < k_len ? seen : k_len;
   }
   /// The first query that sees key j, if any does.
-  __host__ __device__ int first_query(int j) const { return j < shift ? 0 : j - shift + 1; }
+  __host__ __device__ int first_query(int j) const { return j < shift || j < prefix ? 0 : j - shift + 1; }
 
   /// The key that a global position, one of `first_visible`, stands for; 0 if it lies before them all.
   __device__ int key_at(std::int32_t position) const { return position > k_offset ? position - k_offset : 0; }

@@ -81,7 +81,7 @@ class all_gather_kv_attention {
   all_gather_kv_attention() = default;
   all_gather_kv_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size(), part.shape.k_len) {
-    require_causal_or_whole(part);
+    require_fitting_mask(part);
     part_.shape = part.shape.checked();
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);
@@ -189,16 +189,15 @@ class all_gather_kv_attention {
 
   /// The first key that a run of queries may see.
   std::int64_t first_key(const token_run& q) const {
-    const std::int64_t window = part_.shape.window;
-    return window > 0 ? std::max<std::int64_t>(0, q.position - window + 1) : 0;
+    return std::max<std::int64_t>(0, part_.shape.mask.first(q.position));
   }
   const T* key_at(const buffer<Device>& keys, const token_run& q) const {
     return keys.template data<T>() + first_key(q) * 2 * width();
   }
   kernels::attention_shape piece(const token_run& q, const attention_inputs<T>& in) const {
     const std::int64_t first = first_key(q);
-    kernels::attention_shape s =
-        detail::piece_of(part_.shape, q, {first, first, q.position + q.length - first}, in.first_visible);
+    const std::int64_t end = std::min(text_.length(), part_.shape.mask.end(q.position + q.length - 1));
+    kernels::attention_shape s = detail::piece_of(part_.shape, q, {first, first, end - first}, in.first_visible);
     s.k_stride = s.v_stride = 2 * width();
     s.k_batch = text_.length();
     return s;

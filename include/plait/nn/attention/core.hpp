@@ -37,10 +37,8 @@ namespace plait {
 
 /// Options of an `attention_core`, in addition to its specs.
 struct attention_core_options {
-  /// Whether query i sees no key after key i.
-  bool causal = false;
-  /// A query at position p sees none before position p - window + 1; 0: no such bound.
-  std::int64_t window = 0;
+  /// Which keys a query sees; positions begin at 0 in both sequences.
+  kernels::attention_mask mask = kernels::attention_mask::full();
   /// The factor of the scores; 0: 1 / sqrt(head_dim).
   double scale = 0;
   /// Inverse rotary frequencies, head_dim / 2 of them, for positions that begin at 0 in both sequences; none: no
@@ -113,12 +111,12 @@ class attention_core {
     kernels::require_attention(ctx.device, dtype_of<T>, shape_.head_dim);
     shape_.scale = how.scale != 0 ? how.scale : 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
     shape_.k_stride = shape_.v_stride = kv_heads_ * shape_.head_dim;
-    shape_.causal = how.causal;
-    shape_.window = how.window;
+    shape_.mask = how.mask;
+    kernels::require_legal(shape_.mask, name);
     shape_.q_offset = q.offset[1];
-    const bool positions_matter = how.causal || how.window > 0 || !how.frequencies.empty();
+    const bool positions_matter = !how.mask.sees_all() || !how.frequencies.empty();
     if (positions_matter && (layout_v<Q>.has(dim_of<zseq>) || layout_v<K>.has(dim_of<zseq>)))
-      fail({name, ": a mask, a window and a rotation need sequences in original order, which zseq is not"});
+      fail({name, ": a mask and a rotation need sequences in original order, which zseq is not"});
     if (how.frequencies.empty()) return;
     if (static_cast<std::int64_t>(how.frequencies.size()) * 2 != shape_.head_dim)
       fail({name, ": ", how.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,

@@ -156,18 +156,14 @@ PLAIT_INLINE void require_whole_chunks(const attention_part& part) {
               "; legal are more chunks, so that each run is whole ones"});
 }
 #endif
-/// Throws for attention without a causal mask in two cases. Where a sequence is cut, engines send earlier keys alone;
-/// where documents are packed, only a causal mask with starts can express where a document ends.
-void require_causal_or_whole(const attention_part& part);
+/// Throws for packed documents under a mask that is not causal: starts do not say where a document ends.
+void require_fitting_mask(const attention_part& part);
 #ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_causal_or_whole(const attention_part& part) {
-  if (!part.shape.causal && part.documents)
+PLAIT_INLINE void require_fitting_mask(const attention_part& part) {
+  if (part.documents && (part.shape.mask.after > 0 || part.shape.mask.prefix > 0))
     fail({part.name,
           ": attention without a causal mask sees what is behind a token, in other documents too; pack no documents in "
           "a sequence (attention_options::documents), or use a causal mask"});
-  if (!part.shape.causal && part.blocks.size() > 1)
-    fail({part.name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
-          part.blocks.size()});
 }
 #endif
 
@@ -238,7 +234,7 @@ class attention_sum {
 
  public:
   /// `o` [batch, q_len, heads, head_dim] and `lse` [batch, heads, q_len] are the results. With a `chunk`, keys are met
-  /// chunk by chunk, and merged from the queries' own chunk to the first one, whenever they come.
+  /// chunk by chunk, and merged in one order of chunks, whenever they come.
   attention_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
                 const std::vector<token_run>& queries, T* o, S* lse, std::int64_t chunk = 0)
       : device_(device),
@@ -257,13 +253,15 @@ class attention_sum {
     }
     if (chunk == 0) return;
     waiting_.resize(queries_.size());
-    for (const token_run& q : queries_) next_.push_back(shape_.causal ? q.position / chunk : -1);
+    for (const token_run& q : queries_)
+      next_.push_back(from_own() ? q.position / chunk
+                                 : std::max<std::int64_t>(0, shape_.mask.first(q.position)) / chunk);
   }
 
   void add(const key_block<T>& keys) {
     if (chunk_ > 0) return add_chunks(keys);
-    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
-    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact)) {
+    const bool documents = in_.first_visible != nullptr;
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.mask, documents)) {
       const bool first = begin(first_run, runs);
       if (!first && part_.empty()) {
         part_ = make_buffer<S>(device_, elements());
@@ -292,6 +290,8 @@ class attention_sum {
     buffer<Device> o, lse;
   };
 
+  /// Whether chunks are merged from the queries' own to the first one that they see; else from that one on.
+  bool from_own() const { return shape_.mask.after == 0 && shape_.mask.prefix == 0; }
   std::size_t rows() const { return static_cast<std::size_t>(shape_.batch * shape_.q_len * shape_.heads); }
   std::size_t elements() const { return rows() * static_cast<std::size_t>(shape_.head_dim); }
 
@@ -306,17 +306,17 @@ class attention_sum {
   }
   void add_chunks(const key_block<T>& keys) {
     std::vector<token_run> all = detail::in_chunks(*keys.runs, chunk_);
-    if (shape_.causal) std::reverse(all.begin(), all.end());  // the order in which they are merged
+    if (from_own()) std::reverse(all.begin(), all.end());  // the order in which they are merged
     for (std::size_t i = 0; i < queries_.size(); ++i)
       for (const token_run& k : all)
-        if (!shape_.causal || sees(queries_[i], k, shape_.window)) add_chunk(keys, i, k);
+        if (sees(queries_[i], k, shape_.mask)) add_chunk(keys, i, k);
   }
   void add_chunk(const key_block<T>& keys, std::size_t i, const token_run& k) {
     const token_run& q = queries_[i];
     const std::int64_t chunk = k.position / chunk_, o_at = q.at * shape_.heads * shape_.head_dim;
-    if (!begun_[i] && (next_[i] < 0 || chunk == next_[i])) {
+    if (!begun_[i] && chunk == next_[i]) {
       begun_[i] = true;
-      next_[i] = next_[i] < 0 ? chunk + 1 : chunk - 1;
+      next_[i] += from_own() ? -1 : 1;
       forward(keys, q, k, total_ + o_at, lse_ + q.at);
       return merge_waiting(i);
     }
@@ -338,7 +338,7 @@ class attention_sum {
       }
       kernels::merge_lse(device_, total_ + o_at, lse_ + q.at, at->o.template data<S>() + o_at,
                          at->lse.template data<S>() + q.at, shape_.heads * shape_.head_dim, piece);
-      next_[i] += shape_.causal ? -1 : 1;
+      next_[i] += from_own() ? -1 : 1;
       waiting_[i].erase(at);
       at = waiting_[i].begin();
     }
@@ -402,8 +402,8 @@ class attention_gradient_sum {
 
   /// Adds to dk and dv, which lie as the block's keys do, with a stride of `stride` elements.
   void add(const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
-    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
-    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact))
+    const bool documents = in_.first_visible != nullptr;
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.mask, documents))
       backward(keys, q, k, dq_.template data<S>(), dk, dv, stride);
   }
 
@@ -420,7 +420,7 @@ class attention_gradient_sum {
       for (std::int64_t b = 0; b < shape_.batch; ++b) f((b * shape_.q_len + q.at) * width());
     };
     for (const token_run& k : detail::in_chunks(*keys.runs, chunk_)) {
-      if (shape_.causal && !sees(q, k, shape_.window)) continue;
+      if (!sees(q, k, shape_.mask)) continue;
       each_batch([&](std::int64_t at) { detail::clear(device_, part_.template data<S>() + at, q.length * width()); });
       backward(keys, q, k, part_.template data<S>(), dk, dv, stride);
       each_batch([&](std::int64_t at) {

@@ -20,7 +20,7 @@ namespace plait {
 class ring_route {
  public:
   ring_route() = default;
-  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window);
+  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, const kernels::attention_mask& mask);
 
   int ranks() const { return ranks_; }
   int next() const { return static_cast<int>(at(mine_ + 1)); }
@@ -77,8 +77,8 @@ class ring_attention {
 
   ring_attention() = default;
   ring_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
-      : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.window) {
-    require_causal_or_whole(part);
+      : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.mask) {
+    require_fitting_mask(part);
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);
     else
@@ -187,11 +187,12 @@ class ring_attention {
   all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back with an `attention_part::chunk`
 };
 
-inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window)
+inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine,
+                              const kernels::attention_mask& mask)
     : ranks_(static_cast<int>(blocks.size())), mine_(static_cast<int>(mine)), hops_(blocks.size()) {
   for (int j = 0; j < ranks_; ++j)
     for (int s = 1; s < ranks_; ++s)
-      if (sees(blocks[at(j + s)], blocks[at(j)], window)) hops_[at(j)] = s;
+      if (sees(blocks[at(j + s)], blocks[at(j)], mask)) hops_[at(j)] = s;
   last_ = *std::max_element(hops_.begin(), hops_.end());
 }
 
