@@ -25,8 +25,8 @@ struct language_model_options {
   double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
   cross_entropy_settings loss{};
   sequence_order order{};  ///< of the tokens; none: the text's order
-  /// Parts of a microbatch's tokens that the head and the loss take one after the other, so that the logits of one part
-  /// are there at a time. The head must treat each token by itself, without dropout. Where a schedule defers weight
+  /// Parts of a microbatch's tokens. The head and the loss take one after the other, so that no more logits exist than
+  /// those of one part. The head must treat each token by itself, without dropout. Where a schedule defers weight
   /// gradients, the gradients of all logits wait for them.
   std::int64_t loss_chunks = 1;
 };
@@ -53,7 +53,7 @@ class language_model {
   using gradient = tensor<T, dual_t<typename Block::input>, device>;
   using table_ptr = parameter_ptr<precision_type, device>;
 
-  /// What a pass through the head keeps of one chunk of tokens.
+  /// Everything that a pass through the head keeps of one chunk of tokens.
   struct head_pass {
     activation x;
     typename Head::saved head;

@@ -28,7 +28,7 @@ namespace plait {
 ///     order()     the `sequence_order` of its tokens; not needed where they are never in zigzag order
 ///
 /// A model that makes its loss in chunks of tokens has `loss_in_backward()`. Where that is true, a training step calls
-/// `keep_for_loss(mb, x, saved&)` in place of forward_loss, and backward_loss with a pointer to the loss that it makes.
+/// `keep_for_loss(mb, x, saved&)` in place of forward_loss. It then gives backward_loss a pointer to the loss.
 ///
 /// A parameter that the first and the last stage both have is marked (`parameter_info::tied_across_stages`).
 ///
