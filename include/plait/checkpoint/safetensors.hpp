@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <concepts>
@@ -11,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -43,57 +43,30 @@ enum class safetensors_dtype : std::uint8_t { boolean, u8, i8, i16, u16, f16, bf
 
 namespace detail {
 
-struct safetensors_dtype_row {
-  safetensors_dtype type;
-  std::string_view name;
-  std::uint64_t size;
-};
-inline constexpr std::array<safetensors_dtype_row, 13> safetensors_dtypes{{{safetensors_dtype::boolean, "BOOL", 1},
-                                                                           {safetensors_dtype::u8, "U8", 1},
-                                                                           {safetensors_dtype::i8, "I8", 1},
-                                                                           {safetensors_dtype::i16, "I16", 2},
-                                                                           {safetensors_dtype::u16, "U16", 2},
-                                                                           {safetensors_dtype::f16, "F16", 2},
-                                                                           {safetensors_dtype::bf16, "BF16", 2},
-                                                                           {safetensors_dtype::i32, "I32", 4},
-                                                                           {safetensors_dtype::u32, "U32", 4},
-                                                                           {safetensors_dtype::f32, "F32", 4},
-                                                                           {safetensors_dtype::i64, "I64", 8},
-                                                                           {safetensors_dtype::u64, "U64", 8},
-                                                                           {safetensors_dtype::f64, "F64", 8}}};
+/// In the order of the enumeration.
+inline constexpr std::string_view safetensors_names[] = {"BOOL", "U8",  "I8",  "I16", "U16", "F16", "BF16",
+                                                         "I32",  "U32", "F32", "I64", "U64", "F64"};
 
 }  // namespace detail
 
 constexpr std::string_view name_of(safetensors_dtype type) {
-  return detail::safetensors_dtypes[static_cast<std::size_t>(type)].name;
+  return detail::safetensors_names[static_cast<std::size_t>(type)];
 }
 /// Bytes of one element.
 constexpr std::uint64_t size_of(safetensors_dtype type) {
-  return detail::safetensors_dtypes[static_cast<std::size_t>(type)].size;
+  constexpr std::uint64_t sizes[] = {1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
+  return sizes[static_cast<std::size_t>(type)];
 }
 constexpr std::optional<safetensors_dtype> find_safetensors_dtype(std::string_view name) {
-  for (const auto& row : detail::safetensors_dtypes) {
-    if (row.name == name) return row.type;
-  }
-  return std::nullopt;
+  const auto* const found = std::find(std::begin(detail::safetensors_names), std::end(detail::safetensors_names), name);
+  if (found == std::end(detail::safetensors_names)) return std::nullopt;
+  return static_cast<safetensors_dtype>(found - detail::safetensors_names);
 }
 /// How the elements of a plait tensor are called in a file.
 constexpr safetensors_dtype safetensors_dtype_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return safetensors_dtype::f32;
-    case dtype::f64:
-      return safetensors_dtype::f64;
-    case dtype::bf16:
-      return safetensors_dtype::bf16;
-    case dtype::i32:
-      return safetensors_dtype::i32;
-    case dtype::i64:
-      return safetensors_dtype::i64;
-    case dtype::u8:
-      return safetensors_dtype::u8;
-  }
-  return safetensors_dtype::u8;
+  constexpr safetensors_dtype types[] = {safetensors_dtype::f32, safetensors_dtype::f64, safetensors_dtype::bf16,
+                                         safetensors_dtype::i32, safetensors_dtype::i64, safetensors_dtype::u8};
+  return types[static_cast<std::size_t>(type)];
 }
 
 namespace detail {
@@ -610,7 +583,7 @@ class safetensors_header {
     t.dtype = find_safetensors_dtype(name);
     if (t.dtype) return;
     std::string legal;
-    for (const auto& row : safetensors_dtypes) append(legal, {legal.empty() ? "" : ", ", row.name});
+    for (const std::string_view one : safetensors_names) append(legal, {legal.empty() ? "" : ", ", one});
     bad({what, " has the unknown dtype \"", name, "\"; legal are ", legal});
   }
   void read_numbers(std::vector<std::int64_t>& out, json_place where) {

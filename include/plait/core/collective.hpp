@@ -24,37 +24,14 @@ inline constexpr int collective_kinds = 8;
 enum class reduce_op : std::uint8_t { sum, max, min };
 
 constexpr const char* name_of(collective kind) {
-  switch (kind) {
-    case collective::all_reduce:
-      return "all_reduce";
-    case collective::all_gather:
-      return "all_gather";
-    case collective::reduce_scatter:
-      return "reduce_scatter";
-    case collective::all_to_all:
-      return "all_to_all";
-    case collective::broadcast:
-      return "broadcast";
-    case collective::send:
-      return "send";
-    case collective::receive:
-      return "receive";
-    case collective::barrier:
-      return "barrier";
-  }
-  return "?";
+  constexpr const char* names[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+                                   "broadcast",  "send",       "receive",        "barrier"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 constexpr const char* name_of(reduce_op op) {
-  switch (op) {
-    case reduce_op::sum:
-      return "sum";
-    case reduce_op::max:
-      return "max";
-    case reduce_op::min:
-      return "min";
-  }
-  return "?";
+  constexpr const char* names[] = {"sum", "max", "min"};
+  return names[static_cast<std::size_t>(op)];
 }
 
 /// Bytes on the wire, summed over the n ranks of the group, of a ring-optimal algorithm. The sum over the group is

@@ -32,39 +32,13 @@ enum class dtype : std::uint8_t { f32, f64, bf16, i32, i64, u8 };
 
 /// Size of one element in bytes.
 constexpr std::size_t size_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return 4;
-    case dtype::f64:
-      return 8;
-    case dtype::bf16:
-      return 2;
-    case dtype::i32:
-      return 4;
-    case dtype::i64:
-      return 8;
-    case dtype::u8:
-      return 1;
-  }
-  return 0;
+  constexpr std::size_t sizes[] = {4, 8, 2, 4, 8, 1};
+  return sizes[static_cast<std::size_t>(type)];
 }
 
 constexpr const char* name_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return "float";
-    case dtype::f64:
-      return "double";
-    case dtype::bf16:
-      return "bf16";
-    case dtype::i32:
-      return "int32";
-    case dtype::i64:
-      return "int64";
-    case dtype::u8:
-      return "uint8";
-  }
-  return "?";
+  constexpr const char* names[] = {"float", "double", "bf16", "int32", "int64", "uint8"};
+  return names[static_cast<std::size_t>(type)];
 }
 
 /// The dtype of a C++ element type; an unsupported type has no specialisation.

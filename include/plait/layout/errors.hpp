@@ -221,31 +221,9 @@ enum class operand : std::uint8_t {
 };
 
 constexpr const char* name_of(operand o) {
-  switch (o) {
-    case operand::none:
-      return "";
-    case operand::input:
-      return "input";
-    case operand::weight:
-      return "weight";
-    case operand::output:
-      return "output";
-    case operand::gradient:
-      return "gradient";
-    case operand::labels:
-      return "labels";
-    case operand::residual:
-      return "residual";
-    case operand::heads:
-      return "heads";
-    case operand::kv_heads:
-      return "kv_heads";
-    case operand::feed_forward:
-      return "feed_forward";
-    case operand::vocabulary:
-      return "vocabulary";
-  }
-  return "?";
+  constexpr const char* names[] = {"",         "input", "weight",   "output",       "gradient",  "labels",
+                                   "residual", "heads", "kv_heads", "feed_forward", "vocabulary"};
+  return names[static_cast<std::size_t>(o)];
 }
 
 /// The outcome of a rule with its facts: the offending axis and dim, and the states of two operands there; where dims

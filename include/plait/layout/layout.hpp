@@ -19,17 +19,8 @@ namespace plait {
 enum class state : std::uint8_t { invariant, replicated, varying, partial };
 
 constexpr const char* name_of(state s) {
-  switch (s) {
-    case state::invariant:
-      return "invariant";
-    case state::replicated:
-      return "replicated";
-    case state::varying:
-      return "varying";
-    case state::partial:
-      return "partial";
-  }
-  return "?";
+  constexpr const char* names[] = {"invariant", "replicated", "varying", "partial"};
+  return names[static_cast<std::size_t>(s)];
 }
 
 /// The state of the gradient of a value in state `s`.

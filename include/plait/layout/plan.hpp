@@ -22,25 +22,9 @@ enum class transition_kind : std::uint8_t {
 };
 
 constexpr const char* name_of(transition_kind m) {
-  switch (m) {
-    case transition_kind::slice:
-      return "slice";
-    case transition_kind::pad:
-      return "pad";
-    case transition_kind::keep_one:
-      return "keep_one";
-    case transition_kind::relabel:
-      return "relabel";
-    case transition_kind::all_reduce:
-      return "all_reduce";
-    case transition_kind::all_gather:
-      return "all_gather";
-    case transition_kind::reduce_scatter:
-      return "reduce_scatter";
-    case transition_kind::all_to_all:
-      return "all_to_all";
-  }
-  return "?";
+  constexpr const char* names[] = {"slice",      "pad",        "keep_one",       "relabel",
+                                   "all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
+  return names[static_cast<std::size_t>(m)];
 }
 constexpr bool communicates(transition_kind m) { return m >= transition_kind::all_reduce; }
 

@@ -101,16 +101,9 @@ class parameter_units {
   }
 
   static const char* name_of(zero_level level) {
-    switch (level) {
-      case zero_level::replicated:
-        return "zero_level::replicated";
-      case zero_level::optimizer:
-        return "zero_level::optimizer";
-      case zero_level::gradients:
-        return "zero_level::gradients";
-      default:
-        return "zero_level::parameters";
-    }
+    constexpr const char* names[] = {"zero_level::replicated", "zero_level::optimizer", "zero_level::gradients",
+                                     "zero_level::parameters"};
+    return names[static_cast<std::size_t>(level)];
   }
   kept_unit& at(int i) { return units_[static_cast<std::size_t>(i)]; }
   const kept_unit& at(int i) const { return units_[static_cast<std::size_t>(i)]; }

@@ -162,6 +162,21 @@ schedule made(std::string_view text, int ranks, int microbatches) {
   return Policy::make(shape);
 }
 
+/// Makes the hand-made schedule that has this name.
+inline schedule made_by_name(std::string_view text, int ranks, int microbatches) {
+  struct named {
+    std::string_view name;
+    schedule (*make)(std::string_view, int, int);
+  };
+  constexpr named all[] = {{gpipe::name, made<gpipe>}, {one_f_one_b::name, made<one_f_one_b>},
+                           {zb_h1::name, made<zb_h1>}, {zb_h2::name, made<zb_h2>},
+                           {zb_v::name, made<zb_v>},   {v_half::name, made<v_half>},
+                           {v_min::name, made<v_min>}, {dualpipe_v::name, made<dualpipe_v>}};
+  for (const named& one : all)
+    if (one.name == text) return one.make(text, ranks, microbatches);
+  bad_schedule(text, "unknown schedule; legal are " + std::string(schedule_names));
+}
+
 inline schedule read_schedule(std::string_view text, int ranks, int microbatches) {
   std::error_code ignored;
   const auto kind = std::filesystem::status(text, ignored).type();
@@ -223,26 +238,10 @@ inline schedule parse_schedule(std::string_view text, int ranks, int microbatche
       if (!v.ok()) detail::refuse_schedule(text, v, ranks, microbatches);
       s = detail::make_interleaved(name, shape);
     }
-  } else if (text == "gpipe") {
-    s = detail::made<gpipe>(text, ranks, microbatches);
-  } else if (text == "1f1b") {
-    s = detail::made<one_f_one_b>(text, ranks, microbatches);
-  } else if (text == "zb_h1") {
-    s = detail::made<zb_h1>(text, ranks, microbatches);
-  } else if (text == "zb_h2") {
-    s = detail::made<zb_h2>(text, ranks, microbatches);
-  } else if (text == "zb_v") {
-    s = detail::made<zb_v>(text, ranks, microbatches);
-  } else if (text == "v_half") {
-    s = detail::made<v_half>(text, ranks, microbatches);
-  } else if (text == "v_min") {
-    s = detail::made<v_min>(text, ranks, microbatches);
-  } else if (text == "dualpipe_v") {
-    s = detail::made<dualpipe_v>(text, ranks, microbatches);
   } else if (text == "automatic") {
     s = automatic({.ranks = ranks, .microbatches = microbatches}, costs, options);
   } else {
-    detail::bad_schedule(text, "unknown schedule; legal are " + std::string(schedule_names));
+    s = detail::made_by_name(text, ranks, microbatches);
   }
   if (const schedule_verdict v = verify(s); !v.ok()) detail::refuse_schedule(text, v, ranks, microbatches);
   return s;

@@ -220,28 +220,15 @@ struct step_entry {
 std::string describe(const step_entry& e);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE std::string describe(const step_entry& e) {
-  switch (e.op) {
-    case step_op::pass:
-      return e.unit < 0 ? describe(e.pass) : cat({describe(e.pass), " of unit ", e.unit});
-    case step_op::send:
-      return "send " + describe(e.transfer);
-    case step_op::receive:
-      return "receive " + describe(e.transfer);
-    case step_op::gather:
-      return cat({"gather of unit ", e.unit});
-    case step_op::release:
-      return cat({"release of unit ", e.unit});
-    case step_op::reduce:
-      return cat({"reduction of unit ", e.unit});
-    case step_op::update:
-      return cat({"update of unit ", e.unit});
-    case step_op::reduce_copies:
-      return cat({"reduction of the copies of unit ", e.unit});
-    case step_op::reduce_ties:
-      return cat({"reduction of unit ", e.unit, " over tied stages"});
-    default:
-      return "the norm";
-  }
+  if (e.op == step_op::pass) return e.unit < 0 ? describe(e.pass) : cat({describe(e.pass), " of unit ", e.unit});
+  if (e.op == step_op::send) return "send " + describe(e.transfer);
+  if (e.op == step_op::receive) return "receive " + describe(e.transfer);
+  if (e.op == step_op::norm) return "the norm";
+  constexpr const char* names[] = {
+      "pass",     "send", "receive", "gather", "release", "reduction", "norm", "update", "reduction of the copies",
+      "reduction"};
+  const char* const stages = e.op == step_op::reduce_ties ? " over tied stages" : "";
+  return cat({names[static_cast<std::size_t>(e.op)], " of unit ", e.unit, stages});
 }
 #endif
 

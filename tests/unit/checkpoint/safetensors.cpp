@@ -44,8 +44,9 @@ const std::string tensor_b = R"("b":{"dtype":"I64","shape":[1],"data_offsets":[2
 TEST_CASE("what is written reads back, aligned, in any order of dtypes") {
   static_assert(plait::name_of(safetensors_dtype::boolean) == "BOOL" &&
                 plait::name_of(safetensors_dtype::f64) == "F64");
-  for (std::size_t i = 0; i < plait::detail::safetensors_dtypes.size(); ++i) {
-    CHECK(static_cast<std::size_t>(plait::detail::safetensors_dtypes[i].type) == i);
+  for (std::size_t i = 0; i < std::size(plait::detail::safetensors_names); ++i) {
+    const auto type = static_cast<plait::safetensors_dtype>(i);
+    CHECK(plait::find_safetensors_dtype(plait::name_of(type)) == type);
   }
   temp_folder dir;
   const std::vector<std::uint16_t> halves{0x3f80, 0xc000, 0x7f80};  // bf16: 1, -2, infinity

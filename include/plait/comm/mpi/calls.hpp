@@ -48,21 +48,8 @@ inline int world_rank() {
 }
 
 inline MPI_Datatype type_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return MPI_FLOAT;
-    case dtype::f64:
-      return MPI_DOUBLE;
-    case dtype::bf16:
-      return MPI_UINT16_T;
-    case dtype::i32:
-      return MPI_INT32_T;
-    case dtype::i64:
-      return MPI_INT64_T;
-    case dtype::u8:
-      return MPI_UINT8_T;
-  }
-  return MPI_DATATYPE_NULL;
+  const MPI_Datatype types[] = {MPI_FLOAT, MPI_DOUBLE, MPI_UINT16_T, MPI_INT32_T, MPI_INT64_T, MPI_UINT8_T};
+  return types[static_cast<std::size_t>(type)];
 }
 
 // inout = in op inout. The operations of the MPI library know no bf16, and leave open what max does with a NaN (Open

@@ -17,21 +17,8 @@
 namespace plait::nccl::detail {
 
 constexpr ncclDataType_t type_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return ncclFloat32;
-    case dtype::f64:
-      return ncclFloat64;
-    case dtype::bf16:
-      return ncclBfloat16;
-    case dtype::i32:
-      return ncclInt32;
-    case dtype::i64:
-      return ncclInt64;
-    case dtype::u8:
-      break;
-  }
-  return ncclUint8;
+  constexpr ncclDataType_t types[] = {ncclFloat32, ncclFloat64, ncclBfloat16, ncclInt32, ncclInt64, ncclUint8};
+  return types[static_cast<std::size_t>(type)];
 }
 
 constexpr ncclRedOp_t op_of(reduce_op op) {

@@ -72,19 +72,8 @@ enum class parameter_state : std::uint8_t {
 };
 
 constexpr const char* name_of(parameter_state s) {
-  switch (s) {
-    case parameter_state::stale:
-      return "stale";
-    case parameter_state::gathered:
-      return "gathered";
-    case parameter_state::accumulating:
-      return "accumulating";
-    case parameter_state::reduced:
-      return "reduced";
-    case parameter_state::updated:
-      return "updated";
-  }
-  return "?";
+  constexpr const char* names[] = {"stale", "gathered", "accumulating", "reduced", "updated"};
+  return names[static_cast<std::size_t>(s)];
 }
 
 }  // namespace plait

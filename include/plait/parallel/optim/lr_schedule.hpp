@@ -19,15 +19,8 @@ namespace plait {
 enum class lr_decay { constant, linear, cosine };
 
 constexpr const char* name_of(lr_decay decay) {
-  switch (decay) {
-    case lr_decay::constant:
-      return "constant";
-    case lr_decay::linear:
-      return "linear";
-    case lr_decay::cosine:
-      return "cosine";
-  }
-  return "?";
+  constexpr const char* names[] = {"constant", "linear", "cosine"};
+  return names[static_cast<std::size_t>(decay)];
 }
 
 /// The decay called `name`; `error` naming `field` and the legal names otherwise.
