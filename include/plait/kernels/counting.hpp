@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -43,10 +44,12 @@ void activate(counting_device& device, double arrays, std::int64_t values, bool 
 
 inline double visible_pairs(const attention_shape& s) {
   double pairs = static_cast<double>(s.q_len) * static_cast<double>(s.k_len);
-  if (s.mask.after !=
-      attention_mask::all) {  // row i sees q_offset - k_offset + i + 1 keys, at least none and at most all
+  if (!s.mask.sees_all()) {
     pairs = 0;
-    for (std::int64_t i = 0; i < s.q_len; ++i) pairs += static_cast<double>(s.visible(i));
+    for (std::int64_t i = 0; i < s.q_len; ++i) {
+      const std::int64_t first = std::max<std::int64_t>(s.mask.first(s.q_offset + i) - s.k_offset, 0);
+      pairs += static_cast<double>(std::max<std::int64_t>(s.visible(i) - first, 0));
+    }
   }
   return pairs * static_cast<double>(s.batch * s.heads * s.head_dim);
 }

@@ -111,12 +111,12 @@ metered_passes meter_passes(const context<counting_device>& ctx, std::span<Stage
     typename Stage::activation x;
     if (!stage.part().first) x = typename Stage::activation(ctx);
     x = stage.forward_layers(mb, ids, std::move(x), &kept);
-    if (stage.part().last) forward_loss_of_step(stage, mb, std::move(x), labels, kept, [](auto&&) {});
+    if (stage.part().last) plait::detail::forward_loss_of_step(stage, mb, std::move(x), labels, kept, [](auto&&) {});
   }
   if (until != passes_until::forward) {
     typename Stage::gradient dy;
     if (stage.part().last)
-      dy = backward_loss_of_step(stage, mb, labels, kept, seed, [](auto&&) {});
+      dy = plait::detail::backward_loss_of_step(stage, mb, labels, kept, seed, [](auto&&) {});
     else
       dy = typename Stage::gradient(ctx);
     dy = stage.backward_layers(mb, ids, kept, std::move(dy));
