@@ -17,6 +17,10 @@
 
 namespace plait {
 
+/// Whether a layer takes other batches and lengths after it is made (`linear::resize`).
+template <class Layer>
+concept resizes = requires(Layer& l, const context<typename Layer::device>& ctx) { l.resize(ctx); };
+
 /// Layers one after the other. Under `recompute::selective` the outputs of cheap layers (`is_cheap`) are not kept,
 /// under `recompute::full` nothing is: the backward pass makes them again.
 template <class... Layers>
@@ -101,7 +105,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   }
   /// Makes its layers ready for the batches and lengths of this context (`linear::resize`), where all can be.
   void resize(const context<device>& ctx)
-    requires(requires(Layers& l) { l.resize(ctx); } && ...)
+    requires(resizes<Layers> && ...)
   {
     std::apply([&](auto&... l) { (l.resize(ctx), ...); }, layers_);
   }
