@@ -96,24 +96,17 @@ void deterministic_loss<T, S, Device>::make_statistics(Device& device, const T* 
 PLAIT_COMPILED_TEMPLATE(class deterministic_loss<float, float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class deterministic_loss<bf16, float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class deterministic_loss<double, double, cpu>)
-PLAIT_COMPILED_TEMPLATE(void deterministic_loss<float, float, cpu>::make_statistics(
-    cpu&, const float*, const std::int32_t*, float*, float*, float*, float*, std::int64_t,
-    const kernels::vocabulary_range&, const kernels::cross_entropy_settings&, any_communicator*) const)
-PLAIT_COMPILED_TEMPLATE(void deterministic_loss<float, float, cpu>::make_statistics(
-    cpu&, const float*, const std::int64_t*, float*, float*, float*, float*, std::int64_t,
-    const kernels::vocabulary_range&, const kernels::cross_entropy_settings&, any_communicator*) const)
-PLAIT_COMPILED_TEMPLATE(void deterministic_loss<bf16, float, cpu>::make_statistics(
-    cpu&, const bf16*, const std::int32_t*, float*, float*, float*, float*, std::int64_t,
-    const kernels::vocabulary_range&, const kernels::cross_entropy_settings&, any_communicator*) const)
-PLAIT_COMPILED_TEMPLATE(void deterministic_loss<bf16, float, cpu>::make_statistics(
-    cpu&, const bf16*, const std::int64_t*, float*, float*, float*, float*, std::int64_t,
-    const kernels::vocabulary_range&, const kernels::cross_entropy_settings&, any_communicator*) const)
-PLAIT_COMPILED_TEMPLATE(void deterministic_loss<double, double, cpu>::make_statistics(
-    cpu&, const double*, const std::int32_t*, double*, double*, double*, double*, std::int64_t,
-    const kernels::vocabulary_range&, const kernels::cross_entropy_settings&, any_communicator*) const)
-PLAIT_COMPILED_TEMPLATE(void deterministic_loss<double, double, cpu>::make_statistics(
-    cpu&, const double*, const std::int64_t*, double*, double*, double*, double*, std::int64_t,
-    const kernels::vocabulary_range&, const kernels::cross_entropy_settings&, any_communicator*) const)
+#define PLAIT_INSTANTIATE(T, A, Id)                                                              \
+  PLAIT_COMPILED_TEMPLATE(void deterministic_loss<T, A, cpu>::make_statistics(                   \
+      cpu&, const T*, const Id*, A*, A*, A*, A*, std::int64_t, const kernels::vocabulary_range&, \
+      const kernels::cross_entropy_settings&, any_communicator*) const)
+PLAIT_INSTANTIATE(float, float, std::int32_t)
+PLAIT_INSTANTIATE(float, float, std::int64_t)
+PLAIT_INSTANTIATE(bf16, float, std::int32_t)
+PLAIT_INSTANTIATE(bf16, float, std::int64_t)
+PLAIT_INSTANTIATE(double, double, std::int32_t)
+PLAIT_INSTANTIATE(double, double, std::int64_t)
+#undef PLAIT_INSTANTIATE
 
 }  // namespace plait::detail
 

@@ -273,24 +273,16 @@ void embedding_core<Precision, Device>::rebind(const parameter_memory<Precision>
 PLAIT_COMPILED_TEMPLATE(class embedding_core<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class embedding_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class embedding_core<double, cpu>)
-PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::forward(const microbatch<cpu>&, const std::int32_t*, float*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::backward(const microbatch<cpu>&, const std::int32_t*,
-                                                                  const float*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::forward(const microbatch<cpu>&, const std::int64_t*, float*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<float, cpu>::backward(const microbatch<cpu>&, const std::int64_t*,
-                                                                  const float*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::forward(const microbatch<cpu>&, const std::int32_t*, bf16*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::backward(const microbatch<cpu>&, const std::int32_t*,
-                                                                 const bf16*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::forward(const microbatch<cpu>&, const std::int64_t*, bf16*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<bf16, cpu>::backward(const microbatch<cpu>&, const std::int64_t*,
-                                                                 const bf16*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::forward(const microbatch<cpu>&, const std::int32_t*, double*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::backward(const microbatch<cpu>&, const std::int32_t*,
-                                                                   const double*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::forward(const microbatch<cpu>&, const std::int64_t*, double*))
-PLAIT_COMPILED_TEMPLATE(void embedding_core<double, cpu>::backward(const microbatch<cpu>&, const std::int64_t*,
-                                                                   const double*))
+#define PLAIT_INSTANTIATE(T, Id)                                                                       \
+  PLAIT_COMPILED_TEMPLATE(void embedding_core<T, cpu>::forward(const microbatch<cpu>&, const Id*, T*)) \
+  PLAIT_COMPILED_TEMPLATE(void embedding_core<T, cpu>::backward(const microbatch<cpu>&, const Id*, const T*))
+PLAIT_INSTANTIATE(float, std::int32_t)
+PLAIT_INSTANTIATE(float, std::int64_t)
+PLAIT_INSTANTIATE(bf16, std::int32_t)
+PLAIT_INSTANTIATE(bf16, std::int64_t)
+PLAIT_INSTANTIATE(double, std::int32_t)
+PLAIT_INSTANTIATE(double, std::int64_t)
+#undef PLAIT_INSTANTIATE
 
 }  // namespace detail
 

@@ -178,26 +178,19 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
   return expand(plan, std::move(all), policy, options.costs);
 }
 
+#define PLAIT_INSTANTIATE(T)                                                                                \
+  PLAIT_COMPILED_TEMPLATE(                                                                                  \
+      void check_names(const context<cpu>&, any_communicator&, const std::vector<parameter<T, cpu>*>&))     \
+  PLAIT_COMPILED_TEMPLATE(void tie_stages(const context<cpu>&, any_communicator&, const pipeline_shape&,    \
+                                          const std::vector<parameter<T, cpu>*>&))                          \
+  PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<T, cpu>&, \
+                                                      const pipeline_options&, std::vector<int>&))
+PLAIT_INSTANTIATE(float)
+PLAIT_INSTANTIATE(bf16)
+PLAIT_INSTANTIATE(double)
+#undef PLAIT_INSTANTIATE
 PLAIT_COMPILED_TEMPLATE(std::vector<std::pair<int, std::uint64_t>> find_twice(const context<cpu>&, any_communicator&,
                                                                               const std::vector<std::uint64_t>&))
-PLAIT_COMPILED_TEMPLATE(void check_names(const context<cpu>&, any_communicator&,
-                                         const std::vector<parameter<float, cpu>*>&))
-PLAIT_COMPILED_TEMPLATE(void tie_stages(const context<cpu>&, any_communicator&, const pipeline_shape&,
-                                        const std::vector<parameter<float, cpu>*>&))
-PLAIT_COMPILED_TEMPLATE(void check_names(const context<cpu>&, any_communicator&,
-                                         const std::vector<parameter<bf16, cpu>*>&))
-PLAIT_COMPILED_TEMPLATE(void tie_stages(const context<cpu>&, any_communicator&, const pipeline_shape&,
-                                        const std::vector<parameter<bf16, cpu>*>&))
-PLAIT_COMPILED_TEMPLATE(void check_names(const context<cpu>&, any_communicator&,
-                                         const std::vector<parameter<double, cpu>*>&))
-PLAIT_COMPILED_TEMPLATE(void tie_stages(const context<cpu>&, any_communicator&, const pipeline_shape&,
-                                        const std::vector<parameter<double, cpu>*>&))
-PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<float, cpu>&,
-                                                    const pipeline_options&, std::vector<int>&))
-PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<bf16, cpu>&,
-                                                    const pipeline_options&, std::vector<int>&))
-PLAIT_COMPILED_TEMPLATE(step_schedule step_of_units(const schedule&, int, const parameter_units<double, cpu>&,
-                                                    const pipeline_options&, std::vector<int>&))
 
 }  // namespace plait::detail
 

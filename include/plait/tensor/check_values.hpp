@@ -302,26 +302,17 @@ void arm_checks(const context<Device>& ctx) {
   agree_on_context(ctx);
 }
 
-PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
-                                        const float*, std::int64_t, const axis_list&))
-PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
-                                           const float*, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
-                                        const bf16*, std::int64_t, const axis_list&))
-PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
-                                           const bf16*, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
-                                        const double*, std::int64_t, const axis_list&))
-PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
-                                           const double*, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
-                                        const std::int32_t*, std::int64_t, const axis_list&))
-PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
-                                           const std::int32_t*, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view,
-                                        const std::int64_t*, std::int64_t, const axis_list&))
-PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view, std::string_view,
-                                           const std::int64_t*, std::int64_t))
+#define PLAIT_INSTANTIATE(T)                                                                                      \
+  PLAIT_COMPILED_TEMPLATE(void note_value(const context<cpu>&, const layout&, std::string_view, std::string_view, \
+                                          const T*, std::int64_t, const axis_list&))                              \
+  PLAIT_COMPILED_TEMPLATE(void note_boundary(const microbatch<cpu>&, const layout&, std::string_view,             \
+                                             std::string_view, const T*, std::int64_t))
+PLAIT_INSTANTIATE(float)
+PLAIT_INSTANTIATE(bf16)
+PLAIT_INSTANTIATE(double)
+PLAIT_INSTANTIATE(std::int32_t)
+PLAIT_INSTANTIATE(std::int64_t)
+#undef PLAIT_INSTANTIATE
 PLAIT_COMPILED_TEMPLATE(void compare_noted(const context<cpu>&, const std::vector<noted_value>&, double))
 PLAIT_COMPILED_TEMPLATE(void compare_values(const context<cpu>&))
 PLAIT_COMPILED_TEMPLATE(void agree_on_context(const context<cpu>&))

@@ -152,87 +152,32 @@ void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const stat
   }
 }
 
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const float*, const std::int32_t*,
-                                                      const statistic_of<float>*, statistic_of<float>*,
-                                                      statistic_of<float>*, statistic_of<float>*, std::int64_t,
-                                                      const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const float*, const std::int32_t*,
-                                                            statistic_of<float>*, statistic_of<float>*,
-                                                            statistic_of<float>*, statistic_of<float>*, std::int64_t,
-                                                            const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const float*, const std::int32_t*, const statistic_of<float>*,
-                                                    const statistic_of<float>*, const statistic_of<float>*, float*,
-                                                    std::int64_t, const vocabulary_range&,
-                                                    const cross_entropy_settings&))
+#define PLAIT_INSTANTIATE(T, Id)                                                                                       \
+  PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(                                                               \
+      cpu&, const T*, const Id*, const statistic_of<T>*, statistic_of<T>*, statistic_of<T>*, statistic_of<T>*,         \
+      std::int64_t, const vocabulary_range&, const cross_entropy_settings&))                                           \
+  PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(                                                         \
+      cpu&, const T*, const Id*, statistic_of<T>*, statistic_of<T>*, statistic_of<T>*, statistic_of<T>*, std::int64_t, \
+      const vocabulary_range&, const cross_entropy_settings&))                                                         \
+  PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(                                                                 \
+      cpu&, const T*, const Id*, const statistic_of<T>*, const statistic_of<T>*, const statistic_of<T>*, T*,           \
+      std::int64_t, const vocabulary_range&, const cross_entropy_settings&))
+PLAIT_INSTANTIATE(float, std::int32_t)
+PLAIT_INSTANTIATE(float, std::int64_t)
+PLAIT_INSTANTIATE(bf16, std::int32_t)
+PLAIT_INSTANTIATE(bf16, std::int64_t)
+PLAIT_INSTANTIATE(double, std::int32_t)
+PLAIT_INSTANTIATE(double, std::int64_t)
+#undef PLAIT_INSTANTIATE
 PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int32_t*, const float*, const float*, const float*,
                                                 const float*, float*, std::int64_t, const vocabulary_range&,
                                                 const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const float*, const std::int64_t*,
-                                                      const statistic_of<float>*, statistic_of<float>*,
-                                                      statistic_of<float>*, statistic_of<float>*, std::int64_t,
-                                                      const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const float*, const std::int64_t*,
-                                                            statistic_of<float>*, statistic_of<float>*,
-                                                            statistic_of<float>*, statistic_of<float>*, std::int64_t,
-                                                            const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const float*, const std::int64_t*, const statistic_of<float>*,
-                                                    const statistic_of<float>*, const statistic_of<float>*, float*,
-                                                    std::int64_t, const vocabulary_range&,
-                                                    const cross_entropy_settings&))
 PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int64_t*, const float*, const float*, const float*,
                                                 const float*, float*, std::int64_t, const vocabulary_range&,
                                                 const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const bf16*, const std::int32_t*, const statistic_of<bf16>*,
-                                                      statistic_of<bf16>*, statistic_of<bf16>*, statistic_of<bf16>*,
-                                                      std::int64_t, const vocabulary_range&,
-                                                      const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const bf16*, const std::int32_t*, statistic_of<bf16>*,
-                                                            statistic_of<bf16>*, statistic_of<bf16>*,
-                                                            statistic_of<bf16>*, std::int64_t, const vocabulary_range&,
-                                                            const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const bf16*, const std::int32_t*, const statistic_of<bf16>*,
-                                                    const statistic_of<bf16>*, const statistic_of<bf16>*, bf16*,
-                                                    std::int64_t, const vocabulary_range&,
-                                                    const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const bf16*, const std::int64_t*, const statistic_of<bf16>*,
-                                                      statistic_of<bf16>*, statistic_of<bf16>*, statistic_of<bf16>*,
-                                                      std::int64_t, const vocabulary_range&,
-                                                      const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const bf16*, const std::int64_t*, statistic_of<bf16>*,
-                                                            statistic_of<bf16>*, statistic_of<bf16>*,
-                                                            statistic_of<bf16>*, std::int64_t, const vocabulary_range&,
-                                                            const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const bf16*, const std::int64_t*, const statistic_of<bf16>*,
-                                                    const statistic_of<bf16>*, const statistic_of<bf16>*, bf16*,
-                                                    std::int64_t, const vocabulary_range&,
-                                                    const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const double*, const std::int32_t*,
-                                                      const statistic_of<double>*, statistic_of<double>*,
-                                                      statistic_of<double>*, statistic_of<double>*, std::int64_t,
-                                                      const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const double*, const std::int32_t*,
-                                                            statistic_of<double>*, statistic_of<double>*,
-                                                            statistic_of<double>*, statistic_of<double>*, std::int64_t,
-                                                            const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const double*, const std::int32_t*,
-                                                    const statistic_of<double>*, const statistic_of<double>*,
-                                                    const statistic_of<double>*, double*, std::int64_t,
-                                                    const vocabulary_range&, const cross_entropy_settings&))
 PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int32_t*, const double*, const double*, const double*,
                                                 const double*, double*, std::int64_t, const vocabulary_range&,
                                                 const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_statistics(cpu&, const double*, const std::int64_t*,
-                                                      const statistic_of<double>*, statistic_of<double>*,
-                                                      statistic_of<double>*, statistic_of<double>*, std::int64_t,
-                                                      const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_local_statistics(cpu&, const double*, const std::int64_t*,
-                                                            statistic_of<double>*, statistic_of<double>*,
-                                                            statistic_of<double>*, statistic_of<double>*, std::int64_t,
-                                                            const vocabulary_range&, const cross_entropy_settings&))
-PLAIT_COMPILED_TEMPLATE(void cross_entropy_backward(cpu&, const double*, const std::int64_t*,
-                                                    const statistic_of<double>*, const statistic_of<double>*,
-                                                    const statistic_of<double>*, double*, std::int64_t,
-                                                    const vocabulary_range&, const cross_entropy_settings&))
 PLAIT_COMPILED_TEMPLATE(void cross_entropy_loss(cpu&, const std::int64_t*, const double*, const double*, const double*,
                                                 const double*, double*, std::int64_t, const vocabulary_range&,
                                                 const cross_entropy_settings&))

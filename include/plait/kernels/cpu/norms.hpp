@@ -299,49 +299,24 @@ void layer_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, 
   }
 }
 
-PLAIT_COMPILED_TEMPLATE(void row_sum_squares(cpu&, const float*, statistic_of<float>*, std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_apply(cpu&, const float*, const statistic_of<float>*, const float*, float*,
-                                       std::int64_t, std::int64_t, std::int64_t, double))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_forward(cpu&, const float*, const float*, float*, statistic_of<float>*,
-                                              std::int64_t, std::int64_t, double, const float*, float*))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dot(cpu&, const float*, const float*, const float*, statistic_of<float>*,
-                                                   std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dx(cpu&, const float*, const float*, const float*,
-                                                  const statistic_of<float>*, const statistic_of<float>*, float*,
-                                                  std::int64_t, std::int64_t, std::int64_t, const float*))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dweight(cpu&, const float*, const float*, const statistic_of<float>*,
-                                                       gradient_of<float>*, std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward(cpu&, const float*, const float*, const float*,
-                                               const statistic_of<float>*, float*, gradient_of<float>*, std::int64_t,
-                                               std::int64_t, const float*))
-PLAIT_COMPILED_TEMPLATE(void row_sum_squares(cpu&, const bf16*, statistic_of<bf16>*, std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_apply(cpu&, const bf16*, const statistic_of<bf16>*, const bf16*, bf16*, std::int64_t,
-                                       std::int64_t, std::int64_t, double))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_forward(cpu&, const bf16*, const bf16*, bf16*, statistic_of<bf16>*, std::int64_t,
-                                              std::int64_t, double, const bf16*, bf16*))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dot(cpu&, const bf16*, const bf16*, const bf16*, statistic_of<bf16>*,
-                                                   std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dx(cpu&, const bf16*, const bf16*, const bf16*,
-                                                  const statistic_of<bf16>*, const statistic_of<bf16>*, bf16*,
-                                                  std::int64_t, std::int64_t, std::int64_t, const bf16*))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dweight(cpu&, const bf16*, const bf16*, const statistic_of<bf16>*,
-                                                       gradient_of<bf16>*, std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward(cpu&, const bf16*, const bf16*, const bf16*, const statistic_of<bf16>*,
-                                               bf16*, gradient_of<bf16>*, std::int64_t, std::int64_t, const bf16*))
-PLAIT_COMPILED_TEMPLATE(void row_sum_squares(cpu&, const double*, statistic_of<double>*, std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_apply(cpu&, const double*, const statistic_of<double>*, const double*, double*,
-                                       std::int64_t, std::int64_t, std::int64_t, double))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_forward(cpu&, const double*, const double*, double*, statistic_of<double>*,
-                                              std::int64_t, std::int64_t, double, const double*, double*))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dot(cpu&, const double*, const double*, const double*,
-                                                   statistic_of<double>*, std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dx(cpu&, const double*, const double*, const double*,
-                                                  const statistic_of<double>*, const statistic_of<double>*, double*,
-                                                  std::int64_t, std::int64_t, std::int64_t, const double*))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dweight(cpu&, const double*, const double*, const statistic_of<double>*,
-                                                       gradient_of<double>*, std::int64_t, std::int64_t))
-PLAIT_COMPILED_TEMPLATE(void rms_norm_backward(cpu&, const double*, const double*, const double*,
-                                               const statistic_of<double>*, double*, gradient_of<double>*, std::int64_t,
-                                               std::int64_t, const double*))
+#define PLAIT_INSTANTIATE(T)                                                                                        \
+  PLAIT_COMPILED_TEMPLATE(void row_sum_squares(cpu&, const T*, statistic_of<T>*, std::int64_t, std::int64_t))       \
+  PLAIT_COMPILED_TEMPLATE(void rms_apply(cpu&, const T*, const statistic_of<T>*, const T*, T*, std::int64_t,        \
+                                         std::int64_t, std::int64_t, double))                                       \
+  PLAIT_COMPILED_TEMPLATE(void rms_norm_forward(cpu&, const T*, const T*, T*, statistic_of<T>*, std::int64_t,       \
+                                                std::int64_t, double, const T*, T*))                                \
+  PLAIT_COMPILED_TEMPLATE(                                                                                          \
+      void rms_norm_backward_dot(cpu&, const T*, const T*, const T*, statistic_of<T>*, std::int64_t, std::int64_t)) \
+  PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dx(cpu&, const T*, const T*, const T*, const statistic_of<T>*,     \
+                                                    const statistic_of<T>*, T*, std::int64_t, std::int64_t,         \
+                                                    std::int64_t, const T*))                                        \
+  PLAIT_COMPILED_TEMPLATE(void rms_norm_backward_dweight(cpu&, const T*, const T*, const statistic_of<T>*,          \
+                                                         gradient_of<T>*, std::int64_t, std::int64_t))              \
+  PLAIT_COMPILED_TEMPLATE(void rms_norm_backward(cpu&, const T*, const T*, const T*, const statistic_of<T>*, T*,    \
+                                                 gradient_of<T>*, std::int64_t, std::int64_t, const T*))
+PLAIT_INSTANTIATE(float)
+PLAIT_INSTANTIATE(bf16)
+PLAIT_INSTANTIATE(double)
+#undef PLAIT_INSTANTIATE
 
 }  // namespace plait::kernels

@@ -554,18 +554,14 @@ void whole_attention<Precision, Device>::backward(const context<Device>& ctx, co
                               with(in));
 }
 
-PLAIT_COMPILED_TEMPLATE(class whole_attention<float, cpu>)
-PLAIT_COMPILED_TEMPLATE(class whole_attention<bf16, cpu>)
-PLAIT_COMPILED_TEMPLATE(class whole_attention<double, cpu>)
-PLAIT_COMPILED_TEMPLATE(void whole_attention<float, cpu>::backward(const context<cpu>&, const attention_inputs<float>&,
-                                                                   const float*, const float*, saved&,
-                                                                   attention_gradients<float>))
-PLAIT_COMPILED_TEMPLATE(void whole_attention<bf16, cpu>::backward(const context<cpu>&, const attention_inputs<bf16>&,
-                                                                  const bf16*, const bf16*, saved&,
-                                                                  attention_gradients<bf16>))
-PLAIT_COMPILED_TEMPLATE(void whole_attention<double, cpu>::backward(const context<cpu>&,
-                                                                    const attention_inputs<double>&, const double*,
-                                                                    const double*, saved&, attention_gradients<double>))
+#define PLAIT_INSTANTIATE(T)                                                                                      \
+  PLAIT_COMPILED_TEMPLATE(class whole_attention<T, cpu>)                                                          \
+  PLAIT_COMPILED_TEMPLATE(void whole_attention<T, cpu>::backward(const context<cpu>&, const attention_inputs<T>&, \
+                                                                 const T*, const T*, saved&, attention_gradients<T>))
+PLAIT_INSTANTIATE(float)
+PLAIT_INSTANTIATE(bf16)
+PLAIT_INSTANTIATE(double)
+#undef PLAIT_INSTANTIATE
 
 }  // namespace plait
 

@@ -314,16 +314,14 @@ void require_memory(std::string_view layer, const std::vector<parameter_ptr<Prec
   memory.require_complete(std::string(layer), tied ? nullptr : &*of_weights, of_biases ? &*of_biases : nullptr);
 }
 
-PLAIT_COMPILED_TEMPLATE(void require_memory<float, cpu>(std::string_view, const std::vector<parameter_ptr<float, cpu>>&,
-                                                        const std::vector<parameter_ptr<float, cpu>>&,
-                                                        const parameter_memory<float>&, bool))
-PLAIT_COMPILED_TEMPLATE(void require_memory<bf16, cpu>(std::string_view, const std::vector<parameter_ptr<bf16, cpu>>&,
-                                                       const std::vector<parameter_ptr<bf16, cpu>>&,
-                                                       const parameter_memory<bf16>&, bool))
-PLAIT_COMPILED_TEMPLATE(void require_memory<double, cpu>(std::string_view,
-                                                         const std::vector<parameter_ptr<double, cpu>>&,
-                                                         const std::vector<parameter_ptr<double, cpu>>&,
-                                                         const parameter_memory<double>&, bool))
+#define PLAIT_INSTANTIATE(T)                                                                                       \
+  PLAIT_COMPILED_TEMPLATE(void require_memory<T, cpu>(std::string_view, const std::vector<parameter_ptr<T, cpu>>&, \
+                                                      const std::vector<parameter_ptr<T, cpu>>&,                   \
+                                                      const parameter_memory<T>&, bool))
+PLAIT_INSTANTIATE(float)
+PLAIT_INSTANTIATE(bf16)
+PLAIT_INSTANTIATE(double)
+#undef PLAIT_INSTANTIATE
 
 /// Binds a layer's weights and biases to other memory of the caller's, or throws and changes nothing. `tied`: that
 /// layer binds it.
