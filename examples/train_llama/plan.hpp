@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "fit_recompute.hpp"
 #include "options.hpp"
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/io/json.hpp"
 #include "plait/nn/strategy.hpp"
-#include "plait/plan/recompute_prices.hpp"
 #include "plait/schedule/order.hpp"
 
 /// What is known of a run before it starts, from the types: how each tensor lies, what a step sends, what a rank holds.

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "plait/schedule/parse.hpp"
-#include "plait/schedule/timeline.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/step_time.hpp"
+#include "train_llama/observe/timeline.hpp"
 
 namespace plait::planner {
 

@@ -16,8 +16,8 @@
 #include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/schedule/timeline.hpp"
 #include "plait/schedule/verify.hpp"
+#include "train_llama/observe/timeline.hpp"
 
 namespace plait {
 

@@ -21,7 +21,7 @@
 #include "plait/parallel/pipeline.hpp"
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/schedule/timeline.hpp"
+#include "train_llama/observe/timeline.hpp"
 #include "train_llama/observe/trace.hpp"
 
 namespace plait {

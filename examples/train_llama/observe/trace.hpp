@@ -1,5 +1,5 @@
 // Writes events of ranks as a trace for chrome://tracing and ui.perfetto.dev. The events are those of
-// step_events.hpp or of a simulated timeline (schedule/timeline.hpp).
+// step_events.hpp or of a simulated timeline (timeline.hpp).
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 #include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/json.hpp"
-#include "plait/schedule/timeline.hpp"
 #include "plait/schedule/verify.hpp"
+#include "train_llama/observe/timeline.hpp"
 
 namespace plait {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "plait/parallel/world.hpp"
-#include "plait/plan/recompute_prices.hpp"
 #include "plait/schedule/parse.hpp"
 #include "support/llama_parity.hpp"
 #include "support/texts.hpp"
+#include "train_llama/fit_recompute.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -19,13 +19,13 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/machine_time.hpp"
-#include "plait/plan/recompute_prices.hpp"
 #include "plait/schedule/parse.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/traffic.hpp"
 #include "support/last_words.hpp"
+#include "train_llama/fit_recompute.hpp"
 
 namespace {
 

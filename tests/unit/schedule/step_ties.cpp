@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "plait/schedule/timeline.hpp"
 #include "support/made_steps.hpp"
+#include "train_llama/observe/timeline.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -8,13 +8,13 @@
 #include "plait/device/counting.hpp"
 #include "plait/kernels/counting.hpp"
 #include "plait/plan/hardware.hpp"
-#include "plait/schedule/choose_recompute.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
 #include "plan_llama/planner/software_table.hpp"
 #include "plan_llama/planner/traffic.hpp"
 #include "support/temp_folder.hpp"
+#include "train_llama/fit_recompute.hpp"
 
 namespace {
 

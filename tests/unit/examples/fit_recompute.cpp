@@ -1,13 +1,13 @@
 // program: schedules
 // Which layers recompute by a budget: against brute force, and the microbatches in flight of schedules.
-#include "plait/core/recompute.hpp"
+#include "train_llama/fit_recompute.hpp"
 
 #include <doctest/doctest.h>
 
 #include <functional>
 #include <random>
 
-#include "plait/schedule/choose_recompute.hpp"
+#include "plait/core/recompute.hpp"
 #include "plait/schedule/parse.hpp"
 #include "support/texts.hpp"
 

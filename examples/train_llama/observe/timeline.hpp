@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/schedule/simulate.hpp"
 
@@ -103,5 +102,3 @@ inline pipeline_timeline timeline_of(const step_schedule& s, const step_costs& c
 }
 
 }  // namespace plait
-
-#include "plait/core/macros_on.hpp"
