@@ -31,7 +31,7 @@ namespace pp = plait::planner;
 struct options {
   std::map<std::string, std::string> properties;
   std::string layout, layouts, print_hardware, timeline, scaling, html, train_tokens;
-  std::vector<std::int64_t> tp, cp, pp, microbatch;
+  std::vector<std::int64_t> tp, cp, pp, ep, microbatch;
   std::vector<std::string> schedules, recompute, zero, replicate, context;
   std::string calibrate, backend = "threads";
   std::int64_t ranks = 0;
@@ -62,6 +62,7 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--tp", opt.tp, "the extents to search, as in 4,8")->delimiter(',');
   app.add_option("--cp", opt.cp, "the same of cp")->delimiter(',');
   app.add_option("--pp", opt.pp, "the same of pp")->delimiter(',');
+  app.add_option("--ep", opt.ep, "the same of ep, ranks of dp that share out experts")->delimiter(',');
   app.add_option("--microbatch", opt.microbatch, "the microbatches to search, in sequences")->delimiter(',');
   app.add_option("--schedule", opt.schedules,
                  "the schedules to search: gpipe, 1f1b, interleaved (or interleaved:V), zb_h1, zb_h2, zb_v, automatic")
@@ -116,7 +117,7 @@ void check_given(const CLI::App& app, const options& opt) {
   alone(app, "--layouts", "prices the rows of a file",
         {"--model", "--cluster", "--program", "--precision", "--seq", "--batch", "--batch-tokens"});
   if (app.count("--layout") > 0)
-    for (const char* searched : {"--tp", "--cp", "--pp", "--microbatch", "--schedule", "--recompute", "--zero",
+    for (const char* searched : {"--tp", "--cp", "--pp", "--ep", "--microbatch", "--schedule", "--recompute", "--zero",
                                  "--replicate", "--context", "--memory-share", "--top"})
       if (app.count(searched) > 0)
         plait::fail({"--layout prices one layout, and ", searched, " is for a search; leave one of them out"});
@@ -143,10 +144,11 @@ double token_count(const std::string& text) {
 
 pp::search_options search_of(const options& opt) {
   pp::search_options out;
-  out.tp = opt.tp, out.cp = opt.cp, out.pp = opt.pp, out.microbatch = opt.microbatch, out.most = opt.most;
+  out.tp = opt.tp, out.cp = opt.cp, out.pp = opt.pp, out.ep = opt.ep, out.microbatch = opt.microbatch,
+  out.most = opt.most;
   out.memory_share = opt.memory_share;
   const std::pair<const char*, const std::vector<std::int64_t>*> extents[] = {
-      {"--tp", &opt.tp}, {"--cp", &opt.cp}, {"--pp", &opt.pp}, {"--microbatch", &opt.microbatch}};
+      {"--tp", &opt.tp}, {"--cp", &opt.cp}, {"--pp", &opt.pp}, {"--ep", &opt.ep}, {"--microbatch", &opt.microbatch}};
   for (const auto& [flag, values] : extents)
     for (const std::int64_t extent : *values)
       if (extent < 1) plait::fail({flag, " is ", extent, "; legal is 1 or more"});
@@ -205,7 +207,8 @@ findings find(const options& opt, const request& asked) {
   f.asked = asked;
   f.why = {token_count(opt.train_tokens), opt.hour_price};
   if (!opt.layout.empty()) {
-    const pp::training_layout l = pp::parse_layout(opt.layout, "--layout");
+    pp::training_layout l = pp::parse_layout(opt.layout, "--layout");
+    l.folds_experts = asked.job.program.folds_experts;
     if (const std::string why = pp::why_illegal(l, asked.job); !why.empty()) plait::fail("--layout: " + why);
     if (l.ranks() != asked.accelerators)
       plait::fail({"--layout has ", l.ranks(), " ranks and --cluster ", asked.accelerators,

@@ -40,6 +40,7 @@ double cost(const findings& f, const pp::ranked_layout& r) {
 
 /// The mesh as a type; `train_llama --mesh` takes the same extents, with tp and tp_rep as one. Ranks of tp beyond the
 /// heads of keys hold copies of those: an axis of their own, as have copies along a part of dp. A hybrid's axes follow.
+/// Ranks of dp over which experts are shared out are the axis ep.
 std::string mesh_type(const findings& f, const pp::training_layout& l) {
   const auto axis = [](const char* name, std::int64_t extent) {
     return fmt::format("pl::axis<pl::{}, {}>", name, extent);
@@ -47,12 +48,14 @@ std::string mesh_type(const findings& f, const pp::training_layout& l) {
   const std::int64_t copies = std::max<std::int64_t>(1, l.tp / f.asked.job.model.kv_heads);
   const bool part = l.replicate == pp::replication::over_part_of_dp;
   const std::string pipeline = axis("pp", l.pp);
-  const std::string data =
-      part ? fmt::format("pl::axis<dp_copies, {}>, {}", l.dp_copies, axis("dp", l.dp / l.dp_copies)) : axis("dp", l.dp);
+  const std::int64_t own = l.near_dp();
+  const std::string data = part
+                               ? fmt::format("pl::axis<dp_copies, {}>, {}", l.dp_copies, axis("dp", l.dp / l.dp_copies))
+                               : axis("dp", l.dp / own);
   std::string out = part ? "struct dp_copies : pl::axis_tag<\"dp_copies\"> {};\n" : "";
-  out += fmt::format("using mesh = pl::mesh<{}, {}, {}, {}{}>;", l.pipeline_inside ? data : pipeline,
-                     l.pipeline_inside ? pipeline : data, axis("cp", l.cp), axis("tp", l.tp / copies),
-                     copies > 1 ? ", " + axis("tp_rep", copies) : "");
+  out += fmt::format("using mesh = pl::mesh<{}, {}{}, {}, {}{}>;", l.pipeline_inside ? data : pipeline,
+                     l.pipeline_inside ? pipeline : data, own > 1 ? ", " + axis("ep", own) : "", axis("cp", l.cp),
+                     axis("tp", l.tp / copies), copies > 1 ? ", " + axis("tp_rep", copies) : "");
   constexpr const char* line =
       "\nconst pl::data_axes axes{{.shard = pl::axis_list({}), .replicate = pl::axis_list(pl::axis_of<{}>)}};";
   if (part) out += fmt::format(line, "pl::axis_of<pl::dp>, pl::axis_of<pl::cp>", "dp_copies");
@@ -61,17 +64,24 @@ std::string mesh_type(const findings& f, const pp::training_layout& l) {
   return out;
 }
 
-/// The first of the layouts found that `train_llama` has options for: it has none for copies along a part of dp.
+/// What `train_llama` has no option for in a layout; empty: it has them all.
+std::string not_trainable(const pp::training_layout& l) {
+  if (l.replicate == pp::replication::over_part_of_dp) return "copies along a part of dp";
+  return l.folds_experts && l.ep > 1 ? "whole experts over ranks of tp, cp and dp" : "";
+}
+
+/// The first of the layouts found that `train_llama` has options for.
 const pp::ranked_layout* trainable(const findings& f) {
   for (const pp::ranked_layout& r : f.ranked)
-    if (r.price.layout.replicate != pp::replication::over_part_of_dp) return &r;
+    if (not_trainable(r.price.layout).empty()) return &r;
   return nullptr;
 }
 
 std::string trainer_options(const findings& f, const pp::training_layout& l) {
   constexpr const char* levels[] = {"replicated", "zero1", "zero2", "zero3"};
-  std::string out = fmt::format("--mesh pp={},dp={},cp={},tp={} --seq {} --global-batch {} --micro-batch {}", l.pp,
-                                l.dp, l.cp, l.tp, f.asked.job.seq, f.asked.job.global_batch, l.microbatch);
+  std::string out = fmt::format("--mesh pp={},dp={}{},cp={},tp={} --seq {} --global-batch {} --micro-batch {}", l.pp,
+                                l.dp / l.near_dp(), l.near_dp() > 1 ? fmt::format(",ep={}", l.ep) : "", l.cp, l.tp,
+                                f.asked.job.seq, f.asked.job.global_batch, l.microbatch);
   if (l.pp > 1) out += " --schedule " + pp::schedule_text(l);
   if (l.cp > 1 && l.context != pp::context_kind::ring) {
     // Gathered keys are even work for all ranks where a rank has a piece of each half, if the sequence has so many.
@@ -114,10 +124,10 @@ std::string table_line(const findings& f, const char* mark, const pp::ranked_lay
   const pp::step_split& s = p.seconds;
   const double step = p.step();
   std::string line =
-      fmt::format("{:>4} {:>10} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}", mark, duration(r.seconds),
-                  duration(step), utilisation_text(f, r), with_unit(tokens_per_second(f, r)),
+      fmt::format("{:>4} {:>10} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", mark,
+                  duration(r.seconds), duration(step), utilisation_text(f, r), with_unit(tokens_per_second(f, r)),
                   fmt::format("{:.1f} GB", p.memory.total() / 1e9), share(s.bubble, step), share(s.tensor, step),
-                  share(s.context, step), share(s.data, step), share(s.recompute, step));
+                  share(s.context, step), share(s.experts, step), share(s.data, step), share(s.recompute, step));
   if (f.why.tokens > 0) line += fmt::format(" {:>7.1f}", days(f, r));
   if (f.why.tokens > 0 && f.why.hour_price > 0) line += fmt::format(" {:>9}", with_unit(cost(f, r)));
   line += "  " + pp::layout_text(p.layout);
@@ -154,8 +164,8 @@ std::string text_report(const findings& f) {
     out += fmt::format("{} candidates, {} legal, {} fit in {:.1f} GB\n", f.found.candidates, f.found.legal,
                        f.found.fitting, f.asked.machine.memory / 1e9) +
            margin_text(f);
-  out += fmt::format("\n{:>4} {:>10} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}", "", "step", "formulas",
-                     "MFU", "tokens/s", "memory", "bubble", "tp", "cp", "dp", "again");
+  out += fmt::format("\n{:>4} {:>10} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", "", "step",
+                     "formulas", "MFU", "tokens/s", "memory", "bubble", "tp", "cp", "ep", "dp", "again");
   if (f.why.tokens > 0) out += fmt::format(" {:>7}", "days");
   if (f.why.tokens > 0 && f.why.hour_price > 0) out += fmt::format(" {:>9}", "cost");
   out += "  layout\n";
@@ -205,7 +215,7 @@ std::string text_report(const findings& f) {
   }
   out += fmt::format("\n{}\n", mesh_type(f, best.layout));
   const pp::ranked_layout* run = trainable(f);
-  if (run != &first) out += "train_llama has no option for copies along a part of dp";
+  if (run != &first) out += fmt::format("train_llama has no option for {}", not_trainable(best.layout));
   if (run != nullptr && run != &first) out += fmt::format("; layout {} as its options:\n", run - &first + 1);
   return out + (run == nullptr ? "\n" : fmt::format("train_llama {}\n", trainer_options(f, run->price.layout)));
 }

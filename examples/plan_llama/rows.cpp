@@ -58,11 +58,17 @@ struct size_column {
   std::int64_t least;
 };
 std::map<std::string, size_column> size_columns(pp::transformer_shape& m) {
-  return {{"vocab", {&m.vocab, 1}},       {"hidden", {&m.hidden, 1}},
-          {"layers", {&m.layers, 1}},     {"heads", {&m.heads, 1}},
-          {"kv_heads", {&m.kv_heads, 1}}, {"head_dim", {&m.head_dim, 1}},
-          {"ffn", {&m.ffn, 1}},           {"experts", {&m.experts, 0}},
-          {"chosen", {&m.chosen, 0}},     {"positions", {&m.positions, 0}},
+  return {{"vocab", {&m.vocab, 1}},
+          {"hidden", {&m.hidden, 1}},
+          {"layers", {&m.layers, 1}},
+          {"heads", {&m.heads, 1}},
+          {"kv_heads", {&m.kv_heads, 1}},
+          {"head_dim", {&m.head_dim, 1}},
+          {"ffn", {&m.ffn, 1}},
+          {"experts", {&m.experts, 0}},
+          {"chosen", {&m.chosen, 0}},
+          {"shared_ffn", {&m.shared_ffn, 0}},
+          {"positions", {&m.positions, 0}},
           {"window", {&m.window, 0}}};
 }
 std::map<std::string, bool*> kind_columns(pp::transformer_shape& m) {
@@ -156,7 +162,8 @@ constexpr std::string_view price_columns =
     "optimizer_bytes_held,activations_bytes,logits_bytes,working_bytes,buffers_bytes,fits,refused";
 
 std::string price_cells(const request& r) {
-  const pp::training_layout& l = r.layout;
+  pp::training_layout l = r.layout;
+  l.folds_experts = r.job.program.folds_experts;
   std::string why = pp::why_illegal(l, r.job);
   if (why.empty() && r.accelerators != 0 && l.ranks() != r.accelerators)
     why = plait::cat({"the layout has ", l.ranks(), " ranks and the cluster ", r.accelerators});

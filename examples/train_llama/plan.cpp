@@ -158,7 +158,7 @@ constexpr const char* levels[] = {"replicated", "zero1", "zero2", "zero3"};
 constexpr std::size_t most_tried = 2000;
 
 /// What of the options has no price, with the flag; empty: all has one.
-std::string why_unpriced(const options& opt) {
+std::string why_unpriced(const options& opt, const plait::llama_config& config) {
   const auto no = [](const char* flag, const std::string& value, const char* legal) {
     return fmt::format("{} {} is not priced; priced are {}", flag, value, legal);
   };
@@ -167,7 +167,8 @@ std::string why_unpriced(const options& opt) {
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
   if (offloads(opt)) return no("--offload", opt.offload, "none");
   if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
-  if (opt.mixture) return "a model with experts is not priced; --dry-run says its bytes";
+  if (config.mixture.dense_layers > 0) return "a model whose first layers have no experts is not priced";
+  if (opt.expert_limit > 0) return no("--expert-limit", fmt::format("{}", opt.expert_limit), "0");
   if (opt.lora > 0) return fmt::format("--lora {} is not priced; leave it out", opt.lora);
   if (parse_recompute(opt.recompute).budget)
     return no("--recompute", opt.recompute, "none, selective, full and every:K");
@@ -284,10 +285,10 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   if (opt.cluster.empty()) plait::fail("--plan auto needs --cluster, which describes the machine, as in cpu:8");
   if (opt.global_batch == 0)
     plait::fail("--plan auto needs --global-batch, the sequences of a step: layouts differ in how they cut it");
-  if (const std::string why = why_unpriced(opt); !why.empty()) plait::fail("--plan auto: " + why);
+  const plait::llama_config config = open_model(opt).config;
+  if (const std::string why = why_unpriced(opt, config); !why.empty()) plait::fail("--plan auto: " + why);
   const pp::cluster on = pp::load_cluster(opt.cluster, "--cluster");
   const std::int64_t all = ranks_to_plan(opt, on, ranks);
-  const plait::llama_config config = open_model(opt).config;
   const pp::training_job job = job_of(opt, config, opt.global_batch);
   check_machine(on.machine, job, opt);
   pp::search_options search = search_of(opt);
@@ -296,6 +297,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     search.tp = {mesh.extent(plait::axis_of<plait::tp>)};
     search.cp = {mesh.extent(plait::axis_of<plait::cp>)};
     search.pp = {mesh.extent(plait::axis_of<plait::pp>)};
+    search.ep = {mesh.extent(plait::axis_of<plait::ep>)};
   }
   const pp::search_result found = pp::search_layouts(on.machine, job, all, search);
   if (found.best.empty()) plait::fail("--plan auto: " + pp::why_nothing(on.machine, job, all, found, search));
@@ -303,7 +305,8 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   for (const pp::layout_price& p : found.best) {
     const pp::training_layout& l = p.layout;
     options& o = out.emplace_back(opt);
-    o.mesh = fmt::format("dp={},pp={},cp={},tp={}", l.dp, l.pp, l.cp, l.tp);
+    o.mesh = fmt::format("dp={},pp={}{},cp={},tp={}", l.dp / l.ep, l.pp, l.ep > 1 ? fmt::format(",ep={}", l.ep) : "",
+                         l.cp, l.tp);
     // What was given for a pipeline holds where the plan has one.
     o.schedule = pp::schedule_text(l);
     o.data_parallel = levels[static_cast<int>(l.zero)];
@@ -328,15 +331,16 @@ std::shared_ptr<const prediction> predict(const setup& s) {
   if (on.accelerators > 0 && on.accelerators != s.mesh.size())
     plait::fail(fmt::format("--cluster {} names {} ranks and --mesh {} has {}; they must be equal", s.opt.cluster,
                             on.accelerators, s.opt.mesh, s.mesh.size()));
-  prediction p{std::move(on.machine), job_of(s.opt, s.config, s.sequences * s.microbatches)};
-  check_machine(p.machine, p.job, s.opt);
-  p.unpriced = why_unpriced(s.opt);
+  prediction p{std::move(on.machine), {}, {}, why_unpriced(s.opt, s.config)};
   if (p.unpriced.empty()) {
+    p.job = job_of(s.opt, s.config, s.sequences * s.microbatches);
+    check_machine(p.machine, p.job, s.opt);
     pp::training_layout l = given_layout(s.opt);
     l.tp = s.mesh.extent(plait::axis_of<plait::tp>) * s.mesh.extent(plait::axis_of<plait::tp_rep>);
     l.cp = s.mesh.extent(plait::axis_of<plait::cp>);
     l.pp = s.mesh.extent(plait::axis_of<plait::pp>);
-    l.dp = s.mesh.extent(plait::axis_of<plait::dp>);
+    l.ep = s.mesh.extent(plait::axis_of<plait::ep>);
+    l.dp = s.mesh.extent(plait::axis_of<plait::dp>) * l.ep;
     l.pipeline_inside = l.pp > 1 && l.dp > 1;
     if (l.pp == 1) l.schedule = pp::schedule_kind::one_f_one_b, l.chunks = 1;
     p.unpriced = pp::why_illegal(l, p.job);
@@ -353,9 +357,9 @@ std::string prediction_text(const prediction& p) {
   for (const auto& [name, value] : pp::time_parts(s))
     if (value > 0) out += fmt::format(" {} {},", name, duration(value));
   out.back() = '\n';
-  out += fmt::format("  {:12} {:>11.1f}%\n  {:12} {:>11.1f}%: over tp {:.1f}%, cp {:.1f}%, dp {:.1f}%\n", "bubble",
-                     100 * s.bubble / step, "exposed", 100 * pp::exposed_seconds(s) / step, 100 * s.tensor / step,
-                     100 * s.context / step, 100 * s.data / step);
+  out += fmt::format("  {:12} {:>11.1f}%\n  {:12} {:>11.1f}%: over tp {:.1f}%, cp {:.1f}%, ep {:.1f}%, dp {:.1f}%\n",
+                     "bubble", 100 * s.bubble / step, "exposed", 100 * pp::exposed_seconds(s) / step,
+                     100 * s.tensor / step, 100 * s.context / step, 100 * s.experts / step, 100 * s.data / step);
   out += fmt::format("  {:12} {:>12} on rank {} of the pipeline, {} there are{}:", "memory",
                      size_text(p.price->memory.total()), p.price->fullest, size_text(p.machine.memory),
                      p.price->fits ? "" : ", so it does NOT FIT");

@@ -591,7 +591,6 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   if (has_bf16_gradients(opt)) refuse("--gradients bf16", "full");
   if (opt.leaves) refuse("--deterministic " + opt.deterministic, "off");
   if (opt.lora > 0) refuse(fmt::format("--lora {}", opt.lora), "0");
-  if (opt.plan == "auto") refuse("--plan auto", "a --mesh");
 }
 
 /// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.

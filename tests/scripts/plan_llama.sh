@@ -39,6 +39,26 @@ lacks '^train_llama --mesh .* --attention ulysses:contiguous ' ulysses.txt
 plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout tp=2,dp=4,sequence_parallel=0 >whole.txt || fail "whole sequences"
 lacks '^train_llama --mesh .* --strategy tp ' whole.txt
 
+# A model with experts: ep is searched, and an axis of the printed mesh.
+experts="--model tiny-experts --cluster cpu:8 --precision f32 --seq 128 --batch 16"
+# shellcheck disable=SC2086
+{
+  plan $experts --top 1000 >experts.txt || fail "a search with experts"
+  for ep in 2 4 8; do lacks ",ep=$ep,recompute" experts.txt; done
+  lacks ' cp *ep *dp *again  layout$' experts.txt
+  plan $experts --ep 4 --top 3 --json >experts.json || fail "a search of one ep"
+  plan $experts --layout tp=2,dp=4,ep=2 >ep.txt || fail "a layout with ep"
+  lacks '^using mesh = pl::mesh<pl::axis<pl::pp, 1>, pl::axis<pl::dp, 2>, pl::axis<pl::ep, 2>, pl::axis<pl::cp, 1>, pl::axis<pl::tp, 2>>;$' ep.txt
+  lacks '^train_llama --mesh pp=1,dp=2,ep=2,cp=1,tp=2 --seq 128 ' ep.txt
+  plan $experts --layout tp=2,dp=4,ep=8 --program megatron >folded.txt || fail "whole experts"
+  lacks '^train_llama has no option for whole experts over ranks of tp, cp and dp$' folded.txt
+}
+python3 -c 'import json; assert {l["ep"] for l in json.load(open("experts.json"))["layouts"]} == {4}' || fail "--ep 4: $(cat experts.json)"
+for model in mixtral-8x7b-v0.1 qwen1.5-moe-a2.7b qwen3-30b-a3b; do
+  plan --model $model --cluster h100:64 --seq 4096 --batch 256 --tp 1,2 --cp 1 --microbatch 1 --top 1 >large.txt || fail "$model"
+  lacks '^train_llama --mesh .*,ep=[2-9]' large.txt
+done
+
 # What the command line says holds for every row that does not say otherwise, whatever else the row sets.
 cat >rows.csv <<'ROWS'
 note,program,seq,precision,tp,dp
@@ -203,6 +223,8 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--layout: unknown key 'tensor'; legal are tp, cp, pp" $job --cluster h100:8 --layout tensor=8
   refuses "--layout: replicate is dp:3 and dp 8, which it must divide; the nearest are 2 and 4" $job --cluster h100:64 --layout tp=8,dp=8,replicate=dp:3
   refuses "--replicate: dp:R is priced with --layout, and not searched; dp searches all of dp and its parts" $job --cluster h100:64 --replicate dp:2
+  refuses "--layout: ep is 2, the model has 0 experts and dp 8 ranks, which it must both divide; legal is 1" $job --cluster h100:64 --layout tp=8,dp=8,ep=2
+  refuses "the planner prices models whose layers are alike, and first_k_dense_replace is 1; legal is 0" --model tiny-dots1 --cluster cpu:8 --seq 128 --batch 8
   refuses "--precision: A100 has no products in fp8" $job --cluster a100:64 --precision fp8
   refuses "--hour-price is -3; legal is 0 or more" $job --cluster h100:64 --hour-price -3 --train-tokens 2T
   refuses "--hour-price needs --train-tokens, as in 15T" $job --cluster h100:64 --hour-price 3
@@ -214,6 +236,7 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--layout prices one layout, and --tp is for a search; leave one of them out" $job --cluster h100:64 --layout tp=8,dp=8 --tp 4
   refuses "--layouts prices the rows of a file, and --json would say nothing" $job --cluster h100:64 --layouts layouts.csv --json
   refuses "--calibrate measures a machine and ends, and --model would say nothing" $job --calibrate here.json --ranks 2
+  refuses "--ep is 0; legal is 1 or more" $job --cluster h100:64 --ep 0
   refuses "--tp is 0; legal is 1 or more" $job --cluster h100:64 --tp 4,0
   refuses "--tp is '8x', which is no whole number, or too large a one" $job --cluster h100:64 --tp 8x
   refuses "'8' belongs to no option: --seq takes one word, and has '8192'" --model llama-3-70b --batch 8 --seq 8192 8 --cluster h100:64

@@ -9,7 +9,8 @@ cat >machine.json <<'JSON'
 {"like": "cpu", "name": "small", "memory": 1e9, "cores": 2,
  "levels": [{"name": "shared memory", "ranks": 0, "bandwidth": 2e9, "latency": 5e-6, "launch": 2e-5}]}
 JSON
-dry() { "$trainer" --model config.json --seq 32 --global-batch 16 --dry-run "$@"; }
+model=config.json
+dry() { "$trainer" --model "$model" --seq 32 --global-batch 16 --dry-run "$@"; }
 has() { grep -q -- "$1" "$2" || fail "$2 lacks '$1': $(cat "$2")"; }
 
 # A dry run prints the prediction, in words and as JSON, of the layout that it is given.
@@ -66,6 +67,32 @@ done
 # A mesh is priced as the trainer's lies, stages beside each other.
 dry --cluster machine.json:4 --mesh dp=2,pp=2 --micro-batch 1 >order.out || fail "dp=2,pp=2"
 has ',order=tp-cp-pp-dp"' order.out
+
+# Experts are priced on the axis ep as plan_llama prices them. The state is what the dry run counts, and ep is chosen.
+model=tiny-experts
+# shellcheck disable=SC2046
+{
+  dry --cluster machine.json:8 --mesh dp=2,ep=2,tp=2 --data-parallel zero1 --micro-batch 1 >mixture.out || fail "experts with --cluster"
+  "$BIN/plan_llama" --model tiny-experts --cluster machine.json:8 --precision f32 --seq 32 --batch 16 --json \
+    --layout tp=2,dp=4,ep=2,zero=1 >mixture.json || fail "plan_llama with experts"
+  chosen searched --cluster machine.json:8
+  dry --cluster machine.json:8 $(cat searched.plan) >back.out || fail "the chosen options with experts are refused: $(cat searched.plan)"
+  chosen ep_kept --cluster machine.json:8 --mesh dp=2,ep=4
+}
+model=config.json
+[ "$(seconds searched.out)" = "$(seconds back.out)" ] || fail "the plan's prediction with experts is not that of its options"
+has '^--mesh dp=2,pp=1,ep=4,cp=1,tp=1 ' ep_kept.plan
+python3 - <<'PYTHON' || fail "the price of experts: $(cat mixture.out)"
+import json, re
+text = open("mixture.out").read()
+ours = json.loads(re.search(r"^  as JSON: (.*)$", text, re.M)[1])
+theirs = json.load(open("mixture.json"))["layouts"][0]
+assert ours["memory"] == theirs["memory"] and ours["seconds"]["expert parallelism"] == theirs["seconds"]["expert parallelism"] > 0
+units = {"kB": 1e3, "MB": 1e6}
+for part in ("weights", "gradients", "optimizer"):
+    value, unit = re.search(rf"^  {part} *([0-9.]+) (\wB)$", text, re.M).groups()
+    assert abs(float(value) * units[unit] / ours["memory"][part] - 1) < 0.01, (part, value, ours["memory"])
+PYTHON
 
 # What is given stays.
 chosen kept --cluster machine.json:4 --mesh pp=2,tp=2 --schedule gpipe --micro-batch 2 --recompute selective
@@ -129,6 +156,11 @@ refuses "--cluster machine.json:4 names 4 ranks and --mesh dp=2 has 2; they must
 refuses "the extents .* multiply to 2 ranks, and there are 4" --plan auto --cluster machine.json:4 --mesh dp=2
 refuses "--plan auto: --optimizer muon is not priced; priced are adamw" --plan auto --cluster machine.json:4 --optimizer muon
 refuses "--plan auto: --schedule dualpipe_v is not priced; priced are gpipe, 1f1b" --plan auto --cluster machine.json:4 --schedule dualpipe_v
+model=tiny-experts
+refuses "--plan auto: --expert-limit 1.25 is not priced; priced are 0" --plan auto --cluster machine.json:4 --expert-limit 1.25
+model=tiny-dots1
+refuses "--plan auto: a model whose first layers have no experts is not priced" --plan auto --cluster machine.json:4
+model=config.json
 refuses "--recompute every:2 is not searched by --plan auto; legal with it are none, selective and full" --plan auto --cluster machine.json:4 --recompute every:2
 sed 's/"memory": 1e9/"memory": 1e4/' machine.json >tiny.json
 refuses "--plan auto: no layout fits: the smallest, .* more than a small has" --plan auto --cluster tiny.json:4

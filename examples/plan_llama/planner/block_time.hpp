@@ -73,10 +73,12 @@ struct part_time {
 
 /// Sizes of one microbatch on one rank that all formulas share.
 struct rank_sizes {
-  double tokens = 0;      ///< of the microbatch on the rank
-  double cut_tokens = 0;  ///< where what tensor parallelism leaves whole is cut along the sequence
-  double routed = 0;      ///< tokens in the MLPs: those that come to a rank's experts, where all are chosen as often
-  double query = 0, kv = 0, wide = 0, vocab = 0;  ///< widths on the rank
+  double tokens = 0;                    ///< of the microbatch on the rank
+  double cut_tokens = 0;                ///< where what tensor parallelism leaves whole is cut along the sequence
+  double sent = 0;                      ///< that it sends to their experts
+  double routed = 0;                    ///< that come to its experts, where all are chosen as often
+  double query = 0, kv = 0, vocab = 0;  ///< widths on the rank
+  double dense = 0, expert = 0;         ///< of the MLP that all tokens pass, and of an expert
   double exchanged_kv =
       0;  ///< of keys, or values, as ulysses sends and keeps them: a head for each rank of cp at least
   double hidden = 0;
@@ -84,16 +86,28 @@ struct rank_sizes {
   rank_sizes(const training_job& job, const training_layout& l)
       : tokens(static_cast<double>(l.microbatch) * static_cast<double>(job.seq) / static_cast<double>(l.cp)),
         cut_tokens(l.cuts_sequence() ? tokens / static_cast<double>(l.tp) : tokens),
-        routed(job.model.experts == 0 ? tokens : cut_tokens * static_cast<double>(job.model.chosen)),
+        sent(l.folds_experts ? cut_tokens : tokens),
+        routed(sent * static_cast<double>(job.model.chosen)),
         query(job.model.query_width() / static_cast<double>(l.tp)),
         kv(static_cast<double>(job.model.head_dim) *
            std::max(1.0, static_cast<double>(job.model.kv_heads) / static_cast<double>(l.tp))),
-        wide(static_cast<double>(job.model.ffn) / (job.model.experts == 0 ? static_cast<double>(l.tp) : 1.0)),
         vocab(static_cast<double>(job.model.vocab) / static_cast<double>(l.tp)),
+        dense(static_cast<double>(job.model.dense_ffn()) / static_cast<double>(l.tp)),
+        expert(static_cast<double>(job.model.ffn) / static_cast<double>(l.folds_experts ? 1 : l.tp)),
         exchanged_kv(l.context == context_kind::ulysses ? std::max(kv, static_cast<double>(l.cp * job.model.head_dim))
                                                         : kv),
         hidden(static_cast<double>(job.model.hidden)) {}
+
+  /// Values between the products of MLPs.
+  double activated() const { return tokens * dense + routed * expert; }
 };
+
+/// The parts of a block that all tokens pass: attention, and an MLP.
+inline double dense_parts(const transformer_shape& m) { return m.dense_ffn() > 0 ? 2 : 1; }
+/// The parts around which tensor parallelism communicates: experts that it cuts are one.
+inline double tensor_parts(const transformer_shape& m, const training_layout& l) {
+  return dense_parts(m) + (m.experts > 0 && !l.folds_experts ? 1 : 0);
+}
 
 namespace detail {
 
@@ -167,7 +181,7 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   const double e = job.program.activation_bytes(), half = e / 2, gates = m.wide_products();
   const bool apart = !job.program.fused, reference = apart && m.gated;
   const double hidden = z.hidden * z.cut_tokens, heads = m.positions == 0 ? (z.query + z.kv) * z.tokens : 0;
-  const double wide = z.wide * z.routed, masks = m.dropout ? 2 * hidden : 0;
+  const double wide = z.activated(), masks = m.dropout ? 2 * hidden : 0;
   elementwise out;
   out.norms = (reference && !job.program.fused_norms ? 72 * half : 4 * e) * hidden;
   out.additions = 6 * e * hidden + masks;
@@ -184,7 +198,7 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   if (m.experts > 0) {
     // Tokens are put in the order of their experts and back, on both sides of the exchange; scores of the router in
     // float.
-    const double moved = e * z.hidden * (2 * z.cut_tokens + 6 * z.routed);
+    const double moved = e * z.hidden * (2 * z.sent + 6 * z.routed);
     const double scores = 24 * z.cut_tokens * static_cast<double>(m.experts);
     out.additions += moved + scores, out.backward += moved + scores, out.launches += 10;
   }
@@ -207,7 +221,7 @@ inline void add_experts(part_time& out, const hardware& h, const training_job& j
   const double mine = static_cast<double>(m.experts) / static_cast<double>(l.ep), gates = m.wide_products();
   const struct {
     double in, out;
-  } products[] = {{z.hidden, gates * z.wide}, {z.wide, z.hidden}};
+  } products[] = {{z.hidden, gates * z.expert}, {z.expert, z.hidden}};
   for (const auto& p : products) {
     out.forward.products += grouped_product_seconds(h, kind, z.routed, p.out, p.in, mine);
     out.input.products += grouped_product_seconds(h, kind, z.routed, p.in, p.out, mine);
@@ -220,7 +234,7 @@ inline void add_experts(part_time& out, const hardware& h, const training_job& j
   out.input.products += product_seconds(h, router, z.cut_tokens, z.hidden, wide);
   out.weight.products += product_seconds(h, router, wide, z.hidden, z.cut_tokens, true);
   const double there = exchange_seconds(h, place_group(h, l.ep_axis(), l.ep_over_dp()),
-                                        z.cut_tokens * z.hidden * job.program.activation_bytes(),
+                                        z.sent * z.hidden * job.program.activation_bytes(),
                                         static_cast<double>(m.chosen), job.program.sends_tokens_once);
   out.forward.experts = out.input.experts = 2 * there;
 }
@@ -238,9 +252,10 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
 
   const struct {
     double in, out;
-  } products[] = {{z.hidden, z.query + 2 * z.kv}, {z.query, z.hidden}, {z.hidden, gates * z.wide}, {z.wide, z.hidden}};
+  } products[] = {
+      {z.hidden, z.query + 2 * z.kv}, {z.query, z.hidden}, {z.hidden, gates * z.dense}, {z.dense, z.hidden}};
   for (const auto& p : products) {
-    if (m.experts > 0 && &p == &products[2]) break;
+    if (p.in * p.out == 0) break;  // there is no dense MLP
     out.forward.products += product_seconds(h, kind, z.tokens, p.out, p.in);
     out.input.products += product_seconds(h, kind, z.tokens, p.in, p.out);
     out.weight.products += product_seconds(h, kind, p.out, p.in, z.tokens, true);
@@ -255,22 +270,23 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   const detail::elementwise moved = detail::elementwise_bytes(job, z);
   double forward = moved.forward(), backward = moved.backward;
   if (kind == number_kind::fp8) {
-    forward += 4 * (z.tokens * (z.hidden + z.query) + z.routed * (z.hidden + z.wide));
-    backward += 4 * (z.tokens * (z.hidden + z.query + 2 * z.kv) + z.routed * (z.hidden + gates * z.wide));
+    const double mlp_inputs = z.hidden * (z.routed + (z.dense > 0 ? z.tokens : 0));
+    forward += 4 * (z.tokens * (z.hidden + z.query) + mlp_inputs + z.activated());
+    backward += 4 * (z.tokens * (z.hidden + z.query + 2 * z.kv) + mlp_inputs + gates * z.activated());
   }
-  const double values = z.routed * z.wide;
+  const double values = z.activated();
   const double activated = activation_seconds(h, moved.activation, values, false);
   out.forward.memory = memory_seconds(h, forward, moved.launches) + activated;
   out.input.memory = memory_seconds(h, backward, 1.5 * moved.launches) +
                      activation_seconds(h, moved.activation_backward, values, true);
 
   const double whole = z.tokens * z.hidden * e;
-  const double halves = m.experts > 0 ? 1 : 2;  // experts take tokens as the sequence is cut
-  out.forward.tensor = halves * detail::tensor_seconds(h, job, l, whole, false);
-  out.input.tensor = halves * detail::tensor_seconds(h, job, l, whole, true);
+  const double parts = tensor_parts(m, l);
+  out.forward.tensor = parts * detail::tensor_seconds(h, job, l, whole, false);
+  out.input.tensor = parts * detail::tensor_seconds(h, job, l, whole, true);
   if (program.gathers_again && l.cuts_sequence())
-    out.input.tensor += halves * collective_seconds(h, place_group(h, l.tp_axis()), collective::all_gather, whole);
-  const double packed = 2 * halves * detail::packing_seconds(h, job, l, whole);
+    out.input.tensor += parts * collective_seconds(h, place_group(h, l.tp_axis()), collective::all_gather, whole);
+  const double packed = 2 * parts * detail::packing_seconds(h, job, l, whole);
   out.forward.memory += packed, out.input.memory += packed;
   const attention_seconds context = detail::context_seconds(h, job, l, z, attention);
   out.forward.context = context.forward;

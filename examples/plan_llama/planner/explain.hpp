@@ -36,6 +36,7 @@ inline std::string gigabytes(double bytes) { return rounded(bytes / 1e9, 1) + " 
 inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
   return {{"waiting for tensor parallelism", s.tensor},
           {"waiting for context parallelism", s.context},
+          {"waiting for tokens of experts", s.experts},
           {"the pipeline's bubble on its busiest rank", s.bubble},
           {"waiting for data parallelism", s.data},
           {"the optimizer", s.optimizer},
@@ -135,6 +136,13 @@ inline std::vector<alternative> alternatives(const hardware& h, const training_j
   };
   trade("tp", &training_layout::tp);
   trade("cp", &training_layout::cp);
+  if (job.model.experts > 0)
+    for (const std::int64_t ep : {w.ep / 2, w.ep * 2})
+      if (ep >= 1) {
+        training_layout l = w;
+        l.ep = ep;
+        consider(cat({"ep=", ep}), l);
+      }
   const auto repaired = [&](training_layout l) {  // a pipeline of one has no schedule
     if (l.pp == 1) l.schedule = schedule_kind::one_f_one_b, l.chunks = 1;
     return l;
@@ -187,7 +195,7 @@ inline std::optional<layout_price> rule_of_thumb(const hardware& h, const traini
       for (const plait::recompute policy :
            {plait::recompute::none, plait::recompute::selective, plait::recompute::full}) {
         training_layout l;
-        l.tp = tp, l.pp = pp, l.recompute = policy;
+        l.tp = tp, l.pp = pp, l.recompute = policy, l.folds_experts = job.program.folds_experts;
         if (accelerators % (tp * pp) != 0) continue;
         l.dp = accelerators / (tp * pp);
         if (!why_illegal(l, job).empty()) continue;
@@ -214,7 +222,7 @@ inline std::string undivided(const training_job& job, std::int64_t accelerators)
   add("seq", job.seq, "cp and tp cannot cut it", 2 * std::min<std::int64_t>(accelerators, 64));
   add("batch", job.global_batch, "dp is 1", accelerators);
   add("heads", job.model.heads, "tp is 1", 0);
-  if (job.model.experts == 0) add("ffn", job.model.ffn, "tp is 1", 0);
+  if (!(job.model.experts > 0 && job.program.folds_experts)) add("ffn", job.model.ffn, "tp is 1", 0);
   return out;
 }
 

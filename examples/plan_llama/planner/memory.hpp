@@ -34,13 +34,13 @@ struct memory_split {
 /// (`expert_copies`).
 inline double rank_experts(const training_job& job, const training_layout& l, std::int64_t rank) {
   return static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank)) * job.model.layer_experts() /
-         static_cast<double>(l.ep);
+         static_cast<double>(l.expert_pieces());
 }
 
 /// Trained values of a block on a rank, its experts included.
 inline double rank_layer_parameters(const training_job& job, const training_layout& l) {
   return job.model.layer_parameters() / static_cast<double>(l.tp) +
-         job.model.layer_experts() / static_cast<double>(l.ep);
+         job.model.layer_experts() / static_cast<double>(l.expert_pieces());
 }
 
 /// Whether the head is the embedding of its own rank: where they are tied, and a pipeline's first stage is on the rank
@@ -65,7 +65,7 @@ inline double rank_parameters(const training_job& job, const training_layout& l,
   const transformer_shape& m = job.model;
   const rank_sizes z(job, l);
   const auto tp = static_cast<double>(l.tp);
-  const double mlp = m.experts == 0 ? (m.wide_products() + 1) * z.wide : 0;
+  const double mlp = (m.wide_products() + 1) * z.dense;
   const double matrices = z.hidden * (2 * z.query + 2 * z.kv + mlp);
   const double layer = matrices + m.layer_vectors() + m.layer_cut_biases() / tp;
   double all = static_cast<double>(layers_of_rank(l, {m.layers, l.stages()}, rank)) * layer;
@@ -93,25 +93,31 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   if (policy == plait::recompute::full) return input;
   const double statistics = 2 * 4 * z.cut_tokens;
   const bool eighths = program.keeps_fp8 && program.products == number_kind::fp8;
-  const double gathered = program.keeps_gathered && l.cuts_sequence() ? 2 * e * z.hidden * z.tokens : 0;
+  const double gathered = program.keeps_gathered && l.cuts_sequence() ? dense_parts(m) * e * z.hidden * z.tokens : 0;
   const double kept_form = eighths ? 0.5 : 1;  // of bf16
   const double norms = 2 * input * kept_form, gates = m.wide_products();
   const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
   // Attention's own backward pass needs its output in bf16.
   const double attention = e * z.tokens * (2 * z.query + 2 * z.exchanged_kv) + (eighths ? z.tokens * z.query : 0);
-  const double wide = e * z.routed * gates * z.wide, product = e * z.routed * z.wide * kept_form;
+  const double wide = e * gates * z.activated(), product = e * z.activated() * kept_form;
   // The inputs of experts are kept beside the router's, and their outputs until they are weighted.
   const double exchanged = m.experts > 0 ? e * z.routed * z.hidden * (1 + kept_form) : 0;
+  // The router's scores, and in 4 bytes each what a token chose and the weights of the rows that are sent.
+  const double routes =
+      m.experts > 0
+          ? z.cut_tokens * (e * static_cast<double>(m.experts) + 4 * static_cast<double>(m.chosen)) + 4 * z.routed
+          : 0;
   const double heads = z.query / static_cast<double>(m.head_dim);
   const bool fused = program.attention != attention_kernel::unfused;
   const double scores =
       fused ? 4 * z.tokens * heads : z.tokens * static_cast<double>(job.seq) * heads * (m.dropout ? e * 2 + 1 : e);
-  double kept = 2 * input + norms + gathered + statistics + masks + attention + wide + product + exchanged + scores;
+  double kept =
+      2 * input + norms + gathered + statistics + masks + attention + wide + product + exchanged + routes + scores;
   if (policy == plait::recompute::selective) {
     if (program.selective_drops_scores_only)
       kept -= fused ? 0 : scores;
     else
-      kept -= norms + gathered + product;
+      kept -= norms + gathered + e * z.tokens * z.dense * kept_form;
   }
   return kept;
 }
@@ -137,7 +143,7 @@ struct rank_load {
     const double kept = everything - (everything - by_policy) / static_cast<double>(l.recompute_every);
     passes.activations = in_flight * layers * kept;
     const double whole = e * z.hidden * z.tokens;
-    passes.working = 2 * whole + e * z.routed * (job.model.wide_products() + 1) * z.wide;
+    passes.working = 2 * whole + e * (job.model.wide_products() + 1) * z.activated();
     if (l.recompute != plait::recompute::none) passes.working += everything - by_policy;
     if (program.fixed_order_attention) {
       const std::int64_t keys = l.context == context_kind::ring ? job.seq / l.cp : job.seq;
@@ -148,6 +154,8 @@ struct rank_load {
       passes.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
     if (rank == last_rank(l)) passes.logits = z.tokens * z.vocab * program.logit_bytes;
     if (l.pp > 1) passes.buffers += 4 * e * z.hidden * z.cut_tokens;
+    // Rows that came from other ranks are copied into the order of experts.
+    if (l.ep > 1) passes.buffers += e * z.hidden * z.routed;
     // A ring has a block of keys and values at hand and one under way, and backward their gradients.
     if (l.cp > 1 && l.context == context_kind::ring) passes.buffers += 4 * 2 * e * z.kv * z.tokens;
   }

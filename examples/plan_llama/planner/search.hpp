@@ -29,6 +29,7 @@ inline constexpr double usual_memory_share = 0.92;
 /// The choices that candidates are made of. An empty list means every choice that the comments name.
 struct search_options {
   std::vector<std::int64_t> tp{}, cp{}, pp{};  ///< divisors of the number of accelerators, tp and cp to 64
+  std::vector<std::int64_t> ep{};              ///< those that divide the experts, of a layout's ranks
   std::vector<std::int64_t> microbatch{};      ///< powers of two up to 64
   std::vector<schedule_kind> schedules{};      ///< those of 1F1B, interleaved, ZB-H1 and ZB-V that the program has
   std::vector<std::int64_t> chunks{};          ///< of interleaved; those with which the largest stage is smaller
@@ -297,7 +298,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   const auto both_orders = [&](training_layout l) {
     // Beyond the last level that has units, all places are alike.
     const std::int64_t unit = h.levels.size() > 1 ? h.levels[h.levels.size() - 2].ranks : 1;
-    const bool alike = l.pp == 1 || l.dp == 1 || l.tp * l.cp % unit == 0;
+    const bool alike = l.pp == 1 || l.dp == l.near_dp() || l.tp * l.cp * l.near_dp() % unit == 0;
     for (const bool inside : {false, true}) {
       if (inside ? alike || options.orders == axis_orders::pipeline_outside
                  : !alike && options.orders == axis_orders::pipeline_inside)
@@ -312,7 +313,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
       for (const std::int64_t pp : choices(options.pp, detail::divisors_up_to(accelerators, job.model.layers))) {
         training_layout l;
         l.tp = tp, l.cp = cp, l.pp = pp;
-        l.sequence_parallel = options.sequence_parallel;
+        l.sequence_parallel = options.sequence_parallel, l.folds_experts = job.program.folds_experts;
         if (accelerators % (tp * cp * pp) != 0) {
           prices.passed_over(l, accelerators);
           continue;
@@ -321,8 +322,8 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
         parts.clear();
         for (const std::int64_t copies : detail::divisors_up_to(l.dp, l.dp / 2))
           if (copies > 1) parts.push_back(copies);
-        const std::int64_t shares = std::gcd(std::max<std::int64_t>(1, job.model.experts), tp * cp * l.dp);
-        for (const std::int64_t ep : detail::divisors_up_to(shares, shares))
+        const std::int64_t shares = legal_expert_ranks(l, job.model);
+        for (const std::int64_t ep : choices(options.ep, detail::divisors_up_to(shares, shares)))
           for (const std::int64_t b : microbatches) {
             l.ep = ep;
             l.microbatch = b;

@@ -74,7 +74,7 @@ inline std::vector<sharded_unit> sharded_units(hardware h, const training_job& j
   const double embedding = m.embedding_parameters() / tp, head = static_cast<double>(m.vocab * m.hidden) / tp;
   out.push_back(unit(times.embedding, embedding, embedding, 0));
   const sharded_unit block = unit(times.block, m.layer_parameters() / tp, m.layer_parameters() / tp,
-                                  m.layer_experts() / static_cast<double>(l.ep));
+                                  m.layer_experts() / static_cast<double>(l.expert_pieces()));
   out.insert(out.end(), static_cast<std::size_t>(m.layers), block);
   out.push_back(unit(times.head, head, m.tied ? 0 : head, 0));  // a tied one is reduced with the embedding
   return out;

@@ -45,7 +45,7 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
     double parameters =
         static_cast<double>(out.layers.back()) * job.model.layer_parameters() / static_cast<double>(l.tp);
     const double experts =
-        static_cast<double>(out.layers.back()) * job.model.layer_experts() / static_cast<double>(l.ep);
+        static_cast<double>(out.layers.back()) * job.model.layer_experts() / static_cast<double>(l.expert_pieces());
     const double table = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
     if (stage == 0) parameters += table;
     if (stage + 1 == l.stages() && !is_tied_here(job, l)) parameters += table;

@@ -83,7 +83,7 @@ struct data_groups {
   data_groups(const hardware& h, const training_layout& l)
       : cut(place_group(h, l.cut_cp_axis(), l.cut_dp_axis())),
         copies(place_group(h, l.copies_axis())),
-        all(place_group(h, l.cp_axis(), l.dp_axis())) {}
+        all(place_group(h, {l.cp * l.near_dp(), l.tp}, l.dp_axis())) {}
   explicit data_groups(const group_place& one) : cut(one), all(one) {}
 };
 

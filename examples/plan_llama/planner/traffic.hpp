@@ -35,9 +35,13 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
     if (l.cuts_sequence()) {
       const bool dropped = !program.keeps_gathered ||
                            (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only);
-      const double gathers = 4 + 2 * again + (dropped ? 2 - 2 * again : 0), reductions = 4 + 2 * again;
-      const double halves = job.model.experts > 0 ? 0.5 : 1;  // experts take tokens as the sequence is cut
-      out.tensor = microbatches * (layers * halves * (gathers * cut + reductions * whole) + ends * (cut + whole));
+      const double reductions = tensor_parts(job.model, l) * (2 + again);
+      const double gathers = reductions + (dropped ? dense_parts(job.model) * (1 - again) : 0);
+      out.tensor = microbatches * (layers * (gathers * cut + reductions * whole) + ends * (cut + whole));
+      // What tokens chose and the weights of that are gathered in 4 bytes each, and the weights' gradients reduced.
+      if (!l.folds_experts)
+        out.tensor += microbatches * layers * static_cast<double>(job.model.chosen) *
+                      (8 * (1 + again) * z.cut_tokens + 4 * z.tokens);
       // What a head gathers is not kept either.
       if (rank == last_rank(l) && l.recompute != plait::recompute::none && !program.selective_drops_scores_only)
         out.tensor += microbatches * cut;
@@ -45,7 +49,11 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
       out.tensor = microbatches * (layers * (4 + 2 * again) + ends) * whole;
     }
   }
-  if (l.ep > 1) out.experts = microbatches * layers * (4 + 2 * again) * e * z.hidden * z.routed;
+  // Rows go there and back, forward and backward, after the numbers of them in 4 bytes for each expert.
+  if (l.ep > 1)
+    out.experts =
+        microbatches * layers *
+        ((4 + 2 * again) * e * z.hidden * z.routed + (1 + again) * 4 * static_cast<double>(job.model.experts));
   if (l.cp > 1) {
     const double own = z.tokens * 2 * z.kv * e, passes = 1 + again;
     if (l.context == context_kind::ulysses)

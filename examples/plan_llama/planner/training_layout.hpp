@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "plait/core/error.hpp"
 #include "plait/core/recompute.hpp"
@@ -51,7 +52,10 @@ struct training_job {
 /// `pipeline_inside`, pp comes before dp.
 struct training_layout {
   std::int64_t tp = 1, cp = 1, pp = 1, dp = 1;
-  std::int64_t ep = 1;  ///< ranks side by side, of tp, cp and dp together, over which experts are shared out
+  std::int64_t ep = 1;  ///< ranks over which experts are shared out
+  /// Those of ep are ranks side by side, of tp, cp and dp together, and experts are whole. Else they are the innermost
+  /// ranks of dp, an axis of their own in a mesh, and tp cuts each expert.
+  bool folds_experts = false;
   bool pipeline_inside = false;
   std::int64_t microbatch = 1;  ///< sequences
   schedule_kind schedule = schedule_kind::one_f_one_b;
@@ -72,7 +76,10 @@ struct training_layout {
 
   axis_place tp_axis() const { return {tp, 1}; }
   axis_place cp_axis() const { return {cp, tp}; }
-  axis_place dp_axis() const { return {dp, tp * cp * (pipeline_inside ? pp : 1)}; }
+  /// Ranks of dp that lie within a stage, whatever the order: those of an axis ep.
+  std::int64_t near_dp() const { return folds_experts ? 1 : ep; }
+  /// The other ranks of dp.
+  axis_place dp_axis() const { return {dp / near_dp(), tp * cp * near_dp() * (pipeline_inside ? pp : 1)}; }
   /// Ranks of dp and cp that hold the same piece of what is cut.
   std::int64_t copies() const {
     return replicate == replication::none      ? 1
@@ -87,22 +94,31 @@ struct training_layout {
     if (replicate == replication::over_cp) return cp_axis();
     return {copies(), dp_axis().stride * (dp / copies())};
   }
-  axis_place cut_cp_axis() const { return {replicate == replication::over_cp ? 1 : cp, tp}; }
-  axis_place cut_dp_axis() const { return {replicate == replication::over_cp ? dp : dp / copies(), dp_axis().stride}; }
+  axis_place cut_cp_axis() const { return {(replicate == replication::over_cp ? 1 : cp) * near_dp(), tp}; }
+  axis_place cut_dp_axis() const {
+    return {(replicate == replication::over_cp ? dp : dp / copies()) / near_dp(), dp_axis().stride};
+  }
   /// The ranks over which experts are shared out: those side by side, and those of dp behind other stages.
-  axis_place ep_axis() const { return {pipeline_inside ? std::gcd(ep, tp * cp) : ep, 1}; }
+  axis_place ep_axis() const {
+    if (!folds_experts) return {ep, tp * cp};
+    return {pipeline_inside ? std::gcd(ep, tp * cp) : ep, 1};
+  }
   axis_place ep_over_dp() const { return {ep / ep_axis().extent, dp_axis().stride}; }
-  /// How many ranks hold the same experts, and where they lie.
-  std::int64_t expert_copies() const { return tp * cp * dp / ep; }
+  /// Over how many ranks a layer's experts are spread.
+  std::int64_t expert_pieces() const { return folds_experts ? ep : ep * tp; }
+  /// How many ranks hold the same piece of them, and where they lie.
+  std::int64_t expert_copies() const { return tp * cp * dp / expert_pieces(); }
   axis_place expert_copies_axis() const {
+    if (!folds_experts) return cp_axis();
     const std::int64_t near = ep_axis().extent;
     return {pipeline_inside ? tp * cp / near : expert_copies(), near};
   }
   axis_place expert_copies_over_dp() const {
+    if (!folds_experts) return dp_axis();
     const std::int64_t far = ep_over_dp().extent;
     return {pipeline_inside ? dp / far : 1, dp_axis().stride * far};
   }
-  axis_place pp_axis() const { return {pp, tp * cp * (pipeline_inside ? 1 : dp)}; }
+  axis_place pp_axis() const { return {pp, tp * cp * (pipeline_inside ? near_dp() : dp)}; }
 
   friend bool operator==(const training_layout&, const training_layout&) = default;
 };
@@ -164,6 +180,11 @@ inline layout_refusal refusal_of_data(const training_layout& l, const training_j
   return {};
 }
 
+/// The ranks over which a layout can share out experts: this number and what divides it.
+inline std::int64_t legal_expert_ranks(const training_layout& l, const transformer_shape& m) {
+  return std::gcd(std::max<std::int64_t>(1, m.experts), l.folds_experts ? l.tp * l.cp * l.dp : l.dp);
+}
+
 /// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan_llama/planner/memory.hpp.
 inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
   const transformer_shape& m = job.model;
@@ -184,17 +205,18 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
   if (m.heads % l.tp != 0)
     return {7, cat({"tp is ", l.tp, " and the model has ", m.heads, " heads, which it must divide; the nearest are ",
                     detail::nearest_divisors(m.heads, l.tp)})};
-  if (l.ep < 1 || std::max<std::int64_t>(m.experts, 1) % l.ep != 0 || (l.tp * l.cp * l.dp) % l.ep != 0)
-    return {8, cat({"ep is ", l.ep, ", the model has ", m.experts, " experts and tp, cp and dp together ",
-                    l.tp * l.cp * l.dp, " ranks, which it must both divide; legal is 1, and here ",
-                    std::gcd(std::max<std::int64_t>(m.experts, 1), l.tp * l.cp * l.dp), " and what divides that"})};
+  const std::int64_t most_ep = legal_expert_ranks(l, m);
+  if (l.ep < 1 || most_ep % l.ep != 0)
+    return {8, cat({"ep is ", l.ep, ", the model has ", m.experts, " experts and ",
+                    l.folds_experts ? "tp, cp and dp together " : "dp ", l.folds_experts ? l.tp * l.cp * l.dp : l.dp,
+                    " ranks, which it must both divide; legal is 1, and here ", most_ep, " and what divides that"})};
   if (m.experts > 0 && l.tp > 1 && !l.cuts_sequence())
-    return {8,
-            "experts with tp above 1 and sequence_parallel 0: every rank would send all tokens; use "
-            "sequence_parallel 1"};
-  if (m.experts == 0 && m.ffn % l.tp != 0)
-    return {8, cat({"tp is ", l.tp, " and ffn ", m.ffn, ", which it must divide; the nearest are ",
-                    detail::nearest_divisors(m.ffn, l.tp)})};
+    return {8, "experts with tp above 1 and sequence_parallel 0 are not priced; use sequence_parallel 1"};
+  for (const auto& [name, width] :
+       {std::pair{"ffn", m.experts > 0 && l.folds_experts ? 0 : m.ffn}, std::pair{"shared_ffn", m.shared_ffn}})
+    if (width % l.tp != 0)
+      return {8, cat({"tp is ", l.tp, " and ", name, " ", width, ", which it must divide; the nearest are ",
+                      detail::nearest_divisors(width, l.tp)})};
   if (m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0)
     return {9, cat({"tp is ", l.tp, " and the model has ", m.kv_heads,
                     " heads of keys; one must divide the other, so that each is on one rank or whole on several"})};

@@ -14,14 +14,15 @@ namespace plait::planner {
 /// A decoder of `layers` equal blocks between an embedding and an output projection.
 struct transformer_shape {
   std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
-  bool gated = true;           ///< the MLP has a gate beside its wide projection (SwiGLU); else one projection (GeLU)
-  bool tied = false;           ///< the output projection is the embedding
-  bool biases = false;         ///< on all products, and in norms (GPT)
-  bool dropout = false;        ///< after attention's scores, and before each residual addition
-  std::int64_t positions = 0;  ///< learned embeddings of positions; 0: rotary
-  std::int64_t window = 0;     ///< position i sees j if i - window < j <= i; 0: all j <= i
-  std::int64_t experts = 0;    ///< MLPs of a block, each `ffn` wide, with a router before them; 0: one for all tokens
-  std::int64_t chosen = 0;     ///< of them, those that a token passes
+  bool gated = true;            ///< the MLP has a gate beside its wide projection (SwiGLU); else one projection (GeLU)
+  bool tied = false;            ///< the output projection is the embedding
+  bool biases = false;          ///< on all products, and in norms (GPT)
+  bool dropout = false;         ///< after attention's scores, and before each residual addition
+  std::int64_t positions = 0;   ///< learned embeddings of positions; 0: rotary
+  std::int64_t window = 0;      ///< position i sees j if i - window < j <= i; 0: all j <= i
+  std::int64_t experts = 0;     ///< MLPs of a block, each `ffn` wide, with a router before them; 0: one for all tokens
+  std::int64_t chosen = 0;      ///< of them, those that a token passes
+  std::int64_t shared_ffn = 0;  ///< the width of an MLP beside experts, which all tokens pass; 0: there is none
 
   double query_width() const { return static_cast<double>(heads * head_dim); }
   double kv_width() const { return static_cast<double>(kv_heads * head_dim); }
@@ -30,10 +31,12 @@ struct transformer_shape {
 
   /// Trained values of one MLP, or of one expert.
   double mlp_matrices() const { return static_cast<double>(hidden) * (wide_products() + 1) * static_cast<double>(ffn); }
+  /// The width of the MLP that all tokens pass.
+  std::int64_t dense_ffn() const { return experts == 0 ? ffn : shared_ffn; }
   /// Trained values of one block without its experts: matrices alone, as they are cut by tensor parallelism.
   double layer_matrices() const {
     const double attention = static_cast<double>(hidden) * (2 * query_width() + 2 * kv_width());
-    return attention + (experts == 0 ? mlp_matrices() : 0);
+    return attention + static_cast<double>(hidden) * (wide_products() + 1) * static_cast<double>(dense_ffn());
   }
   /// Those of all experts of a block, and of its router.
   double layer_experts() const { return static_cast<double>(experts) * mlp_matrices(); }
@@ -43,7 +46,7 @@ struct transformer_shape {
   double layer_vectors() const { return static_cast<double>(hidden) * (biases ? 6 : 2) + layer_router(); }
   /// Biases of a block that are cut by tensor parallelism.
   double layer_cut_biases() const {
-    const double wide = experts == 0 ? wide_products() * static_cast<double>(ffn) : 0;
+    const double wide = wide_products() * static_cast<double>(dense_ffn());
     return biases ? query_width() + 2 * kv_width() + wide : 0;
   }
   double layer_parameters() const { return layer_matrices() + layer_vectors() + layer_cut_biases(); }
@@ -90,6 +93,9 @@ inline void validate(const transformer_shape& m, const std::string& source) {
   if (m.experts < 0 || (m.experts == 0) != (m.chosen == 0) || m.chosen > m.experts)
     fail({source, ": experts is ", m.experts, " and chosen ", m.chosen,
           "; legal are 0 and 0, or some experts of which a token passes 1 to all"});
+  if (m.shared_ffn < 0 || (m.experts == 0 && m.shared_ffn > 0))
+    fail({source, ": shared_ffn is ", m.shared_ffn, " and experts ", m.experts,
+          "; legal is 0 or more, and 0 without experts"});
   if (m.window < 0 || m.positions < 0)
     fail({source, ": window is ", m.window, " and positions ", m.positions, "; legal is 0 or more"});
 }
@@ -129,6 +135,7 @@ struct software {
   bool keeps_gathered = true;      ///< products keep their gathered inputs beside the norms' outputs
   bool keeps_fp8 = false;          ///< of inputs of products in fp8, the fp8 form is kept, not the one it was made from
   bool gathers_masters = false;    ///< with parameters cut, the master copies are gathered: there is no other share
+  bool folds_experts = false;      ///< experts are whole, over ranks of tp, cp and dp (`training_layout`)
   bool sends_tokens_once = false;  ///< into a unit of the network, whichever of its experts they are for (DeepEP)
   bool packs =
       true;  ///< what is gathered or scattered along a sequence that is not the outermost dim is copied besides

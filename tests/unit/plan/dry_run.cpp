@@ -15,6 +15,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_stages.hpp"
+#include "plait/models/mixture_llama.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/world.hpp"
@@ -42,14 +43,34 @@ llama_config small_llama() {
 
 constexpr std::int64_t seq_length = 32;
 
-/// Of plait as it trains in `Precision`: its own facts are the defaults of `planner::software`, in bf16.
-template <class Precision>
+/// A Llama of a precision, and one whose blocks are mixtures beside a shared expert.
+template <class P>
+struct dense {
+  using precision = P;
+  using strategy = megatron_sp;
+  using stage = stage_of<P>;
+  static llama_config config() { return small_llama(); }
+};
+template <class P>
+struct mixture {
+  using precision = P;
+  using strategy = megatron_experts;
+  using stage = mixture_llama<P, strategy, counting_device>;
+  static llama_config config() {
+    llama_config c = small_llama();
+    c.ffn = 32, c.mixture = {.experts = 8, .router = {.chosen = 2}, .shared_ffn = 48};
+    return c;
+  }
+};
+
+/// Of plait as it trains the model: its own facts are the defaults of `planner::software`, in bf16.
+template <class Model>
 planner::training_job job_of(std::int64_t batch) {
   planner::training_job job;
-  job.model = plan_shape(small_llama());
+  job.model = plan_shape(Model::config());
   job.seq = seq_length;
   job.global_batch = batch;
-  if constexpr (std::is_same_v<Precision, float>) {
+  if constexpr (std::is_same_v<typename Model::precision, float>) {
     job.program.products = planner::number_kind::f32;
     job.program.weight_bytes = 4;
     job.program.optimizer_bytes = 8;  // no master copies
@@ -58,10 +79,11 @@ planner::training_job job_of(std::int64_t batch) {
   return job;
 }
 
-mesh_shape mesh_of(const planner::training_layout& l) {
+mesh_shape mesh_of(const planner::training_layout& l, bool experts = false) {
   mesh_shape mesh;
   mesh.add(axis_of<pp>, l.pp);
-  mesh.add(axis_of<dp>, l.dp);
+  mesh.add(axis_of<dp>, l.dp / l.ep);
+  if (experts) mesh.add(axis_of<ep>, l.ep);
   mesh.add(axis_of<cp>, l.cp);
   mesh.add(axis_of<tp>, l.tp);
   mesh.add(axis_of<tp_rep>, 1);
@@ -78,22 +100,25 @@ double payload(const ledger& traffic, const std::string& label, std::initializer
 }  // namespace
 
 TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recompute, as many parameters as a rank has",
-                   Precision, float, bf16) {
-  using stage = stage_of<Precision>;
+                   Model, dense<float>, dense<bf16>, mixture<float>, mixture<bf16>) {
+  using stage = typename Model::stage;
+  const llama_config config = Model::config();
+  const bool experts = config.mixture.experts > 0;
   for (const std::int64_t tp_ranks : {1, 2, 4}) {
     CAPTURE(tp_ranks);
     planner::training_layout l;
     l.tp = tp_ranks, l.microbatch = 2;
-    const planner::training_job job = job_of<Precision>(2);
-    pipeline_world ranks = pipeline_world::counting(mesh_of(l), 0);
+    if (experts) l.dp = l.ep = 4 / tp_ranks;
+    const planner::training_job job = job_of<Model>(2 * l.dp);
+    pipeline_world ranks = pipeline_world::counting(mesh_of(l, experts), 0);
     counting_device device;
     const context<counting_device> ctx{
-        device, ranks.stage(), llama_sizes<megatron_sp>(small_llama(), ranks.stage().shape(), l.microbatch, seq_length),
-        1};
-    stage model(ctx, small_llama(), llama_options{}, stage_layers{0, 4, true, true});
+        device, ranks.stage(),
+        llama_sizes<typename Model::strategy>(config, ranks.stage().shape(), l.microbatch * l.dp, seq_length), 1};
+    stage model(ctx, config, llama_options{}, stage_layers{0, 4, true, true});
     std::int64_t used = 0;
     model.visit([&](auto& p) { used += p.used_size(); });
-    CHECK(static_cast<double>(used) == planner::rank_parameters(job, l, 0));
+    CHECK(static_cast<double>(used) == planner::rank_parameters(job, l, 0) + planner::rank_experts(job, l, 0));
     gather_parameters(ctx, model);
     zero_gradients(ctx, model);
     const chunk_prices prices = price_recompute(ctx, model);
@@ -106,27 +131,34 @@ TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recom
   }
 }
 
-TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its traffic", Precision, float, bf16) {
-  using stage = stage_of<Precision>;
+TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its traffic", Model, dense<float>,
+                   dense<bf16>, mixture<float>, mixture<bf16>) {
+  using stage = typename Model::stage;
+  const llama_config config = Model::config();
+  const bool experts = config.mixture.experts > 0;
   for (const char* text :
        {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
         "tp=4,pp=2,dp=1,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
         "tp=2,pp=4,dp=1,microbatch=2,zero=0,recompute=selective", "tp=2,cp=2,dp=2,microbatch=2,zero=1",
         "tp=1,cp=4,dp=1,microbatch=2,zero=0", "tp=2,dp=4,microbatch=2,zero=2", "tp=1,dp=4,microbatch=2,zero=3",
         "tp=2,cp=2,dp=2,microbatch=2,zero=1,replicate=dp", "tp=1,cp=2,dp=4,microbatch=2,zero=2,replicate=cp",
-        "tp=1,cp=2,dp=4,microbatch=2,zero=3,replicate=dp", "tp=1,cp=4,dp=2,microbatch=2,zero=3,replicate=cp"}) {
+        "tp=1,cp=2,dp=4,microbatch=2,zero=3,replicate=dp", "tp=1,cp=4,dp=2,microbatch=2,zero=3,replicate=cp",
+        "tp=1,dp=4,ep=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,ep=2,microbatch=2,zero=1",
+        "tp=2,pp=2,dp=2,ep=2,microbatch=2,zero=1,recompute=full", "tp=2,dp=2,ep=2,microbatch=2,recompute=selective",
+        "tp=1,cp=2,dp=4,ep=4,microbatch=2,zero=2", "tp=2,dp=4,ep=2,microbatch=2,zero=3"}) {
     CAPTURE(text);
     const planner::training_layout l = planner::parse_layout(text, "x");
-    const planner::training_job job = job_of<Precision>(4 * l.microbatch * l.dp);
+    if (experts ? l.replicate != planner::replication::none : l.ep > 1) continue;
+    const planner::training_job job = job_of<Model>(4 * l.microbatch * l.dp);
     const auto stages = static_cast<int>(l.pp);
     const schedule plan = parse_schedule("1f1b", stages, 4);
     for (std::int64_t at = 0; at < l.pp; ++at) {
       CAPTURE(at);
-      pipeline_world ranks = pipeline_world::counting(mesh_of(l), at * l.dp * l.cp * l.tp);
+      pipeline_world ranks = pipeline_world::counting(mesh_of(l, experts), at * l.dp * l.cp * l.tp);
       counting_device device;
       const context<counting_device> ctx{
           device, ranks.stage(),
-          llama_sizes<megatron_sp>(small_llama(), ranks.stage().shape(), l.microbatch * l.dp, seq_length), 1};
+          llama_sizes<typename Model::strategy>(config, ranks.stage().shape(), l.microbatch * l.dp, seq_length), 1};
       std::vector<stage_layers> parts;
       for (std::int64_t s = 0; s < l.pp; ++s)
         parts.push_back({s * 4 / l.pp, (s + 1) * 4 / l.pp, s == 0, s + 1 == l.pp});
@@ -140,9 +172,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
       options.keep = layer_recompute(l.recompute);
       pipeline<stage> model(
           ctx, ranks.along(), plan, parts,
-          [&](stage_layers part, stage* first) {
-            return std::make_unique<stage>(ctx, small_llama(), options, part, first);
-          },
+          [&](stage_layers part, stage* first) { return std::make_unique<stage>(ctx, config, options, part, first); },
           how);
       const step_plan step = dry_run_step(ctx, model);
       const planner::memory_split m = planner::rank_memory({}, job, l, at);
@@ -151,8 +181,9 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
       using enum collective;
       CHECK(payload(step.traffic, "tp", {all_gather, reduce_scatter}) == sent.tensor);
       CHECK(payload(step.traffic, "pp", {send}) == sent.pipeline);
+      CHECK(payload(step.traffic, "ep", {all_to_all}) == sent.experts);
       double data = 0;
-      for (const char* label : {"dp", "cp", "dp+cp"})
+      for (const char* label : {"dp", "cp", "dp+cp", "ep", "dp+ep", "ep+cp", "dp+ep+cp"})
         data += payload(step.traffic, label, {all_gather, reduce_scatter, all_reduce});
       // Losses and norms beside gradients, parts padded to equal sizes, and what ZeRO-3 need not gather anew.
       CHECK(data == doctest::Approx(sent.data).epsilon(0.04));

@@ -1,9 +1,12 @@
 // program: plan
 #include <doctest/doctest.h>
 
+#include <set>
 #include <string>
 
+#include "plait/models/llama_config.hpp"
 #include "plait/plan/hardware.hpp"
+#include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/search.hpp"
 #include "plan_llama/planner/traffic.hpp"
@@ -21,8 +24,14 @@ pp::training_job job_with_experts(std::int64_t batch) {
   return job;
 }
 
+pp::training_layout layout_of(const pp::training_job& job, const char* text) {
+  pp::training_layout l = pp::parse_layout(text, "x");
+  l.folds_experts = job.program.folds_experts;
+  return l;
+}
+
 pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, const char* text) {
-  const pp::training_layout l = pp::parse_layout(text, "x");
+  const pp::training_layout l = layout_of(job, text);
   CAPTURE(text);
   REQUIRE(pp::why_illegal(l, job) == "");
   return pp::price(h, job, l);
@@ -40,6 +49,9 @@ TEST_CASE("a model of experts has all of their parameters and multiplies with th
   CHECK_THROWS_WITH(pp::validate(none, "x"),
                     "x: experts is 128 and chosen 0; legal are 0 and 0, or some experts of which "
                     "a token passes 1 to all");
+  none.chosen = none.experts = 0, none.shared_ffn = 64;
+  CHECK_THROWS_WITH(pp::validate(none, "x"),
+                    "x: shared_ffn is 64 and experts 0; legal is 0 or more, and 0 without experts");
 }
 
 TEST_CASE("one expert that all tokens pass is an MLP with a router") {
@@ -72,19 +84,74 @@ TEST_CASE("experts are shared out over ep, their tokens travel, and their gradie
   CHECK(far.seconds.data < whole.seconds.data);
   CHECK(eight.seconds.total() == doctest::Approx(eight.step()));
   const pp::step_traffic sent = pp::rank_traffic(job, eight.layout, 0);
-  CHECK(sent.experts == 8.0 * 48 * 4 * 2 * 4096 * 8 * 2048);  // 8 microbatches, 4 times, bf16, 8 copies of a token
+  // 8 microbatches, 4 times, bf16, 8 copies of a token; and before them how many there are for each expert.
+  CHECK(sent.experts == 8.0 * 48 * (4 * 2 * 4096 * 8 * 2048 + 4 * 128));
   CHECK(pp::rank_traffic(job, whole.layout, 0).experts == 0);
-  // Tensor parallelism is around attention alone.
-  const pp::part_time cut = pp::block_time(h, job, pp::parse_layout("tp=2,dp=8,ep=8", "x"));
-  pp::training_job dense = job;
-  dense.model.experts = dense.model.chosen = 0;
-  CHECK(cut.forward.tensor ==
-        doctest::Approx(pp::block_time(h, dense, pp::parse_layout("tp=2,dp=8", "x")).forward.tensor / 2));
 }
 
-TEST_CASE("experts go to ranks of dp, which lie apart where the pipeline lies between them") {
+TEST_CASE("tp cuts experts that have an axis of their own as it cuts an MLP, and leaves folded ones whole") {
   const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::training_job job = job_with_experts(128), dense = job;
+  dense.model.experts = dense.model.chosen = 0;
+  const double attention_and_mlp = pp::block_time(h, dense, pp::parse_layout("tp=2,dp=8", "x")).forward.tensor;
+  const auto block = [&] { return pp::block_time(h, job, layout_of(job, "tp=2,dp=8,ep=8")); };
+  const auto own = [&] { return pp::rank_experts(job, layout_of(job, "tp=2,dp=8,ep=8"), 0); };
+  const double all = job.model.layer_experts() * 48;
+  CHECK(block().forward.tensor == doctest::Approx(attention_and_mlp));
+  CHECK(own() == all / 16);
+  job.model.shared_ffn = 512;
+  CHECK(block().forward.tensor == doctest::Approx(1.5 * attention_and_mlp));
+  job.model.shared_ffn = 0, job.program.folds_experts = true;
+  CHECK(block().forward.tensor == doctest::Approx(attention_and_mlp / 2));
+  CHECK(own() == all / 8);
+}
+
+TEST_CASE("an axis of experts lies within a stage, and a search chooses it by the speed of its links") {
   const pp::training_job job = job_with_experts(128);
+  const pp::training_layout l = layout_of(job, "tp=2,cp=2,pp=2,dp=8,ep=4,order=tp-cp-pp-dp");
+  CHECK(l.ep_axis().extent == 4);
+  CHECK(l.ep_axis().stride == 4);
+  CHECK(l.pp_axis().stride == 16);
+  CHECK(l.dp_axis().extent == 2);
+  CHECK(l.dp_axis().stride == 32);
+  CHECK(l.expert_copies() == 4);
+  CHECK(l.cut_cp_axis().extent * l.cut_dp_axis().extent == l.pieces());
+  pp::hardware fast = pp::hardware_called("h100", "x"), slow = fast;
+  for (pp::network_level& level : slow.levels) level.bandwidth = 1e8;
+  const auto seconds = [&](const pp::hardware& h, const char* text) { return priced(h, job, text).seconds.experts; };
+  CHECK(seconds(fast, "dp=16,ep=4") < seconds(fast, "dp=16,ep=8"));
+  CHECK(2 * seconds(fast, "dp=16,ep=8") < seconds(fast, "dp=16,ep=16"));
+  const auto first = [&](pp::hardware h) {
+    h.memory = 1e12;  // so that memory decides nothing
+    pp::search_options how;
+    how.tp = how.cp = how.pp = how.microbatch = {1}, how.zero = {plait::zero_level::optimizer};
+    how.recompute = {plait::recompute::none};
+    return pp::search_layouts(h, job, 16, how).best.front().layout.ep;
+  };
+  CHECK(first(fast) == 8);
+  CHECK(first(slow) == 1);
+}
+
+TEST_CASE("a search of a small mixture on 8 ranks has candidates with every ep, which the trainer's mesh names") {
+  pp::training_job job;
+  job.model = plait::plan_shape(plait::llama_preset_config("tiny-experts"));
+  job.seq = 128, job.global_batch = 16;
+  pp::search_options how;
+  how.most = 100000;
+  const pp::hardware h = pp::hardware_called("cpu", "x");
+  std::set<std::int64_t> found;
+  for (const pp::layout_price& p : pp::search_layouts(h, job, 8, how).best) found.insert(p.layout.ep);
+  CHECK(found == std::set<std::int64_t>{1, 2, 4, 8});
+  how.ep = {4};
+  for (const pp::layout_price& p : pp::search_layouts(h, job, 8, how).best) CHECK(p.layout.ep == 4);
+  how.ep = {3};
+  CHECK(pp::search_layouts(h, job, 8, how).legal == 0);
+}
+
+TEST_CASE("folded experts go to ranks of dp, which lie apart where the pipeline lies between them") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::training_job job = job_with_experts(128);
+  job.program.folds_experts = true;
   const pp::layout_price beside = priced(h, job, "pp=8,dp=8,ep=8"),
                          apart = priced(h, job, "pp=8,dp=8,ep=8,order=tp-cp-pp-dp");
   CHECK(apart.seconds.experts > 2 * beside.seconds.experts);  // each is on a node of its own
@@ -92,7 +159,7 @@ TEST_CASE("experts go to ranks of dp, which lie apart where the pipeline lies be
         doctest::Approx(2 * pp::exchange_seconds(h, pp::place_group(h, {8, 8}), 4096 * 2048 * 2, 8,
                                                  job.program.sends_tokens_once)));
   // Two of the four ranks of tp have the same experts, and two of the four of dp.
-  const pp::training_layout both = pp::parse_layout("tp=2,pp=2,dp=4,ep=4,order=tp-cp-pp-dp", "x");
+  const pp::training_layout both = layout_of(job, "tp=2,pp=2,dp=4,ep=4,order=tp-cp-pp-dp");
   CHECK(both.ep_axis().extent == 2);
   CHECK(both.ep_over_dp().extent == 2);
   CHECK(both.ep_over_dp().stride == 4);
@@ -114,13 +181,24 @@ TEST_CASE("tokens that go once to each node cross fewer links than their copies 
 }
 
 TEST_CASE("experts that ranks cannot share out are refused, and a search finds how many should") {
-  const pp::training_job job = job_with_experts(128);
+  pp::training_job job = job_with_experts(128);
+  const auto why = [&](const char* text) { return pp::why_illegal(layout_of(job, text), job); };
+  CHECK(why("dp=12,ep=3") ==
+        "ep is 3, the model has 128 experts and dp 12 ranks, which it must both divide; legal is 1, and here 4 and "
+        "what divides that");
+  CHECK(why("tp=4,dp=2,ep=8").starts_with("ep is 8, the model has 128 experts and dp 2 ranks"));
+  job.program.folds_experts = true;
+  CHECK(why("tp=4,dp=2,ep=8") == "");
   CHECK(
-      pp::why_illegal(pp::parse_layout("dp=12,ep=3", "x"), job) ==
+      why("dp=12,ep=3") ==
       "ep is 3, the model has 128 experts and tp, cp and dp together 12 ranks, which it must both divide; legal is 1, "
       "and here 4 and what divides that");
-  CHECK(pp::why_illegal(pp::parse_layout("tp=2,dp=8,sequence_parallel=0", "x"), job)
-            .starts_with("experts with tp above 1"));
+  job.program.folds_experts = false;
+  CHECK(why("tp=2,dp=8,sequence_parallel=0") ==
+        "experts with tp above 1 and sequence_parallel 0 are not priced; use sequence_parallel 1");
+  job.model.shared_ffn = 33;
+  CHECK(why("tp=2,dp=8") == "tp is 2 and shared_ffn 33, which it must divide; the nearest are 1 and 3");
+  job.model.shared_ffn = 0;
   const pp::training_layout l = pp::parse_layout("dp=16,ep=8", "x");
   CHECK(pp::layout_text(l) == "tp=1,cp=1,pp=1,dp=16,microbatch=1,ep=8,recompute=none,zero=1");
   CHECK(pp::parse_layout(pp::layout_text(l), "x") == l);
