@@ -172,12 +172,10 @@ void check_all_reduce(C& comm, std::size_t n, reduce_op op, how h, unsigned salt
   auto in = data<T>(comm.rank(), n, salt);
   array<T> other(n);
   T* out = in_place(h) ? in.data() : other.data();
-  if (started(h)) {
-    request r = comm.start_all_reduce(in.data(), out, n, dtype_of<T>, op);
-    r.wait();
-  } else {
+  if (started(h))
+    comm.start_all_reduce(in.data(), out, n, dtype_of<T>, op).wait();
+  else
     comm.all_reduce(in.data(), out, n, dtype_of<T>, op);
-  }
   expect("all_reduce", out, n, [&](std::size_t i) { return reduced(comm.size(), i, salt, op); });
   if (!in_place(h)) expect("input", in.data(), n, [&](std::size_t i) { return pattern(comm.rank(), i, salt); });
 }
@@ -189,12 +187,10 @@ void check_all_gather(C& comm, std::size_t n, how h, unsigned salt) {
   T* place = out.data() + n * static_cast<std::size_t>(comm.rank());
   if (in_place(h)) write(place, in.values());
   const T* from = in_place(h) ? place : in.data();
-  if (started(h)) {
-    request r = comm.start_all_gather(from, out.data(), n, dtype_of<T>);
-    r.wait();
-  } else {
+  if (started(h))
+    comm.start_all_gather(from, out.data(), n, dtype_of<T>).wait();
+  else
     comm.all_gather(from, out.data(), n, dtype_of<T>);
-  }
   expect("all_gather", out.data(), out.size(),
          [&](std::size_t i) { return pattern(static_cast<int>(i / n), i % n, salt); });
 }
@@ -205,12 +201,10 @@ void check_reduce_scatter(C& comm, std::size_t n, reduce_op op, how h, unsigned 
   array<T> other(n);
   const std::size_t shift = n * static_cast<std::size_t>(comm.rank());
   T* out = in_place(h) ? in.data() + shift : other.data();
-  if (started(h)) {
-    request r = comm.start_reduce_scatter(in.data(), out, n, dtype_of<T>, op);
-    r.wait();
-  } else {
+  if (started(h))
+    comm.start_reduce_scatter(in.data(), out, n, dtype_of<T>, op).wait();
+  else
     comm.reduce_scatter(in.data(), out, n, dtype_of<T>, op);
-  }
   expect("reduce_scatter", out, n, [&](std::size_t i) { return reduced(comm.size(), shift + i, salt, op); });
   const std::vector<T> kept = in.values();
   for (std::size_t i = 0; i < kept.size(); ++i) {
@@ -248,19 +242,16 @@ void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool 
   array<T> in(std::move(typed)), other(n);
   const std::size_t shift = scatter ? n * static_cast<std::size_t>(comm.rank()) : 0;
   T* const out = in_place(h) ? in.data() + shift : other.data();
-  request r;
-  if (scatter) {
-    if (started(h))
-      r = comm.start_reduce_scatter(in.data(), out, n, dtype_of<T>, op);
-    else
-      comm.reduce_scatter(in.data(), out, n, dtype_of<T>, op);
-  } else {
-    if (started(h))
-      r = comm.start_all_reduce(in.data(), out, n, dtype_of<T>, op);
-    else
-      comm.all_reduce(in.data(), out, n, dtype_of<T>, op);
-  }
-  r.wait();
+  const call what{.kind = scatter ? collective::reduce_scatter : collective::all_reduce,
+                  .in = in.data(),
+                  .out = out,
+                  .count = n,
+                  .type = dtype_of<T>,
+                  .op = op};
+  if (started(h))
+    comm.start(what).wait();
+  else
+    comm.run(what);
   const std::vector<T> got = read(out, n);
   for (std::size_t i = 0; i < n; ++i) {
     const double x = value(got[i]);
@@ -288,12 +279,10 @@ void check_all_to_all(C& comm, std::size_t n, how h, unsigned salt) {
   const auto p = static_cast<std::size_t>(comm.size());
   auto in = data<T>(comm.rank(), n * p, salt);
   array<T> out(n * p);
-  if (started(h)) {
-    request r = comm.start_all_to_all(in.data(), out.data(), n, dtype_of<T>);
-    r.wait();
-  } else {
+  if (started(h))
+    comm.start_all_to_all(in.data(), out.data(), n, dtype_of<T>).wait();
+  else
     comm.all_to_all(in.data(), out.data(), n, dtype_of<T>);
-  }
   expect("all_to_all", out.data(), out.size(), [&](std::size_t i) {
     return pattern(static_cast<int>(i / n), static_cast<std::size_t>(comm.rank()) * n + i % n, salt);
   });
@@ -317,12 +306,10 @@ void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
   }
   const array<T> in(std::move(blocks));
   array<T> out(std::vector<T>(receives, make<T>(9)));
-  if (started(h)) {
-    request r = comm.start_all_to_all_v(in.data(), sc, so, out.data(), rc, ro, dtype_of<T>);
-    r.wait();
-  } else {
+  if (started(h))
+    comm.start_all_to_all_v(in.data(), sc, so, out.data(), rc, ro, dtype_of<T>).wait();
+  else
     comm.all_to_all_v(in.data(), sc, so, out.data(), rc, ro, dtype_of<T>);
-  }
   for (std::size_t k = 0; k < p; ++k) {
     expect("all_to_all_v", out.data() + ro[k], rc[k] + 1, [&](std::size_t i) {
       return i == rc[k] ? 9 : pattern(static_cast<int>(k), i, salt + static_cast<unsigned>(me));
@@ -333,12 +320,10 @@ void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
 template <class T, class C>
 void check_broadcast(C& comm, std::size_t n, int root, how h, unsigned salt) {
   auto x = data<T>(comm.rank(), n, salt);
-  if (started(h)) {
-    request r = comm.start_broadcast(x.data(), n, dtype_of<T>, root);
-    r.wait();
-  } else {
+  if (started(h))
+    comm.start_broadcast(x.data(), n, dtype_of<T>, root).wait();
+  else
     comm.broadcast(x.data(), n, dtype_of<T>, root);
-  }
   expect("broadcast", x.data(), n, [&](std::size_t i) { return pattern(root, i, salt); });
 }
 
