@@ -48,6 +48,21 @@ void agree(Device& device, any_communicator& ranks, Work&& work) {
   throw error_of_all(alike ? *first : cat({"rank ", first - all.begin(), ": ", *first}));
 }
 
+/// Returns what work() returns on rank 0, a text that does not begin with a blank, on every rank. Where it throws,
+/// every rank throws: `what`, and then the error's text. Collective over `ranks`; work() must not be.
+template <compute_device Device, class Work>
+std::string text_of_rank_0(Device& device, any_communicator& ranks, const std::string& what, Work&& work) {
+  std::string answer;  // after a blank, an error
+  try {
+    if (ranks.rank() == 0) answer = std::forward<Work>(work)();
+  } catch (const std::exception& e) {
+    answer = cat({" ", e.what()});
+  }
+  answer = broadcast_text(device, ranks, answer);
+  if (answer.starts_with(' ')) throw error_of_all(what + answer.substr(1));
+  return answer;
+}
+
 /// Throws on every rank where some rank has a text: `what`, and then the ranks' texts, each once and at most sixteen.
 /// Collective over `ranks`.
 template <compute_device Device>

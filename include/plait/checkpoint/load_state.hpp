@@ -376,23 +376,13 @@ class state_loader {
   state_loader(const context<Device>& ctx, any_communicator& ranks, file_system& files, const std::string& path,
                load_rules rules)
       : ctx_(ctx), ranks_(ranks), files_(files), rules_(std::move(rules)) {
-    std::string problem;
-    try {
-      if (ranks.rank() == 0) path_ = step_path(files, path, passed_over_);
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    fail_on_all(problem);
-    path_ = broadcast_text(ctx.device, ranks, path_);
-    try {
+    path_ = text_of_rank_0(ctx.device, ranks, "checkpoint: ", [&] { return step_path(files, path, passed_over_); });
+    attempt([&] {
       saved_ = read_step(files, path_);
       for (const stored_tensor& t : saved_.tensors) by_name_[t.name] = &t;
       data_.emplace(files, path_, saved_);
       for (const stored_blob& b : saved_.blobs) blobs_.emplace_back(b.name, data_->read(b));
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    fail_on_all(problem);
+    });
   }
 
   loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, data_->bytes(), passed_over_}; }
@@ -470,7 +460,6 @@ class state_loader {
   }
 
  private:
-  void fail_on_all(const std::string& problem) { agree_on(ctx_.device, ranks_, problem, "checkpoint: "); }
   /// Does what may fail on some ranks, and then throws on all of them.
   template <class Work>
   void attempt(Work&& work) {
@@ -480,7 +469,7 @@ class state_loader {
     } catch (const std::exception& e) {
       problem = e.what();
     }
-    fail_on_all(problem);
+    agree_on(ctx_.device, ranks_, problem, "checkpoint: ");
   }
   /// Does what reads the step's data, as `attempt`, and names an older step where it fails.
   template <class Work>
@@ -723,17 +712,9 @@ template <compute_device Device, class Model, class Optimizer>
 std::optional<loaded_state> resume_or_initialize(const context<Device>& ctx, any_communicator ranks, Model& model,
                                                  Optimizer& optimizer, const std::string& directory,
                                                  load_rules rules = {}, file_system& files = machine_files()) {
-  std::string answer;  // the path of a step; after a blank, an error
-  if (ranks.rank() == 0) {
-    try {
-      answer = detail::newest_step_or_none(files, directory);
-    } catch (const std::exception& e) {
-      answer = std::string(" ") + e.what();
-    }
-  }
-  answer = broadcast_text(ctx.device, ranks, answer);
-  if (answer.starts_with(' ')) throw error_of_all(answer.substr(1));
-  if (!answer.empty()) return load_state(ctx, ranks, model, optimizer, answer, std::move(rules), files);
+  const std::string step =
+      text_of_rank_0(ctx.device, ranks, "", [&] { return detail::newest_step_or_none(files, directory); });
+  if (!step.empty()) return load_state(ctx, ranks, model, optimizer, step, std::move(rules), files);
   initialize(ctx, model);
   return std::nullopt;
 }

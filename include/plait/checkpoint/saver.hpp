@@ -469,19 +469,13 @@ class checkpoint_saver {
   template <compute_device Device>
   checkpoint_saver(Device& device, any_communicator ranks, saver_options options, file_system& files = machine_files())
       : ranks_(std::move(ranks)), options_(std::move(options)) {
-    std::string why;
     std::optional<step_root> root;
-    try {
+    text_of_rank_0(device, ranks_, "", [&] {
       if (options_.keep.last < 1) fail("saver_options::keep.last is 0; legal is at least 1, the newest step");
-      if (ranks_.rank() == 0) {
-        root.emplace(files, options_.directory);
-        root->remove_leftovers();  // of jobs that were killed
-      }
-    } catch (const std::exception& e) {
-      why = e.what();
-    }
-    why = broadcast_text(device, ranks_, why);
-    if (!why.empty()) throw error_of_all(why);
+      root.emplace(files, options_.directory);
+      root->remove_leftovers();  // of jobs that were killed
+      return root->path();
+    });
     require_one_directory(device, ranks_, options_.directory, "", files);
     writer_ = detail::save_writer::start(files, ranks_.rank(), ranks_.size(), options_.deadline, std::move(root));
   }
@@ -528,19 +522,10 @@ class checkpoint_saver {
     next->scalars = std::move(extras.scalars);
     next->layout = options_.layout.empty() ? layout_text(ctx.ranks.shape()) : options_.layout;
     const share_plan plan = agreed_plan(ctx, step, extras, *next);
-    std::string answer;  // the directory, or, after a blank, why there is none
-    try {
-      if (ranks_.rank() == 0) {
-        next->directory.emplace(writer_->root().begin(step));
-        answer = next->directory->path();
-      }
-    } catch (const std::exception& e) {
-      answer = std::string(" ") + e.what();
-    }
-    answer = broadcast_text(ctx.device, ranks_, answer);
-    if (answer.starts_with(' '))
-      throw error_of_all(cat({"checkpoint: step ", step, " is not saved: ", answer.substr(1)}));
-    next->path = answer;
+    next->path = text_of_rank_0(ctx.device, ranks_, cat({"checkpoint: step ", step, " is not saved: "}), [&] {
+      next->directory.emplace(writer_->root().begin(step));
+      return next->directory->path();
+    });
     try {
       stage(plan, extras, *next);
     } catch (...) {  // the arena stays until the device has made the copies before

@@ -82,13 +82,13 @@ struct partly_read {
   std::uint64_t bytes = 0;  ///< how many
 };
 
-/// Returns the checksum of a range of a file, which is read in blocks. Throws `error` if the file ends before.
-inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, std::uint64_t bytes,
-                               byte_buffer& scratch) {
+/// Returns the checksum of a range of a file, which is read in blocks, after bytes whose checksum is `sum`. Throws
+/// `error` if the file ends before.
+inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, std::uint64_t bytes, byte_buffer& scratch,
+                               std::uint32_t sum = 0) {
   constexpr std::uint64_t block = std::uint64_t{4} << 20, page = 4096;
   scratch.grow(static_cast<std::size_t>(std::min(bytes, block) + page));
   std::byte* const to = scratch.data() + position % page;  // the page offset of the file: reads go past the cache
-  std::uint32_t sum = 0;
   for (std::uint64_t at = 0; at < bytes; at += block) {
     const std::span<std::byte> some(to, static_cast<std::size_t>(std::min(block, bytes - at)));
     file.read(position + at, some);

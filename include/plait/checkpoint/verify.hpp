@@ -28,7 +28,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
 #include "plait/io/byte_buffer.hpp"
-#include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
 
 namespace plait {
@@ -124,13 +123,9 @@ class own_file_check {
       if (!file_) file_ = files.open(path_);
       if (at_ == ranges_.size()) return state::whole;
       const stored_bytes& range = ranges_[at_];
-      constexpr std::uint64_t piece = std::uint64_t{8} << 20, page = 4096;
-      buffer_.grow(piece + page);
-      const std::span<std::byte> some(buffer_.data() + (range.position + done_) % page,
-                                      std::min(piece, range.bytes - done_));
-      file_->read(range.position + done_, some);
-      sum_ = crc32c(some, sum_);
-      done_ += some.size();
+      const std::uint64_t some = std::min(std::uint64_t{8} << 20, range.bytes - done_);
+      sum_ = crc32c_of(*file_, range.position + done_, some, buffer_, sum_);
+      done_ += some;
       if (done_ < range.bytes) return state::under_way;
       if (sum_ != range.crc32c) return state::faulty;
       ++at_;
