@@ -3,13 +3,14 @@
 // compile in a dry run.
 #pragma once
 
-#include <cstddef>
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 
 #include "plait/core/box.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/kernels/settings.hpp"
 
@@ -261,3 +262,5 @@ PLAIT_COUNTS_NOTHING(sum)
 #undef PLAIT_COUNTS_NOTHING
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"
