@@ -1,5 +1,3 @@
-#include "plait/io/read_ahead.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "plait/checkpoint/step_data.hpp"
 #include "support/temp_folder.hpp"
 
 using namespace plait;
