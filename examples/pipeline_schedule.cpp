@@ -13,7 +13,6 @@
 
 #include "plait/schedule/parse.hpp"
 #include "train_llama/observe/pictures.hpp"
-#include "train_llama/observe/trace.hpp"
 
 namespace pl = plait;
 

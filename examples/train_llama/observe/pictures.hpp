@@ -1,20 +1,23 @@
-// Draws SVG images: line charts, such as a training loss, and timelines of pipelines.
+// Draws SVG images, line charts and timelines of pipelines, and writes traces for chrome://tracing and ui.perfetto.dev.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
+#include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
+#include "plait/io/json.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "plait/schedule/verify.hpp"
 #include "train_llama/observe/timeline.hpp"
@@ -70,63 +73,63 @@ struct curve_ticks {
 
 inline std::string xml_text(std::string_view text) {
   std::string out;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
+  for (const char c : text) {
+    constexpr std::string_view special = "&<>\"";
+    constexpr std::array<const char*, 4> escaped{"&amp;", "&lt;", "&gt;", "&quot;"};
+    if (const std::size_t at = special.find(c); at != special.npos)
+      out += escaped[at];
+    else
+      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   }
   return out;
 }
 
-inline std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 /// The value in a legend: three digits after the point, or as many as are of use.
 inline std::string value_text(double value) {
   const double size = std::abs(value);
-  if (size == 0 || (size >= 0.1 && size < 1000)) return fixed(value, 3);
-  if (size >= 1000 && size < 1e7) return fixed(value, 0);
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
+  if (size == 0 || (size >= 0.1 && size < 1000)) return fmt::format("{:.3f}", value);
+  return size >= 1000 && size < 1e7 ? fmt::format("{:.0f}", value) : fmt::format("{:.3g}", value);
 }
 /// A tick's label; very large and small numbers with an exponent.
 inline std::string tick_text(double value, const curve_ticks& ticks) {
   if (std::abs(value) < ticks.step * 1e-6) return "0";
   const double largest = std::max(std::abs(ticks.at.front()), std::abs(ticks.at.back()));
-  if (largest < 1e6 && ticks.digits < 6) return fixed(value, ticks.digits);
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", value);
-  return text;
+  return largest < 1e6 && ticks.digits < 6 ? fmt::format("{:.{}f}", value, ticks.digits) : fmt::format("{:g}", value);
 }
 
-/// The beginning of an image: its element, a ground and the colours of texts and lines. They are light by default;
-/// viewers that are dark get a dark ground. `rules` are more of each: all, and those of dark viewers.
-inline std::string svg_head(double width, double height, const std::array<std::string_view, 2>& rules = {}) {
-  return cat({"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width, 0), " ", fixed(height, 0),
-              "\" width=\"", fixed(width, 0), "\" height=\"", fixed(height, 0),
-              "\" font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"12\">\n<style>"
-              ".ground{fill:#fff}.t{fill:#222}.s{fill:#555}.tick{stroke:#999}.grid{stroke:#e7e9ec}",
-              rules[0],
-              "@media (prefers-color-scheme:dark){.ground{fill:#15181c}.t{fill:#e8eaed}.s{fill:#a9b0b8}"
-              ".tick{stroke:#717981}.grid{stroke:#2b3036}",
-              rules[1], "}</style>\n<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n"});
-}
+/// The text of an SVG image; coordinates are its user units.
+class svg_image {
+ public:
+  /// Begins with a ground and the colours of texts and lines. They are light by default; viewers that are dark get a
+  /// dark ground. `rules` are more of each: all, and those of dark viewers.
+  svg_image(double width, double height, std::string_view rules = "", std::string_view dark_rules = "") {
+    add(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" height="{1:.0f}" )"
+        "font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"12\">\n<style>"
+        ".ground{{fill:#fff}}.t{{fill:#222}}.s{{fill:#555}}.tick{{stroke:#999}}.grid{{stroke:#e7e9ec}}{2}"
+        "@media (prefers-color-scheme:dark){{.ground{{fill:#15181c}}.t{{fill:#e8eaed}}.s{{fill:#a9b0b8}}"
+        ".tick{{stroke:#717981}}.grid{{stroke:#2b3036}}{3}}}</style>\n"
+        "<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n",
+        width, height, rules, dark_rules);
+  }
+  template <class... Args>
+  void add(fmt::format_string<Args...> what, Args&&... args) {
+    fmt::format_to(std::back_inserter(text_), what, std::forward<Args>(args)...);
+  }
+  void text(double x, double y, std::string_view what, std::string_view attributes) {
+    add("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, attributes, xml_text(what));
+  }
+  void line(double x1, double y1, double x2, double y2, std::string_view attributes) {
+    add("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" {}/>\n", x1, y1, x2, y2, attributes);
+  }
+  void rectangle(double x, double y, double w, double h, std::string_view kind) {
+    add("<rect class=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"/>\n", kind, x, y, w, h);
+  }
+  /// Returns the image, which is whole then.
+  std::string end() { return std::move(text_) + "</svg>\n"; }
+
+ private:
+  std::string text_;
+};
 
 /// Draws a chart; coordinates are SVG user units.
 class curve_drawing {
@@ -134,22 +137,20 @@ class curve_drawing {
   explicit curve_drawing(const curve_chart& chart) : chart_(chart) { find_range(); }
 
   std::string svg() {
-    out_ = svg_head(chart_.width, chart_.height);
-    text(12, 26, chart_.title, "class=\"t\" font-size=\"15\" font-weight=\"bold\"");
+    out_.text(12, 26, chart_.title, "class=\"t\" font-size=\"15\" font-weight=\"bold\"");
     axes();
-    if (!any_) text((left + right_) / 2, (top + bottom_) / 2, "no data", "class=\"s\" text-anchor=\"middle\"");
+    if (!any_) out_.text((left + right_) / 2, (top + bottom_) / 2, "no data", "class=\"s\" text-anchor=\"middle\"");
     if (any_) reference();
     for (std::size_t i = 0; i < chart_.series.size(); ++i) curve(chart_.series[i], colours[i % colours.size()]);
     legend();
-    return out_ + "</svg>\n";
+    return out_.end();
   }
 
  private:
   static constexpr double left = 66, top = 78;
   static constexpr std::array<const char*, 4> colours{"#2f7fc4", "#d1571b", "#2f9a55", "#8f63bd"};  // on any ground
   static constexpr const char* reference_colour = "#888";
-  static constexpr std::size_t crowd =
-      380;  // points of a series that is drawn as bands and means, a column being two units wide
+  static constexpr std::size_t crowd = 380;  // points of a series that is drawn in columns of two units
 
   // A run that diverges to 1e30 has nothing left to show, and differences of such values would overflow.
   static bool finite(double v) { return std::abs(v) < 1e30; }
@@ -181,42 +182,35 @@ class curve_drawing {
     y_high_ = y1 + margin;
   }
 
-  void text(double x, double y, std::string_view what, std::string_view style = "") {
-    append(out_, {"<text x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" ", style, ">", xml_text(what), "</text>\n"});
-  }
-  void line(double x1, double y1, double x2, double y2, std::string_view style) {
-    append(out_, {"<line x1=\"", fixed(x1, 1), "\" y1=\"", fixed(y1, 1), "\" x2=\"", fixed(x2, 1), "\" y2=\"",
-                  fixed(y2, 1), "\" ", style, "/>\n"});
-  }
-
   void axes() {
     const curve_ticks x(x_low_, x_high_, static_cast<int>(chart_.width / 90), true);
     const curve_ticks y(y_low_, y_high_, static_cast<int>(chart_.height / 60), false);
     for (double value : y.at) {
-      line(left, y_of(value), right_, y_of(value), "class=\"grid\"");
-      text(left - 7, y_of(value) + 4, tick_text(value, y), "class=\"s\" text-anchor=\"end\"");
+      out_.line(left, y_of(value), right_, y_of(value), "class=\"grid\"");
+      out_.text(left - 7, y_of(value) + 4, tick_text(value, y), "class=\"s\" text-anchor=\"end\"");
     }
     for (double value : x.at) {
-      line(x_of(value), top, x_of(value), bottom_ + 5, "class=\"grid\"");
-      text(x_of(value), bottom_ + 18, tick_text(value, x), "class=\"s\" text-anchor=\"middle\"");
+      out_.line(x_of(value), top, x_of(value), bottom_ + 5, "class=\"grid\"");
+      out_.text(x_of(value), bottom_ + 18, tick_text(value, x), "class=\"s\" text-anchor=\"middle\"");
     }
-    line(left, top, left, bottom_, "class=\"tick\"");
-    line(left, bottom_, right_, bottom_, "class=\"tick\"");
-    text((left + right_) / 2, chart_.height - 10, chart_.x_label, "class=\"s\" text-anchor=\"middle\"");
+    out_.line(left, top, left, bottom_, "class=\"tick\"");
+    out_.line(left, bottom_, right_, bottom_, "class=\"tick\"");
+    out_.text((left + right_) / 2, chart_.height - 10, chart_.x_label, "class=\"s\" text-anchor=\"middle\"");
     const double middle = (top + bottom_) / 2;
     if (!chart_.y_label.empty())
-      text(16, middle, chart_.y_label,
-           cat({"class=\"s\" text-anchor=\"middle\" transform=\"rotate(-90 16 ", fixed(middle, 1), ")\""}));
+      out_.text(16, middle, chart_.y_label,
+                fmt::format("class=\"s\" text-anchor=\"middle\" transform=\"rotate(-90 16 {:.1f})\"", middle));
   }
 
   void reference() {
     if (!chart_.reference || !finite(chart_.reference->y)) return;
     const double y = y_of(chart_.reference->y);
-    line(left, y, right_, y, cat({"stroke=\"", reference_colour, "\" stroke-width=\"1.5\" stroke-dasharray=\"7 5\""}));
+    out_.line(left, y, right_, y,
+              fmt::format("stroke=\"{}\" stroke-width=\"1.5\" stroke-dasharray=\"7 5\"", reference_colour));
   }
 
   void mark(double x, double y, std::string_view colour) {
-    append(out_, {"<circle cx=\"", fixed(x, 1), "\" cy=\"", fixed(y, 1), "\" r=\"3.5\" fill=\"", colour, "\"/>\n"});
+    out_.add("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"/>\n", x, y, colour);
   }
 
   /// One polyline for each run of finite points, a mark for a run of one, and if `marks` for each point.
@@ -228,12 +222,11 @@ class curve_drawing {
       }
       std::size_t end = begin;
       std::string path;
-      for (; end < points.size() && finite(points[end]); ++end) {
-        append(path, {end == begin ? "M" : "L", fixed(x_of(points[end].x), 1), " ", fixed(y_of(points[end].y), 1)});
-      }
+      for (; end < points.size() && finite(points[end]); ++end)
+        path += fmt::format("{}{:.1f} {:.1f}", end == begin ? "M" : "L", x_of(points[end].x), y_of(points[end].y));
       if (end - begin > 1)
-        append(out_, {"<path d=\"", path, "\" fill=\"none\" stroke=\"", colour,
-                      "\" stroke-width=\"2\" stroke-linejoin=\"round\"/>\n"});
+        out_.add("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\" stroke-linejoin=\"round\"/>\n", path,
+                 colour);
       for (std::size_t i = begin; i < end && (marks || end - begin == 1); ++i)
         mark(x_of(points[i].x), y_of(points[i].y), colour);
       begin = end;
@@ -262,13 +255,11 @@ class curve_drawing {
       if (c.count == 0) continue;
       const double n = static_cast<double>(c.count);
       means.push_back({c.x / n, c.y / n});
-      const std::string x = fixed(x_of(means.back().x), 1);
-      append(upper, {upper.empty() ? "M" : "L", x, " ", fixed(y_of(c.high), 1)});
-      lower = cat({"L", x, " ", fixed(y_of(c.low), 1), lower});
+      const double x = x_of(means.back().x);
+      upper += fmt::format("{}{:.1f} {:.1f}", upper.empty() ? "M" : "L", x, y_of(c.high));
+      lower = fmt::format("L{:.1f} {:.1f}{}", x, y_of(c.low), lower);
     }
-    if (means.size() > 1) {
-      append(out_, {"<path d=\"", upper, lower, "Z\" fill=\"", colour, "\" fill-opacity=\"0.22\"/>\n"});
-    }
+    if (means.size() > 1) out_.add("<path d=\"{}{}Z\" fill=\"{}\" fill-opacity=\"0.22\"/>\n", upper, lower, colour);
     polyline(means, colour, series.marks);
   }
 
@@ -278,27 +269,26 @@ class curve_drawing {
     const auto item = [&](const std::string& name, std::string_view colour, std::string_view dash, bool marks) {
       const double length = 26 + 6.4 * static_cast<double>(name.size());  // 6.4: about the mean width of a letter
       if (x > 12 && x + length > chart_.width) x = 12, y += 16;
-      line(x, y, x + 20, y, cat({"stroke=\"", colour, "\" stroke-width=\"2.5\" ", dash}));
+      out_.line(x, y, x + 20, y, fmt::format("stroke=\"{}\" stroke-width=\"2.5\" {}", colour, dash));
       if (marks) mark(x + 10, y, colour);
-      text(x + 26, y + 4, name, "class=\"t\"");
+      out_.text(x + 26, y + 4, name, "class=\"t\"");
       x += length + 16;
     };
     for (std::size_t i = 0; i < chart_.series.size(); ++i) {
       const auto& points = chart_.series[i].points;
       if (points.empty()) continue;
       const auto last = std::find_if(points.rbegin(), points.rend(), [](const curve_point& p) { return finite(p); });
-      const std::string value = last == points.rend() ? "" : cat({" (last ", value_text(last->y), ")"});
+      const std::string value = last == points.rend() ? "" : fmt::format(" (last {})", value_text(last->y));
       item(chart_.series[i].name + value, colours[i % colours.size()], "", chart_.series[i].marks);
     }
-    if (chart_.reference && finite(chart_.reference->y)) {
-      item(cat({chart_.reference->name, " ", value_text(chart_.reference->y)}), reference_colour,
+    if (chart_.reference && finite(chart_.reference->y))
+      item(fmt::format("{} {}", chart_.reference->name, value_text(chart_.reference->y)), reference_colour,
            "stroke-dasharray=\"7 4\"", false);
-    }
   }
 
   const curve_chart& chart_;
   const double right_ = chart_.width - 24, bottom_ = chart_.height - 50;
-  std::string out_;
+  svg_image out_{chart_.width, chart_.height};
   bool any_ = false;
   double x_low_ = 0, x_high_ = 10, y_low_ = 0, y_high_ = 1;
 };
@@ -319,7 +309,8 @@ namespace detail {
 /// Draws timelines one under the other; coordinates are SVG user units.
 class pipeline_drawing {
  public:
-  explicit pipeline_drawing(const std::vector<pipeline_timeline>& all) : all_(all) {
+  explicit pipeline_drawing(const std::vector<pipeline_timeline>& all)
+      : all_(all), out_(width, height(), colours(), ".idle{fill:#2b3036}") {
     std::size_t actions = 0;
     for (const pipeline_timeline& t : all) {
       longest_ = std::max(longest_, t.end() - t.begin());
@@ -330,23 +321,24 @@ class pipeline_drawing {
   }
 
   std::string svg() {
-    double height = 12;
-    for (const pipeline_timeline& t : all_) height += panel_height(t);
-    height += legend_height;
-    out_ = svg_head(width, height, {colours(), ".idle{fill:#2b3036}"});
-    double y = 12;
+    double y = margin;
     for (const pipeline_timeline& t : all_) {
       panel(t, y);
       y += panel_height(t);
     }
     legend(y + 8);
-    return out_ + "</svg>\n";
+    return out_.end();
   }
 
  private:
   static constexpr double width = 960, left = 64, right = 826, row = 24, gap = 4, head = 50, foot = 34,
-                          legend_height = 40, lane = 9;
+                          legend_height = 40, lane = 9, margin = 12;
 
+  double height() const {
+    double sum = margin + legend_height;
+    for (const pipeline_timeline& t : all_) sum += panel_height(t);
+    return sum;
+  }
   static double panel_height(const pipeline_timeline& t) {
     return head + static_cast<double>(t.ranks.size()) * rank_height(t) + foot;
   }
@@ -404,8 +396,7 @@ class pipeline_drawing {
     std::string text = "#";
     for (const double channel : {0, 8, 4}) {
       const double k = std::fmod(channel + hue / 30, 12.0);
-      const auto value = std::lround(255 * (lightness - a * std::max(-1.0, std::min({k - 3, 9 - k, 1.0}))));
-      for (const long digit : {value / 16, value % 16}) text += "0123456789abcdef"[digit];
+      text += fmt::format("{:02x}", std::lround(255 * (lightness - a * std::max(-1.0, std::min({k - 3, 9 - k, 1.0})))));
     }
     return text;
   }
@@ -422,13 +413,12 @@ class pipeline_drawing {
       for (int kind = 0; kind < 4; ++kind)
         for (int chunk = 0; chunk < t.shape.chunks; ++chunk) {
           const auto k = static_cast<action_kind>(kind);
-          std::string rule = ".";  // sums of temporaries set off a false -Wrestrict of g++ 12
-          rule.append(class_of(k, chunk, t.shape.chunks)).append("{fill:");
-          rule.append(colour(k, chunk, t.shape.chunks)).append("}");
+          const std::string rule =
+              fmt::format(".{}{{fill:{}}}", class_of(k, chunk, t.shape.chunks), colour(k, chunk, t.shape.chunks));
           if (rules.find(rule) == rules.npos && uses(t, k)) rules += rule;
         }
     for (const lane_kind& kind : lane_kinds)
-      if (shows(kind)) append(rules, {".", kind.name, "{fill:", kind.colour, "}"});
+      if (shows(kind)) rules += fmt::format(".{}{{fill:{}}}", kind.name, kind.colour);
     return rules;
   }
   static bool uses(const pipeline_timeline& t, action_kind kind) {
@@ -438,55 +428,42 @@ class pipeline_drawing {
     return false;
   }
   static std::string class_of(action_kind kind, int chunk, int chunks) {
-    return std::string(1, letter(kind)).append(std::to_string(chunk)).append("-").append(std::to_string(chunks));
+    return fmt::format("{}{}-{}", letter(kind), chunk, chunks);
   }
-
-  void text(double x, double y, std::string_view what, std::string_view attributes) {
-    append(out_,
-           {"<text x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" ", attributes, ">", xml_text(what), "</text>\n"});
-  }
-  void rectangle(double x, double y, double w, double h, std::string_view kind) {
-    append(out_, {"<rect class=\"", kind, "\" x=\"", fixed(x, 2), "\" y=\"", fixed(y, 1), "\" width=\"", fixed(w, 2),
-                  "\" height=\"", fixed(h, 1), "\"/>\n"});
-  }
-  static std::string percent(double share) { return fixed(100 * share, 1) + " %"; }
-  static std::string number(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.4g", value);
-    return text;
-  }
+  static std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+  static std::string number(double value) { return fmt::format("{:.4g}", value); }
 
   void panel(const pipeline_timeline& t, double y) {
     const double begin = t.begin(), length = longest_;
     const double scale = length > 0 ? (right - left) / length : 0;
     const auto x_of = [&](double time) { return left + (time - begin) * scale; };
-    text(12, y + 17, t.title, "class=\"t\" font-size=\"15\" font-weight=\"bold\"");
-    text(12, y + 36,
-         cat({percent(t.idle()), " idle, ", percent(t.span_idle()), " within a rank's own span; length ",
-              number(t.end() - begin), t.unit.empty() ? "" : " " + t.unit}),
-         "class=\"s\"");
-    text(right + 62, y + head - 5, "idle", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
-    text(width - 12, y + head - 5, "peak", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
+    out_.text(12, y + 17, t.title, "class=\"t\" font-size=\"15\" font-weight=\"bold\"");
+    out_.text(12, y + 36,
+              fmt::format("{} idle, {} within a rank's own span; length {}{}{}", percent(t.idle()),
+                          percent(t.span_idle()), number(t.end() - begin), t.unit.empty() ? "" : " ", t.unit),
+              "class=\"s\"");
+    out_.text(right + 62, y + head - 5, "idle", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
+    out_.text(width - 12, y + head - 5, "peak", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
     find_numbered(t, scale);
     double top = y + head;
     for (std::size_t r = 0; r < t.ranks.size(); ++r, top += rank_height(t)) {
-      text(left - 8, top + 16, cat({"rank ", r}), "class=\"t\" text-anchor=\"end\"");
-      rectangle(left, top, x_of(t.end()) - left, row, "idle");
+      out_.text(left - 8, top + 16, fmt::format("rank {}", r), "class=\"t\" text-anchor=\"end\"");
+      out_.rectangle(left, top, x_of(t.end()) - left, row, "idle");
       for (const timed_action& a : t.ranks[r]) cell(t, static_cast<int>(r), a, x_of(a.start), x_of(a.end), top);
       std::vector<action> order;
       for (const timed_action& a : t.ranks[r])
         if (order.empty() || !(order.back() == a.action)) order.push_back(a.action);  // once where it is there in parts
       if (r < t.beside.size()) lanes(t, t.beside[r], x_of, top + row + 1);
-      text(right + 62, top + 16, percent(t.idle(r)), "class=\"s\" text-anchor=\"end\"");
-      text(width - 12, top + 16, number(static_cast<double>(peak_chunks(order)) / t.shape.chunks),
-           "class=\"s\" text-anchor=\"end\"");
+      out_.text(right + 62, top + 16, percent(t.idle(r)), "class=\"s\" text-anchor=\"end\"");
+      out_.text(width - 12, top + 16, number(static_cast<double>(peak_chunks(order)) / t.shape.chunks),
+                "class=\"s\" text-anchor=\"end\"");
     }
     if (length <= 0) return;
     const curve_ticks ticks(0, length, 8, false);
     for (double at : ticks.at) {
       const double x = left + at * scale;
-      append(out_, {"<path class=\"tick\" d=\"M", fixed(x, 1), " ", fixed(top - 1, 1), "v5\"/>\n"});
-      text(x, top + 15, tick_text(at, ticks), "class=\"s\" text-anchor=\"middle\" font-size=\"10\"");
+      out_.add("<path class=\"tick\" d=\"M{:.1f} {:.1f}v5\"/>\n", x, top - 1);
+      out_.text(x, top + 15, tick_text(at, ticks), "class=\"s\" text-anchor=\"middle\" font-size=\"10\"");
     }
   }
 
@@ -495,17 +472,17 @@ class pipeline_drawing {
   void lanes(const pipeline_timeline& t, const std::vector<timed_entry>& beside, const Scale& x_of, double y) {
     for (const step_op op : lanes_of(t)) {
       const std::string_view name = op == step_op::gather ? "gathers" : op == step_op::reduce ? "reductions" : "update";
-      text(left - 8, y + lane - 1.5, name, "class=\"s\" text-anchor=\"end\" font-size=\"8\"");
-      rectangle(left, y, x_of(t.end()) - left, lane, "idle");
+      out_.text(left - 8, y + lane - 1.5, name, "class=\"s\" text-anchor=\"end\" font-size=\"8\"");
+      out_.rectangle(left, y, x_of(t.end()) - left, lane, "idle");
       for (const timed_entry& e : beside) {
         const lane_kind* const kind = kind_of(e.entry.op);
         if (kind == nullptr || kind->lane != op) continue;
         if (tooltips_)
-          append(out_, {"<g><title>", describe(e.entry), ": ", number(e.start - t.begin()), " to ",
-                        number(e.end - t.begin()), "</title>"});
+          out_.add("<g><title>{}: {} to {}</title>", describe(e.entry), number(e.start - t.begin()),
+                   number(e.end - t.begin()));
         const double from = x_of(e.start), to = x_of(e.end);
-        rectangle(from, y, std::max(0.4, to - from - (to - from > 3 ? 0.7 : 0)), lane, kind->name);
-        if (tooltips_) out_ += "</g>\n";
+        out_.rectangle(from, y, std::max(0.4, to - from - (to - from > 3 ? 0.7 : 0)), lane, kind->name);
+        if (tooltips_) out_.add("</g>\n");
       }
       y += lane + 1;
     }
@@ -532,13 +509,13 @@ class pipeline_drawing {
     const int chunk = a.action.chunk, chunks = t.shape.chunks;
     const double line = to - from > 3 ? 0.7 : 0;  // what parts neighbours, where it would not eat them up
     if (tooltips_)
-      append(out_, {"<g><title>", describe(a.action), ", stage ", t.shape.stage_of(rank, chunk), ": ",
-                    number(a.start - t.begin()), " to ", number(a.end - t.begin()), "</title>"});
-    rectangle(from, top, to - from - line, row, class_of(kind, chunk, chunks));
+      out_.add("<g><title>{}, stage {}: {} to {}</title>", describe(a.action), t.shape.stage_of(rank, chunk),
+               number(a.start - t.begin()), number(a.end - t.begin()));
+    out_.rectangle(from, top, to - from - line, row, class_of(kind, chunk, chunks));
     if (numbered_[static_cast<std::size_t>(kind)] && (t.beside.empty() || to - from >= number_width(t)))
-      text((from + to - line) / 2, top + 15.6, std::to_string(a.action.microbatch),
-           is_pale(kind, chunk, chunks) ? "class=\"op\"" : "class=\"on\"");
-    if (tooltips_) out_ += "</g>\n";
+      out_.text((from + to - line) / 2, top + 15.6, std::to_string(a.action.microbatch),
+                is_pale(kind, chunk, chunks) ? "class=\"op\"" : "class=\"on\"");
+    if (tooltips_) out_.add("</g>\n");
   }
 
   /// The kinds that occur, those of passes each with the shades of its chunks.
@@ -554,25 +531,25 @@ class pipeline_drawing {
       const auto kind = static_cast<action_kind>(k);
       if (std::none_of(all_.begin(), all_.end(), [&](const auto& t) { return uses(t, kind); })) continue;
       for (int chunk = 0; chunk < chunks; ++chunk, x += 14)
-        append(out_, {"<rect x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" width=\"14\" height=\"14\" fill=\"",
-                      colour(kind, chunk, chunks), "\"/>\n"});
-      text(x + 6, y + 11.5, names[static_cast<std::size_t>(k)], "class=\"t\"");
+        out_.add("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x, y,
+                 colour(kind, chunk, chunks));
+      out_.text(x + 6, y + 11.5, names[static_cast<std::size_t>(k)], "class=\"t\"");
       x += 6 + 6.3 * static_cast<double>(std::string_view(names[static_cast<std::size_t>(k)]).size()) + 18;
     }
     for (const lane_kind& kind : lane_kinds) {
       if (!shows(kind)) continue;
-      rectangle(x, y, 14, 14, kind.name);
-      text(x + 20, y + 11.5, kind.name, "class=\"t\"");
+      out_.rectangle(x, y, 14, 14, kind.name);
+      out_.text(x + 20, y + 11.5, kind.name, "class=\"t\"");
       x += 20 + 6.3 * static_cast<double>(std::string_view(kind.name).size()) + 12;
     }
-    rectangle(x, y, 14, 14, "idle");
-    text(x + 20, y + 11.5, "idle", "class=\"t\"");
+    out_.rectangle(x, y, 14, 14, "idle");
+    out_.text(x + 20, y + 11.5, "idle", "class=\"t\"");
     if (widest->shape.chunks > 1)
-      text(width - 12, y + 11.5, "first chunk dark, last pale", "class=\"s\" text-anchor=\"end\"");
+      out_.text(width - 12, y + 11.5, "first chunk dark, last pale", "class=\"s\" text-anchor=\"end\"");
   }
 
   const std::vector<pipeline_timeline>& all_;
-  std::string out_;
+  svg_image out_;
   double longest_ = 0;              // one scale of time for all timelines
   bool tooltips_ = true;            // the name and times of an action under the pointer
   std::array<bool, 4> numbered_{};  ///< of the panel being drawn, by kind
@@ -592,6 +569,100 @@ inline std::string pipeline_svg(const std::vector<pipeline_timeline>& timelines)
 inline void write_pipeline_svg(const std::vector<pipeline_timeline>& timelines, const std::string& path,
                                const std::string& flag = "timeline") {
   write_file_atomically(path, pipeline_svg(timelines), flag);
+}
+
+/// Something that a rank did, from when to when: a compute, a collective, a message, a save.
+struct trace_event {
+  int rank = 0;
+  int track = 0;              ///< of the rank's own, for instance 0 for what it computes and 1 for what it sends
+  std::string name{};         ///< "F3.1", "all_reduce"
+  std::string category{};     ///< "compute", "collective", "p2p"; viewers filter by it
+  std::int64_t start_ns = 0;  ///< of one clock for all ranks
+  std::int64_t duration_ns = 0;
+  std::uint64_t bytes = 0;     ///< moved; 0: none, and not shown
+  std::string axis{};          ///< mesh axis of a communication; empty: not shown
+  std::uint64_t flow_out = 0;  ///< an arrow begins where this event ends, and leads to the event whose `flow_in` is
+  std::uint64_t flow_in = 0;   ///< the same number; 0: none. A number is used by one pair of events.
+};
+
+/// The name of a track; tracks without a name are called by their number.
+struct trace_track {
+  int rank = 0;
+  int track = 0;
+  std::string name;
+};
+
+/// Events of any ranks in any order, as each rank collects them.
+struct trace {
+  std::vector<trace_event> events;
+  std::vector<trace_track> tracks;
+};
+
+/// The trace in the JSON format of chrome://tracing and ui.perfetto.dev: a process for each rank, a thread for each of
+/// its tracks, a complete event for each event, and arrows. Times count from the earliest start.
+inline std::string to_chrome_trace(const trace& t) {
+  std::int64_t origin = std::numeric_limits<std::int64_t>::max();
+  std::set<int> ranks;
+  for (const trace_event& e : t.events) origin = std::min(origin, e.start_ns), ranks.insert(e.rank);
+  std::vector<std::string> lines;
+  const auto name = [&](const char* what, int rank, int track, const std::string& called, int order) {
+    lines.push_back(fmt::format(R"({{"ph":"M","name":"{}_name","pid":{},"tid":{},"args":{{"name":{}}}}})", what, rank,
+                                track, json_string(called)));
+    lines.push_back(fmt::format(R"({{"ph":"M","name":"{}_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
+                                what, rank, track, order));
+  };
+  for (const int rank : ranks) name("process", rank, 0, fmt::format("rank {}", rank), rank);
+  for (const trace_track& track : t.tracks) name("thread", track.rank, track.track, track.name, track.track);
+  for (const trace_event& e : t.events) {
+    const std::string place = fmt::format(R"("pid":{},"tid":{})", e.rank, e.track);
+    const auto microseconds = [&](std::int64_t ns) { return fmt::format("{:.3f}", static_cast<double>(ns) / 1e3); };
+    const std::string start = microseconds(e.start_ns - origin);
+    std::vector<std::string> args;
+    if (e.bytes > 0) args.push_back(fmt::format(R"("bytes":{})", e.bytes));
+    if (!e.axis.empty()) args.push_back(fmt::format(R"("axis":{})", json_string(e.axis)));
+    lines.push_back(fmt::format(R"({{"ph":"X","name":{},"cat":{},{},"ts":{},"dur":{},"args":{{{}}}}})",
+                                json_string(e.name), json_string(e.category), place, start, microseconds(e.duration_ns),
+                                fmt::join(args, ",")));
+    // An arrow's ends must lie within their events, so the first is just before the end.
+    const std::int64_t last = e.start_ns - origin + std::max<std::int64_t>(0, e.duration_ns - 1);
+    if (e.flow_out != 0)
+      lines.push_back(fmt::format(R"({{"ph":"s","name":"p2p","cat":"flow",{},"ts":{},"id":{}}})", place,
+                                  microseconds(last), e.flow_out));
+    if (e.flow_in != 0)
+      lines.push_back(fmt::format(R"({{"ph":"f","bp":"e","name":"p2p","cat":"flow",{},"ts":{},"id":{}}})", place, start,
+                                  e.flow_in));
+  }
+  return fmt::format("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", fmt::join(lines, ",\n"));
+}
+
+/// Writes the trace in one step; `error` naming `flag` when it cannot.
+inline void write_chrome_trace(const trace& t, const std::string& path, const std::string& flag = "trace") {
+  write_file_atomically(path, to_chrome_trace(t), flag);
+}
+
+/// A pipeline's timeline as events, with an arrow from the action that makes a message to the one that needs it.
+/// `ns_per_unit` is the length of the timeline's unit.
+inline trace trace_of(const pipeline_timeline& timeline, double ns_per_unit) {
+  trace t;
+  const auto number_of = [&](const transfer& message) { return 1 + detail::slot_of(timeline.shape, message); };
+  const double begin = timeline.begin();
+  const auto ns = [&](double time) { return static_cast<std::int64_t>((time - begin) * ns_per_unit + 0.5); };
+  for (std::size_t r = 0; r < timeline.ranks.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    t.tracks.push_back({rank, 0, "pipeline"});
+    for (const timed_action& a : timeline.ranks[r]) {
+      trace_event e{.rank = rank,
+                    .name = describe(a.action),
+                    .category = a.action.kind == action_kind::forward ? "forward" : "backward",
+                    .start_ns = ns(a.start),
+                    .duration_ns = ns(a.end) - ns(a.start)};
+      transfer message;
+      if (detail::output_of(timeline.shape, rank, a.action, message)) e.flow_out = number_of(message);
+      if (detail::input_of(timeline.shape, rank, a.action, message)) e.flow_in = number_of(message);
+      t.events.push_back(std::move(e));
+    }
+  }
+  return t;
 }
 
 }  // namespace plait

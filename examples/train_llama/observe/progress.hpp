@@ -1,6 +1,7 @@
 // The progress of a training run for people: the numbers of a step, as a line on a terminal or lines in a file.
 #pragma once
 
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -16,7 +17,6 @@
 
 #include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
-#include "plait/core/text.hpp"
 
 namespace plait {
 
@@ -40,18 +40,11 @@ struct step_record {
 /// A duration as people read it: "8 s", "3 min 05 s", "2 h 07 min", "4 d 03 h"; "?" for what is no time.
 inline std::string format_duration(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "?";
-  const auto s = static_cast<long long>(std::llround(seconds));
-  char text[48];
-  if (s < 60) {
-    std::snprintf(text, sizeof text, "%lld s", s);
-  } else if (s < 3600) {
-    std::snprintf(text, sizeof text, "%lld min %02lld s", s / 60, s % 60);
-  } else if (s < 86400) {
-    std::snprintf(text, sizeof text, "%lld h %02lld min", s / 3600, s / 60 % 60);
-  } else {
-    std::snprintf(text, sizeof text, "%lld d %02lld h", s / 86400, s / 3600 % 24);
-  }
-  return text;
+  const auto s = std::llround(seconds);
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{} min {:02} s", s / 60, s % 60);
+  if (s < 86400) return fmt::format("{} h {:02} min", s / 3600, s / 60 % 60);
+  return fmt::format("{} d {:02} h", s / 86400, s / 3600 % 24);
 }
 
 /// A rate in three digits: "812", "12.4k", "3.07M".
@@ -63,37 +56,30 @@ inline std::string format_rate(double value) {
     value /= 1000;
     unit = next;
   }
-  char text[32];
-  const int digits = *unit == '\0' || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-  std::snprintf(text, sizeof text, "%.*f%s", digits, value, unit);
-  return text;
+  return fmt::format("{:.{}f}{}", value, *unit == '\0' || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, unit);
 }
 
 /// Returns the share of the communication over each axis that was hidden behind something else, as "hidden dp 93% tp
 /// 0%"; "" if nothing was communicated or measured.
 inline std::string format_hidden(const std::vector<axis_communication>& communication) {
   std::string text;
-  for (const axis_communication& c : communication) {
-    if (std::isnan(c.hidden())) continue;
-    char share[16];
-    std::snprintf(share, sizeof share, " %.0f%%", 100 * c.hidden());
-    append(text, {text.empty() ? "hidden " : " ", c.axes, share});
-  }
+  for (const axis_communication& c : communication)
+    if (!std::isnan(c.hidden()))
+      text += fmt::format("{}{} {:.0f}%", text.empty() ? "hidden " : " ", c.axes, 100 * c.hidden());
   return text;
 }
 
 /// The progress line of `record`, without a line end; what is not known is left out. What matters most comes first, for
 /// a narrow terminal has no room for the rest.
 inline std::string format_progress(const step_record& record, std::int64_t steps, double seconds_left) {
-  char text[192], mfu[32] = "", rate[32], comm[32] = "";
-  if (record.mfu > 0) std::snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * record.mfu);
-  if (!std::isnan(record.comm_share)) std::snprintf(comm, sizeof comm, "  comm %.0f%%", 100 * record.comm_share);
-  std::snprintf(rate, sizeof rate, "  lr %.2e", record.lr);
-  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  %s tok/s",
-                static_cast<long long>(record.step), static_cast<long long>(steps), record.loss, record.grad_norm,
-                format_rate(record.tokens_per_second).c_str());
+  std::string text =
+      fmt::format("{} left  step {}/{}  loss {:.4f}  grad {:.3f}  {} tok/s", format_duration(seconds_left), record.step,
+                  steps, record.loss, record.grad_norm, format_rate(record.tokens_per_second));
+  if (record.mfu > 0) text += fmt::format("  MFU {:.1f}%", 100 * record.mfu);
+  text += fmt::format("  lr {:.2e}", record.lr);
+  if (!std::isnan(record.comm_share)) text += fmt::format("  comm {:.0f}%", 100 * record.comm_share);
   const std::string hidden = format_hidden(record.communication);
-  return cat({format_duration(seconds_left), " left  ", text, mfu, rate, comm, hidden.empty() ? "" : "  ", hidden});
+  return hidden.empty() ? text : text + "  " + hidden;
 }
 
 /// The beginning of a progress line in so many columns, without the item that they would cut.
@@ -120,9 +106,7 @@ class progress {
       : progress(std::move(config), out, ::isatty(::fileno(out)) == 1) {}
   progress(progress_config config, std::FILE* out, bool terminal)
       : config_(std::move(config)), out_(out), terminal_(terminal), last_(clock::now()) {
-    if (config_.every < 1) {
-      fail({"every: a line every ", config_.every, " steps; at least 1 is legal"});
-    }
+    if (config_.every < 1) fail({"every: a line every ", config_.every, " steps; at least 1 is legal"});
   }
   ~progress() { finish(); }
   progress(const progress&) = delete;
@@ -161,7 +145,7 @@ class progress {
  private:
   void draw() {
     shown_ = true;
-    put(cat({"\r", first_columns(line_, columns()), "\x1b[K"}));
+    put(fmt::format("\r{}\x1b[K", first_columns(line_, columns())));
   }
   // A line as wide as the terminal would wrap, and the next carriage return would not reach its start.
   std::size_t columns() const {

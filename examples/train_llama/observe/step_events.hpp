@@ -21,8 +21,8 @@
 #include "plait/parallel/pipeline.hpp"
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/schedule.hpp"
+#include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/timeline.hpp"
-#include "train_llama/observe/trace.hpp"
 
 namespace plait {
 

@@ -13,7 +13,6 @@
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/parse.hpp"
 #include "support/temp_folder.hpp"
-#include "train_llama/observe/trace.hpp"
 
 using namespace plait;
 
