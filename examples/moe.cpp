@@ -110,7 +110,8 @@ std::vector<double> train(const mesh& shape, const pl::token_source& text) {
 }
 
 int main(int count, char** arguments) try {
-  const pl::token_source text({.paths = {count > 1 ? arguments[1] : "examples/data/kjv.txt"}, .vocab = vocab});
+  const pl::token_source text(
+      {.paths = {count > 1 ? arguments[1] : "examples/data/kjv.txt"}, .vocab = vocab, .flag = "text"});
   const std::vector<double> one = train(mesh(1, 1, 1, 1), text), many = train(mesh(2, 1, 2, 2), text);
   double apart = 0;
   for (std::size_t i = 0; i < one.size(); ++i) {

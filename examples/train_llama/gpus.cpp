@@ -36,7 +36,7 @@ int count_gpus() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) return count;
-  plait::fail("--device cuda: there is no CUDA device here (" + std::string(cudaGetErrorString(status)) + ")");
+  reject("--device cuda: there is no CUDA device here ({})", std::string(cudaGetErrorString(status)));
 }
 
 /// Throws where GPU `index` of them cannot be used, or lacks the memory for `bytes`; makes a context on it.
@@ -49,7 +49,7 @@ void check_gpu(const setup& s, int index, double bytes) {
     fault = memory_fault(s, bytes, static_cast<double>(free), "the memory of GPU " + std::to_string(index));
   } catch (const plait::error& e) {
     const std::string why = e.what();
-    plait::fail("--device cuda: " + (why.starts_with("cuda: ") ? why.substr(6) : why));
+    reject("--device cuda: {}", why.starts_with("cuda: ") ? why.substr(6) : why);
   }
   if (!fault.empty()) plait::fail(fault);
 }
@@ -100,10 +100,11 @@ void check_built(const options& opt) {
         "Python wheels (-DPLAIT_CUDA_WHEELS=FOLDER); --backend threads is legal here");
   const bool for_cudnn = opt.attention_kernel == "cudnn" || opt.attention_sums == "any";
   if (for_cudnn && !has_cudnn())
-    plait::fail((opt.attention_kernel == "cudnn" ? std::string("--attention-kernel cudnn") : "--attention-sums any") +
-                ": this program was built without cuDNN; build it where CMake finds cuDNN 9 and its "
-                "frontend (-DPLAIT_CUDNN_FRONTEND_INCLUDE_DIR=FOLDER); --attention-kernel auto and own with "
-                "--attention-sums fixed are legal here");
+    reject(
+        "{}: this program was built without cuDNN; build it where CMake finds cuDNN 9 and its frontend "
+        "(-DPLAIT_CUDNN_FRONTEND_INCLUDE_DIR=FOLDER); --attention-kernel auto and own with --attention-sums fixed are "
+        "legal here",
+        opt.attention_kernel == "cudnn" ? std::string("--attention-kernel cudnn") : "--attention-sums any");
 }
 
 void start_on_one_gpu(const setup& s, const rank_body& body) {
@@ -133,11 +134,10 @@ void start_on_all_gpus(const setup& s, const rank_body& body) {
   std::vector<int> devices;
   const int count = count_gpus();
   if (s.mesh.size() > count)
-    plait::fail("--mesh " + s.opt.mesh + " has " + std::to_string(s.mesh.size()) +
-                " ranks, but --backend nccl was started as one process, which sees " + std::to_string(count) +
-                (count == 1 ? " GPU" : " GPUs") +
-                "; start it by torchrun, srun or mpirun on several machines, or let "
-                "ranks share a GPU by --backend threads");
+    reject(
+        "--mesh {} has {} ranks, but --backend nccl was started as one process, which sees {}{}; start it by torchrun, "
+        "srun or mpirun on several machines, or let ranks share a GPU by --backend threads",
+        s.opt.mesh, s.mesh.size(), count, count == 1 ? " GPU" : " GPUs");
   check_gpu(s, 0, least_bytes_of(s, 0).gpu);
   for (int i = 0; i < s.mesh.size(); ++i) devices.push_back(i);
   plait::nccl::run(devices, device_options(s, 0), nccl_options(s),

@@ -66,7 +66,7 @@ options with_plan(const options& opt, std::int64_t ranks) {
       if (first.empty()) first = e.what();
     }
   }
-  plait::fail("--plan auto: no layout that fits can be trained with these options; of the fastest: " + first);
+  reject("--plan auto: no layout that fits can be trained with these options; of the fastest: {}", first);
 }
 
 /// Everything that is known before ranks start.
@@ -154,10 +154,10 @@ int processes_of_mpirun() { return processes_by({"OMPI_COMM_WORLD_SIZE", "PMI_SI
 void refuse_lonely_processes(const options& opt) {
   const auto refuse = [](int processes, const char* launcher, const char* advice) {
     if (processes > 1)
-      plait::fail(fmt::format(
+      reject(
           "--backend threads: this is one of {} processes that {} started, and each would train alone; give {}, or "
           "start the program without {}",
-          processes, launcher, advice, launcher));
+          processes, launcher, advice, launcher);
   };
   refuse(processes_of_mpirun(), "mpirun", opt.device == "cuda" ? "--backend nccl" : "--backend mpi");
   if (processes_of_mpirun() == 0)
@@ -291,7 +291,7 @@ int train_nccl(int argc, char** argv) {
     return 1;
   } catch (const std::exception& e) {
     if (place.size == 1) throw;
-    plait::fail(fmt::format("rank {}: {}", place.rank, e.what()));
+    reject("rank {}: {}", place.rank, e.what());
   }
 }
 

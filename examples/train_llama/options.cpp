@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -76,12 +78,12 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources) 
   if (text.empty()) return weights;
   for (const std::string& word : words_of(text, ',')) {
     const std::optional<double> weight = number_of(word);
-    if (!weight) plait::fail(fmt::format("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word));
+    if (!weight) reject("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word);
     weights.push_back(*weight);
   }
   if (weights.size() != sources)
-    plait::fail(fmt::format("--data-weights {}: {} weights for {} --data; give one for each, as in 0.7,0.3", text,
-                            weights.size(), sources));
+    reject("--data-weights {}: {} weights for {} --data; give one for each, as in 0.7,0.3", text, weights.size(),
+           sources);
   return weights;
 }
 
@@ -93,7 +95,7 @@ void parse_held_out(options& opt) {
   if (fraction) return;
   std::error_code ignored;
   if (text.empty() || (!std::filesystem::exists(text, ignored) && !std::filesystem::exists(text + ".bin", ignored)))
-    plait::fail(fmt::format("--held-out '{}' is neither a file nor a fraction, at least 0 and below 1", text));
+    reject("--held-out '{}' is neither a file nor a fraction, at least 0 and below 1", text);
   opt.held_out_file = text;
 }
 bool holds_out(const options& opt) { return opt.held_out != 0 || !opt.held_out_file.empty(); }
@@ -108,8 +110,8 @@ plait::deterministic_leaves parse_deterministic(const std::string& text) {
   for (const std::string& word : words_of(text, ',')) {
     const std::optional<double> n = number_of(word);
     if (!counts(n, 4096) || leaves.size() == 3)
-      plait::fail(fmt::format(
-          "--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4", text));
+      reject("--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4",
+             text);
     leaves.push_back(static_cast<std::int64_t>(*n));
   }
   return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
@@ -118,10 +120,10 @@ plait::deterministic_leaves parse_deterministic(const std::string& text) {
 /// Of --check. Throws for anything else than what its help says.
 plait::value_check parse_check(const std::string& text) {
   const auto refuse = [&] {
-    plait::fail(
-        fmt::format("--check {}: legal are first, off, always and every:N, N at least 1, each with a tolerance at "
-                    "least 0 and below 1 behind it, as in every:100:1e-5",
-                    text));
+    reject(
+        "--check {}: legal are first, off, always and every:N, N at least 1, each with a tolerance at "
+        "least 0 and below 1 behind it, as in every:100:1e-5",
+        text);
   };
   std::vector<std::string> words = words_of(text, ':');
   plait::value_check how = plait::value_check::first;
@@ -142,10 +144,10 @@ plait::value_check parse_check(const std::string& text) {
 }
 
 [[noreturn]] void refuse_recompute(const std::string& text) {
-  plait::fail(
-      fmt::format("--recompute '{}' is unknown; legal are none, selective, full, every:K (each K-th layer in full) and "
-                  "budget:SIZE (bytes that a rank's layers may keep, as in budget:512M)",
-                  text));
+  reject(
+      "--recompute '{}' is unknown; legal are none, selective, full, every:K (each K-th layer in full) and "
+      "budget:SIZE (bytes that a rank's layers may keep, as in budget:512M)",
+      text);
 }
 
 /// A whole number, 1 or more, and what follows it.
@@ -186,36 +188,68 @@ recompute_request parse_recompute(const std::string& text) {
 
 namespace {
 
-void within(const char* flag, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value < least) plait::fail(fmt::format("{} is {}; at least {} is legal", flag, value, least));
-  if (value > most) plait::fail(fmt::format("{} is {}; at most {} is legal", flag, value, most));
+/// Refuses a whole number that is not from `least` to `most`.
+template <std::integral T>
+void within(const char* flag, T value, T least, T most) {
+  if (value < least) reject("{} is {}; at least {} is legal", flag, value, least);
+  if (value > most) reject("{} is {}; at most {} is legal", flag, value, most);
 }
+/// Refuses a number that is not at least `low` and below `below`.
 void in_range(const char* flag, double value, double low, double below) {
-  if (!(value >= low && value < below))
-    plait::fail(fmt::format("{} is {}; legal is at least {} and below {}", flag, value, low, below));
+  if (!(value >= low && value < below)) reject("{} is {}; legal is at least {} and below {}", flag, value, low, below);
 }
 
-/// Device and backend by name, what is read, and what goes on from it.
+/// The value of an option, as text.
+std::string value_of(const options& opt, std::string_view name) {
+  const auto found =
+      std::find_if(opt.by_name.begin(), opt.by_name.end(), [&](const auto& one) { return one.first == name; });
+  return found == opt.by_name.end() ? "" : found->second;
+}
+
+/// What makes a command line illegal, and the error: in it, {--option} stands for that option's value.
+struct rule {
+  bool broken;
+  std::string_view text;
+};
+
+/// Throws the error of the first rule that is broken.
+void check_rules(const options& opt, std::initializer_list<rule> rules) {
+  for (const rule& r : rules) {
+    if (!r.broken) continue;
+    std::string text(r.text);
+    for (std::size_t at = 0; (at = text.find("{--", at)) != text.npos;) {
+      const std::size_t end = text.find('}', at);
+      const std::string value = value_of(opt, text.substr(at + 1, end - at - 1));
+      text.replace(at, end + 1 - at, value);
+      at += value.size();
+    }
+    plait::fail(text);
+  }
+}
+
+/// What is read, and what goes on from it.
 void check_inputs(const options& opt) {
-  in_range("--deadline", opt.deadline, 0, 1e9);
-  if (opt.given("--deadline") && opt.backend == "threads")
-    plait::fail("--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out");
-  if (opt.given("--mesh") && opt.mesh.find_first_not_of(' ') == std::string::npos)
-    plait::fail("--mesh is empty; name axes and extents, as in dp=2,tp=4, or leave it out");
-  if (!opt.report.empty() && opt.log.empty()) plait::fail("--report needs --log, the file that it is made from");
-  if (opt.given("--export-order") && opt.export_hf.empty())
-    plait::fail("--export-order " + opt.export_order + " is for --export-hf, which names the directory to write");
-  if (opt.given("--weights-order") && opt.init_from.empty())
-    plait::fail("--weights-order " + opt.weights_order + " is for --init-from, which names a model directory");
-  if (opt.end_of_document != -1 && !keeps_documents_apart(opt))
-    plait::fail(fmt::format("--end-of-document {} is for --documents apart; joined documents have no ends",
-                            opt.end_of_document));
-  if (opt.given("--on-new-data") && opt.resume == "none")
-    plait::fail("--on-new-data " + opt.on_new_data + " is for --resume, which names what was trained before");
-  if (opt.given("--on-new-schedule") && opt.resume == "none")
-    plait::fail("--on-new-schedule " + opt.on_new_schedule + " is for --resume, which names what was trained before");
-  if (opt.keep_best == "held-out" && !holds_out(opt))
-    plait::fail("--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation");
+  const bool blank_mesh = opt.mesh.find_first_not_of(' ') == std::string::npos;
+  check_rules(
+      opt,
+      {{opt.given("--deadline") && opt.backend == "threads",
+        "--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out"},
+       {opt.given("--mesh") && blank_mesh, "--mesh is empty; name axes and extents, as in dp=2,tp=4, or leave it out"},
+       {!opt.report.empty() && opt.log.empty(), "--report needs --log, the file that it is made from"},
+       {opt.given("--export-order") && opt.export_hf.empty(),
+        "--export-order {--export-order} is for --export-hf, which names the directory to write"},
+       {opt.given("--weights-order") && opt.init_from.empty(),
+        "--weights-order {--weights-order} is for --init-from, which names a model directory"},
+       {opt.end_of_document != -1 && !keeps_documents_apart(opt),
+        "--end-of-document {--end-of-document} is for --documents apart; joined documents have no ends"},
+       {opt.given("--on-new-data") && opt.resume == "none",
+        "--on-new-data {--on-new-data} is for --resume, which names what was trained before"},
+       {opt.given("--on-new-schedule") && opt.resume == "none",
+        "--on-new-schedule {--on-new-schedule} is for --resume, which names what was trained before"},
+       {opt.keep_best == "held-out" && !holds_out(opt),
+        "--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation"},
+       {opt.eval_every > 0 && !holds_out(opt),
+        "--eval-every {--eval-every} needs --held-out, which says what the model is evaluated on"}});
 }
 
 /// Options of a run that trains, which a command has no use for.
@@ -223,166 +257,127 @@ void check_command(const options& opt) {
   if (opt.command.empty()) return;
   for (const char* flag : {"--log", "--plot", "--trace", "--timeline", "--export-hf", "--checkpoint-dir", "--resume",
                            "--eval-every", "--lora", "--lora-alpha"})
-    if (opt.given(flag))
-      plait::fail(fmt::format("{} is for training, and {} trains nothing; leave it out", flag, opt.command));
-  if (opt.steps != 0)
-    plait::fail(fmt::format("--steps is {}, and {} makes none; leave it out", opt.steps, opt.command));
-  if (opt.command == "generate" && opt.sample == 0) plait::fail("--sample is 0; generate takes at least 1");
-  if (opt.command == "evaluate" && !holds_out(opt))
-    plait::fail("evaluate needs --held-out, which names a file, or a fraction of --data");
+    if (opt.given(flag)) reject("{} is for training, and {} trains nothing; leave it out", flag, opt.command);
+  if (opt.steps != 0) reject("--steps is {}, and {} makes none; leave it out", opt.steps, opt.command);
+  check_rules(opt, {{opt.command == "generate" && opt.sample == 0, "--sample is 0; generate takes at least 1"},
+                    {opt.command == "evaluate" && !holds_out(opt),
+                     "evaluate needs --held-out, which names a file, or a fraction of --data"}});
 }
 
 /// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
 void check_pipeline(const options& opt) {
   if (opt.schedule.ends_with(".csv") || parse_mesh(opt).extent(plait::axis_of<plait::pp>) > 1) return;
   static_cast<void>(parse_schedule(opt, 1, 4));  // whether there is one of that name
-  if (opt.schedule != "1f1b")
-    plait::fail(
-        "--schedule " + opt.schedule +
-        " orders the stages of a pipeline, and with pp=1 there is none; legal are 1f1b, and more ranks along pp");
-  if (opt.given("--split"))
-    plait::fail("--split " + opt.split +
-                " shares out layers over the stages of a pipeline, and with pp=1 there is one; leave it out");
+  check_rules(opt, {{opt.schedule != "1f1b",
+                     "--schedule {--schedule} orders the stages of a pipeline, and with pp=1 there is none; legal are "
+                     "1f1b, and more ranks along pp"},
+                    {opt.given("--split"),
+                     "--split {--split} shares out layers over the stages of a pipeline, and with pp=1 there is one; "
+                     "leave it out"}});
 }
 
 /// How the model, its data and its parameters are cut.
 void check_layout(const options& opt) {
-  if (opt.data_parallel == "replicated" && opt.given("--shard"))
-    plait::fail("--shard " + opt.shard + " is for --data-parallel zero1 to zero3; replicated cuts nothing");
-  if (opt.data_parallel != "replicated" && opt.shard != "whole" && opt.optimizer == "muon")
-    plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel + " with --shard " +
-                opt.shard + " cuts; legal are --shard whole and --data-parallel replicated");
-  within("--prefetch", opt.prefetch, 0, 1 << 20);
-  within("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20);
-  if (opt.data_parallel != "zero3") {
-    if (opt.given("--prefetch"))
-      plait::fail(fmt::format("--prefetch {} is for --data-parallel zero3; with {} parameters stay gathered",
-                              opt.prefetch, opt.data_parallel));
-    if (opt.given("--reshard-after-forward"))
-      plait::fail("--reshard-after-forward " + opt.reshard_after_forward + " is for --data-parallel zero3; with " +
-                  opt.data_parallel + " parameters stay gathered");
-  }
+  const bool replicated = opt.data_parallel == "replicated", gathered = opt.data_parallel != "zero3";
   const bool level_is_planned = opt.plan == "auto" && !opt.given("--data-parallel");
-  if (opt.data_parallel == "replicated" && !level_is_planned && opt.replicate_over != "none")
-    plait::fail("--replicate-over " + opt.replicate_over +
-                " is for --data-parallel zero1 to zero3; replicated cuts nothing");
+  check_rules(
+      opt,
+      {{replicated && opt.given("--shard"),
+        "--shard {--shard} is for --data-parallel zero1 to zero3; replicated cuts nothing"},
+       {!replicated && opt.shard != "whole" && opt.optimizer == "muon",
+        "--optimizer muon needs whole matrices, which --data-parallel {--data-parallel} with --shard {--shard} cuts; "
+        "legal are --shard whole and --data-parallel replicated"},
+       {gathered && opt.given("--prefetch"),
+        "--prefetch {--prefetch} is for --data-parallel zero3; with {--data-parallel} parameters stay gathered"},
+       {gathered && opt.given("--reshard-after-forward"),
+        "--reshard-after-forward {--reshard-after-forward} is for --data-parallel zero3; with {--data-parallel} "
+        "parameters stay gathered"},
+       {replicated && !level_is_planned && opt.replicate_over != "none",
+        "--replicate-over {--replicate-over} is for --data-parallel zero1 to zero3; replicated cuts nothing"}});
   if (opt.plan != "auto" && (opt.given("--split") || opt.given("--schedule"))) check_pipeline(opt);
 }
 
 /// Number types, and the order of sums.
 void check_numerics(const options& opt) {
-  if (opt.precision == "bf16-no-masters" && opt.strategy != "sp")
-    plait::fail("--precision bf16-no-masters is built for --strategy sp alone; here it is " + opt.strategy);
-  if (has_bf16_gradients(opt) && !in_bf16(opt))
-    plait::fail("--gradients bf16 is for --precision bf16 and bf16-no-masters; with " + opt.precision +
-                ", full is legal");
-  if (has_bf16_gradients(opt) && opt.strategy != "sp")
-    plait::fail("--gradients bf16 is built for --strategy sp alone; here it is " + opt.strategy);
-  if (opt.reduce_in == "bf16" && opt.precision == "double")
-    plait::fail("--reduce-in bf16 is for gradients in float; with --precision double, full is legal");
-  if (opt.reduce_in == "bf16" && has_bf16_gradients(opt))
-    plait::fail(
-        "--reduce-in bf16 is for gradients in float; with --gradients bf16, full is legal, which is bf16, and float");
-  if (opt.reduce_in == "float" && !has_bf16_gradients(opt))
-    plait::fail(fmt::format("--reduce-in float is for --gradients bf16; here they are in {}, and legal {}",
-                            opt.precision == "double" ? "double" : "float",
-                            opt.precision == "double" ? "is full" : "are full and bf16"));
-  if (opt.leaves) {
-    const auto not_with = [](const char* flag, const std::string& value, const char* legal) {
-      plait::fail(
-          fmt::format("--deterministic has one order of sums, which {} {} has not; legal is {}", flag, value, legal));
-    };
-    if (opt.device != "cpu") not_with("--device", opt.device, "cpu");
-    if (opt.threads != 1) not_with("--threads", std::to_string(opt.threads), "1");
-    if (opt.tensor_overlap != 1) not_with("--tensor-overlap", std::to_string(opt.tensor_overlap), "1");
-    if (opt.gradients != "full") not_with("--gradients", opt.gradients, "full");
-    if (opt.reduce_in != "full") not_with("--reduce-in", opt.reduce_in, "full");
-    if (opt.moments == "int8") not_with("--moments", opt.moments, "full or bf16");
-    if (opt.lora > 0) not_with("--lora", std::to_string(opt.lora), "0");
-  }
+  const bool bf16_gradients = has_bf16_gradients(opt), alone = opt.precision == "bf16-no-masters";
+  check_rules(opt,
+              {{alone && opt.strategy != "sp",
+                "--precision bf16-no-masters is built for --strategy sp alone; here it is {--strategy}"},
+               {bf16_gradients && !in_bf16(opt),
+                "--gradients bf16 is for --precision bf16 and bf16-no-masters; with {--precision}, full is legal"},
+               {bf16_gradients && opt.strategy != "sp",
+                "--gradients bf16 is built for --strategy sp alone; here it is {--strategy}"},
+               {opt.reduce_in == "bf16" && opt.precision == "double",
+                "--reduce-in bf16 is for gradients in float; with --precision double, full is legal"},
+               {opt.reduce_in == "bf16" && bf16_gradients,
+                "--reduce-in bf16 is for gradients in float; with --gradients bf16, full is legal, which is "
+                "bf16, and float"},
+               {opt.reduce_in == "float" && !bf16_gradients && opt.precision == "double",
+                "--reduce-in float is for --gradients bf16; here they are in double, and legal is full"},
+               {opt.reduce_in == "float" && !bf16_gradients,
+                "--reduce-in float is for --gradients bf16; here they are in float, and legal are full and bf16"}});
+  if (!opt.leaves) return;
+  const auto only = [&](const char* flag, bool holds, const char* legal) {
+    if (!holds)
+      reject("--deterministic has one order of sums, which {} {} has not; legal is {}", flag, value_of(opt, flag),
+             legal);
+  };
+  only("--device", opt.device == "cpu", "cpu");
+  only("--threads", opt.threads == 1, "1");
+  only("--tensor-overlap", opt.tensor_overlap == 1, "1");
+  only("--gradients", opt.gradients == "full", "full");
+  only("--reduce-in", opt.reduce_in == "full", "full");
+  only("--moments", opt.moments != "int8", "full or bf16");
+  only("--lora", opt.lora == 0, "0");
 }
 
 /// Adapters, and the weights that they adapt.
 void check_lora(const options& opt) {
-  within("--lora", opt.lora, 0, 1 << 20);
-  if (opt.lora == 0) {
-    if (opt.given("--lora-alpha")) plait::fail("--lora-alpha is for --lora, which gives the rank of the adapters");
-    return;
-  }
-  in_range("--lora-alpha", opt.lora_alpha, 1e-6, 1e6);
-  if (!opt.export_hf.empty())
-    plait::fail(
-        fmt::format("--export-hf writes the weights of a model, and nothing merges the adapters of --lora {} into "
-                    "them; leave out one of the two",
-                    opt.lora));
-  if (opt.init_from.empty() && (opt.resume == "none" || opt.resume == "auto") && !opt.dry_run)
-    plait::fail(
-        fmt::format("--lora {} trains adapters alone, and random weights would stay random; name weights by "
-                    "--init-from, or a step that has adapters by --resume",
-                    opt.lora));
+  const bool adapts = opt.lora > 0, resumes = opt.resume != "none" && opt.resume != "auto";
+  if (adapts) in_range("--lora-alpha", opt.lora_alpha, 1e-6, 1e6);
+  check_rules(
+      opt, {{!adapts && opt.given("--lora-alpha"), "--lora-alpha is for --lora, which gives the rank of the adapters"},
+            {adapts && !opt.export_hf.empty(),
+             "--export-hf writes the weights of a model, and nothing merges the adapters of --lora {--lora} "
+             "into them; leave out one of the two"},
+            {adapts && opt.init_from.empty() && !resumes && !opt.dry_run,
+             "--lora {--lora} trains adapters alone, and random weights would stay random; name weights by "
+             "--init-from, or a step that has adapters by --resume"}});
 }
 
-/// Sizes. With these limits no count of samples or tokens overflows.
-void check_sizes(const options& opt) {
-  within("--steps", opt.steps, 0, std::int64_t{1} << 32);
-  if (opt.steps == 0 && !(opt.trace.empty() && opt.timeline.empty()))
-    plait::fail(fmt::format("{} shows a step, and --steps 0 has none; leave it out",
-                            opt.trace.empty() ? "--timeline" : "--trace"));
-  if (opt.steps == 0 && !opt.report.empty()) plait::fail("--report shows steps, and --steps 0 has none; leave it out");
-  within("--seq", opt.seq, 1, std::int64_t{1} << 31);
-  within("--micro-batch", opt.micro_batch, 1, 1 << 20);
-  within("--global-batch", opt.global_batch, 0, 1 << 24);
-  within("--seed", opt.seed, 0, std::int64_t{1} << 62);
-  within("--threads", opt.threads, 1, 1024);
-  within("--sample", opt.sample, 0, 1 << 24);
-  within("--eval-every", opt.eval_every, 0, std::int64_t{1} << 32);
-  if (opt.eval_every > 0 && !holds_out(opt))
-    plait::fail(
-        fmt::format("--eval-every {} needs --held-out, which says what the model is evaluated on", opt.eval_every));
-  within("--log-hashes", opt.log_hashes, 0, std::int64_t{1} << 32);
-  if (opt.log_hashes > 0 && opt.log.empty())
-    plait::fail(fmt::format("--log-hashes {} needs --log, which names the file that the hashes are written to",
-                            opt.log_hashes));
-  if (opt.log_gradient_hashes && opt.log_hashes == 0)
-    plait::fail("--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal");
-  if (opt.warmup != -1) within("--warmup", opt.warmup, 0, opt.steps);
-  in_range("--temperature", opt.temperature, 0, 1e6);
-  in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);
-  in_range("--memory-share", opt.memory_share, 1e-12, 1e9);
+/// Steps, and what is written and sampled of them.
+void check_steps(const options& opt) {
+  if (opt.warmup != -1) within<std::int64_t>("--warmup", opt.warmup, 0, opt.steps);
+  const bool no_text = opt.sample == 0;
+  check_rules(
+      opt, {{opt.steps == 0 && !opt.trace.empty(), "--trace shows a step, and --steps 0 has none; leave it out"},
+            {opt.steps == 0 && !opt.timeline.empty(), "--timeline shows a step, and --steps 0 has none; leave it out"},
+            {opt.steps == 0 && !opt.report.empty(), "--report shows steps, and --steps 0 has none; leave it out"},
+            {opt.log_hashes > 0 && opt.log.empty(),
+             "--log-hashes {--log-hashes} needs --log, which names the file that the hashes are written to"},
+            {opt.log_gradient_hashes && opt.log_hashes == 0,
+             "--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal"},
+            {no_text && opt.given("--prompt") && !opt.prompt.empty(),
+             "--prompt is for the text that is sampled at the end, and --sample 0 samples none"},
+            {no_text && opt.given("--temperature"),
+             "--temperature is for the text that is sampled at the end, and --sample 0 samples none"}});
 }
 
-/// The loss, and how weights are updated.
+/// How weights are updated.
 void check_training(const options& opt) {
-  in_range("--dropout", opt.dropout, 0, 1);
-  in_range("--loss-chunks", opt.loss_chunks, 1, 1 << 20);
-  in_range("--label-smoothing", opt.label_smoothing, 0, 1);
-  in_range("--z-loss", opt.z_loss, 0, 1e6);
-  in_range("--balance-loss", opt.balance_loss, 0, 1e6);
-  in_range("--router-z-loss", opt.router_z_loss, 0, 1e6);
-  in_range("--expert-limit", opt.expert_limit, 0, 1e6);
-  in_range("--expert-bias-rate", opt.expert_bias_rate, 0, 1e6);
-  in_range("--clip", opt.clip, 0, 1e30);
-  in_range("--weight-decay", opt.weight_decay, 0, 1e6);
-  if (opt.given("--min-lr-ratio") && opt.lr_schedule == "constant")
-    plait::fail(
-        fmt::format("--min-lr-ratio {} changes nothing with --lr-schedule constant; leave it out", opt.min_lr_ratio));
-  if (opt.optimizer == "muon" && opt.precision == "bf16-no-masters")
-    plait::fail(
-        "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw "
-        "and --precision float, double and bf16");
-  if (opt.optimizer == "muon" && opt.moments == "int8")
-    plait::fail("--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal");
-  if (opt.moments == "int8" && opt.data_parallel != "replicated" && opt.shard == "even")
-    plait::fail("--moments int8 has a scale for each 256 elements, which --data-parallel " + opt.data_parallel +
-                " with --shard even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated");
-  in_range("--muon-momentum", opt.muon_momentum, 0, 1);
-  in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);
-  for (const auto& [flag, says] : {std::pair("--prompt", !opt.prompt.empty()), std::pair("--temperature", true)})
-    if (opt.sample == 0 && opt.given(flag) && says)
-      plait::fail(fmt::format("{} is for the text that is sampled at the end, and --sample 0 samples none", flag));
+  const bool muon = opt.optimizer == "muon", int8 = opt.moments == "int8";
+  check_rules(
+      opt, {{opt.given("--min-lr-ratio") && opt.lr_schedule == "constant",
+             "--min-lr-ratio {--min-lr-ratio} changes nothing with --lr-schedule constant; leave it out"},
+            {muon && opt.precision == "bf16-no-masters",
+             "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer "
+             "adamw and --precision float, double and bf16"},
+            {muon && int8, "--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal"},
+            {int8 && opt.data_parallel != "replicated" && opt.shard == "even",
+             "--moments int8 has a scale for each 256 elements, which --data-parallel {--data-parallel} with --shard "
+             "even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated"}});
   for (const char* flag : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
-    if (opt.optimizer != "muon" && opt.given(flag))
-      plait::fail(fmt::format("{} is for --optimizer muon; here it is {}", flag, opt.optimizer));
+    if (!muon && opt.given(flag)) reject("{} is for --optimizer muon; here it is {}", flag, opt.optimizer);
 }
 
 void check_saving(const options& opt) {
@@ -391,68 +386,59 @@ void check_saving(const options& opt) {
     for (const char* flag :
          {"--save-every", "--keep", "--keep-every", "--keep-best", "--checkpoint-io", "--checkpoint-staging"})
       if (opt.given(flag)) needs = flag;
-    if (!needs.empty()) plait::fail(needs + " needs --checkpoint-dir, which names where the training state is saved");
+    if (!needs.empty()) reject("{} needs --checkpoint-dir, which names where the training state is saved", needs);
   }
-  if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));
-  if (opt.keep < 1) plait::fail(fmt::format("--keep is {}; at least 1 is legal", opt.keep));
-  if (opt.keep_every < 0) plait::fail(fmt::format("--keep-every is {}; at least 0 is legal", opt.keep_every));
   if (opt.resume.empty()) plait::fail("--resume is empty; legal are none, auto, a saved step, or a folder of them");
 }
 
-/// Refuses options that are for another kind of device.
-void check_device(const options& opt) {
-  if (offloads(opt) && opt.device == "cpu")
-    plait::fail(
-        "--offload optimizer: with --device cpu the optimizer's state is in the host's memory; legal are none, "
-        "and --device cuda");
-  if (opt.device == "cuda") {
-    if (opt.backend == "mpi")
-      plait::fail(
-          "--backend mpi moves the host's memory; with --device cuda, --backend nccl is legal (which mpirun may start) "
-          "and threads");
-    if (opt.precision == "double")
-      plait::fail("--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters");
-    // What is instantiated; see CMakeLists.txt.
-    if (opt.precision == "float" && opt.strategy != "sp")
-      plait::fail("--device cuda --precision float is built for --strategy sp alone; here it is " + opt.strategy +
-                  " (bf16 has either)");
-    if (opt.tf32 && opt.precision != "float")
-      plait::fail("--tf32 is for --precision float; here it is " + opt.precision);
-    if (opt.attention_kernel == "cudnn" && !in_bf16(opt))
-      plait::fail("--attention-kernel cudnn computes in bf16; with --precision " + opt.precision +
-                  ", auto and own are legal");
-    if (opt.attention_sums == "any" && (!in_bf16(opt) || opt.attention_kernel == "own"))
-      plait::fail(
-          "--attention-sums any is an order of cuDNN's, which computes in bf16; it needs --precision bf16 and "
-          "--attention-kernel auto or cudnn, and here they are " +
-          opt.precision + " and " + opt.attention_kernel);
-    if (opt.graph == "on" && opt.dropout > 0)
-      plait::fail(
-          fmt::format("--graph on with --dropout {}: a replay would drop the same elements in every step; legal "
-                      "are --graph off and --dropout 0",
-                      opt.dropout));
-    if (opt.threads != 1)
-      plait::fail(
-          fmt::format("--threads is {}, but with --device cuda no product runs on the CPU; leave it out", opt.threads));
-    return;
-  }
-  if (opt.backend == "nccl")
-    plait::fail("--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi");
-  if (opt.tf32) plait::fail("--tf32 needs --device cuda; the CPU computes float in full");
-  if (opt.checkpoint_staging != "pinned")
-    plait::fail("--checkpoint-staging " + opt.checkpoint_staging +
-                " is for --device cuda; on the CPU no memory is pinned: leave it out");
-  if (opt.graph == "on") plait::fail("--graph on needs --device cuda; on the CPU, auto and off are legal");
-  if (!opt.products.empty())
-    plait::fail("--products needs --device cuda; the libraries of the CPU choose their algorithms themselves");
-  if (opt.attention_kernel != "auto")
-    plait::fail("--attention-kernel " + opt.attention_kernel + " needs --device cuda; on the CPU, auto is legal");
-  if (opt.attention_sums != "fixed")
-    plait::fail("--attention-sums " + opt.attention_sums + " needs --device cuda; on the CPU every sum has one order");
+/// Refuses options that are for GPUs.
+void check_cpu(const options& opt) {
+  check_rules(
+      opt,
+      {{offloads(opt),
+        "--offload optimizer: with --device cpu the optimizer's state is in the host's memory; legal are none, and "
+        "--device cuda"},
+       {opt.backend == "nccl",
+        "--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi"},
+       {opt.tf32, "--tf32 needs --device cuda; the CPU computes float in full"},
+       {opt.checkpoint_staging != "pinned",
+        "--checkpoint-staging {--checkpoint-staging} is for --device cuda; on the CPU no memory is pinned: leave "
+        "it out"},
+       {opt.graph == "on", "--graph on needs --device cuda; on the CPU, auto and off are legal"},
+       {!opt.products.empty(),
+        "--products needs --device cuda; the libraries of the CPU choose their algorithms themselves"},
+       {opt.attention_kernel != "auto",
+        "--attention-kernel {--attention-kernel} needs --device cuda; on the CPU, auto is legal"},
+       {opt.attention_sums != "fixed",
+        "--attention-sums {--attention-sums} needs --device cuda; on the CPU every sum has one order"}});
 }
 
-/// Refuses what is illegal of a command line whatever files and ranks there are: unknown words, numbers out of range,
-/// and options that go with others alone. Throws `plait::error` whose text names the option and what is legal.
+/// Refuses options that are for the CPU, and types that are not instantiated for GPUs (CMakeLists.txt).
+void check_gpu(const options& opt) {
+  check_rules(
+      opt,
+      {{opt.backend == "mpi",
+        "--backend mpi moves the host's memory; with --device cuda, --backend nccl is legal (which mpirun may start) "
+        "and threads"},
+       {opt.precision == "double",
+        "--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters"},
+       {opt.precision == "float" && opt.strategy != "sp",
+        "--device cuda --precision float is built for --strategy sp alone; here it is {--strategy} (bf16 has either)"},
+       {opt.tf32 && opt.precision != "float", "--tf32 is for --precision float; here it is {--precision}"},
+       {opt.attention_kernel == "cudnn" && !in_bf16(opt),
+        "--attention-kernel cudnn computes in bf16; with --precision {--precision}, auto and own are legal"},
+       {opt.attention_sums == "any" && (!in_bf16(opt) || opt.attention_kernel == "own"),
+        "--attention-sums any is an order of cuDNN's, which computes in bf16; it needs --precision bf16 and "
+        "--attention-kernel auto or cudnn, and here they are {--precision} and {--attention-kernel}"},
+       {opt.graph == "on" && opt.dropout > 0,
+        "--graph on with --dropout {--dropout}: a replay would drop the same elements in every step; legal are --graph "
+        "off and --dropout 0"},
+       {opt.threads != 1,
+        "--threads is {--threads}, but with --device cuda no product runs on the CPU; leave it out"}});
+}
+
+/// Refuses what is illegal of a command line whatever files and ranks there are: options that go with others alone.
+/// Throws `plait::error` whose text names the option and what is legal.
 void check_options(const options& opt) {
   check_inputs(opt);
   check_command(opt);
@@ -460,10 +446,10 @@ void check_options(const options& opt) {
   check_numerics(opt);
   check_lora(opt);
   parse_recompute(opt.recompute);
-  check_sizes(opt);
+  check_steps(opt);
   check_training(opt);
   check_saving(opt);
-  check_device(opt);
+  opt.device == "cuda" ? check_gpu(opt) : check_cpu(opt);
   with_types(opt, []<class, class>() {});  // whether this program is built for them
 }
 
@@ -490,8 +476,8 @@ std::vector<std::string> without_command(std::vector<std::string> words, options
   opt.command = words[0];
   if (words.size() > 1 && (words[1] == "--help" || words[1] == "-h")) return {words[1]};
   if (words.size() < 2 || words[1].empty() || words[1][0] == '-')
-    plait::fail(opt.command + " needs a saved step, a folder of them or a model directory, as in " + opt.command +
-                " run/step-00000100");
+    reject("{} needs a saved step, a folder of them or a model directory, as in {} run/step-00000100", opt.command,
+           opt.command);
   const std::vector<std::string> means{"--init-from", words[1], "--steps", "0"};
   words.erase(words.begin(), words.begin() + 2);
   words.insert(words.begin(), means.begin(), means.end());
@@ -530,20 +516,31 @@ class option_list {
   CLI::Option* add(const char* flag, T& value, const std::string& help) {
     return app_.add_option(flag, value, help)->capture_default_str();
   }
+  /// A whole number from `least` to `most`.
+  template <std::integral T>
+  void add(const char* flag, T& value, std::type_identity_t<T> least, std::type_identity_t<T> most,
+           const std::string& help) {
+    add(flag, value, help);
+    checks_.push_back([=, &value] { within(flag, value, least, most); });
+  }
+  /// A number that is at least `low` and below `below`.
+  void add(const char* flag, double& value, double low, double below, const std::string& help) {
+    add(flag, value, help);
+    checks_.push_back([=, &value] { in_range(flag, value, low, below); });
+  }
   /// An option that is one of some words.
   void choice(const char* flag, std::string& value, std::initializer_list<const char*> legal, const std::string& help) {
     add(flag, value, help);
     checks_.push_back([=, &value, words = std::vector<std::string>(legal.begin(), legal.end())] {
       if (std::find(words.begin(), words.end(), value) == words.end())
-        plait::fail(fmt::format("{} '{}' is unknown; legal are {}", flag, value, fmt::join(words, ", ")));
+        reject("{} '{}' is unknown; legal are {}", flag, value, fmt::join(words, ", "));
     });
   }
   /// An option that names `what`. Empty is what a shell makes of a variable that is not set.
   void path(const char* flag, std::string& value, const char* what, const std::string& help) {
     const CLI::Option* const option = add(flag, value, help);
     checks_.push_back([=, &value] {
-      if (option->count() > 0 && value.empty())
-        plait::fail(fmt::format("{} is empty; name {}, or leave it out", flag, what));
+      if (option->count() > 0 && value.empty()) reject("{} is empty; name {}, or leave it out", flag, what);
     });
   }
   /// Throws `plait::error` for a word or a path that is not legal.
@@ -556,6 +553,9 @@ class option_list {
   std::vector<std::function<void()>> checks_;
 };
 
+// With these limits no count of samples or tokens overflows.
+constexpr std::int64_t most_steps = std::int64_t{1} << 32, no_limit = std::numeric_limits<std::int64_t>::max();
+
 void add_ranks(option_list& list, options& opt) {
   list.group("Ranks");
   list.add("--mesh", opt.mesh, "extents of the axes dp, pp, ep (experts), cp and tp, as in dp=2,tp=4");
@@ -563,7 +563,7 @@ void add_ranks(option_list& list, options& opt) {
   list.choice("--backend", opt.backend, {"threads", "mpi", "nccl"},
               "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "
               "under torchrun, srun or mpirun, or all in this process");
-  list.add("--deadline", opt.deadline,
+  list.add("--deadline", opt.deadline, 0, 1e9,
            "with mpi and nccl, the seconds after which a collective that is not over ends all ranks, since one is "
            "lost; 0: they wait for ever");
 }
@@ -583,7 +583,7 @@ void add_model(option_list& list, options& opt) {
   list.choice("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"},
               "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
               "megatron or meta, as --weights-order reads them");
-  list.add("--lora", opt.lora,
+  list.add("--lora", opt.lora, 0, 1 << 20,
            "the rank of low-rank adapters of all linears of the blocks, which alone are trained; the weights of "
            "--init-from stay as they are; 0: no adapters");
   list.add("--lora-alpha", opt.lora_alpha,
@@ -602,12 +602,12 @@ void add_parallelism(option_list& list, options& opt) {
   list.choice("--replicate-over", opt.replicate_over, {"none", "dp", "cp"},
               "with zero1 to zero3, a hybrid: pieces are not cut over this axis, dp or cp, but equal; none: over both "
               "they are cut");
-  list.add("--prefetch", opt.prefetch, "with zero3, how many uses ahead a unit's parameters are gathered");
+  list.add("--prefetch", opt.prefetch, 0, 1 << 20, "with zero3, how many uses ahead a unit's parameters are gathered");
   list.choice("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"},
               "with zero3, whether parameters are released after a forward pass and gathered again: on or off");
   list.choice("--overlap", opt.overlap, {"on", "off"},
               "whether a unit's gradients are reduced under the backward pass (on) or after it (off)");
-  list.add("--tensor-overlap", opt.tensor_overlap,
+  list.add("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20,
            "in how many chunks linears gather and reduce over tp, beside their products; 1: not beside them");
   list.choice("--reduce-in", opt.reduce_in, {"full", "bf16", "float"},
               "what gradients travel as when they are summed over data ranks: full (their own type), bf16, or, of "
@@ -649,11 +649,11 @@ void add_data(option_list& list, options& opt) {
 
 void add_steps(option_list& list, options& opt) {
   list.group("Steps");
-  list.add("--steps", opt.steps, "optimizer steps");
-  list.add("--seq", opt.seq, "tokens in a sequence");
-  list.add("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch");
-  list.add("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch");
-  list.add("--seed", opt.seed, "of weights, data order and dropout");
+  list.add("--steps", opt.steps, 0, most_steps, "optimizer steps");
+  list.add("--seq", opt.seq, 1, std::int64_t{1} << 31, "tokens in a sequence");
+  list.add("--micro-batch", opt.micro_batch, 1, 1 << 20, "sequences per data-parallel rank in a microbatch");
+  list.add("--global-batch", opt.global_batch, 0, 1 << 24, "sequences per step over all ranks; 0: one microbatch");
+  list.add("--seed", opt.seed, 0, std::int64_t{1} << 62, "of weights, data order and dropout");
 }
 
 void add_numbers(option_list& list, options& opt) {
@@ -690,9 +690,10 @@ void add_checkpoints(option_list& list, options& opt) {
   list.group("Checkpoints");
   list.path("--checkpoint-dir", opt.checkpoint_dir, "a folder",
             "where the training state is saved, at the end and when a signal ends the run; SIGUSR1 saves at once");
-  list.add("--save-every", opt.save_every, "steps between two saves; 0: save at the end alone");
-  list.add("--keep", opt.keep, "how many of the newest saved steps stay");
-  list.add("--keep-every", opt.keep_every, "saved steps that this number divides stay too; 0: none of them");
+  list.add("--save-every", opt.save_every, 0, no_limit, "steps between two saves; 0: save at the end alone");
+  list.add("--keep", opt.keep, 1, no_limit, "how many of the newest saved steps stay");
+  list.add("--keep-every", opt.keep_every, 0, no_limit,
+           "saved steps that this number divides stay too; 0: none of them");
   list.choice("--keep-best", opt.keep_best, {"none", "held-out"},
               "none, or held-out: each save computes the loss of what --held-out keeps, and the step that has the "
               "least stays too, in this run and those that go on from it");
@@ -713,28 +714,29 @@ void add_training(option_list& list, options& opt) {
   list.add("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps");
   list.add("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak");
   list.add("--lr-schedule", opt.lr_schedule, "cosine, linear or constant");
-  list.add("--clip", opt.clip, "limit of the global gradient norm; 0: none");
+  list.add("--clip", opt.clip, 0, 1e30, "limit of the global gradient norm; 0: none");
   list.choice("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"},
               "a step whose gradients are not finite changes no weight: then stop, or skip it and go on");
-  list.add("--weight-decay", opt.weight_decay, "of matrices");
+  list.add("--weight-decay", opt.weight_decay, 0, 1e6, "of matrices");
   list.choice("--optimizer", opt.optimizer, {"adamw", "muon"},
               "adamw, or muon: the matrices of hidden layers move in nearly orthogonal directions, and AdamW updates "
               "the embedding, the head and everything else");
-  list.add("--muon-momentum", opt.muon_momentum, "Nesterov's, of Muon");
+  list.add("--muon-momentum", opt.muon_momentum, 0, 1, "Nesterov's, of Muon");
   list.choice("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"},
               "of Muon's updates: match_rms_adamw (as large as AdamW's, for its --lr) or original (by the matrix' "
               "shape, for a larger --muon-lr-ratio)");
-  list.add("--muon-lr-ratio", opt.muon_lr_ratio, "learning rate of Muon's matrices over --lr");
-  list.add("--dropout", opt.dropout, "on the output of each residual branch");
-  list.add("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution");
-  list.add("--z-loss", opt.z_loss, "weight of lse^2 in the loss");
-  list.add("--loss-chunks", opt.loss_chunks,
+  list.add("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6, "learning rate of Muon's matrices over --lr");
+  list.add("--dropout", opt.dropout, 0, 1, "on the output of each residual branch");
+  list.add("--label-smoothing", opt.label_smoothing, 0, 1, "weight of the uniform distribution");
+  list.add("--z-loss", opt.z_loss, 0, 1e6, "weight of lse^2 in the loss");
+  list.add("--loss-chunks", opt.loss_chunks, 1, 1 << 20,
            "parts of a microbatch's tokens, of which one at a time has its logits in memory");
-  list.add("--balance-loss", opt.balance_loss, "weight of what keeps the experts of each sequence evenly chosen");
-  list.add("--router-z-loss", opt.router_z_loss, "weight of lse^2 of the scores of experts");
-  list.add("--expert-bias-rate", opt.expert_bias_rate,
+  list.add("--balance-loss", opt.balance_loss, 0, 1e6,
+           "weight of what keeps the experts of each sequence evenly chosen");
+  list.add("--router-z-loss", opt.router_z_loss, 0, 1e6, "weight of lse^2 of the scores of experts");
+  list.add("--expert-bias-rate", opt.expert_bias_rate, 0, 1e6,
            "how far a step moves the biases that balance experts without a loss");
-  list.add("--expert-limit", opt.expert_limit,
+  list.add("--expert-limit", opt.expert_limit, 0, 1e6,
            "the rows that an expert takes of a sequence, over its even share; 0: all");
 }
 
@@ -743,12 +745,13 @@ void add_evaluation(option_list& list, options& opt) {
   list.add("--held-out", opt.held_out_text,
            "what the model is evaluated on at the end: a file, as for --data, or the fraction of the data, of each of "
            "several, that is kept for it; it draws from several by --data-weights");
-  list.add("--eval-every", opt.eval_every, "steps between two evaluations; 0: evaluate at the end alone");
+  list.add("--eval-every", opt.eval_every, 0, most_steps,
+           "steps between two evaluations; 0: evaluate at the end alone");
 }
 
 void add_device(option_list& list, options& opt) {
   list.group("Device");
-  list.add("--threads", opt.threads, "threads of each rank's matrix products, on the CPU");
+  list.add("--threads", opt.threads, 1, 1024, "threads of each rank's matrix products, on the CPU");
   list.choice("--graph", opt.graph, {"auto", "on", "off"},
               "on cuda, steps replayed as a graph: on, off or auto (where it can be)");
   list.choice("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"},
@@ -759,7 +762,7 @@ void add_device(option_list& list, options& opt) {
   list.path("--products", opt.products, "a file",
             "on cuda, file of the algorithms of matrix products: read if it is there, else measured in the first "
             "step and written");
-  list.add("--peak-tflops", opt.peak_tflops,
+  list.add("--peak-tflops", opt.peak_tflops, 0, 1e9,
            "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU");
 }
 
@@ -768,7 +771,7 @@ void add_pictures(option_list& list, options& opt) {
   list.path("--log", opt.log, "a file",
             "JSON lines: one per step, then a summary; what an earlier run has logged there is renamed, to FILE.1");
   list.add(
-      "--log-hashes", opt.log_hashes,
+      "--log-hashes", opt.log_hashes, 0, most_steps,
       "steps between two hashes of each parameter in the log, which checkpoint_tool compare-runs compares; 0: none");
   list.app().add_flag(
       "--log-gradient-hashes", opt.log_gradient_hashes,
@@ -783,9 +786,9 @@ void add_pictures(option_list& list, options& opt) {
 
 void add_sampling(option_list& list, options& opt) {
   list.group("Sampled text");
-  list.add("--sample", opt.sample,
+  list.add("--sample", opt.sample, 0, 1 << 24,
            "tokens of text to sample at the end; 0: none, as without this option where tokens are not bytes");
-  list.add("--temperature", opt.temperature, "of the sampling; 0: the likeliest");
+  list.add("--temperature", opt.temperature, 0, 1e6, "of the sampling; 0: the likeliest");
   list.add("--prompt", opt.prompt, "what the sampled text begins with");
 }
 
@@ -800,7 +803,7 @@ void add_planning(option_list& list, options& opt) {
               "--recompute, what is not given is "
               "that of the layout that is predicted to be fastest on --cluster for --global-batch");
   list.add(
-      "--memory-share", opt.memory_share,
+      "--memory-share", opt.memory_share, 1e-12, 1e9,
       "the share of the memory available here that a run may need: one that needs more is refused before it starts");
   list.app().add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
 }
@@ -859,7 +862,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
     const std::string name = "--" + why.substr(std::min(why.size(), unread.size()));
     plait::fail({"--config: ", why.starts_with(unread) ? "there is no option " + name + like(app, name) : why});
   } catch (const CLI::ParseError& e) {
-    plait::fail(reading_error(app, e, words) + " (--help lists the options)");
+    reject("{} (--help lists the options)", reading_error(app, e, words));
   }
   opt.by_name = named_values(app);
   for (const CLI::Option* o : app.get_options())

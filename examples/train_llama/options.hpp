@@ -34,6 +34,12 @@ class tokenizer;
 }  // namespace plait
 struct prediction;
 
+/// Throws `plait::error` with a text of fmt.
+template <class... Args>
+[[noreturn]] void reject(fmt::format_string<Args...> text, Args&&... args) {
+  plait::fail(fmt::format(text, std::forward<Args>(args)...));
+}
+
 /// The axes that --mesh names, outermost first.
 using user_mesh = plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::ep>,
                               plait::axis<plait::cp>, plait::axis<plait::tp>>;
@@ -268,10 +274,10 @@ auto if_built(const options& opt, F& f) -> decltype(f.template operator()<Precis
   if constexpr (is_built<Precision>()) {
     return f.template operator()<Precision, S>();
   } else {
-    plait::fail(
-        fmt::format("--precision {}{}: this program was built without it, as examples/run.sh does; build it with "
-                    "-DPLAIT_TRAINER_PRECISIONS=all",
-                    opt.precision, has_bf16_gradients(opt) ? " with --gradients bf16" : ""));
+    reject(
+        "--precision {}{}: this program was built without it, as examples/run.sh does; build it with "
+        "-DPLAIT_TRAINER_PRECISIONS=all",
+        opt.precision, has_bf16_gradients(opt) ? " with --gradients bf16" : "");
   }
 }
 

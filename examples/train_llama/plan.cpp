@@ -59,12 +59,12 @@ run_plan plan_of(const setup& s) {
 plait::layer_recompute recompute_of(const setup& s) {
   const recompute_request wanted = parse_recompute(s.opt.recompute);
   if (wanted.every && *wanted.every > s.config.layers)
-    plait::fail(fmt::format("--recompute {} recomputes no layer of a model of {}; legal is every:1 to every:{}",
-                            s.opt.recompute, s.config.layers, s.config.layers));
+    reject("--recompute {} recomputes no layer of a model of {}; legal is every:1 to every:{}", s.opt.recompute,
+           s.config.layers, s.config.layers);
   if (!wanted.budget) return wanted.modes;
   if (s.opt.split == "measured" && s.stages.size() > 1)
-    plait::fail("--recompute " + s.opt.recompute +
-                " chooses layers before stages are measured; with it, --split flops and even are legal");
+    reject("--recompute {} chooses layers before stages are measured; with it, --split flops and even are legal",
+           s.opt.recompute);
   std::vector<plait::recompute> layers(static_cast<std::size_t>(s.config.layers), plait::recompute::none);
   plait::recompute head = plait::recompute::none;
   std::int64_t least = 0;
@@ -80,10 +80,10 @@ plait::layer_recompute recompute_of(const setup& s) {
     }
   }
   if (least > 0)
-    plait::fail(
-        fmt::format("--recompute {} is {} bytes, and with every layer recomputed a rank still keeps {}; the least that "
-                    "is legal here is budget:{}",
-                    s.opt.recompute, *wanted.budget, least, least));
+    reject(
+        "--recompute {} is {} bytes, and with every layer recomputed a rank still keeps {}; the least that "
+        "is legal here is budget:{}",
+        s.opt.recompute, *wanted.budget, least, least);
   return plait::layer_recompute(std::move(layers), head);
 }
 
@@ -210,8 +210,8 @@ pp::training_job job_of(const options& opt, const plait::llama_config& config, s
 
 void check_machine(const pp::hardware& machine, const pp::training_job& job, const options& opt) {
   if (machine.peak_of(job.program.products) == 0)
-    plait::fail(fmt::format("--precision {}: --cluster {} has no products in {}", opt.precision, opt.cluster,
-                            pp::name_of(job.program.products)));
+    reject("--precision {}: --cluster {} has no products in {}", opt.precision, opt.cluster,
+           pp::name_of(job.program.products));
 }
 
 pp::context_kind context_of(const options& opt) {
@@ -244,8 +244,8 @@ pp::search_options search_of(const options& opt) {
   if (opt.given("--micro-batch")) search.microbatch = {given.microbatch};
   if (opt.given("--recompute")) {
     if (given.recompute_every > 1)
-      plait::fail("--recompute " + opt.recompute +
-                  " is not searched by --plan auto; legal with it are none, selective and full");
+      reject("--recompute {} is not searched by --plan auto; legal with it are none, selective and full",
+             opt.recompute);
     search.recompute = {given.recompute};
   }
   if (opt.given("--schedule")) {
@@ -264,13 +264,12 @@ pp::search_options search_of(const options& opt) {
 std::int64_t ranks_to_plan(const options& opt, const pp::cluster& on, std::int64_t ranks) {
   const std::int64_t named = on.accelerators;
   if (ranks > 0 && named > 0 && ranks != named)
-    plait::fail(fmt::format("--cluster {} names {} ranks, but --backend {} was started with {}; they must be equal",
-                            opt.cluster, named, opt.backend, ranks));
+    reject("--cluster {} names {} ranks, but --backend {} was started with {}; they must be equal", opt.cluster, named,
+           opt.backend, ranks);
   if (ranks > 0) return ranks;
   if (named > 0) return named;
   if (opt.given("--mesh")) return parse_mesh(opt).size();
-  plait::fail(
-      fmt::format("--plan auto is not told how many ranks there are; --cluster says it, as in {}:8", opt.cluster));
+  reject("--plan auto is not told how many ranks there are; --cluster says it, as in {}:8", opt.cluster);
 }
 
 std::string duration(double seconds) {
@@ -286,7 +285,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   if (opt.global_batch == 0)
     plait::fail("--plan auto needs --global-batch, the sequences of a step: layouts differ in how they cut it");
   const plait::llama_config config = open_model(opt).config;
-  if (const std::string why = why_unpriced(opt, config); !why.empty()) plait::fail("--plan auto: " + why);
+  if (const std::string why = why_unpriced(opt, config); !why.empty()) reject("--plan auto: {}", why);
   const pp::cluster on = pp::load_cluster(opt.cluster, "--cluster");
   const std::int64_t all = ranks_to_plan(opt, on, ranks);
   const pp::training_job job = job_of(opt, config, opt.global_batch);
@@ -300,7 +299,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     search.ep = {mesh.extent(plait::axis_of<plait::ep>)};
   }
   const pp::search_result found = pp::search_layouts(on.machine, job, all, search);
-  if (found.best.empty()) plait::fail("--plan auto: " + pp::why_nothing(on.machine, job, all, found, search));
+  if (found.best.empty()) reject("--plan auto: {}", pp::why_nothing(on.machine, job, all, found, search));
   std::vector<options> out;
   for (const pp::layout_price& p : found.best) {
     const pp::training_layout& l = p.layout;
@@ -329,8 +328,8 @@ std::shared_ptr<const prediction> predict(const setup& s) {
   if (s.opt.cluster.empty()) return nullptr;
   pp::cluster on = pp::load_cluster(s.opt.cluster, "--cluster");
   if (on.accelerators > 0 && on.accelerators != s.mesh.size())
-    plait::fail(fmt::format("--cluster {} names {} ranks and --mesh {} has {}; they must be equal", s.opt.cluster,
-                            on.accelerators, s.opt.mesh, s.mesh.size()));
+    reject("--cluster {} names {} ranks and --mesh {} has {}; they must be equal", s.opt.cluster, on.accelerators,
+           s.opt.mesh, s.mesh.size());
   prediction p{std::move(on.machine), {}, {}, why_unpriced(s.opt, s.config)};
   if (p.unpriced.empty()) {
     p.job = job_of(s.opt, s.config, s.sequences * s.microbatches);

@@ -82,7 +82,7 @@ std::string data_text(const options& opt) {
   for (std::size_t i = 0; i < opt.data.size(); ++i) {
     for (const std::string& file : files_of(opt.data[i]))
       text += fmt::format("{}{}", text.empty() ? "" : ", ", content_text(file));
-    const plait::token_format format = plait::token_format_from(opt.data_format, "--data-format");
+    const plait::token_format format = plait::token_format_from(opt.data_format);
     const plait::token_format is = format == plait::token_format::automatic
                                        ? plait::guess_token_format(opt.data[i], !opt.tokenizer.empty())
                                        : format;

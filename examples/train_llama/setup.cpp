@@ -78,8 +78,8 @@ using named_folder = std::pair<const char*, std::string>;
 /// Refuses to write into a saved state, or to what a link in it leads to.
 void check_saved(const char* flag, const std::string& path, const named_folder& saved) {
   const auto refuse = [&](const char* why) {
-    plait::fail(fmt::format("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", flag,
-                            path, why, saved.first, saved.second));
+    reject("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", flag, path, why,
+           saved.first, saved.second);
   };
   if (is_within(path, saved.second)) refuse("in");
   std::error_code ignored;
@@ -106,9 +106,8 @@ void check_names_in_steps(const options& opt) {
   for (const auto& [flag, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule),
                                    std::pair("--tokenizer", &opt.tokenizer)})
     if (!plait::is_utf8(*name))
-      plait::fail(fmt::format(
-          "{} names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name",
-          flag));
+      reject("{} names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name",
+             flag);
 }
 
 /// Refuses outputs that cannot be written, that are read or written twice, or that lie among saved states. Leaves no
@@ -143,33 +142,31 @@ void check_files(const options& opt, bool begins_from_step) {
   for (const auto& [flag, path] : outputs)
     for (const auto& [other, input] : inputs)
       if (!path->empty() && same_file(*path, input))
-        plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", flag, *path, other));
+        reject("{} would overwrite '{}', which {} reads; name another file", flag, *path, other);
   for (const named_folder& saved : saved_folders(opt, begins_from_step)) {
     for (const auto& [flag, path] : outputs)
       if (!path->empty()) check_saved(flag, *path, saved);
     if (opt.export_hf.empty()) continue;
     if (is_within(opt.export_hf, saved.second))
-      plait::fail(
-          fmt::format("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere",
-                      opt.export_hf, saved.first, saved.second));
+      reject("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere", opt.export_hf,
+             saved.first, saved.second);
     if (is_within(saved.second, opt.export_hf))
-      plait::fail(fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere",
-                              saved.first, saved.second, opt.export_hf));
+      reject("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere", saved.first,
+             saved.second, opt.export_hf);
   }
   if (!opt.report.empty() && is_stream(opt.log))
-    plait::fail(fmt::format("--report reads --log at the end, and '{}' keeps nothing; name a file", opt.log));
+    reject("--report reads --log at the end, and '{}' keeps nothing; name a file", opt.log);
   for (const auto& [flag, path] : outputs) writable(flag, *path);
   for (const auto& [flag, path] : outputs)
     for (const auto& [other, same] : outputs)
       if (flag != other && !path->empty() && !same->empty() && same_file(*path, *same) && !is_stream(*path))
-        plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", flag, other, *path));
+        reject("{} and {} both name '{}'; they need a file each", flag, other, *path);
   if (opt.export_hf.empty()) return;
   plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
   for (const auto& [flag, path] : outputs)
     if (!path->empty() && is_within(*path, opt.export_hf))
-      plait::fail(
-          fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", flag,
-                      *path, opt.export_hf));
+      reject("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", flag, *path,
+             opt.export_hf);
 }
 
 /// Finds the saved step that --init-from names, or the newest in what it names; neither has the name of one: nothing.
@@ -195,10 +192,10 @@ void find_first_step(std::string path, opened_model& m) {
 /// Reads the shape that --model names.
 plait::llama_config config_named(const std::string& model) {
   if (std::filesystem::exists(std::filesystem::path(model) / "config.json"))
-    plait::fail(
-        fmt::format("--model: '{0}' is the folder of a model; its shape alone, to begin from random weights, is "
-                    "--model {0}/config.json, and with its weights it is --init-from {0}",
-                    model));
+    reject(
+        "--model: '{0}' is the folder of a model; its shape alone, to begin from random weights, is "
+        "--model {0}/config.json, and with its weights it is --init-from {0}",
+        model);
   return plait::load_llama_config(model, "--model");
 }
 
@@ -216,10 +213,10 @@ void read_first_step(const options& opt, opened_model& m) {
   m.tokenizer = saved.find_scalar<std::string>("train.tokenizer").value_or("");
   std::tie(m.lora, m.lora_alpha) = saved_lora(saved);
   if (m.lora > 0 && opt.command.empty() && (m.lora != opt.lora || m.lora_alpha != opt.lora_alpha))
-    plait::fail(fmt::format(
+    reject(
         "--init-from: '{0}' has adapters of rank {1} and alpha {2}, and this run has --lora {3}{4}; legal "
         "is --lora {1} --lora-alpha {2}",
-        step, m.lora, m.lora_alpha, opt.lora, opt.lora > 0 ? fmt::format(" --lora-alpha {}", opt.lora_alpha) : ""));
+        step, m.lora, m.lora_alpha, opt.lora, opt.lora > 0 ? fmt::format(" --lora-alpha {}", opt.lora_alpha) : "");
   if (opt.given("--model")) {
     m.config = config_named(opt.model);
     if (const std::string other = other_model_than(m.config, saved); !other.empty())
@@ -252,19 +249,20 @@ opened_model open_model(const options& opt) {
     m.config = config_named(opt.model);
   } else if (m.first_step.empty()) {
     if (opt.given("--model"))
-      plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
-                  opt.model);
+      reject("--init-from {} has the model's shape in its config.json; leave out --model {}", opt.init_from, opt.model);
     m.weights = std::make_shared<const plait::model_directory>(plait::open_model_directory(
         opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order, "--weights-order"),
         "--weights-order"));
     m.config = m.weights->config;
   } else {
     if (opt.given("--weights-order"))
-      plait::fail("--weights-order " + opt.weights_order + " is for model directories, and --init-from " +
-                  opt.init_from + " is a saved step, which has one order alone; leave it out");
+      reject(
+          "--weights-order {} is for model directories, and --init-from {} is a saved step, which has one order alone; "
+          "leave it out",
+          opt.weights_order, opt.init_from);
     if (opt.resume != "none" && opt.resume != "auto")
-      plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
-                  opt.init_from + "; give one of them");
+      reject("--resume {} takes the weights of a saved step, and so does --init-from {}; give one of them", opt.resume,
+             opt.init_from);
     read_first_step(opt, m);
   }
   return m;
@@ -276,8 +274,8 @@ namespace {
 std::string tokenizer_file(const options& opt, const opened_model& m) {
   if (opt.data_format == "bytes") {
     if (opt.tokenizer.empty()) return {};
-    plait::fail("--tokenizer " + opt.tokenizer +
-                " makes tokens of text, and with --data-format bytes they are bytes; leave out one of the two");
+    reject("--tokenizer {} makes tokens of text, and with --data-format bytes they are bytes; leave out one of the two",
+           opt.tokenizer);
   }
   std::filesystem::path path = !opt.tokenizer.empty() ? opt.tokenizer : m.weights ? opt.init_from : m.tokenizer;
   if (path.empty() && opt.data_format == "text")
@@ -286,7 +284,7 @@ std::string tokenizer_file(const options& opt, const opened_model& m) {
   if (std::filesystem::is_directory(path)) path /= "tokenizer.json";
   if (std::filesystem::exists(path)) return plain(path.string()).string();
   if (!opt.tokenizer.empty())
-    plait::fail("--tokenizer: there is no '" + path.string() + "'; name a tokenizer.json, or its folder");
+    reject("--tokenizer: there is no '{}'; name a tokenizer.json, or its folder", path.string());
   return m.weights ? "" : path.string();
 }
 
@@ -294,8 +292,7 @@ std::string tokenizer_file(const options& opt, const opened_model& m) {
 const plait::tokenizer& read_tokenizer(setup& s) {
   const std::string& path = s.opt.tokenizer;
   if (!std::filesystem::exists(path))
-    plait::fail(fmt::format("--init-from: '{}' was trained with '{}', which is not there; name it by --tokenizer",
-                            s.first_step, path));
+    reject("--init-from: '{}' was trained with '{}', which is not there; name it by --tokenizer", s.first_step, path);
   if (!s.tokenizer) s.tokenizer = std::make_shared<const plait::tokenizer>(path, "--tokenizer");
   return *s.tokenizer;
 }
@@ -317,40 +314,37 @@ std::string why_no_bytes(const setup& s, const opened_model& m) {
 /// Refuses a command that needs a tokenizer, where none is known.
 void check_bytes(const setup& s, const opened_model& m) {
   if (const std::string why = why_no_bytes(s, m); !why.empty())
-    plait::fail(
-        fmt::format("{}: '{}' {}, and no tokenizer is known; name a tokenizer.json, or its folder, by --tokenizer",
-                    s.opt.command, s.opt.init_from, why));
+    reject("{}: '{}' {}, and no tokenizer is known; name a tokenizer.json, or its folder, by --tokenizer",
+           s.opt.command, s.opt.init_from, why);
+}
+
+/// Opens files that an option names.
+plait::token_source open_tokens(setup& s, std::vector<std::string> paths, const char* option) {
+  return plait::token_source({.paths = std::move(paths),
+                              .format = plait::token_format_from(s.opt.data_format),
+                              .vocab = s.config.vocab,
+                              .end_of_document = s.opt.end_of_document,
+                              .flag = option},
+                             encoder_of(s));
 }
 
 /// Opens --data, for so many data ranks.
 void open_data(setup& s) {
   const options& opt = s.opt;
   std::vector<plait::token_source> sources;
-  const auto add = [&](std::vector<std::string> paths) {
-    sources.emplace_back(
-        plait::token_source_config{.paths = std::move(paths),
-                                   .format = plait::token_format_from(opt.data_format, "--data-format"),
-                                   .vocab = s.config.vocab,
-                                   .end_of_document = opt.end_of_document,
-                                   .flag = "--data",
-                                   .format_flag = "--data-format",
-                                   .vocab_flag = "--model",
-                                   .end_of_document_flag = "--end-of-document"},
-        encoder_of(s));
-  };
   const bool blended = !opt.data_weights.empty();
   if (blended)
-    for (const std::string& path : opt.data) add({path});
+    for (const std::string& path : opt.data) sources.push_back(open_tokens(s, {path}, "--data"));
   else
-    add(opt.data);
+    sources.push_back(open_tokens(s, opt.data, "--data"));
   const std::vector<double> weights = blended ? opt.data_weights : std::vector<double>{1};
   for (std::size_t i = 0; s.weights && opt.data_format == "auto" && i < sources.size(); ++i)
     if (sources[i].format() == plait::token_format::bytes &&
         std::filesystem::exists(std::filesystem::path(opt.init_from) / "tokenizer.model"))
-      plait::fail(
-          fmt::format("--data {}: it would be read as bytes, and --init-from {} has a tokenizer.model of its own; name "
-                      "its tokenizer.json by --tokenizer, or give --data-format bytes if bytes are meant",
-                      opt.data[i], opt.init_from));
+      reject(
+          "--data {}: it would be read as bytes, and --init-from {} has a tokenizer.model of its own; name "
+          "its tokenizer.json by --tokenizer, or give --data-format bytes if bytes are meant",
+          opt.data[i], opt.init_from);
   std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
@@ -363,35 +357,20 @@ void open_data(setup& s) {
                  plait::sampler_config{.seq = opt.seq,
                                        .seed = static_cast<std::uint64_t>(opt.seed),
                                        .held_out = opt.held_out,
-                                       .documents = keeps_documents_apart(opt),
-                                       .seq_flag = "--seq",
-                                       .held_out_flag = "--held-out",
-                                       .documents_flag = "--documents"},
-                 "--data-weights");
+                                       .documents = keeps_documents_apart(opt)});
   if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(s.opt);
 }
 
 /// Opens the file that --held-out names.
 void open_held_out(setup& s, const opened_model& m) {
   const options& opt = s.opt;
-  plait::token_source source({.paths = {opt.held_out_file},
-                              .format = plait::token_format_from(opt.data_format, "--data-format"),
-                              .vocab = s.config.vocab,
-                              .end_of_document = opt.end_of_document,
-                              .flag = "--held-out",
-                              .format_flag = "--data-format",
-                              .vocab_flag = "--model",
-                              .end_of_document_flag = "--end-of-document"},
-                             encoder_of(s));
+  plait::token_source source = open_tokens(s, {opt.held_out_file}, "--held-out");
   if (opt.command == "evaluate" && opt.data_format == "auto" && source.format() == plait::token_format::bytes)
     check_bytes(s, m);
   static_cast<void>(plait::token_counts(source));  // checks all tokens
-  s.held_out.emplace(std::move(source), plait::sampler_config{.seq = opt.seq,
-                                                              .all_held_out = true,
-                                                              .documents = keeps_documents_apart(opt),
-                                                              .seq_flag = "--seq",
-                                                              .held_out_flag = "--held-out",
-                                                              .documents_flag = "--documents"});
+  s.held_out.emplace(
+      std::move(source),
+      plait::sampler_config{.seq = opt.seq, .all_held_out = true, .documents = keeps_documents_apart(opt)});
 }
 
 /// Reads the options of data parallelism, for so many ranks along dp and cp.
@@ -407,36 +386,37 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   how.reshard_after_forward = opt.reshard_after_forward == "on";
   how.overlap = opt.overlap == "on";
   if (opt.given("--overlap") && dp * cp == 1)
-    plait::fail("--overlap " + opt.overlap +
-                " hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks; leave it out");
+    reject("--overlap {} hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks; leave it out",
+           opt.overlap);
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
   if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
   if (opt.reduce_in != "full") {
     if (dp * cp == 1)
-      plait::fail(
-          "--reduce-in " + opt.reduce_in +
-          " is for gradients that are summed over the ranks of dp and cp, and here there is one; legal is full");
+      reject(
+          "--reduce-in {} is for gradients that are summed over the ranks of dp and cp, and here there is one; legal "
+          "is full",
+          opt.reduce_in);
     s.parallel.wire = opt.reduce_in == "bf16" ? plait::gradient_wire::bf16 : plait::gradient_wire::f32;
   }
   if (how.level == zero_level::replicated) return;
   const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;
   if (!over_dp && !over_cp)
-    plait::fail(fmt::format(
+    reject(
         "--data-parallel {} cuts over the ranks of dp and cp{}, and with dp={} and cp={} there is one "
         "rank to cut over; legal is replicated",
-        opt.data_parallel, opt.replicate_over == "none" ? "" : " but --replicate-over " + opt.replicate_over, dp, cp));
+        opt.data_parallel, opt.replicate_over == "none" ? "" : " but --replicate-over " + opt.replicate_over, dp, cp);
   if (opt.replicate_over != "none" && (opt.replicate_over == "dp" ? dp : cp) == 1)
-    plait::fail("--replicate-over " + opt.replicate_over + " names an axis of one rank; legal is none");
+    reject("--replicate-over {} names an axis of one rank; legal is none", opt.replicate_over);
   // The units of a rank: blocks, the embedding, the head.
   std::vector<std::int64_t> units(static_cast<std::size_t>(s.schedule.shape.ranks), 0);
   for (std::size_t stage = 0; stage < s.stages.size(); ++stage)
     units[static_cast<std::size_t>(s.schedule.shape.rank_of(static_cast<int>(stage)))] +=
         s.stages[stage].size() + (s.stages[stage].first ? 1 : 0) + (s.stages[stage].last ? 1 : 0);
   if (const std::int64_t fewest = *std::min_element(units.begin(), units.end()); opt.prefetch > fewest)
-    plait::fail(
-        fmt::format("--prefetch is {}, but a rank has {} units of parameters to gather: its blocks, the embedding "
-                    "and the head; legal is 0 to {}",
-                    opt.prefetch, fewest, fewest));
+    reject(
+        "--prefetch is {}, but a rank has {} units of parameters to gather: its blocks, the embedding "
+        "and the head; legal is 0 to {}",
+        opt.prefetch, fewest, fewest);
   plait::axis_list& cut = s.parallel.axes.shard;
   const plait::axis_list samples(plait::axis_of<plait::dp>, plait::axis_of<plait::ep>);
   if (opt.replicate_over == "dp") cut = plait::axis_list(plait::axis_of<plait::cp>);
@@ -449,15 +429,14 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
 void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) {
   if (opt.tensor_overlap == 1) return;
   if (tp == 1)
-    plait::fail(
-        fmt::format("--tensor-overlap {} hides nothing: with tp=1 linears send nothing; legal is 1, or more "
-                    "ranks along tp",
-                    opt.tensor_overlap));
+    reject(
+        "--tensor-overlap {} hides nothing: with tp=1 linears send nothing; legal is 1, or more "
+        "ranks along tp",
+        opt.tensor_overlap);
   const std::int64_t tokens = opt.micro_batch * opt.seq / cp / (opt.strategy == "sp" ? tp : 1);
   if (opt.tensor_overlap > tokens)
-    plait::fail(
-        fmt::format("--tensor-overlap is {}, but a rank has {} tokens of a microbatch to send; legal is 1 to {}",
-                    opt.tensor_overlap, tokens, tokens));
+    reject("--tensor-overlap is {}, but a rank has {} tokens of a microbatch to send; legal is 1 to {}",
+           opt.tensor_overlap, tokens, tokens);
 }
 
 /// Reads --deterministic. Refuses leaves that this mesh, or the sizes of model and batch, do not divide.
@@ -466,14 +445,14 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
   s.deterministic = n;
   if (!n) return;
   const auto refuse = [&](const char* which, std::int64_t leaves, const std::string& why) {
-    plait::fail(fmt::format("--deterministic {}: {} leaves of {}, {}", s.opt.deterministic, leaves, which, why));
+    reject("--deterministic {}: {} leaves of {}, {}", s.opt.deterministic, leaves, which, why);
   };
   const plait::llama_config& c = s.config;
   if (tp > c.kv_heads)
-    plait::fail(
-        fmt::format("--deterministic has no order for kv heads that ranks share, and --mesh has tp={} for {} kv "
-                    "heads; legal are up to {}",
-                    tp, c.kv_heads, c.kv_heads));
+    reject(
+        "--deterministic has no order for kv heads that ranks share, and --mesh has tp={} for {} kv "
+        "heads; legal are up to {}",
+        tp, c.kv_heads, c.kv_heads);
   if (c.qk_norm) plait::fail("--deterministic has no order for norms of queries and keys, which this model has");
   for (const auto& [name, size] : {std::pair{"heads", c.heads}, {"kv heads", c.kv_heads}, {"ffn", c.ffn}})
     if (const std::int64_t leaves = std::gcd(n.features, size); leaves % tp != 0)
@@ -511,7 +490,7 @@ void divides(const char* flag, std::int64_t value, const std::string& by, std::i
   const std::int64_t below = value / parts * parts, above = below + parts;
   const std::string nearest = below == 0 ? fmt::format("the least that is: {}", above)
                                          : fmt::format("the nearest that are: {} and {}", below, above);
-  plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; {}", flag, value, by, parts, nearest));
+  reject("{} is {}, which is not divisible by {} = {}; {}", flag, value, by, parts, nearest);
 }
 
 /// The schedule and who has which layers.
@@ -522,11 +501,11 @@ void plan_stages(setup& s, std::int64_t pp) {
   const plait::stage_costs balance = plait::stage_costs_of(parts, s.config.layers);
   const auto split = [&](const plait::schedule& plan) {
     if (plan.shape.stages() > s.config.layers)
-      plait::fail(
-          fmt::format("--schedule {} has {} stages on pp={} ranks, but the model has {}; legal are a smaller "
-                      "pp, fewer chunks, and a model of at least as many layers",
-                      s.opt.schedule, plan.shape.stages(), pp,
-                      s.config.layers == 1 ? "1 layer" : fmt::format("{} layers", s.config.layers)));
+      reject(
+          "--schedule {} has {} stages on pp={} ranks, but the model has {}; legal are a smaller "
+          "pp, fewer chunks, and a model of at least as many layers",
+          s.opt.schedule, plan.shape.stages(), pp,
+          s.config.layers == 1 ? "1 layer" : fmt::format("{} layers", s.config.layers));
     return plait::split_layers(balance, plan.shape.stages());
   };
   // What an automatic schedule costs depends on who has which layers, and that on its number of chunks.
@@ -544,7 +523,7 @@ void plan_stages(setup& s, std::int64_t pp) {
 void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
   const std::int64_t chunks = s.opt.loss_chunks, here = s.opt.seq / (cp * (s.opt.strategy == "sp" ? tp : 1));
   if (chunks == 1) return;
-  const auto refuse = [&](const std::string& why) { plait::fail(fmt::format("--loss-chunks {}: {}", chunks, why)); };
+  const auto refuse = [&](const std::string& why) { reject("--loss-chunks {}: {}", chunks, why); };
   if (here % chunks != 0)
     refuse(fmt::format("each rank has {} positions of a sequence; legal are those that divide them", here));
   if (s.opt.leaves)
@@ -560,30 +539,27 @@ void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
 
 /// Refuses what there is not for models with experts, and experts' ranks for others.
 void check_mixture(const options& opt, const plait::llama_config& c, std::int64_t ep, std::int64_t tp) {
-  if (!opt.mixture && ep > 1)
-    plait::fail(fmt::format("--mesh {} has ep={}, and the model has no experts; legal is ep=1", opt.mesh, ep));
+  if (!opt.mixture && ep > 1) reject("--mesh {} has ep={}, and the model has no experts; legal is ep=1", opt.mesh, ep);
   for (const auto& [option, value] : {std::pair{"--balance-loss", opt.balance_loss},
                                       {"--router-z-loss", opt.router_z_loss},
                                       {"--expert-limit", opt.expert_limit},
                                       {"--expert-bias-rate", opt.expert_bias_rate}})
     if (!opt.mixture && value != 0)
-      plait::fail(fmt::format("{} {} is for models with experts, and this one has none; legal is 0", option, value));
+      reject("{} {} is for models with experts, and this one has none; legal is 0", option, value);
   if (!opt.mixture) return;
   if (c.mixture.experts % ep != 0)
-    plait::fail(fmt::format("--mesh {}: ep={} does not divide the model's num_experts, which is {}", opt.mesh, ep,
-                            c.mixture.experts));
+    reject("--mesh {}: ep={} does not divide the model's num_experts, which is {}", opt.mesh, ep, c.mixture.experts);
   for (const auto& [key, width] :
        {std::pair{"shared_expert_intermediate_size", c.mixture.shared_ffn}, {"intermediate_size", c.mixture.dense_ffn}})
     if (width % tp != 0)
-      plait::fail(
-          fmt::format("--mesh {}: tp={} does not divide the model's {}, which is {}", opt.mesh, tp, key, width));
+      reject("--mesh {}: tp={} does not divide the model's {}, which is {}", opt.mesh, tp, key, width);
   if (opt.expert_bias_rate > 0 && !c.mixture.correction_bias)
-    plait::fail(
-        fmt::format("--expert-bias-rate {} is for models whose router has biases, and this one has none; legal "
-                    "is 0, or a model such as tiny-dots1",
-                    opt.expert_bias_rate));
+    reject(
+        "--expert-bias-rate {} is for models whose router has biases, and this one has none; legal "
+        "is 0, or a model such as tiny-dots1",
+        opt.expert_bias_rate);
   const auto refuse = [](const std::string& option, const char* legal) {
-    plait::fail(fmt::format("{} is not there for models with experts; legal is {}", option, legal));
+    reject("{} is not there for models with experts; legal is {}", option, legal);
   };
   if (opt.device != "cpu") refuse("--device " + opt.device, "cpu");
   if (opt.strategy != "sp") refuse("--strategy " + opt.strategy, "sp");
@@ -606,10 +582,10 @@ void check_prompt(const setup& s) {
   if (s.opt.sample == 0) return;
   for (const std::int64_t token : prompt_tokens(s))
     if (token >= s.config.vocab)
-      plait::fail(
-          fmt::format("--prompt: its {} {} is no token, as the model's vocab_size is {}; choose another prompt, or "
-                      "--sample 0",
-                      s.tokenizer ? "token" : "byte", token, s.config.vocab));
+      reject(
+          "--prompt: its {} {} is no token, as the model's vocab_size is {}; choose another prompt, or "
+          "--sample 0",
+          s.tokenizer ? "token" : "byte", token, s.config.vocab);
 }
 
 }  // namespace
@@ -635,9 +611,8 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   if (!opt.command.empty()) opt.lora = m.lora, opt.lora_alpha = m.lora_alpha;
   opt.tokenizer = tokenizer_file(opt, m);
   if (const std::int64_t wanted = parse_mesh(opt).size(); ranks == 1 && wanted > 1)
-    plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
-                            opt.mesh, wanted, opt.backend,
-                            opt.backend == "nccl" ? "torchrun --nproc-per-node" : "mpirun -n", wanted));
+    reject("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}", opt.mesh, wanted,
+           opt.backend, opt.backend == "nccl" ? "torchrun --nproc-per-node" : "mpirun -n", wanted);
   const plait::mesh_shape given = parse_mesh(opt, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
   const std::int64_t pp = given.extent(plait::axis_of<plait::pp>), cp = given.extent(plait::axis_of<plait::cp>);
@@ -678,26 +653,26 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
   if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
   if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || has_bf16_gradients(opt)))
-    plait::fail(fmt::format("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
-                            has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
-                            opt.attention.substr(0, opt.attention.find(':'))));
+    reject("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
+           has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
+           opt.attention.substr(0, opt.attention.find(':')));
   if (opt.given("--attention") && cp == 1 && opt.plan != "auto")
-    plait::fail(
-        fmt::format("--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it "
-                    "out, or give cp in --mesh",
-                    opt.attention, opt.mesh));
+    reject(
+        "--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it "
+        "out, or give cp in --mesh",
+        opt.attention, opt.mesh);
   if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
   if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
   if (opt.strategy == "sp") divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : by, cp * tp);
   if (opt.backend == "threads" && !opt.dry_run) {
     const std::int64_t most = opt.device == "cuda" ? max_threads_of_a_gpu : max_threads;
     if (all > most)
-      plait::fail(fmt::format("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", opt.mesh, all,
-                              opt.device == "cuda" ? "GPU" : "process", most));
+      reject("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", opt.mesh, all,
+             opt.device == "cuda" ? "GPU" : "process", most);
   }
   const plait::tensor_extents t = plait::split_tensor_ranks(tp, c.kv_heads);
   if (opt.seq > c.max_position)
-    plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
+    reject("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position);
   s.mesh.add(plait::axis_of<plait::dp>, dp);
   s.mesh.add(plait::axis_of<plait::pp>, pp);
   if (opt.mixture) s.mesh.add(plait::axis_of<plait::ep>, ep);
@@ -710,11 +685,11 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   if (opt.graph == "on" && watched)
     plait::fail("--graph on with --trace or --timeline: nobody sees what a replayed step does; legal is --graph off");
   if (opt.graph == "on" && meets_on_host)
-    plait::fail(
-        fmt::format("--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, "
-                    "which a graph "
-                    "cannot replay; legal are --graph off, one rank, and --backend nccl",
-                    all));
+    reject(
+        "--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, "
+        "which a graph "
+        "cannot replay; legal are --graph off, one rank, and --backend nccl",
+        all);
   s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched;
   s.sequences = opt.micro_batch * dp * ep;
   const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
@@ -724,8 +699,8 @@ setup prepare(const options& given_options, std::int64_t ranks) {
       s.sequences);
   s.microbatches = global / s.sequences;
   if (s.microbatches > plait::max_microbatches)
-    plait::fail(fmt::format("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
-                            plait::max_microbatches));
+    reject("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
+           plait::max_microbatches);
   plan_stages(s, pp);
   set_parallel(s, dp * ep, cp);
   check_tensor_overlap(opt, cp, tp);

@@ -84,23 +84,23 @@ class blend {
     std::int64_t index;  ///< of the source's own samples, from 0
   };
 
-  /// Weights need not add up to 1. `flag` is what error texts call them. Throws `error` for no weights, one that is not
+  /// Weights need not add up to 1. Throws `error` for no weights, one that is not
   /// finite and above 0, and one that is less than 2^-32 of their sum.
-  explicit blend(const std::vector<double>& weights, const std::string& flag = "weights") {
+  explicit blend(const std::vector<double>& weights) {
     double sum = 0, before = 0;
-    if (weights.empty()) fail({flag, ": no weight given"});
+    if (weights.empty()) fail({"--data-weights: no weight given"});
     for (const double w : weights) {
-      if (!(w > 0 && std::isfinite(w))) fail({flag, ": ", w, " is no weight; legal are numbers above 0"});
+      if (!(w > 0 && std::isfinite(w))) fail({"--data-weights: ", w, " is no weight; legal are numbers above 0"});
       sum += w;
     }
-    if (!std::isfinite(sum)) fail({flag, ": the weights add up to more than a double holds"});
+    if (!std::isfinite(sum)) fail({"--data-weights: the weights add up to more than a double holds"});
     ends_.push_back(0);
     for (std::size_t i = 0; i < weights.size(); ++i) {
       before += weights[i];
       ends_.push_back(i + 1 == weights.size() ? period
                                               : static_cast<std::uint64_t>(std::llround(std::ldexp(before / sum, 32))));
       if (ends_[i + 1] <= ends_[i])
-        fail({flag, ": ", weights[i], " is less than one sample in 2^32 of ", sum, "; leave the source out"});
+        fail({"--data-weights: ", weights[i], " is less than one sample in 2^32 of ", sum, "; leave the source out"});
     }
   }
 
@@ -156,9 +156,6 @@ struct sampler_config {
   /// within documents is the model's matter: `sampler::starts` says where they begin.
   bool documents = false;
   std::int64_t no_target = -100;  ///< as the loss's `ignore_index`
-  std::string seq_flag = "seq";
-  std::string held_out_flag = "held_out";
-  std::string documents_flag = "documents";
 };
 
 /// Samples of one or several token sources. Window w of a source is its tokens [w seq, w seq + seq]: position p has the
@@ -176,16 +173,14 @@ class sampler {
       : sampler(std::vector<token_source>{std::move(source)}, {1.0}, std::move(config)) {}
   /// Of several sources: so many weights, which need not add up to 1. Each source is read again, in another order, as
   /// often as its share takes.
-  sampler(std::vector<token_source> sources, const std::vector<double>& weights, sampler_config config,
-          const std::string& weights_flag = "weights")
-      : config_(std::move(config)), blend_(weights, weights_flag) {
-    const std::string& seq_flag = config_.seq_flag;
-    if (config_.seq < 1) fail({seq_flag, ": ", config_.seq, " positions per sample; at least 1 is legal"});
+  sampler(std::vector<token_source> sources, const std::vector<double>& weights, sampler_config config)
+      : config_(std::move(config)), blend_(weights) {
+    if (config_.seq < 1) fail({"--seq: ", config_.seq, " positions per sample; at least 1 is legal"});
     if (!(config_.held_out >= 0 && config_.held_out < 1)) {
-      fail({config_.held_out_flag, ": ", config_.held_out, " is no fraction; legal is 0 up to, not including, 1"});
+      fail({"--held-out: ", config_.held_out, " is no fraction; legal is 0 up to, not including, 1"});
     }
     if (weights.size() != sources.size())
-      fail({weights_flag, ": ", weights.size(), " weights for ", sources.size(), " sources; give one for each"});
+      fail({"--data-weights: ", weights.size(), " weights for ", sources.size(), " sources; give one for each"});
     for (token_source& source : sources) add(std::move(source));
   }
 
@@ -246,17 +241,17 @@ class sampler {
   };
 
   void add(token_source source) {
-    const std::string &seq_flag = config_.seq_flag, &flag = source.config().flag;
+    const std::string& flag = source.config().flag;
     const std::int64_t windows = (source.size() - 1) / config_.seq;
     if (windows < 1) {
-      fail({flag, " and ", seq_flag, ": '", source.config().paths.front(), "'",
+      fail({flag, " and --seq: '", source.config().paths.front(), "'",
             source.config().paths.size() > 1 ? " and the other files hold " : " holds ", source.size(),
-            " tokens, and one sample at ", seq_flag, " ", config_.seq, " takes ", config_.seq + 1,
-            "; use more data or a smaller ", seq_flag});
+            " tokens, and one sample at --seq ", config_.seq, " takes ", config_.seq + 1,
+            "; use more data or a smaller --seq"});
     }
     if (config_.documents && !source.knows_documents())
-      fail({config_.documents_flag, ": '", source.config().paths.front(), "' is read as ", name_of(source.format()),
-            ", which does not say where documents end; name the token by ", source.config().end_of_document_flag});
+      fail({"--documents: '", source.config().paths.front(), "' is read as ", name_of(source.format()),
+            ", which does not say where documents end; name the token by --end-of-document"});
     std::int64_t held_out = 0;
     if (config_.held_out > 0) {
       held_out = std::max<std::int64_t>(1, std::llround(config_.held_out * static_cast<double>(windows)));
@@ -264,9 +259,8 @@ class sampler {
     if (config_.all_held_out) {
       held_out = windows;
     } else if (held_out >= windows) {
-      fail({config_.held_out_flag, ": ", config_.held_out, " of ", windows, " windows (", seq_flag, " ", config_.seq,
-            ", ", source.size(), " tokens) leaves none to train on; use more data, a smaller fraction or a smaller ",
-            seq_flag});
+      fail({"--held-out: ", config_.held_out, " of ", windows, " windows (--seq ", config_.seq, ", ", source.size(),
+            " tokens) leaves none to train on; use more data, a smaller fraction or a smaller --seq"});
     }
     parts_.push_back({std::move(source), windows - held_out, held_out});
   }
@@ -288,8 +282,7 @@ class sampler {
   }
   place held_out_place(std::int64_t index) const {
     if (index < 0 || index >= held_out_samples())
-      fail({"sampler: evaluation sample ", index, " asked for, and ", config_.held_out_flag, " keeps ",
-            held_out_samples()});
+      fail({"sampler: evaluation sample ", index, " asked for, and --held-out keeps ", held_out_samples()});
     const blend::pick which = picked(index);
     const part& p = parts_[which.source];
     return {p.tokens, p.train + which.index % p.held_out};
@@ -297,8 +290,7 @@ class sampler {
 
   void require_positions(std::int64_t first, std::int64_t count) const {
     if (first < 0 || count < 0 || first > config_.seq - count) {
-      fail({"sampler: positions [", first, ", ", first, " + ", count, ") asked for, and ", config_.seq_flag, " is ",
-            config_.seq});
+      fail({"sampler: positions [", first, ", ", first, " + ", count, ") asked for, and --seq is ", config_.seq});
     }
   }
   void fill_window(const place& at, std::int64_t first, std::int64_t count, std::int64_t* inputs,

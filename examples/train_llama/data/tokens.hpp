@@ -37,47 +37,41 @@ enum class token_format {
 };
 
 constexpr const char* name_of(token_format format) {
-  switch (format) {
-    case token_format::automatic:
-      return "auto";
-    case token_format::bytes:
-      return "bytes";
-    case token_format::text:
-      return "text";
-    case token_format::megatron:
-      return "megatron";
-    case token_format::nanogpt:
-      return "nanogpt";
-  }
-  return "?";
+  constexpr const char* names[] = {"auto", "bytes", "text", "megatron", "nanogpt"};
+  return names[static_cast<int>(format)];
 }
 
-/// The format called `name`; `error` naming `flag` and the legal names otherwise.
-inline token_format token_format_from(std::string_view name, const std::string& flag = "format") {
+/// The format called `name`; `error` naming --data-format and the legal names otherwise.
+inline token_format token_format_from(std::string_view name) {
   for (auto format : {token_format::automatic, token_format::bytes, token_format::text, token_format::megatron,
-                      token_format::nanogpt}) {
+                      token_format::nanogpt})
     if (name == name_of(format)) return format;
-  }
-  fail({flag, ": unknown format '", name, "'; legal are auto, bytes, text, megatron, nanogpt"});
+  fail({"--data-format: unknown format '", name, "'; legal are auto, bytes, text, megatron, nanogpt"});
 }
 
 /// The integer type that a file stores its tokens in.
 enum class token_type : std::uint8_t { u8, i8, i16, u16, i32, i64 };
 
-constexpr std::int64_t size_of(token_type type) {
+/// Returns f(T()) of the type T that a `token_type` names.
+template <class F>
+constexpr auto with_type(token_type type, F&& f) {
   switch (type) {
     case token_type::u8:
+      return f(std::uint8_t{});
     case token_type::i8:
-      return 1;
+      return f(std::int8_t{});
     case token_type::i16:
+      return f(std::int16_t{});
     case token_type::u16:
-      return 2;
+      return f(std::uint16_t{});
     case token_type::i32:
-      return 4;
-    case token_type::i64:
-      return 8;
+      return f(std::int32_t{});
+    default:
+      return f(std::int64_t{});
   }
-  return 1;
+}
+constexpr std::int64_t size_of(token_type type) {
+  return with_type(type, [](auto token) { return static_cast<std::int64_t>(sizeof token); });
 }
 
 namespace detail {
@@ -208,25 +202,12 @@ T element(const std::byte* start, std::uint64_t index) {
 }
 
 inline token_type megatron_token_type(const index_reader& index, std::uint8_t code) {
-  switch (code) {
-    case 1:
-      return token_type::u8;
-    case 2:
-      return token_type::i8;
-    case 3:
-      return token_type::i16;
-    case 4:
-      return token_type::i32;
-    case 5:
-      return token_type::i64;
-    case 6:
-    case 7:
-      index.bad(cat({"stores floating-point numbers (dtype code ", code, "); tokens are integers"}));
-    case 8:
-      return token_type::u16;
-    default:
-      index.bad(cat({"has the unknown dtype code ", code, "; legal are 1 to 5 and 8"}));
-  }
+  using enum token_type;
+  constexpr token_type integers[] = {u8, i8, i16, i32, i64};  // of the codes from 1 on
+  if (code == 6 || code == 7)
+    index.bad(cat({"stores floating-point numbers (dtype code ", code, "); tokens are integers"}));
+  if (code < 1 || code > 8) index.bad(cat({"has the unknown dtype code ", code, "; legal are 1 to 5 and 8"}));
+  return code == 8 ? u16 : integers[code - 1];
 }
 
 }  // namespace detail
@@ -313,15 +294,14 @@ inline token_file open_nanogpt(const std::string& path, const std::string& flag)
 
 /// Throws `error` where a file does not look like the format that was guessed from its name: one of another program's,
 /// zero bytes in what would be text, and tokens of 32 or 64 bits where 16 are read. For data that do look so and are
-/// meant, the format is given by `format_flag`.
-inline void check_guess(const token_file& tokens, const std::string& flag, const std::string& format_flag) {
+/// meant, the format is given by --data-format.
+inline void check_guess(const token_file& tokens, const std::string& flag) {
   const bool text = tokens.type == token_type::u8;
   std::vector<std::uint8_t> start(static_cast<std::size_t>(std::min<std::int64_t>(tokens.file->size(), 1 << 14)));
   tokens.file->read(0, 0, static_cast<std::int64_t>(start.size()), start.data());
   const auto refuse = [&](std::string_view why) {
     fail({flag, ": '", tokens.file->path(), "' ", why, "; it would be read as ", text ? "bytes of text" : "uint16",
-          ", and if that is meant, give ", format_flag, " ",
-          name_of(text ? token_format::bytes : token_format::nanogpt)});
+          ", and if that is meant, give --data-format ", name_of(text ? token_format::bytes : token_format::nanogpt)});
   };
   const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
   if (!other.empty()) refuse(cat({"is ", other}));
@@ -385,10 +365,7 @@ struct token_source_config {
   std::int64_t vocab = 256;  ///< every token must be below
   /// The token that ends a document; -1: documents end where the files' index says. The end of a file ends one too.
   std::int64_t end_of_document = -1;
-  std::string flag = "paths";          ///< what error texts call `paths`
-  std::string format_flag = "format";  ///< what error texts call `format`
-  std::string vocab_flag = "vocab";    ///< what error texts call `vocab`
-  std::string end_of_document_flag = "end_of_document";
+  std::string flag = "--data";  ///< the option that names `paths`
 };
 
 /// One stream of tokens over one or several files, readable at any place. A copy shares the open files; reading is
@@ -401,8 +378,7 @@ class token_source {
   explicit token_source(token_source_config config, const text_encoder& encode = {}) : config_(std::move(config)) {
     const std::string& flag = config_.flag;
     if (config_.paths.empty()) fail({flag, ": no file given; name one or more text or token files"});
-    if (config_.vocab < 1)
-      fail({config_.vocab_flag, ": the vocabulary has ", config_.vocab, " tokens; at least 1 is legal"});
+    if (config_.vocab < 1) fail({"--model: the vocabulary has ", config_.vocab, " tokens; at least 1 is legal"});
     for (const std::string& path : config_.paths) {
       const token_format format =
           config_.format == token_format::automatic ? guess_token_format(path, encode != nullptr) : config_.format;
@@ -414,11 +390,11 @@ class token_source {
       add(open(path, encode));
       if (config_.format == token_format::automatic &&
           (format == token_format::bytes || format == token_format::nanogpt))
-        check_guess(segments_.back().tokens, flag, config_.format_flag);
+        check_guess(segments_.back().tokens, flag);
     }
     if (config_.end_of_document < -1 || config_.end_of_document >= config_.vocab)
-      fail({config_.end_of_document_flag, " is ", config_.end_of_document, "; legal are the tokens, 0 to ",
-            config_.vocab - 1, ", and -1 for none"});
+      fail({"--end-of-document is ", config_.end_of_document, "; legal are the tokens, 0 to ", config_.vocab - 1,
+            ", and -1 for none"});
   }
 
   /// Number of tokens of all files together; at least 1.
@@ -450,8 +426,8 @@ class token_source {
   /// before. Throws `error` as `read`, and where `knows_documents` is false.
   void document_starts(std::int64_t from, std::int64_t first, std::int64_t count, std::int64_t* out) const {
     if (!knows_documents())
-      fail({config_.flag, ": files of format ", name_of(format_), " do not say where documents end; name the token by ",
-            config_.end_of_document_flag});
+      fail({config_.flag, ": files of format ", name_of(format_),
+            " do not say where documents end; name the token by --end-of-document"});
     require_inside(first, count);
     if (first < from) fail({"token_source: documents of token ", first, " asked for, seen from token ", from});
     config_.end_of_document < 0 ? starts_by_index(from, first, count, out) : starts_by_token(from, first, count, out);
@@ -481,7 +457,7 @@ class token_source {
       case token_format::nanogpt:
         return open_nanogpt(path, config_.flag);
       case token_format::text:
-        if (!encode) fail({config_.format_flag, " text needs a tokenizer, which makes tokens of it"});
+        if (!encode) fail({"--data-format text needs a tokenizer, which makes tokens of it"});
         return open_text(path, config_.flag, encode);
       default:
         return open_bytes(path, config_.flag);
@@ -522,20 +498,7 @@ class token_source {
   }
 
   void copy(const segment_t& segment, std::int64_t start, std::int64_t count, std::int64_t* out) const {
-    switch (segment.tokens.type) {
-      case token_type::u8:
-        return copy_as<std::uint8_t>(segment, start, count, out);
-      case token_type::i8:
-        return copy_as<std::int8_t>(segment, start, count, out);
-      case token_type::i16:
-        return copy_as<std::int16_t>(segment, start, count, out);
-      case token_type::u16:
-        return copy_as<std::uint16_t>(segment, start, count, out);
-      case token_type::i32:
-        return copy_as<std::int32_t>(segment, start, count, out);
-      case token_type::i64:
-        return copy_as<std::int64_t>(segment, start, count, out);
-    }
+    with_type(segment.tokens.type, [&]<class T>(T) { copy_as<T>(segment, start, count, out); });
   }
   template <class T>
   void copy_as(const segment_t& segment, std::int64_t start, std::int64_t count, std::int64_t* out) const {
@@ -554,7 +517,7 @@ class token_source {
     const std::int64_t* bad =
         std::find_if(out, out + count, [this](std::int64_t token) { return token < 0 || token >= config_.vocab; });
     fail({config_.flag, ": '", segment.tokens.file->path(), "' has token ", *bad, " at position ", start + (bad - out),
-          ", and the vocabulary of ", config_.vocab_flag, " has ", config_.vocab, " tokens"});
+          ", and the vocabulary of --model has ", config_.vocab, " tokens"});
   }
 
   token_source_config config_;

@@ -54,11 +54,11 @@ TEST_CASE("a blend gives the answers that it always gave") {
 }
 
 TEST_CASE("weights that are none") {
-  CHECK_ERROR(plait::blend({}), "weights: no weight");
-  CHECK_ERROR(plait::blend({1, 0}), "weights: 0 is no weight");
+  CHECK_ERROR(plait::blend({}), "--data-weights: no weight");
+  CHECK_ERROR(plait::blend({1, 0}), "--data-weights: 0 is no weight");
   CHECK_ERROR(plait::blend({1, -2}), "-2 is no weight");
   CHECK_ERROR(plait::blend({std::numeric_limits<double>::quiet_NaN()}), "is no weight");
-  CHECK_ERROR(plait::blend({std::numeric_limits<double>::infinity()}, "w"), "w: ", "is no weight");
+  CHECK_ERROR(plait::blend({std::numeric_limits<double>::infinity()}), "--data-weights: ", "is no weight");
   CHECK_ERROR(plait::blend({1e308, 1e308}), "more than a double");
   CHECK_ERROR(plait::blend({1, 1e-12, 1}), "1e-12", "less than one sample in 2^32");
 }

@@ -143,7 +143,7 @@ TEST_CASE("inputs and targets are the window and the window one further; slices 
   }
   tokens out(10);
   samples.fill(0, 9, 0, out.data(), out.data());
-  CHECK_ERROR(samples.fill(0, 8, 2, out.data(), out.data()), "seq", "[8, 8 + 2)");
+  CHECK_ERROR(samples.fill(0, 8, 2, out.data(), out.data()), "--seq", "[8, 8 + 2)");
 }
 
 TEST_CASE("held-out windows are the last ones and never trained on") {
@@ -156,7 +156,7 @@ TEST_CASE("held-out windows are the last ones and never trained on") {
   samples.fill_held_out(1, 0, 5, inputs.data(), targets.data());
   CHECK(inputs == tokens{95, 96, 97, 98, 99});
   CHECK(targets == tokens{96, 97, 98, 99, 100});
-  CHECK_ERROR(samples.fill_held_out(2, 0, 5, inputs.data(), targets.data()), "held_out", "sample 2", "keeps 2");
+  CHECK_ERROR(samples.fill_held_out(2, 0, 5, inputs.data(), targets.data()), "--held-out", "sample 2", "keeps 2");
   CHECK(sampler(samples.source(), {.seq = 5, .held_out = 1e-9}).held_out_samples() == 1);
 }
 
@@ -164,12 +164,12 @@ TEST_CASE("too little data and bad settings are refused by name") {
   temp_folder dir;
   const auto source = source_of(dir, counting(64));
   CHECK(sampler(source, {.seq = 63}).epoch_samples() == 1);
-  CHECK_ERROR(sampler(source, {.seq = 64}), "paths", "seq 64", "data.txt", "64 tokens", "takes 65");
-  CHECK_ERROR(sampler(source, {.seq = 0}), "seq", "0 positions");
-  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 1.0}), "held_out: 1 is no fraction");
-  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = -0.5}), "held_out");
-  CHECK_ERROR(sampler(source, {.seq = 63, .held_out = 0.1}), "held_out", "none to train on");
-  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 0.99}), "held_out", "of 7 windows");
+  CHECK_ERROR(sampler(source, {.seq = 64}), "--data", "--seq 64", "data.txt", "64 tokens", "takes 65");
+  CHECK_ERROR(sampler(source, {.seq = 0}), "--seq", "0 positions");
+  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 1.0}), "--held-out: 1 is no fraction");
+  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = -0.5}), "--held-out");
+  CHECK_ERROR(sampler(source, {.seq = 63, .held_out = 0.1}), "--held-out", "none to train on");
+  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 0.99}), "--held-out", "of 7 windows");
 }
 
 TEST_CASE("samples of several sources") {
@@ -210,7 +210,7 @@ TEST_CASE("samples of several sources") {
   }
   CHECK_ERROR(samples.fill_held_out(5, 0, 8, in.data(), out.data()), "evaluation sample 5", "keeps 5");
   CHECK_ERROR(samples.fill_held_out(-1, 0, 8, in.data(), out.data()), "evaluation sample -1");
-  CHECK_ERROR(sampler(sources, {1, 1}, how), "weights: 2 weights for 3 sources");
+  CHECK_ERROR(sampler(sources, {1, 1}, how), "--data-weights: 2 weights for 3 sources");
 
   // Evaluation weighs a source by its weight, not by its size: where a large one keeps 40 windows and a small one 3,
   // the small one of three times the weight gives three quarters of the samples, its windows again and again.
@@ -272,8 +272,8 @@ TEST_CASE("documents kept apart") {
       CHECK(part == whole);
     }
   CHECK_ERROR(samples.starts(0, 3, 5, found.data()), "positions [3, 3 + 5)");
-  CHECK_ERROR(sampler(source_of(dir, "abcdefgh"), {.seq = 2, .documents = true}), "documents: '", "is read as bytes",
-              "end_of_document");
+  CHECK_ERROR(sampler(source_of(dir, "abcdefgh"), {.seq = 2, .documents = true}), "--documents: '", "is read as bytes",
+              "--end-of-document");
   const sampler all(source, {.seq = 3, .held_out = 0.25, .documents = true});
   all.starts_held_out(0, 0, 3, found.data());
   CHECK(found[0] == 0);

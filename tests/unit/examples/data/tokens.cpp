@@ -76,9 +76,9 @@ TEST_CASE("bytes: several files are one stream, readable across their border") {
   source.read(6, 0, part.data());
   const token_source copy = source;
   CHECK(all(copy) == all(source));
-  CHECK_ERROR(source.read(5, 2, part.data()), "paths", "[5, 5 + 2)", "has 6");
-  CHECK_ERROR(source.read(-1, 2, part.data()), "paths");
-  CHECK_ERROR(source.read(0, INT64_MAX, part.data()), "paths");
+  CHECK_ERROR(source.read(5, 2, part.data()), "--data", "[5, 5 + 2)", "has 6");
+  CHECK_ERROR(source.read(-1, 2, part.data()), "--data");
+  CHECK_ERROR(source.read(0, INT64_MAX, part.data()), "--data");
 }
 
 TEST_CASE("nanogpt: flat uint16") {
@@ -90,8 +90,8 @@ TEST_CASE("nanogpt: flat uint16") {
   CHECK(all(open({path}, token_format::bytes)).size() == 8);
 
   const auto small = open({path}, token_format::nanogpt, 50257);
-  CHECK_ERROR(plait::token_counts(small), "paths", "train.bin", "token 65535", "position 3", "vocab", "50257");
-  CHECK_ERROR(open({dir.write("odd.bin", "abc")}), "paths", "odd.bin", "3 bytes");
+  CHECK_ERROR(plait::token_counts(small), "--data", "train.bin", "token 65535", "position 3", "--model", "50257");
+  CHECK_ERROR(open({dir.write("odd.bin", "abc")}), "--data", "odd.bin", "3 bytes");
   CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240520, 1, 2}))}), "llm.c, for tokens of 16 bits");
   CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240801, 7, 2}))}), "llm.c, for tokens of 32 bits");
 }
@@ -139,7 +139,7 @@ TEST_CASE("megatron: what is malformed is named") {
   dir.write("x.idx", good);
   CHECK(open({path}).size() == 5);
   broken(0, "NOT");
-  CHECK_ERROR(open({path}), "paths", "x.idx", "MMIDIDX");
+  CHECK_ERROR(open({path}), "--data", "x.idx", "MMIDIDX");
   broken(9, word(2));
   CHECK_ERROR(open({path}), "version 2");
   broken(17, "\x07");
@@ -168,7 +168,7 @@ TEST_CASE("megatron: what is malformed is named") {
   CHECK_ERROR(open({path}), "x.bin", "truncated", "byte 10", "has 8");
   dir.write("x.bin", raw<std::uint16_t>({1, 2, 3, 4, 5, 6}));
   CHECK_ERROR(open({path}), "x.bin", "12 bytes", "describes 10");
-  CHECK_ERROR(open({dir / "absent.idx"}), "paths", "absent.idx", "No such file");
+  CHECK_ERROR(open({dir / "absent.idx"}), "--data", "absent.idx", "No such file");
 }
 
 TEST_CASE("text: a tokenizer makes the tokens of each file") {
@@ -188,35 +188,35 @@ TEST_CASE("text: a tokenizer makes the tokens of each file") {
   CHECK(all(source) == tokens{3, 5, 3, 0, 6});
   CHECK(all(token_source({.paths = paths, .format = token_format::bytes}, words)).size() == 20);
   CHECK(token_source({.paths = {dir.write("c.bin", "ab")}, .vocab = 65536}, words).format() == token_format::nanogpt);
-  CHECK_ERROR(token_source({.paths = {dir.write("d", "bad")}}, words), "paths: '", "d': no words");
-  CHECK_ERROR(token_source({.paths = {dir.write("e", "")}}, words), "paths", "is empty");
+  CHECK_ERROR(token_source({.paths = {dir.write("d", "bad")}}, words), "--data: '", "d': no words");
+  CHECK_ERROR(token_source({.paths = {dir.write("e", "")}}, words), "--data", "is empty");
   CHECK_ERROR(plait::token_counts(token_source({.paths = paths, .vocab = 6}, words)), "'/", "token 6 at position 2");
-  CHECK_ERROR(open(paths, token_format::text), "format text needs a tokenizer, which makes tokens of it");
+  CHECK_ERROR(open(paths, token_format::text), "--data-format text needs a tokenizer, which makes tokens of it");
 }
 
 TEST_CASE("what is no data is refused by name") {
   temp_folder dir;
-  CHECK_ERROR(open({}), "paths", "no file");
-  CHECK_ERROR(open({dir / "absent.txt"}), "paths", "absent.txt", "No such file");
-  CHECK_ERROR(open({dir.write("empty.txt", "")}), "paths", "empty.txt", "is empty");
-  CHECK_ERROR(open({dir.write("empty.bin", "")}), "paths", "empty.bin", "is empty");
-  CHECK_ERROR(open({dir / ""}), "paths", "folder");
-  CHECK_ERROR(open({"/dev/zero"}), "paths", "no regular file");
+  CHECK_ERROR(open({}), "--data", "no file");
+  CHECK_ERROR(open({dir / "absent.txt"}), "--data", "absent.txt", "No such file");
+  CHECK_ERROR(open({dir.write("empty.txt", "")}), "--data", "empty.txt", "is empty");
+  CHECK_ERROR(open({dir.write("empty.bin", "")}), "--data", "empty.bin", "is empty");
+  CHECK_ERROR(open({dir / ""}), "--data", "folder");
+  CHECK_ERROR(open({"/dev/zero"}), "--data", "no regular file");
   CHECK_ERROR(open({dir.write("t.txt", "ab"), dir.write("t.bin", "ab")}), "t.txt", "bytes", "t.bin", "nanogpt");
-  CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 0), "vocab", "vocabulary");
+  CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 0), "--model", "vocabulary");
   CHECK_ERROR(plait::token_counts(open({dir / "t.txt"}, token_format::automatic, 98)), "token 98", "98 tokens");
   CHECK_ERROR(token_source({.paths = {"nowhere"}, .flag = "data.train"}), "data.train: ");
 
   CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
   CHECK(plait::token_format_from("auto") == token_format::automatic);
-  CHECK_ERROR(plait::token_format_from("json"), "format", "'json'", "auto, bytes, text, megatron, nanogpt");
+  CHECK_ERROR(plait::token_format_from("json"), "--data-format", "'json'", "auto, bytes, text, megatron, nanogpt");
 }
 
 TEST_CASE("what does not look like the format of its name is refused, unless that is given") {
   temp_folder dir;
   const auto refused = [&](const char* name, const std::string& text, auto... parts) {
     const std::string path = dir.write(name, text);
-    CHECK_ERROR(open({path}), "paths", name, parts...);
+    CHECK_ERROR(open({path}), "--data", name, parts...);
     const auto meant = std::string(name).ends_with(".bin") ? token_format::nanogpt : token_format::bytes;
     CHECK(open({path}, meant).format() == meant);
   };
@@ -230,8 +230,8 @@ TEST_CASE("what does not look like the format of its name is refused, unless tha
     refused("flat.bin", wide(std::int64_t{}, vocab), "tokens of 32 or 64 bits");
     if (vocab <= 65536) CHECK(open({dir.write("flat.bin", wide(std::uint16_t{}, vocab))}).size() == 200);
   }
-  refused("tokens.npy", "\x93NUMPY\x01", "an array of NumPy's", "bytes of text", "give format bytes");
-  refused("tokens.bin", "\x93NUMPY\x01 ", "an array of NumPy's", "uint16", "give format nanogpt");
+  refused("tokens.npy", "\x93NUMPY\x01", "an array of NumPy's", "bytes of text", "give --data-format bytes");
+  refused("tokens.bin", "\x93NUMPY\x01 ", "an array of NumPy's", "uint16", "give --data-format nanogpt");
   refused("t.txt.gz", "\x1f\x8b\x08", "compressed by gzip; unpack it first");
   refused("t.zst", "\x28\xb5\x2f\xfd", "compressed by zstd");
   refused("t.npz", "PK\x03\x04", "a zip archive");
@@ -294,9 +294,9 @@ TEST_CASE("documents end with a token") {
   check_documents(source, {0, 0, 0, 3, 3, 5, 6, 6, 6, 9, 10, 10});
   CHECK_FALSE(open({a}).knows_documents());
   std::int64_t out = 0;
-  CHECK_ERROR(open({a}).document_starts(0, 0, 1, &out), "paths: files of format bytes", "end_of_document");
-  CHECK_ERROR(token_source({.paths = {a}, .end_of_document = 256}), "end_of_document is 256", "0 to 255");
-  CHECK_ERROR(token_source({.paths = {a}, .end_of_document = -2}), "end_of_document is -2");
+  CHECK_ERROR(open({a}).document_starts(0, 0, 1, &out), "--data: files of format bytes", "--end-of-document");
+  CHECK_ERROR(token_source({.paths = {a}, .end_of_document = 256}), "--end-of-document is 256", "0 to 255");
+  CHECK_ERROR(token_source({.paths = {a}, .end_of_document = -2}), "--end-of-document is -2");
 
   // A token takes the place of an index.
   dir.write("m.bin", raw<std::uint16_t>({1, 2, 3, 4}));
@@ -313,7 +313,7 @@ TEST_CASE("files that become shorter while they are read end in words") {
   source.read(99000, 10, out.data());
   REQUIRE(::truncate(text.c_str(), 50000) == 0);
   source.read(49990, 10, out.data());
-  CHECK_ERROR(source.read(49991, 10, out.data()), "paths: '" + text + "' is truncated", "ends at byte 50000",
+  CHECK_ERROR(source.read(49991, 10, out.data()), "--data: '" + text + "' is truncated", "ends at byte 50000",
               "it had 100000 bytes when it was opened");
   CHECK_ERROR(plait::token_counts(source), "is truncated");
 
@@ -330,5 +330,5 @@ TEST_CASE("a pipe is refused at once, whether or not anybody writes into it") {
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
   CHECK_THROWS_WITH(plait::mapped_file(path, "--data"),
                     ("--data: '" + path + "' is no regular file; pipes and devices cannot be mapped").c_str());
-  CHECK_ERROR(open({path}), "paths: cannot open '" + path + "': it is no regular file");
+  CHECK_ERROR(open({path}), "--data: cannot open '" + path + "': it is no regular file");
 }
