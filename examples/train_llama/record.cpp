@@ -3,27 +3,29 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "../size_text.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/step_data.hpp"
+#include "plait/io/json_tree.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"
+#include "plait/models/llama_config_json.hpp"
 #include "plait/schedule/parse.hpp"
 #include "plan.hpp"
 #include "run.hpp"
@@ -150,108 +152,22 @@ std::string step_text(const std::string& path) {
                      digest_of(std::as_bytes(std::span(text)), text.size()));
 }
 
-/// Calls f(key, value) for each key of a model's config.json.
-template <class Config, class F>
-void each_key(Config& c, F&& f) {
-  f("vocab_size", c.vocab);
-  f("hidden_size", c.hidden);
-  f("num_hidden_layers", c.layers);
-  f("num_attention_heads", c.heads);
-  f("num_key_value_heads", c.kv_heads);
-  f("head_dim", c.head_dim);
-  f("intermediate_size", c.ffn);
-  f("max_position_embeddings", c.max_position);
-  f("rms_norm_eps", c.rms_eps);
-  f("rope_theta", c.rope_theta);
-  f("rope_scaling.rope_type", c.rope.kind);
-  f("rope_scaling.factor", c.rope.factor);
-  f("rope_scaling.low_freq_factor", c.rope.low_freq_factor);
-  f("rope_scaling.high_freq_factor", c.rope.high_freq_factor);
-  f("rope_scaling.original_max_position_embeddings", c.rope.original_max_position);
-  f("tie_word_embeddings", c.tie_embeddings);
-  f("attention_bias", c.attention_bias);
-  f("mlp_bias", c.mlp_bias);
-  f("qkv_bias", c.qkv_bias);
-  f("qk_norm", c.qk_norm);
-  f("sliding_window", c.sliding_window);
-  f("pad_token_id", c.pad_token);
-  f("initializer_range", c.initializer_range);
-}
-/// As `each_key`, for the keys of DeepSeek-V3's router.
-template <class Mixture, class F>
-void each_deepseek_key(Mixture& m, F&& f) {
-  f("n_group", m.router.groups);
-  f("topk_group", m.router.chosen_groups);
-  f("routed_scaling_factor", m.router.scale);
-}
-/// For those of the layers without experts.
-template <class Mixture, class F>
-void each_dense_key(Mixture& m, F&& f) {
-  f("first_k_dense_replace", m.dense_layers);
-  f("dense_intermediate_size", m.dense_ffn);
-}
-/// As `each_key`, for the keys that models with experts have in addition.
-template <class Mixture, class F>
-void each_mixture_key(Mixture& m, F&& f) {
-  f("num_experts", m.experts);
-  f("num_experts_per_tok", m.router.chosen);
-  f("norm_topk_prob", m.router.normalised);
-  f("shared_expert_intermediate_size", m.shared_ffn);
-  f("shared_expert_gate", m.shared_gate);
-}
-
-/// Reads a value of `model_settings`; returns whether it is one.
-template <class T>
-bool read(const std::string& text, T& value) {
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return problem == std::errc() && end == text.data() + text.size();
-}
-bool read(const std::string& text, bool& value) {
-  value = text == "true";
-  return value || text == "false";
-}
-bool read(const std::string& text, plait::rope_kind& value) {
-  value = text == "llama3" ? plait::rope_kind::llama3 : plait::rope_kind::none;
-  return text == "llama3" || text == "none";
-}
-
-/// The keys of a model's config.json with their values, which say what the model computes.
+/// The keys of a model's config.json with their values as JSON, of numbers the shortest.
 std::vector<plait::setting> model_settings(const plait::llama_config& c) {
   std::vector<plait::setting> settings;
-  const auto add = [&](const char* key, const auto& value) {
-    if constexpr (std::is_same_v<decltype(value), const plait::rope_kind&>)
-      settings.push_back({key, value == plait::rope_kind::llama3 ? "llama3" : "none"});
-    else
-      settings.push_back({key, fmt::format("{}", value)});
-  };
-  each_key(c, add);
-  if (c.mixture.experts > 0) each_mixture_key(c.mixture, add);
-  if (c.mixture.dense_layers > 0) each_dense_key(c.mixture, add);
-  if (c.mixture.correction_bias) each_deepseek_key(c.mixture, add);
+  const auto keys = plait::parse_json<nlohmann::ordered_json>(plait::llama_config_text(c), "config.json");
+  for (const auto& [key, value] : keys.items())
+    settings.push_back({key, value.is_number_float() ? fmt::format("{}", value.get<double>()) : value.dump()});
   return settings;
 }
 
-/// The model that `model_settings` tells so; nothing where a key is missing or has no such value.
-std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings) {
-  plait::llama_config c;
-  bool whole = true;
-  const auto find = [&](std::string_view key) {
-    return std::find_if(settings.begin(), settings.end(), [&](const plait::setting& k) { return k.name == key; });
-  };
-  const auto take = [&](const char* key, auto& value) {
-    const auto flag = find(key);
-    whole = whole && flag != settings.end() && read(flag->value, value);
-  };
-  each_key(c, take);
-  if (find("num_experts") != settings.end()) each_mixture_key(c.mixture, take);
-  if (find("first_k_dense_replace") != settings.end()) each_dense_key(c.mixture, take);
-  if (find("n_group") != settings.end()) {
-    c.mixture.correction_bias = true;
-    c.mixture.router.scores = plait::kernels::expert_scores::sigmoid;
-    c.mixture.router.group_scores = plait::kernels::group_scores::two_largest;
-    each_deepseek_key(c.mixture, take);
-  }
-  return whole ? std::optional(c) : std::nullopt;
+/// The model that `model_settings` tells so; nothing where no model is told, or by an older program.
+std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings) try {
+  nlohmann::json keys;
+  for (const plait::setting& k : settings) keys[k.name] = plait::parse_json<nlohmann::json>(k.value, k.name);
+  return plait::parse_llama_config(keys.dump(), "config.json");
+} catch (const plait::error&) {
+  return {};
 }
 
 }  // namespace
@@ -449,17 +365,25 @@ std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded
 std::string other_model_than(const plait::llama_config& config, const plait::loaded_state& loaded) {
   const std::optional<plait::llama_config> there = saved_model(loaded);
   if (!there) return {};
-  const std::vector<plait::setting> mine = model_settings(config), its = model_settings(*there);
-  if (mine.size() != its.size())
-    return fmt::format("num_experts is {}, and the step has {}", config.mixture.experts, there->mixture.experts);
-  for (std::size_t i = 0; i < mine.size(); ++i)
-    for (const char* of_shape :
-         {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-          "intermediate_size", "tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm",
-          "num_experts", "shared_expert_intermediate_size"})
-      if (mine[i].name == of_shape && mine[i].value != its[i].value)
-        return fmt::format("{} is {}, and the step has {}", of_shape, mine[i].value, its[i].value);
-  return {};
+  std::string other;
+  const auto compare = [&](const char* key, const auto& here, const auto& in_step) {
+    if (other.empty() && here != in_step) other = fmt::format("{} is {}, and the step has {}", key, here, in_step);
+  };
+  compare("vocab_size", config.vocab, there->vocab);
+  compare("hidden_size", config.hidden, there->hidden);
+  compare("num_hidden_layers", config.layers, there->layers);
+  compare("num_attention_heads", config.heads, there->heads);
+  compare("num_key_value_heads", config.kv_heads, there->kv_heads);
+  compare("head_dim", config.head_dim, there->head_dim);
+  compare("intermediate_size", config.ffn, there->ffn);
+  compare("tie_word_embeddings", config.tie_embeddings, there->tie_embeddings);
+  compare("attention_bias", config.attention_bias, there->attention_bias);
+  compare("mlp_bias", config.mlp_bias, there->mlp_bias);
+  compare("qkv_bias", config.qkv_bias, there->qkv_bias);
+  compare("qk_norm", config.qk_norm, there->qk_norm);
+  compare("num_experts", config.mixture.experts, there->mixture.experts);
+  compare("shared_expert_intermediate_size", config.mixture.shared_ffn, there->mixture.shared_ffn);
+  return other;
 }
 
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {
@@ -475,8 +399,8 @@ std::pair<std::int64_t, double> saved_lora(const plait::loaded_state& loaded) {
   std::pair<std::int64_t, double> found{0, 0};
   const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
   for (const auto& [name, value] : options_in(text)) {
-    if (name == "lora") read(std::string(value), found.first);
-    if (name == "lora-alpha") read(std::string(value), found.second);
+    if (name == "lora") found.first = std::atoll(std::string(value).c_str());
+    if (name == "lora-alpha") found.second = std::atof(std::string(value).c_str());
   }
   return found;
 }
@@ -553,8 +477,8 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
     });
     begins = static_cast<std::int64_t>(step.saved.step);
     if (begins > s.opt.steps)
-      plait::fail(fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps",
-                              s.opt.steps, begins, s.opt.resume));
+      reject("--steps is {}, and {} are behind what --resume {} names; ask for more steps", s.opt.steps, begins,
+             s.opt.resume);
     text += line_of("--resume", step, "its bytes are compared with their checksums when it is loaded");
     if (!other.empty()) text += fmt::format("--resume: other options than before: {}\n", other);
   } else if (s.opt.resume == "auto") {

@@ -225,7 +225,6 @@ void read_first_step(const options& opt, opened_model& m) {
     return;
   }
   if (const auto config = saved_model(saved)) {
-    plait::validate(*config, "--init-from: '" + step + "'");
     m.config = *config;
     return;
   }
