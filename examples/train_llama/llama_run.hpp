@@ -221,8 +221,8 @@ class text_sampler {
                const plait::sequence_order& order)
       : s_(s), ctx_(ctx), ranks_(ranks), model_(model), order_(order) {}
 
-  /// Returns the prompt and what follows it; shorter where `stop_asked()` says, alike on all ranks,
-  /// that the run ends. Collective.
+  /// Returns the prompt and what follows it; shorter where a token ends the text, and where `stop_asked()` says, alike
+  /// on all ranks, that the run ends. Collective.
   template <class Stop>
   std::vector<std::int64_t> text(Stop&& stop_asked) {
     std::vector<std::int64_t> text = prompt_tokens(s_);
@@ -240,7 +240,9 @@ class text_sampler {
         return at < length ? text[static_cast<std::size_t>(from + at)] : std::int64_t{0};
       });
       plait::upload(ctx_, host, ids);
-      text.push_back(draw(model_.score(ctx_, ids, starts ? starts.data() : nullptr), length, place));
+      const std::int64_t next = draw(model_.score(ctx_, ids, starts ? starts.data() : nullptr), length, place);
+      if (std::find(s_.end_tokens.begin(), s_.end_tokens.end(), next) != s_.end_tokens.end()) break;
+      text.push_back(next);
       if (stop_asked()) break;
     }
     return text;

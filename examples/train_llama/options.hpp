@@ -190,6 +190,7 @@ struct setup {
   std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
   std::string passed_over{};  ///< newer ones there that are not whole, and why
   std::shared_ptr<const plait::tokenizer> tokenizer{};  ///< null: nothing is text, or its tokens are bytes
+  std::vector<std::int64_t> end_tokens{};               ///< those that end a text that `generate` prints
   std::shared_ptr<const prediction> predicted{};        ///< what the planner says of --cluster; null: it was not asked
   std::optional<plait::sampler> held_out{};  ///< the file that --held-out names; nothing where it is a fraction
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <string>
@@ -19,6 +20,7 @@
 #include "plait/device/product_choices.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/json.hpp"
+#include "plait/io/json_tree.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/kernels/moments.hpp"
@@ -315,6 +317,33 @@ void check_bytes(const setup& s, const opened_model& m) {
   if (const std::string why = why_no_bytes(s, m); !why.empty())
     reject("{}: '{}' {}, and no tokenizer is known; name a tokenizer.json, or its folder, by --tokenizer",
            s.opt.command, s.opt.init_from, why);
+}
+
+/// Returns the tokens that end a text, as the folder of a model or of its tokenizer names them, in the order in which
+/// transformers looks for them; perhaps none.
+std::vector<std::int64_t> end_tokens(const setup& s) {
+  const std::filesystem::path folder =
+      s.weights ? std::filesystem::path(s.opt.init_from) : std::filesystem::path(s.opt.tokenizer).parent_path();
+  nlohmann::json value;
+  std::string source;
+  for (const auto& [name, key] : {std::pair("generation_config.json", "eos_token_id"),
+                                  {"config.json", "eos_token_id"},
+                                  {"tokenizer_config.json", "eos_token"}}) {
+    const std::string path = (folder / name).string();
+    if (!value.is_null() || folder.empty() || !std::filesystem::exists(path)) continue;
+    const auto keys = plait::parse_json(plait::read_file(path, "generate"), "generate: '" + path + "'");
+    if (keys.contains(key)) value = keys[key];
+    source = fmt::format("generate: '{}': key '{}' is {}", path, key, value.dump());
+  }
+  if (value.is_null()) return {};
+  if (value.is_number_unsigned()) return {value.get<std::int64_t>()};
+  if (value.is_array() && std::all_of(value.begin(), value.end(), [](auto& id) { return id.is_number_unsigned(); }))
+    return value.get<std::vector<std::int64_t>>();
+  if (value.is_object()) value = value.value("content", nlohmann::json());
+  if (value.is_string() && s.tokenizer)
+    if (const std::vector<std::int64_t> text = s.tokenizer->encode(value.get<std::string>()); text.size() == 1)
+      return text;
+  reject("{}; legal is a token, or a list of tokens", source);
 }
 
 /// Opens files that an option names.
@@ -716,6 +745,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   if (!samples) s.opt.sample = 0;
   if (opt.dry_run) return s;
   if (!opt.tokenizer.empty() && (s.opt.sample > 0 || !given_options.tokenizer.empty())) read_tokenizer(s);
+  if (opt.command == "generate") s.end_tokens = end_tokens(s);
   check_prompt(s);
   check_files(opt, !s.first_step.empty());
   if (std::filesystem::exists(opt.products)) {

@@ -242,7 +242,7 @@ refused "'bad.json': the JSON is no object" --model bad.json
 config 's/"hidden_size": 32, //'
 refused "'bad.json': key 'hidden_size' is missing" --model bad.json
 config 's/"model_type": "llama"/"model_type": "gpt2"/'
-refused "key 'model_type' is \"gpt2\"; legal is \"llama\"" --model bad.json
+refused "key 'model_type' is \"gpt2\"; legal is \"dots1\", \"llama\"" --model bad.json
 config 's/"hidden_size": 32/"hidden_size": "wide"/'
 refused "key 'hidden_size' is \"wide\"; legal is a whole number" --model bad.json
 config 's/"num_hidden_layers": 2/"num_hidden_layers": 2.5/'
@@ -449,6 +449,22 @@ cmp by_text.out by_tokens.out || fail "not the loss of its tokens: $(cat by_text
 for from in of_words resumed words; do
   [ "$("$trainer" generate $from --prompt 'Grüße 🙂' --sample 1 | cut -b-12)" = 'Grüße 🙂' ] || fail "no text of $from"
 done
+# A text ends before a token that the model or its tokenizer names.
+cp -r words ends
+all=$(python3 -c 'print(list(range(608)))')
+echo '{"eos_token": {"content": "a cat"}}' >ends/tokenizer_config.json
+commanded "generate: 'ends/tokenizer_config.json': key 'eos_token' is {\"content\":\"a cat\"}; legal is a token, or a list of tokens" \
+  generate ends
+echo '{"eos_token": "<|end|>"}' >ends/tokenizer_config.json
+[ "$("$trainer" generate ends --prompt God --sample 20 | wc -c)" -gt 4 ] || fail "a text ends with any token"
+sed -i "s/^{/{\"eos_token_id\": $all,/" ends/config.json
+[ "$("$trainer" generate ends --prompt God --mesh tp=2)" = God ] || fail "config.json ends no text"
+echo '{"eos_token_id": null}' >ends/generation_config.json
+[ "$("$trainer" generate ends --prompt God)" = God ] || fail "null is taken for a token"
+echo '{"eos_token_id": 607}' >ends/generation_config.json
+[ "$("$trainer" generate ends --prompt God --sample 20 | wc -c)" -gt 4 ] || fail "config.json comes before generation_config.json"
+echo '{"eos_token_id": true}' >ends/generation_config.json
+commanded "key 'eos_token_id' is true; legal is a token" generate ends
 mv words moved
 commanded "--init-from: 'of_words/step-00000002' was trained with '/.*/words/tokenizer.json', which is not there; name it by --tokenizer" \
   generate of_words
