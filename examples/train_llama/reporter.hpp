@@ -9,8 +9,8 @@
 #include "options.hpp"
 #include "plait/io/json.hpp"
 #include "run.hpp"
-#include "train_llama/observe/progress.hpp"
 #include "train_llama/observe/report.hpp"
+#include "train_llama/observe/run_log.hpp"
 
 // Words about a run, for its beginning and its plan.
 

@@ -17,7 +17,6 @@
 #include "plait/io/mapped_file.hpp"
 #include "size_text.hpp"
 #include "train_llama/observe/pictures.hpp"
-#include "train_llama/observe/progress.hpp"
 #include "train_llama/observe/run_log.hpp"
 
 namespace plait {

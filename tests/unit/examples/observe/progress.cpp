@@ -1,6 +1,4 @@
 // program: files
-#include "train_llama/observe/progress.hpp"
-
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -11,6 +9,7 @@
 
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
+#include "train_llama/observe/run_log.hpp"
 
 namespace {
 
