@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -164,10 +165,10 @@ inline bool is_of_adapter(std::string_view name) { return name.find(".lora_") !=
 /// What all ranks share: the options, and what they name.
 struct setup {
   options opt;
-  plait::llama_config config;
-  plait::mesh_shape mesh;  ///< of dp, pp, cp, tp and tp_rep
-  plait::schedule schedule;
-  std::vector<plait::stage_layers> stages;  ///< by counted costs, or even
+  plait::llama_config config{};
+  plait::mesh_shape mesh{};  ///< of dp, pp, cp, tp and tp_rep
+  plait::schedule schedule{};
+  std::vector<plait::stage_layers> stages{};  ///< by counted costs, or even
   plait::pipeline_options parallel{};
   plait::chosen_policy context = plait::chosen_policy::ring;
   bool zigzag = true;
@@ -210,6 +211,12 @@ struct setup {
 /// Parses and checks the command line. Exits through `plait::error` whose text names the flag, or returns false for
 /// --help, which it prints if this process `speaks`.
 bool parse(int argc, char** argv, options& opt, bool speaks = true);
+
+/// The values of --data-parallel, by the level that they name.
+inline constexpr const char* level_names[] = {"replicated", "zero1", "zero2", "zero3"};
+inline plait::zero_level level_of(const options& opt) {
+  return static_cast<plait::zero_level>(std::find(level_names, std::end(level_names), opt.data_parallel) - level_names);
+}
 
 /// Returns whether attention stays within documents.
 inline bool keeps_documents_apart(const options& opt) { return opt.documents == "apart"; }

@@ -154,7 +154,6 @@ namespace {
 
 namespace pp = plait::planner;
 
-constexpr const char* levels[] = {"replicated", "zero1", "zero2", "zero3"};
 constexpr std::size_t most_tried = 2000;
 
 /// What of the options has no price, with the flag; empty: all has one.
@@ -226,8 +225,7 @@ pp::training_layout given_layout(const options& opt) {
   l.microbatch = opt.micro_batch;
   pp::set_layout_key(l, "schedule", opt.schedule, "--schedule");
   pp::set_layout_key(l, "recompute", opt.recompute, "--recompute");
-  for (int i = 0; i < 4; ++i)
-    if (opt.data_parallel == levels[i]) l.zero = static_cast<plait::zero_level>(i);
+  l.zero = level_of(opt);
   pp::set_layout_key(l, "replicate", opt.replicate_over, "--replicate-over");
   l.sequence_parallel = opt.strategy == "sp";
   l.context = context_of(opt);
@@ -308,7 +306,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
                          l.cp, l.tp);
     // What was given for a pipeline holds where the plan has one.
     o.schedule = pp::schedule_text(l);
-    o.data_parallel = levels[static_cast<int>(l.zero)];
+    o.data_parallel = level_names[static_cast<int>(l.zero)];
     o.replicate_over = pp::replicate_text(l);
     o.micro_batch = l.microbatch;
     o.recompute = pp::recompute_text(l);

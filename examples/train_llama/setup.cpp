@@ -404,12 +404,8 @@ void open_held_out(setup& s, const opened_model& m) {
 /// Reads the options of data parallelism, for so many ranks along dp and cp.
 void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   const options& opt = s.opt;
-  using plait::zero_level;
   plait::data_parallel& how = s.parallel.parallel;
-  how.level = opt.data_parallel == "zero1"   ? zero_level::optimizer
-              : opt.data_parallel == "zero2" ? zero_level::gradients
-              : opt.data_parallel == "zero3" ? zero_level::parameters
-                                             : zero_level::replicated;
+  how.level = level_of(opt);
   how.prefetch = static_cast<int>(opt.prefetch);
   how.reshard_after_forward = opt.reshard_after_forward == "on";
   how.overlap = opt.overlap == "on";
@@ -426,7 +422,7 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
           opt.reduce_in);
     s.parallel.wire = opt.reduce_in == "bf16" ? plait::gradient_wire::bf16 : plait::gradient_wire::f32;
   }
-  if (how.level == zero_level::replicated) return;
+  if (how.level == plait::zero_level::replicated) return;
   const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;
   if (!over_dp && !over_cp)
     reject(
@@ -509,8 +505,7 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
                     n.features, s.opt.seq, n.features));
 }
 
-constexpr std::int64_t max_threads = 1024;
-constexpr std::int64_t max_threads_of_a_gpu = 64;
+constexpr std::int64_t max_threads = 1024, max_threads_of_a_gpu = 64;
 
 /// `value`, which the user may choose freely, must be a multiple of `parts`.
 void divides(const char* flag, std::int64_t value, const std::string& by, std::int64_t parts) {
@@ -605,6 +600,102 @@ std::string rate_text(const plait::lr_schedule_config& c) {
                      warm);
 }
 
+/// The course of the learning rate.
+plait::lr_schedule rate_of(const options& opt) {
+  return plait::lr_schedule({.peak = opt.lr,
+                             .steps = std::max<std::int64_t>(opt.steps, 1),
+                             .warmup_steps = opt.warmup < 0 ? std::min(opt.steps, (opt.steps + 9) / 10) : opt.warmup,
+                             .min_ratio = opt.min_lr_ratio,
+                             .decay = plait::lr_decay_from(opt.lr_schedule, "--lr-schedule"),
+                             .peak_field = "--lr",
+                             .steps_field = "--steps",
+                             .warmup_field = "--warmup",
+                             .min_ratio_field = "--min-lr-ratio"});
+}
+
+/// Reads --attention and --seq: how ranks share a sequence.
+void set_sequence(setup& s, std::int64_t cp, std::int64_t tp) {
+  const options& opt = s.opt;
+  s.zigzag = cp > 1 && !opt.attention.ends_with(":contiguous");  // on one rank the orders are the same
+  if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
+  if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
+  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || has_bf16_gradients(opt)))
+    reject("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
+           has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
+           opt.attention.substr(0, opt.attention.find(':')));
+  if (opt.given("--attention") && cp == 1 && opt.plan != "auto")
+    reject(
+        "--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it out, or give cp in "
+        "--mesh",
+        opt.attention, opt.mesh);
+  if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
+  if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
+  if (opt.strategy == "sp")
+    divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : "the extent of tp", cp * tp);
+  if (opt.seq > s.config.max_position)
+    reject("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, s.config.max_position);
+}
+
+/// Places the axes that --mesh gives; ranks along tp that share key-value heads have an axis of their own.
+void set_mesh(setup& s, const plait::mesh_shape& given) {
+  const bool one_gpu = s.opt.device == "cuda", threads = s.opt.backend == "threads";
+  const std::int64_t most = one_gpu ? max_threads_of_a_gpu : max_threads;
+  if (threads && !s.opt.dry_run && given.size() > most)
+    reject("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", s.opt.mesh, given.size(),
+           one_gpu ? "GPU" : "process", most);
+  s.mesh.add(plait::axis_of<plait::dp>, given.extent(plait::axis_of<plait::dp>));
+  s.mesh.add(plait::axis_of<plait::pp>, given.extent(plait::axis_of<plait::pp>));
+  if (s.opt.mixture) s.mesh.add(plait::axis_of<plait::ep>, given.extent(plait::axis_of<plait::ep>));
+  s.mesh.add(plait::axis_of<plait::cp>, given.extent(plait::axis_of<plait::cp>));
+  const plait::tensor_extents t = plait::split_tensor_ranks(given.extent(plait::axis_of<plait::tp>), s.config.kv_heads);
+  s.mesh.add(plait::axis_of<plait::tp>, t.tp);
+  s.mesh.add(plait::axis_of<plait::tp_rep>, t.tp_rep);
+  s.devices = threads ? 1 : given.size();
+}
+
+/// Reads --graph: whether steps are replayed.
+void set_graph(setup& s) {
+  const options& opt = s.opt;
+  const bool meets_on_host = opt.backend == "threads" && s.mesh.size() > 1;
+  const bool watched = !opt.trace.empty() || !opt.timeline.empty();
+  if (opt.graph == "on" && watched)
+    plait::fail("--graph on with --trace or --timeline: nobody sees what a replayed step does; legal is --graph off");
+  if (opt.graph == "on" && meets_on_host)
+    reject(
+        "--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, which a "
+        "graph cannot replay; legal are --graph off, one rank, and --backend nccl",
+        s.mesh.size());
+  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched;
+}
+
+/// Reads --micro-batch and --global-batch.
+void set_batch(setup& s, std::int64_t dp, std::int64_t ep) {
+  const options& opt = s.opt;
+  s.sequences = opt.micro_batch * dp * ep;
+  const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
+  const std::string experts = ep > 1 ? fmt::format(" times ep={}", ep) : "";
+  divides("--global-batch", global, fmt::format("--micro-batch {} times dp={}{}", opt.micro_batch, dp, experts),
+          s.sequences);
+  s.microbatches = global / s.sequences;
+  if (s.microbatches > plait::max_microbatches)
+    reject("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
+           plait::max_microbatches);
+}
+
+/// Opens --data and --held-out. Text is sampled only where it is asked for, or the data are text.
+void read_data(setup& s, const opened_model& m) {
+  const options& opt = s.opt;
+  if (!opt.data.empty())
+    open_data(s);
+  else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
+    plait::fail("--data is missing: name a text file, or token files (.bin)");
+  if (!opt.held_out_file.empty()) open_held_out(s, m);
+  if (opt.command == "generate" && opt.tokenizer.empty()) check_bytes(s, m);
+  const bool samples = opt.command == "generate" || s.bytes || opt.given("--sample") || opt.given("--prompt") ||
+                       opt.given("--temperature");
+  if (!samples) s.opt.sample = 0;
+}
+
 /// Refuses a prompt with what is no token of the model.
 void check_prompt(const setup& s) {
   if (s.opt.sample == 0) return;
@@ -644,114 +735,32 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   const plait::mesh_shape given = parse_mesh(opt, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
   const std::int64_t pp = given.extent(plait::axis_of<plait::pp>), cp = given.extent(plait::axis_of<plait::cp>);
-  const std::int64_t ep = given.extent(plait::axis_of<plait::ep>), all = given.size();
+  const std::int64_t ep = given.extent(plait::axis_of<plait::ep>);
   opt.mixture = m.config.mixture.experts > 0;
   check_mixture(opt, m.config, ep, tp);
+  plait::require_order(plait::weights_order_from(opt.export_order, "--export-order"), m.config, "--export-order");
+  plait::check_tensor_ranks(m.config, tp, "--mesh");
 
-  setup s{opt,
-          {},
-          {},
-          {},
-          {},
-          {},
-          plait::chosen_policy::ring,
-          cp > 1 && !opt.attention.ends_with(":contiguous"),  // on one rank the orders are the same
-          1,
-          1,
-          {},
-          plait::lr_schedule({.peak = opt.lr,
-                              .steps = std::max<std::int64_t>(opt.steps, 1),
-                              .warmup_steps = opt.warmup < 0 ? std::min(opt.steps, (opt.steps + 9) / 10) : opt.warmup,
-                              .min_ratio = opt.min_lr_ratio,
-                              .decay = plait::lr_decay_from(opt.lr_schedule, "--lr-schedule"),
-                              .peak_field = "--lr",
-                              .steps_field = "--steps",
-                              .warmup_field = "--warmup",
-                              .min_ratio_field = "--min-lr-ratio"}),
-          0};
+  setup s{.opt = opt, .config = m.config, .rate = rate_of(opt), .weights = m.weights, .first_step = m.first_step};
+  s.passed_over = m.passed_over;
   s.rate_text = rate_text(s.rate.config());
-  s.config = m.config;
-  s.weights = m.weights;
-  s.first_step = m.first_step;
-  s.passed_over = std::move(m.passed_over);
-  plait::require_order(plait::weights_order_from(opt.export_order, "--export-order"), s.config, "--export-order");
-  const plait::llama_config& c = s.config;
-  const std::string by = "the extent of tp";
-  plait::check_tensor_ranks(c, tp, "--mesh");
-  if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
-  if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
-  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || has_bf16_gradients(opt)))
-    reject("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
-           has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
-           opt.attention.substr(0, opt.attention.find(':')));
-  if (opt.given("--attention") && cp == 1 && opt.plan != "auto")
-    reject(
-        "--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it "
-        "out, or give cp in --mesh",
-        opt.attention, opt.mesh);
-  if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
-  if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
-  if (opt.strategy == "sp") divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : by, cp * tp);
-  if (opt.backend == "threads" && !opt.dry_run) {
-    const std::int64_t most = opt.device == "cuda" ? max_threads_of_a_gpu : max_threads;
-    if (all > most)
-      reject("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", opt.mesh, all,
-             opt.device == "cuda" ? "GPU" : "process", most);
-  }
-  const plait::tensor_extents t = plait::split_tensor_ranks(tp, c.kv_heads);
-  if (opt.seq > c.max_position)
-    reject("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position);
-  s.mesh.add(plait::axis_of<plait::dp>, dp);
-  s.mesh.add(plait::axis_of<plait::pp>, pp);
-  if (opt.mixture) s.mesh.add(plait::axis_of<plait::ep>, ep);
-  s.mesh.add(plait::axis_of<plait::cp>, cp);
-  s.mesh.add(plait::axis_of<plait::tp>, t.tp);
-  s.mesh.add(plait::axis_of<plait::tp_rep>, t.tp_rep);
-  s.devices = opt.backend == "threads" ? 1 : all;
-  const bool meets_on_host = opt.backend == "threads" && all > 1;
-  const bool watched = !opt.trace.empty() || !opt.timeline.empty();
-  if (opt.graph == "on" && watched)
-    plait::fail("--graph on with --trace or --timeline: nobody sees what a replayed step does; legal is --graph off");
-  if (opt.graph == "on" && meets_on_host)
-    reject(
-        "--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, "
-        "which a graph "
-        "cannot replay; legal are --graph off, one rank, and --backend nccl",
-        all);
-  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched;
-  s.sequences = opt.micro_batch * dp * ep;
-  const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
-  divides(
-      "--global-batch", global,
-      fmt::format("--micro-batch {} times dp={}{}", opt.micro_batch, dp, ep > 1 ? fmt::format(" times ep={}", ep) : ""),
-      s.sequences);
-  s.microbatches = global / s.sequences;
-  if (s.microbatches > plait::max_microbatches)
-    reject("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
-           plait::max_microbatches);
+  set_sequence(s, cp, tp);
+  set_mesh(s, given);
+  set_graph(s);
+  set_batch(s, dp, ep);
   plan_stages(s, pp);
   set_parallel(s, dp * ep, cp);
   check_tensor_overlap(opt, cp, tp);
   set_deterministic(s, dp, cp, tp);
   check_loss_chunks(s, cp, tp);
-  if (!opt.data.empty())
-    open_data(s);
-  else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
-    plait::fail("--data is missing: name a text file, or token files (.bin)");
-  if (!opt.held_out_file.empty()) open_held_out(s, m);
-  if (opt.command == "generate" && opt.tokenizer.empty()) check_bytes(s, m);
-  const bool samples = opt.command == "generate" || s.bytes || opt.given("--sample") || opt.given("--prompt") ||
-                       opt.given("--temperature");
-  if (!samples) s.opt.sample = 0;
+  read_data(s, m);
   if (opt.dry_run) return s;
   if (!opt.tokenizer.empty() && (s.opt.sample > 0 || !given_options.tokenizer.empty())) read_tokenizer(s);
   if (opt.command == "generate") s.end_tokens = end_tokens(s);
   check_prompt(s);
   check_files(opt, !s.first_step.empty());
   if (std::filesystem::exists(opt.products)) {
-    const plait::mapped_file file(opt.products, "--products");
-    const std::span<const std::byte> bytes = file.bytes();
-    s.products.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    s.products = plait::read_file(opt.products, "--products");
     static_cast<void>(plait::product_choices::parse(s.products, "--products: '" + opt.products + "'"));
   }
   return s;

@@ -99,12 +99,7 @@ class saves_alone final : public model_run {
 /// at the end.
 std::string failure_after(saves_alone& run, bool worth_saving = true, std::int64_t last = 6,
                           std::vector<std::uint64_t>* best = nullptr) {
-  setup s{.opt = {},
-          .config = {},
-          .mesh = {},
-          .schedule = {},
-          .stages = {},
-          .rate = plait::lr_schedule(plait::lr_schedule_config{})};
+  setup s{.opt = {}, .rate = plait::lr_schedule(plait::lr_schedule_config{})};
   s.opt.checkpoint_dir = "steps";
   s.opt.save_every = 2;
   if (!run.losses.empty()) s.opt.keep_best = "held-out";
