@@ -21,6 +21,13 @@
 
 namespace plait::test {
 
+/// Names that a Llama's checkpoint may hold in addition to its parameters.
+template <class Config>
+parameter_aliases tied_names(const Config& config) {
+  if (!config.tie_embeddings) return {};
+  return {{"lm_head.weight", "model.embed_tokens.weight"}};
+}
+
 /// How far a model's numbers are from the golden ones, relative to the largest of each.
 struct golden_findings {
   double logits = 0, loss = 0;

@@ -228,13 +228,6 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const safe
   load_weights(ctx, model, std::span<const weight_tensor>(weights_in_memory(entries)), source, aliases);
 }
 
-/// Names that a Llama's checkpoint may hold in addition to its parameters.
-template <class Config>
-parameter_aliases tied_names(const Config& config) {
-  if (!config.tie_embeddings) return {};
-  return {{"lm_head.weight", "model.embed_tokens.weight"}};
-}
-
 namespace detail {
 
 /// Whether this rank writes its piece of `p`: of ranks that have equal elements, the rank with coordinate 0 does.

@@ -137,10 +137,4 @@ inline std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t befo
   return ~(instruction ? detail::crc32c_by_instruction(~before, bytes) : detail::crc32c_by_tables(~before, bytes));
 }
 
-/// Returns the checksum of two ranges of bytes after each other, from their checksums `first` and `second` and the
-/// length of the second. It takes time logarithmic in the length, so threads can share one range.
-constexpr std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t bytes_of_second) {
-  return detail::crc32c_multiply(detail::crc32c_power(bytes_of_second), first) ^ second;
-}
-
 }  // namespace plait

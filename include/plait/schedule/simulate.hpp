@@ -144,26 +144,6 @@ constexpr void require_costs(const char* who, const pipeline_shape& shape, const
 
 }  // namespace detail
 
-/// How many activations a rank keeps from a time on, in microbatch-stages (one of v chunks counts 1/v).
-struct held_activations {
-  double time = 0;
-  double held = 0;
-};
-
-/// The activations of a rank over time: one entry for each change, up at the start of a forward, down at the end of its
-/// B or W.
-constexpr std::vector<held_activations> activations_over_time(const schedule& s, const simulation& times, int rank) {
-  std::vector<held_activations> curve;
-  int held = 0;
-  for (const timed_action& a : times.ranks[static_cast<std::size_t>(rank)]) {
-    if (a.action.kind == action_kind::forward)
-      curve.push_back({a.start, static_cast<double>(++held) / s.shape.chunks});
-    else if (frees_activations(a.action.kind))
-      curve.push_back({a.end, static_cast<double>(--held) / s.shape.chunks});
-  }
-  return curve;
-}
-
 // A whole step: passes in one stream, gathers and reductions in two more that share a link.
 
 namespace detail {

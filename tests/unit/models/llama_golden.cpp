@@ -115,7 +115,7 @@ TEST_CASE("a checkpoint that does not fit is refused, naming the tensor, and cha
       spoil(entries);
       std::string what;
       try {
-        load_weights(ctx, model, entries, "file", tied_names(model.config()));
+        load_weights(ctx, model, entries, "file", plait::test::tied_names(model.config()));
       } catch (const error& e) {
         what = e.what();
       }

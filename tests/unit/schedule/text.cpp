@@ -390,16 +390,3 @@ TEST_CASE("placing the Ws anew turns 1F1B into ZB-H1, and saves idle time where 
   CHECK(least(h1, uneven, p) == doctest::Approx(simulate(h1, uneven).makespan));
   CHECK(least(h1, uneven, m) < 0.97 * simulate(h1, uneven).makespan);
 }
-
-TEST_CASE("activations over time") {
-  const schedule s = make_schedule<interleaved<2>>(2, 2);
-  const simulation t = simulate(s);
-  const auto curve = activations_over_time(s, t, 0);
-  CHECK(curve.size() == s.order[0].size());
-  double peak = 0;
-  for (const held_activations& h : curve) peak = std::max(peak, h.held);
-  CHECK(peak == peak_activations(s, 0));
-  CHECK(curve.front().held == 0.5);
-  CHECK(curve.back().held == 0);
-  CHECK(curve.back().time == t.makespan);
-}
