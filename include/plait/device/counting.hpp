@@ -89,19 +89,8 @@ class counting_device {
  public:
   static constexpr bool only_counts = true;
 
-  class event;
-  class stream {
-   public:
-    void synchronize() const {}
-    void wait(const event&) const {}
-    bool operator==(const stream&) const = default;
-  };
-  class event {
-   public:
-    void record(stream) {}
-    void synchronize() const {}
-    bool done() const { return true; }
-  };
+  using stream = finished_stream;
+  using event = finished_event;
 
   /// Where `offload_optimizer` is set, what optimizers alone use is the host's (`cuda::options::offload_optimizer`).
   explicit counting_device(bool offload_optimizer = false) : offloads_(offload_optimizer) {}

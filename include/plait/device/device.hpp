@@ -13,6 +13,24 @@ namespace plait {
 class cpu;
 class cuda;
 
+class finished_event;
+
+/// The stream of a device that computes at once, or not at all: a queue of work whose work has always finished.
+class finished_stream {
+ public:
+  void synchronize() const {}
+  void wait(const finished_event&) const {}
+  bool operator==(const finished_stream&) const = default;
+};
+
+/// A point in such a stream, which has always been reached.
+class finished_event {
+ public:
+  void record(finished_stream) {}
+  void synchronize() const {}
+  bool done() const { return true; }
+};
+
 /// A place that computes. Layers are written against this concept, and a kernel for each device; `cpu` models it, and
 /// `cuda` with real streams. A device object belongs to one rank and is used by that rank's thread only
 /// (`allocate` and `release` may be called from any thread).
