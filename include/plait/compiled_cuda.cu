@@ -58,6 +58,15 @@
   PLAIT_LAUNCHER(rms_norm_backward<T>)                                                                               \
   PLAIT_LAUNCHER(attention_delta<T, T>)                                                                              \
   PLAIT_LAUNCHER(cross_entropy_max<T>)                                                                               \
+  PLAIT_LAUNCHER(choose_experts<T, S, S>)                                                                            \
+  PLAIT_LAUNCHER(choose_experts_backward<T, S>)                                                                      \
+  PLAIT_LAUNCHER(router_loss<T>)                                                                                     \
+  PLAIT_LAUNCHER(add_router_loss_gradient<T>)                                                                        \
+  PLAIT_LAUNCHER(take_rows<T>)                                                                                       \
+  PLAIT_LAUNCHER(sum_rows<T, S>)                                                                                     \
+  PLAIT_LAUNCHER(sum_rows_backward<T, S>)                                                                            \
+  PLAIT_LAUNCHER(multiply_by_gates<T>)                                                                               \
+  PLAIT_LAUNCHER(multiply_by_gates_backward<T>)                                                                      \
   PLAIT_LAUNCHER(fill_normal<T>)                                                                                     \
   PLAIT_LAUNCHER(fill_uniform<T>)                                                                                    \
   PLAIT_LAUNCHER(dropout_forward<T>)                                                                                 \
@@ -133,6 +142,7 @@ PLAIT_LAUNCHER(digest<std::int64_t>)
 PLAIT_LAUNCHER(digest<std::int32_t>)
 
 // Values in bf16 without masters.
+PLAIT_LAUNCHER(choose_experts<bf16, bf16, float>)
 PLAIT_LAUNCHER(adamw_update<bf16, float, bf16, float>)
 PLAIT_LAUNCHER(adamw_update<bf16, float, bf16, bf16>)
 PLAIT_LAUNCHER(adamw_update<bf16, float, bf16, std::uint8_t>)

@@ -70,7 +70,7 @@ def launches_of(program: str, kernels: str) -> dict[str, tuple[int, int]]:
         name, threads, shared = line.rsplit(" ", 2)
         found[name] = (int(threads) // 32, int(shared))
     declared = set()
-    for source in pathlib.Path(kernels).glob("*.?pp"):
+    for source in pathlib.Path(kernels).rglob("*.?pp"):
         text = source.read_text()
         declared |= {KERNEL.findall(text[:use.start()])[-1] for use in re.finditer(r"PLAIT_DYNAMIC_SHARED\(", text)}
     missing = declared ^ {name.partition("<")[0] for name in found}

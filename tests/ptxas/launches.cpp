@@ -3,10 +3,12 @@
 #include <cstdio>
 
 #include "plait/kernels/cuda/attention_kernels.hpp"
+#include "plait/kernels/cuda/experts/router.hpp"
 
 namespace {
 
 using namespace plait::kernels::detail;
+using plait::kernels::warp_lanes;
 
 template <int Width>
 void print_mma(const char* name, int threads, std::size_t bytes) {
@@ -36,9 +38,22 @@ void print_all() {
   print_scalars<double, Width>("double");
 }
 
+/// The kernels of a router of 256 experts in 8 groups, as DeepSeek-V3's.
+void print_router(const char* types, const char* choice, std::size_t number) {
+  const std::size_t bytes = 256 * number;
+  std::printf("choose_for_tokens<%s> %d %zu\n", choice, warp_lanes, bytes_to_choose(256, 8, number));
+  std::printf("choose_for_tokens_backward<%s> %d %zu\n", types, warp_lanes, 2 * bytes);
+  std::printf("router_losses_of<%s> %d %zu\n", types, warp_lanes, bytes);
+  std::printf("add_router_gradients<%s> %d %zu\n", types, warp_lanes, bytes);
+}
+
 }  // namespace
 
 int main() {
+  print_router("float, float", "float, float, float", sizeof(float));
+  print_router("bf16, float", "bf16, float, float", sizeof(float));
+  std::printf("choose_for_tokens<bf16, bf16, float> %d %zu\n", warp_lanes, bytes_to_choose(256, 8, sizeof(float)));
+  print_router("double, double", "double, double, double", sizeof(double));
   print_all<64>();
   print_all<128>();
   print_all<256>();

@@ -2,6 +2,7 @@
 // weighted sum that comes back. All collectives follow from three specs.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -153,125 +154,100 @@ inline void check_groups(const std::string& name, const kernels::router_settings
 }
 
 /// The way of the rows of one forward pass, and back. Counts are of rows; peers are the ranks that the exchange goes
-/// over, and `first_expert` where the experts of each begin.
+/// over. Indices of rows stay on the device.
+template <compute_device Device>
 struct expert_route {
-  std::vector<std::int32_t> tokens;                ///< of each row that leaves: by peer, by expert, by token
-  std::vector<std::int32_t> places;                ///< [tokens, k]: its row among these; negative: other ranks' experts
+  buffer<Device> tokens;                           ///< of each row that leaves: by peer, by expert, by token
+  buffer<Device> places;                           ///< [tokens, k]: its row among these; negative: other ranks' experts
   std::vector<std::size_t> sent, sent_at;          ///< to each peer
   std::vector<std::size_t> received, received_at;  ///< from each peer
-  std::vector<std::int32_t> sorted, unsorted;      ///< by expert the rows that came, and the inverse
-  std::vector<std::int64_t> begin;                 ///< of each expert's rows here, and their number
+  buffer<Device> sorted, unsorted;  ///< by expert the rows that came, and the inverse; none without peers
+  std::vector<std::int64_t> begin;  ///< of each expert's rows here, and their number
   std::int64_t leaving() const { return static_cast<std::int64_t>(sent_at.back() + sent.back()); }
   std::int64_t here() const { return begin.back(); }
 };
 
 /// The ranks that exchange rows, and the experts of each.
+template <compute_device Device>
 class expert_peers {
  public:
   expert_peers() = default;
-  template <compute_device Device>
   expert_peers(const context<Device>& ctx, const mixture_derivation& d) {
     const mesh_shape& mesh = ctx.ranks.shape();
     const axis_list over = ctx.ranks.pruned(d.moved);
     const std::int64_t group = mesh.group_of(ctx.ranks.rank(), over);
-    first_.resize(static_cast<std::size_t>(mesh.size(over)));
+    peers_ = static_cast<std::size_t>(mesh.size(over));
+    experts_ = ctx.sizes.of(mixture_dims.experts);
+    std::vector<std::int32_t> part_of(static_cast<std::size_t>(experts_), -1);
     for (std::int64_t r = 0; r < mesh.size(); ++r)
       if (mesh.group_of(r, over) == group) {
         const box own = local_box(d.up, mesh, ctx.sizes, r);
-        first_[static_cast<std::size_t>(mesh.index_in(r, over))] = own.offset[0];
         here_ = own.local[0];
+        for (std::int64_t e = 0; e < here_; ++e)
+          part_of[static_cast<std::size_t>(own.offset[0] + e)] =
+              static_cast<std::int32_t>(mesh.index_in(r, over) * here_ + e);
       }
-    experts_ = ctx.sizes.of(mixture_dims.experts);
-    if (first_.size() > 1) ranks_ = &ctx.ranks.group(over);
+    part_of_ = make_buffer<std::int32_t>(ctx.device, part_of.size());
+    ctx.device.upload(part_of_.data(), part_of.data(), part_of_.bytes(), ctx.device.main_stream());
+    if (peers_ > 1) ranks_ = &ctx.ranks.group(over);
   }
 
-  std::int64_t experts_here() const { return here_; }
   any_communicator* ranks() const { return ranks_; }
 
-  /// The route of this rank's choice [tokens, k]. Collective over the peers.
-  template <compute_device Device>
-  expert_route route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens,
-                     std::int64_t k) const {
-    const std::size_t peers = first_.size(), of_each = static_cast<std::size_t>(here_);
-    expert_route r;
-    std::vector<std::int32_t> counts(peers * of_each), arriving(counts.size());
-    if constexpr (only_counts<Device>) {  // as if all experts were chosen alike
-      r.tokens.resize(static_cast<std::size_t>(tokens * k * here_ * static_cast<std::int64_t>(peers) / experts_));
-      for (std::size_t i = 0; i < r.tokens.size(); ++i) ++counts[i % counts.size()];
-    } else {
-      sort(choice, tokens, k, counts, r);
+  /// The route of this rank's choice [tokens, k]. Collective over the peers. Indices are made on the device, and counts
+  /// are downloaded: the one wait of a forward pass, because exchanges and products take their sizes on the host.
+  expert_route<Device> route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens,
+                             std::int64_t k) const {
+    Device& on = ctx.device;
+    const std::size_t of_each = static_cast<std::size_t>(here_), parts = peers_ * of_each;
+    expert_route<Device> r;
+    r.tokens = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens * k));
+    r.places = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens * k));
+    host_values<std::int32_t, Device> counts(on, 2 * parts);  // of rows that leave and that come, by peer and expert
+    std::int32_t *const leaving = counts.data(), *const arriving = ranks_ ? leaving + parts : leaving;
+    kernels::sort_choices(on, choice, part_of_.template data<std::int32_t>(), tokens * k, k,
+                          static_cast<std::int64_t>(parts), leaving, r.places.template data<std::int32_t>(),
+                          r.tokens.template data<std::int32_t>());
+    if (ranks_) ranks_->all_to_all(leaving, arriving, of_each, dtype::i32);
+    std::vector<std::int32_t> values(2 * parts);
+    if constexpr (only_counts<Device>)  // as if all experts were chosen alike
+      for (std::int64_t row = 0; row < tokens * k * static_cast<std::int64_t>(parts) / experts_; ++row)
+        for (const std::size_t at : {std::size_t{0}, parts}) ++values[at + static_cast<std::size_t>(row) % parts];
+    else
+      counts.download(values.data(), ranks_ ? 2 * parts : parts);
+    if (!ranks_) std::copy_n(values.begin(), parts, values.begin() + static_cast<std::ptrdiff_t>(parts));
+    take_counts(values.data(), r.sent, r.sent_at);
+    take_counts(values.data() + parts, r.received, r.received_at);
+    r.begin.push_back(0);
+    for (std::size_t e = 0; e < of_each; ++e) {
+      r.begin.push_back(r.begin.back());
+      for (std::size_t p = 0; p < peers_; ++p) r.begin.back() += values[parts + p * of_each + e];
     }
-    if (ranks_) {
-      host_values<std::int32_t, Device> there(ctx.device, 2 * counts.size());
-      there.upload(counts.data(), counts.size());
-      ranks_->all_to_all(there.data(), there.data() + counts.size(), of_each, dtype::i32);
-      there.download(arriving.data(), counts.size(), counts.size());
-    }
-    if (!ranks_ || only_counts<Device>) arriving = counts;
-    take_counts(counts, r.sent, r.sent_at);
-    take_counts(arriving, r.received, r.received_at);
-    sort_arrivals(arriving, r);
+    if (!ranks_) return r;
+    r.sorted = make_buffer<std::int32_t>(on, static_cast<std::size_t>(r.here()));
+    r.unsorted = make_buffer<std::int32_t>(on, static_cast<std::size_t>(r.here()));
+    kernels::sort_arrivals(on, arriving, static_cast<std::int64_t>(peers_), here_,
+                           r.sorted.template data<std::int32_t>(), r.unsorted.template data<std::int32_t>());
     return r;
   }
 
  private:
-  /// The rows of the choice by peer and expert, in the order of tokens.
-  void sort(const std::int32_t* choice, std::int64_t tokens, std::int64_t k, std::vector<std::int32_t>& counts,
-            expert_route& r) const {
-    std::vector<std::int32_t> at_of(static_cast<std::size_t>(experts_), -1);  // of an expert in `counts`
-    for (std::size_t p = 0; p < first_.size(); ++p)
-      for (std::int64_t e = 0; e < here_; ++e)
-        at_of[static_cast<std::size_t>(first_[p] + e)] =
-            static_cast<std::int32_t>(p * static_cast<std::size_t>(here_)) + static_cast<std::int32_t>(e);
-    const auto place = [&](std::int64_t j) { return choice[j] < 0 ? -1 : at_of[static_cast<std::size_t>(choice[j])]; };
-    for (std::int64_t j = 0; j < tokens * k; ++j)
-      if (place(j) >= 0) ++counts[static_cast<std::size_t>(place(j))];
-    std::vector<std::int32_t> next(counts.size());
-    std::int32_t rows = 0;
-    for (std::size_t i = 0; i < counts.size(); ++i) next[i] = rows, rows += counts[i];
-    r.tokens.resize(static_cast<std::size_t>(rows));
-    r.places.assign(static_cast<std::size_t>(tokens * k), -1);
-    for (std::int64_t j = 0; j < tokens * k; ++j)
-      if (place(j) >= 0) {
-        const std::int32_t row = next[static_cast<std::size_t>(place(j))]++;
-        r.places[static_cast<std::size_t>(j)] = row;
-        r.tokens[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(j / k);
-      }
-  }
-  void take_counts(const std::vector<std::int32_t>& of_experts, std::vector<std::size_t>& counts,
+  void take_counts(const std::int32_t* of_experts, std::vector<std::size_t>& counts,
                    std::vector<std::size_t>& begins) const {
     std::size_t all = 0;
-    for (std::size_t p = 0; p < first_.size(); ++p) {
+    for (std::size_t p = 0; p < peers_; ++p) {
       begins.push_back(all);
       std::size_t rows = 0;
-      for (std::int64_t e = 0; e < here_; ++e)
-        rows += static_cast<std::size_t>(of_experts[p * static_cast<std::size_t>(here_) + static_cast<std::size_t>(e)]);
+      for (std::int64_t e = 0; e < here_; ++e) rows += static_cast<std::size_t>(*of_experts++);
       counts.push_back(rows);
       all += rows;
     }
   }
-  /// Rows come by peer, then by expert; products want them by expert, then by peer.
-  void sort_arrivals(const std::vector<std::int32_t>& arriving, expert_route& r) const {
-    std::vector<std::int32_t> begins(arriving.size());
-    std::int32_t rows = 0;
-    for (std::size_t i = 0; i < arriving.size(); ++i) begins[i] = rows, rows += arriving[i];
-    r.unsorted.resize(static_cast<std::size_t>(rows));
-    r.begin.push_back(0);
-    for (std::int64_t e = 0; e < here_; ++e) {
-      for (std::size_t p = 0; p < first_.size(); ++p) {
-        const std::size_t i = p * static_cast<std::size_t>(here_) + static_cast<std::size_t>(e);
-        for (std::int32_t row = begins[i]; row < begins[i] + arriving[i]; ++row) {
-          r.unsorted[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(r.sorted.size());
-          r.sorted.push_back(row);
-        }
-      }
-      r.begin.push_back(static_cast<std::int64_t>(r.sorted.size()));
-    }
-  }
 
-  std::vector<std::int64_t> first_;  ///< the first expert of each peer
-  std::int64_t here_ = 0, experts_ = 0;
-  any_communicator* ranks_ = nullptr;  ///< null: no peers
+  std::size_t peers_ = 0;
+  std::int64_t here_ = 0, experts_ = 0;  ///< experts of this rank, and all
+  buffer<Device> part_of_;               ///< of each expert: its peer and its place there, in one number
+  any_communicator* ranks_ = nullptr;    ///< null: no peers
 };
 
 }  // namespace detail
@@ -331,7 +307,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> weights;   ///< [tokens, k], of those whose rows are summed
     buffer<Device> returned;  ///< the rows that are summed
     buffer<Device> counts;    ///< of the choice, for a balance loss
-    detail::expert_route route;
+    detail::expert_route<Device> route;
     buffer<Device> in, gate_up, activated;  ///< of the rows of this rank's experts
   };
 
@@ -371,13 +347,13 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> gathered;
     const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
     auto leaving = rows_to_send(ctx.device, s.route.leaving());
-    kernels::take_rows(ctx.device, tokens, s.route.tokens.data(), leaving.template data<T>(), s.route.leaving(),
-                       hidden_);
+    kernels::take_rows(ctx.device, tokens, s.route.tokens.template data<std::int32_t>(), leaving.template data<T>(),
+                       s.route.leaving(), hidden_);
     s.in = to_experts(ctx.device, s.route, std::move(leaving), meanwhile);
     s.returned = from_experts(ctx.device, s.route, run_experts(ctx.device, s));
     auto sums = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
-    kernels::sum_rows(ctx.device, s.returned.template data<T>(), s.route.places.data(), s.weights.template data<S>(),
-                      sums.template data<T>(), seen_, how_.router.chosen, hidden_);
+    kernels::sum_rows(ctx.device, s.returned.template data<T>(), s.route.places.template data<std::int32_t>(),
+                      s.weights.template data<S>(), sums.template data<T>(), seen_, how_.router.chosen, hidden_);
     tensor<T, output, Device> y(ctx);
     sum_.run(ctx.device, sums.data(), y.data(), dtype_of<T>);
     detail::note_forward(mb, *this, layout_v<input>, gate_->name(), x.data(), x.size());
@@ -407,15 +383,15 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const T* const dsums = moved(ctx.device, sum_back_, dy.data(), of_sums);
     auto drows = rows_to_send(ctx.device, s.route.leaving());
     auto dweights = make_buffer<S>(ctx.device, static_cast<std::size_t>(seen_ * k));
-    kernels::sum_rows_backward(ctx.device, s.returned.template data<T>(), s.route.places.data(),
+    kernels::sum_rows_backward(ctx.device, s.returned.template data<T>(), s.route.places.template data<std::int32_t>(),
                                s.weights.template data<S>(), dsums, drows.template data<T>(),
                                dweights.template data<S>(), seen_, k, hidden_);
     s.returned = {};
     auto din = run_experts_backward(mb, s, to_experts(ctx.device, s.route, std::move(drows), meanwhile));
     const auto dleaving = from_experts(ctx.device, s.route, std::move(din));
     auto dtokens = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
-    kernels::sum_rows(ctx.device, dleaving.template data<T>(), s.route.places.data(), static_cast<const S*>(nullptr),
-                      dtokens.template data<T>(), seen_, k, hidden_);
+    kernels::sum_rows(ctx.device, dleaving.template data<T>(), s.route.places.template data<std::int32_t>(),
+                      static_cast<const S*>(nullptr), dtokens.template data<T>(), seen_, k, hidden_);
     tensor<T, dual_t<input>, Device> of_rows(ctx);
     gather_back_.run(ctx.device, dtokens.data(), of_rows.data(), dtype_of<T>);
     buffer<Device> of_choice;
@@ -504,7 +480,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     weights_back_ = ready_plan(weights_.backward(), ctx.ranks, sizes, name);
     sum_ = ready_plan(derived.result, layout_v<output>, ctx.ranks, sizes, name);
     sum_back_ = ready_plan(sum_.backward(), ctx.ranks, sizes, name);
-    peers_ = detail::expert_peers(ctx, derived);
+    peers_ = detail::expert_peers<Device>(ctx, derived);
     capacity_ = {ctx, derived.choice, sizes, sizes.of(detail::mixture_dims.experts), how_.limit, name};
     experts_ = sizes.of(detail::mixture_dims.experts);
     hidden_ = gather_.source().local[static_cast<std::size_t>(gather_.source().dims - 1)];
@@ -551,7 +527,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
 
   /// Sends rows to the ranks of their experts, where they lie by expert; `meanwhile()` is called on their way.
   template <class Work>
-  buffer<Device> to_experts(Device& on, const detail::expert_route& r, buffer<Device> leaving, Work&& meanwhile) const {
+  buffer<Device> to_experts(Device& on, const detail::expert_route<Device>& r, buffer<Device> leaving,
+                            Work&& meanwhile) const {
     if (!peers_.ranks()) {
       meanwhile();
       return leaving;
@@ -561,14 +538,16 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     meanwhile();
     arrival.wait();
     auto sorted = buffer<Device>(on, came.bytes());
-    kernels::take_rows(on, came.template data<T>(), r.sorted.data(), sorted.template data<T>(), r.here(), hidden_);
+    kernels::take_rows(on, came.template data<T>(), r.sorted.template data<std::int32_t>(), sorted.template data<T>(),
+                       r.here(), hidden_);
     return sorted;
   }
   /// Sends them back, to lie as they left.
-  buffer<Device> from_experts(Device& on, const detail::expert_route& r, buffer<Device> rows) const {
+  buffer<Device> from_experts(Device& on, const detail::expert_route<Device>& r, buffer<Device> rows) const {
     if (!peers_.ranks()) return rows;
     auto leaving = rows_to_send(on, r.here()), back = rows_to_send(on, r.leaving());
-    kernels::take_rows(on, rows.template data<T>(), r.unsorted.data(), leaving.template data<T>(), r.here(), hidden_);
+    kernels::take_rows(on, rows.template data<T>(), r.unsorted.template data<std::int32_t>(),
+                       leaving.template data<T>(), r.here(), hidden_);
     start_exchange(leaving, r.received, r.received_at, back, r.sent, r.sent_at).wait();
     return back;
   }
@@ -659,7 +638,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   std::shared_ptr<detail::expert_load<Device>> load_ = std::make_shared<detail::expert_load<Device>>();
   parameter_ptr<Precision, Device> bias_;  ///< null: none
   parameter_ptr<Precision, Device> gate_, up_, down_;
-  detail::expert_peers peers_;
+  detail::expert_peers<Device> peers_;
   detail::expert_capacity<Device> capacity_;
   detail::router_loss_terms<Device> losses_;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;

@@ -226,8 +226,10 @@ TEST_CASE("choices beyond the limit are dropped, first choices last, later posit
         expected_here.push_back(expected[at(i, j)]);
       }
   CHECK((dropped > 4 && dropped < samples * positions * k / 2));
-  kernels::drop_choices(device, whole.data(), in_text, here.data(), samples, first, length, k, experts, limit);
+  kernels::drop_choices(device, whole.data(), in_text.data(), positions, here.data(), samples, first, length, k,
+                        experts, limit);
   CHECK(here == expected_here);
-  kernels::drop_choices(device, whole.data(), in_text, whole.data(), samples, 0, positions, k, experts, limit);
+  kernels::drop_choices(device, whole.data(), in_text.data(), positions, whole.data(), samples, 0, positions, k,
+                        experts, limit);
   CHECK(whole == expected);
 }

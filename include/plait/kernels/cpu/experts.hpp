@@ -184,19 +184,51 @@ void add_router_loss_gradient(cpu&, const T* scores, const std::int32_t* counts,
 /// then of positions. `whole` [samples, positions, k] has all choices, and `choice` [samples, length, k] those from
 /// position `first` of each sequence on, or they are one array; `in_text[p]` is the index of the token at position p of
 /// the text.
-inline void drop_choices(cpu&, const std::int32_t* whole, const std::vector<std::int32_t>& in_text,
+inline void drop_choices(cpu&, const std::int32_t* whole, const std::int32_t* in_text, std::int64_t positions,
                          std::int32_t* choice, std::int64_t samples, std::int64_t first, std::int64_t length,
                          std::int64_t k, std::int64_t experts, std::int64_t limit) {
-  const auto positions = static_cast<std::int64_t>(in_text.size());
   std::vector<std::int64_t> taken(static_cast<std::size_t>(experts));
   for (std::int64_t s = 0; s < samples; ++s, whole += positions * k, choice += length * k) {
     std::fill(taken.begin(), taken.end(), 0);
     for (std::int64_t j = 0; j < k; ++j)
-      for (const std::int32_t i : in_text) {
+      for (std::int64_t p = 0; p < positions; ++p) {
+        const std::int64_t i = in_text[p];
         const bool beyond = ++taken[static_cast<std::size_t>(whole[i * k + j])] > limit;
         if (beyond && i >= first && i < first + length) choice[(i - first) * k + j] = -1;
       }
   }
+}
+
+/// The rows of n choices, k of each token, by part, and in the order of tokens within a part. `part_of[e]` is the part
+/// of expert e, negative where its rows are other ranks'. counts [parts] are the rows of each part. places [n] has the
+/// row of each choice, or -1. tokens [n] has the token of each row, and nothing beyond the rows.
+inline void sort_choices(cpu&, const std::int32_t* choice, const std::int32_t* part_of, std::int64_t n, std::int64_t k,
+                         std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens) {
+  const auto part = [&](std::int64_t j) { return choice[j] < 0 ? -1 : part_of[choice[j]]; };
+  std::fill_n(counts, parts, 0);
+  for (std::int64_t j = 0; j < n; ++j)
+    if (part(j) >= 0) ++counts[part(j)];
+  std::vector<std::int32_t> next(static_cast<std::size_t>(parts));
+  std::exclusive_scan(counts, counts + parts, next.begin(), 0);
+  for (std::int64_t j = 0; j < n; ++j) {
+    places[j] = part(j) < 0 ? -1 : next[static_cast<std::size_t>(part(j))]++;
+    if (places[j] >= 0) tokens[places[j]] = static_cast<std::int32_t>(j / k);
+  }
+}
+
+/// The order by expert, and then by peer, of rows that came by peer and then by expert, counts [peers, experts] of
+/// them. Row i by expert is row sorted[i] of those that came, and `unsorted` is the inverse.
+inline void sort_arrivals(cpu&, const std::int32_t* counts, std::int64_t peers, std::int64_t experts,
+                          std::int32_t* sorted, std::int32_t* unsorted) {
+  std::vector<std::int32_t> begins(static_cast<std::size_t>(peers * experts));
+  std::exclusive_scan(counts, counts + peers * experts, begins.begin(), 0);
+  std::int32_t lies = 0;
+  for (std::int64_t e = 0; e < experts; ++e)
+    for (std::int64_t i = e; i < peers * experts; i += experts)
+      for (std::int32_t row = begins[static_cast<std::size_t>(i)], rows = counts[i]; rows > 0; --rows, ++row) {
+        unsorted[row] = lies;
+        sorted[lies++] = row;
+      }
 }
 
 /// out [rows, width]: row i is row from[i] of `in`.

@@ -11,6 +11,8 @@
 #include "plait/kernels/cuda/cross_entropy.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"
 #include "plait/kernels/cuda/embedding.hpp"
+#include "plait/kernels/cuda/experts/router.hpp"
+#include "plait/kernels/cuda/experts/rows.hpp"
 #include "plait/kernels/cuda/norms.hpp"
 #include "plait/kernels/cuda/optimizer.hpp"
 #include "plait/kernels/cuda/random.hpp"

@@ -419,6 +419,66 @@ void sort_pairs(cuda& device, key_values& pairs, int count, int bits);
 
 namespace plait::kernels {
 
+// ---- mixtures of experts (kernels/cpu/experts.hpp) ----------------------------------------------------------------
+
+/// Each token's experts `chosen` [tokens, k], of equal ones the lower first, and their weights.
+template <class T, class B, class S>
+void choose_experts(cuda& device, const T* scores, const B* bias, std::int32_t* chosen, S* weights, std::int64_t tokens,
+                    std::int64_t experts, const router_settings& how);
+
+template <class T, class S>
+void choose_experts_backward(cuda& device, const T* scores, const std::int32_t* chosen, const S* dweights, T* dscores,
+                             std::int64_t tokens, std::int64_t experts, const router_settings& how);
+
+/// counts [groups, experts] += how often `chosen` [groups, size] has each expert.
+void count_experts(cuda& device, const std::int32_t* chosen, std::int32_t* counts, std::int64_t groups,
+                   std::int64_t size, std::int64_t experts);
+
+/// *loss = the auxiliary losses of scores [groups, size, experts]: one term for each token, then their sum in order.
+template <class T>
+void router_loss(cuda& device, const T* scores, const std::int32_t* counts, double* loss, std::int64_t groups,
+                 std::int64_t size, std::int64_t experts, expert_scores how, const router_loss_scales& by);
+
+/// dscores += *seed times the gradient of `router_loss`.
+template <class T>
+void add_router_loss_gradient(cuda& device, const T* scores, const std::int32_t* counts, const double* seed, T* dscores,
+                              std::int64_t groups, std::int64_t size, std::int64_t experts, expert_scores how,
+                              const router_loss_scales& by);
+
+/// Sets to -1 the choices that are beyond `limit` of their expert in a sequence.
+void drop_choices(cuda& device, const std::int32_t* whole, const std::int32_t* in_text, std::int64_t positions,
+                  std::int32_t* choice, std::int64_t samples, std::int64_t first, std::int64_t length, std::int64_t k,
+                  std::int64_t experts, std::int64_t limit);
+
+/// The rows of n choices by part, in the order of tokens. Links with compiled_cuda_sort.cu.
+void sort_choices(cuda& device, const std::int32_t* choice, const std::int32_t* part_of, std::int64_t n, std::int64_t k,
+                  std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens);
+
+/// The order by expert of rows that came by peer.
+void sort_arrivals(cuda& device, const std::int32_t* counts, std::int64_t peers, std::int64_t experts,
+                   std::int32_t* sorted, std::int32_t* unsorted);
+
+/// out[i] = in[from[i]], rows of `width`.
+template <class T>
+void take_rows(cuda& device, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width);
+
+/// y[t] = the sum of weights[t, j] rows[at[t, j]]; no weights: of the rows. A negative place is another rank's row.
+template <class T, class S>
+void sum_rows(cuda& device, const T* rows, const std::int32_t* at, const S* weights, T* y, std::int64_t tokens,
+              std::int64_t k, std::int64_t width);
+
+template <class T, class S>
+void sum_rows_backward(cuda& device, const T* rows, const std::int32_t* at, const S* weights, const T* dy, T* drows,
+                       S* dweights, std::int64_t tokens, std::int64_t k, std::int64_t width);
+
+/// y[r] = x[r] times the sigmoid of gates[r].
+template <class T>
+void multiply_by_gates(cuda& device, const T* x, const T* gates, T* y, std::int64_t rows, std::int64_t width);
+
+template <class T>
+void multiply_by_gates_backward(cuda& device, const T* x, const T* gates, const T* dy, T* dx, T* dgates,
+                                std::int64_t rows, std::int64_t width);
+
 // ---- optimizers (kernels/cpu/optimizer.hpp) ----------------------------------------------------------------------
 //
 // Each is a few launches for many tensors. `scalars` lies in device memory.

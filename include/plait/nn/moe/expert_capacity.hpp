@@ -54,9 +54,12 @@ class expert_capacity {
     const sequence_order order = how.order.length() == 0 ? sequence_order::original(positions) : how.order;
     if (order.length() != positions)
       fail({name, ": expert_limit::order is of ", order.length(), " positions, and a sequence has ", positions});
-    in_text_.resize(static_cast<std::size_t>(positions));
+    std::vector<std::int32_t> in_text(static_cast<std::size_t>(positions));
     for (std::int64_t i = 0; i < positions; ++i)
-      in_text_[static_cast<std::size_t>(order.position(i))] = static_cast<std::int32_t>(i);
+      in_text[static_cast<std::size_t>(order.position(i))] = static_cast<std::int32_t>(i);
+    positions_ = positions;
+    in_text_ = make_buffer<std::int32_t>(ctx.device, in_text.size());
+    ctx.device.upload(in_text_.data(), in_text.data(), in_text_.bytes(), ctx.device.main_stream());
     limit_ = static_cast<std::int64_t>(
         std::ceil(factor_ * static_cast<double>(chosen_ * positions) / static_cast<double>(experts)));
   }
@@ -71,15 +74,16 @@ class expert_capacity {
           on, static_cast<std::size_t>(gather_.target().local_size()) * sizeof(std::int32_t));
       gather_.run(on, choice, gathered.data(), dtype::i32);
     }
-    kernels::drop_choices(on, gathered.empty() ? choice : gathered.template data<std::int32_t>(), in_text_, choice,
-                          samples_, first_, length_, chosen_, experts_, limit_);
+    kernels::drop_choices(on, gathered.empty() ? choice : gathered.template data<std::int32_t>(),
+                          in_text_.template data<std::int32_t>(), positions_, choice, samples_, first_, length_,
+                          chosen_, experts_, limit_);
   }
 
  private:
   double factor_ = 0;
-  std::int64_t experts_ = 0, limit_ = 0;
+  std::int64_t experts_ = 0, limit_ = 0, positions_ = 0;
   std::int64_t samples_ = 0, first_ = 0, length_ = 0, chosen_ = 0;  ///< of this rank's tokens
-  std::vector<std::int32_t> in_text_;                               ///< the index of the token at each position
+  buffer<Device> in_text_;                                          ///< the index of the token at each position
   ready_plan gather_;
 };
 

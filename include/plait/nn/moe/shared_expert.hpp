@@ -48,7 +48,7 @@ struct shared_expert_options {
 };
 
 /// The expert of a mixture that all tokens have (DeepSeek-MoE, Dai et al. 2024), under a strategy: SwiGLU of the width
-/// `shared_ffn`, sharded over the axes of `feed_forward`. CPU. A context gives the sizes of `shared_ffn`, and of
+/// `shared_ffn`, sharded over the axes of `feed_forward`. A context gives the sizes of `shared_ffn`, and of
 /// `shared_gate`, which is 1. Parameters are those of a `swiglu_mlp` named `NAME.shared_expert`, and the gate's,
 /// `NAME.shared_expert_gate.weight` [1, hidden].
 template <class Precision, class S, compute_device Device = cpu>
