@@ -19,10 +19,8 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/io/json_tree.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
-#include "plait/models/config_keys.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/weights_order.hpp"
 
@@ -136,6 +134,9 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
 
 #if !defined(PLAIT_COMPILED) || defined(PLAIT_COMPILING_FILES)
 #include <nlohmann/json.hpp>
+
+#include "plait/io/json_tree.hpp"
+#include "plait/models/config_keys.hpp"
 
 namespace plait {
 

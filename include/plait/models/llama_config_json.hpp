@@ -17,9 +17,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/json.hpp"
-#include "plait/io/json_tree.hpp"
 #include "plait/io/mapped_file.hpp"
-#include "plait/models/config_keys.hpp"
 #include "plait/models/llama_config.hpp"
 
 namespace plait {
@@ -61,6 +59,9 @@ inline void write_llama_config(const llama_config& config, const std::string& pa
 
 #if !defined(PLAIT_COMPILED) || defined(PLAIT_COMPILING_FILES)
 #include <nlohmann/json.hpp>
+
+#include "plait/io/json_tree.hpp"
+#include "plait/models/config_keys.hpp"
 
 namespace plait {
 

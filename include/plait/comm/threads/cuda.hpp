@@ -12,13 +12,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "plait/comm/reduce.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/device/cuda_launch.hpp"
-#include "plait/kernels/cuda/math.hpp"
 
 namespace plait::threads {
 
@@ -119,6 +116,10 @@ struct on_one_gpu {
 }  // namespace plait::threads
 
 #ifdef PLAIT_CUDA_KERNELS
+#include "plait/comm/reduce.hpp"
+#include "plait/device/cuda_launch.hpp"
+#include "plait/kernels/cuda/math.hpp"
+
 namespace plait::threads {
 
 namespace detail {
