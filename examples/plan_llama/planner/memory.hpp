@@ -102,11 +102,12 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const double wide = e * gates * z.activated(), product = e * z.activated() * kept_form;
   // The inputs of experts are kept beside the router's, and their outputs until they are weighted.
   const double exchanged = m.experts > 0 ? e * z.routed * z.hidden * (1 + kept_form) : 0;
-  // The router's scores, and in 4 bytes each what a token chose and the weights of the rows that are sent.
-  const double routes =
-      m.experts > 0
-          ? z.cut_tokens * (e * static_cast<double>(m.experts) + 4 * static_cast<double>(m.chosen)) + 4 * z.routed
-          : 0;
+  // The router's scores. In 4 bytes each, what a token chose, the weights and places of its rows, and, where ranks
+  // exchange them, the order of experts and its inverse.
+  const double routes = m.experts > 0
+                            ? z.cut_tokens * (e * static_cast<double>(m.experts) + 4 * static_cast<double>(m.chosen)) +
+                                  4 * z.routed * (l.ep > 1 ? 4 : 2)
+                            : 0;
   const double heads = z.query / static_cast<double>(m.head_dim);
   const bool fused = program.attention != attention_kernel::unfused;
   const double scores =

@@ -349,6 +349,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto leaving = rows_to_send(ctx.device, s.route.leaving());
     kernels::take_rows(ctx.device, tokens, s.route.tokens.template data<std::int32_t>(), leaving.template data<T>(),
                        s.route.leaving(), hidden_);
+    s.route.tokens.reset();  // the way back goes by places
     s.in = to_experts(ctx.device, s.route, std::move(leaving), meanwhile);
     s.returned = from_experts(ctx.device, s.route, run_experts(ctx.device, s));
     auto sums = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
