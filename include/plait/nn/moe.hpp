@@ -279,6 +279,8 @@ struct moe_options {
 /// The router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
 /// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`. With a
 /// `bias_rate`, `NAME.gate.e_score_correction_bias` [experts] is one that has no gradient.
+///
+/// A forward pass waits once for its device, for the counts of rows: a graph cannot record it.
 template <class Precision, class Policy, compute_device Device = cpu>
 class moe : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
   using T = activation_of<Precision>;
