@@ -33,7 +33,8 @@ def tests_of(folder: pathlib.Path) -> set[str]:
     names = set()
     for file in folder.glob("**/*"):
         if file.suffix in SUFFIXES:
-            name = "_".join(file.relative_to(folder).with_suffix("").parts)
+            # Names of tests for GPUs have no folder.
+            name = file.stem if folder.name == "cuda" else "_".join(file.relative_to(folder).with_suffix("").parts)
             names |= {name, *VARIANT.findall(file.read_text(encoding="utf-8"))}
     return names
 

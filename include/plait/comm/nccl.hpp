@@ -1,5 +1,5 @@
 // The NCCL backend: a rank's communicator on the memory of its GPU. How a rank comes to its first one is in
-// comm/launch/nccl.hpp; how a late or lost rank is found, in comm/nccl/state.hpp. Test: tests/cuda/comm_nccl.cpp.
+// comm/launch/nccl.hpp; how a late or lost rank is found, in comm/nccl/state.hpp. Test: tests/cuda/comm/comm_nccl.cpp.
 #pragma once
 
 #include <algorithm>

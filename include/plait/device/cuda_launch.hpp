@@ -1,5 +1,6 @@
 // Calls of CUDA's runtime: their check, the launch of kernels and their dynamic shared memory, the faults that kernels
-// report. `relaxed_capture` allows calls while another part of the program records a graph. Test: tests/cuda/launch.cu.
+// report. `relaxed_capture` allows calls while another part of the program records a graph. Test:
+// tests/cuda/device/launch.cu.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,6 @@
 // Memory of `cuda` devices: the pool, pinned memory of the host, the ring of uploads, and memory that a communication
-// library has registered. Tests: tests/cuda/memory.cpp, tests/cuda/offload.cpp, tests/cuda/comm_nccl_memory.cpp.
+// library has registered. Tests: tests/cuda/device/memory.cpp, tests/cuda/parallel/offload.cpp,
+// tests/cuda/comm/comm_nccl_memory.cpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -23,7 +23,7 @@
 namespace plait::detail {
 
 // The time that a product takes on a GPU, into scratch memory that stands for its output. Test:
-// tests/cuda/products.cpp.
+// tests/cuda/device/products.cpp.
 
 /// Scratch memory of CUDA's default pool and two events, for products in one stream. An exception between a product's
 /// start and its end gives the memory back in the order of the stream.

@@ -1,7 +1,7 @@
 // Names of layers and collectives for profilers that read NVTX, such as Nsight Systems. They are there where the whole
 // program is compiled with PLAIT_NVTX; without it, nothing of them is left. Without a profiler, a range is a call
 // through a pointer that NVTX finds to be null. It takes no times (comm/metrics.hpp does). Test:
-// tests/cuda/layer_ranges.cpp.
+// tests/cuda/device/layer_ranges.cpp.
 #pragma once
 
 #include <cstdint>

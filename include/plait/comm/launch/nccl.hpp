@@ -27,7 +27,7 @@ namespace plait::nccl::detail {
 
 // The memory that `nccl::options::registered_bytes` asks for: NCCL allocates it, and the device serves from it the
 // buffers that collectives read and write. Each communicator of the rank registers it (comm/nccl/state.hpp). For single
-// arrays of the caller's there is `communication_memory`. Test: tests/cuda/comm_nccl_memory.cpp.
+// arrays of the caller's there is `communication_memory`. Test: tests/cuda/comm/comm_nccl_memory.cpp.
 
 /// Allocates what `settings` ask for, none by default, and gives it to the device; a device that has it from an earlier
 /// communicator keeps it. Throws `plait::error` where NCCL has no windows, or the device has another number of bytes.

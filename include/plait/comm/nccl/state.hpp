@@ -1,6 +1,6 @@
 // The inner part of comm/nccl.hpp: what each rank has in flight, the thread that watches it, the state that copies of
 // a communicator share, and started operations as requests. Where an operation is past its deadline or NCCL reports an
-// error, the thread aborts the owned communicators of all ranks of its team. Test: tests/cuda/comm_nccl.cpp.
+// error, the thread aborts the owned communicators of all ranks of its team. Test: tests/cuda/comm/comm_nccl.cpp.
 #pragma once
 
 #include <cuda_runtime.h>

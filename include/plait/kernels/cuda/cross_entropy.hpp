@@ -1,4 +1,4 @@
-// CUDA kernels of the cross entropy of softmax. Test: tests/cuda/kernel_losses.cpp.
+// CUDA kernels of the cross entropy of softmax. Test: tests/cuda/kernels/kernel_losses.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // CUDA kernels that work element by element: arithmetic, casts, biases, activations, SwiGLU, strided copies and rotary
-// positions. Test: tests/cuda/kernel_elementwise.cpp.
+// positions. Test: tests/cuda/kernels/kernel_elementwise.cpp.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// CUDA kernels of embeddings. Test: tests/cuda/kernel_embedding.cpp.
+// CUDA kernels of embeddings. Test: tests/cuda/kernels/kernel_embedding.cpp.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace plait::kernels::detail {
 
 // The tokens of a batch, sorted by the row of an embedding's table that they look up and by their own order. So the
-// gradient's sums have one order. Test: tests/cuda/kernel_embedding.cpp.
+// gradient's sums have one order. Test: tests/cuda/kernels/kernel_embedding.cpp.
 
 /// The local row of a token, or -1 for one of another rank and for an illegal id, which is reported.
 template <class Id>

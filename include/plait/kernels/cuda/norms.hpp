@@ -1,4 +1,4 @@
-// CUDA kernels of RMS norm and layer norm. Test: tests/cuda/kernel_norms.cpp.
+// CUDA kernels of RMS norm and layer norm. Test: tests/cuda/kernels/kernel_norms.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// CUDA kernels of AdamW and of Muon over many tensors. Test: tests/cuda/kernel_optimizer.cpp.
+// CUDA kernels of AdamW and of Muon over many tensors. Test: tests/cuda/kernels/kernel_optimizer.cpp.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// CUDA kernels of random numbers and dropout. Test: tests/cuda/kernel_random.cpp.
+// CUDA kernels of random numbers and dropout. Test: tests/cuda/kernels/kernel_random.cpp.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// CUDA kernels of sums into numbers in a GPU's memory. Test: tests/cuda/kernel_optimizer.cpp.
+// CUDA kernels of sums into numbers in a GPU's memory. Test: tests/cuda/kernels/kernel_optimizer.cpp.
 #pragma once
 
 #include <cmath>

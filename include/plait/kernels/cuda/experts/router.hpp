@@ -1,4 +1,4 @@
-// CUDA kernels of routers: the choice of experts and auxiliary losses. Test: tests/cuda/kernel_experts.cpp.
+// CUDA kernels of routers: the choice of experts and auxiliary losses. Test: tests/cuda/kernels/kernel_experts.cpp.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // CUDA kernels of the rows of experts: counts, limits, routes and the moves of rows. Test:
-// tests/cuda/kernel_experts.cpp.
+// tests/cuda/kernels/kernel_experts.cpp.
 #pragma once
 
 #include <algorithm>

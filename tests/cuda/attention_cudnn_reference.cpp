@@ -1,2 +1,0 @@
-#include "attention_cp_reference.cpp"
-#include "attention_reference.cpp"

@@ -1,0 +1,295 @@
+// What goes wrong with NCCL: queries that fail, communicators that are aborted, ranks that never come, and calls that
+// would hang. Run as tests/cuda/comm/comm_nccl.cpp is.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+
+#include "plait/comm/agreement.hpp"
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/launch/nccl.hpp"
+#include "plait/comm/nccl.hpp"
+#include "plait/device/cuda.hpp"
+#include "support/conformance.hpp"
+#include "support/last_words.hpp"
+#include "support/nccl_runs.hpp"
+#include "support/texts.hpp"
+
+using namespace plait;
+using rank_comm = nccl::communicator;
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define PLAIT_TEST_THREAD_SANITIZER
+#endif
+#endif
+#ifdef __SANITIZE_THREAD__
+#define PLAIT_TEST_THREAD_SANITIZER
+#endif
+
+namespace {
+
+using plait::test::careful;
+using plait::test::devices;
+using plait::test::has;
+using plait::test::last_words;
+using plait::test::small;
+using plait::test::text_of;
+
+}  // namespace
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation") {
+  std::barrier both(2);
+  const std::string text = text_of(2, {.deadline = 2}, [&](rank_comm& comm, cuda& device) {
+    auto x = make_buffer<float>(device, 100);
+    comm.split(0, comm.rank());
+    both.arrive_and_wait();
+    stand_in::lost_device = cudaErrorIllegalAddress;
+    request r = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    // Until the watch has ended the ranks, which this call says.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      comm.all_gather(x.data(), x.data(), 0, dtype::f32);
+    }
+  });
+  stand_in::lost_device = cudaSuccess;
+  CHECK(has(text, "CUDA reports: "));
+  CHECK(has(text, cudaGetErrorString(cudaErrorIllegalAddress)));
+  CHECK(has(text, "all_reduce #"));
+}
+
+TEST_CASE("nccl: one thread at a time asks a communicator for its state") {
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    std::atomic<int> wrong{0};
+    const auto ask = [&] {
+      device.bind_thread();
+      for (int i = 0; i < 2000; ++i) {
+        ncclResult_t now = ncclSuccess;
+        wrong += comm.shared_state().link.state(now) != ncclSuccess;
+      }
+    };
+    std::thread other(ask);
+    ask();
+    other.join();
+    CHECK(wrong == 0);
+    comm.barrier();
+  }));
+}
+
+TEST_CASE("nccl: ranks learn the cause while communicators are being aborted") {
+  std::atomic<double> waited{-1};
+  std::atomic<bool> looking{false};
+  stand_in::abort_seconds = 3;
+  const std::string text = text_of(2, {.deadline = 60}, [&](rank_comm& comm, cuda&) {
+    rank_comm more = comm.split(0, comm.rank());
+    if (comm.rank() == 0) {
+      while (!looking) std::this_thread::yield();
+      comm.abort("for a test");
+    } else {
+      looking = true;
+      while (!comm.shared_state().home->ranks().failed()) std::this_thread::yield();
+      const double begun = comm_clock();
+      static_cast<void>(comm.shared_state().home->ranks().cause());
+      waited = comm_clock() - begun;
+    }
+    comm.barrier();
+  });
+  stand_in::abort_seconds = 0;
+  CHECK(has(text, "called abort: for a test"));
+  CHECK(waited >= 0);
+  CHECK(waited < 2);
+}
+
+TEST_CASE("nccl: communicators are aborted side by side, as one may wait for kernels that another holds up") {
+  stand_in::aborts_begun = 0;
+  stand_in::aborts_together = 6;  // two ranks with three communicators each
+  const std::string text = text_of(2, {.deadline = 60, .grace = 30}, [&](rank_comm& comm, cuda&) {
+    const rank_comm one = comm.split(0, comm.rank()), two = comm.split(0, comm.rank());
+    comm.barrier();  // all six are made
+    if (comm.rank() == 0) comm.abort("for a test");
+    comm.barrier();
+  });
+  stand_in::aborts_together = 0;
+  CHECK(has(text, "called abort: for a test"));
+  CHECK(stand_in::aborts_begun == 6);
+}
+
+TEST_CASE("nccl: a rank that meets a failure while it owns a recorded graph throws at once, and the process lives on") {
+  // The aborts wait for the graph, and the graph for the thread that throws.
+  const auto ends = [](const auto& fails) {
+    std::atomic<double> waited{-1};
+    const std::string text = text_of(2, {.deadline = 60, .grace = 20}, [&](rank_comm& comm, cuda& device) {
+      auto x = make_buffer<float>(device, 64);
+      device.zero(x.data(), 256, device.main_stream());
+      rank_comm apart = comm.split(0, comm.rank());
+      const auto work = [&] {
+        for (rank_comm* one : {&comm, &apart}) one->all_reduce(x.data(), x.data(), 64, dtype::f32, reduce_op::sum);
+      };
+      work();
+      cuda_graph graph(device);
+      graph.record(work);
+      graph.launch();
+      comm.barrier();
+      const double begun = comm_clock();
+      try {
+        fails(comm, x.data());
+        comm.barrier();
+      } catch (const error&) {
+        if (comm.rank() == 0) waited = comm_clock() - begun;
+        throw;
+      }
+    });
+    CHECK(waited >= 0);
+    CHECK(waited < 10);
+    return text;
+  };
+  CHECK(has(ends([](rank_comm& comm, void*) {
+              if (comm.rank() == 0) comm.abort("for a test");
+            }),
+            "called abort: for a test"));
+  CHECK(has(ends([](rank_comm& comm, void* x) {  // rank 0 comes last, and so NCCL's error is in its call
+              if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+              comm.all_reduce(x, x, 4, comm.rank() ? dtype::f32 : dtype::i32, reduce_op::sum);
+            }),
+            "mismatched collective"));
+}
+
+#ifndef PLAIT_TEST_THREAD_SANITIZER  // which does not follow a fork
+TEST_CASE("nccl: where aborting takes longer than the grace, the process ends, and says of what and why") {
+  const auto aborts_for = [](double grace) {
+    return last_words([=] {
+      stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // so that no busy machine takes longer to see it
+      text_of(2, {.deadline = 60, .grace = grace}, [](rank_comm& comm, cuda&) {
+        rank_comm more = comm.split(0, comm.rank());
+        comm.barrier();  // all four are made
+        if (comm.rank() == 1) comm.abort("for a test");
+        comm.barrier();
+      });
+    });
+  };
+  const std::string words = aborts_for(0.05);
+  CHECK(has(words, "plait: rank 1 called abort: for a test"));
+  CHECK(has(words, "plait: NCCL did not abort 4 of 4 communicators within the grace of 0.05 s; the process ends"));
+  CHECK(aborts_for(60) == "");
+  CHECK(aborts_for(0) == "");  // no limit
+}
+#endif
+
+TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {
+  stand_in::calls_without_device = 0;
+  CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 5}, [](rank_comm& comm, cuda& device) {
+    auto x = make_buffer<float>(device, 100);
+    request r = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // the watching thread asks for it meanwhile
+    r.wait();
+    comm.barrier();
+  }));
+  CHECK(stand_in::calls_without_device == 0);
+  // Nor do those that abort communicators.
+  CHECK(text_of(2, {.deadline = 60}, [](rank_comm& comm, cuda&) {
+          rank_comm more = comm.split(0, comm.rank());
+          if (comm.rank() == 0) comm.abort("for a test");
+          comm.barrier();
+        }) != "");
+  CHECK(stand_in::calls_without_device == 0);
+}
+#endif
+
+TEST_CASE("nccl: a rank that never comes") {
+  if (devices(2).empty()) return;
+  std::string text;
+  try {
+    cuda device(small);
+    nccl::connect(device, nccl::new_id(), 0, 2, {.deadline = 0.3});
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(has(text, "making a communicator) did not finish within its deadline of 0.3"));
+}
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("nccl: what NCCL would hang or corrupt on ends all ranks") {
+  const auto with = [&](const auto& odd) {
+    return text_of(2, careful, [&](rank_comm& comm, cuda& device) {
+      auto x = make_buffer<float>(device, 64);
+      device.zero(x.data(), 256, device.main_stream());
+      odd(comm, x.data());
+      comm.barrier();
+    });
+  };
+  using T = rank_comm&;
+  CHECK(has(with([](T c, void* x) { c.all_reduce(x, x, 4, c.rank() ? dtype::f32 : dtype::i32, reduce_op::sum); }),
+            "mismatched collective"));
+  CHECK(has(with([](T c, void* x) { c.all_reduce(x, x, 4, dtype::f32, c.rank() ? reduce_op::sum : reduce_op::max); }),
+            "mismatched collective"));
+  CHECK(has(with([](T c, void* x) { c.broadcast(x, 4, dtype::f32, c.rank()); }), "mismatched collective"));
+  CHECK(has(with([](T c, void* x) { c.rank() == 0 ? c.send(x, 4, dtype::f32, 1) : c.receive(x, 5, dtype::f32, 0); }),
+            "mismatched message"));
+  CHECK(has(with([](T c, void* x) {
+              if (c.rank() == 0) c.send(x, 4, dtype::f32, 1);
+            }),
+            "deadlock"));
+  CHECK(has(with([](T c, void* x) {
+              c.send(x, 4, dtype::f32, 1 - c.rank());
+              c.receive(x, 4, dtype::f32, 1 - c.rank());
+            }),
+            "deadlock"));
+  CHECK(has(with([](T c, void* x) {
+              rank_comm a = c.split(0, 0, "a"), b = c.split(0, 0, "b");
+              for (rank_comm* one : {c.rank() ? &a : &b, c.rank() ? &b : &a}) {
+                one->all_reduce(x, x, 4, dtype::f32, reduce_op::sum);
+              }
+            }),
+            "deadlock"));
+}
+
+TEST_CASE("nccl's stand-in refuses communicators that are over or not ready") {
+  ncclComm_t comm = nullptr;
+  const ncclUniqueId id = nccl::new_id();
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInProgress);
+  ncclResult_t state = ncclSuccess;
+  CHECK(ncclCommGetAsyncError(comm, &state) == ncclSuccess);
+  CHECK(state == ncclInProgress);
+  int count = 0;
+  CHECK(ncclCommCount(comm, &count) == ncclInvalidUsage);
+  CHECK(ncclCommAbort(comm) == ncclSuccess);
+  CHECK(ncclCommCount(comm, &count) == ncclInvalidUsage);
+  CHECK(ncclCommDestroy(comm) == ncclInvalidUsage);
+  CHECK(std::string(ncclGetLastError(comm)).find("destroyed or aborted") != std::string::npos);
+  ncclGroupStart();
+  ncclComm_t other = nullptr;
+  CHECK(ncclCommInitRank(&other, 1, nccl::new_id(), 0) == ncclInvalidUsage);
+  CHECK(ncclGroupEnd() == ncclInvalidUsage);
+  CHECK(ncclGroupEnd() == ncclInvalidUsage);
+}
+#endif
+
+TEST_CASE("nccl: ranks that were started differently learn it through their devices' memory") {
+  if (devices(3).empty()) return;
+  for (const int odd : {-1, 2}) {
+    CHECK_NOTHROW(nccl::run(devices(3), small, careful, [&](rank_comm& comm, cuda& device) {
+      any_communicator all(comm);
+      const setting settings[] = {{"--lr", comm.rank() == odd ? "0.01" : "0.001"}};
+      std::string said;
+      try {
+        require_agreement(device, all, settings);
+      } catch (const disagreement& e) {
+        said = e.what();
+      }
+      const std::string expected =
+          "rank 2 was started with --lr 0.01, ranks 0, 1 with --lr 0.001; every rank needs the "
+          "same options";
+      test::expect(said == (odd < 0 ? "" : expected), "what a rank is told");
+      comm.barrier();
+    }));
+  }
+}

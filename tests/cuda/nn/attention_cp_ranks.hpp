@@ -1,0 +1,144 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/device/device_array.hpp"
+#include "plait/device/cuda.hpp"
+#include "plait/kernels/cpu/attention.hpp"
+#include "plait/nn/attention/chosen.hpp"
+
+/// Attention under context-parallel policies on ranks with a GPU's memory, from inputs and to outputs in the order of
+/// the text.
+namespace plait::test {
+
+/// Sizes of one causal attention; arrays are [seq, heads, head_dim], one sequence.
+struct context_sizes {
+  std::int64_t seq = 128, heads = 4, kv_heads = 2, head_dim = 16, window = 0;
+};
+
+/// Output and gradients in original order.
+struct context_arrays {
+  std::vector<double> o, dq, dk, dv;
+};
+
+/// The processor's, in double, on one rank. `first_visible` may be empty.
+inline context_arrays context_on_cpu(const context_sizes& sizes, const std::vector<double>& q,
+                                     const std::vector<double>& k, const std::vector<double>& v,
+                                     const std::vector<double>& d_o, const std::vector<std::int32_t>& first_visible) {
+  cpu device;
+  kernels::attention_shape s;
+  s.q_len = s.k_len = sizes.seq;
+  s.heads = sizes.heads, s.kv_heads = sizes.kv_heads, s.head_dim = sizes.head_dim,
+  s.mask = kernels::attention_mask::window_or_causal(sizes.window);
+  s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+  if (!first_visible.empty()) s.first_visible = first_visible.data();
+  context_arrays made{std::vector<double>(q.size()), std::vector<double>(q.size()), std::vector<double>(k.size()),
+                      std::vector<double>(v.size())};
+  std::vector<double> lse(static_cast<std::size_t>(s.heads * s.q_len));
+  kernels::attention_forward(device, q.data(), k.data(), v.data(), made.o.data(), lse.data(), s);
+  kernels::attention_backward(device, q.data(), k.data(), v.data(), made.o.data(), lse.data(), d_o.data(),
+                              made.dq.data(), made.dk.data(), made.dv.data(), s);
+  return made;
+}
+
+struct context_inputs {
+  context_sizes sizes;
+  values q, k, v, d_o;
+  std::vector<std::int32_t> starts;  ///< of documents; empty: none
+};
+
+template <class T>
+context_inputs random_inputs(const context_sizes& s, bool documents) {
+  context_inputs in{s,
+                    random_values<T>(s.seq * s.heads * s.head_dim, 1),
+                    random_values<T>(s.seq * s.kv_heads * s.head_dim, 2),
+                    random_values<T>(s.seq * s.kv_heads * s.head_dim, 3),
+                    random_values<T>(s.seq * s.heads * s.head_dim, 4),
+                    {}};
+  for (std::int64_t p = 0; documents && p < s.seq; ++p) {
+    const std::int64_t last = s.seq * 3 / 4;  // the last rank's tokens, in original order, see nothing
+    in.starts.push_back(static_cast<std::int32_t>(p < 41 ? 0 : p < last ? 41 : s.seq));
+  }
+  return in;
+}
+
+/// This rank's rows of [seq, width], or their way back.
+inline values taken(const values& all, const std::vector<std::int64_t>& positions, std::int64_t width) {
+  values mine;
+  for (const std::int64_t p : positions)
+    for (std::int64_t i = 0; i < width; ++i) mine.push_back(all[static_cast<std::size_t>(p * width + i)]);
+  return mine;
+}
+inline void put(values& all, const values& mine, const std::vector<std::int64_t>& positions, std::int64_t width) {
+  for (std::size_t row = 0; row < positions.size(); ++row)
+    for (std::int64_t i = 0; i < width; ++i)
+      all[static_cast<std::size_t>(positions[row] * width + i)] =
+          mine[row * static_cast<std::size_t>(width) + static_cast<std::size_t>(i)];
+}
+
+/// `launch(ranks, body)` calls body(communicator, device) on so many ranks. With `as_graph`, results are those of a
+/// recorded pass.
+template <class T, class Policy, class Launch>
+context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, bool zigzag, bool as_graph = false) {
+  const context_sizes& s = in.sizes;
+  const std::int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim, own = s.seq / ranks;
+  const sequence_order order = zigzag ? sequence_order::zigzag(s.seq, ranks) : sequence_order::original(s.seq);
+  std::vector<context_arrays> all(static_cast<std::size_t>(ranks));
+  launch(ranks, [&](auto comm, cuda& device) {
+    world w(mesh<axis<cp>>{ranks}.shape(), comm);
+    context<cuda> ctx{device, w, {}};
+    kernels::attention_shape shape;
+    shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim,
+    shape.mask = kernels::attention_mask::window_or_causal(s.window);
+    shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    const bool documents = !in.starts.empty();
+    context_attention<T, Policy, cuda> attention(ctx, shape, order, documents);
+    const std::vector<std::int64_t>& positions = attention.positions();
+    number_array<T> q(device, taken(in.q, positions, q_width)), k(device, taken(in.k, positions, k_width));
+    number_array<T> v(device, taken(in.v, positions, k_width)), d_o(device, taken(in.d_o, positions, q_width));
+    number_array<T> o(device, own * q_width), dq(device, own * q_width), dk(device, own * k_width),
+        dv(device, own * k_width);
+    std::vector<std::int32_t> starts;
+    for (const std::int64_t p : positions)
+      if (documents) starts.push_back(in.starts[static_cast<std::size_t>(p)]);
+    device_array<std::int32_t> first_visible(device, starts);
+    const attention_inputs<T> args{q.view(), k.view(), v.view(), documents ? first_visible.data() : nullptr};
+    typename context_attention<T, Policy, cuda>::saved kept;
+    const auto pass = [&] {
+      attention.forward(ctx, args, o.data(), &kept);
+      attention.backward(ctx, args, o.view(), d_o.view(), kept, {dq.data(), dk.data(), dv.data()});
+    };
+    pass();
+    if (as_graph) {
+      pass();  // from now on all the memory is there
+      cuda_graph graph(device);
+      graph.record(pass);
+      for (number_array<T>* a : {&o, &dq})
+        device.zero(a->data(), static_cast<std::size_t>(own * q_width) * sizeof(T), device.main_stream());
+      for (number_array<T>* a : {&dk, &dv})
+        device.zero(a->data(), static_cast<std::size_t>(own * k_width) * sizeof(T), device.main_stream());
+      graph.launch();
+      device.synchronize();
+      w.root().barrier();
+    }
+    all[static_cast<std::size_t>(w.rank())] = {o.read(), dq.read(), dk.read(), dv.read()};
+  });
+  context_arrays text{values(in.q.size()), values(in.q.size()), values(in.k.size()), values(in.v.size())};
+  for (int r = 0; r < ranks; ++r) {
+    const std::vector<std::int64_t> positions = order.positions(r * own, own);
+    const context_arrays& mine = all[static_cast<std::size_t>(r)];
+    put(text.o, mine.o, positions, q_width);
+    put(text.dq, mine.dq, positions, q_width);
+    put(text.dk, mine.dk, positions, k_width);
+    put(text.dv, mine.dv, positions, k_width);
+  }
+  return text;
+}
+
+}  // namespace plait::test

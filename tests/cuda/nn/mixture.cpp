@@ -1,0 +1,133 @@
+// program: layers
+// Mixtures of experts on a GPU: ranks that share it, and exchange rows, compute what one rank of the CPU does.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/nn/block_parts.hpp"
+#include "plait/comm/threads.hpp"
+#include "plait/comm/threads/cuda.hpp"
+#include "plait/nn/moe.hpp"
+#include "plait/nn/moe/expert_mlp.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct mixture_strategy_here {
+  using mesh = plait::mesh<axis<dp>, axis<ep>, axis<tp>>;
+  using residual = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
+  using expert = shard<experts, ep>;
+};
+using mixture_mesh = mixture_strategy_here::mesh;
+
+dim_sizes sizes_of_mixture() {
+  dim_sizes s = block_sizes();
+  s.set(dim_of<experts>, 8), s.set(dim_of<shared_ffn>, 24), s.set(dim_of<shared_gate>, 1);
+  return s;
+}
+
+/// Output, gradients, the auxiliary losses and the load of a mixture with a shared expert.
+template <class Device>
+block_outcome run_mixture(world& ranks, Device& device, const moe_options& how) {
+  using layer_type = expert_mlp<double, mixture_strategy_here, Device>;
+  context<Device> ctx{device, ranks, sizes_of_mixture(), 11};
+  layer_type layer(ctx, "mixture", how, true, {.gated = true});
+  layer.visit([&](auto& p) {
+    kernels::fill_normal(device, p.value(), p.part(), 5, p.stream_of(p.name()), 0.1, 0.3);
+    p.gather(ctx);
+    p.zero_gradient(ctx);
+  });
+  tensor<double, typename layer_type::input, Device> x(ctx);
+  tensor<double, dual_t<typename layer_type::output>, Device> dy(ctx);
+  kernels::fill_normal(device, x.data(), x.part(), 5, 1, 0.0, 1.0);
+  kernels::fill_normal(device, dy.data(), dy.part(), 5, 2, 0.0, 1.0);
+  auto value = make_buffer<double>(device, 1);
+  device.zero(value.data(), value.bytes(), device.main_stream());
+  auxiliary_sum auxiliary{value.template data<double>()};
+  microbatch<Device> mb{ctx};
+  mb.auxiliary = &auxiliary;
+  typename layer_type::saved kept;
+  const auto y = layer.forward(mb, x, &kept);
+  const auto dx = layer.backward(mb, x, kept, dy);
+  block_outcome out;
+  out.push_back(read_part(ctx, "output", y.part(), y.data()));
+  out.push_back(read_part(ctx, "input's gradient", dx.part(), dx.data()));
+  layer.visit([&](auto& p) {
+    if (!p.trainable()) return;
+    const auto complete = p.reduce(ctx);
+    out.push_back(read_part(ctx, p.name(), p.part(), complete.data()));
+  });
+  double loss = 0;
+  device.download(&loss, value.data(), sizeof loss, device.main_stream());
+  out.push_back({"auxiliary losses", {}, {all_reduce_scalar(device, ranks.root(), loss, reduce_op::sum)}});
+  out.push_back({"load", {}, {}});
+  for (const std::int64_t count : layer.load(ctx)) out.back().values.push_back(static_cast<double>(count));
+  device.synchronize();
+  return out;
+}
+
+/// Compares with the part of the whole that a rank has.
+void check_part(const part_values& got, const part_values& whole) {
+  CAPTURE(whole.name);
+  REQUIRE(got.name == whole.name);
+  double most = 0;
+  const box& b = got.part;
+  for (std::size_t n = 0; n < got.values.size(); ++n) {
+    std::int64_t place = 0, left = static_cast<std::int64_t>(n), stride = 1;
+    for (int d = b.dims - 1; d >= 0; --d) {
+      const auto i = static_cast<std::size_t>(d);
+      place += (b.offset[i] + left % b.local[i]) * stride;
+      left /= b.local[i], stride *= b.global[i];
+    }
+    const double expected = whole.values.at(b.dims == 0 ? n : static_cast<std::size_t>(place));
+    most = std::fmax(most, std::isfinite(got.values[n]) ? std::fabs(got.values[n] - expected) : HUGE_VAL);
+  }
+  CHECK(!got.values.empty());
+  CHECK(most < 1e-10);
+}
+
+void check_mixture_on_gpu(const moe_options& how) {
+  block_outcome expected;
+  threads::run(1, [&](threads::communicator c) {
+    world ranks(mixture_mesh{1, 1, 1}.shape(), c);
+    cpu device;
+    expected = run_mixture(ranks, device, how);
+  });
+  CHECK(expected.size() == 12);  // with 3 weights of experts, 4 of the shared one, and the router's
+  for (const mixture_mesh& mesh :
+       {mixture_mesh{1, 1, 1}, mixture_mesh{1, 2, 1}, mixture_mesh{1, 2, 2}, mixture_mesh{2, 2, 1}}) {
+    CAPTURE(mesh.size());
+    std::vector<block_outcome> all(static_cast<std::size_t>(mesh.size()));
+    threads::run(static_cast<int>(mesh.size()), cuda::options{.workspace_bytes = 4 << 20},
+                 [&](threads::communicator c, cuda& device) {
+                   world ranks(mesh.shape(), c);
+                   all[static_cast<std::size_t>(ranks.rank())] = run_mixture(ranks, device, how);
+                 });
+    for (const block_outcome& rank : all) {
+      REQUIRE(rank.size() == expected.size());
+      for (std::size_t i = 0; i < rank.size(); ++i) check_part(rank[i], expected[i]);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("experts on a GPU that rows travel to") { check_mixture_on_gpu({.init = {0, 0.3}}); }
+TEST_CASE("experts on a GPU with a limit, auxiliary losses and a bias") {
+  check_mixture_on_gpu(
+      {.router = {.chosen = 3, .scores = kernels::expert_scores::sigmoid, .groups = 4, .chosen_groups = 2},
+       .init = {0, 0.3},
+       .losses = {{0.1, balance_over::sequence}, 0.01},
+       .limit = {.factor = 1.25},
+       .bias_rate = 0.01});
+}
