@@ -21,11 +21,12 @@ using five = both::mesh;
 
 TEST_CASE("gathered keys, contiguous") {
   check_context<double, context_parallel<megatron_sp, all_gather_kv<cp>>>(
-      {four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{2, 2, 2, 1}});
+      {four{1, 2, 1, 1}, four{1, 5, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{2, 2, 2, 1}});
 }
 TEST_CASE("gathered keys, zigzag") {
   check_context<double, context_parallel<megatron_sp, all_gather_kv<cp>, zigzag>>(
-      {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{1, 2, 2, 1}});
+      {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 3, 1, 1}, four{1, 7, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1},
+       four{1, 2, 2, 1}});
 }
 TEST_CASE("exchanged heads, contiguous") {
   check_context<double, context_parallel<megatron_sp, ulysses<cp>>>(

@@ -7,12 +7,14 @@ using namespace plait;
 using namespace plait::test;
 
 TEST_CASE("ring, contiguous") {
-  check_context<double, megatron_sp>({four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{2, 2, 2, 1}});
+  check_context<double, megatron_sp>(
+      {four{1, 2, 1, 1}, four{1, 3, 1, 1}, four{1, 4, 1, 1}, four{1, 7, 1, 1}, four{1, 8, 1, 1}, four{2, 2, 2, 1}});
 }
 
 TEST_CASE("ring, zigzag") {
   check_context<double, context_parallel<megatron_sp, ring<cp>, zigzag>>(
-      {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{1, 2, 2, 1}, four{1, 2, 1, 2}});
+      {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 3, 2, 1}, four{1, 4, 1, 1}, four{1, 5, 1, 1}, four{1, 6, 1, 1},
+       four{1, 7, 1, 1}, four{1, 8, 1, 1}, four{1, 2, 2, 1}, four{1, 2, 1, 2}});
 }
 
 TEST_CASE("ring, zigzag, in float") {
@@ -34,7 +36,8 @@ TEST_CASE(
       const sent_bytes half = context_bytes<float, megatron_sp>(four{1, ranks, 1, 1}, c);
       CHECK(half.forward == hops / 2 * block);  // what nobody sees does not travel
       CHECK(half.backward == hops * block);
-      c.mask = masking::window;  // of 7 tokens: blocks of 8 or more reach the next rank only, blocks of 4 the next two
+      c.mask.mask =
+          masks::window(7);  // of 7 tokens: blocks of 8 or more reach the next rank only, blocks of 4 the next two
       const sent_bytes near = context_bytes<float, megatron_sp>(four{1, ranks, 1, 1}, c);
       CHECK(near.forward == static_cast<std::uint64_t>(ranks == 8 ? 7 + 6 : ranks - 1) * block);
     }
@@ -86,7 +89,7 @@ TEST_CASE("documents are neither forgotten nor ignored") {
 }
 
 TEST_CASE("where one rank fails, the others do not wait for its keys") {
-  const attention_case c{.mask = masking::documents};
+  const attention_case c{.mask = {"documents", {}, true}};
   std::string text;
   try {
     threads::run(4, [&](threads::communicator comm) {
