@@ -3,6 +3,9 @@
 // CMake writes a file for each of these types; the others it leaves out, as every instantiation takes its time.
 make_run<plait::cuda> cuda_program(const options& opt) {
   using plait::megatron_sp;
+  if (opt.mixture)
+    return in_bf16(opt) ? make_llama_run<plait::bf16, plait::megatron_experts, plait::cuda>
+                        : make_llama_run<float, plait::megatron_experts, plait::cuda>;
   const bool has_masters = opt.precision != "bf16-no-masters";
   if (!in_bf16(opt)) return make_llama_run<float, megatron_sp, plait::cuda>;
   if (has_bf16_gradients(opt))

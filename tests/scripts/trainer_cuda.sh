@@ -92,6 +92,11 @@ stand_in=$BIN/../tests/train_llama_stand_in
 
 train cpu --mesh dp=2,tp=2 --sample 20 --held-out 0.001
 train cpu_all --mesh dp=2,tp=2 --sample 0
+model=tiny-dots1
+experts="--expert-bias-rate 0.01 --balance-loss 0.01 --expert-limit 1.5 --sample 0"
+# shellcheck disable=SC2086
+train cpu_experts $experts --mesh dp=2,ep=2
+unset model
 train cpu_apart --mesh dp=2,cp=2 --documents apart --end-of-document 10 --held-out 0.001 --sample 0
 trainer=$stand_in
 gpu="--device cuda --held-out 0.001"
@@ -107,6 +112,11 @@ gpu="--device cuda --held-out 0.001"
 
   train gpu_pp --device cuda --mesh pp=2,cp=2,tp=2 --micro-batch 2 --sample 0 --recompute selective
   logs same cpu_all.jsonl gpu_pp.jsonl 1e-4
+
+  model=tiny-dots1
+  train gpu_experts $experts --device cuda --mesh ep=2,tp=2 --micro-batch 2
+  logs same cpu_experts.jsonl gpu_experts.jsonl 1e-4
+  unset model
 
   train gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5
   logs same cpu_apart.jsonl gpu_apart.jsonl 1e-4
@@ -214,6 +224,8 @@ PLAIT_STAND_IN_TAKEN=0 PLAIT_STAND_IN_MEMORY=1000000 launched \
 PLAIT_STAND_IN_TAKEN=1 launched '--device cuda: choosing the GPU: cudaErrorDevicesUnavailable' "$stand_in"
 PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here (no CUDA-capable device is detected)' "$stand_in" \
   --backend nccl
+refused '--graph on: a step with experts waits for their counts on the host, which a graph cannot replay; legal is --graph off' \
+  "$trainer" --model tiny-experts --graph on
 refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on
 refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
 refused '--attention-kernel cudnn: this program was built without cuDNN' "$stand_in" --attention-kernel cudnn --precision bf16

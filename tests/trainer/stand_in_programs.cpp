@@ -7,6 +7,8 @@ make_llama_run<plait::bf16_gradients_float_masters, plait::megatron_sp, plait::c
                                                                                      plait::any_communicator);
 
 make_run<plait::cuda> cuda_program(const options& opt) {
+  if (opt.mixture && in_bf16(opt)) plait::fail("this program has experts with --precision float alone");
+  if (opt.mixture) return make_llama_run<float, plait::megatron_experts, plait::cuda>;
   if (opt.strategy != "sp") plait::fail("this program has --strategy sp alone");
   if (!in_bf16(opt)) return make_llama_run<float, plait::megatron_sp, plait::cuda>;
   if (opt.precision != "bf16") plait::fail("this program has no --precision " + opt.precision);
