@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <memory>
 #include <random>
@@ -74,8 +77,11 @@ double attention_flop(const plait::llama_config& c, int64_t sequences, int64_t s
 template <class Precision>
 class training {
  public:
-  training(plait::context<cpu>& ctx, const plait::llama_config& c, int64_t microbatches)
-      : ctx_(ctx), model_(ctx, c), vocab_(static_cast<std::uint32_t>(c.vocab)), microbatches_(microbatches) {
+  training(plait::context<cpu>& ctx, const plait::llama_config& c, int64_t microbatches, int64_t loss_chunks = 1)
+      : ctx_(ctx),
+        model_(ctx, c, {.loss_chunks = loss_chunks}),
+        vocab_(static_cast<std::uint32_t>(c.vocab)),
+        microbatches_(microbatches) {
     model_.visit([&](auto& p) { p.initialize(ctx); });
   }
   void step() {
@@ -137,12 +143,47 @@ void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64
   });
 }
 
+/// A step whose loss is made in chunks of tokens, beside one that has all logits at once: the time, and the memory of a
+/// step at its peak.
+void compare_chunks(int64_t hidden, int64_t vocab, int64_t seq, int64_t chunks, int64_t rounds) {
+  plait::threads::run(1, [&](plait::threads::communicator ranks) {
+    plait::world w(plait::megatron_sp::mesh(1, 1, 1, 1).shape(), ranks);
+    cpu device;
+    plait::llama_config c = plait::llama_preset_config("bench-512", "chunks");
+    c.hidden = hidden, c.ffn = 3 * hidden, c.head_dim = hidden / c.heads, c.vocab = vocab, c.layers = 2;
+    c.max_position = seq;
+    plait::context<cpu> ctx{device, w, plait::llama_sizes<plait::megatron_sp>(c, w.shape(), 1, seq), 1};
+    std::vector<double> times[2];
+    std::size_t peaks[2];
+    training<float> whole(ctx, c, 1), chunked(ctx, c, 1, chunks);
+    for (training<float>* const one : {&whole, &chunked}) {
+      one->step();
+      const std::size_t before = device.bytes_in_use();
+      device.reset_peak();
+      one->step();
+      peaks[one == &chunked] = device.peak_bytes() - before;
+    }
+    for (int64_t i = 0; i < rounds; ++i)
+      for (training<float>* const one : {&whole, &chunked})
+        times[one == &chunked].push_back(bench::processor_seconds([&] { one->step(); }));
+    const double logits = 4.0 * static_cast<double>(seq * vocab);
+    fmt::print(
+        "loss in {} chunks, hidden {}, vocabulary {}, {} tokens: {:.3f} times the time at best, {:.3f} of medians; at "
+        "its "
+        "peak a step needs {:.0f} MB, {:.0f} with all logits, which alone are {:.0f}\n",
+        chunks, hidden, vocab, seq, bench::least(times[1]) / bench::least(times[0]),
+        bench::median(times[1]) / bench::median(times[0]), static_cast<double>(peaks[1]) * 1e-6,
+        static_cast<double>(peaks[0]) * 1e-6, logits * 1e-6);
+    std::fflush(stdout);
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     const bench::numbers given(argc, argv);
-    given.only({"--hidden", "--seq", "--sequences", "--microbatches", "--rounds"});
+    given.only({"--hidden", "--seq", "--sequences", "--microbatches", "--vocab", "--rounds"});
     const int64_t hidden = given.of("--hidden", 0), seq = given.of("--seq", 512),
                   sequences = given.of("--sequences", 4);
     const int64_t microbatches = given.of("--microbatches", 1), rounds = given.of("--rounds", 5);
@@ -151,6 +192,7 @@ int main(int argc, char** argv) {
     for (const int64_t size : sizes)
       compare(plait::llama_preset_config("bench-" + std::to_string(size), "--hidden"), sequences, seq, microbatches,
               rounds);
+    compare_chunks(sizes[0], given.of("--vocab", 131072), 8 * seq, 32, std::min<int64_t>(rounds, 2));
   } catch (const std::exception& e) {
     fmt::print(stderr, "step_vs_gemm: {}\n", e.what());
     return 1;
