@@ -76,30 +76,30 @@ double attention_flop(const plait::llama_config& c, int64_t sequences, int64_t s
 /// A model that trains on tokens by chance.
 template <class Precision>
 class training {
+  using model = plait::llama<Precision, plait::megatron_sp>;
+
  public:
   training(plait::context<cpu>& ctx, const plait::llama_config& c, int64_t microbatches, int64_t loss_chunks = 1)
       : ctx_(ctx),
         model_(ctx, c, {.loss_chunks = loss_chunks}),
-        vocab_(static_cast<std::uint32_t>(c.vocab)),
-        microbatches_(microbatches) {
-    model_.visit([&](auto& p) { p.initialize(ctx); });
+        step_(ctx, model_, optimizer_, microbatches, 1.0),
+        vocab_(static_cast<std::uint32_t>(c.vocab)) {
+    plait::initialize(ctx, model_);
   }
   void step() {
-    plait::train_step(ctx_, model_, optimizer_, microbatches_, 1e-4, 1.0, 0, [&](int64_t, auto& ids, auto& labels) {
-      for (int64_t t = 0; t < ids.size(); ++t) {
-        ids.data()[t] = static_cast<int64_t>(random_() % vocab_);
-        labels.data()[t] = static_cast<int64_t>(random_() % vocab_);
-      }
-    });
+    const auto by_chance = [&](int64_t, int64_t) { return static_cast<int64_t>(random_() % vocab_); };
+    step_.load(ctx_, 0, [&](int64_t, auto& ids, auto& labels) { ids.fill(by_chance), labels.fill(by_chance); });
+    optimizer_.begin_step(ctx_, 1e-4);
+    step_.run(ctx_);
   }
 
  private:
   plait::context<cpu>& ctx_;
-  plait::llama<Precision, plait::megatron_sp> model_;
+  model model_;
   plait::adamw<Precision> optimizer_;
+  plait::training_step<model> step_;
   std::mt19937 random_{1};
   std::uint32_t vocab_;
-  int64_t microbatches_;
 };
 
 void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64_t microbatches, int64_t rounds) {
@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
     for (const int64_t size : sizes)
       compare(plait::llama_preset_config("bench-" + std::to_string(size), "--hidden"), sequences, seq, microbatches,
               rounds);
-    compare_chunks(sizes[0], given.of("--vocab", 131072), 8 * seq, 32, std::min<int64_t>(rounds, 2));
+    compare_chunks(sizes[0] / 2, given.of("--vocab", 131072), 16 * seq, 16, std::min<int64_t>(rounds, 2));
   } catch (const std::exception& e) {
     fmt::print(stderr, "step_vs_gemm: {}\n", e.what());
     return 1;
