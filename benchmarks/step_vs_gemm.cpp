@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
     for (const int64_t size : sizes)
       compare(plait::llama_preset_config("bench-" + std::to_string(size), "--hidden"), sequences, seq, microbatches,
               rounds);
-    compare_chunks(sizes[0] / 2, given.of("--vocab", 131072), 16 * seq, 16, std::min<int64_t>(rounds, 2));
+    compare_chunks(sizes[0] / 2, given.of("--vocab", 131072), 16 * seq, 32, std::min<int64_t>(rounds, 2));
   } catch (const std::exception& e) {
     fmt::print(stderr, "step_vs_gemm: {}\n", e.what());
     return 1;

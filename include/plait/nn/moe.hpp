@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -343,9 +344,11 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s = {};  // of an earlier pass
     s.stamp = stamp;
     s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
-    choose(ctx, s);
+    choose(mb, s);
     s.counts = losses_.forward(mb, s.scored.data(), s.choice.template data<std::int32_t>(), keep != nullptr);
     load_->add(mb, s.choice.template data<std::int32_t>(), tokens_ * how_.router.chosen, experts_);
+    if (!keep && mb.auxiliary && !mb.repeats && mb.policy == recompute::full)
+      first_choices_.insert_or_assign(mb.index, std::move(s.choice));
     buffer<Device> gathered;
     const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
     auto leaving = rows_to_send(ctx.device, s.route.leaving());
@@ -505,16 +508,27 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     return peers_.ranks() ? buffer<Device>::for_collectives(on, bytes) : buffer<Device>(on, bytes);
   }
 
+  /// Takes the choice of a first pass that runs again; returns whether there is one. A product may have other bits when
+  /// it runs again, and another expert would not be the one that the loss is of.
+  bool take_first_choice(const microbatch<Device>& mb, saved& s) {
+    const auto first = mb.repeats ? first_choices_.find(mb.index) : first_choices_.end();
+    if (first == first_choices_.end()) return false;
+    s.choice = std::move(first->second);
+    first_choices_.erase(first);
+    return true;
+  }
   /// The experts of each token, their weights and the route of the rows.
-  void choose(const context<Device>& ctx, saved& s) {
+  void choose(const microbatch<Device>& mb, saved& s) {
+    const context<Device>& ctx = mb.ctx;
     Device& on = ctx.device;
     const std::int64_t k = how_.router.chosen;
-    s.choice = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
+    const bool again = take_first_choice(mb, s);
+    if (!again) s.choice = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
     auto weights = make_buffer<S>(on, static_cast<std::size_t>(tokens_ * k));
     const master_of<Precision>* bias = nullptr;
     if (bias_) bias_->require_gathered(), bias = std::as_const(*bias_).value();
     kernels::choose_experts(on, s.scored.data(), bias, s.choice.template data<std::int32_t>(),
-                            weights.template data<S>(), tokens_, experts_, how_.router);
+                            weights.template data<S>(), tokens_, experts_, how_.router, again);
     buffer<Device> kept, seen;
     if (capacity_) {
       kept = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
@@ -643,6 +657,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   parameter_ptr<Precision, Device> gate_, up_, down_;
   detail::expert_peers<Device> peers_;
   detail::expert_capacity<Device> capacity_;
+  std::map<std::int64_t, buffer<Device>> first_choices_;  ///< of microbatches whose forward pass will run again
   detail::router_loss_terms<Device> losses_;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;
   std::int64_t experts_ = 0, hidden_ = 0, width_ = 0;

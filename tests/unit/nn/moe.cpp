@@ -310,6 +310,38 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
 }
 
 // All scores are equal, so that every token chooses the first experts, and all others have no rows.
+TEST_CASE("a forward pass that runs again keeps the choice of the first") {
+  threads::run(1, [](threads::communicator c) {
+    world ranks(three{1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, ranks, mixture_sizes(), 1};
+    using layer = moe<double, exchanged>;
+    layer m(ctx, "moe", {.init = {0, 1}});
+    initialize(ctx, m);
+    gather_parameters(ctx, m);
+    const auto x = place_full<layer::input>(ctx, random_full(layout_v<layer::input>, ctx.sizes, 3));
+    double value = 0;
+    auxiliary_sum losses{&value};
+    microbatch<cpu> mb(ctx);
+    mb.auxiliary = &losses;
+    const auto choice_of = [&](const microbatch<cpu>& at) {
+      layer::saved kept;
+      static_cast<void>(m.forward(at, x, &kept));
+      const auto* const chosen = kept.choice.data<std::int32_t>();
+      return std::vector<std::int32_t>(chosen, chosen + kept.choice.bytes() / sizeof(std::int32_t));
+    };
+    const auto first = choice_of(mb);
+    static_cast<void>(m.forward(mb.keeping(recompute::full), x));
+    m.visit([&](auto& p) {  // as if the router's product had other bits
+      if (p.name() == "moe.gate.weight") p.fill_values(ctx, [&](double* v) { std::reverse(v, v + p.size()); });
+    });
+    gather_parameters(ctx, m);
+    CHECK(choice_of(mb.repeated()) == first);
+    CHECK(choice_of(mb.repeated()) != first);  // which is forgotten then
+    CHECK(choice_of(mb) != first);
+  });
+}
+
 TEST_CASE("experts without rows") {
   const auto make = [](const auto& ctx) { return moe<double, exchanged, device_of<decltype(ctx)>>(ctx, "mixture"); };
   const dim_sizes sizes = mixture_sizes();

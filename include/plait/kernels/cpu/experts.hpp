@@ -91,19 +91,21 @@ S balanced_probabilities(const T* scores, S* p, std::int64_t experts, expert_sco
 
 /// Each token's experts, `chosen` [tokens, k], the best first, of equal ones the lower first; and their `weights`
 /// [tokens, k]. `scores` is [tokens, experts]. A `bias` [experts], which may be null, is added to the probabilities by
-/// which experts and groups are chosen; weights do not have it.
+/// which experts and groups are chosen; weights do not have it. With `again`, `chosen` stays, and has its weights.
 template <class T, class B, class S>
 void choose_experts(cpu&, const T* scores, const B* bias, std::int32_t* chosen, S* weights, std::int64_t tokens,
-                    std::int64_t experts, const router_settings& how) {
+                    std::int64_t experts, const router_settings& how, bool again = false) {
   std::vector<S> p(static_cast<std::size_t>(experts)), biased;
   std::vector<std::int32_t> order;
   for (std::int64_t t = 0; t < tokens; ++t, scores += experts, chosen += how.chosen, weights += how.chosen) {
     detail::expert_probabilities(scores, p.data(), experts, how.scores);
-    biased = p;
-    for (std::size_t e = 0; bias && e < biased.size(); ++e) biased[e] += converted<S>(bias[e]);
-    detail::take_best_groups(biased, order, how);
-    detail::best_first(order, how.chosen, biased);
-    std::copy_n(order.begin(), how.chosen, chosen);
+    if (!again) {
+      biased = p;
+      for (std::size_t e = 0; bias && e < biased.size(); ++e) biased[e] += converted<S>(bias[e]);
+      detail::take_best_groups(biased, order, how);
+      detail::best_first(order, how.chosen, biased);
+      std::copy_n(order.begin(), how.chosen, chosen);
+    }
     const S divisor = detail::weight_divisor(p.data(), chosen, how);
     for (std::int64_t j = 0; j < how.chosen; ++j)
       weights[j] = p[static_cast<std::size_t>(chosen[j])] / divisor * static_cast<S>(how.scale);

@@ -424,7 +424,7 @@ namespace plait::kernels {
 /// Each token's experts `chosen` [tokens, k], of equal ones the lower first, and their weights.
 template <class T, class B, class S>
 void choose_experts(cuda& device, const T* scores, const B* bias, std::int32_t* chosen, S* weights, std::int64_t tokens,
-                    std::int64_t experts, const router_settings& how);
+                    std::int64_t experts, const router_settings& how, bool again = false);
 
 template <class T, class S>
 void choose_experts_backward(cuda& device, const T* scores, const std::int32_t* chosen, const S* dweights, T* dscores,

@@ -105,21 +105,23 @@ __device__ inline void keep_best_groups(const S* scores, S* of_groups, unsigned 
 
 template <class T, class B, class S>
 __global__ static void choose_for_tokens(const T* scores, const B* bias, std::int32_t* chosen, S* weights,
-                                         std::int64_t tokens, int experts, router_settings how) {
+                                         std::int64_t tokens, int experts, router_settings how, bool again) {
   PLAIT_DYNAMIC_SHARED(S, p);
   S *const u = p + experts, *const of_groups = u + experts;
   auto* const legal = reinterpret_cast<unsigned char*>(of_groups + how.groups);
   for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     probabilities_of(scores + t * experts, p, experts, how.scores);
-    for (int e = lane_of(); e < experts; e += warp_lanes) u[e] = bias == nullptr ? p[e] : p[e] + number<S>(bias[e]);
-    __syncwarp();
-    keep_best_groups(u, of_groups, legal, legal + experts, experts, how);
     std::int32_t* const own = chosen + t * how.chosen;
-    for (std::int64_t j = 0; j < how.chosen; ++j) {
-      const int best = take_best(u, legal, experts);
-      if (lane_of() == 0) own[j] = best;
+    if (!again) {
+      for (int e = lane_of(); e < experts; e += warp_lanes) u[e] = bias == nullptr ? p[e] : p[e] + number<S>(bias[e]);
+      __syncwarp();
+      keep_best_groups(u, of_groups, legal, legal + experts, experts, how);
+      for (std::int64_t j = 0; j < how.chosen; ++j) {
+        const int best = take_best(u, legal, experts);
+        if (lane_of() == 0) own[j] = best;
+      }
+      __syncwarp();
     }
-    __syncwarp();
     const S divisor = divisor_of(p, own, how);
     for (std::int64_t j = lane_of(); j < how.chosen; j += warp_lanes)
       weights[t * how.chosen + j] = p[own[j]] / divisor * static_cast<S>(how.scale);
@@ -222,9 +224,9 @@ namespace plait::kernels {
 
 template <class T, class B, class S>
 void choose_experts(cuda& device, const T* scores, const B* bias, std::int32_t* chosen, S* weights, std::int64_t tokens,
-                    std::int64_t experts, const router_settings& how) {
+                    std::int64_t experts, const router_settings& how, bool again) {
   detail::launch_warps(device, tokens, detail::bytes_to_choose(experts, how.groups, sizeof(S)),
-                       detail::choose_for_tokens<T, B, S>, scores, bias, chosen, weights, tokens, experts, how);
+                       detail::choose_for_tokens<T, B, S>, scores, bias, chosen, weights, tokens, experts, how, again);
 }
 
 template <class T, class S>
