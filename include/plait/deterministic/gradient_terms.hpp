@@ -46,6 +46,10 @@ class gradient_terms {
   /// no break (`deterministic_products::chunk` for products; 0: never).
   void add(Device& device, std::int64_t index, std::int64_t count, std::int64_t one_sum,
            function_ref<void(const token_leaves::leaf&, G*, bool)> write);
+  /// Calls write(G* out), which overwrites out with all terms of a leaf.
+  void add_leaf(Device& device, std::int64_t leaf, function_ref<void(G*)> write) {
+    sum_.add(device, leaf, false, [&](G* out, bool) { write(out); });
+  }
   /// Calls write(leaf, G* out) for each leaf of a microbatch: it adds to zeros the terms of the leaf in some rows of
   /// `width` elements, and returns these rows (`deterministic_sum::add_rows`).
   void add_rows(Device& device, std::int64_t index, std::int64_t count, std::int64_t width,

@@ -152,6 +152,12 @@ class token_leaves {
   std::vector<leaf> of_microbatch(std::int64_t index, std::int64_t count) const;
   /// The leaves that `rank` has after all microbatches of a step.
   std::vector<leaf_range> of_step(std::int64_t rank) const;
+  /// Returns the same leaves, of which each rank has after a step those of its whole group over `axes`.
+  token_leaves of_groups(axis_list axes) const {
+    token_leaves all = *this;
+    all.shared_ = std::move(axes);
+    return all;
+  }
 
  private:
   struct piece {
@@ -176,6 +182,7 @@ class token_leaves {
   std::int64_t chunks_ = 1, samples_ = 1, chunk_ = 1;  ///< chunk_: tokens in a chunk
   std::int64_t batch_ = 1, local_batch_ = 1, first_batch_ = 0, local_tokens_ = 1;
   std::vector<piece> pieces_;
+  axis_list shared_;  ///< whose ranks have each other's leaves
 };
 
 /// The leaves of a dim of features: the greatest number that divides both it and `deterministic_leaves::features`.
@@ -297,12 +304,15 @@ PLAIT_INLINE std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::in
 }
 
 PLAIT_INLINE std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) const {
-  const box there = local_box(tokens_, mesh_, sizes_, rank);
-  const std::int64_t first = there.offset[0] * samples_ / batch_, count = there.local[0] * samples_ / batch_;
   std::vector<leaf_range> all;
-  const auto [begin, length] = along_sequence(there);
-  for (const piece& p : pieces_of(begin, length))
-    all.push_back({p.chunk * samples_ + first, p.chunk * samples_ + first + count});
+  for (std::int64_t r = 0; r < mesh_.size(); ++r) {
+    if (mesh_.group_of(r, shared_) != mesh_.group_of(rank, shared_)) continue;
+    const box there = local_box(tokens_, mesh_, sizes_, r);
+    const std::int64_t first = there.offset[0] * samples_ / batch_, count = there.local[0] * samples_ / batch_;
+    const auto [begin, length] = along_sequence(there);
+    for (const piece& p : pieces_of(begin, length))
+      all.push_back({p.chunk * samples_ + first, p.chunk * samples_ + first + count});
+  }
   return all;
 }
 #endif

@@ -299,6 +299,7 @@ struct router_settings {
 struct router_loss_scales {
   double balance = 0;  ///< of an expert's count times the sum of its probabilities
   double z = 0;        ///< of the squares of the log-sum-exp of scores
+  double quantum = 0;  ///< each token's terms are rounded to a multiple of it, so that sums are exact; 0: not
 };
 
 // ---- a step of AdamW ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@
 
 #include "plait/comm/host_values.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/experts.hpp"
 #include "plait/device/range.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/kernels/settings.hpp"
@@ -154,6 +155,11 @@ inline void check_groups(const std::string& name, const kernels::router_settings
     fail({name, ": group_scores::two_largest is for groups of 2 experts or more, and each has 1"});
 }
 
+/// Where rows of experts come from: the peer, and the token there.
+struct row_origins {
+  std::vector<std::int32_t> peers, tokens;
+};
+
 /// The way of the rows of one forward pass, and back. Counts are of rows; peers are the ranks that the exchange goes
 /// over. Indices of rows stay on the device.
 template <compute_device Device>
@@ -164,6 +170,7 @@ struct expert_route {
   std::vector<std::size_t> received, received_at;  ///< from each peer
   buffer<Device> sorted, unsorted;  ///< by expert the rows that came, and the inverse; none without peers
   std::vector<std::int64_t> begin;  ///< of each expert's rows here, and their number
+  row_origins origins;              ///< of these rows, where sums want them
   std::int64_t leaving() const { return static_cast<std::int64_t>(sent_at.back() + sent.back()); }
   std::int64_t here() const { return begin.back(); }
 };
@@ -197,8 +204,9 @@ class expert_peers {
 
   /// The route of this rank's choice [tokens, k]. Collective over the peers. Indices are made on the device, and counts
   /// are downloaded: the one wait of a forward pass, because exchanges and products take their sizes on the host.
+  /// With `origins`, rows know where they come from.
   expert_route<Device> route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens,
-                             std::int64_t k) const {
+                             std::int64_t k, bool origins) const {
     Device& on = ctx.device;
     const std::size_t of_each = static_cast<std::size_t>(here_), parts = peers_ * of_each;
     expert_route<Device> r;
@@ -224,6 +232,7 @@ class expert_peers {
       r.begin.push_back(r.begin.back());
       for (std::size_t p = 0; p < peers_; ++p) r.begin.back() += values[parts + p * of_each + e];
     }
+    if (origins) r.origins = origins_of(on, r, values.data() + parts);
     if (!ranks_) return r;
     r.sorted = make_buffer<std::int32_t>(on, static_cast<std::size_t>(r.here()));
     r.unsorted = make_buffer<std::int32_t>(on, static_cast<std::size_t>(r.here()));
@@ -233,6 +242,28 @@ class expert_peers {
   }
 
  private:
+  /// Rows lie by expert, then by peer; `counts` of those that have come are by peer, then by expert. Collective over
+  /// the peers.
+  row_origins origins_of(Device& on, const expert_route<Device>& r, const std::int32_t* counts) const {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(r.here()));
+    buffer<Device> came;
+    if (ranks_) {
+      came = buffer<Device>::for_collectives(on, tokens.size() * sizeof(std::int32_t));
+      ranks_->all_to_all_v(r.tokens.data(), r.sent, r.sent_at, came.data(), r.received, r.received_at, dtype::i32);
+    }
+    if constexpr (!only_counts<Device>)
+      on.download(tokens.data(), ranks_ ? came.data() : r.tokens.data(), tokens.size() * sizeof(std::int32_t),
+                  on.main_stream());
+    row_origins all;
+    std::vector<std::size_t> next = r.received_at;
+    for (std::int64_t e = 0; e < here_; ++e)
+      for (std::size_t p = 0; p < peers_; ++p)
+        for (std::int32_t i = 0; i < counts[p * static_cast<std::size_t>(here_) + static_cast<std::size_t>(e)]; ++i) {
+          all.peers.push_back(static_cast<std::int32_t>(p));
+          all.tokens.push_back(tokens[next[p]++]);
+        }
+    return all;
+  }
   void take_counts(const std::int32_t* of_experts, std::vector<std::size_t>& counts,
                    std::vector<std::size_t>& begins) const {
     std::size_t all = 0;
@@ -285,6 +316,7 @@ struct moe_options {
 template <class Precision, class Policy, compute_device Device = cpu>
 class moe : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
   using T = activation_of<Precision>;
+  using A = arithmetic<T>;
   using S = statistic_of<Precision>;
   using value = detail::mixture_value<Policy>;
   using scores = spec_from<detail::mixture_scores<Policy>, typename Policy::input, spec<experts>>;
@@ -323,6 +355,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
         up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),
         down_(weight(ctx, name + ".experts.down_proj.weight", derived.down, derived.inside)) {
     losses_ = {ctx, layout_v<scores>, how.losses, how.router, name};
+    if (sums_in_order(ctx)) take_deterministic_stages(ctx);
     take_sizes(ctx);
   }
 
@@ -417,6 +450,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
 
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
+    detail::require_resizable(names_.layer(), static_cast<bool>(sums_));
     router_.resize(ctx);
     losses_.take_sizes(ctx, layout_v<scores>, names_.layer());
     take_sizes(ctx);
@@ -439,7 +473,6 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     detail::check_groups(name, how.router, all);
     if (how.bias_rate && !(*how.bias_rate >= 0))
       fail({name, ": bias_rate = ", *how.bias_rate, "; legal is 0 (the bias stays) or more"});
-    require_any_order(ctx, name, "mixtures of experts");
     return how;
   }
   parameter_ptr<Precision, Device> weight(const context<Device>& ctx, std::string name, const layout& used,
@@ -476,6 +509,12 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     });
     return bias;
   }
+  void take_deterministic_stages(const context<Device>& ctx) {
+    sums_ = {ctx, derived, names_.layer()};
+    std::size_t i = 0;
+    for (const auto* p : {&gate_, &up_, &down_}) terms_[i++] = &(*p)->add_terms(sums_.leaves());
+    outputs_ = &moe::sum_outputs, input_gradients_ = &moe::sum_input_gradients, gradients_ = &moe::sum_gradients;
+  }
   void take_sizes(const context<Device>& ctx) {
     const std::string& name = names_.layer();
     dim_sizes sizes = ctx.sizes;
@@ -486,6 +525,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     weights_back_ = ready_plan(weights_.backward(), ctx.ranks, sizes, name);
     sum_ = ready_plan(derived.result, layout_v<output>, ctx.ranks, sizes, name);
     sum_back_ = ready_plan(sum_.backward(), ctx.ranks, sizes, name);
+    if (sums_) {  // ranks that share experts have complete rows, and cut what others would reduce
+      const auto cut = [&](ready_plan& p, const layout& from, const layout& to) {
+        p = ready_plan(sums_.complete(from), to, ctx.ranks, sizes, name);
+      };
+      cut(sum_, derived.result, layout_v<output>);
+      cut(gather_back_, dual(derived.gathered), dual(layout_v<input>));
+      cut(weights_back_, dual(derived.weights), dual(derived.choice));
+    }
     peers_ = detail::expert_peers<Device>(ctx, derived);
     capacity_ = {ctx, derived.choice, sizes, sizes.of(detail::mixture_dims.experts), how_.limit, name};
     experts_ = sizes.of(detail::mixture_dims.experts);
@@ -539,7 +586,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
         moved(on, weights_, (capacity_ ? kept : s.choice).template data<std::int32_t>(), seen);
     if (moved(on, weights_, weights.template data<S>(), s.weights) == weights.template data<S>())
       s.weights = std::move(weights);
-    s.route = peers_.route(ctx, choice, seen_, k);
+    s.route = peers_.route(ctx, choice, seen_, k, static_cast<bool>(sums_));
   }
 
   /// Sends rows to the ranks of their experts, where they lie by expert; `meanwhile()` is called on their way.
@@ -599,11 +646,27 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                 gate_up + at * 2 * f + column, 2 * f);
     });
     kernels::swiglu_forward(on, gate_up, activated, here, f);
-    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      on.gemm(false, true, n, h, f, 1.0, activated + at * f, f, down_->used_value() + e * h * f, f, 0.0,
-              made.template data<T>() + at * h, h);
-    });
+    (this->*outputs_)(on, s.route.begin, activated, made.template data<T>());
     return made;
+  }
+  void make_outputs(Device& on, const std::vector<std::int64_t>& begin, const T* activated, T* made) const {
+    add_outputs(on, begin, activated, 0, width_, made, A(0));
+  }
+  void sum_outputs(Device& on, const std::vector<std::int64_t>& begin, const T* activated, T* made) const {
+    sums_.sum_width(on, begin.back(), hidden_, width_, made,
+                    [&](std::int64_t first, std::int64_t columns, A* out, A beta) {
+                      add_outputs(on, begin, activated, first, columns, out, beta);
+                    });
+  }
+  /// out [rows, hidden] = beta out + what `columns` columns of the width add to it.
+  template <class Out>
+  void add_outputs(Device& on, const std::vector<std::int64_t>& begin, const T* activated, std::int64_t first,
+                   std::int64_t columns, Out* out, A beta) const {
+    const std::int64_t f = width_, h = hidden_;
+    each_expert(begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      on.gemm(false, true, n, h, columns, A(1), activated + at * f + first, f, down_->used_value() + e * h * f + first,
+              f, beta, out + at * h, h);
+    });
   }
   /// Returns the gradient of the experts' rows from that of what they made; the weights' gradients may be deferred.
   buffer<Device> run_experts_backward(const microbatch<Device>& mb, saved& s, buffer<Device> dmade) {
@@ -618,22 +681,39 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     kernels::swiglu_backward(on, s.gate_up.template data<T>(), dactivated.template data<T>(),
                              dgate_up.template data<T>(), here, f);
     auto din = make_buffer<T>(on, static_cast<std::size_t>(here * h));
-    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
-        on.gemm(false, false, n, h, f, 1.0, dgate_up.template data<T>() + at * 2 * f + column, 2 * f,
-                p->used_value() + e * f * h, h, column == 0 ? 0.0 : 1.0, din.template data<T>() + at * h, h);
-    });
-    mb.on_weights([this, &on, begin = s.route.begin, in = std::move(s.in), activated = std::move(s.activated),
+    (this->*input_gradients_)(on, s.route.begin, dgate_up.template data<T>(), din.template data<T>());
+    mb.on_weights([this, &on, index = mb.index, count = mb.count, begin = s.route.begin,
+                   origins = std::move(s.route.origins), in = std::move(s.in), activated = std::move(s.activated),
                    dmade = std::move(dmade), dgate_up = std::move(dgate_up)] {
-      add_gradients(on, begin, in.template data<T>(), activated.template data<T>(), dmade.template data<T>(),
-                    dgate_up.template data<T>());
+      const range shown(on, names_.weights());
+      (this->*gradients_)(on, index, count, begin, origins, in.template data<T>(), activated.template data<T>(),
+                          dmade.template data<T>(), dgate_up.template data<T>());
     });
     return din;
   }
+  void make_input_gradients(Device& on, const std::vector<std::int64_t>& begin, const T* dgate_up, T* din) const {
+    add_input_gradients(on, begin, dgate_up, 0, width_, din, A(0));
+  }
+  void sum_input_gradients(Device& on, const std::vector<std::int64_t>& begin, const T* dgate_up, T* din) const {
+    sums_.sum_width(on, begin.back(), hidden_, width_, din,
+                    [&](std::int64_t first, std::int64_t columns, A* out, A beta) {
+                      add_input_gradients(on, begin, dgate_up, first, columns, out, beta);
+                    });
+  }
+  /// out [rows, hidden] = beta out + what `columns` columns of gate and up add to it.
+  template <class Out>
+  void add_input_gradients(Device& on, const std::vector<std::int64_t>& begin, const T* dgate_up, std::int64_t first,
+                           std::int64_t columns, Out* out, A beta) const {
+    const std::int64_t f = width_, h = hidden_;
+    each_expert(begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
+        on.gemm(false, false, n, h, columns, A(1), dgate_up + at * 2 * f + column + first, 2 * f,
+                p->used_value() + (e * f + first) * h, h, column == 0 ? beta : A(1), out + at * h, h);
+    });
+  }
   /// An expert without rows adds nothing; its gradient is reduced all the same.
-  void add_gradients(Device& on, const std::vector<std::int64_t>& begin, const T* in, const T* activated,
-                     const T* dmade, const T* dgate_up) {
-    const range shown(on, names_.weights());
+  void add_gradients(Device& on, std::int64_t, std::int64_t, const std::vector<std::int64_t>& begin,
+                     const detail::row_origins&, const T* in, const T* activated, const T* dmade, const T* dgate_up) {
     const std::int64_t f = width_, h = hidden_;
     for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
       if (!p->trainable()) continue;
@@ -649,6 +729,28 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     });
   }
 
+  void sum_gradients(Device& on, std::int64_t index, std::int64_t count, const std::vector<std::int64_t>& begin,
+                     const detail::row_origins& origins, const T* in, const T* activated, const T* dmade,
+                     const T* dgate_up) {
+    const std::int64_t f = width_, h = hidden_;
+    const auto leaves = sums_.by_leaf(index, count, begin, origins.peers, origins.tokens);
+    const auto add = [&](auto& p, gradient_terms<Precision, Device>* terms, detail::expert_factor<T> of_outputs,
+                         detail::expert_factor<T> of_inputs) {
+      if (!p.trainable()) return;
+      p.begin_terms();
+      sums_.add_products(on, *terms, leaves, of_outputs, of_inputs);
+    };
+    add(*gate_, terms_[0], {dgate_up, f, 2 * f}, {in, h, h});
+    add(*up_, terms_[1], {dgate_up + f, f, 2 * f}, {in, h, h});
+    add(*down_, terms_[2], {dmade, h, h}, {activated, f, f});
+  }
+
+  // The stages of the experts' products, chosen at construction: deterministic sums replace them.
+  using row_stage = void (moe::*)(Device&, const std::vector<std::int64_t>& begin, const T* from, T* to) const;
+  using gradient_stage = void (moe::*)(Device&, std::int64_t index, std::int64_t count,
+                                       const std::vector<std::int64_t>& begin, const detail::row_origins&, const T* in,
+                                       const T* activated, const T* dmade, const T* dgate_up);
+
   detail::layer_names names_;
   moe_options how_;
   router_layer router_;
@@ -659,6 +761,10 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   detail::expert_capacity<Device> capacity_;
   std::map<std::int64_t, buffer<Device>> first_choices_;  ///< of microbatches whose forward pass will run again
   detail::router_loss_terms<Device> losses_;
+  detail::deterministic_experts<Precision, Device> sums_;
+  gradient_terms<Precision, Device>* terms_[3] = {};  ///< of gate, up and down
+  row_stage outputs_ = &moe::make_outputs, input_gradients_ = &moe::make_input_gradients;
+  gradient_stage gradients_ = &moe::add_gradients;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;
   std::int64_t experts_ = 0, hidden_ = 0, width_ = 0;
   std::int64_t tokens_ = 0, seen_ = 0;  ///< of this rank's input, and of those whose rows it sums

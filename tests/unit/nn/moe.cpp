@@ -401,6 +401,28 @@ TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
   });
 }
 
+TEST_CASE("experts over ranks that have the same tokens are refused under deterministic sums") {
+  const auto make = [](std::int64_t ep, const std::string& text) {
+    threads::run(static_cast<int>(ep), [&](threads::communicator& c) {
+      cpu device({.deterministic = true});
+      world ranks(three{1, ep, 1}.shape(), c);
+      const dim_sizes sizes = mixture_sizes();
+      const context<cpu> ctx{device, ranks, sizes, 1, {4, 4, 4}};
+      std::string found;
+      try {
+        moe<float, masked>(ctx, "moe").resize(ctx);
+      } catch (const error& e) {
+        found = e.what();
+      }
+      CHECK(found.find(text) != std::string::npos);
+    });
+  };
+  make(2,
+       "moe: deterministic sums have no order for the sum over ranks of ep, which shards experts and no tokens; "
+       "legal are axes of experts that shard tokens too");
+  make(1, "resize with deterministic sums");
+}
+
 TEST_CASE("a mixture says what it cannot do") {
   threads::run(1, [](threads::communicator& c) {
     cpu device;

@@ -155,9 +155,10 @@ void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss
   *loss = 0;
   for (std::int64_t t = 0; t < groups * size; ++t, scores += experts) {
     const double all = static_cast<double>(detail::balanced_probabilities(scores, p.data(), experts, how));
-    *loss += by.z * all * all;
+    double own = by.z * all * all;
     for (std::int64_t e = 0; counts && e < experts; ++e)
-      *loss += by.balance * counts[t / size * experts + e] * static_cast<double>(p[static_cast<std::size_t>(e)]);
+      own += by.balance * counts[t / size * experts + e] * static_cast<double>(p[static_cast<std::size_t>(e)]);
+    *loss += by.quantum > 0 ? std::nearbyint(own / by.quantum) * by.quantum : own;
   }
 }
 

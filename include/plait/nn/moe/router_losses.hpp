@@ -140,9 +140,10 @@ class router_loss_terms {
   kernels::router_loss_scales scales(const microbatch<Device>& mb) const {
     const auto all = static_cast<double>(tokens_), sets = static_cast<double>(sets_),
                microbatches = static_cast<double>(mb.count), of_set = all / sets;
+    constexpr double exact_to_512 = 0x1p-44;
     return {how_.balance.weight * static_cast<double>(experts_) /
                 (static_cast<double>(router_.chosen) * of_set * of_set * sets * microbatches),
-            how_.z_loss / (all * microbatches)};
+            how_.z_loss / (all * microbatches), sums_in_order(mb.ctx) ? exact_to_512 : 0};
   }
 
   router_losses how_;
