@@ -489,14 +489,16 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
   const std::int64_t batch = s.microbatches * s.sequences, parts = dp * s.microbatches;
   if (n.samples % parts != 0 || batch % n.samples != 0)
     refuse("samples", n.samples,
-           fmt::format("cannot be shared out over dp={} and {} microbatches of {} sequences in a step; legal are "
+           fmt::format("cannot be shared out over {}={} and {} microbatches of {} sequences in a step; legal are "
                        "multiples of {} that divide {}",
-                       dp, s.microbatches, batch, parts, batch));
-  const std::int64_t pieces = s.zigzag && cp > 1 ? 2 * cp : cp;
+                       s.opt.mixture ? "dp x ep" : "dp", dp, s.microbatches, batch, parts, batch));
+  const bool routed = s.opt.mixture && tp > 1;  // routers have the tokens of a rank of tp
+  const std::int64_t pieces = (s.zigzag && cp > 1 ? 2 * cp : cp) * (routed ? tp : 1);
   if (n.sequence % pieces != 0)
     refuse("the sequence", n.sequence,
-           fmt::format("cannot be shared out over cp={}{}; legal are multiples of {}", cp,
-                       s.zigzag && cp > 1 ? " in zigzag order" : "", pieces));
+           fmt::format("cannot be shared out over cp={}{}{}; legal are multiples of {}", cp,
+                       s.zigzag && cp > 1 ? " in zigzag order" : "",
+                       routed ? fmt::format(" and, for routers, tp={}", tp) : "", pieces));
   if (s.opt.seq % (n.sequence * n.features) != 0)
     refuse(
         "the sequence", n.sequence,
@@ -591,7 +593,8 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   if (opt.strategy != "sp") refuse("--strategy " + opt.strategy, "sp");
   if (opt.precision != "float" && opt.precision != "bf16") refuse("--precision " + opt.precision, "float or bf16");
   if (has_bf16_gradients(opt)) refuse("--gradients bf16", "full");
-  if (opt.leaves) refuse("--deterministic " + opt.deterministic, "off");
+  if (opt.leaves && opt.device != "cpu")
+    refuse(fmt::format("--deterministic {} with --device {}", opt.deterministic, opt.device), "--device cpu");
   if (opt.lora > 0) refuse(fmt::format("--lora {}", opt.lora), "0");
 }
 
@@ -755,7 +758,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   plan_stages(s, pp);
   set_parallel(s, dp * ep, cp);
   check_tensor_overlap(opt, cp, tp);
-  set_deterministic(s, dp, cp, tp);
+  set_deterministic(s, dp * ep, cp, tp);
   check_loss_chunks(s, cp, tp);
   read_data(s, m);
   if (opt.dry_run) return s;

@@ -15,7 +15,7 @@ JSON
 run() {
   name=$1
   shift
-  timeout 120 ${launch:-} "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps "${steps:-4}" --warmup 2 --sample 0 \
+  timeout 120 ${launch:-} "$trainer" --model "${model:-config.json}" --data "$text" --seq 32 --global-batch 8 --steps "${steps:-4}" --warmup 2 --sample 0 \
     --lr 0.01 --deterministic "${leaves:-8,8,4}" --log "$name.jsonl" "$@" >"$name.out" 2>&1 ||
     fail "$name ($*): $(cat "$name.out")"
 }
@@ -160,6 +160,23 @@ leaves=8,8,2 one coarser --micro-batch 8
 for name in other coarser; do
   [ "$(logs get f.jsonl weights_hash)" != "$(logs get $name.jsonl weights_hash)" ] || fail "$name has the same sums"
 done
+
+# Experts over ranks, and a run that goes on over others.
+cat >experts.json <<'JSON'
+{"model_type": "qwen2_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
+ "intermediate_size": 64, "vocab_size": 250, "max_position_embeddings": 256, "num_experts": 8, "num_experts_per_tok": 2,
+ "moe_intermediate_size": 16, "norm_topk_prob": true, "shared_expert_intermediate_size": 32}
+JSON
+model=experts.json
+losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5"
+# shellcheck disable=SC2086
+{
+  run e --micro-batch 8 $losses
+  same e e_ep --mesh dp=2,ep=2 --micro-batch 1 $losses --recompute full
+  same e e_tp --mesh ep=2,tp=2 --micro-batch 4 $losses --data-parallel zero3 --checkpoint-dir e_steps --save-every 2
+  same e e_again --mesh pp=2,ep=4 --micro-batch 1 $losses --resume e_steps/step-00000002
+}
+unset model
 
 # refuses TEXT ARGUMENTS...: the trainer ends with TEXT.
 refuses() {
