@@ -593,8 +593,6 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   if (opt.strategy != "sp") refuse("--strategy " + opt.strategy, "sp");
   if (opt.precision != "float" && opt.precision != "bf16") refuse("--precision " + opt.precision, "float or bf16");
   if (has_bf16_gradients(opt)) refuse("--gradients bf16", "full");
-  if (opt.leaves && opt.device != "cpu")
-    refuse(fmt::format("--deterministic {} with --device {}", opt.deterministic, opt.device), "--device cpu");
   if (opt.lora > 0) refuse(fmt::format("--lora {}", opt.lora), "0");
 }
 

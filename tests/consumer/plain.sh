@@ -42,7 +42,7 @@ case "$way" in
     all="-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Werror"
     {
       # What plait includes of others comes first: theirs is theirs.
-      (cd "$include" && headers | xargs grep -h '^#include <' | sort -u | grep -Ev 'cuda|nccl|mpi|nvtx|dlpack')
+      (cd "$include" && headers | xargs grep -h '^#include <' | sort -u | grep -Ev 'cuda|nccl|mpi|nvtx|dlpack|<omp')
       cat <<'EOF'
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define max(a, b) ((a) > (b) ? (a) : (b))

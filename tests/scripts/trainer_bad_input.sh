@@ -51,8 +51,6 @@ refused '--loss-chunks 3: each rank has 64 positions of a sequence; legal are th
 refused '--loss-chunks 2: --deterministic 4 sums over all tokens at once; legal is 1' --deterministic 4 --loss-chunks 2
 refused '--loss-chunks 2: --schedule zb_h1 defers weight gradients, for which the gradients of all logits wait; legal is 1, or a schedule such as 1f1b' --mesh pp=2 --global-batch 8 --schedule zb_h1 --loss-chunks 2
 refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --router-z-loss -1
-refused '--deterministic 4 with --device cuda is not there for models with experts; legal is --device cpu' --model tiny-experts \
-  --deterministic 4 --device cuda
 refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be shared out over cp=1 and, for routers, tp=2; legal are multiples of 2' \
   --model tiny-experts --deterministic 4,4,1 --mesh tp=2 --global-batch 8
 

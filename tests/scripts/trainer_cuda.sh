@@ -92,11 +92,11 @@ stand_in=$BIN/../tests/train_llama_stand_in
 
 train cpu --mesh dp=2,tp=2 --sample 20 --held-out 0.001
 train cpu_all --mesh dp=2,tp=2 --sample 0
-model=tiny-dots1
+trained_model=tiny-dots1
 experts="--expert-bias-rate 0.01 --balance-loss 0.01 --expert-limit 1.5 --sample 0"
 # shellcheck disable=SC2086
-train cpu_experts $experts --mesh dp=2,ep=2
-unset model
+train cpu_experts $experts --mesh dp=2,ep=2 --micro-batch 2
+unset trained_model
 train cpu_apart --mesh dp=2,cp=2 --documents apart --end-of-document 10 --held-out 0.001 --sample 0
 trainer=$stand_in
 gpu="--device cuda --held-out 0.001"
@@ -113,10 +113,10 @@ gpu="--device cuda --held-out 0.001"
   train gpu_pp --device cuda --mesh pp=2,cp=2,tp=2 --micro-batch 2 --sample 0 --recompute selective
   logs same cpu_all.jsonl gpu_pp.jsonl 1e-4
 
-  model=tiny-dots1
+  trained_model=tiny-dots1
   train gpu_experts $experts --device cuda --mesh ep=2,tp=2 --micro-batch 2
   logs same cpu_experts.jsonl gpu_experts.jsonl 1e-4
-  unset model
+  unset trained_model
 
   train gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5
   logs same cpu_apart.jsonl gpu_apart.jsonl 1e-4

@@ -15,7 +15,7 @@ JSON
 run() {
   name=$1
   shift
-  timeout 120 ${launch:-} "$trainer" --model "${model:-config.json}" --data "$text" --seq 32 --global-batch 8 --steps "${steps:-4}" --warmup 2 --sample 0 \
+  timeout 120 ${launch:-} "$trainer" --model "${trained_model:-config.json}" --data "$text" --seq 32 --global-batch 8 --steps "${steps:-4}" --warmup 2 --sample 0 \
     --lr 0.01 --deterministic "${leaves:-8,8,4}" --log "$name.jsonl" "$@" >"$name.out" 2>&1 ||
     fail "$name ($*): $(cat "$name.out")"
 }
@@ -167,7 +167,7 @@ cat >experts.json <<'JSON'
  "intermediate_size": 64, "vocab_size": 250, "max_position_embeddings": 256, "num_experts": 8, "num_experts_per_tok": 2,
  "moe_intermediate_size": 16, "norm_topk_prob": true, "shared_expert_intermediate_size": 32}
 JSON
-model=experts.json
+trained_model=experts.json
 losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5"
 # shellcheck disable=SC2086
 {
@@ -176,7 +176,7 @@ losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5"
   same e e_tp --mesh ep=2,tp=2 --micro-batch 4 $losses --data-parallel zero3 --checkpoint-dir e_steps --save-every 2
   same e e_again --mesh pp=2,ep=4 --micro-batch 1 $losses --resume e_steps/step-00000002
 }
-unset model
+unset trained_model
 
 # refuses TEXT ARGUMENTS...: the trainer ends with TEXT.
 refuses() {

@@ -18,10 +18,10 @@ JSON
 
 logs() { python3 "$here/lib/logs.py" "$@" || fail "logs.py $*"; }
 
-# train NAME ARGUMENTS...: trains $model, else the small one, leaving NAME.jsonl and what it printed in NAME.out.
+# train NAME ARGUMENTS...: trains $trained_model, else the small one, leaving NAME.jsonl and what it printed in NAME.out.
 train() {
   name=$1
   shift
-  timeout 60 "$trainer" --model "${model:-config.json}" --data "$text" --seq 32 --global-batch 8 --steps 5 --log "$name.jsonl" \
+  timeout 60 "$trainer" --model "${trained_model:-config.json}" --data "$text" --seq 32 --global-batch 8 --steps 5 --log "$name.jsonl" \
     "$@" >"$name.out" 2>"$name.err" || fail "$name ($*) ended with $?: $(tail -n 3 "$name.err")"
 }
