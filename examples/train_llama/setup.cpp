@@ -663,7 +663,7 @@ void set_graph(setup& s) {
   const bool meets_on_host = opt.backend == "threads" && s.mesh.size() > 1;
   const bool watched = !opt.trace.empty() || !opt.timeline.empty();
   if (opt.graph == "on" && watched)
-    plait::fail("--graph on with --trace or --timeline: nobody sees what a replayed step does; legal is --graph off");
+    plait::fail("--graph on with --trace or --timeline: a replayed step records no times; legal is --graph off");
   if (opt.graph == "on" && meets_on_host)
     reject(
         "--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, which a "

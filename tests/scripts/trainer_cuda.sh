@@ -224,6 +224,8 @@ PLAIT_STAND_IN_TAKEN=0 PLAIT_STAND_IN_MEMORY=1000000 launched \
 PLAIT_STAND_IN_TAKEN=1 launched '--device cuda: choosing the GPU: cudaErrorDevicesUnavailable' "$stand_in"
 PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here (no CUDA-capable device is detected)' "$stand_in" \
   --backend nccl
+refused '--graph on with --trace or --timeline: a replayed step records no times; legal is --graph off' "$stand_in" --graph on \
+  --trace trace.json
 refused '--graph on: a step with experts waits for their counts on the host, which a graph cannot replay; legal is --graph off' \
   "$trainer" --model tiny-experts --graph on
 refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on

@@ -98,7 +98,7 @@ inline std::string format_progress(const step_record& record, std::int64_t steps
   return hidden.empty() ? text : text + "  " + hidden;
 }
 
-/// The beginning of a progress line in so many columns, without the item that they would cut.
+/// The items of a progress line that fit the columns of a terminal whole.
 inline std::string_view first_columns(std::string_view line, std::size_t columns) {
   if (line.size() <= columns) return line;
   const std::size_t end = line.rfind("  ", columns);
@@ -108,7 +108,7 @@ inline std::string_view first_columns(std::string_view line, std::size_t columns
 struct progress_config {
   std::int64_t steps = 0;       ///< of the whole training
   std::int64_t first_step = 0;  ///< steps finished before, when training resumes
-  std::int64_t every = 10;      ///< without a terminal: a line every so many steps, and for the first and last
+  std::int64_t every = 10;      ///< steps between lines where there is no terminal; the first and last have one
 };
 
 /// Shows how training goes, on one rank. On a terminal it is one line that is rewritten at most ten times a second;
