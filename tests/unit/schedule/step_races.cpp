@@ -1,0 +1,72 @@
+// program: schedules
+// Races of overlap that were found in training programs in public use, each as a fault in a step that `verify` refuses.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "plait/schedule/errors.hpp"
+#include "plait/schedule/verify.hpp"
+#include "support/made_steps.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+/// A race: where it was reported, what went wrong there, and how the same fault is put into a step.
+struct race {
+  const char* report;
+  const char* what;
+  step_schedule step;
+  void (*put_in)(step_schedule&);
+  step_error refused;
+};
+
+void before(step_schedule& s, step_op op, int unit, int which, step_op other, int of, int other_which = 0) {
+  move(s, 0, place_of(s, 0, op, unit, which), place_of(s, 0, other, of, other_which));
+}
+
+const race races[] = {
+    {"NVIDIA/Megatron-LM#6187", "a gradient is reduced on a side stream while a pass still adds to it",
+     step_of("gpipe", 1, 2, zero2), [](step_schedule& s) { before(s, step_op::reduce, 1, 0, step_op::pass, 1, 3); },
+     step_error::reduced_too_early},
+    {"NVIDIA/Megatron-LM#5788", "a gathered parameter is released while a pass reads it", step_of("gpipe", 1, 2, zero3),
+     [](step_schedule& s) { before(s, step_op::release, 1, 0, step_op::pass, 1); }, step_error::used_after_release},
+    {"NVIDIA/Megatron-LM#3670", "gradients are scaled while they are reduced", step_of("gpipe", 1, 2, zero2),
+     [](step_schedule& s) { before(s, step_op::norm, -1, 0, step_op::reduce, 0); }, step_error::norm_too_early},
+    {"NVIDIA/Megatron-LM#950 and #663", "a unit is updated, and its last values stay where passes read them",
+     step_of("gpipe", 1, 2, zero1), [](step_schedule& s) { erase(s, 0, place_of(s, 0, step_op::gather, 1)); },
+     step_error::ends_released},
+    {"NVIDIA/Megatron-LM#4609", "a buffer is used again while it holds a gradient", step_of("gpipe", 1, 1, zero2),
+     [](step_schedule& s) {
+       s.units[0].gradient_buffer = s.units[1].gradient_buffer = 0, before(s, step_op::pass, 0, 1, step_op::reduce, 1);
+     },
+     step_error::buffer_taken},
+    {"NVIDIA/Megatron-LM#4769", "parameters are gathered before they are updated", step_of("gpipe", 1, 2, zero1),
+     [](step_schedule& s) { before(s, step_op::gather, 1, 0, step_op::update, 1); }, step_error::gathered_twice},
+    {"karpathy/nanochat#843", "a collective that is under way loses the memory that it writes",
+     step_of("gpipe", 1, 2, zero3),
+     [](step_schedule& s) { move(s, 0, place_of(s, 0, step_op::release, 2), place_of(s, 0, step_op::gather, 2) + 1); },
+     step_error::used_after_release},
+    {"Nerogar/OneTrainer#1306", "parameters are released after the forward pass, and the backward pass reads them",
+     step_of("gpipe", 1, 2, zero3), [](step_schedule& s) { erase(s, 0, place_of(s, 0, step_op::gather, 0, 1)); },
+     step_error::used_after_release},
+    {"huggingface/diffusers#13502", "a pass does not wait for the parameters that it reads",
+     step_of("gpipe", 1, 2, zero3),
+     [](step_schedule& s) { move(s, 0, place_of(s, 0, step_op::gather, 1), place_of(s, 0, step_op::pass, 1) + 1); },
+     step_error::used_before_gather},
+};
+
+}  // namespace
+
+TEST_CASE("a step with a race that was found in public is refused before it runs") {
+  for (const race& r : races) {
+    CAPTURE(std::string(r.report) + ": " + r.what);
+    REQUIRE(describe(verify(r.step)) == "ok");
+    step_schedule s = r.step;
+    r.put_in(s);
+    CHECK(describe(verify(s)).find(text_of(r.refused)) != std::string::npos);
+  }
+}
