@@ -9,7 +9,7 @@
 #include <string>
 
 #include "plait/schedule/generators.hpp"
-#include "plait/testing/model_parity.hpp"
+#include "support/model_parity.hpp"
 
 using namespace plait;
 using namespace plait::testing;

@@ -15,7 +15,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/schedule/generators.hpp"
-#include "plait/testing/model_parity.hpp"
+#include "support/model_parity.hpp"
 
 using namespace plait;
 using namespace plait::testing;

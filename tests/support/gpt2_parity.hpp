@@ -5,9 +5,9 @@
 
 #include "../../examples/gpt2.hpp"
 #include "plait/nn/strategy.hpp"
-#include "plait/testing/model_parity.hpp"
+#include "support/model_parity.hpp"
 
-/// Small GPT-2s, of examples/gpt2.hpp, for the kit of testing/model_parity.hpp.
+/// Small GPT-2s, of examples/gpt2.hpp, for the kit of support/model_parity.hpp.
 namespace plait::test {
 
 using namespace plait::testing;

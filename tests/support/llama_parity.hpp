@@ -16,7 +16,7 @@
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/testing/layer_parity.hpp"
-#include "plait/testing/model_parity.hpp"
+#include "support/model_parity.hpp"
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
 namespace plait::test {

@@ -8,7 +8,7 @@
 
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategy.hpp"
-#include "plait/testing/model_parity.hpp"
+#include "support/model_parity.hpp"
 
 /// Strategies that the library does not have, each a few lines, and Llamas under them.
 namespace plait::test {

@@ -16,7 +16,7 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/testing/layer_parity.hpp"
-#include "plait/testing/model_parity.hpp"
+#include "support/model_parity.hpp"
 #include "support/test_data.hpp"
 
 namespace {

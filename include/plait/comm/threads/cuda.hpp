@@ -102,7 +102,7 @@ void run(int ranks, const cuda::options& options, F&& body) {
   });
 }
 
-/// Starts the ranks of a parity check so (testing/layer_parity.hpp): `check_model(one, meshes, how, make,
+/// Starts the ranks of a parity check so (testing/layer_parity.hpp): `check_mesh(mesh, sizes, one, make, 1e-12,
 /// on_one_gpu{})`.
 struct on_one_gpu {
   cuda::options options{};

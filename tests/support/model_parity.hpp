@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/parallel/executor.hpp"
@@ -421,5 +420,3 @@ findings check_model(const mesh_shape& axes, const std::vector<mesh_shape>& mesh
 }
 
 }  // namespace plait::testing
-
-#include "plait/core/macros_on.hpp"
