@@ -40,6 +40,7 @@
 #include "plait/tensor/context.hpp"
 #include "run.hpp"
 #include "train_llama/data/tokens.hpp"
+#include "train_llama/observe/communication.hpp"
 #include "train_llama/observe/step_events.hpp"
 
 /// Exchanges the requests of all ranks once a step. It runs beside other collectives and adds no wait. Where other

@@ -9,6 +9,7 @@
 #include "options.hpp"
 #include "plait/io/json.hpp"
 #include "run.hpp"
+#include "train_llama/observe/communication.hpp"
 #include "train_llama/observe/report.hpp"
 #include "train_llama/observe/run_log.hpp"
 

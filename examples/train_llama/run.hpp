@@ -30,6 +30,7 @@
 #include "plait/device/device.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/step_result.hpp"
+#include "train_llama/observe/communication.hpp"
 #include "train_llama/observe/step_events.hpp"
 
 namespace plait {

@@ -27,12 +27,12 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/json.hpp"
 #include "plait/io/json_tree.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/parallel/step_result.hpp"
+#include "train_llama/observe/communication.hpp"
 
 namespace plait {
 

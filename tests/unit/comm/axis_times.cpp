@@ -12,6 +12,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/comm/world.hpp"
 #include "support/slow_link.hpp"
+#include "train_llama/observe/communication.hpp"
 
 using namespace plait;
 

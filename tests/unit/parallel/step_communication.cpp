@@ -13,6 +13,7 @@
 #include "support/sleeping_model.hpp"
 #include "support/slow_link.hpp"
 #include "support/texts.hpp"
+#include "train_llama/observe/communication.hpp"
 #include "train_llama/observe/run_log.hpp"
 #include "train_llama/observe/step_events.hpp"
 

@@ -1,0 +1,145 @@
+// What each rank measures of its communication, by axes, and the mean and the worst of all ranks.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/host_values.hpp"
+#include "plait/comm/metrics.hpp"
+#include "plait/core/error.hpp"
+#include "plait/device/device.hpp"
+
+namespace plait {
+
+/// Returns the share of `seconds` under way in which the rank did not wait, 0 to 1; NaN where nothing was under way, or
+/// where it was not measured.
+inline double hidden_share(double seconds, double waited) {
+  return seconds > 0 ? 1 - waited / seconds : std::numeric_limits<double>::quiet_NaN();
+}
+
+/// The communication of one rank over the groups of some axes.
+struct axis_times {
+  std::string axes;    ///< as the ledger names them: "dp", "cp+dp"
+  double seconds = 0;  ///< under way; NaN: not measured, as calls only enqueue work on a device
+  double waited = 0;   ///< of that, spent inside the communicator; NaN if unknown
+
+  double hidden() const { return hidden_share(seconds, waited); }
+};
+
+/// The communication of all ranks over the groups of some axes.
+struct axis_communication {
+  std::string axes;
+  double seconds = 0;   ///< under way, mean over the ranks that have the group; NaN: not measured
+  double waited = 0;    ///< of that, spent inside the communicator, mean over these ranks; NaN if unknown
+  double worst = 0;     ///< the least hidden share of a rank; NaN if unknown
+  int worst_rank = -1;  ///< which rank has it
+
+  double hidden() const { return hidden_share(seconds, waited); }
+};
+
+/// Reads a ledger for the time since a moment.
+class communication_clock {
+ public:
+  /// The ledger must outlive it. Time begins now.
+  explicit communication_clock(const ledger& book) : book_(&book) { begin(); }
+
+  /// Begins a new time. It is also needed after the ledger was cleared.
+  void begin() { before_ = times(); }
+
+  /// Returns the times since then over each axes along which anything was called, in the ledger's order. What is still
+  /// under way counts once it has been waited for.
+  std::vector<axis_times> since() const {
+    std::vector<axis_times> now = times(), out;
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if (i < before_.size()) now[i].seconds -= before_[i].seconds, now[i].waited -= before_[i].waited;
+      if (!(now[i].seconds <= 0)) out.push_back(now[i]);
+    }
+    return out;
+  }
+
+ private:
+  std::vector<axis_times> times() const {
+    std::vector<axis_times> all;
+    for (const ledger::row& r : book_->rows) {
+      axis_times& t = all.emplace_back(axis_times{r.label});
+      t.seconds = r.under_way.seconds();
+      if (t.seconds > 0)
+        for (const ledger::entry& e : r.kinds) t.waited += e.seconds;
+      if (t.seconds > 0 && !r.timed) t.seconds = t.waited = std::numeric_limits<double>::quiet_NaN();
+    }
+    return all;
+  }
+
+  const ledger* book_;
+  std::vector<axis_times> before_;
+};
+
+namespace detail {
+
+/// `axis_times` as bytes that can be sent.
+struct sent_axis_times {
+  char axes[64];
+  double seconds, waited;
+};
+
+}  // namespace detail
+
+/// Returns the mean and the worst rank of what each rank has measured, in the order in which ranks name axes. The
+/// result is equal on every rank. Collective over `ranks`, so the place to ask is between steps, and not in every one:
+///
+///     communication_clock clock(world.ledger());
+///     step.run(ctx);
+///     for (const axis_communication& c : communication_of_ranks(device, world.root(), clock.since())) ...
+///
+/// It takes two collectives, or one where the caller knows how many records a rank has at most. (Ranks that wait for
+/// each other here wait for gathers that a step has left on their way: `training_step::on_norm` is before them.)
+template <compute_device Device>
+std::vector<axis_communication> communication_of_ranks(Device& device, any_communicator& ranks,
+                                                       const std::vector<axis_times>& mine, std::size_t most = 0) {
+  std::vector<detail::sent_axis_times> own;
+  for (const axis_times& t : mine) {
+    detail::sent_axis_times& s = own.emplace_back();
+    if (t.axes.size() >= sizeof s.axes)
+      fail({"communication_of_ranks: the label '", t.axes, "' has ", t.axes.size(), " letters; legal are up to ",
+            sizeof s.axes - 1});
+    std::fill(std::begin(s.axes), std::end(s.axes), '\0');
+    std::copy(t.axes.begin(), t.axes.end(), s.axes);
+    s.seconds = t.seconds, s.waited = t.waited;
+  }
+  if (own.size() < most) own.resize(most);  // records without a label
+  const std::vector<std::vector<detail::sent_axis_times>> all =
+      most > 0 ? gather_equal_records(device, ranks, own) : gather_records(device, ranks, own);
+  std::vector<axis_communication> out;
+  std::vector<double> having;
+  for (std::size_t r = 0; r < all.size(); ++r)
+    for (const detail::sent_axis_times& s : all[r]) {
+      const std::string_view axes = s.axes;
+      if (axes.empty()) continue;
+      std::size_t i = 0;
+      while (i < out.size() && out[i].axes != axes) ++i;
+      if (i == out.size()) {
+        out.push_back({std::string(axes), 0, 0, std::numeric_limits<double>::infinity()});
+        having.push_back(0);
+      }
+      axis_communication& c = out[i];
+      ++having[i];
+      c.seconds += s.seconds;
+      c.waited += s.waited;
+      if (const double hidden = hidden_share(s.seconds, s.waited); hidden < c.worst)
+        c.worst = hidden, c.worst_rank = static_cast<int>(r);
+    }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i].seconds /= having[i];
+    out[i].waited /= having[i];
+    if (out[i].worst_rank < 0) out[i].worst = std::numeric_limits<double>::quiet_NaN();
+  }
+  return out;
+}
+
+}  // namespace plait
