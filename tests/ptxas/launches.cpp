@@ -10,14 +10,18 @@ namespace {
 using namespace plait::kernels::detail;
 using plait::kernels::warp_lanes;
 
+/// The last template argument of the kernels of attention.
+constexpr const char* sizes_of_attention[] = {"attention_sizes", "scored_attention_sizes"};
+
 template <int Width>
 void print_mma(const char* name, int threads, std::size_t bytes) {
-  std::printf("%s<%d> %d %zu\n", name, Width, threads, bytes);
+  for (const char* sizes : sizes_of_attention) std::printf("%s<%d, %s> %d %zu\n", name, Width, sizes, threads, bytes);
 }
 
 template <class T, int Width>
 void print_scalar(const char* name, const char* type, std::size_t bytes) {
-  std::printf("%s<%s, %d> %d %zu\n", name, type, Width, scalar_threads, bytes);
+  for (const char* sizes : sizes_of_attention)
+    std::printf("%s<%s, %d, %s> %d %zu\n", name, type, Width, sizes, scalar_threads, bytes);
 }
 
 template <class T, int Width>

@@ -106,6 +106,10 @@ inline attention_piece random_piece(picker& numbers, const piece_sizes& most, st
     documents.insert(documents.end(), of_batch.begin(), of_batch.end());
   }
   if (numbers.often(2)) s.first_visible = documents.data();
+  if (!numbers.often(3)) s.score.cap = static_cast<double>(numbers.pick(1, 50)) / 10;
+  s.score.alibi = !numbers.often(3);
+  s.score.first_head = numbers.pick(0, 5);
+  s.score.all_heads = s.score.first_head + s.heads + numbers.pick(0, 5);
   return p;
 }
 

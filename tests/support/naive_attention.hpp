@@ -47,14 +47,18 @@ inline void naive_attention(const kernels::attention_shape& given, const attenti
         std::fill_n(o, s.head_dim, 0.0);
         if (!accumulate.queries) std::fill_n(dq, s.head_dim, 0.0);
         std::vector<std::int64_t> keys;
-        std::vector<double> p;
+        std::vector<double> p, derivatives;
         double largest = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
         for (std::int64_t j = 0; j < s.k_len; ++j) {
           const std::int64_t other = s.k_offset + j;
           if (other < s.mask.first(position) || other >= s.mask.end(position)) continue;
           if (s.first_visible != nullptr && other < s.first_visible[query]) continue;
           keys.push_back(b * s.k_batch + j);
-          p.push_back(s.scale * dot(q, element(at.k, keys.back(), s.k_stride, kv_head)));
+          double score = s.scale * dot(q, element(at.k, keys.back(), s.k_stride, kv_head));
+          const double t = s.score.cap > 0 ? std::tanh(score / s.score.cap) : 0;
+          if (s.score.cap > 0) score = s.score.cap * t;
+          derivatives.push_back(1 - t * t);
+          p.push_back(score - s.score.slope(h) * std::abs(static_cast<double>(position - other)));
           largest = std::max(largest, p.back());
         }
         for (double& x : p) sum += x = std::exp(x - largest);
@@ -66,7 +70,8 @@ inline void naive_attention(const kernels::attention_shape& given, const attenti
           delta += p[n] * dot(d_o, value);
         }
         for (std::size_t n = 0; n < keys.size(); ++n) {
-          const double ds = s.scale * p[n] * (dot(d_o, element(at.v, keys[n], s.v_stride, kv_head)) - delta);
+          const double ds =
+              s.scale * derivatives[n] * p[n] * (dot(d_o, element(at.v, keys[n], s.v_stride, kv_head)) - delta);
           add(dq, ds, element(at.k, keys[n], s.k_stride, kv_head));
           add(element(at.dk, keys[n], s.dk_stride, kv_head), ds, q);
           add(element(at.dv, keys[n], s.dv_stride, kv_head), p[n], d_o);

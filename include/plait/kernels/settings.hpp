@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -78,13 +79,35 @@ PLAIT_INLINE std::string describe(const attention_mask& m) {
 }
 #endif
 
+/// The change of the scaled score of a query and a key before the softmax: first the cap, then the bias.
+struct attention_score {
+  double cap = 0;      ///< the score becomes cap * tanh(score / cap), as in Gemma 2; 0: it stays
+  bool alibi = false;  ///< the head's slope times the distance of the two positions is taken away (Press et al. 2022)
+  /// For the slopes: the heads of the model, and which of them is the first here. A layer sets them. 0: all are here.
+  std::int64_t all_heads = 0, first_head = 0;
+
+  constexpr bool changes() const { return cap > 0 || alibi; }
+  /// The slope of head `head` of those here: a power of 2^(-8 / all_heads), where all_heads is a power of 2. Beyond the
+  /// largest power of 2, heads have the slopes between those of the heads before them.
+  double slope(std::int64_t head) const {
+    if (!alibi) return 0;
+    const auto heads = static_cast<double>(power_of_heads());
+    const auto h = static_cast<double>(first_head + head);
+    return std::exp2(h < heads ? -8 * (h + 1) / heads : -4 * (2 * (h - heads) + 1) / heads);
+  }
+  /// The largest power of 2 that is at most `all_heads`.
+  constexpr std::int64_t power_of_heads() const {
+    return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(all_heads)));
+  }
+};
+
 /// One grouped-query attention. Queries and outputs are [batch, q_len, heads, head_dim], keys and values
 /// [batch, k_len, kv_heads, head_dim]; head h attends with key head h / (heads / kv_heads). Heads and their elements
 /// are contiguous. Tokens have a stride in elements, batches one of `q_batch` or `k_batch` tokens. So each array may be
 /// a slice of a fused projection, and a piece of a longer sequence. A stride of 0 means: without gaps. The row stride
 /// of lse [batch, heads, q_len] is `lse_stride` elements.
 ///
-/// Token i of the queries has the position q_offset + i for `mask`, and token j of the keys k_offset + j.
+/// Token i of the queries has the position q_offset + i for `mask` and `score`, and token j of the keys k_offset + j.
 /// `first_visible` bounds what is seen from below, with any mask. A query that sees nothing has output 0, lse -infinity
 /// and gradient 0.
 struct attention_shape {
@@ -96,6 +119,7 @@ struct attention_shape {
   std::int64_t head_dim = 0;
   double scale = 1.0;  ///< multiplies the scores, usually 1 / sqrt(head_dim)
   attention_mask mask{};
+  attention_score score{};
   std::int64_t q_offset = 0;
   std::int64_t k_offset = 0;
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;
@@ -180,6 +204,11 @@ PLAIT_INLINE attention_shape attention_shape::checked() const {
   settle_tokens("k_batch", s.k_batch, "k_len", k_len);
   settle_tokens("lse_stride", s.lse_stride, "q_len", q_len);
   require_legal(mask, "attention");
+  if (!(score.cap >= 0 && std::isfinite(score.cap)))
+    fail({"attention: score.cap = ", score.cap, ", must be at least 0, which is none"});
+  if (score.all_heads == 0) s.score.all_heads = heads;
+  if (score.first_head < 0 || score.first_head + heads > s.score.all_heads)
+    refuse("score.first_head", score.first_head, cat({"from 0 to ", s.score.all_heads - heads}));
   if (first_visible != nullptr && (k_offset < 0 || k_offset > most_position)) {
     refuse("k_offset", k_offset, cat({"from 0 to ", most_position, " where first_visible is given"}));
   }

@@ -194,6 +194,8 @@ struct attention_lora {
 struct attention_options {
   /// Which tokens a token sees, under every policy of context parallelism.
   kernels::attention_mask mask{};
+  /// The change of a score before the softmax.
+  kernels::attention_score score{};
   /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
   /// the first token of each token's document. With a causal mask alone.
   bool documents = false;
@@ -394,6 +396,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     shape_.q_stride = shape_.k_stride = shape_.v_stride = qkv_.columns();
     shape_.mask = options_.mask;
     kernels::require_legal(shape_.mask, name);
+    shape_.score = options_.score;
+    shape_.score.all_heads = q.global[2], shape_.score.first_head = q.offset[2];
     if (rotates() && static_cast<std::int64_t>(options_.frequencies.size()) * 2 != shape_.head_dim)
       fail({name, ": ", options_.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,
             ", must be half of it"});

@@ -92,10 +92,10 @@ struct visible_piece {
 
 /// The pieces of an attention in which some query sees some key. Runs that are stored side by side become one piece
 /// although the text has others between them, where the mask allows it: keys that are seen as a whole may be counted
-/// from anywhere, and so may queries that see all keys. With `documents`, and with masks that need it, positions stay
+/// from anywhere, and so may queries that see all keys. With `exact`, and with masks that need it, positions stay
 /// positions in the text.
 std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
-                                          const kernels::attention_mask& mask, bool documents);
+                                          const kernels::attention_mask& mask, bool exact);
 
 /// How many pairs of a query and a key see each other: the work of attention.
 std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
@@ -151,8 +151,8 @@ PLAIT_INLINE std::vector<token_run> sequence_order::runs(std::int64_t first, std
 
 PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
                                                        const std::vector<token_run>& keys,
-                                                       const kernels::attention_mask& mask, bool documents) {
-  const bool exact = documents || mask.needs_positions();
+                                                       const kernels::attention_mask& mask, bool exact) {
+  exact = exact || mask.needs_positions();
   const auto sees_all = [&](const token_run& q, const token_run& k) {
     return k.position + k.length <= mask.end(q.position);  // where it is not exact, all before are seen
   };

@@ -253,6 +253,13 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   const std::int32_t documents[4] = {};
   packed.first_visible = documents;
   CHECK(attention_backend_for(automatic, packed) == attention_backend::own);
+  attention_shape scored = usual;
+  scored.score = {.cap = 50, .alibi = true};
+  CHECK(attention_backend_for(automatic, scored) == attention_backend::own);
+  CHECK_THROWS_WITH_AS(attention_backend_for(forced, scored),
+                       "attention: cuDNN is chosen, but does not support a cap of scores, ALiBi; choose "
+                       "attention_backend::automatic or own",
+                       plait::error);
   CHECK_THROWS_WITH_AS(attention_backend_for(forced, packed, {.gradients = true, .has_output = false}),
                        "attention: cuDNN is chosen, but does not support gradients without the output, "
                        "first_visible; choose attention_backend::automatic or own",

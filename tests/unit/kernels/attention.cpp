@@ -61,6 +61,8 @@ void check(const attention_piece& given, double tolerance) {
   CAPTURE(s.first_visible);
   CAPTURE(s.q_offset);
   CAPTURE(s.k_offset);
+  CAPTURE(s.score.cap);
+  CAPTURE(s.score.alibi);
   const int64_t q_tokens = s.batch * s.q_batch, k_tokens = s.batch * s.k_batch;
   const values q = seeded_values<T>(q_tokens * s.q_stride, 1), k = seeded_values<T>(k_tokens * s.k_stride, 2),
                v = seeded_values<T>(k_tokens * s.v_stride, 3), d_o = seeded_values<T>(q_tokens * s.do_stride, 4);
@@ -327,6 +329,15 @@ TEST_CASE("scratch does not grow with the sequence") {
   CHECK(peak[0] == peak[1]);
 }
 
+TEST_CASE("ALiBi's slopes are those of the paper, for any number of heads and any share of them") {
+  const plait::kernels::attention_score twelve{.alibi = true, .all_heads = 12};
+  for (int64_t h = 0; h < 12; ++h) CHECK(twelve.slope(h) == std::exp2(h < 8 ? -1.0 - h : 7.5 - h));
+  const plait::kernels::attention_score share{.alibi = true, .all_heads = 16, .first_head = 14};
+  CHECK(share.slope(0) == std::exp2(-7.5));
+  CHECK(share.slope(1) == 1.0 / 256);
+  CHECK(plait::kernels::attention_score{.cap = 3, .all_heads = 2}.slope(0) == 0);
+}
+
 TEST_CASE("impossible shapes are refused by name") {
   attention_shape s = shape_of(1, 4, 4, 3, 2, 4);
   CHECK_THROWS_WITH_AS(s.checked(), "attention: heads = 3, must be a multiple of kv_heads = 2", plait::error);
@@ -341,6 +352,11 @@ TEST_CASE("impossible shapes are refused by name") {
   s.mask.after = -1;
   CHECK_THROWS_WITH_AS(s.checked(), "attention: mask.after = -1, must be from 0 to 2^62, which is all", plait::error);
   s.mask = {};
+  s.score.cap = -1;
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: score.cap = -1, must be at least 0, which is none", plait::error);
+  s.score = {.all_heads = 4, .first_head = 3};
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: score.first_head = 3, must be from 0 to 2", plait::error);
+  s.score = {};
   const std::int32_t documents[4] = {};
   s.first_visible = documents;
   s.k_offset = -1;

@@ -336,6 +336,7 @@ TEST_CASE("attention and its gradients, rounded or in float, over blocks of quer
                                                shape(1, 330, 330, 1, 1, 16), shape(2, 33, 300, 2, 2, 20)};
   shapes.push_back(shapes[1]), shapes.back().mask = kernels::attention_mask::window(9);
   shapes.push_back(shapes[1]), shapes.back().mask = kernels::attention_mask::full();
+  shapes.push_back(shapes[1]), shapes.back().score = {.cap = 2, .alibi = true};
   shapes.push_back(shapes[1]), shapes.back().k_offset = 40;  // the first queries see nothing
   for (const kernels::attention_shape& s : shapes) {
     CAPTURE(s.q_len);

@@ -104,6 +104,42 @@ key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, st
   return {space, d};
 }
 
+/// tanh u: 1 - 2 / (e^2u + 1), or a series near 0, where this would lose digits.
+template <class T>
+PLAIT_ALWAYS_INLINE simd::pack<T> tanh_of_score(simd::pack<T> u) {
+  const simd::pack<T> x = u * u;
+  const simd::pack<T> near =
+      u * (T(1) + x * (T(-1.0 / 3) + x * (T(2.0 / 15) + x * (T(-17.0 / 315) + x * T(62.0 / 2835)))));
+  const simd::pack<T> far = T(1) - T(2) / (simd::exp<T>(T(2) * u) + T(1));
+  return x < simd::splat(sizeof(T) == 4 ? T(0.06) : T(4e-4)) ? near : far;
+}
+
+/// One head's query in a row of scores, for `attention_score`: key c of the row is `distance` - c positions before it.
+template <class T>
+struct scored_row {
+  T cap, slope;
+  std::int64_t distance;
+
+  /// Changes the first `count` scores. Where there are gradients of probabilities, each becomes (gradient - delta)
+  /// times the derivative of the changed score by the score.
+  PLAIT_ALWAYS_INLINE void change(std::int64_t count, T* scores, T* gradients, T delta) const {
+    constexpr std::int64_t w = simd::lanes<T>;
+    simd::pack<T> lane;
+    for (std::int64_t i = 0; i < w; ++i) lane[i] = static_cast<T>(i);
+    for (std::int64_t c = 0; c < count; c += w) {
+      simd::pack<T> score = simd::load(scores + c), derivative = simd::splat(T(1));
+      if (cap > T(0)) {
+        const simd::pack<T> t = tanh_of_score<T>(score * (T(1) / cap));
+        derivative = T(1) - t * t;
+        score = cap * t;
+      }
+      const simd::pack<T> before = static_cast<T>(distance - c) - lane;
+      simd::store<T>(score - slope * simd::max<T>(before, -before), scores + c);
+      if (gradients) simd::store<T>((simd::load(gradients + c) - delta) * derivative, gradients + c);
+    }
+  }
+};
+
 /// The parts of both passes: the shape, the scale of the scores, and the blocks in which they are computed.
 template <class T>
 struct attention_pass {
@@ -134,6 +170,12 @@ struct attention_pass {
       const key_range keys(seen.low - k0, seen.high - k0, count);
       f(score_tile{t0 * group, inner * group, k0 + keys.first, keys, seen.low >= k0});
     }
+  }
+
+  /// Row `row` of a block of queries, against the keys of a tile.
+  scored_row<A> scored(const query_block& at, const score_tile& tile, std::int64_t row) const {
+    return {static_cast<A>(s.score.cap), static_cast<A>(s.score.slope(at.kv_head * group + row % group)),
+            s.q_offset + at.first + row / group - s.k_offset - tile.first_key};
   }
 
   cpu& device;
@@ -294,7 +336,7 @@ class attention_forward_pass : attention_pass<T> {
       this->each_tile(at, k0, count, [&](const score_tile& tile) { add_tile(at, tile, keys, values); });
     }
   }
-  /// s = q k', then o = o exp(max before - max now) + exp(s - max now) v.
+  /// s = score(q k'), then o = o exp(max before - max now) + exp(s - max now) v.
   void add_tile(const query_block& at, const score_tile& tile, const key_rows<T>& keys, const key_rows<T>& values) {
     A* const sums = sums_ + tile.first_row * d;
     const std::int64_t count = tile.keys.count;
@@ -308,6 +350,7 @@ class attention_forward_pass : attention_pass<T> {
     const std::int64_t row = tile.first_row + r;
     const seen_scores range(s, at.batch, at.first + row / group, tile);
     A* const line = scores_ + r * key_block;
+    if (s.score.changes()) this->scored(at, tile, row).change(range.seen, line, nullptr, A(0));
     if (range.unseen > 0) std::fill_n(line, range.unseen, nothing);
     const A before = row_max_[row];
     const A now = std::max(before, row_maximum(line, range.seen));
@@ -553,7 +596,7 @@ class attention_backward_pass : attention_pass<T> {
     });
     if (!rounds_gradients) write_keys_and_values(at.batch, at.kv_head, k0, taken, dkeys, dvalues, true);
   }
-  /// p = exp(q k' - lse), ds = p (do v' - delta); dv += p' do, dk += ds' q, dq += ds k.
+  /// p = exp(score(q k') - lse), ds = p (do v' - delta) score'(q k'); dv += p' do, dk += ds' q, dq += ds k.
   void add_tile(const query_block& at, const score_tile& tile, const key_rows<T>& keys, const key_rows<T>& values,
                 A* dkeys, A* dvalues) {
     const std::int64_t rows = tile.rows, count = tile.keys.count;
@@ -566,8 +609,11 @@ class attention_backward_pass : attention_pass<T> {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t row = tile.first_row + r, line = r * key_block;
       const seen_scores range(s, at.batch, at.first + row / group, tile);
+      const bool changes = s.score.changes();
+      if (changes)
+        this->scored(at, tile, row).change(range.seen, scores_ + line, dprobabilities_ + line, row_delta_[row]);
       row_gradients(scores_ + line, dprobabilities_ + line, probabilities_ + line, dscores_ + line, row_lse_[row],
-                    row_delta_[row], range.unseen, range.seen, count);
+                    changes ? A(0) : row_delta_[row], range.unseen, range.seen, count);
     }
     device.gemm(true, false, count, d, rows, A(1), probabilities_, key_block, douts, d, A(1), dvalues, d);
     device.gemm(true, false, count, d, rows, scale.products, dscores_, key_block, queries, d, A(1), dkeys, d);

@@ -196,7 +196,9 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
       return detail::library_forward(device, *choice.library, q, k, v, o, lse, s, request);
   }
   detail::with_head_width(sizes.head_dim, [&](auto width) {
-    detail::launch_attention_forward<decltype(width)::value>(device, q, k, v, o, lse, sizes);
+    detail::with_sizes(s, [&](const auto& of_kernels) {
+      detail::launch_attention_forward<decltype(width)::value>(device, q, k, v, o, lse, of_kernels);
+    });
   });
 }
 
@@ -275,8 +277,10 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
     delta = made.template data<statistic_of<T>>();
   }
   detail::with_head_width(sizes.head_dim, [&](auto width) {
-    detail::launch_attention_backward<decltype(width)::value>(device, q, k, v, lse, d_o, delta, dq, dk, dv, sizes,
-                                                              accumulate);
+    detail::with_sizes(s, [&](const auto& of_kernels) {
+      detail::launch_attention_backward<decltype(width)::value>(device, q, k, v, lse, d_o, delta, dq, dk, dv,
+                                                                of_kernels, accumulate);
+    });
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -111,12 +112,61 @@ struct attention_sizes {
     return array + (static_cast<std::int64_t>(b) * heads + head) * lse_stride;
   }
 
- private:
+ protected:
   static constexpr std::int64_t no_bound = -(std::int64_t{1} << 30) - 1024;  // a query of any tile, added, is below 0
   static int narrow(const char* name, std::int64_t value) {
     constexpr std::int64_t most = 1 << 30;
     if (value > most) fail({"attention: ", name, " = ", value, ", at most 2^30"});
     return static_cast<int>(value);
+  }
+};
+
+/// The sizes of an attention with an `attention_score`. Kernels without one are compiled apart, so that it costs them
+/// nothing.
+struct scored_attention_sizes : attention_sizes {
+  double cap;
+  bool alibi;
+  int power_of_heads, first_head, distance;
+
+  explicit scored_attention_sizes(const attention_shape& s)
+      : attention_sizes(s),
+        cap(s.score.cap),
+        alibi(s.score.alibi),
+        power_of_heads(narrow("score.all_heads", s.score.power_of_heads())),
+        first_head(narrow("score.first_head", s.score.first_head)),
+        distance(alibi ? narrow("the distance of a query and a key", s.q_offset - s.k_offset) : 0) {}
+};
+template <class Sizes>
+inline constexpr bool scores_change = std::is_same_v<Sizes, scored_attention_sizes>;
+
+__device__ inline float tanh_of(float x) { return tanhf(x); }
+__device__ inline double tanh_of(double x) { return tanh(x); }
+__device__ inline float power_of_2(float x) { return exp2f(x); }
+__device__ inline double power_of_2(double x) { return exp2(x); }
+
+/// `attention_score` for one head.
+template <class T>
+struct head_score {
+  T cap, slope;
+  int distance;
+
+  __device__ head_score(const scored_attention_sizes& s, int head)
+      : cap(static_cast<T>(s.cap)), slope(T(0)), distance(s.distance) {
+    if (!s.alibi) return;
+    const T heads = static_cast<T>(s.power_of_heads), h = static_cast<T>(s.first_head + head);
+    slope = power_of_2(h < heads ? T(-8) * (h + T(1)) / heads : T(-4) * (T(2) * (h - heads) + T(1)) / heads);
+  }
+  /// Changes the score of a query and a key. Returns the derivative of the new score by the one before.
+  __device__ T change(T& score, int query, int key) const {
+    T derivative = T(1);
+    if (cap > T(0)) {
+      const T t = tanh_of(score / cap);
+      score = cap * t;
+      derivative = T(1) - t * t;
+    }
+    const int before = query + distance - key;
+    score -= slope * static_cast<T>(before < 0 ? -before : before);
+    return derivative;
   }
 };
 
@@ -144,6 +194,13 @@ struct attention_work {
     if (from_end) tile = tiles - 1 - tile;
   }
 };
+
+/// Calls call(sizes) with those of the kernels that a checked shape needs.
+template <class Call>
+void with_sizes(const attention_shape& s, const Call& call) {
+  if (s.score.changes()) return call(scored_attention_sizes(s));
+  call(attention_sizes(s));
+}
 
 /// Widths of a head that kernels are made for; a narrower head is padded with zeros in shared memory.
 template <class Call>
@@ -424,14 +481,21 @@ __device__ inline void load_first_keys(int* first_keys, int batch, int q0, const
 
 /// Scales a thread's scores of a query and gives those of keys that the query does not see the value -inf. `k0` is the
 /// tile's first key, and `first_keys` has the first keys of the block's queries.
-template <int Queries, class T, std::size_t Columns>
+template <int Queries, class T, std::size_t Columns, class Sizes>
 __device__ inline void mask_scalar_scores(T (&scores)[Columns], const int* first_keys, int x, int row, int q0, int k0,
-                                          const attention_sizes& s) {
+                                          int head, const Sizes& s) {
   constexpr int columns = static_cast<int>(Columns);
   constexpr T nothing = -infinite<T>;
   const int seen = s.visible(q0 + row) - k0;
   PLAIT_UNROLL
-  for (int c = 0; c < columns; ++c) scores[c] = x + 16 * c < seen ? scores[c] * scale_of<T>(s) : nothing;
+  for (int c = 0; c < columns; ++c) scores[c] *= scale_of<T>(s);
+  if constexpr (scores_change<Sizes>) {
+    const head_score<T> score(s, head);
+    PLAIT_UNROLL
+    for (int c = 0; c < columns; ++c) score.change(scores[c], q0 + row, k0 + x + 16 * c);
+  }
+  PLAIT_UNROLL
+  for (int c = 0; c < columns; ++c) scores[c] = x + 16 * c < seen ? scores[c] : nothing;
   if (k0 < first_keys[Queries - 1]) {
     const int first = first_keys[row] - k0;
     PLAIT_UNROLL
@@ -477,9 +541,9 @@ __device__ inline T finish_scalar_row(T row_max, T row_sum, T* lse, bool writes,
 }
 
 /// Attention in float or double: as `attention_forward_mma`, but with one tile for keys and then values.
-template <class T, int Width>
+template <class T, int Width, class Sizes>
 static __global__ void __launch_bounds__(scalar_threads, 1)
-    attention_forward_scalar(const T* q, const T* k, const T* v, T* o, T* lse, attention_sizes s) {
+    attention_forward_scalar(const T* q, const T* k, const T* v, T* o, T* lse, Sizes s) {
   using tiles = scalar_forward_tiles<T, Width>;
   constexpr int queries = tiles::queries, keys = tiles::keys, rows = queries / 16, columns = keys / 16;
   PLAIT_DYNAMIC_SHARED(T, query_tile);
@@ -510,7 +574,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
     PLAIT_UNROLL
     for (int r = 0; r < rows; ++r) {
       const int row = y + 16 * r;
-      mask_scalar_scores<queries>(scores[r], first_keys, x, row, q0, k0, s);
+      mask_scalar_scores<queries>(scores[r], first_keys, x, row, q0, k0, work.head, s);
       const T shrink = weigh_scalar_scores(weights + row * scalar_pitch<keys>, scores[r], x, row_max[r], row_sum[r]);
       PLAIT_UNROLL
       for (int c = 0; c < Width / 16; ++c) sums[r][c] *= shrink;
@@ -526,23 +590,38 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
                                     s.q_len - q0, s.head_dim, sums, factor, false);
 }
 
-/// Probabilities and gradients of scores of one tile: p = exp(scale Q K^T - lse), ds = p (dO V^T - delta), both 0 where
-/// a query does not see a key.
-template <int Width, int Rows, class T>
+/// Probabilities and gradients of scores of one tile of a head: p = exp(score(scale Q K^T) - lse),
+/// ds = p (dO V^T - delta) times the derivative of `score`; both 0 where a query does not see a key.
+template <int Width, int Rows, class T, class Sizes>
 __device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows / 16>& p,
                                               row_of<row_of<T, Rows / 16>, Rows / 16>& ds, const T* query_tile,
                                               const T* key_tile, const T* dout_tile, const T* value_tile,
                                               const T* lse_rows, const T* delta_rows, const int* first_keys, int q0,
-                                              int k0, const attention_sizes& s) {
+                                              int k0, int head, const Sizes& s) {
   multiply_scalar_rows<Width, Rows, Rows>(p, query_tile, key_tile, s.head_dim);
   multiply_scalar_rows<Width, Rows, Rows>(ds, dout_tile, value_tile, s.head_dim);
+  T scale = scale_of<T>(s);
+  if constexpr (scores_change<Sizes>) {
+    const head_score<T> score(s, head);
+    PLAIT_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      const int row = scalar_y() + 16 * r;
+      PLAIT_UNROLL
+      for (int c = 0; c < Rows / 16; ++c) {
+        p[r][c] *= scale;
+        const T derivative = score.change(p[r][c], q0 + row, k0 + scalar_x() + 16 * c);
+        ds[r][c] = (ds[r][c] - delta_rows[row]) * derivative + delta_rows[row];
+      }
+    }
+    scale = T(1);
+  }
   PLAIT_UNROLL
   for (int r = 0; r < Rows / 16; ++r) {
     const int row = scalar_y() + 16 * r, query = q0 + row;
     PLAIT_UNROLL
     for (int c = 0; c < Rows / 16; ++c) {
       const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(query);
-      p[r][c] = seen ? precise_exp(p[r][c] * scale_of<T>(s) - lse_rows[row]) : T(0);
+      p[r][c] = seen ? precise_exp(p[r][c] * scale - lse_rows[row]) : T(0);
       ds[r][c] = seen ? p[r][c] * (ds[r][c] - delta_rows[row]) : T(0);
     }
   }
@@ -571,10 +650,10 @@ __device__ inline void load_row_statistics(T* lse_rows, T* delta_rows, const T* 
 }
 
 /// dK and dV in float or double. A block owns a tile of keys of one head and goes through all queries that see it.
-template <class T, int Width>
+template <class T, int Width, class Sizes>
 static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_key_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
-                                   T* dk, T* dv, attention_sizes s, bool add) {
+                                   T* dk, T* dv, Sizes s, bool add) {
   constexpr int rows = scalar_backward_tiles<T, Width>::rows, pitch = scalar_pitch<Width>, per_thread = rows / 16;
   PLAIT_DYNAMIC_SHARED(T, key_tile);
   T *const value_tile = key_tile + rows * pitch, *const query_tile = value_tile + rows * pitch;
@@ -603,7 +682,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
       __syncthreads();
       T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
       scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
-                                          first_keys, q0, k0, s);
+                                          first_keys, q0, k0, head, s);
       for (int r = 0; r < per_thread; ++r) {
         for (int c = 0; c < per_thread; ++c) {
           const int at = (scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c;
@@ -628,10 +707,10 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
 }
 
 /// dQ in float or double. A block owns a tile of queries of one head and goes through the keys that it sees.
-template <class T, int Width>
+template <class T, int Width, class Sizes>
 static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_query_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
-                                     T* dq, attention_sizes s, bool add) {
+                                     T* dq, Sizes s, bool add) {
   constexpr int rows = scalar_backward_tiles<T, Width>::rows, pitch = scalar_pitch<Width>, per_thread = rows / 16;
   PLAIT_DYNAMIC_SHARED(T, key_tile);
   T *const value_tile = key_tile + rows * pitch, *const query_tile = value_tile + rows * pitch;
@@ -658,7 +737,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
     __syncthreads();
     T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
     scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
-                                        first_keys, q0, k0, s);
+                                        first_keys, q0, k0, work.head, s);
     for (int r = 0; r < per_thread; ++r) {
       for (int c = 0; c < per_thread; ++c) {
         ds_tile[(scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c] = ds[r][c];
@@ -673,36 +752,35 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
                                  s.q_len - q0, s.head_dim, dqueries, factor, add);
 }
 
-template <int Width, class T>
-void launch_attention_forward(cuda& device, const T* q, const T* k, const T* v, T* o, T* lse,
-                              const attention_sizes& sizes) {
+template <int Width, class T, class Sizes>
+void launch_attention_forward(cuda& device, const T* q, const T* k, const T* v, T* o, T* lse, const Sizes& sizes) {
   using tiles = scalar_forward_tiles<T, Width>;
-  plait::detail::allow_shared(attention_forward_scalar<T, Width>, tiles::shared_bytes);
+  plait::detail::allow_shared(attention_forward_scalar<T, Width, Sizes>, tiles::shared_bytes);
   plait::detail::launch(device,
                         {attention_blocks(tiles_of(sizes.q_len, tiles::queries), sizes.heads, sizes.batch),
                          scalar_threads, tiles::shared_bytes},
-                        attention_forward_scalar<T, Width>, q, k, v, o, lse, sizes);
+                        attention_forward_scalar<T, Width, Sizes>, q, k, v, o, lse, sizes);
 }
 
-template <int Width, class T>
+template <int Width, class T, class Sizes>
 void launch_attention_backward(cuda& device, const T* q, const T* k, const T* v, const T* lse, const T* d_o,
-                               const T* delta, T* dq, T* dk, T* dv, const attention_sizes& sizes,
+                               const T* delta, T* dq, T* dk, T* dv, const Sizes& sizes,
                                attention_accumulate accumulate) {
   using tiles = scalar_backward_tiles<T, Width>;
   if (sizes.k_len > 0) {
-    plait::detail::allow_shared(attention_key_gradients_scalar<T, Width>, tiles::shared_bytes);
+    plait::detail::allow_shared(attention_key_gradients_scalar<T, Width, Sizes>, tiles::shared_bytes);
     plait::detail::launch(device,
                           {attention_blocks(tiles_of(sizes.k_len, tiles::rows), sizes.kv_heads, sizes.batch),
                            scalar_threads, tiles::shared_bytes},
-                          attention_key_gradients_scalar<T, Width>, q, k, v, lse, d_o, delta, dk, dv, sizes,
+                          attention_key_gradients_scalar<T, Width, Sizes>, q, k, v, lse, d_o, delta, dk, dv, sizes,
                           accumulate.keys_and_values);
   }
   if (sizes.q_len > 0) {
-    plait::detail::allow_shared(attention_query_gradients_scalar<T, Width>, tiles::shared_bytes);
+    plait::detail::allow_shared(attention_query_gradients_scalar<T, Width, Sizes>, tiles::shared_bytes);
     plait::detail::launch(device,
                           {attention_blocks(tiles_of(sizes.q_len, tiles::rows), sizes.heads, sizes.batch),
                            scalar_threads, tiles::shared_bytes},
-                          attention_query_gradients_scalar<T, Width>, q, k, v, lse, d_o, delta, dq, sizes,
+                          attention_query_gradients_scalar<T, Width, Sizes>, q, k, v, lse, d_o, delta, dq, sizes,
                           accumulate.queries);
   }
 }
@@ -807,10 +885,22 @@ struct warp_query_factor {
 
 /// Scales scores so that powers of 2 are their weights, and gives those of keys that a query does not see the value
 /// -inf.
-template <int Keys>
+template <int Keys, class Sizes>
 __device__ inline void mask_scores(row_of<float[4], Keys / 8>& scores, const warp_queries& own, int k0, float scale,
-                                   const attention_sizes& s) {
+                                   int head, const Sizes& s) {
   constexpr float nothing = -infinite<float>;
+  if constexpr (scores_change<Sizes>) {
+    const head_score<float> score(s, head);
+    PLAIT_UNROLL
+    for (int n = 0; n < Keys / 8; ++n) {
+      PLAIT_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] *= s.scale;
+        score.change(scores[n][e], own.row + e / 2 * 8, k0 + 8 * n + 2 * own.pair + e % 2);
+      }
+    }
+    scale = log2_e;
+  }
   PLAIT_UNROLL
   for (int n = 0; n < Keys / 8; ++n) {
     PLAIT_UNROLL
@@ -902,9 +992,9 @@ __device__ inline void weigh_scores(row_of<unsigned[4], Keys / 16>& weights, row
 /// Attention of bf16 on tensor cores after FlashAttention-2 (Dao 2023): scores, running maxima, sums and outputs of 16
 /// queries live in the registers of one warp, in float; powers of 2 in place of e. While the scores are made the values
 /// arrive, while those are weighted the next keys do.
-template <int Width>
+template <int Width, class Sizes>
 static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_tiles<Width>::blocks)
-    attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse, attention_sizes s) {
+    attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse, Sizes s) {
   using tiles = forward_tiles<Width>;
   constexpr int keys = tiles::keys, pitch = tiles::pitch;
   PLAIT_DYNAMIC_SHARED(bf16, query_tile);
@@ -942,7 +1032,7 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
     if (busy) {
       float scores[keys / 8][4] = {};
       own_queries.template multiply<keys>(scores, key_tile);
-      mask_scores<keys>(scores, own, k0, scale, s);
+      mask_scores<keys>(scores, own, k0, scale, work.head, s);
       weigh_scores<Width, keys>(weights, sums, scores, softmax);
     }
     wait_for_copies<0>();
@@ -965,15 +1055,15 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
   });
 }
 
-template <int Width, class O>
+template <int Width, class O, class Sizes>
 void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, O* o, float* lse,
-                              const attention_sizes& sizes) {
+                              const Sizes& sizes) {
   using tiles = forward_tiles<Width>;
-  plait::detail::allow_shared(attention_forward_mma<Width>, tiles::shared_bytes);
+  plait::detail::allow_shared(attention_forward_mma<Width, Sizes>, tiles::shared_bytes);
   plait::detail::launch(device,
                         {attention_blocks(tiles_of(sizes.q_len, tiles::queries), sizes.heads, sizes.batch),
                          tiles::threads, tiles::shared_bytes},
-                        attention_forward_mma<Width>, q, k, v, result_array(o), lse, sizes);
+                        attention_forward_mma<Width, Sizes>, q, k, v, result_array(o), lse, sizes);
 }
 
 // ---- backward: one kernel makes dK and dV, one dQ, and neither adds atomically -----------------------------------
@@ -1088,14 +1178,28 @@ struct query_rounds {
   __device__ int first_query(int round) const { return (first_tile + round % tiles_per_head) * Step; }
 };
 
-/// P^T and dS^T of a warp's 16 keys and a tile of queries, from q0 on; 0 where a query does not see a key. `p` has K
-/// Q^T and `ds` has V dO^T, which are replaced. `scale` is for powers of 2.
-template <int Width>
+/// P^T and dS^T of a warp's 16 keys and a tile of queries of a head, from q0 on; 0 where a query does not see a key.
+/// `p` has K Q^T and `ds` has V dO^T, which are replaced. `scale` is for powers of 2.
+template <int Width, class Sizes>
 __device__ inline void transposed_score_gradients(row_of<float[4], backward_tiles<Width>::step / 8>& p,
                                                   row_of<float[4], backward_tiles<Width>::step / 8>& ds,
                                                   const query_buffer<Width>& buffer, const warp_rows& own, int q0,
-                                                  float scale, const attention_sizes& s) {
+                                                  float scale, int head, const Sizes& s) {
   constexpr int step = backward_tiles<Width>::step;
+  if constexpr (scores_change<Sizes>) {
+    const head_score<float> score(s, head);
+    PLAIT_UNROLL
+    for (int n = 0; n < step / 8; ++n) {
+      PLAIT_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int column = 8 * n + 2 * own.pair + e % 2;
+        p[n][e] *= s.scale;
+        const float derivative = score.change(p[n][e], q0 + column, own.row + e / 2 * 8);
+        ds[n][e] = (ds[n][e] - buffer.delta[column]) * derivative + buffer.delta[column];
+      }
+    }
+    scale = log2_e;
+  }
   const bool masked = q0 + step > s.q_len || own.first_row + 16 > s.visible(q0);
   PLAIT_UNROLL
   for (int n = 0; n < step / 8; ++n) {
@@ -1124,10 +1228,10 @@ __device__ inline void transposed_score_gradients(row_of<float[4], backward_tile
 /// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
 /// gradients are at once the factors of the next products: P^T = exp(K Q^T - lse), dV = P^T dO,
 /// dS^T = P^T (V dO^T - delta), dK = dS^T Q. One block sums over all queries and heads of the group, in order.
-template <int Width>
+template <int Width, class Sizes>
 static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     attention_key_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
-                                const float* delta, result_array dk, result_array dv, attention_sizes s, bool add) {
+                                const float* delta, result_array dk, result_array dv, Sizes s, bool add) {
   using tiles = backward_tiles<Width>;
   constexpr int step = tiles::step, pitch = tiles::pitch, columns = tiles::columns;
   PLAIT_DYNAMIC_SHARED(bf16, shared);
@@ -1157,7 +1261,8 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
       float p[step / 8][4] = {}, ds[step / 8][4] = {};
       multiply_by_rows<Width, step>(p, own_keys, buffer.queries);
       multiply_by_rows<Width, step>(ds, own_values, buffer.douts);
-      transposed_score_gradients<Width>(p, ds, buffer, own, q0, scale, s);
+      transposed_score_gradients<Width>(p, ds, buffer, own, q0, scale, kv_head * s.group + rounds.head_in_group(round),
+                                        s);
       multiply_weights<Width, step, columns>(dvalues, p, buffer.douts + first_column);
       multiply_weights<Width, step, columns>(dkeys, ds, buffer.queries + first_column);
     }
@@ -1196,12 +1301,25 @@ struct query_statistics {
   }
 };
 
-/// dS of a warp's queries and a tile of keys, from k0 on; 0 where a query does not see a key. `scores` has Q K^T. `ds`
-/// has dO V^T, which is replaced.
-template <int Keys>
-__device__ inline void score_gradients(row_of<float[4], Keys / 8>& ds, const row_of<float[4], Keys / 8>& scores,
+/// dS of a warp's queries of a head and a tile of keys, from k0 on; 0 where a query does not see a key. `scores` has
+/// Q K^T, and `ds` has dO V^T, which is replaced.
+template <int Keys, class Sizes>
+__device__ inline void score_gradients(row_of<float[4], Keys / 8>& ds, row_of<float[4], Keys / 8>& scores,
                                        const query_statistics& statistics, const warp_queries& own, int k0, float scale,
-                                       const attention_sizes& s) {
+                                       int head, const Sizes& s) {
+  if constexpr (scores_change<Sizes>) {
+    const head_score<float> score(s, head);
+    PLAIT_UNROLL
+    for (int n = 0; n < Keys / 8; ++n) {
+      PLAIT_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] *= s.scale;
+        const float derivative = score.change(scores[n][e], own.row + e / 2 * 8, k0 + 8 * n + 2 * own.pair + e % 2);
+        ds[n][e] = (ds[n][e] - statistics.delta[e / 2]) * derivative + statistics.delta[e / 2];
+      }
+    }
+    scale = log2_e;
+  }
   const bool masked = k0 + Keys > own.seen_by_all;
   PLAIT_UNROLL
   for (int n = 0; n < Keys / 8; ++n) {
@@ -1216,10 +1334,10 @@ __device__ inline void score_gradients(row_of<float[4], Keys / 8>& ds, const row
 }
 
 /// dQ of bf16 attention: P = exp(Q K^T - lse), dS = P (dO V^T - delta), dQ = dS K.
-template <int Width>
+template <int Width, class Sizes>
 static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     attention_query_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
-                                  const float* delta, result_array dq, attention_sizes s, bool add) {
+                                  const float* delta, result_array dq, Sizes s, bool add) {
   using tiles = backward_tiles<Width>;
   constexpr int step = tiles::step, pitch = tiles::pitch;
   PLAIT_DYNAMIC_SHARED(bf16, query_tile);
@@ -1262,7 +1380,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
       float scores[step / 8][4] = {}, ds[step / 8][4] = {};
       multiply_by_rows<Width, step>(scores, query_tile + 16 * own.warp * pitch, key_tile);
       multiply_by_rows<Width, step>(ds, dout_tile + 16 * own.warp * pitch, value_tile);
-      score_gradients<step>(ds, scores, statistics, own, k0, scale, s);
+      score_gradients<step>(ds, scores, statistics, own, k0, scale, work.head, s);
       multiply_weights<Width, step, Width>(dqueries, ds, key_tile);
     }
     __syncthreads();
@@ -1275,27 +1393,27 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   });
 }
 
-template <int Width, class G>
+template <int Width, class G, class Sizes>
 void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const float* lse,
-                               const bf16* d_o, const float* delta, G* dq, G* dk, G* dv, const attention_sizes& sizes,
+                               const bf16* d_o, const float* delta, G* dq, G* dk, G* dv, const Sizes& sizes,
                                attention_accumulate accumulate) {
   using tiles = backward_tiles<Width>;
   if (sizes.k_len > 0) {
-    plait::detail::allow_shared(attention_key_gradients_mma<Width>, tiles::key_shared_bytes);
+    plait::detail::allow_shared(attention_key_gradients_mma<Width, Sizes>, tiles::key_shared_bytes);
     plait::detail::launch(
         device,
         {attention_blocks(tiles_of(sizes.k_len, tiles::own), sizes.kv_heads * tiles::parts, sizes.batch),
          tiles::threads, tiles::key_shared_bytes},
-        attention_key_gradients_mma<Width>, q, k, v, lse, d_o, delta, result_array(dk), result_array(dv), sizes,
+        attention_key_gradients_mma<Width, Sizes>, q, k, v, lse, d_o, delta, result_array(dk), result_array(dv), sizes,
         accumulate.keys_and_values);
   }
   if (sizes.q_len > 0) {
-    plait::detail::allow_shared(attention_query_gradients_mma<Width>, tiles::query_shared_bytes);
+    plait::detail::allow_shared(attention_query_gradients_mma<Width, Sizes>, tiles::query_shared_bytes);
     plait::detail::launch(device,
                           {attention_blocks(tiles_of(sizes.q_len, tiles::own), sizes.heads, sizes.batch),
                            tiles::threads, tiles::query_shared_bytes},
-                          attention_query_gradients_mma<Width>, q, k, v, lse, d_o, delta, result_array(dq), sizes,
-                          accumulate.queries);
+                          attention_query_gradients_mma<Width, Sizes>, q, k, v, lse, d_o, delta, result_array(dq),
+                          sizes, accumulate.queries);
   }
 }
 

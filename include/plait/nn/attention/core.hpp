@@ -39,6 +39,8 @@ namespace plait {
 struct attention_core_options {
   /// Which keys a query sees; positions begin at 0 in both sequences.
   kernels::attention_mask mask = kernels::attention_mask::full();
+  /// The change of a score before the softmax.
+  kernels::attention_score score{};
   /// The factor of the scores; 0: 1 / sqrt(head_dim).
   double scale = 0;
   /// Inverse rotary frequencies, head_dim / 2 of them, for positions that begin at 0 in both sequences; none: no
@@ -113,8 +115,10 @@ class attention_core {
     shape_.k_stride = shape_.v_stride = kv_heads_ * shape_.head_dim;
     shape_.mask = how.mask;
     kernels::require_legal(shape_.mask, name);
+    shape_.score = how.score;
+    shape_.score.all_heads = q.global[2], shape_.score.first_head = q.offset[2];
     shape_.q_offset = q.offset[1];
-    const bool positions_matter = !how.mask.sees_all() || !how.frequencies.empty();
+    const bool positions_matter = !how.mask.sees_all() || how.score.alibi || !how.frequencies.empty();
     if (positions_matter && (layout_v<Q>.has(dim_of<zseq>) || layout_v<K>.has(dim_of<zseq>)))
       fail({name, ": a mask and a rotation need sequences in original order, which zseq is not"});
     if (how.frequencies.empty()) return;

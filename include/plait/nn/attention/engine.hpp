@@ -73,6 +73,12 @@ concept attention_engine =
 
 namespace detail {
 
+/// Whether more than a mask depends on where tokens are: where documents begin, and ALiBi.
+template <class T>
+bool needs_positions(const kernels::attention_shape& shape, const attention_inputs<T>& in) {
+  return shape.score.alibi || in.first_visible != nullptr;
+}
+
 /// `attention_shape` for queries of one run against keys of one run.
 kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
                                   const std::int32_t* first_visible);
@@ -260,8 +266,8 @@ class attention_sum {
 
   void add(const key_block<T>& keys) {
     if (chunk_ > 0) return add_chunks(keys);
-    const bool documents = in_.first_visible != nullptr;
-    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.mask, documents)) {
+    const bool exact = detail::needs_positions(shape_, in_);
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.mask, exact)) {
       const bool first = begin(first_run, runs);
       if (!first && part_.empty()) {
         part_ = make_buffer<S>(device_, elements());
@@ -402,8 +408,8 @@ class attention_gradient_sum {
 
   /// Adds to dk and dv, which lie as the block's keys do, with a stride of `stride` elements.
   void add(const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
-    const bool documents = in_.first_visible != nullptr;
-    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.mask, documents))
+    const bool exact = detail::needs_positions(shape_, in_);
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.mask, exact))
       backward(keys, q, k, dq_.template data<S>(), dk, dv, stride);
   }
 

@@ -65,6 +65,8 @@ class ulysses_attention {
     text_ = {part.blocks, here.mine * group, group, shape_.q_len};
     kernels::attention_shape& s = here.shape;
     s.heads = heads_, s.kv_heads = kv_heads_;
+    s.score = shape_.score;
+    s.score.first_head += static_cast<std::int64_t>(part.mine % group) * heads_;
     s.q_len = s.k_len = text_.length();
     s.q_batch = s.k_batch = s.lse_stride = 0;
     s.q_stride = s.k_stride = s.v_stride = s.dq_stride = s.dk_stride = s.dv_stride = width();
