@@ -1,5 +1,5 @@
 // Compares the logs of two runs step by step, in every bit: where they differ first, in which numbers and parameters.
-// It prints nothing: examples/checkpoint_tool does. Saved steps are compared by checkpoint/verify.hpp.
+// It prints nothing: examples/checkpoint_tool does. Saved steps are compared by checkpoint_tool/tensor_difference.hpp.
 #pragma once
 
 #include <algorithm>

@@ -15,9 +15,10 @@
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
-#include "plait/checkpoint/verify.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "table.hpp"
+#include "tensor_difference.hpp"
 
 namespace {
 

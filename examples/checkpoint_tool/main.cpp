@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <exception>
 
+#include "../standard_descriptors.hpp"
 #include "commands.hpp"
 #include "plait/core/error.hpp"
-#include "plait/io/posix_file_system.hpp"
 #include "table.hpp"
 
 namespace {

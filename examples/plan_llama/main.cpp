@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "../reading_error.hpp"
+#include "../standard_descriptors.hpp"
 #include "measure.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/io/posix_file_system.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/ranking.hpp"

@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "../keep_heap.hpp"
+#include "../standard_descriptors.hpp"
 #include "options.hpp"
 #include "plait/comm/launch/rendezvous.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
-#include "plait/io/posix_file_system.hpp"
 #include "plan.hpp"
 #include "run.hpp"
 #include "train_llama/observe/report.hpp"

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint_tool/tensor_difference.hpp"
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/checkpoint/step_directory.hpp"
-#include "plait/checkpoint/verify.hpp"
 #include "support/memory_file_system.hpp"
 #include "support/small_step.hpp"
 #include "support/temp_folder.hpp"
