@@ -32,9 +32,11 @@ inline step_schedule step_of(const char* name, int ranks, int microbatches, cons
 inline std::string text_of(const std::vector<step_entry>& program) {
   std::string text;
   for (const step_entry& e : program) {
-    const char* const names[] = {"", "S", "R", "gather", "release", "reduce", "norm", "update", "copies", "ties"};
+    const char* const names[] = {"",       "S",      "R",    "gather",  "release", "reduce", "norm",
+                                 "update", "copies", "ties", "offload", "drop",    "reload"};
     if (!text.empty()) text += ' ';
     text += names[static_cast<int>(e.op)];
+    if (moves_activations(e.op)) text += std::to_string(e.pass.microbatch) + ":";
     if (e.op == step_op::pass) text += std::string(1, letter(e.pass.kind)) + std::to_string(e.pass.microbatch) + ":";
     if (e.unit >= 0) text += std::to_string(e.unit);
   }

@@ -93,7 +93,8 @@ class counting_device {
   using event = finished_event;
 
   /// Where `offload_optimizer` is set, what optimizers alone use is the host's (`cuda::options::offload_optimizer`).
-  explicit counting_device(bool offload_optimizer = false) : offloads_(offload_optimizer) {}
+  explicit counting_device(bool offload_optimizer = false)
+      : offloads_(offload_optimizer), has_host_memory_(offload_optimizer) {}
   counting_device(const counting_device&) = delete;
   counting_device& operator=(const counting_device&) = delete;
 
@@ -103,8 +104,13 @@ class counting_device {
 
   void* allocate(std::size_t bytes, stream = {}) { return allocator_.allocate(bytes); }
   void* allocate_for_optimizers(std::size_t bytes) { return (offloads_ ? on_host_ : allocator_).allocate(bytes); }
+  /// Memory of the host, for activations that are offloaded.
+  void* allocate_on_host(std::size_t bytes) {
+    has_host_memory_ = true;
+    return on_host_.allocate(bytes);
+  }
   void release(void* pointer, stream = {}) {
-    (offloads_ && on_host_.owns(pointer) ? on_host_ : allocator_).release(pointer);
+    (has_host_memory_ && on_host_.owns(pointer) ? on_host_ : allocator_).release(pointer);
   }
   void copy(void*, const void*, std::size_t, stream = {}) const {}
   void zero(void*, std::size_t, stream = {}) const {}
@@ -120,6 +126,8 @@ class counting_device {
   void release_cache() { allocator_.release_cache(); }
   /// Bytes of the host's memory that are offloaded to, and not released.
   std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }
+  /// The largest such number.
+  std::size_t host_peak_bytes() const { return on_host_.peak_bytes(); }
   /// The multiplications and additions of matrix products and of attention's forward passes so far.
   double operations() const { return operations_; }
   void count_operations(double more) { operations_ += more; }
@@ -170,7 +178,7 @@ class counting_device {
     }
     void release(void* place, std::size_t bytes, std::uintptr_t) const noexcept { ::munmap(place, bytes); }
   };
-  bool offloads_;
+  bool offloads_, has_host_memory_;
   caching_allocator<address_space> allocator_, on_host_;
   double operations_ = 0;
   std::int64_t fixed_order_attention_ = 0;

@@ -203,6 +203,8 @@ class cuda {
     main_ = stream(options_.main == nullptr ? own_main_.get() : options_.main);
     own_side_ = detail::make_urgent_stream();
     side_ = stream(own_side_.get());
+    own_copies_ = detail::make_stream();
+    copies_ = stream(own_copies_.get());
     workspace_ = allocate(options_.workspace_bytes);
     faults_ = static_cast<device_fault*>(allocate(sizeof(device_fault)));
     zero(faults_, sizeof(device_fault), main_);
@@ -218,7 +220,7 @@ class cuda {
     allocator_.release(workspace_, key(main_));
     allocator_.release(faults_, key(main_));
     for (void* const memory : own_) allocator_.release(memory, key(main_));
-    cudaStreamSynchronize(side_.handle());
+    for (const stream& s : {side_, copies_}) cudaStreamSynchronize(s.handle());
     allocator_.release_cache();
     cudaStreamSynchronize(main_.handle());
   }
@@ -237,11 +239,13 @@ class cuda {
   }
   stream main_stream() const { return main_; }
   stream side_stream() const { return side_; }
+  /// Where activations are copied to the host's memory and back, beside the other streams.
+  stream copy_stream() const { return copies_; }
 
-  /// Waits for both streams. Throws `plait::error` if a kernel met something illegal, such as a token id outside the
+  /// Waits for all streams. Throws `plait::error` if a kernel met something illegal, such as a token id outside the
   /// vocabulary.
   void synchronize() {
-    side_.synchronize();
+    for (const stream& s : {side_, copies_}) s.synchronize();
     device_fault found{};
     download(&found, faults_, sizeof found, main_);
     if (found.code == 0) return;
@@ -263,7 +267,12 @@ class cuda {
   }
   /// As `allocate` on the main stream, for what optimizers alone use (`options::offload_optimizer`).
   void* allocate_for_optimizers(std::size_t bytes) {
-    return options_.offload_optimizer ? on_host_.allocate(bytes, key(main_)) : allocate(bytes);
+    return options_.offload_optimizer ? allocate_on_host(bytes) : allocate(bytes);
+  }
+  /// Pinned memory of the host, in the order of the main stream, for what is offloaded.
+  void* allocate_on_host(std::size_t bytes) {
+    has_host_memory_ = true;
+    return on_host_.allocate(bytes, key(main_));
   }
   /// As `allocate`, for what belongs to the device until it goes, such as digests of checked values: it is not counted
   /// in `bytes_in_use`.
@@ -279,15 +288,14 @@ class cuda {
   /// That memory; empty where there is none.
   const registered_memory& served_to_collectives() const { return pool_.served_to_collectives(); }
   void release(void* pointer, stream s) {
-    if (options_.offload_optimizer && on_host_.owns(pointer)) return on_host_.release(pointer, key(s));
+    if (has_host_memory_ && on_host_.owns(pointer)) return on_host_.release(pointer, key(s));
     allocator_.release(pointer, key(s));
   }
   void release(void* pointer) { release(pointer, main_); }
 
   void copy(void* to, const void* from, std::size_t bytes, stream s) const {
     if (bytes == 0 || to == from) return;
-    // An optimizer's state may lie in the host's memory.
-    const cudaMemcpyKind kind = options_.offload_optimizer ? cudaMemcpyDefault : cudaMemcpyDeviceToDevice;
+    const cudaMemcpyKind kind = has_host_memory_ ? cudaMemcpyDefault : cudaMemcpyDeviceToDevice;
     detail::cuda_check(cudaMemcpyAsync(to, from, bytes, kind, s.handle()), "copying");
   }
   void zero(void* to, std::size_t bytes, stream s) const {
@@ -333,13 +341,13 @@ class cuda {
   /// released ones. Registered memory that served such blocks counts as well.
   std::size_t reserved_bytes() const { return allocator_.reserved_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
-  /// Bytes of the host's memory that `options::offload_optimizer` has taken, and that have not been released.
+  /// Bytes of the host's memory that what is offloaded has taken, and that have not been released.
   std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }
   /// Returns released blocks to the driver, for NCCL's communicators, libraries and other programs: nothing else takes
   /// them from the device. Waits for the GPU.
   void release_cache() {
     allocator_.release_cache();
-    for (const stream& s : {main_, side_}) s.synchronize();
+    for (const stream& s : {main_, side_, copies_}) s.synchronize();
     pool_.trim();
   }
   /// Returns cached blocks where a library is about to take memory. It waits for no stream of the program's, gives
@@ -453,14 +461,15 @@ class cuda {
 
   options options_;
   std::string name_;
-  detail::owned_stream own_main_, own_side_;  ///< outlive the memory, which is given back in them
+  detail::owned_stream own_main_, own_side_, own_copies_;  ///< outlive the memory, which is given back in them
   detail::cuda_pool pool_;
   caching_allocator<detail::cuda_pool&> allocator_;
   caching_allocator<detail::pinned_memory> on_host_;  ///< what is offloaded
   mutable detail::upload_ring uploads_;
   cublaslt_gemm gemm_;
   attention_choice attention_;
-  stream main_, side_;
+  stream main_, side_, copies_;
+  bool has_host_memory_ = false;  ///< whether some was ever asked for
   void* workspace_ = nullptr;
   device_fault* faults_ = nullptr;
   std::size_t own_bytes_ = 0;

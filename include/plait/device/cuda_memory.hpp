@@ -41,10 +41,11 @@ inline void* allocate_pinned(std::size_t bytes, std::string_view what_for, std::
 }
 
 /// Pinned memory under device/allocator.hpp, which a GPU's kernels read and write at the address that the host uses
-/// (cuda::options::offload_optimizer). What is released to it must not be in use by a kernel any more.
+/// (cuda::options::offload_optimizer), and copies of activations. What is released to it must not be in use by a kernel
+/// any more.
 struct pinned_memory {
   void* allocate(std::size_t bytes, std::uintptr_t) const {
-    return allocate_pinned(bytes, "options::offload_optimizer",
+    return allocate_pinned(bytes, "what is offloaded (options::offload_optimizer, offload_activations)",
                            "offload on fewer ranks of a machine, cut the optimizer's state over more ranks "
                            "(zero_level::optimizer)");
   }

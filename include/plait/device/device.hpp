@@ -103,6 +103,15 @@ class buffer {
       return buffer(device, bytes);
     }
   }
+  /// Memory of the host that copies can reach in the order of a stream, on the main stream: the device's own where it
+  /// has no other.
+  static buffer on_host(Device& device, std::size_t bytes) {
+    if constexpr (requires { device.allocate_on_host(bytes); }) {
+      return buffer(device, bytes, device.allocate_on_host(bytes));
+    } else {
+      return buffer(device, bytes);
+    }
+  }
   buffer(buffer&& other) noexcept { swap(other); }
   buffer& operator=(buffer&& other) noexcept {
     buffer(std::move(other)).swap(*this);

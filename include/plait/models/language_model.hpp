@@ -139,9 +139,8 @@ class language_model {
   activation forward_layers(const microbatch<device>& mb, const tokens& ids, activation x, saved* kept) {
     const microbatch<device> here = mb.keeping(policies_);
     if (embedding_) x = embedding_->forward(here.enter(0), ids);
-    activation y = blocks_.forward(here.units_from(first_block()), x, kept ? &kept->blocks : nullptr);
     if (kept) kept->input = std::move(x);
-    return y;
+    return blocks_.forward(here.units_from(first_block()), kept ? kept->input : x, kept ? &kept->blocks : nullptr);
   }
   gradient backward_layers(const microbatch<device>& mb, const tokens& ids, saved& kept, gradient dy) {
     const microbatch<device> here = mb.keeping(policies_);
@@ -221,6 +220,21 @@ class language_model {
     if (i < 0) return embedding_->visit(f);
     if (i < static_cast<int>(blocks_.size())) return blocks_[static_cast<std::size_t>(i)].visit(f);
     head_->visit(f);
+  }
+
+  /// Calls f(memory) for what passes of a unit keep in `kept`: the input of its block, and what its layers give.
+  template <class F>
+  void visit_kept(int unit, saved& kept, F&& f) {
+    const int i = unit - first_block();
+    if (i < 0) return;
+    if (i < static_cast<int>(blocks_.size())) {
+      const auto at = static_cast<std::size_t>(i);
+      f(at == 0 ? kept.input : kept.blocks.inputs[at - 1]);
+      return visit_saved(kept.blocks.blocks[at], f);
+    }
+    f(kept.output);
+    f(kept.scores);
+    visit_saved(kept.head, f);
   }
 
   Block& block_at(std::size_t i) { return blocks_[i]; }

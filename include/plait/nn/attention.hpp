@@ -38,6 +38,11 @@ struct rotary_tables {
 template <compute_device Device>
 struct head_norms_saved {
   std::array<buffer<Device>, 2> before, inv_rms;  ///< of queries, then of keys
+
+  template <class F>
+  void visit(F&& f) {
+    for (std::size_t i = 0; i < 2; ++i) f(before[i]), f(inv_rms[i]);
+  }
 };
 
 /// RMSNorm of each head's query and of each head's key (Dehghani et al. 2023), in rows in which queries, keys and
@@ -259,6 +264,16 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     buffer<Device> attended;  ///< [rows, heads local, head_dim]
     detail::head_norms_saved<Device> norms;
     typename engine::saved engine_saved;
+
+    template <class F>
+    void visit(F&& f) {
+      in.visit(f);
+      out.visit(f);
+      f(qkv);
+      f(attended);
+      norms.visit(f);
+      visit_saved(engine_saved, f);
+    }
   };
 
   self_attention(const context<Device>& ctx, const std::string& name, attention_options options = {},

@@ -60,6 +60,12 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
     std::tuple<typename Layers::saved...> layers;
     std::tuple<tensor_of<typename Layers::output>...> outputs;  ///< of all but the last; empty where made again
     bool again = false;                                         ///< whether the whole forward pass runs again
+
+    template <class F>
+    void visit(F&& f) {
+      std::apply([&](auto&... kept) { (visit_saved(kept, f), ...); }, layers);
+      std::apply([&](auto&... kept) { (f(kept), ...); }, outputs);
+    }
   };
 
   explicit sequential(Layers... layers) : layers_(std::move(layers)...) {}
@@ -254,6 +260,13 @@ class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>,
     typename Norm::saved norm;
     tensor_of<input> normalized;  ///< empty if it is made again
     typename Layer::saved inner;
+
+    template <class F>
+    void visit(F&& f) {
+      visit_saved(norm, f);
+      f(normalized);
+      visit_saved(inner, f);
+    }
   };
 
   residual(Norm norm, Layer inner, dropout<value_type, input, device> drop = {0.0, ""})

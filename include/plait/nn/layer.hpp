@@ -252,6 +252,12 @@ template <class L>
 concept layer = detail::names_layer_types<L> && std::default_initializable<typename L::saved> && detail::forwards<L> &&
                 detail::backwards<L> && requires(L& l) { l.visit(detail::any_visitor{}); };
 
+/// Calls f(memory) for each tensor and buffer of what a layer has kept, where its `saved` has a `visit(f)`.
+template <class Saved, class F>
+void visit_saved(Saved& kept, F&& f) {
+  if constexpr (requires { kept.visit(f); }) kept.visit(f);
+}
+
 /// A layer whose forward pass adds a tensor to its output, without a pass over memory of its own where the device can.
 template <class L>
 concept adds_to_output =

@@ -51,6 +51,14 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     linear_saved<Device> in, out;
     buffer<Device> gate_up;    ///< [rows, 2, ffn local]
     buffer<Device> activated;  ///< [rows, ffn local]; empty if it is computed again
+
+    template <class F>
+    void visit(F&& f) {
+      in.visit(f);
+      out.visit(f);
+      f(gate_up);
+      f(activated);
+    }
   };
 
   /// `overlap` as `linear_options::overlap`; `memory` gives the caller's, where there is some.

@@ -359,6 +359,11 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   struct saved {
     buffer<Device> statistics;  ///< of rows
     saved_stamp stamp{};
+
+    template <class F>
+    void visit(F&& f) {
+      f(statistics);
+    }
   };
   static_assert(enforced<value, among<Input>, Input>);
   using refusals::backward;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #endif
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
+#include "plait/parallel/offload.hpp"
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/simulate.hpp"
 #include "plait/schedule/verify.hpp"
@@ -97,6 +99,7 @@ class step_watch {
 ///     void       enter(ctx, unit, action_kind)         a pass begins to use the parameters of a unit
 ///     void       watch(unit_watcher*)                  whom passes of stages with several units tell when they begin to
 ///                                                      use one, by its number in the stage; null: none
+///     void       visit_kept(chunk, unit, saved&, f)    f(memory) for all that a unit of a stage keeps: see `model`
 template <class S, class Device>
 concept pipeline_stages =
     requires(S& s, const context<Device>& ctx, int chunk, int microbatch, typename S::activation x,
@@ -213,11 +216,35 @@ class step_executor {
       owner.watch_.at(at_entry);
       const step_entry& e = program[at_entry++];
       owner.watch_.begin(ctx.device, e);
-      if constexpr (requires { stages.perform(ctx, e); })
+      if (moves_activations(e.op))
+        move_kept(e);
+      else if constexpr (requires { stages.perform(ctx, e); })
         stages.perform(ctx, e);
       else
         fail({"step: ", describe(e), ", for which these stages have no member `perform`"});
       owner.watch_.end(ctx.device);
+    }
+    /// Offloads, drops or reloads what a unit keeps of a microbatch.
+    void move_kept(const step_entry& e) {
+      const int unit =
+          e.unit - owner.units_of_[static_cast<std::size_t>(owner.shape().stage_of(rank, e.pass.chunk))].first;
+      const auto visit = [&](auto&& f) {
+        if constexpr (requires(slot& s) { stages.visit_kept(0, 0, s.kept, f); })
+          stages.visit_kept(e.pass.chunk, unit, at(e.pass.chunk, e.pass.microbatch).kept, f);
+        else
+          fail({"step: ", describe(e), ", for which these stages have no member `visit_kept`"});
+      };
+      offloaded_unit<Device>& host = offloaded.try_emplace({e.unit, e.pass.microbatch}, ctx.device).first->second;
+      if (e.op == step_op::offload) host.offload(visit);
+      if (e.op == step_op::drop) host.drop(visit);
+      if (e.op == step_op::reload) host.reload(visit);
+    }
+    /// The pass that is going on waits for what it has kept of its unit, and the copies in the host's memory go.
+    void arrive_kept(int unit) {
+      const auto found = offloaded.find({unit, now.microbatch});
+      if (found == offloaded.end()) return;
+      found->second.wait();
+      offloaded.erase(found);
     }
     /// The pass that is going on begins to use a unit of its stage. Again, where it does so already: nothing.
     void enter(int unit) override {
@@ -232,6 +259,7 @@ class step_executor {
               "; a model announces its units in their order, and going back in the reverse"});
       owner.watch_.at(at_entry);
       unit_now = unit;
+      arrive_kept(unit);
       if constexpr (requires { stages.enter(ctx, unit, now.kind); }) stages.enter(ctx, unit, now.kind);
       owner.watch_.begin(ctx.device, program[at_entry++]);
     }
@@ -413,10 +441,11 @@ class step_executor {
     int rank;
     const std::vector<step_entry>& program;
     std::vector<slot> slots;
-    std::deque<outgoing> sent;  ///< in the program's order
-    std::size_t oldest = 0;     ///< that has not been released
-    std::size_t at_entry = 0;   ///< of the program: the next one
-    action now{};               ///< the pass that is going on
+    std::map<std::pair<int, int>, offloaded_unit<Device>> offloaded;  ///< by unit and microbatch
+    std::deque<outgoing> sent;                                        ///< in the program's order
+    std::size_t oldest = 0;                                           ///< that has not been released
+    std::size_t at_entry = 0;                                         ///< of the program: the next one
+    action now{};                                                     ///< the pass that is going on
     int stage_now = 0, unit_now = -1;
   };
   struct units {

@@ -35,6 +35,10 @@ namespace plait {
 /// A model may give its parameters in several units, so that data parallelism communicates one while others are used.
 /// Then it also has `units()`, their number, and `visit_unit(i, f)`. It calls `mb.enter(i)` where a pass begins to use
 /// unit i, in the order 0, 1, ... going forward and in reverse going back. Otherwise a stage is one unit.
+///
+/// A model whose activations can be offloaded has `visit_kept(i, saved&, f)`. It calls f for tensors and buffers that
+/// passes of unit i keep. No pass of another unit may read them, but the forward pass of the next one. What it leaves
+/// out stays on the device.
 template <class M>
 concept model = requires(M& m, const M& c, const microbatch<typename M::device>& mb, const typename M::tokens& ids,
                          typename M::activation x, typename M::gradient dy, typename M::saved& kept,
@@ -59,6 +63,10 @@ concept announces_units = requires(M& m) {
   { m.units() } -> std::convertible_to<int>;
   m.visit_unit(0, detail::any_visitor{});
 };
+
+/// Whether what a stage keeps can be offloaded (see `model`).
+template <class M>
+concept gives_kept = requires(M& m, typename M::saved& kept) { m.visit_kept(0, kept, detail::any_visitor{}); };
 
 namespace detail {
 

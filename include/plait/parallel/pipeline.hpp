@@ -175,7 +175,14 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
         "data parallelism: hybrid = 1, but no ranks hold the same pieces; legal is 0, and data_axes::replicate makes a "
         "hybrid");
   policy.hybrid = units.hybrid();
-  return expand(plan, std::move(all), policy, options.costs);
+  step_schedule step = expand(plan, std::move(all), policy, options.costs);
+  if (!options.offload_activations || !trains(plan)) return step;
+  step_schedule moving = with_offload(step);
+  if (shape.ranks == 1 && moving.programs == step.programs)
+    fail(
+        "pipeline: offload_activations = 1 would change nothing, because the backward pass of each unit follows its "
+        "forward pass too soon; legal is 0");
+  return moving;
 }
 
 #define PLAIT_INSTANTIATE(T)                                                                                \
@@ -455,6 +462,11 @@ class pipeline {
                                            [&](auto&& sum) { loss.add(ctx, sum); });
       return stage.backward_layers(mb, ids, kept, std::move(dy));
     }
+    template <class F>
+      requires gives_kept<Stage>
+    void visit_kept(int chunk, int unit, saved& kept, F&& f) {
+      this->owner.at(chunk).visit_kept(unit, kept, f);
+    }
     /// A buffer of gradients that units share is free for the next once the reduction of the last is through.
     void enter(const context<device>& ctx, int unit, action_kind kind) {
       const step_schedule& step = this->owner.executor_->step();
@@ -582,6 +594,8 @@ class pipeline {
     }
   }
   step_schedule step_of(const schedule& plan, int rank) {
+    if (options_.offload_activations && !gives_kept<Stage>)
+      fail("pipeline: offload_activations is for models that have visit_kept(unit, saved, f); legal is 0");
     return detail::step_of_units(plan, rank, units_, options_, local_);
   }
 

@@ -235,6 +235,9 @@ struct pipeline_options {
   bucket_cut cut = bucket_cut::even;
   gradient_wire wire = gradient_wire::full;
   schedule_costs costs{};
+  /// Whether what layers keep for the backward pass is in the host's memory between the passes of its unit
+  /// (`with_offload`). No bit of a result changes.
+  bool offload_activations = false;
 };
 
 }  // namespace plait

@@ -67,6 +67,7 @@ struct step_plan {
   ledger traffic;
   std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
   std::int64_t kept_bytes = 0;  ///< the most that is kept at a time between passes, messages under way included
+  std::int64_t host_bytes = 0;  ///< the most of the host's memory that what is offloaded takes
   posted_program posted;        ///< what it starts, in order; `verify_order` takes the programs of all ranks
 };
 
@@ -95,6 +96,7 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
       if (e.memory > before) plan.kept_bytes = std::max(plan.kept_bytes, static_cast<std::int64_t>(e.memory - before));
   }
   plan.traffic = ctx.ranks.ledger();
+  plan.host_bytes = static_cast<std::int64_t>(ctx.device.host_peak_bytes());
   if (ctx.ranks.calls()) {
     auto& executor = stages.executor();
     plan.posted = ctx.ranks.calls()->posted;

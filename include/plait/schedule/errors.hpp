@@ -167,7 +167,15 @@ enum class step_error : std::uint8_t {
   update_missing,
   collectives_cross,
   collective_missing,
+  offload_of_none,
+  offloaded_twice,
+  dropped_without_copy,
+  dropped_in_use,
+  reloaded_on_device,
+  used_while_copied,
+  used_after_drop,
   over_memory,
+  over_host_memory,
 };
 
 /// The text of an error, from a table in the order of the enumeration.
@@ -211,9 +219,17 @@ constexpr const char* text_of(step_error code) {
       "parameters are never updated",
       "two ranks start the collectives that they share in different orders, which can deadlock",
       "a collective that another rank takes part in is never started there",
-      "parameters and gradients are over the limit",
+      "activations are offloaded that no forward pass has kept, or that a backward pass has used",
+      "activations are offloaded twice",
+      "activations are dropped from the device, and no copy of them to the host was started",
+      "activations are dropped before the forward pass of the next unit, which may read them",
+      "activations are reloaded that lie on the device",
+      "a backward pass frees activations whose copy to the host was not waited for",
+      "a backward pass reads activations that were dropped and not reloaded",
+      "parameters, gradients and activations are over the limit",
+      "offloaded activations are over the limit of the host's memory",
   };
-  static_assert(std::size(texts) == static_cast<std::size_t>(step_error::over_memory) + 1, "an error has no text");
+  static_assert(std::size(texts) == static_cast<std::size_t>(step_error::over_host_memory) + 1, "an error has no text");
   return texts[static_cast<std::size_t>(code)];
 }
 

@@ -323,7 +323,50 @@ constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made
           " units have gradients, so that nothing is shared; legal is 0 to ", std::max<std::int64_t>(trained - 1, 0)});
 }
 
+/// `at` are the places of the passes in a program. Appends what stands before and after each of them.
+constexpr void place_moves(const std::vector<step_entry>& program, const std::vector<std::size_t>& at, int ahead,
+                           std::vector<std::vector<step_entry>>& before, std::vector<std::vector<step_entry>>& after) {
+  for (std::size_t f = 0; f < at.size(); ++f) {
+    const step_entry& keeps = program[at[f]];
+    if (keeps.pass.kind != action_kind::forward) continue;
+    std::size_t b = f + 1;
+    const auto uses = [&](const step_entry& e) {
+      return e.unit == keeps.unit && e.pass.microbatch == keeps.pass.microbatch;
+    };
+    while (b < at.size() && !uses(program[at[b]])) ++b;
+    // A pass runs while the activations leave, one while they are away, and `ahead` of them while they come back.
+    if (b == at.size() || b < f + 3 + static_cast<std::size_t>(ahead)) continue;
+    after[f].push_back({step_op::offload, keeps.unit, keeps.pass, {}});
+    after[f + 1].push_back({step_op::drop, keeps.unit, keeps.pass, {}});
+    before[b - static_cast<std::size_t>(ahead)].push_back({step_op::reload, keeps.unit, keeps.pass, {}});
+  }
+}
+
 }  // namespace detail
+
+/// A step whose activations leave the device, for the host's memory, between the passes of a unit that make and use
+/// them. A unit's offload stands after its forward pass, and its drop after the next pass of any unit. Its reload
+/// stands `ahead` passes before its backward pass. Activations that would be away during no pass stay on the device.
+/// The step must be one that `verify` accepts.
+constexpr step_schedule with_offload(step_schedule s, int ahead = 1) {
+  if (ahead < 0) fail({"step: activations are reloaded ", ahead, " passes ahead; legal is 0 or more"});
+  for (std::vector<step_entry>& program : s.programs) {
+    std::vector<std::size_t> passes;
+    for (std::size_t i = 0; i < program.size(); ++i)
+      if (program[i].op == step_op::pass) passes.push_back(i);
+    std::vector<std::vector<step_entry>> before(passes.size()), after(passes.size());
+    detail::place_moves(program, passes, ahead, before, after);
+    std::vector<step_entry> out;
+    for (std::size_t i = 0, k = 0; i < program.size(); ++i) {
+      const bool pass = program[i].op == step_op::pass;
+      if (pass) out.insert(out.end(), before[k].begin(), before[k].end());
+      out.push_back(program[i]);
+      if (pass) out.insert(out.end(), after[k].begin(), after[k].end()), ++k;
+    }
+    program = std::move(out);
+  }
+  return s;
+}
 
 /// A step made of a pipeline's schedule, with passes and messages in the schedule's order. With zero_level::parameters,
 /// a gather stands `prefetch` uses ahead of each use and a release after it. A reduction stands after the last gradient

@@ -1,5 +1,6 @@
-// Schedules as data. A pipeline schedule is the order of each rank's passes; a step schedule has passes by units of
-// parameters, messages, and what data parallelism adds: gathers, releases, reductions, the norm and updates.
+// Schedules as data. A pipeline schedule is the order of each rank's passes. A step schedule has passes by units of
+// parameters, messages, and what data parallelism adds: gathers, releases, reductions, the norm and updates. It may
+// also have copies of activations to the host's memory and back.
 #pragma once
 
 #include <cstddef>
@@ -192,6 +193,10 @@ inline std::string describe(const transfer& t) {
 /// reduction has two parts. `reduce` sums a unit's gradient over the ranks that share it out. `reduce_copies` waits for
 /// that, and sums a rank's piece over the ranks that hold copies of it. Where stages share parameters, `reduce_ties` is
 /// the last part: it waits for the others, and sums over these stages.
+///
+/// Three kinds move what a unit keeps of a microbatch. `offload` starts its copy to the host's memory. `drop` waits for
+/// that copy and frees the device's memory. `reload` takes memory on the device and starts the copy back, for which the
+/// backward pass of the unit waits.
 enum class step_op : std::uint8_t {
   pass,
   send,
@@ -202,21 +207,28 @@ enum class step_op : std::uint8_t {
   norm,
   update,
   reduce_copies,
-  reduce_ties
+  reduce_ties,
+  offload,
+  drop,
+  reload
 };
+
+/// Whether an entry moves activations between the device and the host.
+constexpr bool moves_activations(step_op op) { return op >= step_op::offload; }
 
 /// One entry of a rank's program. A pipeline's program has passes, sends and receives, and passes of whole stages; a
 /// step's has passes by units, and the other kinds too.
 struct step_entry {
   step_op op = step_op::pass;
-  int unit = -1;             ///< of a pass, gather, release, reduction or update; -1: of a whole stage
-  plait::action pass{};      ///< of a pass: which one
+  int unit = -1;             ///< of all but messages and the norm; -1: of a whole stage
+  plait::action pass{};      ///< of a pass: which one; of an offload, drop or reload: the forward pass that keeps
   plait::transfer transfer;  ///< of a send or a receive
 
   friend constexpr bool operator==(const step_entry&, const step_entry&) = default;
 };
 
-/// "F3.1", "F3.1 of unit 5", "gather of unit 5", "send activation 3: stage 1 -> 2", "the norm"
+/// "F3.1", "F3.1 of unit 5", "gather of unit 5", "send activation 3: stage 1 -> 2", "the norm", "drop of F3.1 of unit
+/// 5"
 std::string describe(const step_entry& e);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE std::string describe(const step_entry& e) {
@@ -225,8 +237,10 @@ PLAIT_INLINE std::string describe(const step_entry& e) {
   if (e.op == step_op::receive) return "receive " + describe(e.transfer);
   if (e.op == step_op::norm) return "the norm";
   constexpr const char* names[] = {
-      "pass",     "send", "receive", "gather", "release", "reduction", "norm", "update", "reduction of the copies",
-      "reduction"};
+      "pass",      "send",    "receive", "gather", "release", "reduction", "norm", "update", "reduction of the copies",
+      "reduction", "offload", "drop",    "reload"};
+  if (moves_activations(e.op))
+    return cat({names[static_cast<std::size_t>(e.op)], " of ", describe(e.pass), " of unit ", e.unit});
   const char* const stages = e.op == step_op::reduce_ties ? " over tied stages" : "";
   return cat({names[static_cast<std::size_t>(e.op)], " of unit ", e.unit, stages});
 }
@@ -246,6 +260,7 @@ struct step_unit {
   /// The buffer of a pool that holds its gradient from the first addition to the end of its reduction. The next user of
   /// the buffer waits for that end. -1: its own.
   int gradient_buffer = -1;
+  double kept_bytes = 0;  ///< of what a forward pass keeps of one microbatch, on a rank; 0 where it is not known
 };
 
 /// How many of parameter, gradient and optimizer state are sharded over the data axes (ZeRO, arXiv 1910.02054): none;

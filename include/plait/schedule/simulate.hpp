@@ -258,8 +258,9 @@ struct step_costs {
   int copy_ranks = 1;                 ///< r, that hold copies of one piece, in a hybrid
   double gather_bytes = 2;            ///< of a parameter, as it is gathered
   double reduce_bytes = 4;            ///< of a gradient, as it is reduced
-  double bandwidth = 0;  ///< of a rank's link to the others of its data axes; 0: communication takes no time
-  double latency = 0;    ///< of a gather or a reduction
+  double bandwidth = 0;       ///< of a rank's link to the others of its data axes; 0: communication takes no time
+  double latency = 0;         ///< of a gather or a reduction
+  double copy_bandwidth = 0;  ///< of the copies of activations, both ways in one queue; 0: they take no time
 };
 
 /// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of it. The
@@ -290,6 +291,8 @@ struct step_simulation {
   /// The sums of each rank with the ranks that hold the units its own are tied to. A sum begins when both ranks have
   /// started it, and the earlier sums of these two ranks are over.
   std::vector<std::vector<timed_entry>> ties;
+  /// The copies of activations of each rank, one after the other in the order of its offloads and reloads.
+  std::vector<std::vector<timed_entry>> copies;
   std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
   std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
   double period = 0;                ///< from one step's end to the next one's
@@ -378,8 +381,10 @@ class step_clock {
       }
       for (timed_entry& e : r.last) e.start -= begin, e.end -= begin;
       for (timed_entry& e : r.ties) e.start -= begin, e.end -= begin;
+      for (timed_entry& e : r.copies) e.start -= begin, e.end -= begin;
       out.ranks.push_back(r.last);
       out.ties.push_back(r.ties);
+      out.copies.push_back(r.copies);
     }
     out.period = end - before;
     return out;
@@ -389,11 +394,12 @@ class step_clock {
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   struct rank_clock {
     shared_link link;
-    std::vector<timed_entry> last{}, ties{};  ///< of the last step
-    std::vector<step_entry> posted{};         ///< by their numbers on the link
-    std::vector<double> begins{};             ///< of each step
-    std::vector<int> tying{};                 ///< units, in the order of their sums in this step
+    std::vector<timed_entry> last{}, ties{}, copies{};  ///< of the last step
+    std::vector<step_entry> posted{};                   ///< by their numbers on the link
+    std::vector<double> begins{};                       ///< of each step
+    std::vector<int> tying{};                           ///< units, in the order of their sums in this step
     double now = 0;
+    double copied = 0;  ///< the end of its last copy
     std::size_t at = 0;
     int step = 0;
   };
@@ -436,6 +442,7 @@ class step_clock {
         if (!input_is_there(r, e, ready)) return false;
         if (!r.posted.empty() && reads_parameters(e.pass.kind))
           for (const int used : s_.used_by(e.unit)) wait_for(r, gathers_[static_cast<std::size_t>(used)], ready);
+        if (!copy_ends_.empty() && e.pass.kind != action_kind::forward) ready = std::max(ready, copy_end(e));
         return true;
       case step_op::gather:
         gathers_[unit] = post(r, 0, e, ready);
@@ -458,9 +465,29 @@ class step_clock {
       case step_op::update:
         lasts = costs_.updates.empty() ? 0 : costs_.updates[unit];
         return finish_reduction(r, e.unit, ready);
+      case step_op::offload:
+      case step_op::reload:
+        copy(r, e);
+        return true;
+      case step_op::drop:
+        ready = std::max(ready, copy_end(e));
+        return true;
       default:
         return true;
     }
+  }
+  /// The end of the last copy of what a unit has kept of a microbatch.
+  constexpr double& copy_end(const step_entry& e) {
+    const auto microbatches = static_cast<std::size_t>(s_.shape.microbatches);
+    if (copy_ends_.empty()) copy_ends_.assign(s_.units.size() * microbatches, 0.0);
+    return copy_ends_[static_cast<std::size_t>(e.unit) * microbatches + e.pass.microbatch];
+  }
+  /// Starts a copy of activations once the earlier ones of the rank are over.
+  constexpr void copy(rank_clock& r, const step_entry& e) {
+    const double begin = std::max(r.now, r.copied);
+    r.copied = begin + (costs_.copy_bandwidth > 0 ? units_[e.unit].kept_bytes / costs_.copy_bandwidth : 0);
+    copy_end(e) = r.copied;
+    if (r.step == steps_ - 1) r.copies.push_back({e, begin, r.copied, 0});
   }
   /// The norm begins on all ranks when the last of them has its gradients reduced.
   constexpr bool begin_norm(std::size_t rank, double& ready) {
@@ -563,6 +590,7 @@ class step_clock {
   /// Of each step and unit: when its rank started its sum with a tied one; negative: not yet.
   std::vector<double> ties_;
   std::vector<double> ends_;
+  std::vector<double> copy_ends_{};  ///< of each unit and microbatch; empty where nothing was copied
 };
 
 }  // namespace detail

@@ -580,8 +580,9 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
 }
 
 // The check of a whole step: every use of a parameter after its gather, every reduction after the last gradient and
-// before its update. Buffers must be free when they are written, shared collectives in one order, and memory within a
-// limit.
+// before its update. Activations must lie on the device when a backward pass reads them, and copies of them must be
+// over when their memory is freed. Buffers must be free when they are written, shared collectives in one order, and
+// memory within its limits.
 
 /// The outcome of a check: the entry that is wrong, and the one that it contradicts, if there is one.
 struct step_verdict {
@@ -592,7 +593,7 @@ struct step_verdict {
   int other_rank = -1;
   int other_position = -1;  ///< -1: there is no other entry
   step_entry other{};
-  double bytes = 0, limit = 0;  ///< of over_memory
+  double bytes = 0, limit = 0;  ///< of over_memory and over_host_memory
   std::string pipeline{};       ///< of pipeline_refused: the verdict of `verify`
 
   bool ok() const { return code == step_error::ok; }
@@ -601,12 +602,14 @@ struct step_verdict {
 /// The verdict as one line: "rank 0, entry 7 (B0.0 of unit 1): a pass reads ...; entry 5 (release of unit 1)".
 std::string describe(const step_verdict& v);
 
-/// The bytes of an element, and how many ranks the data axes have; `most` is the limit of a rank, negative: none.
+/// The bytes of an element, and how many ranks the data axes have. `most` and `most_on_host` are the limits of a rank;
+/// negative: none.
 struct step_memory {
   double parameter = 4;  ///< where it is used
   double gradient = 4;
   int data_ranks = 1;
   double most = -1;
+  double most_on_host = -1;  ///< of offloaded activations
 };
 
 namespace detail {
@@ -629,8 +632,8 @@ void require_verified(const step_schedule& s, int rank, const step_memory& memor
 /// Throws `error` with the verdict's text unless `verify` accepts the step.
 void require_verified(const step_schedule& s, const step_memory& memory = {}, const verify_options& options = {});
 
-/// The most bytes of gathered parameters and gradients that a rank holds at a time; the step must be one that `verify`
-/// accepts.
+/// The most bytes of gathered parameters, gradients and activations (`step_unit::kept_bytes`) that a rank holds on its
+/// device at a time; the step must be one that `verify` accepts.
 double peak_bytes(const step_schedule& s, int rank, step_memory memory);
 
 }  // namespace plait

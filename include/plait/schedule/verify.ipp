@@ -33,7 +33,8 @@ PLAIT_INLINE std::string describe(const step_verdict& v) {
     if (v.other_rank != v.rank) append(text, {"rank ", v.other_rank, ", "});
     append(text, {"entry ", v.other_position, " (", describe(v.other), ")"});
   }
-  if (v.code == step_error::over_memory) append(text, {": ", v.bytes, " bytes, of which ", v.limit, " are allowed"});
+  if (v.code == step_error::over_memory || v.code == step_error::over_host_memory)
+    append(text, {": ", v.bytes, " bytes, of which ", v.limit, " are allowed"});
   if (!v.pipeline.empty()) text += ": " + v.pipeline;
   return text;
 }
@@ -50,6 +51,9 @@ class step_walk {
         memory_(memory),
         state_(s.units.size()) {
     for (unit_state& u : state_) u.gathered = s.gathered_between_steps();
+    for (const step_entry& e : program_)
+      keeps_ = keeps_ || (e.op == step_op::pass && e.pass.kind != action_kind::forward);
+    if (keeps_) kept_.resize(s.units.size() * static_cast<std::size_t>(s.shape.microbatches));
   }
 
   step_verdict run() {
@@ -70,9 +74,17 @@ class step_walk {
     int updated = -1;
     int gathered_at = -1;
   };
+  /// Where the activations of a unit and a microbatch are.
+  struct kept_state {
+    enum { none, kept, leaving, away } where = none;
+    int at = -1;  ///< the last entry that kept or moved it
+  };
 
   const step_entry& entry() const { return program_[static_cast<std::size_t>(at_)]; }
   unit_state& of(int unit) { return state_[static_cast<std::size_t>(unit)]; }
+  kept_state& kept(int unit, int microbatch) {
+    return kept_[static_cast<std::size_t>(unit * s_.shape.microbatches + microbatch)];
+  }
   const step_unit& described(int unit) const { return s_.units[static_cast<std::size_t>(unit)]; }
   step_verdict refuse(step_error code, int other = -1) const {
     step_verdict v{.code = code, .rank = rank_, .position = at_, .entry = entry()};
@@ -132,9 +144,66 @@ class step_walk {
         return take_norm(e);
       case step_op::update:
         return take_update(e);
+      case step_op::offload:
+      case step_op::drop:
+      case step_op::reload:
+        return take_move(e);
       default:
         return {};
     }
+  }
+
+  /// An offload, a drop or a reload of activations.
+  step_verdict take_move(const step_entry& e) {
+    const int next = e.unit + 1, stage = described(e.unit).stage;
+    const bool known = keeps_ && e.pass.kind == action_kind::forward && e.pass.microbatch < s_.shape.microbatches &&
+                       e.pass.chunk == s_.shape.chunk_of(stage);
+    if (!known) return refuse(step_error::offload_of_none);
+    kept_state& k = kept(e.unit, e.pass.microbatch);
+    const double bytes = described(e.unit).kept_bytes;
+    const int before = std::exchange(k.at, at_);
+    switch (e.op) {
+      case step_op::offload:
+        if (k.where == kept_state::none) return refuse(step_error::offload_of_none, before);
+        if (k.where != kept_state::kept) return refuse(step_error::offloaded_twice, before);
+        k.where = kept_state::leaving;
+        host_bytes_ += bytes;
+        break;
+      case step_op::drop:
+        if (k.where != kept_state::leaving) return refuse(step_error::dropped_without_copy, before);
+        if (next < static_cast<int>(s_.units.size()) && described(next).stage == stage &&
+            kept(next, e.pass.microbatch).at < 0)
+          return refuse(step_error::dropped_in_use, before);
+        k.where = kept_state::away;
+        kept_bytes_ -= bytes;
+        break;
+      default:
+        if (k.where != kept_state::away) return refuse(step_error::reloaded_on_device, before);
+        k.where = kept_state::kept;
+        kept_bytes_ += bytes;
+        host_bytes_ -= bytes;
+    }
+    if (memory_.most_on_host < 0 || host_bytes_ <= memory_.most_on_host) return weigh();
+    step_verdict v = refuse(step_error::over_host_memory);
+    v.bytes = host_bytes_, v.limit = memory_.most_on_host;
+    return v;
+  }
+  /// A pass of one unit begins to keep activations, or reads what it has kept.
+  step_verdict take_kept(const step_entry& e) {
+    if (!keeps_) return {};
+    kept_state& k = kept(e.unit, e.pass.microbatch);
+    if (e.pass.kind == action_kind::forward) {
+      k = {kept_state::kept, at_};
+      kept_bytes_ += described(e.unit).kept_bytes;
+      return weigh();
+    }
+    if (k.where == kept_state::leaving) return refuse(step_error::used_while_copied, k.at);
+    if (k.where == kept_state::away) return refuse(step_error::used_after_drop, k.at);
+    if (k.where == kept_state::kept && frees_activations(e.pass.kind)) {
+      k = {kept_state::none, at_};
+      kept_bytes_ -= described(e.unit).kept_bytes;
+    }
+    return {};
   }
 
   step_verdict take_gather(const step_entry& e) {
@@ -203,7 +272,7 @@ class step_walk {
   step_verdict take_pass(const step_entry& e) {
     for (const int unit : s_.used_by(e.unit))
       if (step_verdict v = take_use(e, unit); !v.ok()) return v;
-    return {};
+    return take_kept(e);
   }
   step_verdict take_use(const step_entry& e, int unit) {
     unit_state& u = of(unit);
@@ -272,9 +341,9 @@ class step_walk {
 
   bool mine(int unit) const { return s_.rank_of(unit) == rank_; }
   /// Gathered parameters; whole gradients from their first addition to their update, those in one buffer of a pool as
-  /// the largest of them; and what reductions leave of those.
+  /// the largest of them; what reductions leave of those; and activations.
   step_verdict weigh() {
-    double bytes = 0;
+    double bytes = kept_bytes_;
     std::vector<double> pools;
     for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
       if (!mine(unit)) continue;
@@ -306,8 +375,11 @@ class step_walk {
   step_memory memory_;
   std::vector<unit_state> state_;
   std::vector<std::pair<int, step_entry>> shared_;
+  std::vector<kept_state> kept_;            ///< of each unit and microbatch
+  double kept_bytes_ = 0, host_bytes_ = 0;  ///< of activations, on the device and in the host's memory
   double peak_ = 0;
-  bool trains_ = false;  ///< whether there is any backward pass
+  bool keeps_ = false;   ///< whether the program has a backward pass, so that forward passes keep activations
+  bool trains_ = false;  ///< whether there was one by now
 };
 
 /// Compares the collectives that two ranks share: their ties and the norm must be equal, in equal order.

@@ -76,6 +76,16 @@ class tensor {
   operator plait::part<T, Spec>() { return detail::part_access::of<Spec>(data_, part_); }               // NOLINT
   operator plait::part<const T, Spec>() const { return detail::part_access::of<Spec>(data(), part_); }  // NOLINT
   void reset() { tensor().swap(*this); }
+  /// Hands out the memory that this owns. Until `give_memory` it is empty, and knows its part.
+  buffer<Device> take_memory() {
+    data_ = nullptr;
+    return std::move(own_);
+  }
+  /// Takes memory for the same part.
+  void give_memory(buffer<Device> memory) {
+    own_ = std::move(memory);
+    data_ = own_.template data<T>();
+  }
 
   /// Returns this memory under an equivalent spec: invariant by mention or by default.
   template <spec_like Other>

@@ -1,6 +1,6 @@
 // program: training
 // timeout: 300
-// What optimizers alone use, in the host's memory: the same bits, and so many bytes fewer on the device.
+// What optimizers alone use, and activations, in the host's memory: the same bits, and fewer bytes on the device.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -27,6 +27,23 @@ TEST_CASE("a step whose optimizer's state is offloaded has the same bits, replay
       CHECK(away.host_bytes == here.optimizer_bytes);
       if (!as_graph) CHECK(here.peak_bytes - away.peak_bytes == here.optimizer_bytes);
     }
+  }
+}
+
+TEST_CASE("a step whose activations are offloaded has the same bits, replayed or not") {
+  scenario s = small_scenario();
+  s.config.layers = 5;
+  for (const recompute keep : {recompute::none, recompute::full}) {
+    s.options.keep = keep;
+    const auto here = train_small(s, false);
+    for (const bool as_graph : {false, true})
+      for (const bool optimizer : {false, true}) {
+        const auto away = train_small(s, as_graph, false, {.offload_optimizer = optimizer}, true);
+        CHECK(away.losses == here.losses);
+        CHECK(away.weights == here.weights);
+        CHECK(away.host_bytes == (optimizer ? here.optimizer_bytes : 0));
+        if (!as_graph && !optimizer) CHECK(away.peak_bytes < here.peak_bytes);
+      }
   }
 }
 

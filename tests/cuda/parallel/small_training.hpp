@@ -45,13 +45,13 @@ struct training_outcome {
 
 /// With `interrupted`, all weights are set anew before the fifth step.
 inline training_outcome train_small(const scenario& s, bool as_graph, bool interrupted = false,
-                                    const cuda::options& device_options = {}) {
+                                    const cuda::options& device_options = {}, bool offload_activations = false) {
   training_outcome out;
   const auto body = [&](const context<cuda>& ctx) {
     small_model model(ctx, s.config, s.options);
     model.visit([&](auto& p) { p.initialize(ctx); });
     chosen_optimizer<bf16, cuda> optimizer(s.optimizer);
-    training_step step(ctx, model, optimizer, s.microbatches, 1.0);
+    training_step step(ctx, model, optimizer, s.microbatches, 1.0, {.offload_activations = offload_activations});
     graph_step replayed(ctx, step);
     for (std::int64_t i = 0; i < 6; ++i) {
       if (interrupted && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });

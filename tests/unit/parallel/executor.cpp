@@ -126,6 +126,22 @@ TEST_CASE("a schedule for another number of ranks is refused by name") {
   CHECK(text.find("for 3 ranks, and the pipeline axis has 2") != std::string::npos);
 }
 
+TEST_CASE("stages that show nobody what they keep cannot have it offloaded") {
+  const schedule plan = all_forward_all_backward(1, 1, 4, stage_placement::straight, false);
+  mesh_shape whole;
+  whole.add(axis_of<pp>, 1);
+  threads::run(1, [&](threads::communicator c) {
+    pipeline_world ranks(whole, any_communicator(c));
+    cpu device;
+    context<cpu> ctx{device, ranks.stage(), {}, 1};
+    step_executor<cpu> executor(ranks.along(),
+                                with_offload(expand(plan, units_of_stages(plan.shape, false), {.clip = false})));
+    widening stages(plan.shape, 0);
+    CHECK_THROWS_WITH_AS(executor.run(ctx, stages),
+                         "step: offload of F0.0 of unit 0, for which these stages have no member `visit_kept`", error);
+  });
+}
+
 TEST_CASE("a stage that throws leaves nothing behind") {
   struct failing : widening {
     using widening::widening;

@@ -146,7 +146,7 @@ TEST_CASE("peaks of memory, and limits") {
   step_memory limited = memory;
   limited.most = 1000;
   const std::string text = describe(verify(step_of("gpipe", 1, 1, plain, 4), limited));
-  CHECK(text.find("parameters and gradients are over the limit: 1200") != std::string::npos);
+  CHECK(text.find("parameters, gradients and activations are over the limit: 1200") != std::string::npos);
 }
 
 TEST_CASE("a unit whose parameters two passes use has its gradient buffer from the first to the last") {

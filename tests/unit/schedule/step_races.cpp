@@ -2,11 +2,13 @@
 // Races of overlap that were found in training programs in public use, each as a fault in a step that `verify` refuses.
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "plait/schedule/errors.hpp"
+#include "plait/schedule/expand.hpp"
 #include "plait/schedule/verify.hpp"
 #include "support/made_steps.hpp"
 
@@ -28,7 +30,35 @@ void before(step_schedule& s, step_op op, int unit, int which, step_op other, in
   move(s, 0, place_of(s, 0, op, unit, which), place_of(s, 0, other, of, other_which));
 }
 
+step_schedule offloaded() { return with_offload(step_of("gpipe", 1, 2, zero2, 3)); }
+
 const race races[] = {
+    {"NVIDIA/Megatron-LM#7398", "activations are copied back from memory that their copy to the host still fills",
+     offloaded(), [](step_schedule& s) { before(s, step_op::reload, 1, 0, step_op::drop, 1); },
+     step_error::reloaded_on_device},
+    {"pytorch/pytorch#180665", "memory is freed while another stream copies it to the host", offloaded(),
+     [](step_schedule& s) {
+       erase(s, 0, place_of(s, 0, step_op::drop, 0));
+       erase(s, 0, place_of(s, 0, step_op::reload, 0));
+     },
+     step_error::used_while_copied},
+    {"meta-pytorch/torchtune#1867 and #1936", "saved tensors are deleted before the stream that offloads has read them",
+     offloaded(), [](step_schedule& s) { before(s, step_op::drop, 0, 0, step_op::offload, 0); },
+     step_error::dropped_without_copy},
+    {"huggingface/trl#7195 and axolotl-ai-cloud/axolotl#3833", "a pass begins before the wait for its reload",
+     offloaded(),
+     [](step_schedule& s) {
+       const step_entry late{step_op::reload, 1, forward_of(0, 0), {}};
+       const int at = place_of(s, 0, step_op::reload, 1), pass = place_of(s, 0, step_op::pass, 1, 2);
+       REQUIRE(s.programs[0][static_cast<std::size_t>(at)] == late);
+       move(s, 0, at, pass);
+     },
+     step_error::used_after_drop},
+    {"NVIDIA/Megatron-LM#4433 and #5975", "buffers of a pass are used again before its backward pass", offloaded(),
+     [](step_schedule& s) { erase(s, 0, place_of(s, 0, step_op::reload, 0)); }, step_error::used_after_drop},
+    {"NVIDIA/TensorRT-LLM#18023", "memory is given back that a later pass still reads and writes", offloaded(),
+     [](step_schedule& s) { move(s, 0, place_of(s, 0, step_op::drop, 0), place_of(s, 0, step_op::offload, 0) + 1); },
+     step_error::dropped_in_use},
     {"NVIDIA/Megatron-LM#6187", "a gradient is reduced on a side stream while a pass still adds to it",
      step_of("gpipe", 1, 2, zero2), [](step_schedule& s) { before(s, step_op::reduce, 1, 0, step_op::pass, 1, 3); },
      step_error::reduced_too_early},

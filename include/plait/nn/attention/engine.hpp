@@ -494,6 +494,11 @@ class whole_attention {
   static constexpr bool in_chunks = true;
   struct saved {
     buffer<Device> lse;  ///< [batch, heads, seq]
+
+    template <class F>
+    void visit(F&& f) {
+      f(lse);
+    }
   };
 
   whole_attention() = default;

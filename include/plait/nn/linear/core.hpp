@@ -34,6 +34,12 @@ template <compute_device Device>
 struct linear_saved {
   buffer<Device> gathered, adapted;
   detail::saved_stamp stamp{};
+
+  template <class F>
+  void visit(F&& f) {
+    f(gathered);
+    f(adapted);
+  }
 };
 
 namespace detail {
