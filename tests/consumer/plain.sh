@@ -23,9 +23,9 @@ fails() {
   exit 1
 }
 
-# Every header that needs neither a GPU nor MPI nor liburing.
+# Every header that needs neither a GPU nor MPI.
 headers() {
-  (cd "$include" && find plait -name '*.hpp' | grep -Ev 'cuda|nccl|cudnn|mpi|uring' | sort)
+  (cd "$include" && find plait -name '*.hpp' | grep -Ev 'cuda|nccl|cudnn|mpi' | sort)
 }
 
 case "$way" in
