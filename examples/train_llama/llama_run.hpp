@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -31,6 +32,7 @@
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
+#include "plait/nn/moe/router_statistics.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
@@ -557,24 +559,32 @@ class llama_run final : public model_run {
   const requests& asked() const override { return asked_; }
   const std::vector<plait::axis_communication>& communication() const override { return communication_; }
 
-  double expert_imbalance() override {
-    if constexpr (!plait::mixture_strategy<Strategy>) {
-      return 0;
-    } else {
+  std::map<std::int64_t, plait::router_statistics> routers() override {
+    std::map<std::int64_t, plait::router_statistics> routers;
+    if constexpr (plait::mixture_strategy<Strategy>) {
       const plait::ledger before = world_.stage().ledger();
-      double worst = 0;
+      const auto experts = static_cast<std::size_t>(s_.config.mixture.experts), row = 2 * experts + 2;
+      std::vector<double> all(static_cast<std::size_t>(s_.config.layers) * row);  // has any, load, dropped, entropy
       for (stage_type* const stage : model_.stages())
-        for (std::size_t i = 0; i < static_cast<std::size_t>(stage->part().size()); ++i) {
-          const std::vector<std::int64_t> load = stage->block_at(i).template get<1>().inner().load(ctx_);
-          const double all = static_cast<double>(std::accumulate(load.begin(), load.end(), std::int64_t{0}));
-          if (all > 0)
-            worst = std::max(worst, static_cast<double>(*std::max_element(load.begin(), load.end())) *
-                                        static_cast<double>(load.size()) / all);
+        for (std::int64_t i = 0; i < stage->part().size(); ++i) {
+          const plait::router_statistics own =
+              stage->block_at(static_cast<std::size_t>(i)).template get<1>().inner().statistics(ctx_);
+          if (own.load.empty() || ctx_.ranks.rank() != 0) continue;
+          double* const to = all.data() + static_cast<std::size_t>(stage->part().begin + i) * row;
+          to[0] = 1, to[row - 1] = own.entropy;
+          std::copy(own.load.begin(), own.load.end(), to + 1);
+          std::copy(own.dropped.begin(), own.dropped.end(), to + 1 + experts);
         }
-      worst = all_reduce(worst, plait::reduce_op::max);
+      plait::all_reduce_values(device_, world_.root(), all.data(), all.size(), plait::reduce_op::sum);
+      for (std::int64_t i = 0; i < s_.config.layers; ++i) {
+        const double *const of = all.data() + static_cast<std::size_t>(i) * row, *const dropped = of + 1 + experts;
+        if (of[0] == 0) continue;
+        plait::router_statistics& to = routers[i] = {{of + 1, dropped}, {}, of[row - 1]};
+        if (s_.opt.expert_limit > 0) to.dropped.assign(dropped, dropped + experts);
+      }
       world_.stage().ledger().restore(before);
-      return worst;
     }
+    return routers;
   }
 
   std::optional<double> evaluate() override {

@@ -28,6 +28,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/device.hpp"
+#include "plait/nn/moe/router_statistics.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "train_llama/observe/communication.hpp"
@@ -99,9 +100,9 @@ class model_run {
   /// What all ranks have communicated from the norm of the step before to that of the last step; empty where that was
   /// not brought together. Not collective.
   virtual const std::vector<plait::axis_communication>& communication() const = 0;
-  /// How often the most chosen expert of a layer was chosen in the last step, over the mean of that layer; 0 for a
-  /// model without experts. Collective.
-  virtual double expert_imbalance() = 0;
+  /// What routers did in the last step, by their layer; nothing for a model without experts. The ledger does not count
+  /// what it takes.
+  virtual std::map<std::int64_t, plait::router_statistics> routers() = 0;
   /// Mean loss over the held-out samples, as many whole microbatches as there are, with the weights that the last step
   /// left; nothing if interrupted. The ledger does not count what it takes.
   virtual std::optional<double> evaluate() = 0;

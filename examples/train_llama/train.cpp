@@ -20,10 +20,23 @@ double seconds(clock_type::time_point a, clock_type::time_point b) {
   return std::chrono::duration<double>(b - a).count();
 }
 
+/// Whether a step, counted from 0, has a line of progress.
+bool has_line(const setup& s, std::int64_t step) {
+  return step == 0 || step + 1 == s.opt.steps || (step + 1) % steps_between_lines(s) == 0;
+}
+
 /// Whether the ranks bring together what the communication of a step cost: where it is logged or printed.
 bool gathers_communication(const setup& s, std::int64_t step) {
-  const bool line = step == 0 || step + 1 == s.opt.steps || (step + 1) % steps_between_lines(s) == 0;
-  return s.mesh.size() > 1 && (line || !s.opt.log.empty());
+  return s.mesh.size() > 1 && (has_line(s, step) || !s.opt.log.empty());
+}
+
+/// Adds what routers did. A model may have thousands of experts, so that a log has each of them only in some steps.
+void take_routers(const setup& s, model_run& run, plait::step_record& record) {
+  if (!s.opt.mixture || s.opt.log.empty()) return;
+  record.routers = run.routers();
+  for (const auto& [layer, of] : record.routers)
+    record.expert_imbalance = std::max(record.expert_imbalance, of.imbalance());
+  if (!has_line(s, record.step - 1)) record.routers.clear();
 }
 
 /// Prints what the model makes of --prompt.
@@ -89,11 +102,11 @@ std::string train(const setup& s, model_run& run) {
                                                : std::numeric_limits<double>::quiet_NaN();
     end.steps = step + 1;
     end.last_loss = r.loss;
-    const double imbalance = s.opt.mixture && !s.opt.log.empty() ? run.expert_imbalance() : 0;
-    if (report)
-      report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / stepped, share,
-                    0, r.skipped, run.communication(), r.auxiliary, imbalance},
-                   stepped);
+    plait::step_record record{
+        end.steps, r.loss, r.gradient_norm, s.rate.at(step),     static_cast<double>(r.tokens) / stepped,
+        share,     0,      r.skipped,       run.communication(), r.auxiliary};
+    take_routers(s, run, record);
+    if (report) report->step(std::move(record), stepped);
     end.skipped += r.skipped;
     if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();
     if (s.opt.eval_every > 0 && end.steps % s.opt.eval_every == 0 && !r.skipped)

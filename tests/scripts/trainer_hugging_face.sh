@@ -54,6 +54,10 @@ one, other = ([json.loads(line) for line in open(file)][:4] for file in sys.argv
 for a, b in zip(one, other):
     assert 0.1 < a["auxiliary"] < 1 and abs(a["auxiliary"] - b["auxiliary"]) < 1e-6, (a, b)
     assert 1 <= a["expert_imbalance"] <= 4 and abs(a["expert_imbalance"] - b["expert_imbalance"]) < 0.02, (a, b)
+    assert list(a["routers"]) == list(b["routers"]) and len(a["routers"]) > 0, (a, b)
+    for of, same in zip(a["routers"].values(), b["routers"].values()):
+        assert sum(of["load"]) == sum(same["load"]) and sum(map(abs, map(int.__sub__, of["load"], same["load"]))) < 5, (a, b)
+        assert sum(of["dropped"]) > 0 and abs(of["entropy"] - same["entropy"]) < 1e-4, (a, b)
 PY
 
 # Training from one, on several meshes, equals one rank; and going on from what it exports begins with those weights.

@@ -139,6 +139,8 @@ class report_writer {
     chart("Gradient norm before clipping", {series("norm", [](const logged_numbers& n) { return n.grad_norm; })});
     chart("Learning rate", {series("rate", [](const logged_numbers& n) { return n.lr; })});
     chart("Tokens per second", {series("all ranks", [](const logged_numbers& n) { return n.tokens_per_second; })});
+    chart("Most chosen expert over the mean",
+          {series("worst layer", [](const logged_numbers& n) { return n.expert_imbalance; })});
     std::vector<curve_series> exposed;
     for (const std::string& axes : axes_)
       exposed.push_back(series(axes, [&](const logged_numbers& n) { return 1e3 * times_over(n, axes).waited; }));

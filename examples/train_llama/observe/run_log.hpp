@@ -19,6 +19,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -31,6 +32,7 @@
 #include "plait/io/json.hpp"
 #include "plait/io/json_tree.hpp"
 #include "plait/io/posix_file_system.hpp"
+#include "plait/nn/moe/router_statistics.hpp"
 #include "plait/parallel/step_result.hpp"
 #include "train_llama/observe/communication.hpp"
 
@@ -50,7 +52,8 @@ struct step_record {
   bool skipped = false;          ///< whether the gradients were not finite, so that no weight has changed
   std::vector<axis_communication> communication{};  ///< of all ranks; empty: none, or not known for this step
   double auxiliary = 0;                             ///< the loss's terms of routers; 0: there are none
-  double expert_imbalance = 0;  ///< the most chosen expert of a layer over the mean; 0: not known for this step
+  double expert_imbalance = 0;  ///< the largest `router_statistics::imbalance` of a layer; 0: not known for this step
+  std::map<std::int64_t, router_statistics> routers{};  ///< by layer; empty: none, or not known for this step
 };
 
 /// A duration as people read it: "8 s", "3 min 05 s", "2 h 07 min", "4 d 03 h"; "?" for what is no time.
@@ -198,13 +201,28 @@ inline json_object communication_object(const std::vector<axis_communication>& c
   return all;
 }
 
+/// What routers did in a step, by layer, as it is logged.
+inline json_object routers_object(const std::map<std::int64_t, router_statistics>& routers) {
+  json_object all;
+  for (const auto& [layer, of] : routers) {
+    json_object one;
+    one.add("load", of.load);
+    if (!of.dropped.empty()) one.add("dropped", of.dropped);
+    all.add(std::to_string(layer), one.add("entropy", of.entropy));
+  }
+  return all;
+}
+
 /// The log of a training run, one JSON object per line: a line for each step,
 /// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, then
 /// `"mfu": ..` if that is known and `"skipped": true` if the step was, and at last one line `{"summary": {..}}`. Where
 /// ranks communicate there is also `"communication": {"dp": {"seconds": .., "waited": .., "hidden": .., "worst": ..,
 /// "worst_rank": ..}, ..}`, with the members of `axis_communication` for each axes; `null` is what was not measured.
-/// Doubles read back exactly; NaN and infinities are `null`. Each line reaches the operating system before the call
-/// returns, so a killed run keeps all lines but the one being written.
+/// Mixtures of experts have `"auxiliary": ..`, `"expert_imbalance": ..` and, in steps that are printed as lines too,
+/// `"routers": {"1": {"load": [..], "dropped": [..], "entropy": ..}, ..}`, with the members of `router_statistics` for
+/// each layer; `dropped` is there where there is a limit. Doubles read back exactly; NaN and infinities are `null`.
+/// Each line reaches the operating system before the call returns, so a killed run keeps all lines but the one being
+/// written.
 class json_log {
  public:
   /// Starts an empty log, or, where the run `goes_on` from an earlier one, continues the file that is there, without
@@ -243,6 +261,7 @@ class json_log {
     if (record.skipped) line.add("skipped", true);
     if (record.auxiliary > 0) line.add("auxiliary", record.auxiliary);
     if (record.expert_imbalance > 0) line.add("expert_imbalance", record.expert_imbalance);
+    if (!record.routers.empty()) line.add("routers", routers_object(record.routers));
     if (!record.communication.empty()) line.add("communication", communication_object(record.communication));
     write(line);
   }
@@ -366,6 +385,7 @@ using named_hashes = std::vector<std::pair<std::string, std::uint64_t>>;
 struct logged_numbers {
   double loss = 0, grad_norm = 0, lr = 0;
   double tokens_per_second = std::numeric_limits<double>::quiet_NaN();  ///< also NaN where the log has none
+  double expert_imbalance = std::numeric_limits<double>::quiet_NaN();   ///< also NaN where the log has none
   std::vector<axis_communication> communication{};                      ///< empty: none is logged
 };
 
@@ -464,7 +484,7 @@ class run_log_reader {
     }
     begun_ = true;
     logged_numbers numbers{number(line, "loss"), number(line, "grad_norm"), number(line, "lr"),
-                           optional_number(line, "tokens_per_second")};
+                           optional_number(line, "tokens_per_second"), optional_number(line, "expert_imbalance")};
     if (line.contains("communication"))
       for (const auto& [axes, value] : object(line, "communication").items()) {
         const json& times = object(line["communication"], axes.c_str(), "communication.");

@@ -329,6 +329,7 @@ struct router_loss_scales {
   double balance = 0;  ///< of an expert's count times the sum of its probabilities
   double z = 0;        ///< of the squares of the log-sum-exp of scores
   double quantum = 0;  ///< each token's terms are rounded to a multiple of it, so that sums are exact; 0: not
+  double entropy = 0;  ///< of the entropy of a token's probabilities, a number for logs that has no gradient
 };
 
 // ---- a step of AdamW ---------------------------------------------------------------------------------------------

@@ -350,6 +350,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       : names_(name),
         how_(checked(ctx, name, how)),
         router_(ctx, name + ".gate", {.init = how.init}),
+        counts_(std::make_shared<detail::router_counts<Device>>(layout_v<scores>, how.router, name)),
         bias_(correction_bias(ctx, name)),
         gate_(weight(ctx, name + ".experts.gate_proj.weight", derived.up, derived.at_experts)),
         up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),
@@ -379,7 +380,6 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
     choose(mb, s);
     s.counts = losses_.forward(mb, s.scored.data(), s.choice.template data<std::int32_t>(), keep != nullptr);
-    load_->add(mb, s.choice.template data<std::int32_t>(), tokens_ * how_.router.chosen, experts_);
     if (!keep && mb.auxiliary && !mb.repeats && mb.policy == recompute::full)
       first_choices_.insert_or_assign(mb.index, std::move(s.choice));
     buffer<Device> gathered;
@@ -442,11 +442,11 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     return router_.backward(mb, x, s.router, dscores, &of_rows);
   }
 
-  /// How often all tokens of the last training step have chosen each expert, [experts]: none before the first step. The
-  /// largest by the mean is the imbalance. Collective over the mesh; waits for the device.
-  std::vector<std::int64_t> load(const context<Device>& ctx) const {
-    return load_->total(ctx, layout_v<scores>, names_.layer());
-  }
+  /// How often all tokens of the last training step have chosen each expert, [experts]: none before the first step.
+  /// Collective over the mesh; waits for the device.
+  std::vector<std::int64_t> load(const context<Device>& ctx) const { return counts_->load(ctx); }
+  /// As `load`, with what was dropped and the router's entropy. Collective over the mesh; waits for the device.
+  router_statistics statistics(const context<Device>& ctx) const { return counts_->statistics(ctx); }
 
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
@@ -494,8 +494,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto bias = std::make_shared<parameter<Precision, Device>>(ctx, std::move(info), placed, placed, met);
     bias->freeze();
     if (*how_.bias_rate == 0) return bias;
-    bias->at_end_of_step([load = load_, rate = *how_.bias_rate, name](auto& b, const context<Device>& at) {
-      const std::vector<std::int64_t> counts = load->total(at, layout_v<scores>, name);
+    bias->at_end_of_step([of_step = counts_, rate = *how_.bias_rate](auto& b, const context<Device>& at) {
+      const std::vector<std::int64_t> counts = of_step->load(at);
       const auto experts = static_cast<std::int64_t>(counts.size());
       const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
       using M = master_of<Precision>;
@@ -582,6 +582,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       on.copy(kept.data(), s.choice.data(), kept.bytes(), on.main_stream());
       capacity_.drop(on, kept.template data<std::int32_t>());
     }
+    counts_->add(mb, s.scored.data(), s.choice.template data<std::int32_t>(),
+                 capacity_ ? kept.template data<std::int32_t>() : nullptr, tokens_, experts_);
     const std::int32_t* const choice =
         moved(on, weights_, (capacity_ ? kept : s.choice).template data<std::int32_t>(), seen);
     if (moved(on, weights_, weights.template data<S>(), s.weights) == weights.template data<S>())
@@ -754,7 +756,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   detail::layer_names names_;
   moe_options how_;
   router_layer router_;
-  std::shared_ptr<detail::expert_load<Device>> load_ = std::make_shared<detail::expert_load<Device>>();
+  std::shared_ptr<detail::router_counts<Device>> counts_;
   parameter_ptr<Precision, Device> bias_;  ///< null: none
   parameter_ptr<Precision, Device> gate_, up_, down_;
   detail::expert_peers<Device> peers_;

@@ -96,7 +96,7 @@ void check_choices() {
 template <class T>
 void check_losses(kernels::expert_scores how, bool balances, std::int64_t experts) {
   constexpr std::int64_t groups = 3, size = 11, k = 2;
-  constexpr kernels::router_loss_scales by{0.01, 0.02};
+  constexpr kernels::router_loss_scales by{.balance = 0.01, .z = 0.02, .entropy = 0.3};
   cuda device;
   cpu host;
   const auto n = static_cast<std::size_t>(groups * experts);

@@ -36,7 +36,7 @@ dim_sizes sizes_of_mixture() {
   return s;
 }
 
-/// Output, gradients, the auxiliary losses and the load of a mixture with a shared expert.
+/// Output, gradients, the auxiliary losses and the statistics of a mixture with a shared expert.
 template <class Device>
 block_outcome run_mixture(world& ranks, Device& device, const moe_options& how) {
   using layer_type = expert_mlp<double, mixture_strategy_here, Device>;
@@ -70,8 +70,11 @@ block_outcome run_mixture(world& ranks, Device& device, const moe_options& how) 
   double loss = 0;
   device.download(&loss, value.data(), sizeof loss, device.main_stream());
   out.push_back({"auxiliary losses", {}, {all_reduce_scalar(device, ranks.root(), loss, reduce_op::sum)}});
-  out.push_back({"load", {}, {}});
-  for (const std::int64_t count : layer.load(ctx)) out.back().values.push_back(static_cast<double>(count));
+  out.push_back({"router", {}, {}});
+  const router_statistics routed = layer.statistics(ctx);
+  for (const auto* counts : {&routed.load, &routed.dropped})
+    for (const std::int64_t count : *counts) out.back().values.push_back(static_cast<double>(count));
+  out.back().values.push_back(routed.entropy);
   device.synchronize();
   return out;
 }

@@ -32,8 +32,10 @@ def check(path, steps, falls=""):
     records, summary = read(path)
     require([r["step"] for r in records] == list(range(1, int(steps) + 1)), f"{path}: the steps are not 1 to {steps}")
     for r in records:
-        require([k for k in r if k not in ("mfu", "communication", "auxiliary", "expert_imbalance")] == STEP_KEYS,
+        require([k for k in r if k not in ("mfu", "communication", "auxiliary", "expert_imbalance", "routers")] == STEP_KEYS,
                 f"{path}: a step has the keys {list(r)}")
+        for layer, of in r.pop("routers", {}).items():
+            require([k for k in of if k != "dropped"] == ["load", "entropy"] and sum(of["load"]) > 0, f"{path}: {of}")
         communication = r.pop("communication", {})
         require(bool(communication) == bool(summary["bytes_sent"]), f"{path}: communication is {communication}")
         for axes, of in communication.items():

@@ -53,7 +53,7 @@ class saves_alone final : public model_run {
   plait::step_result step(std::int64_t, bool) override { return {}; }
   const requests& asked() const override { return asked_; }
   const std::vector<plait::axis_communication>& communication() const override { return communication_; }
-  double expert_imbalance() override { return 0; }
+  std::map<std::int64_t, plait::router_statistics> routers() override { return {}; }
   std::optional<double> evaluate() override {
     if (losses.empty()) return {};
     const double loss = losses.front();

@@ -141,7 +141,7 @@ namespace {
 
 struct trained {
   double auxiliary = 0;
-  std::vector<std::int64_t> load;  ///< of the second mixture
+  router_statistics router;  ///< of the second mixture
   std::vector<std::pair<std::string, std::vector<double>>> gradients;
 };
 
@@ -162,7 +162,8 @@ trained train_mixtures(const three& mesh, std::int64_t microbatches, const route
     const context<cpu> ctx{device, ranks, sizes, 1};
     using mixture = moe<double, Policy>;
     std::vector<mixture> layers;
-    for (const char* name : {"first", "second"}) layers.emplace_back(ctx, name, moe_options{.losses = losses});
+    for (const char* name : {"first", "second"})
+      layers.emplace_back(ctx, name, moe_options{.losses = losses, .limit = {1.0}});
     stack<mixture> both(std::move(layers));
     fill_parameters(ctx, both, {});
     double sum = 0, other = 0;
@@ -182,14 +183,16 @@ trained train_mixtures(const three& mesh, std::int64_t microbatches, const route
       if (i < 0 || i == microbatches) continue;
       both.backward(mb, x, kept, dy);
     }
-    const trained mine{collect_auxiliary(ctx, auxiliary), both[1].load(ctx), reduce_gradients(ctx, both)};
+    const trained mine{collect_auxiliary(ctx, auxiliary), both[1].statistics(ctx), reduce_gradients(ctx, both)};
     if (ranks.rank() == 0) out = mine;
   });
   return out;
 }
 
 void check_equal(const trained& got, const trained& expected, const std::string& where) {
-  CHECK(got.load == expected.load);
+  CHECK(got.router.load == expected.router.load);
+  CHECK(got.router.dropped == expected.router.dropped);
+  CHECK(got.router.entropy == doctest::Approx(expected.router.entropy).epsilon(1e-12));
   CHECK(got.auxiliary == doctest::Approx(expected.auxiliary).epsilon(1e-12));
   REQUIRE(got.gradients.size() == expected.gradients.size());
   for (std::size_t i = 0; i < got.gradients.size(); ++i)
@@ -201,7 +204,9 @@ void check_equal(const trained& got, const trained& expected, const std::string&
 TEST_CASE("sums over tokens and sequences are equal for any number of microbatches") {
   const router_losses additive{.balance = {3}, .z_loss = 0.7};
   const trained one = train_mixtures<exchanged>(three{1, 1, 1}, 1, additive);
-  CHECK(std::accumulate(one.load.begin(), one.load.end(), std::int64_t{0}) == 16 * 8 * 2);
+  const auto sum = [](const std::vector<std::int64_t>& of) { return std::accumulate(of.begin(), of.end(), 0); };
+  CHECK(sum(one.router.load) == 16 * 8 * 2);
+  CHECK((sum(one.router.dropped) > 16 && one.router.entropy > 0.5 && one.router.entropy < std::log(8)));
   CHECK(one.auxiliary > 6);  // two layers with a balance of at least about 3 each
   for (const std::int64_t microbatches : {1, 2, 4})
     for (const three& mesh : {three{1, 1, 1}, three{1, 1, 2}, three{2, 2, 2}})
@@ -224,7 +229,7 @@ TEST_CASE("a balance over microbatches depends on their number, and not on the m
 namespace {
 
 struct plain_losses {
-  double value = 0;
+  double value = 0, entropy = 0;
   std::vector<double> dw, dx;
 };
 
@@ -235,7 +240,7 @@ plain_losses losses_by_definition(const std::vector<double>& x, const std::vecto
   const auto n = [](std::size_t i) { return static_cast<double>(i); };
   const bool softmax = kind == kernels::expert_scores::softmax;
   std::vector<double> z(tokens * all), p(tokens * all), f(tokens / set * all), mean(f.size()), lse(tokens);
-  plain_losses out{0, std::vector<double>(w.size()), std::vector<double>(x.size())};
+  plain_losses out{0, 0, std::vector<double>(w.size()), std::vector<double>(x.size())};
   for (std::size_t t = 0; t < tokens; ++t) {
     double* const scores = z.data() + t * all;
     for (std::size_t e = 0; e < all; ++e)
@@ -247,6 +252,7 @@ plain_losses losses_by_definition(const std::vector<double>& x, const std::vecto
     out.value += z_loss * lse[t] * lse[t] / n(tokens);
     for (std::size_t e = 0; e < all; ++e) {
       p[t * all + e] = positive(e) / sum;
+      out.entropy -= p[t * all + e] * std::log(p[t * all + e]) / n(tokens);
       mean[t / set * all + e] += p[t * all + e] / n(set);
       const auto better = std::count_if(scores, scores + all, [&](double other) { return other > scores[e]; });
       if (better < static_cast<std::ptrdiff_t>(k)) f[t / set * all + e] += 1 / n(k * set);
@@ -303,6 +309,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
         const std::size_t set = over == balance_over::sequence ? 8 : 32;
         const plain_losses plain = losses_by_definition(input, w, 8, set, kind, 0.6 / 2, 0.3 / 2);
         CHECK(value == doctest::Approx(plain.value).epsilon(1e-12));
+        CHECK(layer.statistics(ctx).entropy == doctest::Approx(plain.entropy).epsilon(1e-8));
         check_near(std::vector(dx.data(), dx.data() + dx.size()), plain.dx, 1e-12, "dx");
         for (const auto& [name, gradient] : reduce_gradients(ctx, layer))
           if (name == "moe.gate.weight") check_near(gradient, plain.dw, 1e-12, name);

@@ -137,11 +137,12 @@ void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, 
   }
 }
 
-/// Adds to counts [groups, experts] how often `chosen` [groups, size] has each expert.
+/// Adds to counts [groups, experts] how often `chosen` [groups, size] has each expert; a negative choice was dropped.
 inline void count_experts(cpu&, const std::int32_t* chosen, std::int32_t* counts, std::int64_t groups,
                           std::int64_t size, std::int64_t experts) {
   for (std::int64_t g = 0; g < groups; ++g, counts += experts)
-    for (std::int64_t j = 0; j < size; ++j) ++counts[*chosen++];
+    for (std::int64_t j = 0; j < size; ++j, ++chosen)
+      if (*chosen >= 0) ++counts[*chosen];
 }
 
 /// The auxiliary losses of `scores` [groups, size, experts], one number. It is by.z times the square of each token's
@@ -158,6 +159,9 @@ void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss
     double own = by.z * all * all;
     for (std::int64_t e = 0; counts && e < experts; ++e)
       own += by.balance * counts[t / size * experts + e] * static_cast<double>(p[static_cast<std::size_t>(e)]);
+    if (by.entropy != 0)
+      for (const S part : p)
+        if (part > 0) own -= by.entropy * static_cast<double>(part) * std::log(static_cast<double>(part));
     *loss += by.quantum > 0 ? std::nearbyint(own / by.quantum) * by.quantum : own;
   }
 }

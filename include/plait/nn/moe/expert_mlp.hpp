@@ -68,9 +68,9 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
     return dx;
   }
 
-  /// How often each expert was chosen in the last step (`moe::load`); none without experts. Collective over the mesh.
-  std::vector<std::int64_t> load(const context<Device>& ctx) const {
-    return routed_ ? routed_->load(ctx) : std::vector<std::int64_t>{};
+  /// `moe::statistics`; empty without experts. Collective over the mesh.
+  router_statistics statistics(const context<Device>& ctx) const {
+    return routed_ ? routed_->statistics(ctx) : router_statistics{};
   }
   /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {

@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/core/error.hpp"
@@ -12,6 +15,7 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/kernels/settings.hpp"
 #include "plait/layout/rules.hpp"
+#include "plait/nn/moe/router_statistics.hpp"
 #include "plait/tensor/microbatch.hpp"
 #include "plait/tensor/redistribution.hpp"
 
@@ -155,39 +159,90 @@ class router_loss_terms {
   std::int64_t sets_ = 0, tokens_ = 0;                ///< of a microbatch over the whole mesh
 };
 
-/// How often a router has chosen each expert in a step.
+/// Counts what a router does in a step.
 template <compute_device Device>
-class expert_load {
+class router_counts {
  public:
-  /// Adds a microbatch's choice [tokens, k]. The first one of a step, which was there before, begins anew.
-  void add(const microbatch<Device>& mb, const std::int32_t* choice, std::int64_t size, std::int64_t experts) {
+  /// `scores` is the layout [samples, positions.., experts].
+  router_counts(const layout& scores, const kernels::router_settings& router, std::string name)
+      : scores_(scores), router_(router), name_(std::move(name)) {}
+
+  /// Adds a microbatch's `scores` [tokens, experts] and choice [tokens, k]; `kept` is the choice that is not beyond a
+  /// limit, or null: there is none. The first one of a step, which was there before, begins anew.
+  template <class T>
+  void add(const microbatch<Device>& mb, const T* scores, const std::int32_t* choice, const std::int32_t* kept,
+           std::int64_t tokens, std::int64_t experts) {
     if (!mb.auxiliary || mb.repeats) return;
     Device& on = mb.ctx.device;
     const auto i = static_cast<std::size_t>(mb.index), all = static_cast<std::size_t>(mb.count);
     if (seen_.size() != all || seen_[i]) {
       seen_.assign(all, false);
-      if (counts_.empty()) counts_ = make_buffer<std::int32_t>(on, static_cast<std::size_t>(experts));
+      if (counts_.empty()) {
+        counts_ = make_buffer<std::int32_t>(on, static_cast<std::size_t>(kept ? 2 * experts : experts));
+        entropy_ = make_buffer<double>(on, 1);
+      }
       on.zero(counts_.data(), counts_.bytes(), on.main_stream());
+      on.zero(entropy_.data(), entropy_.bytes(), on.main_stream());
     }
     seen_[i] = true;
-    kernels::count_experts(on, choice, counts_.template data<std::int32_t>(), 1, size, experts);
+    auto* const counts = counts_.template data<std::int32_t>();
+    kernels::count_experts(on, choice, counts, 1, tokens * router_.chosen, experts);
+    if (kept) kernels::count_experts(on, kept, counts + experts, 1, tokens * router_.chosen, experts);
+    auto own = make_buffer<double>(on, 1);
+    constexpr kernels::router_loss_scales exact_to_millions_of_tokens{.quantum = 0x1p-28, .entropy = 1};
+    kernels::router_loss(on, scores, static_cast<const std::int32_t*>(nullptr), own.template data<double>(), 1, tokens,
+                         experts, router_.scores, exact_to_millions_of_tokens);
+    kernels::accumulate(on, own.template data<double>(), entropy_.template data<double>(), 1);
   }
-  /// Returns the counts of all tokens, whose scores lie as `scores`; none before the first step. Collective.
-  std::vector<std::int64_t> total(const context<Device>& ctx, layout scores, const std::string& name) const {
-    if (counts_.empty()) return {};
-    while (scores.dims.size() > 1) scores = reduce_sum(scores, scores.dims[0].dim).result;
-    const ready_plan complete(scores, completed(scores), ctx.ranks, ctx.sizes, name);
-    auto all = buffer<Device>::for_collectives(ctx.device, counts_.bytes());
-    complete.run(ctx.device, counts_.data(), all.data(), dtype::i32);
-    std::vector<std::int32_t> counts(all.bytes() / sizeof(std::int32_t));
-    ctx.device.synchronize();
-    ctx.device.download(counts.data(), all.data(), all.bytes(), ctx.device.main_stream());
-    return {counts.begin(), counts.end()};
+
+  /// How often all tokens have chosen each expert; none before the first step. Collective.
+  std::vector<std::int64_t> load(const context<Device>& ctx) {
+    return counts_.empty() ? std::vector<std::int64_t>{} : total(ctx, 0);
+  }
+  /// Collective, as `load`.
+  router_statistics statistics(const context<Device>& ctx) {
+    router_statistics all{load(ctx)};
+    if (all.load.empty()) return all;
+    const std::size_t bytes = all.load.size() * sizeof(std::int32_t);
+    if (counts_.bytes() > bytes) {
+      all.dropped = total(ctx, all.load.size());
+      for (std::size_t e = 0; e < all.load.size(); ++e) all.dropped[e] = all.load[e] - all.dropped[e];
+    }
+    if (!complete_entropy_) complete_entropy_ = over_all_tokens(ctx, 0);
+    complete<double>(ctx, *complete_entropy_, entropy_.template data<double>(), 1, &all.entropy);
+    all.entropy *= static_cast<double>(router_.chosen) /
+                   static_cast<double>(std::accumulate(all.load.begin(), all.load.end(), std::int64_t{0}));
+    return all;
   }
 
  private:
-  buffer<Device> counts_;
-  std::vector<bool> seen_;  ///< the microbatches that are in them
+  std::vector<std::int64_t> total(const context<Device>& ctx, std::size_t at) {
+    if (!complete_counts_) complete_counts_ = over_all_tokens(ctx, 1);
+    std::vector<std::int32_t> counts(static_cast<std::size_t>(complete_counts_->source().local_size()));
+    complete<std::int32_t>(ctx, *complete_counts_, counts_.template data<std::int32_t>() + at, counts.size(),
+                           counts.data());
+    return {counts.begin(), counts.end()};
+  }
+  /// The sum over tokens of `dims` of the last dims of scores.
+  ready_plan over_all_tokens(const context<Device>& ctx, std::size_t dims) const {
+    layout summed = scores_;
+    while (summed.dims.size() > dims) summed = reduce_sum(summed, summed.dims[0].dim).result;
+    return ready_plan(summed, completed(summed), ctx.ranks, ctx.sizes, name_);
+  }
+  template <class E>
+  static void complete(const context<Device>& ctx, const ready_plan& plan, const E* own, std::size_t count, E* host) {
+    auto all = buffer<Device>::for_collectives(ctx.device, count * sizeof(E));
+    plan.run(ctx.device, own, all.data(), dtype_of<E>);
+    ctx.device.synchronize();
+    ctx.device.download(host, all.data(), all.bytes(), ctx.device.main_stream());
+  }
+
+  layout scores_;
+  kernels::router_settings router_;
+  std::string name_;
+  buffer<Device> counts_, entropy_;  ///< [1 or 2, experts] of the choice, and of what is kept of it; a sum over tokens
+  std::vector<bool> seen_;           ///< the microbatches that are in them
+  std::optional<ready_plan> complete_counts_, complete_entropy_;
 };
 
 }  // namespace detail

@@ -70,13 +70,21 @@ TEST_CASE("a line per step, each on disk at once, then the summary") {
   CHECK(line["tokens_per_second"] == 1234.5);
   CHECK(line["comm_share"] == 0.25);
 
-  log.step({.step = 2, .comm_share = std::nan(""), .mfu = 0.25, .auxiliary = 0.5});
+  log.step({.step = 2,
+            .comm_share = std::nan(""),
+            .mfu = 0.25,
+            .auxiliary = 0.5,
+            .expert_imbalance = 1.5,
+            .routers = {{1, {{2, 6}, {}, 0.5}}, {10, {{8, 0}, {3, 0}, 0.25}}}});
   std::istringstream second(dir.read("log.jsonl"));
   second.ignore(1000, '\n');
   line = json::parse(second);
   CHECK(line["comm_share"].is_null());
   CHECK(line["mfu"] == 0.25);
   CHECK(line["auxiliary"] == 0.5);
+  CHECK(line["expert_imbalance"] == 1.5);
+  CHECK(line["routers"].dump() ==
+        R"({"1":{"entropy":0.5,"load":[2,6]},"10":{"dropped":[3,0],"entropy":0.25,"load":[8,0]}})");
   log.step({.step = 3, .communication = {{"dp", 2e-3, 0.5e-3, 0.5, 3}, {"tp", std::nan(""), std::nan(""), 0, -1}}});
   std::istringstream third(dir.read("log.jsonl"));
   third.ignore(1000, '\n').ignore(1000, '\n');

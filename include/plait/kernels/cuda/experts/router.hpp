@@ -179,11 +179,14 @@ __global__ static void router_losses_of(const T* scores, const std::int32_t* cou
   PLAIT_DYNAMIC_SHARED(S, p);
   for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const double all = balanced_probabilities_of(scores + t * experts, p, experts, how);
-    double balance = 0;
-    for (int e = lane_of(); counts != nullptr && e < experts; e += warp_lanes)
-      balance += counts[t / size * experts + e] * static_cast<double>(p[e]);
-    balance = warp_sum(balance);
-    if (lane_of() == 0) losses[t] = by.z * all * all + by.balance * balance;
+    double own = 0;
+    for (int e = lane_of(); e < experts; e += warp_lanes) {
+      const auto part = static_cast<double>(p[e]);
+      if (counts != nullptr) own += by.balance * counts[t / size * experts + e] * part;
+      if (by.entropy != 0 && part > 0) own -= by.entropy * part * log(part);
+    }
+    own = warp_sum(own) + by.z * all * all;
+    if (lane_of() == 0) losses[t] = by.quantum > 0 ? rint(own / by.quantum) * by.quantum : own;
     __syncwarp();
   }
 }

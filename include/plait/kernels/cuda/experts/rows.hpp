@@ -21,7 +21,7 @@ namespace plait::kernels::detail {
 static __global__ void count_choices(const std::int32_t* chosen, std::int32_t* counts, std::int64_t all,
                                      std::int64_t size, std::int64_t experts) {
   const std::int64_t j = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (j < all) atomicAdd(&counts[j / size * experts + chosen[j]], 1);
+  if (j < all && chosen[j] >= 0) atomicAdd(&counts[j / size * experts + chosen[j]], 1);
 }
 
 /// A warp for each expert of each sample walks over the choices in the order of choices and then of the text.
