@@ -3,12 +3,13 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <iterator>
 #include <string>
-#include <string_view>
-#include <utility>
+#include <vector>
 
 #include "plait/schedule/errors.hpp"
 #include "plait/schedule/expand.hpp"
+#include "plait/schedule/parse.hpp"
 #include "plait/schedule/verify.hpp"
 #include "support/made_steps.hpp"
 
@@ -32,7 +33,17 @@ void before(step_schedule& s, step_op op, int unit, int which, step_op other, in
 
 step_schedule offloaded() { return with_offload(step_of("gpipe", 1, 2, zero2, 3)); }
 
+/// Two units of the first stage are tied to two of the last one.
+step_schedule tied_twice() {
+  std::vector<step_unit> units = units_of(2, 3);
+  units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
+  return expand(parse_schedule("1f1b", 2, 4), units, plain);
+}
+
 const race races[] = {
+    {"NVIDIA/Megatron-LM#7400, whose cause is not known", "ranks start what they share in different orders",
+     tied_twice(), [](step_schedule& s) { before(s, step_op::reduce_ties, 1, 0, step_op::reduce_ties, 0); },
+     step_error::collectives_cross},
     {"NVIDIA/Megatron-LM#7398", "activations are copied back from memory that their copy to the host still fills",
      offloaded(), [](step_schedule& s) { before(s, step_op::reload, 1, 0, step_op::drop, 1); },
      step_error::reloaded_on_device},
@@ -90,6 +101,8 @@ const race races[] = {
 };
 
 }  // namespace
+
+static_assert(std::size(races) == 16);
 
 TEST_CASE("a step with a race that was found in public is refused before it runs") {
   for (const race& r : races) {
