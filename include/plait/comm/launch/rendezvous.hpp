@@ -21,6 +21,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -28,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/deadline.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -207,30 +209,26 @@ class tcp_socket {
     }
   }
   bool send_all(std::string_view bytes, double until) const {
-    while (!bytes.empty()) {
-      const ssize_t n = ::send(handle_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (n > 0) {
-        bytes.remove_prefix(static_cast<std::size_t>(n));
-      } else if (n == 0 || (errno != EAGAIN && errno != EINTR) || !ready(POLLOUT, until)) {
-        return false;
-      }
-    }
-    return true;
+    return all_of(bytes.size(), POLLOUT, until, [&](std::size_t done) {
+      return ::send(handle_, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+    });
   }
   bool receive_all(char* to, std::size_t bytes, double until) const {
-    while (bytes != 0) {
-      const ssize_t n = ::recv(handle_, to, bytes, 0);
-      if (n > 0) {
-        to += n;
-        bytes -= static_cast<std::size_t>(n);
-      } else if (n == 0 || (errno != EAGAIN && errno != EINTR) || !ready(POLLIN, until)) {
-        return false;
-      }
+    return all_of(bytes, POLLIN, until, [&](std::size_t done) { return ::recv(handle_, to + done, bytes - done, 0); });
+  }
+
+ private:
+  /// Calls `some(done)`, which returns how many bytes more it has moved, until all are.
+  template <class Some>
+  bool all_of(std::size_t bytes, short events, double until, const Some& some) const {
+    for (std::size_t done = 0; done < bytes;) {
+      const ssize_t n = some(done);
+      if (n == 0 || (n < 0 && ((errno != EAGAIN && errno != EINTR) || !ready(events, until)))) return false;
+      if (n > 0) done += static_cast<std::size_t>(n);
     }
     return true;
   }
 
- private:
   int handle_ = -1;
 };
 
@@ -238,95 +236,60 @@ inline constexpr const char* free_port_hint =
     "choose a free port by PLAIT_PORT, the same for all ranks (MASTER_PORT is torch.distributed's own where that has "
     "made a process group by env://)";
 
-/// The addresses that a name stands for.
-class address_list {
- public:
-  /// Where there are none, the reason is in `problem`.
-  address_list(const std::string& host, int port, int flags, std::string& problem) {
-    addrinfo wanted{};
-    wanted.ai_socktype = SOCK_STREAM;
-    wanted.ai_flags = flags;
-    const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &first_);
-    if (code != 0) problem = ::gai_strerror(code);
+/// Returns the first socket of an address of `host` for which `open(socket, address)` returns 0, or an empty one and
+/// the reason in `problem`: of the name, or the system's error that `open` returns.
+template <class Open>
+tcp_socket first_socket(const std::string& host, int port, int flags, std::string& problem, const Open& open) {
+  addrinfo wanted{}, *first = nullptr;
+  wanted.ai_socktype = SOCK_STREAM;
+  wanted.ai_flags = flags;
+  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &first);
+  if (code != 0) problem = ::gai_strerror(code);
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(first, [](addrinfo* p) { ::freeaddrinfo(p); });
+  for (const addrinfo* a = first; a != nullptr; a = a->ai_next) {
+    tcp_socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    const int error = s ? open(s, *a) : errno;
+    if (error == 0) return s;
+    problem = std::strerror(error);
   }
-  address_list(const address_list&) = delete;
-  address_list& operator=(const address_list&) = delete;
-  ~address_list() {
-    if (first_ != nullptr) ::freeaddrinfo(first_);
-  }
-
-  /// Returns the first socket that `open(address)` makes, or an empty one.
-  template <class Open>
-  tcp_socket first(const Open& open) const {
-    for (const addrinfo* a = first_; a != nullptr; a = a->ai_next)
-      if (tcp_socket s = open(*a)) return s;
-    return {};
-  }
-
- private:
-  addrinfo* first_ = nullptr;
-};
-
-inline tcp_socket socket_for(const addrinfo& a) {
-  return tcp_socket(::socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC, a.ai_protocol));
+  return {};
 }
 
-/// Returns a socket that listens on an address of this host, or an empty one and the reason in `problem`. The address
-/// "::" takes what comes by IPv4, too.
-inline tcp_socket try_to_listen(const std::string& address, int port, std::string& problem) {
-  return address_list(address, port, AI_PASSIVE, problem).first([&](const addrinfo& a) {
-    tcp_socket s = socket_for(a);
-    const int on = 1, off = 0;
-    if (s) ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (s && a.ai_family == AF_INET6) ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (s && ::bind(s.get(), a.ai_addr, a.ai_addrlen) == 0 && ::listen(s.get(), 1024) == 0) return s;
-    problem = std::strerror(errno);
-    return tcp_socket();
-  });
-}
-
-/// Listens on one address of this host.
-inline tcp_socket listener_on(const std::string& address, int port) {
+/// Listens on `address` of this host, or on all addresses where it is empty. The address "::" takes what comes by IPv4,
+/// too.
+inline tcp_socket listener(int port, const std::string& address = "") {
   std::string problem;
-  if (tcp_socket s = try_to_listen(address, port, problem)) return s;
-  fail({"nccl: rank 0 cannot listen on port ", port, " of ", address, ": ", problem, "; ", free_port_hint,
-        ", or an address of rank 0's host by PLAIT_BIND_ADDRESS"});
-}
-
-/// Listens on all addresses.
-inline tcp_socket listener(int port) {
-  std::string problem;
-  for (const char* const all : {"::", "0.0.0.0"}) {  // the second where the host has no IPv6
-    if (tcp_socket s = try_to_listen(all, port, problem)) return s;
-    if (problem == std::strerror(EADDRINUSE)) break;
+  for (const std::string& one : address.empty() ? std::vector<std::string>{"::", "0.0.0.0"} : std::vector{address}) {
+    tcp_socket listening = first_socket(one, port, AI_PASSIVE, problem, [](const tcp_socket& s, const addrinfo& a) {
+      const int on = 1, off = 0;
+      ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+      if (a.ai_family == AF_INET6) ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+      return ::bind(s.get(), a.ai_addr, a.ai_addrlen) == 0 && ::listen(s.get(), 1024) == 0 ? 0 : errno;
+    });
+    if (listening) return listening;
+    if (problem == std::strerror(EADDRINUSE)) break;  // else without IPv6, where the host has none
   }
-  fail({"nccl: rank 0 cannot listen on port ", port, ": ", problem, "; ", free_port_hint});
+  fail({"nccl: rank 0 cannot listen on port ", port, address.empty() ? "" : " of ", address, ": ", problem, "; ",
+        free_port_hint, address.empty() ? "" : ", or an address of rank 0's host by PLAIT_BIND_ADDRESS"});
 }
 
 /// Whether an address that the name stands for is one of this host's. The addresses of forwarding services are not.
 inline bool is_of_this_host(const std::string& address) {
   std::string ignored;
-  return static_cast<bool>(address_list(address, 0, 0, ignored).first([](const addrinfo& a) {
-    tcp_socket s = socket_for(a);
-    return s && ::bind(s.get(), a.ai_addr, a.ai_addrlen) == 0 ? std::move(s) : tcp_socket();
+  return static_cast<bool>(first_socket(address, 0, 0, ignored, [](const tcp_socket& s, const addrinfo& a) {
+    return ::bind(s.get(), a.ai_addr, a.ai_addrlen) == 0 ? 0 : errno;
   }));
 }
 
 /// A connection, or an empty socket and the reason in `problem`.
 inline tcp_socket connected(const std::string& address, int port, double until, std::string& problem) {
-  return address_list(address, port, 0, problem).first([&](const addrinfo& a) {
-    tcp_socket s = socket_for(a);
-    int status = s && ::connect(s.get(), a.ai_addr, a.ai_addrlen) == 0 ? 0 : errno;
-    if (s && status == EINPROGRESS) {
-      socklen_t length = sizeof status;
-      if (s.ready(POLLOUT, std::min(until, comm_clock() + 5)))
-        ::getsockopt(s.get(), SOL_SOCKET, SO_ERROR, &status, &length);
-      else
-        status = ETIMEDOUT;
-    }
-    if (status == 0) return s;
-    problem = std::strerror(status);
-    return tcp_socket();
+  return first_socket(address, port, 0, problem, [&](const tcp_socket& s, const addrinfo& a) {
+    int status = ::connect(s.get(), a.ai_addr, a.ai_addrlen) == 0 ? 0 : errno;
+    socklen_t length = sizeof status;
+    if (status != EINPROGRESS) return status;
+    if (!s.ready(POLLOUT, std::min(until, comm_clock() + 5))) return ETIMEDOUT;
+    ::getsockopt(s.get(), SOL_SOCKET, SO_ERROR, &status, &length);
+    return status;
   });
 }
 
@@ -345,27 +308,22 @@ struct connection_limits {
   double seconds = 5;      ///< until a connection must have sent its greeting
 };
 
-inline void put_word(std::string& to, std::uint32_t value) {
-  for (int shift = 24; shift >= 0; shift -= 8) to += static_cast<char>(value >> shift & 0xff);
+inline std::string word_of(std::size_t value) {
+  const std::uint32_t sent = htonl(static_cast<std::uint32_t>(value));
+  return {reinterpret_cast<const char*>(&sent), sizeof sent};
 }
 inline std::uint32_t word_at(const char* from) {
-  std::uint32_t value = 0;
-  for (int i = 0; i < 4; ++i) value = value << 8 | static_cast<unsigned char>(from[i]);
-  return value;
+  std::uint32_t sent = 0;
+  std::memcpy(&sent, from, sizeof sent);
+  return ntohl(sent);
 }
 inline std::string answer_of(bool yes, std::string_view text) {
-  std::string out;
-  put_word(out, yes ? 1 : 0);
-  put_word(out, static_cast<std::uint32_t>(text.size()));
-  return out.append(text);
+  return cat({word_of(yes ? 1 : 0), word_of(text.size()), text});
 }
 
 inline std::string hello_of(const launch_place& here) {
-  std::string out(hello_magic);
-  put_word(out, static_cast<std::uint32_t>(here.rank));
-  put_word(out, static_cast<std::uint32_t>(here.size));
-  put_word(out, static_cast<std::uint32_t>(here.token.size()));
-  return out + here.token;
+  return cat({hello_magic, word_of(static_cast<std::size_t>(here.rank)), word_of(static_cast<std::size_t>(here.size)),
+              word_of(here.token.size()), here.token});
 }
 /// Takes a time that does not depend on how much of them is equal.
 inline bool equal_tokens(std::string_view a, std::string_view b) {
@@ -376,10 +334,9 @@ inline bool equal_tokens(std::string_view a, std::string_view b) {
 }
 
 inline tcp_socket listener(const launch_place& here) {
-  if (!here.bind.empty()) return listener_on(here.bind, here.port);
   const std::string& a = here.address;  // no other host is to reach what is between processes of one host
-  if (a == "localhost" || a == "::1" || a.starts_with("127.")) return listener_on(a, here.port);
-  return listener(here.port);
+  const bool is_loopback = a == "localhost" || a == "::1" || a.starts_with("127.");
+  return listener(here.port, here.bind.empty() && is_loopback ? a : here.bind);
 }
 
 /// The address of the rendezvous, and the variables that name it.
@@ -404,9 +361,10 @@ class rendezvous_server {
   }
 
   void hold(std::string_view payload) {
-    while (missing() != "") {
+    for (std::vector<std::size_t> missing; !(missing = those_missing()).empty();) {
       if (comm_clock() >= until_) {
-        refuse(cat({"nccl: not all ", size_, " ranks came to ", where_, " within ", seconds_, " s: missing ", missing(),
+        refuse(cat({"nccl: not all ", size_, " ranks came to ", where_, " within ", seconds_, " s: missing ",
+                    plait::detail::ranks_text(missing),
                     is_of_this_host(address_)
                         ? std::string()
                         : cat({"; ", address_, " is no address of this host, on which rank 0 runs: MASTER_ADDR must ",
@@ -433,18 +391,11 @@ class rendezvous_server {
     double until;
   };
 
-  std::string missing() const {
-    std::string out;
-    int named = 0, more = 0;
-    for (std::size_t r = 1; r < here_.size(); ++r) {
-      if (here_[r]) continue;
-      if (++named > 16) {
-        ++more;
-      } else {
-        append(out, {(out.empty() ? "rank " : ", rank "), r});
-      }
-    }
-    return more == 0 ? out : cat({out, " and ", more, " more"});
+  std::vector<std::size_t> those_missing() const {
+    std::vector<std::size_t> missing;
+    for (std::size_t r = 1; r < here_.size(); ++r)
+      if (!here_[r]) missing.push_back(r);
+    return missing;
   }
 
   /// Refuses all ranks: the ranks that have connected, and for `refusal_grace` the ranks that connect.
