@@ -161,9 +161,6 @@ class member {
   /// one.
   joined join_message(int side, int peer, signature s, function_ref<void(part&)> fill);
 
-  /// Does the work of an operation that all have joined: the last of them calls it.
-  void execute(operation& op);
-
   /// Waits for the operation, sharing its work, and leaves it. `side` as in `side_of`.
   void finish(operation* op, int side = -1) {
     wait(*op, side);
@@ -497,19 +494,32 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
     p.starts = starts;
   };
   signature s{.kind = c.kind, .count = c.ragged ? 0 : c.count, .type = c.type, .ragged = c.ragged};
+  s.on_device = engine_ != nullptr;
   if (c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) s.op = c.op;
   if (c.kind == collective::broadcast) s.root = c.peer;
   const int side = side_of(c);
   if (side >= 0) s.kind = collective::send, s.root = c.tag;
   const joined here = side < 0 ? join(s, c.payload(size()), fill) : join_message(side, c.peer, s, fill);
-  if (here.last) execute(*here.op);
-  return here.op;
+  operation& op = *here.op;
+  if (!here.last) return &op;
+  if (s.on_device) return execute_on_device(op), &op;
+  const work w(op);
+  op.units = w.units();
+  if (w.bytes() <= solo_bytes || op.units < 2 || run_->helpers() == 0) {
+    for (std::size_t u = 0; u < op.units; ++u) w.run(u);
+    finished(op);
+    return &op;
+  }
+  op.next_unit.store(0, std::memory_order_relaxed);
+  op.units_left.store(op.units, std::memory_order_relaxed);
+  run_->signal(op, operation::open, run_->helpers());
+  help(op);
+  return &op;
 }
 
 PLAIT_INLINE member::joined member::join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill) {
   operation* op;
   bool last;
-  s.on_device = engine_ != nullptr && !s.is_split;
   {
     const std::lock_guard lock(run_->mutex());
     if (run_->failed()) stop(plait::detail::operation_text(text(s), sequence_, group_->label));
@@ -529,7 +539,6 @@ PLAIT_INLINE member::joined member::join(signature s, std::uint64_t bytes, funct
 }
 
 PLAIT_INLINE member::joined member::join_message(int side, int peer, signature s, function_ref<void(part&)> fill) {
-  s.on_device = engine_ != nullptr;
   const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
   const char* const name = side == 0 ? "send" : "receive";
   operation* op = nullptr;
@@ -573,7 +582,7 @@ PLAIT_INLINE std::shared_ptr<member> member::split(int color, int key, std::stri
     p.key = key;
     p.label = label;
   });
-  if (last) execute(*op);
+  if (last) finished(*op);
   wait(*op, -1);
   part& mine = op->parts[static_cast<std::size_t>(rank_)];
   std::shared_ptr<group> child = std::move(mine.child);
@@ -664,21 +673,6 @@ PLAIT_INLINE void member::widen_window() {
     if (op != nullptr) wider[op->sequence & (wider.size() - 1)] = op;
   }
   group_->window.swap(wider);
-}
-
-PLAIT_INLINE void member::execute(operation& op) {
-  if (op.what.on_device) return execute_on_device(op);
-  const work w(op);
-  op.units = w.units();
-  if (w.bytes() <= solo_bytes || op.units < 2 || run_->helpers() == 0) {
-    for (std::size_t u = 0; u < op.units; ++u) w.run(u);
-    finished(op);
-    return;
-  }
-  op.next_unit.store(0, std::memory_order_relaxed);
-  op.units_left.store(op.units, std::memory_order_relaxed);
-  run_->signal(op, operation::open, run_->helpers());
-  help(op);
 }
 
 PLAIT_INLINE void member::execute_on_device(operation& op) {

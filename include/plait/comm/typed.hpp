@@ -15,26 +15,6 @@ namespace plait {
 
 namespace detail {
 
-// The call that a collective needs of a communicator; it need not be one that can also be started.
-template <class C>
-concept calls_all_reduce =
-    requires(C& c, const void* in, void* out, std::size_t n) { c.all_reduce(in, out, n, dtype::f32, reduce_op::sum); };
-template <class C>
-concept calls_all_gather =
-    requires(C& c, const void* in, void* out, std::size_t n) { c.all_gather(in, out, n, dtype::f32); };
-template <class C>
-concept calls_reduce_scatter = requires(C& c, const void* in, void* out, std::size_t n) {
-  c.reduce_scatter(in, out, n, dtype::f32, reduce_op::sum);
-};
-
-template <class C>
-concept calls_send = requires(C& c, const void* in, void* out, std::size_t n) {
-  c.send(in, n, dtype::f32, 0, 0);
-  c.receive(out, n, dtype::f32, 0, 0);
-};
-template <class C>
-concept calls_broadcast = requires(C& c, void* data, std::size_t n) { c.broadcast(data, n, dtype::f32, 0); };
-
 template <class From, class To>
 struct plan_between {
   static constexpr plan steps = make_plan(layout_v<From>, layout_v<To>);
@@ -110,7 +90,7 @@ class typed_group {
   /// Partial to replicated or invariant; `in` and `out` may be one array. This and what follows throws where `in` and
   /// `out` were made for other sizes.
   template <class In, class T, spec_like From, spec_like To>
-    requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_reduce<Comm>
+    requires std::same_as<std::remove_const_t<In>, T>
   part<T, To> all_reduce(const part<In, From>& in, const part<T, To>& out) const {
     static_assert(detail::is_one_collective<transition_kind::all_reduce, From, To, Axes...>());
     detail::require_one_shape("all_reduce", in.where(), out.where());
@@ -119,7 +99,6 @@ class typed_group {
   }
   /// Does so in place: `x` has spec `To` afterwards.
   template <spec_like To, class T, spec_like From>
-    requires detail::calls_all_reduce<Comm>
   part<T, To> all_reduce(const part<T, From>& x) const {
     static_assert(detail::is_one_collective<transition_kind::all_reduce, From, To, Axes...>());
     comm_->all_reduce(x.unchecked(), x.unchecked(), count(x), dtype_of<T>, reduce_op::sum);
@@ -128,7 +107,7 @@ class typed_group {
 
   /// A sharded first dim to a whole one, replicated or invariant.
   template <class In, class T, spec_like From, spec_like To>
-    requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_gather<Comm>
+    requires std::same_as<std::remove_const_t<In>, T>
   part<T, To> all_gather(const part<In, From>& in, const part<T, To>& out) const {
     static_assert(detail::is_one_collective<transition_kind::all_gather, From, To, Axes...>());
     detail::require_one_shape("all_gather", in.where(), out.where());
@@ -138,7 +117,7 @@ class typed_group {
 
   /// Partial to a sharded first dim.
   template <class In, class T, spec_like From, spec_like To>
-    requires std::same_as<std::remove_const_t<In>, T> && detail::calls_reduce_scatter<Comm>
+    requires std::same_as<std::remove_const_t<In>, T>
   part<T, To> reduce_scatter(const part<In, From>& in, const part<T, To>& out) const {
     static_assert(detail::is_one_collective<transition_kind::reduce_scatter, From, To, Axes...>());
     detail::require_one_shape("reduce_scatter", in.where(), out.where());
@@ -149,13 +128,11 @@ class typed_group {
   /// A message between two ranks of the group, which stand for two stages: both lie on the mesh without this axis, so
   /// neither spec may mention it. `peer`: the other's rank in the group.
   template <class T, spec_like Spec>
-    requires detail::calls_send<Comm>
   void send(const part<T, Spec>& x, int peer, int tag = 0) const {
     static_assert(detail::is_one_stage<Spec, Axes...>());
     comm_->send(x.unchecked(), count(x), dtype_of<std::remove_const_t<T>>, peer, tag);
   }
   template <class T, spec_like Spec>
-    requires detail::calls_send<Comm>
   part<T, Spec> receive(const part<T, Spec>& x, int peer, int tag = 0) const {
     static_assert(detail::is_one_stage<Spec, Axes...>());
     comm_->receive(x.unchecked(), count(x), dtype_of<T>, peer, tag);
@@ -163,7 +140,6 @@ class typed_group {
   }
   /// The root's numbers for all ranks of the group, in which the value is then equal: invariant or replicated.
   template <class T, spec_like Spec>
-    requires detail::calls_broadcast<Comm>
   part<T, Spec> broadcast(const part<T, Spec>& x, int root) const {
     static_assert(detail::is_equal_over<Spec, Axes...>());
     comm_->broadcast(x.unchecked(), count(x), dtype_of<T>, root);

@@ -4,6 +4,8 @@
 // tests/cuda/device/layer_ranges.cpp.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,23 +29,23 @@ inline constexpr bool ranges_enabled = false;
 class range_names {
  public:
   range_names() = default;
-#ifdef PLAIT_NVTX
-  explicit range_names(std::string_view layer)
-      : forward_(std::string(layer) + " forward"),
-        backward_(std::string(layer) + " backward"),
-        weights_(std::string(layer) + " weight gradients") {}
-  const char* forward() const { return forward_.c_str(); }
-  const char* backward() const { return backward_.c_str(); }
-  const char* weights() const { return weights_.c_str(); }
+  explicit range_names(std::string_view layer) {
+    const char* const passes[] = {" forward", " backward", " weight gradients"};
+    for (std::size_t i = 0; i < names_.size(); ++i) names_[i] = std::string(layer) + passes[i];
+  }
+  const char* forward() const { return name(0); }
+  const char* backward() const { return name(1); }
+  const char* weights() const { return name(2); }
 
  private:
-  std::string forward_, backward_, weights_;
-#else
-  explicit range_names(std::string_view) {}
-  static constexpr const char* forward() { return ""; }
-  static constexpr const char* backward() { return ""; }
-  static constexpr const char* weights() { return ""; }
-#endif
+  const char* name([[maybe_unused]] std::size_t i) const {
+    if constexpr (ranges_enabled)
+      return names_[i].c_str();
+    else
+      return "";
+  }
+
+  std::array<std::string, ranges_enabled ? 3 : 0> names_{};
 };
 
 /// A scope whose work stands under `name` in a profile, inside the ranges that are open. Its work is what the calling

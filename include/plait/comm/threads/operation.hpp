@@ -220,6 +220,8 @@ class work {
     const std::size_t begin = unit % pieces_ * grain;
     const std::size_t end = std::min(bytes_, begin + grain);
     const std::size_t who = unit / pieces_;
+    const std::byte* from = nullptr;
+    std::size_t shift = 0;  // of what goes to every rank, in its output
     switch (op_.what.kind) {
       case collective::all_reduce:
         return reduce(0, begin, end, 0, n_);
@@ -227,30 +229,26 @@ class work {
         return reduce(who * bytes_, begin, end, who, who + 1);
       case collective::send:
         return copy(op_.parts[1].out + begin, op_.parts[0].in + begin, end - begin);
-      case collective::broadcast: {
-        const auto root = static_cast<std::size_t>(op_.what.root);
-        return spread(op_.parts[root].out, 0, begin, end);
-      }
+      case collective::broadcast:
+        from = op_.parts[static_cast<std::size_t>(op_.what.root)].out;
+        break;
       case collective::all_gather:
-        return spread(op_.parts[who].in, who * bytes_, begin, end);
+        from = op_.parts[who].in;
+        shift = who * bytes_;
+        break;
       case collective::all_to_all: {
-        const std::size_t from = who / n_, to = who % n_;
-        const part &f = op_.parts[from], &t = op_.parts[to];
-        if (!op_.what.ragged) return copy(t.out + from * bytes_ + begin, f.in + to * bytes_ + begin, end - begin);
+        const std::size_t sender = who / n_, to = who % n_;
+        const part &f = op_.parts[sender], &t = op_.parts[to];
+        if (!op_.what.ragged) return copy(t.out + sender * bytes_ + begin, f.in + to * bytes_ + begin, end - begin);
         const std::size_t total = f.send_counts[to] * size_;
         if (begin >= total) return;
-        return copy(t.out + t.receive_offsets[from] * size_ + begin, f.in + f.send_offsets[to] * size_ + begin,
+        return copy(t.out + t.receive_offsets[sender] * size_ + begin, f.in + f.send_offsets[to] * size_ + begin,
                     std::min(total, end) - begin);
       }
       case collective::receive:
       case collective::barrier:
         return;
     }
-  }
-
- private:
-  /// Copies bytes [begin, end) of `from` to every rank, `shift` bytes into its output.
-  void spread(const std::byte* from, std::size_t shift, std::size_t begin, std::size_t end) const {
     for (std::size_t at = begin; at < end; at += 16384) {
       const std::size_t n = std::min<std::size_t>(16384, end - at);
       for (const part& p : op_.parts)
@@ -258,6 +256,7 @@ class work {
     }
   }
 
+ private:
   /// Reduces bytes [begin, end), `shift` bytes into every input, into the outputs of parts [first, last).
   void reduce(std::size_t shift, std::size_t begin, std::size_t end, std::size_t first, std::size_t last) const {
     plait::detail::with_reduction(op_.what.op, op_.what.type, [&]<reduce_op Op, class T>() {
