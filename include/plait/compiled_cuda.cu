@@ -57,6 +57,8 @@
   PLAIT_LAUNCHER(rms_norm_backward_dweight<T>)                                                                       \
   PLAIT_LAUNCHER(rms_norm_backward<T>)                                                                               \
   PLAIT_LAUNCHER(attention_delta<T, T>)                                                                              \
+  PLAIT_LAUNCHER(join_sinks<T, T>)                                                                                   \
+  PLAIT_LAUNCHER(sink_gradients<T>)                                                                                  \
   PLAIT_LAUNCHER(cross_entropy_max<T>)                                                                               \
   PLAIT_LAUNCHER(choose_experts<T, S, S>)                                                                            \
   PLAIT_LAUNCHER(choose_experts_backward<T, S>)                                                                      \
@@ -158,6 +160,7 @@ PLAIT_LAUNCHER(adamw_update<bf16, bf16, bf16, std::uint8_t>)
 // Context parallelism in bf16 merges attention in float.
 PLAIT_ATTENTION_FORWARD(bf16, float, float)
 PLAIT_LAUNCHER(attention_delta<bf16, float>)
+PLAIT_LAUNCHER(join_sinks<bf16, float>)
 PLAIT_ATTENTION_BACKWARD(bf16, bf16, float, float)
 PLAIT_ATTENTION_BACKWARD(bf16, float, float, float)
 PLAIT_LAUNCHER(merge_lse<float, bf16>)

@@ -17,6 +17,7 @@ struct attention_piece {
   std::int64_t q_lead = 0, k_lead = 0, lse_lead = 0;
   kernels::attention_accumulate accumulate{};
   bool given_delta = false;
+  bool sinks = false;  ///< each head has one
 };
 
 inline kernels::attention_shape shape_of(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int64_t heads,
@@ -100,6 +101,7 @@ inline attention_piece random_piece(picker& numbers, const piece_sizes& most, st
   s.lse_stride = p.lse_lead + s.q_len + numbers.pick(0, 5);
   p.accumulate = {numbers.often(2), numbers.often(2)};
   p.given_delta = numbers.often(2);
+  p.sinks = !numbers.often(3);
   documents.clear();
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const auto of_batch = random_documents(numbers, s.q_offset, s.q_batch);

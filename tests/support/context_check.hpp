@@ -15,12 +15,13 @@
 namespace plait::test {
 
 /// A mask, and whether documents are packed: three in each sequence; or one, whose last quarter (all of some ranks)
-/// sees nothing. And what becomes of scores.
+/// sees nothing. And what else becomes of scores.
 struct masking {
   const char* name = "causal";
   kernels::attention_mask mask{};
   bool documents = false, nothing_at_end = false;
   kernels::attention_score score{};
+  bool sinks = false;
 };
 using masks = kernels::attention_mask;
 inline const std::vector<masking> maskings{
@@ -41,6 +42,9 @@ inline const std::vector<masking> maskings{
     {"ALiBi", {}, false, false, {.alibi = true}},
     {"cap and ALiBi, full", masks::full(), false, false, {.cap = 0.3, .alibi = true}},
     {"cap and ALiBi with documents in a window", masks::window(4), true, false, {.cap = 0.3, .alibi = true}},
+    {"sinks", {}, false, false, {}, true},
+    {"sinks in a window", masks::window(7), false, false, {}, true},
+    {"sinks and masked ranks", {}, true, true, {.cap = 0.3, .alibi = true}, true},
 };
 
 struct attention_case {
@@ -54,7 +58,9 @@ struct attention_case {
     s.set(dim_of<kv_heads>, kv_size);
     return s;
   }
-  attention_options options() const { return {.mask = mask.mask, .score = mask.score, .documents = mask.documents}; }
+  attention_options options() const {
+    return {.mask = mask.mask, .score = mask.score, .sinks = mask.sinks, .documents = mask.documents};
+  }
   std::int32_t document_start(std::int64_t sample, std::int64_t position) const {
     if (mask.nothing_at_end) return static_cast<std::int32_t>(position < seq_size * 3 / 4 ? 0 : seq_size);
     const std::int64_t first = 5 + sample, second = seq_size / 2 + 3;

@@ -14,6 +14,8 @@ namespace plait::test {
 struct attention_pointers {
   const double *q, *k, *v, *d_o;
   double *o, *lse, *dq, *dk, *dv;
+  const double* sinks = nullptr;  ///< [heads]
+  double* dsinks = nullptr;
 };
 
 /// Attention and its gradients by the definition: a query and a key at a time, every probability in memory. Which key a
@@ -32,6 +34,7 @@ inline void naive_attention(const kernels::attention_shape& given, const attenti
   const auto element = [&](auto* array, std::int64_t token, std::int64_t stride, std::int64_t head) {
     return array + token * stride + head * s.head_dim;
   };
+  if (at.sinks) std::fill_n(at.dsinks, s.heads, 0.0);
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t j = 0; j < s.k_len && !accumulate.keys_and_values; ++j) {
       std::fill_n(element(at.dk, b * s.k_batch + j, s.dk_stride, 0), s.kv_heads * s.head_dim, 0.0);
@@ -61,14 +64,18 @@ inline void naive_attention(const kernels::attention_shape& given, const attenti
           p.push_back(score - s.score.slope(h) * std::abs(static_cast<double>(position - other)));
           largest = std::max(largest, p.back());
         }
+        if (at.sinks) largest = std::max(largest, at.sinks[h]);
         for (double& x : p) sum += x = std::exp(x - largest);
-        at.lse[(b * s.heads + h) * s.lse_stride + i] = keys.empty() ? largest : largest + std::log(sum);
+        const double sink = at.sinks ? std::exp(at.sinks[h] - largest) : 0;
+        sum += sink;
+        at.lse[(b * s.heads + h) * s.lse_stride + i] = sum == 0 ? largest : largest + std::log(sum);
         for (std::size_t n = 0; n < keys.size(); ++n) {
           p[n] /= sum;
           const double* const value = element(at.v, keys[n], s.v_stride, kv_head);
           add(o, p[n], value);
           delta += p[n] * dot(d_o, value);
         }
+        if (at.sinks) at.dsinks[h] -= sink / sum * delta;
         for (std::size_t n = 0; n < keys.size(); ++n) {
           const double ds =
               s.scale * derivatives[n] * p[n] * (dot(d_o, element(at.v, keys[n], s.v_stride, kv_head)) - delta);

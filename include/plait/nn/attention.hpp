@@ -201,6 +201,8 @@ struct attention_options {
   kernels::attention_mask mask{};
   /// The change of a score before the softmax.
   kernels::attention_score score{};
+  /// Whether each head has a sink: a weight whose exponential joins the softmax of every query, as in gpt-oss.
+  bool sinks = false;
   /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
   /// the first token of each token's document. With a causal mask alone.
   bool documents = false;
@@ -220,10 +222,10 @@ struct attention_options {
 
 /// The caller's memory for an attention's weights (`parameter_memory`), this rank's part. The weights of queries, keys
 /// and values lie one after the other, [(heads + 2 kv_heads) local, head_dim, hidden], and so do their biases. The last
-/// two members are for the norms of queries and keys, where there are some.
+/// three members are for the norms of queries and keys and for sinks [heads local], where there are some.
 template <class Precision>
 struct attention_memory {
-  parameter_memory<Precision> qkv{}, out{}, q_norm{}, k_norm{};
+  parameter_memory<Precision> qkv{}, out{}, q_norm{}, k_norm{}, sinks{};
 };
 
 /// Grouped-query self-attention under a strategy. Queries, keys and values are one product over one gathered input.
@@ -233,7 +235,7 @@ struct attention_memory {
 /// policy `S::attention` defines how attention sees all of it.
 ///
 /// Rotary positions are positions in the text, counted from the beginning of the sequence, also where documents are
-/// packed. Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm` and `k_norm`.
+/// packed. Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm`, `k_norm` and `sinks`.
 template <class Precision, class S, compute_device Device = cpu>
 class self_attention : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
                                           typename transformer_specs<S>::branch_output, Device>,
@@ -294,12 +296,13 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
              memory.out, {}, detail::chosen_overlap<typename specs::query>(options_.overlap, name)) {
     enforce_boundary<input>(ctx, name + ": input");
     const bool norms = options_.qk_norm_epsilon > 0;
-    check_memory(name, memory, norms);
+    check_memory(name, memory);
     take_sizes(ctx, name);
     if (norms)
       norms_.emplace(ctx, name, layout_v<typename specs::queries>, layout_v<typename specs::keys>,
                      options_.qk_norm_epsilon, shape_.batch * shape_.q_len, shape_.heads, kv_heads_, shape_.head_dim,
                      qkv_.columns(), std::array{memory.q_norm, memory.k_norm});
+    if (options_.sinks) make_sinks(ctx, name, memory.sinks);
   }
 
   /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
@@ -340,11 +343,15 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     auto dattended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     auto dqkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     const T* const q = kept.qkv.template data<T>();
+    const bool sinks = sinks_ && sinks_->trainable();
+    auto dsinks = make_buffer<statistic>(ctx.device, sinks ? static_cast<std::size_t>(shape_.heads) : 0);
     T* const dq = dqkv.template data<T>();
     out_.backward(mb, kept.attended.template data<T>(), kept.out, dy.data(), dattended.template data<T>());
     if (shape_.kv_heads != kv_heads_) ctx.device.zero(dq, dqkv.bytes(), ctx.device.main_stream());
     engine_.backward(ctx, inputs(q, mb), kept.attended.template data<T>(), dattended.template data<T>(),
-                     kept.engine_saved, attention_gradients<T>{dq, dq + key_at_, dq + value_at_});
+                     kept.engine_saved,
+                     attention_gradients<T>{dq, dq + key_at_, dq + value_at_, dsinks.template data<statistic>()});
+    if (sinks) add_sink_gradients(mb, std::move(dsinks));
     if (norms_)
       norms_->backward(mb, dq, rotation(), kept.norms);
     else
@@ -363,14 +370,16 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   }
   /// Binds all weights to other memory of the caller's (`linear::rebind`).
   void rebind(const attention_memory<Precision>& memory) {
-    check_memory(names_.layer(), memory, norms_.has_value());
+    check_memory(names_.layer(), memory);
     const std::array of_norms{memory.q_norm, memory.k_norm};
     qkv_.rebind(memory.qkv, detail::rebinding::checked);
     out_.rebind(memory.out, detail::rebinding::checked);
     if (norms_) norms_->rebind(of_norms, detail::rebinding::checked);
+    if (sinks_) rebind_sinks(memory.sinks, detail::rebinding::checked);
     qkv_.rebind(memory.qkv);
     out_.rebind(memory.out);
     if (norms_) norms_->rebind(of_norms, detail::rebinding::done);
+    if (sinks_) rebind_sinks(memory.sinks, detail::rebinding::done);
   }
 
   bool adds_in_product() const { return out_.adds_in_product(); }
@@ -378,18 +387,47 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   void visit(F&& f) {
     qkv_.visit(f);
     if (norms_) norms_->visit(f);
+    if (sinks_) f(*sinks_);
     out_.visit(f);
   }
 
  private:
   /// Throws where the caller names some of the memory and not the rest.
-  static void check_memory(const std::string& name, const attention_memory<Precision>& memory, bool norms) {
+  void check_memory(const std::string& name, const attention_memory<Precision>& memory) const {
     const detail::memory_part qkv{"qkv", memory.qkv.says_anything()}, out{"out", memory.out.says_anything()},
-        q_norm{"q_norm", memory.q_norm.says_anything()}, k_norm{"k_norm", memory.k_norm.says_anything()};
-    if (norms) return detail::require_all_parts(name, {qkv, out, q_norm, k_norm});
-    detail::require_all_parts(name, {qkv, out});
-    if (q_norm.said || k_norm.said)
+        q_norm{"q_norm", memory.q_norm.says_anything()}, k_norm{"k_norm", memory.k_norm.says_anything()},
+        sinks{"sinks", memory.sinks.says_anything()};
+    const bool norms = options_.qk_norm_epsilon > 0;
+    detail::require_all_parts(name,
+                              {qkv, out, norms ? q_norm : qkv, norms ? k_norm : qkv, options_.sinks ? sinks : qkv});
+    if (!norms && (q_norm.said || k_norm.said))
       fail({name, ": memory.q_norm and memory.k_norm are of norms, and this layer has none (qk_norm_epsilon is 0)"});
+    if (!options_.sinks && sinks.said)
+      fail({name, ": memory.sinks is of sinks, and this layer has none (attention_options::sinks)"});
+  }
+  /// One sink for each head, sharded as the heads are.
+  void make_sinks(const context<Device>& ctx, const std::string& name, const parameter_memory<Precision>& memory) {
+    require_any_order(ctx, name, "attention sinks");
+    if (!detail::takes_sinks<engine>)
+      fail({name, ": the engine of this attention policy has no sinks (attention_options::sinks)"});
+    layout heads;
+    heads.dims.push_back(layout_v<typename specs::queries>.dims[2]);
+    sinks_ = std::make_shared<parameter<Precision, Device>>(
+        ctx, parameter_info{name + ".sinks", {shape_.score.all_heads}, options_.init, false}, heads, heads,
+        layout_v<typename specs::queries>,
+        parameter_place<Precision, Device>(ctx.device, shape_.heads, memory.weight.pointer(), memory.gradient.pointer(),
+                                           memory.master.pointer()));
+    detail::require_memory<Precision, Device>(name + ".sinks", {sinks_}, {}, memory);
+  }
+  void rebind_sinks(const parameter_memory<Precision>& memory, detail::rebinding how) {
+    detail::rebind_parameters<Precision, Device>(sinks_->name(), {sinks_}, {}, memory, false, how);
+  }
+  void add_sink_gradients(const microbatch<Device>& mb, buffer<Device> dsinks) {
+    mb.on_weights([this, &device = mb.ctx.device, dsinks = std::move(dsinks)] {
+      detail::with_kernel_sum<T>(device, sinks_->used_gradient(device), shape_.heads, [&](auto* sums) {
+        kernels::accumulate(device, dsinks.template data<statistic>(), sums, shape_.heads);
+      });
+    });
   }
   /// Takes the sizes of the context: the shape of the attention on this rank, its engine and its rotations.
   void take_sizes(const context<Device>& ctx, const std::string& name) {
@@ -442,8 +480,9 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   std::int64_t attended_size() const { return shape_.batch * shape_.q_len * shape_.heads * shape_.head_dim; }
 
   attention_inputs<T> inputs(const T* q, const microbatch<Device>& mb) const {
-    return q ? attention_inputs<T>{q, q + key_at_, q + value_at_, mb.document_starts}
-             : attention_inputs<T>{nullptr, nullptr, nullptr, mb.document_starts};
+    const T* const sinks = sinks_ ? sinks_->used_value() : nullptr;
+    return q ? attention_inputs<T>{q, q + key_at_, q + value_at_, mb.document_starts, sinks}
+             : attention_inputs<T>{nullptr, nullptr, nullptr, mb.document_starts, sinks};
   }
   void check_documents(const microbatch<Device>& mb) const {
     if ((mb.document_starts != nullptr) == options_.documents) return;
@@ -468,6 +507,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   kernels::attention_shape shape_;
   engine engine_;
   std::optional<detail::head_norms<Precision, Device>> norms_;
+  parameter_ptr<Precision, Device> sinks_;  ///< null: there are none
   std::int64_t key_at_ = 0, value_at_ = 0;  ///< in elements of a row of qkv
   std::int64_t kv_heads_ = 0;               ///< on this rank, used or not
   buffer<Device> rotations_;

@@ -17,13 +17,20 @@ namespace plait::test {
 
 /// What attention makes, in double: whole arrays, of which a piece's tokens are a part.
 struct attention_arrays {
-  std::vector<double> o, lse, dq, dk, dv;
+  std::vector<double> o, lse, dq, dk, dv, dsinks{};
 };
 
-/// The processor's attention and its gradients. `start` holds what the arrays hold before.
-inline attention_arrays attention_on_cpu(const attention_piece& piece, const std::vector<double>& q,
-                                         const std::vector<double>& k, const std::vector<double>& v,
-                                         const std::vector<double>& d_o, const attention_arrays& start) {
+/// The sinks of the heads of a piece.
+template <class T>
+std::vector<double> sinks_of(const attention_piece& piece) {
+  return random_values<T>(piece.shape.heads, 10);
+}
+
+/// The processor's attention and its gradients, for inputs of T. `start` holds what the arrays hold before.
+template <class T = double>
+attention_arrays attention_on_cpu(const attention_piece& piece, const std::vector<double>& q,
+                                  const std::vector<double>& k, const std::vector<double>& v,
+                                  const std::vector<double>& d_o, const attention_arrays& start) {
   cpu device;
   const kernels::attention_shape s = piece.shape.checked();
   attention_arrays made = start;
@@ -32,6 +39,14 @@ inline attention_arrays attention_on_cpu(const attention_piece& piece, const std
                                                                        d_o.data() + piece.q_lead * s.do_stride;
   double *const o_at = made.o.data() + piece.q_lead * s.o_stride, *const lse_at = made.lse.data() + piece.lse_lead;
   kernels::attention_forward(device, q_at, k_at, v_at, o_at, lse_at, s);
+  if (piece.sinks) {
+    const std::vector<double> sinks = sinks_of<T>(piece);
+    std::vector<double> delta(made.lse.size());
+    made.dsinks.resize(sinks.size());
+    kernels::join_sinks(device, sinks.data(), o_at, lse_at, s);
+    kernels::attention_delta(device, o_at, d_o_at, delta.data() + piece.lse_lead, s);
+    kernels::sink_gradients(device, sinks.data(), lse_at, delta.data() + piece.lse_lead, made.dsinks.data(), s);
+  }
   kernels::attention_backward(device, q_at, k_at, v_at, o_at, lse_at, d_o_at,
                               made.dq.data() + piece.q_lead * s.dq_stride, made.dk.data() + piece.k_lead * s.dk_stride,
                               made.dv.data() + piece.k_lead * s.dv_stride, s, piece.accumulate);
@@ -107,12 +122,14 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
                                random_values<T>(s.batch * s.heads * s.lse_stride, 9),
                                random_values<T>(q_tokens * s.dq_stride, 6), random_values<T>(k_tokens * s.dk_stride, 7),
                                random_values<T>(k_tokens * s.dv_stride, 8)};
-  const attention_arrays expected = attention_on_cpu(given, q, k, v, d_o, start);
+  const attention_arrays expected = attention_on_cpu<T>(given, q, k, v, d_o, start);
 
   if (library != nullptr) device.use_attention({attention_backend::cudnn, library});
   number_array<T> q_(device, q), k_(device, k), v_(device, v), d_o_(device, d_o);
   number_array<R> o_(device, start.o), dq_(device, start.dq), dk_(device, start.dk), dv_(device, start.dv);
   number_array<statistic_of<T>> lse_(device, start.lse), delta_(device, start.lse);
+  number_array<T> sinks_(device, sinks_of<T>(given));
+  number_array<statistic_of<T>> dsinks_(device, values(expected.dsinks.size(), 9.0));
   std::vector<std::int32_t> documents;
   if (s.first_visible != nullptr) documents.assign(s.first_visible, s.first_visible + q_tokens - given.q_lead);
   device_array<std::int32_t> documents_(device, documents);
@@ -123,7 +140,9 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   R* const o_at = o_.data() + given.q_lead * s.o_stride;
   statistic_of<T>*const lse_at = lse_.data() + given.lse_lead, *const delta_at = delta_.data() + given.lse_lead;
   kernels::attention_forward<T>(device, q_at, k_at, v_at, o_at, lse_at, there);
-  if (given.given_delta) kernels::attention_delta<T>(device, o_at, d_o_at, delta_at, there);
+  if (given.sinks) kernels::join_sinks<T>(device, sinks_.data(), o_at, lse_at, there);
+  if (given.given_delta || given.sinks) kernels::attention_delta<T>(device, o_at, d_o_at, delta_at, there);
+  if (given.sinks) kernels::sink_gradients<T>(device, sinks_.data(), lse_at, delta_at, dsinks_.data(), there);
   const R* const output = given.given_delta && library == nullptr ? nullptr : o_at;  // plait's own read delta alone
   kernels::attention_backward<T>(device, q_at, k_at, v_at, output, lse_at, d_o_at,
                                  dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
@@ -138,6 +157,8 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   CHECK(error_of(dk_.read(), expected.dk, keys(s.dk_stride)) < tolerance<T>);
   CHECK(error_of(dv_.read(), expected.dv, keys(s.dv_stride)) < tolerance<T>);
   check_lse<T>(lse_.read(), expected.lse);
+  // Few numbers, each a sum whose terms cancel.
+  if (given.sinks) CHECK(difference(dsinks_.read(), expected.dsinks) < 3 * tolerance<T>);
 }
 
 }  // namespace plait::test

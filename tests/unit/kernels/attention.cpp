@@ -18,6 +18,8 @@ using plait::kernels::attention_backward;
 using plait::kernels::attention_delta;
 using plait::kernels::attention_forward;
 using plait::kernels::attention_shape;
+using plait::kernels::join_sinks;
+using plait::kernels::sink_gradients;
 using plait::test::attention_piece;
 using plait::test::random_documents;
 using plait::test::shape_of;
@@ -63,6 +65,7 @@ void check(const attention_piece& given, double tolerance) {
   CAPTURE(s.k_offset);
   CAPTURE(s.score.cap);
   CAPTURE(s.score.alibi);
+  CAPTURE(given.sinks);
   const int64_t q_tokens = s.batch * s.q_batch, k_tokens = s.batch * s.k_batch;
   const values q = seeded_values<T>(q_tokens * s.q_stride, 1), k = seeded_values<T>(k_tokens * s.k_stride, 2),
                v = seeded_values<T>(k_tokens * s.v_stride, 3), d_o = seeded_values<T>(q_tokens * s.do_stride, 4);
@@ -70,14 +73,18 @@ void check(const attention_piece& given, double tolerance) {
          dq = seeded_values<T>(q_tokens * s.dq_stride, 7), dk = seeded_values<T>(k_tokens * s.dk_stride, 8),
          dv = seeded_values<T>(k_tokens * s.dv_stride, 9);
   const auto typed = [](const values& x) { return std::vector<T>(x.begin(), x.end()); };
+  const values sinks = seeded_values<T>(s.heads, 10);
+  values dsinks(sinks.size());
   const std::vector<T> q_(typed(q)), k_(typed(k)), v_(typed(v)), d_o_(typed(d_o));
+  const std::vector<T> sinks_(typed(sinks));
+  std::vector<T> dsinks_(sinks.size());
   std::vector<T> o_(typed(o)), lse_(typed(lse)), dq_(typed(dq)), dk_(typed(dk)), dv_(typed(dv)), delta(lse_);
   plait::test::naive_attention(
       s,
       {q.data() + given.q_lead * s.q_stride, k.data() + given.k_lead * s.k_stride, v.data() + given.k_lead * s.v_stride,
        d_o.data() + given.q_lead * s.do_stride, o.data() + given.q_lead * s.o_stride, lse.data() + given.lse_lead,
        dq.data() + given.q_lead * s.dq_stride, dk.data() + given.k_lead * s.dk_stride,
-       dv.data() + given.k_lead * s.dv_stride},
+       dv.data() + given.k_lead * s.dv_stride, given.sinks ? sinks.data() : nullptr, dsinks.data()},
       given.accumulate);
 
   cpu device;
@@ -87,7 +94,9 @@ void check(const attention_piece& given, double tolerance) {
   T *const o_at = o_.data() + given.q_lead * s.o_stride, *const lse_at = lse_.data() + given.lse_lead,
            *const delta_at = delta.data() + given.lse_lead;
   attention_forward(device, q_at, k_at, v_at, o_at, lse_at, given.shape);
-  if (given.given_delta) attention_delta(device, o_at, d_o_at, delta_at, given.shape);
+  if (given.sinks) join_sinks(device, sinks_.data(), o_at, lse_at, given.shape);
+  if (given.given_delta || given.sinks) attention_delta(device, o_at, d_o_at, delta_at, given.shape);
+  if (given.sinks) sink_gradients(device, sinks_.data(), lse_at, delta_at, dsinks_.data(), given.shape);
   const T* const no_output = nullptr;
   attention_backward(device, q_at, k_at, v_at, given.given_delta ? no_output : o_at, lse_at, d_o_at,
                      dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
@@ -98,6 +107,7 @@ void check(const attention_piece& given, double tolerance) {
   CHECK(error_of(dq_, dq) < tolerance);
   CHECK(error_of(dk_, dk) < tolerance);
   CHECK(error_of(dv_, dv) < tolerance);
+  CHECK(error_of(dsinks_, dsinks) < tolerance);
   CHECK(device.bytes_in_use() == 0);
 }
 

@@ -43,12 +43,29 @@ TEST_CASE(
     }
 }
 
+namespace {
+
+/// A policy whose engine does not say that it has sinks.
+struct without_sinks : whole_sequence {
+  template <class Precision, class Device>
+  struct engine : whole_attention<Precision, Device> {
+    using whole_attention<Precision, Device>::whole_attention;
+    static constexpr bool with_sinks = false;
+  };
+};
+
+}  // namespace
+
 TEST_CASE("what cannot be is refused by name and value") {
   attention_case c;
   CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.mask = kernels::attention_mask::local(-1, 0)}) ==
         "layer: mask.before = -1, must be from 0 to 2^62, which is all");
   CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.mask = {5, 0, 3}}) ==
         "layer: mask.prefix = 3, must be at least 0, and 0 where mask.before is not all");
+  using other = context_parallel<megatron_sp, without_sinks>;
+  CHECK(layer_refusal<float, other>(four{1, 1, 1, 1}, c, {.sinks = true}) ==
+        "layer: the engine of this attention policy has no sinks (attention_options::sinks)");
+  CHECK(layer_refusal<float, other>(four{1, 1, 1, 1}, c, {}).empty());
   c.seq_size = 36;
   using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   const std::string pieces = layer_refusal<float, zig>(four{1, 4, 1, 1}, c, {});

@@ -60,13 +60,14 @@ TEST_CASE("attention with Llama-3 rope scaling and biases") {
   check_attention<megatron_sp>(how);
 }
 
-TEST_CASE("attention with biases on queries, keys and values alone, with norms of queries and keys") {
+TEST_CASE("attention with biases on queries, keys and values alone, with norms of queries and keys, with sinks") {
   attention_options how = rotated();
   how.qkv_bias = true;
   check_attention<megatron_sp>(how);
   how.qkv_bias = false;
   how.qk_norm_epsilon = 1e-5;
   check_attention<megatron_sp>(how);
+  how.sinks = true, how.score = {.cap = 0.5, .alibi = true};
   check_attention<stored_over_dp<megatron_tp>>(how);
 }
 

@@ -122,75 +122,89 @@ TEST_CASE("memory of the layer's own is not replaced") {
 }
 
 TEST_CASE("attention and an MLP on the caller's memory") {
-  CHECK(on_two_ranks([](const context<cpu>& ctx) {
-          attention_options how;
-          how.qkv_bias = true;
-          how.qk_norm_epsilon = 1e-5;
-          self_attention<double, tensor_strategy> plain(ctx, "attention", how);
-          swiglu_mlp<double, tensor_strategy> plain_mlp(ctx, "mlp");
-          begin(ctx, plain), begin(ctx, plain_mlp);
-          struct pair {
-            explicit pair(std::int64_t n) : values(static_cast<std::size_t>(n)), gradients(values) {}
-            std::vector<double> values, gradients;
-          };
-          const std::int64_t heads_here = 2, kv_here = 1, head = 2;
-          pair qkv((heads_here + 2 * kv_here) * head * width), bias((heads_here + 2 * kv_here) * head),
-              out(width * heads_here * head), q(head), k(head), gate_up(2 * wide / 2 * width), down_(width * wide / 2);
-          // Weights and biases of q, k and v take turns in visit's order.
-          std::size_t w = 0, b = 0;
-          plain.visit([&](auto& p) {
-            const std::string& name = p.name();
-            std::vector<double>& to = name.find("o_proj") != std::string::npos   ? out.values
-                                      : name.find("q_norm") != std::string::npos ? q.values
-                                      : name.find("k_norm") != std::string::npos ? k.values
-                                      : name.find(".bias") != std::string::npos  ? bias.values
-                                                                                 : qkv.values;
-            std::size_t none = 0;
-            std::size_t& begin_at = &to == &qkv.values ? w : &to == &bias.values ? b : none;
-            for (std::int64_t e = 0; e < p.used_size(); ++e) to[begin_at++] = p.used_value()[e];
-          });
-          std::size_t m = 0;
-          plain_mlp.visit([&](auto& p) {
-            const bool is_down = p.name().find("down_proj") != std::string::npos;
-            std::size_t none = 0, &begin_at = is_down ? none : m;
-            for (std::int64_t e = 0; e < p.used_size(); ++e)
-              (is_down ? down_ : gate_up).values[begin_at++] = p.used_value()[e];
-          });
-          const std::size_t bytes = ctx.device.bytes_in_use();
-          const attention_memory<double> memory{
-              {qkv.values.data(), qkv.gradients.data(), bias.values.data(), bias.gradients.data()},
-              {out.values.data(), out.gradients.data()},
-              {q.values.data(), q.gradients.data()},
-              {k.values.data(), k.gradients.data()}};
-          self_attention<double, tensor_strategy> mine(ctx, "attention", how, memory);
-          swiglu_mlp<double, tensor_strategy> mlp(
-              ctx, "mlp", {}, false, {}, 0,
-              {{gate_up.values.data(), gate_up.gradients.data()}, {down_.values.data(), down_.gradients.data()}});
-          if (ctx.device.bytes_in_use() != bytes) fail("bytes that nobody asked for");
-          if (pass(ctx, mine) != pass(ctx, plain) || pass(ctx, mlp) != pass(ctx, plain_mlp))
-            fail("differs on the caller's memory");
-          if (qkv.gradients[0] == 0 || down_.gradients[0] == 0) fail("gradients are somewhere else");
-          pair moved(static_cast<std::int64_t>(out.values.size()));
-          moved.values = out.values;
-          attention_memory<double> other = memory;
-          other.out = {moved.values.data(), moved.gradients.data()};
-          mine.rebind(other);
-          if (pass(ctx, mine) != pass(ctx, plain)) fail("differs on other memory");
-          if (moved.gradients[0] == 0) fail("rebind has moved nothing");
-          try {
-            self_attention<double, tensor_strategy>(ctx, "attention", how, {.qkv = memory.qkv});
-            fail("part of the memory is enough");
-          } catch (const error& e) {
-            if (!has(e.what(), "attention: memory gives qkv and says nothing of out")) throw;
-          }
-          try {
-            swiglu_mlp<double, tensor_strategy>(ctx, "mlp", {}, false, {}, 0,
-                                                {{gate_up.values.data(), gate_up.gradients.data()}, {}});
-            fail("part of the memory is enough");
-          } catch (const error& e) {
-            if (!has(e.what(), "mlp: memory gives gate_up and says nothing of down")) throw;
-          }
-        }) == "");
+  CHECK(
+      on_two_ranks([](const context<cpu>& ctx) {
+        attention_options how;
+        how.qkv_bias = true;
+        how.qk_norm_epsilon = 1e-5;
+        how.sinks = true;
+        self_attention<double, tensor_strategy> plain(ctx, "attention", how);
+        swiglu_mlp<double, tensor_strategy> plain_mlp(ctx, "mlp");
+        begin(ctx, plain), begin(ctx, plain_mlp);
+        struct pair {
+          explicit pair(std::int64_t n) : values(static_cast<std::size_t>(n)), gradients(values) {}
+          std::vector<double> values, gradients;
+        };
+        const std::int64_t heads_here = 2, kv_here = 1, head = 2;
+        pair qkv((heads_here + 2 * kv_here) * head * width), bias((heads_here + 2 * kv_here) * head),
+            out(width * heads_here * head), q(head), k(head), sinks(heads_here), gate_up(2 * wide / 2 * width),
+            down_(width * wide / 2);
+        // Weights and biases of q, k and v take turns in visit's order.
+        std::size_t w = 0, b = 0;
+        plain.visit([&](auto& p) {
+          const std::string& name = p.name();
+          std::vector<double>& to = name.find("o_proj") != std::string::npos   ? out.values
+                                    : name.find("q_norm") != std::string::npos ? q.values
+                                    : name.find("k_norm") != std::string::npos ? k.values
+                                    : name.find("sinks") != std::string::npos  ? sinks.values
+                                    : name.find(".bias") != std::string::npos  ? bias.values
+                                                                               : qkv.values;
+          std::size_t none = 0;
+          std::size_t& begin_at = &to == &qkv.values ? w : &to == &bias.values ? b : none;
+          for (std::int64_t e = 0; e < p.used_size(); ++e) to[begin_at++] = p.used_value()[e];
+        });
+        std::size_t m = 0;
+        plain_mlp.visit([&](auto& p) {
+          const bool is_down = p.name().find("down_proj") != std::string::npos;
+          std::size_t none = 0, &begin_at = is_down ? none : m;
+          for (std::int64_t e = 0; e < p.used_size(); ++e)
+            (is_down ? down_ : gate_up).values[begin_at++] = p.used_value()[e];
+        });
+        const std::size_t bytes = ctx.device.bytes_in_use();
+        const attention_memory<double> memory{
+            {qkv.values.data(), qkv.gradients.data(), bias.values.data(), bias.gradients.data()},
+            {out.values.data(), out.gradients.data()},
+            {q.values.data(), q.gradients.data()},
+            {k.values.data(), k.gradients.data()},
+            {sinks.values.data(), sinks.gradients.data()}};
+        self_attention<double, tensor_strategy> mine(ctx, "attention", how, memory);
+        swiglu_mlp<double, tensor_strategy> mlp(
+            ctx, "mlp", {}, false, {}, 0,
+            {{gate_up.values.data(), gate_up.gradients.data()}, {down_.values.data(), down_.gradients.data()}});
+        if (ctx.device.bytes_in_use() != bytes) fail("bytes that nobody asked for");
+        if (pass(ctx, mine) != pass(ctx, plain) || pass(ctx, mlp) != pass(ctx, plain_mlp))
+          fail("differs on the caller's memory");
+        if (qkv.gradients[0] == 0 || down_.gradients[0] == 0 || sinks.gradients[0] == 0)
+          fail("gradients are somewhere else");
+        pair moved(static_cast<std::int64_t>(out.values.size()));
+        moved.values = out.values;
+        attention_memory<double> other = memory;
+        other.out = {moved.values.data(), moved.gradients.data()};
+        mine.rebind(other);
+        if (pass(ctx, mine) != pass(ctx, plain)) fail("differs on other memory");
+        if (moved.gradients[0] == 0) fail("rebind has moved nothing");
+        try {
+          self_attention<double, tensor_strategy>(ctx, "attention", how, {.qkv = memory.qkv});
+          fail("part of the memory is enough");
+        } catch (const error& e) {
+          if (!has(e.what(), "attention: memory gives qkv and says nothing of out")) throw;
+        }
+        try {
+          how.sinks = false;
+          self_attention<double, tensor_strategy>(ctx, "attention", how, memory);
+          fail("memory of a part that is not there is taken");
+        } catch (const error& e) {
+          if (!has(e.what(), "attention: memory.sinks is of sinks, and this layer has none (attention_options::sinks)"))
+            throw;
+        }
+        try {
+          swiglu_mlp<double, tensor_strategy>(ctx, "mlp", {}, false, {}, 0,
+                                              {{gate_up.values.data(), gate_up.gradients.data()}, {}});
+          fail("part of the memory is enough");
+        } catch (const error& e) {
+          if (!has(e.what(), "mlp: memory gives gate_up and says nothing of down")) throw;
+        }
+      }) == "");
 }
 
 }  // namespace plait::test::small_layers

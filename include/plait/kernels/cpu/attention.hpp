@@ -439,6 +439,45 @@ PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const bf16*, const bf16*, c
 PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const double*, const double*, const double*, double*, double*,
                                                const attention_shape&))
 
+/// Gives each query's softmax one more term, the exponential of its head's sink, whose value is 0 (Xiao et al. 2023): o
+/// and lse of attention without sinks become those with them. sinks: [heads]. Uses batch, q_len, heads, head_dim,
+/// q_batch, o_stride and lse_stride of the shape. With the new o and lse, `attention_backward` gives the gradients.
+template <class T, class O>
+void join_sinks(cpu&, const T* sinks, O* o, statistic_of<T>* lse, const attention_shape& shape) {
+  using A = arithmetic<T>;
+  const attention_shape s = shape.checked();
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t i = 0; i < s.q_len; ++i) {
+      for (std::int64_t h = 0; h < s.heads; ++h) {
+        A& sum = lse[(b * s.heads + h) * s.lse_stride + i];
+        const A before = sum, sink = static_cast<A>(sinks[h]), larger = std::max(before, sink);
+        if (larger == -std::numeric_limits<A>::infinity()) continue;
+        sum = larger + std::log(std::exp(before - larger) + std::exp(sink - larger));
+        O* const row = o + (b * s.q_batch + i) * s.o_stride + h * s.head_dim;
+        const A keep = std::exp(before - sum);
+        simd::transform(
+            s.head_dim, row, [=](simd::pack<A> v) { return v * keep; }, row);
+      }
+    }
+  }
+}
+
+/// dsinks [heads]: the gradients of the sinks, from lse with them and delta.
+template <class T>
+void sink_gradients(cpu&, const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,
+                    statistic_of<T>* dsinks, const attention_shape& shape) {
+  using A = arithmetic<T>;
+  const attention_shape s = shape.checked();
+  std::fill_n(dsinks, s.heads, A(0));
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t h = 0; h < s.heads; ++h) {
+      const std::int64_t row = (b * s.heads + h) * s.lse_stride;
+      for (std::int64_t i = 0; i < s.q_len; ++i)
+        dsinks[h] -= delta[row + i] == A(0) ? A(0) : std::exp(static_cast<A>(sinks[h]) - lse[row + i]) * delta[row + i];
+    }
+  }
+}
+
 /// delta [batch, heads, q_len], in the layout of lse: the sum of o * d_o over a head's elements, all that
 /// `attention_backward` needs to know of o. Calls for several pieces of the keys share it.
 template <class T, class O>

@@ -364,6 +364,84 @@ void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, c
   });
 }
 
+// ---- attention sinks ---------------------------------------------------------------------------------------------
+
+namespace detail {
+
+/// `lanes` neighbouring threads for each (batch, query, head), each with `Width` of its numbers at a time.
+template <int Width, class T, class O>
+static __global__ void join_sinks_to_heads(const T* sinks, O* o, statistic_of<T>* lse, attention_sizes s, int lanes) {
+  using A = arithmetic<T>;
+  const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes, head = static_cast<int>(row % s.heads);
+  const std::int64_t query = row / s.heads;
+  const int i = static_cast<int>(query % s.q_len), b = static_cast<int>(query / s.q_len);
+  const bool inside = b < s.batch;
+  const A before = inside ? s.statistics(lse, b, head)[i] : A(0);
+  __syncwarp();  // every lane has read lse before one overwrites it
+  if (!inside) return;
+  const A sink = number<A>(sinks[head]), larger = before > sink ? before : sink;
+  if (larger == -infinite<A>) return;
+  const A after = larger + precise_log(precise_exp(before - larger) + precise_exp(sink - larger));
+  const A keep = precise_exp(before - after);
+  O* const target = s.query_head(o, b, head, s.o_stride) + i * s.o_stride;
+  for (int c = lane * Width; c < s.head_dim; c += lanes * Width) {
+    chunk<Width, O> values = load_chunk<Width>(static_cast<const O*>(target + c));
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) values.at[j] = number<O>(number<A>(values.at[j]) * keep);
+    store_chunk(target + c, values);
+  }
+  if (lane == 0) s.statistics(lse, b, head)[i] = after;
+}
+
+inline constexpr unsigned sink_threads = 256;
+
+/// A block for each head, which adds its queries in one order.
+template <class T>
+static __global__ void __launch_bounds__(sink_threads)
+    sum_sink_gradients(const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,
+                       statistic_of<T>* dsinks, attention_sizes s) {
+  using A = arithmetic<T>;
+  __shared__ A scratch[warp_lanes];
+  const int head = static_cast<int>(blockIdx.x);
+  const A sink = number<A>(sinks[head]);
+  A sum = A(0);
+  for (int b = 0; b < s.batch; ++b) {
+    for (int i = static_cast<int>(threadIdx.x); i < s.q_len; i += static_cast<int>(sink_threads)) {
+      const A gradient = s.statistics(delta, b, head)[i];
+      if (gradient != A(0)) sum -= precise_exp(sink - s.statistics(lse, b, head)[i]) * gradient;
+    }
+  }
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) dsinks[head] = sum;
+}
+
+}  // namespace detail
+
+template <class T, attention_result<T> O>
+void join_sinks(cuda& device, const T* sinks, O* o, statistic_of<T>* lse, const attention_shape& shape) {
+  const detail::attention_sizes sizes(shape.checked());
+  const std::int64_t rows = static_cast<std::int64_t>(sizes.batch) * sizes.q_len * sizes.heads;
+  if (rows == 0) return;
+  constexpr unsigned threads = 256;
+  constexpr int widest = vector16<O>::size;
+  const bool vectors = aligned16(o) && sizes.head_dim % widest == 0 && sizes.o_stride % widest == 0;
+  detail::with_chunk<widest>(vectors, [&](auto width) {
+    constexpr int Width = decltype(width)::value;
+    const int lanes = lanes_for(sizes.head_dim, Width);
+    plait::detail::launch(device, {plait::detail::blocks_for(rows, threads / static_cast<unsigned>(lanes)), threads},
+                          detail::join_sinks_to_heads<Width, T, O>, sinks, o, lse, sizes, lanes);
+  });
+}
+
+template <class T>
+void sink_gradients(cuda& device, const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,
+                    statistic_of<T>* dsinks, const attention_shape& shape) {
+  const detail::attention_sizes sizes(shape.checked());
+  plait::detail::launch(device, {static_cast<unsigned>(sizes.heads), detail::sink_threads},
+                        detail::sum_sink_gradients<T>, sinks, lse, delta, dsinks, sizes);
+}
+
 }  // namespace plait::kernels
 
 #include "plait/core/macros_on.hpp"

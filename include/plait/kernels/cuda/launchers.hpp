@@ -279,6 +279,18 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
   attention_forward(device, q, k, v, o, lse, shape, attention_choice_of(device));
 }
 
+/// Gives each query's softmax one more term, the exponential of its head's sink, whose value is 0 (Xiao et al. 2023): o
+/// and lse of attention without sinks become those with them. sinks: [heads]. Uses batch, q_len, heads, head_dim,
+/// q_batch, o_stride and lse_stride of the shape. With the new o and lse, `attention_backward` gives the gradients. O
+/// is T or statistic_of<T>.
+template <class T, attention_result<T> O>
+void join_sinks(cuda& device, const T* sinks, O* o, statistic_of<T>* lse, const attention_shape& shape);
+
+/// dsinks [heads]: the gradients of the sinks, from lse with them and delta.
+template <class T>
+void sink_gradients(cuda& device, const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,
+                    statistic_of<T>* dsinks, const attention_shape& shape);
+
 /// delta [batch, heads, q_len], in the layout of lse: the sum of o * d_o over a head's elements, all that
 /// `attention_backward` needs to know of o. Calls for several pieces of the keys share it. O is T or statistic_of<T>.
 template <class T, attention_result<T> O>

@@ -75,7 +75,7 @@ class all_gather_kv_attention {
   using alone = whole_attention<Precision, Device>;
 
  public:
-  static constexpr bool in_chunks = true;
+  static constexpr bool in_chunks = true, with_sinks = true;
   using saved = typename alone::saved;
 
   all_gather_kv_attention() = default;
@@ -107,6 +107,7 @@ class all_gather_kv_attention {
       kernels::attention_forward(ctx.device, in.q + q.at * part_.shape.q_stride, key_at(keys, q),
                                  key_at(keys, q) + width(), o + q.at * o_width(), lse.template data<S>() + q.at,
                                  piece(q, in));
+    if (in.sinks != nullptr) kernels::join_sinks(ctx.device, in.sinks, o, lse.template data<S>(), part_.shape);
     if (keep) keep->lse = std::move(lse);
   }
 
@@ -124,7 +125,7 @@ class all_gather_kv_attention {
       attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                     kept.lse.template data<S>(), d_o);
       sum.add(all_keys(keys), text.template data<S>(), text.template data<S>() + width(), 2 * width());
-      sum.finish(out.dq);
+      sum.finish(out.dq, out.dsinks);
     }
     buffer<Device> blocks = make_buffer<S>(ctx.device, all), mine = make_buffer<S>(ctx.device, own);
     text_.split(ctx.device, text.data(), blocks.data(), part_.shape.batch, row);
@@ -145,7 +146,7 @@ class all_gather_kv_attention {
       attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                     kept.lse.template data<S>(), d_o, part_.chunk);
       sum.add_key_gradients(all_keys(keys), sum_of_keys);
-      sum.finish(out.dq);
+      sum.finish(out.dq, out.dsinks);
     }
     partial_sums<S, Device> own = sum_of_keys.parts();
     for (S*& values : own.values) {

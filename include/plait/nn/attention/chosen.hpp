@@ -92,7 +92,7 @@ class chosen_attention {
   using exchanged_engine = ulysses_attention<Precision, Device, whole_attention<Precision, Device>>;
 
  public:
-  static constexpr bool in_chunks = true;
+  static constexpr bool in_chunks = true, with_sinks = true;
   struct saved {
     std::variant<typename ring_engine::saved, typename gathered_engine::saved, typename exchanged_engine::saved> kept;
   };

@@ -40,19 +40,22 @@ struct attention_part {
 };
 
 /// Queries, keys (both rotated) and values; `first_visible` [batch, q_len] are the positions of the first tokens that
-/// the local queries may see, such as where their documents begin; null if documents are not packed.
+/// the local queries may see, such as where their documents begin; null if documents are not packed. `sinks` [heads]
+/// join the softmax of every query (`kernels::join_sinks`); null: there are none.
 template <class T>
 struct attention_inputs {
   const T* q = nullptr;
   const T* k = nullptr;
   const T* v = nullptr;
   const std::int32_t* first_visible = nullptr;
+  const T* sinks = nullptr;
 };
 template <class G>
 struct attention_gradients {
   G* dq = nullptr;
   G* dk = nullptr;
   G* dv = nullptr;
+  statistic_of<G>* dsinks = nullptr;  ///< [heads]; null: they are not wanted
 };
 
 /// Computes attention for one layer under a policy: local queries against the whole sequence. It is constructed
@@ -133,6 +136,9 @@ namespace detail {
 /// Whether an engine supports `attention_part::chunk`; the library's engines do.
 template <class Engine>
 inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
+/// Whether an engine reads `attention_inputs::sinks` and writes their gradients; the library's engines do.
+template <class Engine>
+inline constexpr bool takes_sinks = requires { requires Engine::with_sinks; };
 
 /// The tokens of a chunk of a sequence; 0 where sums are not deterministic. Throws where an engine knows none, or they
 /// do not divide.
@@ -286,6 +292,7 @@ class attention_sum {
   void finish() {
     for (std::size_t i = 0; i < queries_.size(); ++i)
       if (!begun_[i]) see_nothing(queries_[i]);
+    if (in_.sinks != nullptr) kernels::join_sinks(device_, in_.sinks, total_, lse_, shape_);
     if constexpr (!std::is_same_v<T, S>) kernels::cast(device_, total_, o_, static_cast<std::int64_t>(elements()));
   }
 
@@ -447,9 +454,12 @@ class attention_gradient_sum {
       });
   }
 
-  /// Writes dq, with the stride that the shape names.
+  /// Writes dq, with the stride that the shape names, and the gradients of sinks if they are wanted.
   template <class G>
-  void finish(G* dq) {
+  void finish(G* dq, S* dsinks = nullptr) {
+    if (dsinks != nullptr)
+      kernels::sink_gradients(device_, in_.sinks, lse_, static_cast<const S*>(delta_.template data<S>()), dsinks,
+                              shape_);
     detail::write_rows(device_, dq_.template data<S>(), rows(), width(), dq, shape_.dq_stride);
   }
 
@@ -491,7 +501,7 @@ class whole_attention {
   using S = statistic_of<Precision>;
 
  public:
-  static constexpr bool in_chunks = true;
+  static constexpr bool in_chunks = true, with_sinks = true;
   struct saved {
     buffer<Device> lse;  ///< [batch, heads, seq]
 
@@ -543,6 +553,7 @@ void whole_attention<Precision, Device>::forward(const context<Device>& ctx, con
     sum.finish();
   } else {
     kernels::attention_forward(ctx.device, in.q, in.k, in.v, o, lse.template data<S>(), with(in));
+    if (in.sinks != nullptr) kernels::join_sinks(ctx.device, in.sinks, o, lse.template data<S>(), shape_);
   }
   if (keep) keep->lse = std::move(lse);
 }
@@ -558,11 +569,19 @@ void whole_attention<Precision, Device>::backward(const context<Device>& ctx, co
     deterministic_sum<S, Device> keys(elements, shape_.k_len / chunk_);
     const key_block<T> here = local_keys(in, shape_, runs_);
     sum.add_key_gradients(here, keys);
-    sum.finish(out.dq);
+    sum.finish(out.dq, out.dsinks);
     return write_key_gradients(ctx.device, keys.parts().values[0], shape_, out);
   }
-  kernels::attention_backward(ctx.device, in.q, in.k, in.v, o, kept.lse.template data<S>(), d_o, out.dq, out.dk, out.dv,
-                              with(in));
+  const S* const lse = kept.lse.template data<S>();
+  buffer<Device> delta;
+  if (out.dsinks != nullptr) {
+    delta = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
+    kernels::attention_delta(ctx.device, o, d_o, delta.template data<S>(), shape_);
+    kernels::sink_gradients(ctx.device, in.sinks, lse, static_cast<const S*>(delta.template data<S>()), out.dsinks,
+                            shape_);
+  }
+  kernels::attention_backward(ctx.device, in.q, in.k, in.v, o, lse, d_o, out.dq, out.dk, out.dv, with(in),
+                              kernels::attention_accumulate{}, static_cast<const S*>(delta.template data<S>()));
 }
 
 #define PLAIT_INSTANTIATE(T)                                                                                      \

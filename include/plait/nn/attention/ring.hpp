@@ -72,7 +72,7 @@ class ring_attention {
   static constexpr int key_tag = 0, gradient_tag = 1, home_tag = 2;
 
  public:
-  static constexpr bool in_chunks = true;
+  static constexpr bool in_chunks = true, with_sinks = true;
   using saved = typename alone::saved;
 
   ring_attention() = default;
@@ -139,7 +139,7 @@ class ring_attention {
     moves.wait();
     if (!returned.empty())
       kernels::accumulate(ctx.device, returned.template data<S>(), home.template data<S>(), block_size());
-    sum.finish(out.dq);
+    sum.finish(out.dq, out.dsinks);
     write_key_gradients(ctx.device, home.template data<S>(), part_.shape, out);
   }
 

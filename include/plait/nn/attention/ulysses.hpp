@@ -29,7 +29,7 @@ class ulysses_attention {
   using S = statistic_of<Precision>;
 
  public:
-  static constexpr bool in_chunks = Inner::in_chunks;
+  static constexpr bool in_chunks = Inner::in_chunks, with_sinks = detail::takes_sinks<Inner>;
   struct saved {
     buffer<Device> qkv;            ///< [batch, tokens of the group, own heads and twice own kv heads, head_dim]
     buffer<Device> o;              ///< [batch, tokens of the group, own heads, head_dim]
@@ -66,7 +66,8 @@ class ulysses_attention {
     kernels::attention_shape& s = here.shape;
     s.heads = heads_, s.kv_heads = kv_heads_;
     s.score = shape_.score;
-    s.score.first_head += static_cast<std::int64_t>(part.mine % group) * heads_;
+    first_head_ = static_cast<std::int64_t>(part.mine % group) * heads_;
+    s.score.first_head += first_head_;
     s.q_len = s.k_len = text_.length();
     s.q_batch = s.k_batch = s.lse_stride = 0;
     s.q_stride = s.k_stride = s.v_stride = s.dq_stride = s.dk_stride = s.dv_stride = width();
@@ -84,7 +85,7 @@ class ulysses_attention {
     kept.qkv = to_heads(ctx, in);
     if (in.first_visible) kept.first_visible = gather_documents(ctx, in.first_visible);
     kept.o = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * o_width()));
-    inner_.forward(ctx, exchanged(kept), kept.o.template data<T>(), keep ? &keep->inner : nullptr);
+    inner_.forward(ctx, exchanged(kept, in.sinks), kept.o.template data<T>(), keep ? &keep->inner : nullptr);
     buffer<Device> blocks = split(ctx, kept.o.template data<T>(), o_width());
     blocks = exchange<T>(ctx, std::move(blocks), o_width());
     for (std::int64_t p = 0; p < ranks_; ++p)
@@ -104,9 +105,9 @@ class ulysses_attention {
     const buffer<Device> output_gradient = join<T>(ctx, blocks, o_width());
     blocks.reset();
     if (copies() > 1)
-      backward_as<S>(ctx, kept, output_gradient, out);
+      backward_as<S>(ctx, in.sinks, kept, output_gradient, out);
     else
-      backward_as<G>(ctx, kept, output_gradient, out);
+      backward_as<G>(ctx, in.sinks, kept, output_gradient, out);
   }
 
  private:
@@ -133,9 +134,10 @@ class ulysses_attention {
   /// Where rank p's keys begin in a row of all keys.
   std::int64_t keys_of(std::int64_t p) const { return (copies() > 1 ? p / copies() : p) * kv_width(); }
 
-  attention_inputs<T> exchanged(const saved& kept) const {
+  attention_inputs<T> exchanged(const saved& kept, const T* sinks) const {
     const T* const q = kept.qkv.template data<T>();
-    return {q, q + o_width(), q + o_width() + kv_width(), kept.first_visible.template data<std::int32_t>()};
+    return {q, q + o_width(), q + o_width() + kv_width(), kept.first_visible.template data<std::int32_t>(),
+            sinks != nullptr ? sinks + first_head_ : nullptr};
   }
 
   /// `count` columns of this rank's tokens, from rows to rows.
@@ -192,12 +194,15 @@ class ulysses_attention {
 
   /// E: the type in which the gradients of q, k and v return.
   template <class E, class G>
-  void backward_as(const context<Device>& ctx, saved& kept, const buffer<Device>& output_gradient,
+  void backward_as(const context<Device>& ctx, const T* sinks, saved& kept, const buffer<Device>& output_gradient,
                    attention_gradients<G> out) {
+    if (out.dsinks != nullptr) detail::clear(ctx.device, out.dsinks, shape_.heads);  // those of other ranks' heads
     buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * width()));
     E* const d = text.template data<E>();
-    inner_.backward(ctx, exchanged(kept), kept.o.template data<T>(), output_gradient.template data<T>(), kept.inner,
-                    attention_gradients<E>{d, d + o_width(), d + o_width() + kv_width()});
+    inner_.backward(ctx, exchanged(kept, sinks), kept.o.template data<T>(), output_gradient.template data<T>(),
+                    kept.inner,
+                    attention_gradients<E>{d, d + o_width(), d + o_width() + kv_width(),
+                                           out.dsinks != nullptr ? out.dsinks + first_head_ : nullptr});
     buffer<Device> blocks = split(ctx, d, width());
     text.reset();
     blocks = exchange<E>(ctx, std::move(blocks), width());
@@ -228,6 +233,7 @@ class ulysses_attention {
   bool documents_ = false;
   axis_list axes_;
   std::int64_t ranks_ = 1, heads_ = 0, kv_heads_ = 0;
+  std::int64_t first_head_ = 0;  ///< of those that this rank attends with, in `shape_.heads`
   detail::text_assembly text_;
   any_communicator* comm_ = nullptr;
   Inner inner_;
