@@ -4,18 +4,25 @@
     cross_entropy.json    torch cross_entropy with label smoothing and ignored tokens, and its gradient
     norms.json            RMSNorm and LayerNorm: outputs and gradients
     rope_frequencies.json inverse frequencies and rotations of Llama-3's scaled rotary embedding, and of the plain one
-    attention.json        causal grouped-query attention: output and gradients
+    attention.json        grouped-query attention by FlexAttention, under masks, with documents, a cap of scores, ALiBi
+                          and sinks: outputs, lse and gradients. Caps are checked against Gemma 2's attention, and
+                          sinks against gpt-oss's, both of transformers
     router_losses.json    losses of routers: balance (Mixtral's) and z-loss (Switch's), with the gradients of scores
 
 Arrays are flat, in row-major order, with their shape beside them. Made with torch 2.15.0 and transformers 5.23.0.
 """
 import json
+import math
 import pathlib
 import sys
+import types
 
 import torch
+import torch.nn.attention.flex_attention as flex
 import torch.nn.functional as functional
 from transformers import LlamaConfig
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
@@ -129,14 +136,83 @@ def rope(generator: torch.Generator) -> dict:
     return {"cases": cases}
 
 
+# Positions before and after its own that a query sees (None: all), and the first ones that all see.
+MASKS = {"causal": (None, 0, 0), "full": (None, None, 0), "window": (3, 0, 0), "local": (2, 3, 0),
+         "all before, two after": (None, 2, 0), "prefix": (None, 0, 5)}
+DOCUMENTS = [0, 0, 0, 3, 3, 3, 3, 3, 8, 8, 8]
+SCORES = [("causal", {}), ("full", {}), ("window", {}), ("local", {}), ("all before, two after", {}), ("prefix", {}),
+          ("causal", {"cap": 0.5}), ("causal", {"alibi": True}), ("causal", {"sinks": True}),
+          ("causal", {"documents": True}), ("full", {"alibi": True}), ("local", {"cap": 2.0, "sinks": True}),
+          ("prefix", {"alibi": True, "sinks": True}), ("window", {"cap": 0.5, "alibi": True, "documents": True}),
+          ("full", {"cap": 2.0, "alibi": True, "sinks": True}),
+          ("window", {"cap": 2.0, "alibi": True, "sinks": True, "documents": True})]
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """As in the paper's code (github.com/ofirpress/attention_with_linear_biases, get_slopes)."""
+    if math.log2(heads).is_integer():
+        start = 2 ** (-2 ** -(math.log2(heads) - 3))
+        return [start * start ** i for i in range(heads)]
+    fewer = 2 ** math.floor(math.log2(heads))
+    return alibi_slopes(fewer) + alibi_slopes(2 * fewer)[0::2][:heads - fewer]
+
+
+def check_with_transformers(how: dict, seen: torch.Tensor, q, k, v, sinks, out: torch.Tensor) -> None:
+    module = types.SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, sinks=sinks)
+    hidden = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)[None, None]
+    scaling = q.shape[-1] ** -0.5
+    if how.get("alibi") or (how.get("cap") and how.get("sinks")):
+        return
+    if how.get("sinks"):
+        other, _ = modeling_gpt_oss.eager_attention_forward(module, q, k, v, hidden, scaling)
+    else:
+        other, _ = modeling_gemma2.eager_attention_forward(module, q, k, v, hidden, scaling=scaling,
+                                                           softcap=how.get("cap"))
+    assert (other.transpose(1, 2) - out).abs().max() < 1e-6  # their softmax is in float32
+
+
 def attention(generator: torch.Generator) -> dict:
-    batch, heads, kv_heads, seq, head_dim = 2, 4, 2, 9, 4
-    q, k, v = (random(generator, batch, count, seq, head_dim).requires_grad_() for count in (heads, kv_heads, kv_heads))
-    dout = random(generator, batch, heads, seq, head_dim)
-    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    out.backward(dout)
-    return {"order": "batch, heads, seq, head_dim", "q": flat(q), "k": flat(k), "v": flat(v), "out": flat(out),
-            "dout": flat(dout), "dq": flat(q.grad), "dk": flat(k.grad), "dv": flat(v.grad)}
+    heads, kv_heads, seq, head_dim = 3, 1, 11, 2
+    shapes = {"q": (heads, seq, head_dim), "k": (kv_heads, seq, head_dim), "v": (kv_heads, seq, head_dim),
+              "dout": (heads, seq, head_dim), "sinks": (heads,)}
+    inputs = {name: random(generator, *shape) for name, shape in shapes.items()}
+    slopes, starts = torch.tensor(alibi_slopes(heads), dtype=torch.float64), torch.tensor(DOCUMENTS)
+    flex._validate_device = lambda *_: None  # which refuses gradients on a processor; its plain formula has them
+    cases = []
+    for mask, how in SCORES:
+        q, k, v, sinks = (inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "sinks"))
+        before, after, prefix = MASKS[mask]
+        cap = torch.tensor(how.get("cap", 0.0), dtype=torch.float64)
+        torch._dynamo.reset()  # else what differs between cases becomes a variable of one program
+
+        def sees(batch, head, i, j):
+            seen = j >= (starts[i] if how.get("documents") else 0)
+            if before is not None:
+                seen = seen & (j >= i - before)
+            return seen & ((j <= i + after) | (j < prefix)) if after is not None else seen
+
+        def change(score, batch, head, i, j):
+            score = cap * torch.tanh(score / cap) if how.get("cap") else score
+            return score - slopes[head] * (i - j).abs() if how.get("alibi") else score
+
+        block_mask = flex.create_block_mask(sees, None, None, seq, seq, device="cpu")
+        out, aux = flex.flex_attention(q[None], k[None], v[None], score_mod=change, block_mask=block_mask,
+                                       enable_gqa=True, return_aux=flex.AuxRequest(lse=True))
+        lse = aux.lse
+        if how.get("sinks"):
+            out = out * torch.sigmoid(lse - sinks[None, :, None])[..., None]
+            lse = torch.logaddexp(lse, sinks[None, :, None])
+        assert out.dtype == torch.float64
+        i, j = torch.meshgrid(torch.arange(seq), torch.arange(seq), indexing="ij")
+        with torch.no_grad():
+            check_with_transformers(how, sees(0, 0, i, j), q[None], k[None], v[None], sinks, out)
+        out.backward(inputs["dout"][None])
+        case = {"before": before, "after": after, "prefix": prefix, **how, "lse": flat(lse[0]),
+                "dsinks": flat(sinks.grad if how.get("sinks") else torch.zeros(heads))}
+        by_token = {"out": out[0], "dq": q.grad, "dk": k.grad, "dv": v.grad}
+        cases.append(case | {name: flat(value.transpose(0, 1)) for name, value in by_token.items()})
+    by_token = {name: flat(value if name == "sinks" else value.transpose(0, 1)) for name, value in inputs.items()}
+    return {"order": "seq, heads, head_dim", **by_token, "documents": DOCUMENTS, "cases": cases}
 
 
 def router_losses(generator: torch.Generator) -> dict:

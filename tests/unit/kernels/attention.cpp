@@ -3,13 +3,17 @@
 
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
 #include "support/attention_pieces.hpp"
 #include "support/naive_attention.hpp"
+#include "support/test_data.hpp"
 
 namespace {
 
@@ -337,6 +341,48 @@ TEST_CASE("scratch does not grow with the sequence") {
     peak[i] = device.peak_bytes();
   }
   CHECK(peak[0] == peak[1]);
+}
+
+TEST_CASE("masks, documents, caps, ALiBi and sinks give what PyTorch's FlexAttention gives, and its gradients") {
+  std::ifstream file(plait::test::test_data() + "/attention.json");
+  const auto golden = nlohmann::json::parse(file);
+  const auto numbers = [](const nlohmann::json& of, const char* name) {
+    return of.at(name).at("values").get<values>();
+  };
+  const auto positions = [](const nlohmann::json& of) {
+    return of.is_null() ? plait::kernels::attention_mask::all : of.get<int64_t>();
+  };
+  const values q = numbers(golden, "q"), k = numbers(golden, "k"), v = numbers(golden, "v"),
+               d_o = numbers(golden, "dout"), sinks = numbers(golden, "sinks");
+  const auto documents = golden.at("documents").get<std::vector<std::int32_t>>();
+  const auto sizes = golden.at("q").at("shape").get<std::vector<int64_t>>();
+  CHECK(golden.at("cases").size() == 16);
+  for (const auto& c : golden.at("cases")) {
+    attention_shape s = shape_of(1, sizes[0], sizes[0], sizes[1], golden.at("k").at("shape")[1], sizes[2]);
+    s.mask = {positions(c.at("before")), positions(c.at("after")), c.at("prefix")};
+    s.score.cap = c.value("cap", 0.0), s.score.alibi = c.value("alibi", false);
+    if (c.value("documents", false)) s.first_visible = documents.data();
+    CAPTURE(describe(s.mask));
+    CAPTURE(s.score.cap);
+    CAPTURE(s.score.alibi);
+    cpu device;
+    values o(q), lse(static_cast<std::size_t>(s.heads * s.q_len)), delta(lse), dq(q), dk(k), dv(v),
+        dsinks(sinks.size());
+    attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), s);
+    const bool has_sinks = c.value("sinks", false);
+    CAPTURE(has_sinks);
+    if (has_sinks) join_sinks(device, sinks.data(), o.data(), lse.data(), s);
+    attention_delta(device, o.data(), d_o.data(), delta.data(), s);
+    if (has_sinks) sink_gradients(device, sinks.data(), lse.data(), delta.data(), dsinks.data(), s);
+    attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
+                       dv.data(), s, {}, delta.data());
+    CHECK(error_of(o, numbers(c, "out")) < 1e-13);
+    CHECK(error_of(lse, numbers(c, "lse")) < 1e-13);
+    CHECK(error_of(dq, numbers(c, "dq")) < 1e-13);
+    CHECK(error_of(dk, numbers(c, "dk")) < 1e-13);
+    CHECK(error_of(dv, numbers(c, "dv")) < 1e-13);
+    CHECK(error_of(dsinks, numbers(c, "dsinks")) < 1e-13);
+  }
 }
 
 TEST_CASE("ALiBi's slopes are those of the paper, for any number of heads and any share of them") {
