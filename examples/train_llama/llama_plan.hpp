@@ -142,7 +142,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   run_plan plan;
   const auto show = [&](const char* name, const plait::layout& a) {
     plan.activations.push_back({name, plait::describe(a),
-                                static_cast<double>(plait::local_elements(a, w.shape(), ctx.sizes)) *
+                                static_cast<double>(plait::local_box(a, w.shape(), ctx.sizes, w.rank()).local_size()) *
                                     sizeof(plait::activation_of<Precision>)});
   };
   show("residual", plait::layout_v<typename specs::residual>);

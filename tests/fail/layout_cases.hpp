@@ -38,11 +38,11 @@ struct attention_of {
       attend(layout_v<Q>, layout_v<KV>, layout_v<KV>, {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>}).verdict;
 };
 template <class A, class Mesh, class Dim, std::int64_t Size>
-struct division_of {
+struct parts_of {
   static constexpr verdict value = [] {
     dim_sizes sizes;
     sizes.set(dim_of<Dim>, Size);
-    return check_divides(layout_v<A>, Mesh::static_shape(), sizes);
+    return check_parts(layout_v<A>, Mesh::static_shape(), sizes);
   }();
 };
 template <class... Dims>

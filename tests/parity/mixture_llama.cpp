@@ -23,7 +23,7 @@ llama_config tiny_mixture() {
           .heads = 8,
           .kv_heads = 4,
           .head_dim = 4,
-          .ffn = 8,
+          .ffn = 9,
           .qkv_bias = true,
           .initializer_range = 0.3,
           .mixture = {.experts = 8, .router = {.chosen = 3}, .shared_ffn = 8, .shared_gate = true}};
@@ -57,7 +57,7 @@ auto maker(llama_config config, layer_recompute keep = {}, double limit = 0) {
 model_setup setup(const llama_config& config) {
   model_setup how;
   how.sizes = [=](const mesh_shape& mesh, std::int64_t samples) {
-    return llama_sizes<megatron_experts>(config, mesh, samples, 16);
+    return llama_sizes<megatron_experts>(config, mesh, samples, 17);
   };
   how.layers = config.layers, how.vocab = config.vocab, how.ragged = true;
   how.batch = 16, how.microbatches = 2, how.steps = 2;

@@ -94,10 +94,10 @@ constexpr derived_layout weight_gradient =
 static_assert(weight_gradient.verdict.ok() && weight_gradient.result == layout_v<dual_t<expert_weight>>);
 static_assert(weight_gradient.result.partial == axis_list{axis_of<dp>});
 
-// Sizes that do not divide are found where the plan is costed.
-static_assert(check_divides(layout_v<dispatched>, farm_shape, farm_sizes).ok());
+// A dim with too few elements for its ranks is found where the plan is costed.
+static_assert(check_parts(layout_v<dispatched>, farm_shape, farm_sizes).ok());
 static_assert(
-    check_divides(layout_v<spec<shard<hidden, dp, tp>>>, mesh<axis<dp, 3>, axis<tp, 4>>::static_shape(), sizes).code ==
-    layout_error::does_not_divide);
+    check_parts(layout_v<spec<shard<hidden, dp, tp>>>, mesh<axis<dp, 300>, axis<tp, 40>>::static_shape(), sizes).code ==
+    layout_error::too_few_elements);
 
 }  // namespace

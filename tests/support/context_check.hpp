@@ -224,7 +224,7 @@ std::string layer_refusal(const typename S::mesh& mesh, const attention_case& c,
 
 using four = megatron_sp::mesh;
 
-/// Every case on every mesh against one rank in double.
+/// Every case on every mesh against one rank in double; most sequences do not divide by the ranks.
 template <class T, strategy S>
 void check_context(std::initializer_list<typename S::mesh> meshes) {
   using alone = context_parallel<megatron_sp, whole_sequence>;
@@ -233,7 +233,7 @@ void check_context(std::initializer_list<typename S::mesh> meshes) {
       std::map<std::int64_t, layer_values> expected;  // by the length of the sequence
       for (const typename S::mesh& mesh : meshes) {
         const std::int64_t ranks = mesh.shape().size(context_axes<typename S::attention>);
-        attention_case c{.seq_size = 32 % (2 * ranks) == 0 ? 32 : 12 * ranks, .kv_size = kv, .mask = mask};
+        attention_case c{.seq_size = kv == 8 && 32 % (2 * ranks) == 0 ? 32 : 37, .kv_size = kv, .mask = mask};
         const auto [one, is_new] = expected.try_emplace(c.seq_size);
         if (is_new) one->second = attend_on<double, alone>(four{1, 1, 1, 1}, c)[0];
         INFO(mask.name << ", " << kv << " kv heads, " << describe(mesh.shape()));

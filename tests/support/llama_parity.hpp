@@ -254,15 +254,16 @@ void check_powers_of_two(scenario s) {
       check_mesh<T, S>(s, one, ranks / tp_ranks, tp_ranks);
 }
 
-/// Meshes of 3, 6, 9 and 12 ranks; at tp = 12 each kv head is on two ranks.
+/// Meshes of 3, 5, 6, 7, 9 and 12 ranks, which divide few of the sizes; at tp = 12 each kv head is on two ranks, and at
+/// tp = 5 one rank has two.
 template <class T, strategy S>
-void check_threes(scenario s) {
-  s.config.heads = 12, s.config.kv_heads = 6, s.batch = s.seq = 12;
+void check_odd(scenario s) {
+  s.config.heads = 18, s.config.kv_heads = 6, s.config.ffn = 97, s.batch = 13, s.seq = 14;
   const rank_outcome one = train_one<T, S>(s);
   CHECK(one.steps.back().loss < one.steps.front().loss);
   using mesh_of = std::pair<std::int64_t, std::int64_t>;
   for (const auto& [dp_ranks, tp_ranks] :
-       {mesh_of{3, 1}, {1, 3}, {6, 1}, {3, 2}, {2, 3}, {1, 6}, {3, 3}, {4, 3}, {2, 6}, {6, 2}, {12, 1}, {1, 12}})
+       {mesh_of{3, 1}, {1, 3}, {5, 1}, {1, 5}, {3, 2}, {2, 3}, {1, 6}, {7, 1}, {3, 3}, {3, 5}, {2, 6}, {1, 12}})
     check_mesh<T, S>(s, one, dp_ranks, tp_ranks);
 }
 

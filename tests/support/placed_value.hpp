@@ -89,11 +89,11 @@ inline std::vector<layout> all_layouts(const std::vector<dim_id>& dims, const me
   return found;
 }
 
-/// The layouts whose shards have whole sizes.
-inline std::vector<layout> layouts_that_divide(const std::vector<dim_id>& dims, const world& w) {
+/// The layouts under which every rank has elements.
+inline std::vector<layout> layouts_that_fit(const std::vector<dim_id>& dims, const world& w) {
   std::vector<layout> kept;
   for (const layout& a : all_layouts(dims, w.mesh))
-    if (check_divides(a, w.mesh, w.sizes).ok()) kept.push_back(a);
+    if (check_parts(a, w.mesh, w.sizes).ok()) kept.push_back(a);
   return kept;
 }
 

@@ -1,14 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 
 #include "plait/layout/plan.hpp"
 #include "support/placed_value.hpp"
 
-/// Executes plans on integers, by what each step means for the ranks of a group and without the layouts where it can:
-/// only an all-to-all reads them. Counts the elements that a ring-optimal algorithm puts on the wire: one for each
-/// element that a rank takes, or adds, from another.
+/// Executes plans on integers, by what each step means for the ranks of a group. Counts the elements that a
+/// ring-optimal algorithm puts on the wire: one for each element that a rank takes, or adds, from another. In gathers
+/// and scatters all messages are as long as the longest.
 namespace plait::test {
 
 class plan_simulator {
@@ -19,12 +20,12 @@ class plan_simulator {
   std::uint64_t sent() const { return sent_; }
 
   shards run(const plan& p, shards value) {
-    for (std::size_t i = 0; i < p.steps.size(); ++i) value = run(p.steps[i], p.before(i), value);
+    for (std::size_t i = 0; i < p.steps.size(); ++i) value = run(p.steps[i], p.before(i), p.steps[i].after, value);
     return value;
   }
 
  private:
-  shards run(const redistribution_step& s, const layout& before, const shards& held) {
+  shards run(const redistribution_step& s, const layout& before, const layout& after, const shards& held) {
     shards result;
     for (std::int64_t rank = 0; rank < w_.mesh.size(); ++rank) {
       const array& mine = held[static_cast<std::size_t>(rank)];
@@ -37,32 +38,34 @@ class plan_simulator {
           result.push_back(index == 0 ? mine : mine.like());
           break;
         case transition_kind::slice:
-          result.push_back(piece(mine, s.dim, index, count));
+          result.push_back(cut(mine, inside(w_.part(after, rank), w_.part(before, rank))));
           break;
         case transition_kind::pad:
-          result.push_back(joined(mine, s.dim, count, [&](std::int64_t i) { return i == index ? &mine : nullptr; }));
+          result.push_back(zeros(after, rank));
+          paste(result.back(), mine, inside(w_.part(before, rank), w_.part(after, rank)));
           break;
         case transition_kind::all_gather:
-          result.push_back(joined(mine, s.dim, count, [&](std::int64_t i) { return &held[member(rank, s.axes, i)]; }));
-          sent_ += static_cast<std::uint64_t>(count - 1) * mine.data.size();
+          result.push_back(zeros(after, rank));
+          for (std::int64_t i = 0; i < count; ++i) {
+            const std::size_t r = member(rank, s.axes, i);
+            paste(result.back(), held[r], inside(w_.part(before, static_cast<std::int64_t>(r)), w_.part(after, rank)));
+          }
+          sent_ += static_cast<std::uint64_t>((count - 1) * longest(before, s.axes, rank));
           break;
         case transition_kind::reduce_scatter:
-          result.push_back(piece(sum(held, rank, s.axes), s.dim, index, count));
+          result.push_back(cut(sum(held, rank, s.axes), inside(w_.part(after, rank), w_.part(before, rank))));
+          sent_ += static_cast<std::uint64_t>((count - 1) * longest(after, s.axes, rank));
           break;
         case transition_kind::all_reduce:
           result.push_back(sum(held, rank, s.axes));
+          // Each element is added n - 1 times across ranks, wherever the sum is made, and then copied to n - 1 ranks.
+          if (index == 0) sent_ += 2 * static_cast<std::uint64_t>(count - 1) * mine.data.size();
           break;
         case transition_kind::all_to_all:
-          result.push_back(exchanged(held, before, s.after, s.axes, rank));
+          result.push_back(exchanged(held, before, after, s.axes, rank));
           break;
       }
     }
-    // A reduction of n ranks adds each element n - 1 times across ranks, wherever the sum is made; an all-reduce then
-    // copies each sum to n - 1 ranks.
-    const std::uint64_t groups = static_cast<std::uint64_t>(w_.mesh.size() / w_.mesh.size(s.axes));
-    const std::uint64_t crossings = static_cast<std::uint64_t>(w_.mesh.size(s.axes) - 1) * held[0].data.size() * groups;
-    if (s.kind == transition_kind::reduce_scatter) sent_ += crossings;
-    if (s.kind == transition_kind::all_reduce) sent_ += 2 * crossings;
     return result;
   }
 
@@ -79,34 +82,21 @@ class plan_simulator {
     return total;
   }
 
-  static box whole_box(const array& a) {
-    box b;
-    b.dims = static_cast<int>(a.dims.size());
-    for (std::size_t d = 0; d < a.dims.size(); ++d) b.global[d] = b.local[d] = a.sizes[d];
-    return b;
+  /// A part of a tensor as a part of what holds it.
+  static box inside(box part, const box& whole) {
+    for (int d = 0; d < part.dims; ++d) part.offset[d] -= whole.offset[d], part.global[d] = whole.local[d];
+    return part;
   }
-  static array piece(const array& a, dim_id dim, std::int64_t index, std::int64_t count) {
-    box b = whole_box(a);
-    const std::size_t d = static_cast<std::size_t>(a.find(dim));
-    if (b.global[d] % count != 0) throw std::logic_error("a slice of what does not divide");
-    b.local[d] = b.global[d] / count;
-    b.offset[d] = index * b.local[d];
-    return cut(a, b);
+  array zeros(const layout& a, std::int64_t rank) const {
+    const box part = w_.part(a, rank);
+    return {dims_of(a), {part.local.begin(), part.local.begin() + part.dims}};
   }
-  /// `count` arrays of the shape of `mine` side by side along `dim`; zeros where `part(i)` is null.
-  template <class Part>
-  static array joined(const array& mine, dim_id dim, std::int64_t count, Part&& part) {
-    const std::size_t d = static_cast<std::size_t>(mine.find(dim));
-    array a = mine;
-    a.sizes[d] *= count;
-    a = array(a.dims, a.sizes);
-    box b = whole_box(a);
-    b.local[d] = mine.sizes[d];
-    for (std::int64_t i = 0; i < count; ++i) {
-      b.offset[d] = i * b.local[d];
-      if (const array* p = part(i)) paste(a, *p, b);
-    }
-    return a;
+  /// Elements of the largest part in the group of `rank`.
+  std::int64_t longest(const layout& a, const axis_list& axes, std::int64_t rank) const {
+    std::int64_t most = 0;
+    for (std::int64_t i = 0; i < w_.mesh.size(axes); ++i)
+      most = std::max(most, w_.part(a, static_cast<std::int64_t>(member(rank, axes, i))).local_size());
+    return most;
   }
   array exchanged(const shards& held, const layout& before, const layout& after, const axis_list& axes,
                   std::int64_t rank) {
@@ -118,12 +108,7 @@ class plan_simulator {
       const box there = w_.part(before, from);
       const std::optional<box> common = intersect(wanted, there);
       if (!common) continue;
-      box target = *common, source = *common;
-      for (std::size_t d = 0; d < a.dims.size(); ++d) {
-        target.offset[d] -= wanted.offset[d], target.global[d] = wanted.local[d];
-        source.offset[d] -= there.offset[d], source.global[d] = there.local[d];
-      }
-      paste(a, cut(held[static_cast<std::size_t>(from)], source), target);
+      paste(a, cut(held[static_cast<std::size_t>(from)], inside(*common, there)), inside(*common, wanted));
       filled += common->local_size();
       if (from != rank) sent_ += static_cast<std::uint64_t>(common->local_size());
     }

@@ -12,8 +12,10 @@ using runs_of = std::vector<token_run>;
 /// The runs of each rank's block of tokens.
 inline std::vector<runs_of> blocks_of(const sequence_order& order, std::int64_t ranks) {
   std::vector<runs_of> blocks;
-  const std::int64_t part = order.length() / ranks;
-  for (std::int64_t r = 0; r < ranks; ++r) blocks.push_back(order.runs(r * part, part));
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::int64_t begin = part_begin(order.length(), ranks, r), end = part_begin(order.length(), ranks, r + 1);
+    blocks.push_back(order.runs(begin, end - begin));
+  }
   return blocks;
 }
 

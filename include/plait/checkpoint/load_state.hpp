@@ -587,12 +587,18 @@ class state_loader {
     const mesh_shape& mesh = ctx_.ranks.shape();
     const auto [begin, end] = own_share(ctx_, h);
     const std::int64_t ranks = mesh.size(h.across);
+    const auto alone = [&] {
+      return plan_reads({boxes_of_part(h.part, begin, end, h.shape, h.name)}, 0, [](const box&) { return false; });
+    };
     if (ranks == 1 || !h.part_across ||
         std::find(read_alone_.begin(), read_alone_.end(), h.across) != read_alone_.end())
-      return plan_reads({boxes_of_part(h.part, begin, end, h.shape, h.name)}, 0, [](const box&) { return false; });
+      return alone();
     std::vector<std::vector<placed_box>> shares;
-    for (std::int64_t i = 0; i < ranks; ++i)
-      shares.push_back(boxes_of_part(h.part_across(i), begin, end, h.shape, h.name));
+    for (std::int64_t i = 0; i < ranks; ++i) {
+      const box part = h.part_across(i);
+      if (part.local_size() != h.part.local_size()) return alone();  // which ranks read what is not known here
+      shares.push_back(boxes_of_part(part, begin, end, h.shape, h.name));
+    }
     return plan_reads(shares, static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.across)),
                       [&](const box& b) { return data_->boxes().has_short_runs(t, b); });
   }

@@ -229,6 +229,9 @@ PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const
   if (zigzag && order.zigzag < 1)
     fail({name_, ": deterministic sums of a sequence in zigzag order need to know its ranks: give the context ",
           "leaves_under<strategy>(leaves, mesh)"});
+  if (!even(tokens, mesh, sizes))
+    fail({name_, ": deterministic sums need ranks with equally many tokens, and a dim of ", describe(tokens),
+          " does not divide by the ranks that shard it"});
   const box here = local_box(tokens, mesh, sizes, rank);
   const std::int64_t length = has_sequence_ ? here.global[1] : 1;
   if (has_sequence_) chunks_ = order.sequence * (grain == token_grain::fine ? order.features : 1);

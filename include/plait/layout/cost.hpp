@@ -1,11 +1,13 @@
 // The bytes that a plan sends, computed from layouts and sizes. comm/metrics.hpp counts the bytes of a run.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
 #include "plait/core/collective.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/layout/plan.hpp"
 
@@ -50,18 +52,36 @@ constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to,
   return moved;
 }
 
-/// Returns the cost of step `i` of a plan, for elements of `element_bytes`. Groups of one rank cost nothing, and
-/// neither do steps that issue no collective.
+/// Elements of the largest part of a tensor among the ranks that `rank` has in its group of `axes`: of one message of
+/// a gather or a scatter, in which smaller parts are padded.
+constexpr std::int64_t largest_part(const layout& a, const axis_list& axes, const mesh_shape& mesh,
+                                    const dim_sizes& sizes, std::int64_t rank) {
+  std::int64_t largest = local_box(a, mesh, sizes, rank).local_size();
+  if (even(a, mesh, sizes)) return largest;
+  const std::int64_t group = mesh.group_of(rank, axes);
+  for (std::int64_t r = 0; r < mesh.size(); ++r)
+    if (mesh.group_of(r, axes) == group) largest = std::max(largest, local_box(a, mesh, sizes, r).local_size());
+  return largest;
+}
+
+/// Returns the cost of step `i` of a plan in the group of `rank`, for elements of `element_bytes`. Groups of one rank
+/// cost nothing, and neither do steps that issue no collective.
 constexpr collective_cost cost(const plan& p, std::size_t i, const mesh_shape& mesh, const dim_sizes& sizes,
-                               std::uint64_t element_bytes) {
+                               std::uint64_t element_bytes, std::int64_t rank = 0) {
   const redistribution_step& s = p.steps[i];
   const std::optional<collective> kind = collective_of(s.kind);
   if (!kind) return {};
-  if (mesh.size(s.axes) == 1) return {*kind, s.axes, 0, 0};
-  const auto payload = static_cast<std::uint64_t>(local_elements(p.before(i), mesh, sizes)) * element_bytes;
+  const std::int64_t ranks = mesh.size(s.axes);
+  if (ranks == 1) return {*kind, s.axes, 0, 0};
   if (*kind == collective::all_to_all)
-    return {*kind, s.axes, payload, exchanged_elements(p.before(i), s.after, s.axes, mesh, sizes) * element_bytes};
-  return {*kind, s.axes, payload, wire_bytes(*kind, static_cast<int>(mesh.size(s.axes)), payload)};
+    return {*kind, s.axes,
+            static_cast<std::uint64_t>(local_box(p.before(i), mesh, sizes, rank).local_size()) * element_bytes,
+            exchanged_elements(p.before(i), s.after, s.axes, mesh, sizes, rank) * element_bytes};
+  const std::int64_t sent = *kind == collective::reduce_scatter
+                                ? ranks * largest_part(s.after, s.axes, mesh, sizes, rank)
+                                : largest_part(p.before(i), s.axes, mesh, sizes, rank);
+  const std::uint64_t payload = static_cast<std::uint64_t>(sent) * element_bytes;
+  return {*kind, s.axes, payload, wire_bytes(*kind, static_cast<int>(ranks), payload)};
 }
 
 /// Wire bytes of a whole plan, summed over all ranks of the mesh.
@@ -70,10 +90,17 @@ constexpr std::uint64_t bytes(const plan& p, const mesh_shape& mesh, const dim_s
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < p.steps.size(); ++i) {
     if (!communicates(p.steps[i].kind)) continue;
-    const collective_cost c = cost(p, i, mesh, sizes, element_bytes);
-    total += c.wire * static_cast<std::uint64_t>(mesh.size() / mesh.size(c.axes));
+    if (even(p.before(i), mesh, sizes) && even(p.steps[i].after, mesh, sizes)) {  // all groups send alike
+      const collective_cost c = cost(p, i, mesh, sizes, element_bytes);
+      total += c.wire * static_cast<std::uint64_t>(mesh.size() / mesh.size(c.axes));
+      continue;
+    }
+    for (std::int64_t r = 0; r < mesh.size(); ++r)
+      if (mesh.index_in(r, p.steps[i].axes) == 0) total += cost(p, i, mesh, sizes, element_bytes, r).wire;
   }
   return total;
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

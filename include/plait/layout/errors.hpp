@@ -20,7 +20,7 @@ enum class layout_error : std::uint8_t {
   output_not_derived,
   branch_ends_elsewhere,
   move_not_named,
-  does_not_divide,
+  too_few_elements,
   sharded_and_whole,
   axis_order_differs,
   one_axis_two_dims,
@@ -75,8 +75,8 @@ PLAIT_ERROR(layout_error::branch_ends_elsewhere) { static_assert(always_false<Fa
 PLAIT_ERROR(layout_error::move_not_named) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT "the global size of a dim is not divisible by the number of ranks that shard it"
-PLAIT_ERROR(layout_error::does_not_divide) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
+#define PLAIT_TEXT "a dim has fewer elements than there are ranks that shard it"
+PLAIT_ERROR(layout_error::too_few_elements) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT                                                                                         \
@@ -257,11 +257,11 @@ constexpr verdict compare_dims(operand of, const dim_list& expected, const dim_l
   return v;
 }
 
-/// Checks that every dim divides by the ranks that shard it. A dim that is sharded and has no size does not.
-constexpr verdict check_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
+/// Checks that every rank has elements, or a whole block, of every dim. A dim that is sharded and has no size has none.
+constexpr verdict check_parts(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
   for (const dim_placement& p : a.dims)
-    if (sizes.of(p.dim) % mesh.size(p.axes) != 0)
-      return {layout_error::does_not_divide, p.axes.empty() ? axis_id{} : p.axes[0], p.dim, state::varying,
+    if (sizes.of(p.dim) % sizes.block_of(p.dim) != 0 || sizes.of(p.dim) / sizes.block_of(p.dim) < mesh.size(p.axes))
+      return {layout_error::too_few_elements, p.axes.empty() ? axis_id{} : p.axes[0], p.dim, state::varying,
               state::varying};
   return {};
 }

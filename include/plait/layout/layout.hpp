@@ -124,43 +124,76 @@ constexpr axis_list union_of(const axis_list& a, const axis_list& b) {
   return all;
 }
 
+/// Where part `i` of `parts` of n elements begins. Sizes of parts differ by at most one, and a part that is cut again
+/// has the same ends: part i of p is parts i q to i q + q - 1 of p q.
+constexpr std::int64_t part_begin(std::int64_t n, std::int64_t parts, std::int64_t i) { return n * i / parts; }
+
 /// Global sizes of dims: one table for a whole model.
 struct dim_sizes {
   static_vector<dim_id, 24> dims;
   static_vector<std::int64_t, 24> sizes;
+  static_vector<std::int64_t, 24> blocks;
 
-  constexpr void set(dim_id dim, std::int64_t size) {
+  /// Ranks share out whole blocks of `block` elements, such as query heads that share a kv head. Blocks divide `size`.
+  constexpr void set(dim_id dim, std::int64_t size, std::int64_t block = 1) {
     if (const int i = dims.find(dim); i >= 0) {
       sizes[static_cast<std::size_t>(i)] = size;
+      blocks[static_cast<std::size_t>(i)] = block;
       return;
     }
     dims.push_back(dim);
     sizes.push_back(size);
+    blocks.push_back(block);
   }
   /// Global size of `dim`, or -1 when the table lacks it.
   constexpr std::int64_t of(dim_id dim) const {
     const int i = dims.find(dim);
     return i < 0 ? -1 : sizes[static_cast<std::size_t>(i)];
   }
+  /// Elements of `dim` that ranks do not separate.
+  constexpr std::int64_t block_of(dim_id dim) const {
+    const int i = dims.find(dim);
+    return i < 0 ? 1 : blocks[static_cast<std::size_t>(i)];
+  }
+  /// Where the part `i` of `parts` of `dim` begins.
+  constexpr std::int64_t begin_of(dim_id dim, std::int64_t parts, std::int64_t i) const {
+    const std::int64_t block = block_of(dim);
+    return part_begin(of(dim) / block, parts, i) * block;
+  }
 };
 
-/// The part of the tensor that `rank` holds. Sizes must divide by the ranks that shard them (`check_divides`).
+/// The part of the tensor that `rank` holds. Every rank must have elements (`check_parts`).
 constexpr box local_box(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank) {
   box b;
   for (const dim_placement& p : a.dims) {
     const std::size_t d = static_cast<std::size_t>(b.dims++);
+    const std::int64_t parts = mesh.size(p.axes), part = mesh.index_in(rank, p.axes);
     b.global[d] = sizes.of(p.dim);
-    b.local[d] = b.global[d] / mesh.size(p.axes);
-    b.offset[d] = mesh.index_in(rank, p.axes) * b.local[d];
+    b.offset[d] = sizes.begin_of(p.dim, parts, part);
+    b.local[d] = sizes.begin_of(p.dim, parts, part + 1) - b.offset[d];
   }
   return b;
 }
 
-/// Elements that each rank holds.
-constexpr std::int64_t local_elements(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
+/// Elements of a part that is the largest along every dim: no rank has more.
+constexpr std::int64_t most_elements(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
   std::int64_t n = 1;
-  for (const dim_placement& p : a.dims) n *= sizes.of(p.dim) / mesh.size(p.axes);
+  for (const dim_placement& p : a.dims) {
+    const std::int64_t parts = mesh.size(p.axes), block = sizes.block_of(p.dim);
+    n *= (sizes.of(p.dim) / block + parts - 1) / parts * block;
+  }
   return n;
+}
+
+/// Whether the ranks that shard a dim have equally many elements of it.
+constexpr bool even(const dim_placement& p, const mesh_shape& mesh, const dim_sizes& sizes) {
+  return sizes.of(p.dim) % (mesh.size(p.axes) * sizes.block_of(p.dim)) == 0;
+}
+/// Whether they have for every dim.
+constexpr bool even(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
+  for (const dim_placement& p : a.dims)
+    if (!even(p, mesh, sizes)) return false;
+  return true;
 }
 
 /// Returns the axes of several ranks that shard some dim, in the mesh's order.

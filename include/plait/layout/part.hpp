@@ -69,16 +69,9 @@ constexpr dim_sizes sizes_of(Sizes...) {
   return {};
 }
 
-/// The dim of a layer that may be padded, and what a program writes to have it padded: for error texts.
-struct padding_advice {
-  dim_id dim;
-  std::string_view what;
-};
-
-/// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
-/// extents, and how it is padded where it may be.
-void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where,
-                     const padding_advice& advice = {});
+/// Throws unless every rank has elements of every dim, and whole blocks where a dim has blocks; the text names the dim,
+/// its size, the axes and their extents.
+void enforce_parts(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where);
 
 /// A rank's place: the mesh, its number in it, and the global sizes of dims. Programs without a `context` make one.
 ///
@@ -96,7 +89,7 @@ box checked_part(const layout& a, const axis_list& mentioned, const mesh_shape& 
 }  // namespace detail
 
 /// Returns the part of a tensor with this spec that a rank holds. Throws if the spec mentions an axis that the mesh
-/// does not have. Throws also if a dim has no size, or a size that its axes do not divide. A tensor may leave axes
+/// does not have. Throws also if a dim has no size, or fewer elements than ranks. A tensor may leave axes
 /// unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step, so this is a
 /// few compares of addresses.
 template <spec_like Spec>
@@ -205,18 +198,20 @@ inline void require_one_shape(const char* call, const box& in, const box& out) {
 }  // namespace detail
 
 #ifndef PLAIT_COMPILED
-PLAIT_INLINE void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes,
-                                  std::string_view where, const padding_advice& advice) {
+PLAIT_INLINE void enforce_parts(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes,
+                                std::string_view where) {
   for (const dim_placement& p : a.dims) {
-    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
+    const std::int64_t size = sizes.of(p.dim), block = sizes.block_of(p.dim), ranks = mesh.size(p.axes);
     if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
-    if (size % ranks == 0) continue;
+    if (block < 1 || size % block != 0)
+      fail({where, ": the dim ", p.dim.text(), " has ", size, " elements, which are no whole blocks of ", block,
+            " (dim_sizes::set)"});
+    if (size / block >= ranks) continue;
     std::string extents;
     for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
-    fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
-          extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
-          (size / ranks + 1) * ranks,
-          p.dim == advice.dim ? cat({"; to pad it, give the context the larger size, and ", advice.what}) : ""});
+    fail({where, ": ", text_of(layout_error::too_few_elements), ": ", p.dim.text(), " is ", size,
+          block > 1 ? cat({", in blocks of ", block}) : "", ", sharded over ", extents, " = ", ranks,
+          " ranks; it must be at least ", ranks * block});
   }
 }
 
@@ -226,8 +221,8 @@ PLAIT_INLINE box detail::checked_part(const layout& a, const axis_list& mentione
     if (!mesh.has(axis)) enforce(check_boundary(a, mesh), "tensor " + describe(a));
   const box where = local_box(a, mesh, sizes, rank);
   for (std::size_t d = 0; d < static_cast<std::size_t>(where.dims); ++d)
-    if (where.global[d] < 0 || where.local[d] * mesh.size(a.dims[d].axes) != where.global[d])
-      enforce_divides(a, mesh, sizes, "tensor " + describe(a));
+    if (where.global[d] < mesh.size(a.dims[d].axes) * sizes.block_of(a.dims[d].dim))
+      enforce_parts(a, mesh, sizes, "tensor " + describe(a));
   return where;
 }
 #endif

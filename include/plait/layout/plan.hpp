@@ -160,6 +160,7 @@ class plan_search {
     }
     for (std::size_t d = 0; d < from.dims.size(); ++d) {
       size_[d] = sizes.of(from.dims[d].dim);
+      sizes_of_blocks_[d] = sizes.block_of(from.dims[d].dim);
       for (axis_id axis : from.dims[d].axes)
         if (!moving.contains(axis) && is_known(mesh, axis)) fixed_parts_[d] *= mesh.extent(axis);
     }
@@ -170,8 +171,8 @@ class plan_search {
     nodes_.push_back({arrange(from_), 0, 0, -1});
     for (;;) {
       const int current = cheapest_open();
-      if (current < 0) {  // every way is blocked by a dim that does not divide: an end does not either
-        result.verdict.code = layout_error::does_not_divide;
+      if (current < 0) {  // every way is blocked by a dim of too few elements: an end has too few as well
+        result.verdict.code = layout_error::too_few_elements;
         return;
       }
       const std::size_t c = static_cast<std::size_t>(current);
@@ -185,13 +186,13 @@ class plan_search {
   static constexpr bool is_known(const mesh_shape& mesh, axis_id axis) {
     return mesh.has(axis) && mesh.extent(axis) != dynamic;
   }
-  /// Whether every dim of known size divides by the ranks that are known to shard it.
-  constexpr bool divides(const arrangement& x) const {
+  /// Whether every dim of known size has elements for the ranks that are known to shard it.
+  constexpr bool fits(const arrangement& x) const {
     for (std::size_t d = 0; d < from_.dims.size(); ++d) {
       std::int64_t parts = fixed_parts_[d];
       for (std::size_t i = 0; i < count_; ++i)
         if (x.place[i] == place_of(d) && known_[i]) parts *= extent_[i];
-      if (size_[d] >= 0 && size_[d] % parts != 0) return false;
+      if (size_[d] >= 0 && size_[d] / sizes_of_blocks_[d] < parts) return false;
     }
     return true;
   }
@@ -255,7 +256,7 @@ class plan_search {
   }
 
   constexpr void reach(int parent, const arrangement& x, double cost, bool exchanged = false) {
-    if (!divides(x) && !(x == goal_)) return;
+    if (!fits(x) && !(x == goal_)) return;
     const search_node next{x,
                            nodes_[static_cast<std::size_t>(parent)].bytes + cost,
                            nodes_[static_cast<std::size_t>(parent)].moves + 1,
@@ -453,7 +454,7 @@ class plan_search {
   bool known_[max_axes]{};
   bool may_shard_[max_axes][max_dims]{};
   std::int64_t fixed_parts_[max_dims]{1, 1, 1, 1, 1, 1};
-  std::int64_t size_[max_dims]{};
+  std::int64_t size_[max_dims]{}, sizes_of_blocks_[max_dims]{};
   arrangement goal_;
   std::vector<search_node> nodes_;
 };
@@ -497,8 +498,8 @@ constexpr bool plan_alike(plan& result, const axis_list& moving) {
 
 /// Returns the plan with the fewest wire bytes, forward and backward together, among those that `allowed` admits. Both
 /// layouts must have equal dims in equal order. Extents decide between plans where it matters; those that are `dynamic`
-/// or unknown count as 2. No step on the way cuts a dim of known size into parts that do not divide; `check_divides`
-/// checks the ends. The verdict is `dims_differ` for other dims, and `does_not_divide` if no way is left.
+/// or unknown count as 2. No step on the way leaves a rank without elements of a dim of known size; `check_parts`
+/// checks the ends. The verdict is `dims_differ` for other dims, and `too_few_elements` if no way is left.
 constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape& mesh = {}, const dim_sizes& sizes = {},
                          detours allowed = detours::none) {
   plan result;

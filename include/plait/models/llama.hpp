@@ -52,7 +52,9 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<seq>, sequence);
   sizes.set(dim_of<zseq>, sequence);
   sizes.set(dim_of<hidden>, c.hidden);
-  sizes.set(dim_of<heads>, c.heads);
+  // Where ranks share out the kv heads unevenly, the query heads of one go with it.
+  const std::int64_t key_ranks = mesh.size(layout_v<spec<typename S::key_heads>>.dims[0].axes);
+  sizes.set(dim_of<heads>, c.heads, c.kv_heads % key_ranks == 0 ? 1 : c.heads / c.kv_heads);
   sizes.set(dim_of<kv_heads>, c.kv_heads);
   sizes.set(dim_of<head_dim>, c.head_dim);
   sizes.set(dim_of<ffn>, c.ffn);

@@ -461,7 +461,12 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     if (own.used * q.global[2] != q.local[2] * k.global[2] || own.used != k.local[2])
       require_any_order(ctx, name, "kv heads that ranks share; shard heads over no more ranks than kv_heads");
     part.chunk = detail::chunk_of<engine>(ctx, q.global[1], name);
-    for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
+    const std::int64_t ranks = mesh.size(axes);
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const std::int64_t begin = ctx.sizes.begin_of(specs::sequence, ranks, r),
+                         end = ctx.sizes.begin_of(specs::sequence, ranks, r + 1);
+      part.blocks.push_back(order.runs(begin, end - begin));
+    }
     require_fitting_mask(part);
     engine_ = engine(ctx, part, axes);
     if (!rotates()) return;

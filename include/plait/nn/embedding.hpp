@@ -188,8 +188,7 @@ embedding_core<Precision, Device>::embedding_core(const context<Device>& ctx, co
     : lies_(&lies), names_(name), vocab_(vocab), padding_row_(how.padding_row) {
   enforce(check_boundary(lies_->input, ctx.ranks.shape()), name + ": input");
   enforce(check_boundary(lies_->output, ctx.ranks.shape()), name + ": output");
-  enforce_divides(lies_->weight, ctx.ranks.shape(), ctx.sizes, name,
-                  {lies_->weight.dims[0].dim, "the embedding the true one as vocab"});
+  enforce_parts(lies_->weight, ctx.ranks.shape(), ctx.sizes, name);
   const box used = local_box(lies_->lookup.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
   const std::int64_t padded = used.global[0];
   if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});

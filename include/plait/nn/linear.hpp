@@ -93,10 +93,7 @@ PLAIT_INLINE void check_linear(const layout& input, const layout& weight, const 
                                const dim_sizes& sizes, const std::string& name) {
   enforce(check_boundary(input, mesh), name + ": input");
   enforce(check_boundary(output, mesh), name + ": output");
-  enforce_divides(
-      weight, mesh, sizes, name,
-      {weight.dims[0].dim,
-       "the true one as linear_options::shape and as cross_entropy_loss's vocab; only a head can be padded"});
+  enforce_parts(weight, mesh, sizes, name);
 }
 #endif
 

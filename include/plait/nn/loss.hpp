@@ -348,8 +348,7 @@ class cross_entropy_loss
                                     scale.template data<S>(), logits, rows_, range_, settings_);
   }
   void take_sizes(const context<Device>& ctx) {
-    enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits",
-                    {layout_v<Logits>.dims.back().dim, "cross_entropy_loss the true one as vocab"});
+    enforce_parts(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
     const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const auto last = static_cast<std::size_t>(part.dims - 1);
     range_ = {part.local[last], part.offset[last], range_.vocab};

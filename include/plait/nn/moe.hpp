@@ -466,10 +466,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   static const moe_options& checked(const context<Device>& ctx, const std::string& name, const moe_options& how) {
     enforce_boundary<input>(ctx, name + ": input");
     enforce_boundary<output>(ctx, name + ": output");
-    enforce_divides(derived.up, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_parts(derived.up, ctx.ranks.shape(), ctx.sizes, name);
     const std::int64_t all = ctx.sizes.of(detail::mixture_dims.experts);
     if (how.router.chosen < 1 || how.router.chosen > all)
       fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
+    const axis_list& owners = derived.up.axes_of(detail::mixture_dims.experts);
+    if (const std::int64_t ranks = ctx.ranks.shape().size(owners); all % ranks != 0)
+      fail({name, ": ", all, " experts over ", ranks, " ranks of ", describe(owners),
+            ", which must have equally many; legal are extents that divide ", all});
     detail::check_groups(name, how.router, all);
     if (how.bias_rate && !(*how.bias_rate >= 0))
       fail({name, ": bias_rate = ", *how.bias_rate, "; legal is 0 (the bias stays) or more"});

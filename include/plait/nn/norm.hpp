@@ -78,7 +78,7 @@ class norm_core {
       fail({name, ": resize changes ", input.dims.back().dim.text(), " from ", columns_global, " to ", now,
             ", and the weight has this dim: make another norm for another width"});
     const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_parts(input, ctx.ranks.shape(), ctx.sizes, name);
     columns = part.local[static_cast<std::size_t>(part.dims - 1)];
     rows = part.local_size() / columns;
     sizes.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&input});
@@ -185,8 +185,9 @@ norm_core<Precision, Device>::norm_core(const context<Device>& ctx, const layout
                         const auto& reduced) {
     return std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
-        parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
-                                           value.pointer(), gradient.pointer(), master.pointer(), reduced.pointer()));
+        parameter_place<Precision, Device>(
+            ctx.device, local_box(placed, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local_size(), value.pointer(),
+            gradient.pointer(), master.pointer(), reduced.pointer()));
   };
   weight = make(".weight", 1, callers.weight, callers.gradient, callers.master, callers.reduced);
   if (with_bias)

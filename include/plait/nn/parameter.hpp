@@ -169,14 +169,12 @@ class parameter {
   storage_slice slice_of(std::int64_t rank) const { return storage_->slice_of(in_storage_, size(), rank); }
   /// Where data parallelism keeps it; null: nowhere but here.
   flat_storage<Precision, Device>* storage() const { return storage_; }
-  /// The global (padded) sizes of its dims, also of dims that the context does not know: an adapter's rank is its own.
-  dim_sizes sizes() const {
-    dim_sizes all;
-    for (std::size_t d = 0; d < stored_.dims.size(); ++d) all.set(stored_.dims[d].dim, part_.global[d]);
-    return all;
-  }
-  /// Elements that this rank uses.
+  /// The global (padded) sizes and the blocks of its dims, also of dims that the context does not know: an adapter's
+  /// rank is its own.
+  const dim_sizes& sizes() const { return sizes_; }
+  /// Elements that this rank uses, and no fewer than any rank uses: equal on all ranks.
   std::int64_t used_size() const { return gather_.target().local_size(); }
+  std::int64_t most_used() const { return most_used_; }
   parameter_state state() const {
     if (!is_current()) return phase_ == phase::updated ? parameter_state::updated : parameter_state::stale;
     if (phase_ == phase::reduced) return parameter_state::reduced;
@@ -399,6 +397,8 @@ class parameter {
   layout stored_, used_;
   ready_plan gather_, reduce_;
   box part_;
+  dim_sizes sizes_;
+  std::int64_t most_used_ = 0;
   std::shared_ptr<parameter_array<Precision, Device>> array_;
   std::int64_t at_ = 0;  ///< in the array
   master_type* callers_master_ = nullptr;
@@ -448,6 +448,9 @@ parameter<Precision, Device>::parameter(const context<Device>& ctx, parameter_in
   detail::agree_on_context(ctx);
   part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
   part_.padding = detail::padding_of(info_, part_);
+  for (std::size_t d = 0; d < stored.dims.size(); ++d)
+    sizes_.set(stored.dims[d].dim, part_.global[d], ctx.sizes.block_of(stored.dims[d].dim));
+  most_used_ = most_elements(used_, ctx.ranks.shape(), ctx.sizes);
   if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
   array_->add_parameter();
   given_ = callers_master_ || (array_->callers_values() && !stored_apart_);

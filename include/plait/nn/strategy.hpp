@@ -441,7 +441,7 @@ struct transformer_specs {
 };
 
 /// The order in which the tokens of a text lie along the sequence dim of a strategy's tensors. Throws where a sequence
-/// in zigzag order is not divisible.
+/// in zigzag order has fewer tokens than ranks.
 template <strategy S>
 sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes) {
   using specs = transformer_specs<S>;
@@ -544,12 +544,13 @@ struct stored_over_dp : Base {
   using stored = shard_further<Weight, hidden, dp>;
 };
 
-/// The extents of tp and tp_rep for a number of tensor-parallel ranks: tp gets the ranks that share out the kv heads.
+/// The extents of tp and tp_rep for a number of tensor-parallel ranks: tp gets the ranks that share out the kv heads,
+/// and tp_rep those that share one.
 struct tensor_extents {
   std::int64_t tp = 1, tp_rep = 1;
 };
 inline tensor_extents split_tensor_ranks(std::int64_t ranks, std::int64_t kv_heads) {
-  const std::int64_t shared = std::gcd(ranks, kv_heads);
+  const std::int64_t shared = ranks <= kv_heads ? ranks : std::gcd(ranks, kv_heads);
   return {shared, ranks / shared};
 }
 

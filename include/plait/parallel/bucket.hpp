@@ -127,15 +127,20 @@ namespace plait::detail {
 // Where the arrays of a bucket's parameters lie in it, by their sizes and costs.
 
 /// Returns where the arrays lie in a bucket of `slices` slices. With `loads`, of each rank, every array has one owner.
+/// Each array has the room that it has where it is largest, so that ranks which have equal values have equal slices of
+/// them.
 template <class Member, class Array>
 bucket_placement place_arrays(std::span<const Member> members, const std::vector<Array*>& arrays, std::int64_t slices,
                               std::int64_t block, std::vector<double>* loads) {
   std::vector<std::int64_t> sizes;
   std::vector<double> costs(arrays.size(), 0.0);
   for (std::size_t i = 0; i < arrays.size(); ++i) {
-    sizes.push_back(arrays[i]->size());
-    for (const Member& m : members)
-      if (m.who->array().get() == arrays[i] && m.who->trainable()) costs[i] += update_cost(m.who->info());
+    sizes.push_back(0);
+    for (const Member& m : members) {
+      if (m.who->array().get() != arrays[i]) continue;
+      sizes[i] += m.who->most_used();
+      if (m.who->trainable()) costs[i] += update_cost(m.who->info());
+    }
   }
   if (!loads) return place_evenly(sizes, slices, block);
   if (!members[0].who->info().tied_across_stages) return place_whole(sizes, costs, block, *loads);

@@ -2,6 +2,7 @@
 // layer with a backward pass is `redistribution` in nn/combinators.hpp.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -54,8 +55,8 @@ struct single_collective {
 class ready_plan {
  public:
   ready_plan() = default;
-  /// Throws `plait::error` that names `where` in three cases: a dim does not divide, the dims differ, or the mesh does
-  /// not have an axis of one of the layouts.
+  /// Throws `plait::error` that names `where` in three cases: a dim has fewer elements than ranks, the dims differ, or
+  /// the mesh does not have an axis of one of the layouts.
   ready_plan(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where);
 
   /// Runs a given plan, such as the mirror of another.
@@ -72,7 +73,8 @@ class ready_plan {
     return true;
   }
 
-  /// The all-gather, reduce-scatter or all-reduce that moves all that is moved; none for another plan.
+  /// The all-gather, reduce-scatter or all-reduce that moves all that is moved. None for another plan, or where ranks
+  /// have parts of different sizes.
   std::optional<single_collective> single() const;
 
   /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
@@ -105,6 +107,16 @@ class ready_plan {
     any_communicator* comm;
     box before, after;
     std::vector<peer> peers;
+    /// Where the parts of all ranks begin, and the last one ends, along the dim that is gathered or scattered, in
+    /// `after` or `before`; none where they are equal.
+    std::vector<std::int64_t> begins;
+
+    /// The rows of the largest part along `dim`: those of a message.
+    std::int64_t largest() const {
+      std::int64_t rows = 0;
+      for (std::size_t r = 0; r + 1 < begins.size(); ++r) rows = std::max(rows, begins[r + 1] - begins[r]);
+      return rows;
+    }
   };
 
   std::size_t last_active() const;
@@ -116,6 +128,9 @@ class ready_plan {
     std::int64_t outer = 1, rows = 1, inner = 1;
   };
   static view around(const box& b, int dim);
+  /// `ready_step::begins` of step i for the group of this rank.
+  std::vector<std::int64_t> begins(const redistribution_step& s, std::size_t i, const world& w,
+                                   const dim_sizes& sizes) const;
 
   template <class Device>
   static void apply(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
@@ -130,11 +145,14 @@ class ready_plan {
         const view large = around(slicing ? s.before : s.after, s.dim),
                    small = around(slicing ? s.after : s.before, s.dim);
         const std::int64_t row = small.rows * small.inner * element, stride = large.rows * large.inner * element;
+        const std::int64_t first = (slicing ? s.after.offset[s.dim] - s.before.offset[s.dim]
+                                            : s.before.offset[s.dim] - s.after.offset[s.dim]) *
+                                   small.inner * element;
         if (slicing) {
-          kernels::copy_2d(device, at(in, s.index * row), out, small.outer, row, stride, row);
+          kernels::copy_2d(device, at(in, first), out, small.outer, row, stride, row);
         } else {
           device.zero(out, static_cast<std::size_t>(s.after.local_size() * element), device.main_stream());
-          kernels::copy_2d(device, in, at(out, s.index * row), small.outer, row, row, stride);
+          kernels::copy_2d(device, in, at(out, first), small.outer, row, row, stride);
         }
         return;
       }
@@ -144,6 +162,7 @@ class ready_plan {
       case transition_kind::all_reduce:
         return s.comm->run({.kind = collective::all_reduce, .in = in, .out = out, .count = whole, .type = type});
       case transition_kind::all_gather: {
+        if (!s.begins.empty()) return gather_padded(device, s, in, out, type);
         const view small = around(s.before, s.dim);
         if (small.outer == 1)
           return s.comm->run({.kind = collective::all_gather, .in = in, .out = out, .count = whole, .type = type});
@@ -155,6 +174,7 @@ class ready_plan {
         return;
       }
       case transition_kind::reduce_scatter: {
+        if (!s.begins.empty()) return scatter_padded(device, s, in, out, type);
         const view small = around(s.after, s.dim);
         const auto part = static_cast<std::size_t>(s.after.local_size());
         if (small.outer == 1)
@@ -169,6 +189,48 @@ class ready_plan {
       case transition_kind::all_to_all:
         return exchange(device, s, in, out, type);
     }
+  }
+
+  // Parts of different sizes: each message has room for the largest one, and begins with a part as it lies on its rank.
+
+  /// Calls f(message, its first byte in `whole`, bytes of a row of the part) for the part of each rank.
+  template <class F>
+  static void each_message(const ready_step& s, const view& whole, std::int64_t element, F&& f) {
+    const std::int64_t message = s.largest() * whole.outer * whole.inner * element;
+    for (std::size_t r = 0; r + 1 < s.begins.size(); ++r)
+      f(static_cast<std::int64_t>(r) * message, s.begins[r] * whole.inner * element,
+        (s.begins[r + 1] - s.begins[r]) * whole.inner * element);
+  }
+  template <class Device>
+  static void gather_padded(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
+    const auto element = static_cast<std::int64_t>(size_of(type));
+    const view whole = around(s.after, s.dim);
+    const auto count = static_cast<std::size_t>(s.largest() * whole.outer * whole.inner);
+    auto own = buffer<Device>::for_collectives(device, count * size_of(type)),
+         all = buffer<Device>::for_collectives(device, count * size_of(type) * static_cast<std::size_t>(s.ranks));
+    device.zero(own.data(), count * size_of(type), device.main_stream());
+    device.copy(own.data(), in, static_cast<std::size_t>(s.before.local_size()) * size_of(type), device.main_stream());
+    s.comm->run({.kind = collective::all_gather, .in = own.data(), .out = all.data(), .count = count, .type = type});
+    each_message(s, whole, element, [&](std::int64_t message, std::int64_t first, std::int64_t row) {
+      kernels::copy_2d(device, at(all.data(), message), at(out, first), whole.outer, row, row,
+                       whole.rows * whole.inner * element);
+    });
+  }
+  template <class Device>
+  static void scatter_padded(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
+    const auto element = static_cast<std::int64_t>(size_of(type));
+    const view whole = around(s.before, s.dim);
+    const auto count = static_cast<std::size_t>(s.largest() * whole.outer * whole.inner);
+    auto own = buffer<Device>::for_collectives(device, count * size_of(type)),
+         all = buffer<Device>::for_collectives(device, count * size_of(type) * static_cast<std::size_t>(s.ranks));
+    device.zero(all.data(), all.bytes(), device.main_stream());
+    each_message(s, whole, element, [&](std::int64_t message, std::int64_t first, std::int64_t row) {
+      kernels::copy_2d(device, at(in, first), at(all.data(), message), whole.outer, row,
+                       whole.rows * whole.inner * element, row);
+    });
+    s.comm->run(
+        {.kind = collective::reduce_scatter, .in = all.data(), .out = own.data(), .count = count, .type = type});
+    device.copy(out, own.data(), static_cast<std::size_t>(s.after.local_size()) * size_of(type), device.main_stream());
   }
 
   template <class Device>
@@ -315,15 +377,16 @@ PLAIT_INLINE ready_plan::ready_plan(const plan& p, world& w, const dim_sizes& si
   enforce(plan_.verdict, where);
   enforce_axes(plan_.from, w.shape(), where);
   enforce_axes(plan_.to, w.shape(), where);
-  enforce_divides(plan_.from, w.shape(), sizes, where);
-  enforce_divides(plan_.to, w.shape(), sizes, where);
+  enforce_parts(plan_.from, w.shape(), sizes, where);
+  enforce_parts(plan_.to, w.shape(), sizes, where);
   // The order of a sum's ranks means nothing: it takes the communicator that the world has anyway.
   for (redistribution_step& s : plan_.steps)
     if (s.kind == transition_kind::all_reduce) s.axes = w.shape().in_order(s.axes);
   const std::int64_t rank = w.rank();
   source_ = local_box(plan_.from, w.shape(), sizes, rank);
   box before = source_;
-  for (const redistribution_step& s : plan_.steps) {
+  for (std::size_t i = 0; i < plan_.steps.size(); ++i) {
+    const redistribution_step& s = plan_.steps[i];
     ready_step g{s.kind,
                  -1,
                  w.shape().size(s.axes),
@@ -331,13 +394,14 @@ PLAIT_INLINE ready_plan::ready_plan(const plan& p, world& w, const dim_sizes& si
                  communicates(s.kind) ? &w.group(s.axes) : nullptr,
                  before,
                  local_box(s.after, w.shape(), sizes, rank),
+                 {},
                  {}};
     if (s.dim) g.dim = plan_.from.find(s.dim);
-    if (s.kind == transition_kind::all_to_all)
-      g.peers = peers(s, static_cast<std::size_t>(&s - plan_.steps.begin()), w, sizes);
+    if (s.kind == transition_kind::all_to_all) g.peers = peers(s, i, w, sizes);
+    if (s.kind == transition_kind::all_gather || s.kind == transition_kind::reduce_scatter)
+      g.begins = begins(s, i, w, sizes);
     before = g.after;
-    if (communicates(s.kind))
-      costs_.push_back(cost(plan_, static_cast<std::size_t>(&s - plan_.steps.begin()), w.shape(), sizes, 1));
+    if (communicates(s.kind)) costs_.push_back(cost(plan_, i, w.shape(), sizes, 1, rank));
     ready_.push_back(std::move(g));
   }
   target_ = before;
@@ -349,7 +413,8 @@ PLAIT_INLINE std::optional<single_collective> ready_plan::single() const {
   const ready_step* only = nullptr;
   for (const ready_step& s : ready_) {
     if (s.kind == transition_kind::relabel) continue;
-    if (only != nullptr || !communicates(s.kind) || s.kind == transition_kind::all_to_all) return {};
+    if (only != nullptr || !communicates(s.kind) || s.kind == transition_kind::all_to_all || !s.begins.empty())
+      return {};
     only = &s;
   }
   if (only == nullptr) return {};
@@ -384,6 +449,22 @@ PLAIT_INLINE std::vector<ready_plan::peer> ready_plan::peers(const redistributio
       all[static_cast<std::size_t>(w.shape().index_in(r, s.axes))] = {
           common(mine_before, local_box(s.after, w.shape(), sizes, r)),
           common(mine_after, local_box(plan_.before(i), w.shape(), sizes, r))};
+  return all;
+}
+
+PLAIT_INLINE std::vector<std::int64_t> ready_plan::begins(const redistribution_step& s, std::size_t i, const world& w,
+                                                          const dim_sizes& sizes) const {
+  const mesh_shape& mesh = w.shape();
+  const bool gathers = s.kind == transition_kind::all_gather;
+  const layout& parts = gathers ? plan_.before(i) : s.after;
+  const int d = plan_.from.find(s.dim);
+  if (even(parts.dims[static_cast<std::size_t>(d)], mesh, sizes)) return {};
+  const box whole = local_box(gathers ? s.after : plan_.before(i), mesh, sizes, w.rank());
+  std::vector<std::int64_t> all(static_cast<std::size_t>(mesh.size(s.axes)) + 1, whole.local[d]);
+  for (std::int64_t r = 0; r < mesh.size(); ++r)
+    if (mesh.group_of(r, s.axes) == mesh.group_of(w.rank(), s.axes))
+      all[static_cast<std::size_t>(mesh.index_in(r, s.axes))] =
+          local_box(parts, mesh, sizes, r).offset[d] - whole.offset[d];
   return all;
 }
 

@@ -14,6 +14,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/kernels/settings.hpp"
+#include "plait/layout/layout.hpp"
 
 namespace plait {
 
@@ -34,26 +35,22 @@ std::vector<token_run> joined(std::vector<token_run> runs);
 /// The order of the tokens along a dim that shards a sequence: the original one (`seq`), or zigzag (`zseq`). For c
 /// ranks, zigzag cuts the sequence into 2c pieces. It puts piece r and its mirror, piece 2c - 1 - r, next to each
 /// other, in places 2r and 2r + 1. Sharded over the c ranks, rank r has these two. So every rank sees equally many
-/// tokens under a causal mask.
+/// tokens under a causal mask. Where 2c does not divide the length, pieces differ by one token.
 ///
 /// Only what depends on a token's position knows the order: the loader of data, positions, attention and dropout.
 class sequence_order {
  public:
   sequence_order() = default;
   static sequence_order original(std::int64_t length) { return {length, 1}; }
-  /// Throws unless 2 * `ranks` divides `length`. `field` names the length in the message, `axes` the ranks.
+  /// Throws where there are more ranks than tokens. `field` names the length in the message, `axes` the ranks.
   static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& field = "the sequence",
                                const std::string& axes = "context-parallel ranks");
 
   std::int64_t length() const { return length_; }
-  bool is_text() const { return pieces_ == 1; }
+  bool is_text() const { return ranks_ == 1; }
 
   /// The position in the text of the token at `index` of the dim.
-  std::int64_t position(std::int64_t index) const {
-    if (pieces_ == 1) return index;
-    const std::int64_t size = length_ / pieces_, place = index / size;
-    return (place % 2 == 0 ? place / 2 : pieces_ - 1 - place / 2) * size + index % size;
-  }
+  std::int64_t position(std::int64_t index) const { return run_at(index).position; }
   /// The positions of the tokens at indices `first` to `first + count - 1`: of a rank's part of the dim.
   std::vector<std::int64_t> positions(std::int64_t first, std::int64_t count) const {
     std::vector<std::int64_t> all(static_cast<std::size_t>(count));
@@ -66,10 +63,20 @@ class sequence_order {
   friend bool operator==(const sequence_order&, const sequence_order&) = default;
 
  private:
-  sequence_order(std::int64_t length, std::int64_t pieces) : length_(length), pieces_(pieces) {}
+  sequence_order(std::int64_t length, std::int64_t ranks) : length_(length), ranks_(ranks) {}
+
+  /// The tokens from `index` to the end of its piece; `at` is the index.
+  token_run run_at(std::int64_t index) const;
+
   std::int64_t length_ = 0;
-  std::int64_t pieces_ = 1;
+  std::int64_t ranks_ = 1;
 };
+
+inline std::int64_t tokens_of(const std::vector<token_run>& runs) {
+  std::int64_t tokens = 0;
+  for (const token_run& r : runs) tokens += r.length;
+  return tokens;
+}
 
 /// Whether some token of `queries` sees one of `keys`.
 inline bool sees(const token_run& queries, const token_run& keys, const kernels::attention_mask& mask = {}) {
@@ -126,24 +133,29 @@ PLAIT_INLINE std::vector<token_run> joined(std::vector<token_run> runs) {
 
 PLAIT_INLINE sequence_order sequence_order::zigzag(std::int64_t length, std::int64_t ranks, const std::string& field,
                                                    const std::string& axes) {
-  const std::int64_t pieces = 2 * ranks;
   if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
-  if (ranks == 1) return {length, 1};
-  if (length % pieces != 0) {
-    const std::int64_t below = length / pieces * pieces;
-    fail({field, " is ", length, "; in zigzag order over ", ranks, " ", axes, " it must be divisible by 2 x ", ranks,
-          " = ", pieces, below > 0 ? cat({"; the nearest lengths are ", below, " and "}) : "; the least length is ",
-          below + pieces});
-  }
-  return {length, pieces};
+  if (length < ranks)
+    fail({field, " is ", length, "; in zigzag order over ", ranks, " ", axes, " the least length is ", ranks});
+  return {length, ranks};
+}
+
+/// A rank with tokens [b, e) of the dim has two pieces of a text of n tokens: [ceil(b/2), ceil(e/2)) and then
+/// [n - floor(e/2), n - floor(b/2)).
+PLAIT_INLINE token_run sequence_order::run_at(std::int64_t index) const {
+  if (ranks_ == 1) return {index, index, length_ - index};
+  const std::int64_t rank = ((index + 1) * ranks_ - 1) / length_;  // the last one that begins at `index` or before
+  const std::int64_t begin = part_begin(length_, ranks_, rank), end = part_begin(length_, ranks_, rank + 1);
+  const std::int64_t first = (begin + 1) / 2, front = (end + 1) / 2 - first, at = index - begin;
+  if (at < front) return {index, first + at, front - at};
+  return {index, length_ - end / 2 + at - front, end - index};
 }
 
 PLAIT_INLINE std::vector<token_run> sequence_order::runs(std::int64_t first, std::int64_t count) const {
-  const std::int64_t size = length_ / pieces_;
   std::vector<token_run> all;
   for (std::int64_t i = first; i < first + count;) {
-    const std::int64_t here = std::min(first + count, (i / size + 1) * size) - i;
-    all.push_back({i - first, position(i), here});
+    const token_run whole = run_at(i);
+    const std::int64_t here = std::min(first + count - i, whole.length);
+    all.push_back({i - first, whole.position, here});
     i += here;
   }
   return detail::joined(std::move(all));
@@ -198,9 +210,11 @@ PLAIT_INLINE std::int64_t visible_pairs(const std::vector<token_run>& queries, c
 PLAIT_INLINE std::vector<std::int64_t> attention_work(const sequence_order& order, std::int64_t ranks,
                                                       const kernels::attention_mask& mask) {
   const std::vector<token_run> keys = order.runs(0, order.length());
-  const std::int64_t part = order.length() / ranks;
   std::vector<std::int64_t> work;
-  for (std::int64_t r = 0; r < ranks; ++r) work.push_back(visible_pairs(order.runs(r * part, part), keys, mask));
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::int64_t begin = part_begin(order.length(), ranks, r), end = part_begin(order.length(), ranks, r + 1);
+    work.push_back(visible_pairs(order.runs(begin, end - begin), keys, mask));
+  }
   return work;
 }
 #endif

@@ -167,21 +167,20 @@ TEST_CASE("values that make no model are refused by key") {
 
 TEST_CASE("the extents of tp that suit a model's sizes are said, since a checkpoint's sizes are fixed") {
   const auto legal = [](const char* name) { return plait::legal_tensor_ranks(plait::llama_preset_config(name)); };
-  CHECK(legal("llama-3-8b") == "1, 2, 4, 8, 16, 32");
-  CHECK(legal("smollm-135m") == "1, 3");   // nine ranks do not divide the inner width
-  CHECK(legal("qwen2.5-0.5b") == "1, 2");  // 14 heads in groups of 7
+  CHECK(legal("llama-3-8b") == "1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32");
+  CHECK(legal("smollm-135m") == "1, 2, 3, 6, 9");
+  CHECK(legal("qwen2.5-0.5b") == "1, 2, 4, 6, 8, 10, 12, 14");  // 14 heads in two groups
   const auto refused = [](const char* name, std::int64_t tp) {
     return error_of([&] { check_tensor_ranks(plait::llama_preset_config(name), tp, "--mesh"); });
   };
   plait::check_tensor_ranks(plait::llama_preset_config("llama-3-8b"), 16, "--mesh");
-  CHECK(refused("llama-3-8b", 3) ==
-        "--mesh: tp=3 does not divide the model's num_attention_heads, which is 32; the model's sizes are what they "
-        "are, and the extents of tp up to 64 that suit all of them are 1, 2, 4, 8, 16, 32");
-  CHECK(contains(refused("smollm-135m", 9), "tp=9 does not divide the model's intermediate_size, which is 1536"));
-  const llama_config three{.heads = 12, .kv_heads = 3, .head_dim = 8, .ffn = 96};
-  CHECK(error_of([&] { check_tensor_ranks(three, 2, "--mesh"); }) ==
-        "--mesh: with tp=2, each rank has 6 of 12 heads, which are neither whole groups nor a whole part of one group "
-        "of 4 (num_key_value_heads is 3); the model's sizes are what they are, and the extents of tp up to 64 that "
-        "suit all of them are 1, 3, 6, 12");
-  CHECK(contains(refused("llama-3-8b", 64), "that suit all of them are 1, 2,"));
+  CHECK(refused("llama-3-8b", 12) ==
+        "--mesh: tp=12 is more than num_key_value_heads, which is 8, and no multiple of it: the ranks that share a kv "
+        "head must be equally many; the model's sizes are what they are, and the extents of tp up to 64 that suit all "
+        "of them are 1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32");
+  CHECK(contains(refused("smollm-135m", 18), "tp=18 is more than the model's num_attention_heads, which is 9"));
+  const llama_config narrow{.heads = 12, .kv_heads = 3, .head_dim = 8, .ffn = 5};
+  CHECK(error_of([&] { check_tensor_ranks(narrow, 6, "--mesh"); }) ==
+        "--mesh: tp=6 is more than the model's intermediate_size, which is 5; the model's sizes are what they are, and "
+        "the extents of tp up to 64 that suit all of them are 1, 2, 3");
 }

@@ -109,11 +109,15 @@ TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
   dim_sizes sizes = transformer_sizes();
   sizes.set(dim_of<heads>, 12), sizes.set(dim_of<kv_heads>, 3), sizes.set(dim_of<seq>, 6);
   const std::string split = refused_at(four{1, 1, 1, 2}, sizes, attention);
-  CHECK(has(split, "attention: heads = 12, kv_heads = 3 and 6 heads on each rank"));
+  CHECK(has(split,
+            "attention: heads = 12, kv_heads = 3, and a rank has query heads 0 to 5 and kv heads 0 to 2: heads "
+            "must be a multiple of kv_heads, and the query heads of a rank must be whole groups of 4 or lie in "
+            "one group, whose kv head it has; blocks of 4 heads (dim_sizes::set) keep groups together"));
   sizes.set(dim_of<heads>, 4);
   CHECK(has(refused_at(four{1, 1, 1, 1}, sizes, attention), "heads = 4, kv_heads = 3"));
+  sizes.set(dim_of<heads>, 2), sizes.set(dim_of<kv_heads>, 2);
   CHECK(has(refused_at(four{1, 1, 3, 1}, sizes, attention),
-            "heads is 4, sharded over tp=3 = 3 ranks; the nearest sizes that divide are 3 and 6"));
+            "heads is 2, sharded over tp=3 = 3 ranks; it must be at least 3"));
   const auto wrong_frequencies = [](context<cpu>& ctx) {
     self_attention<double, megatron_sp>(ctx, "attention", {.frequencies = {1.0}});
   };
@@ -121,13 +125,12 @@ TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
             "1 rotary frequencies for head_dim = 4"));
   const auto mlp = [](context<cpu>& ctx) { swiglu_mlp<double, megatron_sp>(ctx, "mlp"); };
   sizes = transformer_sizes();
-  sizes.set(dim_of<ffn>, 10);
-  CHECK(has(refused_at(four{1, 1, 4, 1}, sizes, mlp),
-            "ffn is 10, sharded over tp=4 = 4 ranks; the nearest sizes that divide are 8 and 12"));
-  sizes = transformer_sizes(4, 6);
-  CHECK(has(refused_at(four{1, 1, 2, 2}, sizes, mlp), "seq is 6, sharded over tp=2 x tp_rep=2 = 4 ranks"));
-  sizes = transformer_sizes(3, 8);
-  CHECK(has(refused_at(four{2, 1, 1, 1}, sizes, mlp), "batch is 3, sharded over dp=2 = 2 ranks"));
+  sizes.set(dim_of<ffn>, 3);
+  CHECK(has(refused_at(four{1, 1, 4, 1}, sizes, mlp), "ffn is 3, sharded over tp=4 = 4 ranks; it must be at least 4"));
+  sizes = transformer_sizes(4, 3);
+  CHECK(has(refused_at(four{1, 1, 2, 2}, sizes, mlp), "seq is 3, sharded over tp=2 x tp_rep=2 = 4 ranks"));
+  sizes = transformer_sizes(1, 8);
+  CHECK(has(refused_at(four{2, 1, 1, 1}, sizes, mlp), "batch is 1, sharded over dp=2 = 2 ranks"));
 }
 
 namespace {

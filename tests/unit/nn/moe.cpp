@@ -20,7 +20,14 @@ using namespace plait::test;
 
 namespace {
 
+/// Of which most ranks have uneven parts.
 dim_sizes mixture_sizes() {
+  dim_sizes s = transformer_sizes(5, 9);
+  s.set(dim_of<experts>, 8);
+  s.set(dim_of<ffn>, 17);
+  return s;
+}
+dim_sizes even_sizes() {
   dim_sizes s = transformer_sizes(4, 8);
   s.set(dim_of<experts>, 8);
   return s;
@@ -205,7 +212,7 @@ TEST_CASE("sums over tokens and sequences are equal for any number of microbatch
   const router_losses additive{.balance = {3}, .z_loss = 0.7};
   const trained one = train_mixtures<exchanged>(three{1, 1, 1}, 1, additive);
   const auto sum = [](const std::vector<std::int64_t>& of) { return std::accumulate(of.begin(), of.end(), 0); };
-  CHECK(sum(one.router.load) == 16 * 8 * 2);
+  CHECK(sum(one.router.load) == 16 * 9 * 2);
   CHECK((sum(one.router.dropped) > 16 && one.router.entropy > 0.5 && one.router.entropy < std::log(8)));
   CHECK(one.auxiliary > 6);  // two layers with a balance of at least about 3 each
   for (const std::int64_t microbatches : {1, 2, 4})
@@ -288,7 +295,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
       threads::run(1, [&](threads::communicator& c) {
         cpu device;
         world ranks(three{1, 1, 1}.shape(), c);
-        const context<cpu> ctx{device, ranks, mixture_sizes(), 1};
+        const context<cpu> ctx{device, ranks, even_sizes(), 1};
         moe<double, alone> layer(ctx, "moe", {{.scores = kind}, {}, {{0.6, over}, 0.3}});
         fill_parameters(ctx, layer, {});
         std::vector<double> w;
@@ -321,7 +328,7 @@ TEST_CASE("a forward pass that runs again keeps the choice of the first") {
   threads::run(1, [](threads::communicator c) {
     world ranks(three{1, 1, 1}.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, ranks, mixture_sizes(), 1};
+    const context<cpu> ctx{device, ranks, even_sizes(), 1};
     using layer = moe<double, exchanged>;
     layer m(ctx, "moe", {.init = {0, 1}});
     initialize(ctx, m);
@@ -351,7 +358,7 @@ TEST_CASE("a forward pass that runs again keeps the choice of the first") {
 
 TEST_CASE("experts without rows") {
   const auto make = [](const auto& ctx) { return moe<double, exchanged, device_of<decltype(ctx)>>(ctx, "mixture"); };
-  const dim_sizes sizes = mixture_sizes();
+  const dim_sizes sizes = even_sizes();
   const auto first_experts = [&](const three& mesh) {
     std::vector<double> norms(8);
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
@@ -390,7 +397,7 @@ TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
   threads::run(1, [](threads::communicator& c) {
     cpu device;
     world ranks(three{1, 1, 1}.shape(), c);
-    const context<cpu> ctx{device, ranks, mixture_sizes(), 1};  // sequences of 8, 2 of 8 experts: a share of 2
+    const context<cpu> ctx{device, ranks, even_sizes(), 1};  // sequences of 8, 2 of 8 experts: a share of 2
     for (const auto& [factor, kept] : {std::pair{0.0, 8}, {0.5, 1}, {1.0, 2}, {1.1, 3}, {4.0, 8}}) {
       moe<float, exchanged> layer(ctx, "moe", {{.chosen = 2}, {0, 0.5}, {}, {factor}});
       layer.visit([&](auto& p) {
@@ -413,7 +420,7 @@ TEST_CASE("experts over ranks that have the same tokens are refused under determ
     threads::run(static_cast<int>(ep), [&](threads::communicator& c) {
       cpu device({.deterministic = true});
       world ranks(three{1, ep, 1}.shape(), c);
-      const dim_sizes sizes = mixture_sizes();
+      const dim_sizes sizes = even_sizes();
       const context<cpu> ctx{device, ranks, sizes, 1, {4, 4, 4}};
       std::string found;
       try {
@@ -430,11 +437,22 @@ TEST_CASE("experts over ranks that have the same tokens are refused under determ
   make(1, "resize with deterministic sums");
 }
 
+TEST_CASE("ranks have equally many experts") {
+  threads::run(3, [](threads::communicator& c) {
+    cpu device;
+    world ranks(three{1, 3, 1}.shape(), c);
+    const context<cpu> ctx{device, ranks, even_sizes(), 1};
+    CHECK_THROWS_WITH(
+        (moe<float, exchanged>(ctx, "moe", {{.chosen = 2}})),
+        "moe: 8 experts over 3 ranks of ep, which must have equally many; legal are extents that divide 8");
+  });
+}
+
 TEST_CASE("a mixture says what it cannot do") {
   threads::run(1, [](threads::communicator& c) {
     cpu device;
     world ranks(three{1, 1, 1}.shape(), c);
-    const dim_sizes sizes = mixture_sizes();
+    const dim_sizes sizes = even_sizes();
     const context<cpu> ctx{device, ranks, sizes, 1};
     using layer = moe<float, exchanged>;
     for (const std::int64_t k : {0, 9})

@@ -68,7 +68,9 @@ call_workspace measured() {
                              std::free(p);
                            }}});
     const context<cpu> ctx{device, w, sizes, 1};
-    const auto local = [&](const layout& a) { return static_cast<std::size_t>(local_elements(a, w.shape(), sizes)); };
+    const auto local = [&](const layout& a) {
+      return static_cast<std::size_t>(local_box(a, w.shape(), sizes, w.rank()).local_size());
+    };
     std::vector<float> x(local(layout_v<typename L::input>), 1.0f), dx(x), y(local(layout_v<typename L::output>), 1.0f),
         dy(y), weight(200, 0.5f), gradient(weight);
     L layer = [&] {

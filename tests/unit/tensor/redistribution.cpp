@@ -1,5 +1,6 @@
 // Plans run on real arrays: every kind of step, dims that are not outermost, several axes, against the
 // boxes.
+#include <array>
 #include <random>
 
 #include "plait/layout/plan.hpp"
@@ -86,26 +87,30 @@ layout random_layout(std::mt19937& random, bool shuffled_axes) {
 
 }  // namespace
 
-TEST_CASE("random redistributions of a 3-d tensor on three axes") {
+TEST_CASE("random redistributions of a 3-d tensor on three axes, which divide its dims or not") {
   std::mt19937 random(11);
-  dim_sizes sizes;
-  sizes.set(dim_of<batch>, 24), sizes.set(dim_of<seq>, 24), sizes.set(dim_of<hidden>, 24);
-  std::vector<std::int64_t> full(24 * 24 * 24);
-  for (std::size_t i = 0; i < full.size(); ++i) full[i] = static_cast<std::int64_t>(i * 2654435761u % 100003);
   int kinds_seen[8] = {};
-  for (const auto& mesh : {cube{2, 2, 2}, cube{3, 2, 1}, cube{1, 4, 3}, cube{2, 3, 2}}) {
-    std::vector<std::pair<layout, layout>> cases;
-    while (cases.size() < 80) {
-      const layout from = random_layout(random, true), to = random_layout(random, true);
-      const plan p = make_plan(from, to, mesh.shape(), sizes);
-      if (!p.verdict.ok()) continue;
-      for (const redistribution_step& s : p.steps) ++kinds_seen[static_cast<int>(s.kind)];
-      cases.emplace_back(from, to);
+  for (const std::array<std::int64_t, 3>& shape : {std::array<std::int64_t, 3>{24, 24, 24}, {13, 19, 15}}) {
+    dim_sizes sizes;
+    sizes.set(dim_of<batch>, shape[0]), sizes.set(dim_of<seq>, shape[1]), sizes.set(dim_of<hidden>, shape[2]);
+    if (shape[2] == 15) sizes.set(dim_of<hidden>, 36, 3);
+    std::vector<std::int64_t> full(static_cast<std::size_t>(shape[0] * shape[1] * sizes.of(dim_of<hidden>)));
+    for (std::size_t i = 0; i < full.size(); ++i) full[i] = static_cast<std::int64_t>(i * 2654435761u % 100003);
+    for (const auto& mesh :
+         {cube{2, 2, 2}, cube{3, 2, 1}, cube{1, 4, 3}, cube{2, 3, 2}, cube{5, 1, 1}, cube{1, 7, 1}}) {
+      std::vector<std::pair<layout, layout>> cases;
+      while (cases.size() < 60) {
+        const layout from = random_layout(random, true), to = random_layout(random, true);
+        const plan p = make_plan(from, to, mesh.shape(), sizes);
+        if (!p.verdict.ok()) continue;
+        for (const redistribution_step& s : p.steps) ++kinds_seen[static_cast<int>(s.kind)];
+        cases.emplace_back(from, to);
+      }
+      threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+        world w(mesh.shape(), c);
+        for (const auto& [from, to] : cases) check_move(from, to, w, sizes, full);
+      });
     }
-    threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
-      world w(mesh.shape(), c);
-      for (const auto& [from, to] : cases) check_move(from, to, w, sizes, full);
-    });
   }
   for (int kind = 0; kind < 8; ++kind) {
     INFO(name_of(static_cast<transition_kind>(kind)));
@@ -191,11 +196,11 @@ TEST_CASE("arrays of the program's are gathered and scattered along any dim") {
   });
 }
 
-TEST_CASE("a size that does not divide and dims that differ are refused by name") {
+TEST_CASE("a dim with fewer elements than ranks, and dims that differ, are refused by name") {
   threads::run(4, [](threads::communicator c) {
     world w(cube{4, 1, 1}.shape(), c);
     dim_sizes sizes;
-    sizes.set(dim_of<batch>, 6), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 2);
+    sizes.set(dim_of<batch>, 3), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 2);
     const layout whole = layout_v<spec<batch, seq, hidden, invariant<ax, bx, cx>>>;
     const auto text_of_move = [&](const layout& to) {
       try {
@@ -205,9 +210,15 @@ TEST_CASE("a size that does not divide and dims that differ are refused by name"
       }
       return std::string();
     };
-    const std::string uneven = text_of_move(layout_v<spec<shard<batch, ax>, seq, hidden>>);
-    CHECK(uneven.find("activations: the global size of a dim is not divisible") == 0);
-    CHECK(uneven.find("batch is 6, sharded over ax=4 = 4 ranks; the nearest sizes that divide are 4 and 8") !=
+    const layout rows = layout_v<spec<shard<batch, ax>, seq, hidden>>;
+    CHECK(text_of_move(rows) ==
+          "activations: a dim has fewer elements than there are ranks that shard it: batch is 3, sharded over ax=4 = 4 "
+          "ranks; it must be at least 4");
+    sizes.set(dim_of<batch>, 6, 2);
+    CHECK(text_of_move(rows).find("batch is 6, in blocks of 2, sharded over ax=4 = 4 ranks; it must be at least 8") !=
+          std::string::npos);
+    sizes.set(dim_of<batch>, 9, 2);
+    CHECK(text_of_move(rows).find("the dim batch has 9 elements, which are no whole blocks of 2 (dim_sizes::set)") !=
           std::string::npos);
     CHECK(
         text_of_move(layout_v<spec<seq, batch, hidden>>).find("activations: the dims are not the ones expected here") ==

@@ -16,46 +16,49 @@
 namespace plait {
 namespace detail {
 
-/// Where the tokens of several blocks go when they are put together in original order.
+/// Where the tokens of several blocks go when they are put together in original order. Each block has room for
+/// `largest()` tokens of each sequence, and begins with its own, [batch, tokens, row].
 class text_assembly {
  public:
   text_assembly() = default;
-  /// Blocks `first` to `first + count - 1`, of `tokens` tokens each.
-  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count,
-                std::int64_t tokens);
+  /// Blocks `first` to `first + count - 1`.
+  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count);
 
   std::int64_t length() const { return length_; }
+  /// Tokens of the largest block, and of the room of every block.
+  std::int64_t largest() const { return largest_; }
   /// Of the tokens put together.
   const std::vector<token_run>& runs() const { return runs_; }
 
-  /// From blocks [block, batch, tokens, row] to [batch, length, row], rows in bytes.
+  /// From blocks to [batch, length, row], rows in bytes.
   template <class Device>
   void join(Device& device, const void* blocks, void* text, std::int64_t batch, std::int64_t row) const {
     for (const piece& p : pieces_)
       kernels::copy_3d(device, place(blocks, block_of(p, batch) * row), place(text, p.to * row), batch, p.length, row,
-                       tokens_ * row, row, length_ * row, row);
+                       p.tokens * row, row, length_ * row, row);
   }
   /// The reverse.
   template <class Device>
   void split(Device& device, const void* text, void* blocks, std::int64_t batch, std::int64_t row) const {
     for (const piece& p : pieces_)
       kernels::copy_3d(device, place(text, p.to * row), place(blocks, block_of(p, batch) * row), batch, p.length, row,
-                       length_ * row, row, tokens_ * row, row);
+                       length_ * row, row, p.tokens * row, row);
   }
 
  private:
   struct piece {
     std::size_t block;
     std::int64_t at, to, position, length;
+    std::int64_t tokens;  ///< of the block
   };
   /// The first token of a piece, in rows from the first block.
   std::int64_t block_of(const piece& p, std::int64_t batch) const {
-    return static_cast<std::int64_t>(p.block) * batch * tokens_ + p.at;
+    return static_cast<std::int64_t>(p.block) * batch * largest_ + p.at;
   }
   static const void* place(const void* p, std::int64_t bytes) { return static_cast<const char*>(p) + bytes; }
   static void* place(void* p, std::int64_t bytes) { return static_cast<char*>(p) + bytes; }
 
-  std::int64_t tokens_ = 0, length_ = 0;
+  std::int64_t largest_ = 0, length_ = 0;
   std::vector<piece> pieces_;
   std::vector<token_run> runs_;
 };
@@ -80,7 +83,7 @@ class all_gather_kv_attention {
 
   all_gather_kv_attention() = default;
   all_gather_kv_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
-      : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size(), part.shape.k_len) {
+      : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size()) {
     require_fitting_mask(part);
     part_.shape = part.shape.checked();
     if (part.blocks.size() == 1)
@@ -118,8 +121,8 @@ class all_gather_kv_attention {
     if (part_.chunk > 0) return backward_in_chunks(ctx, in, o, d_o, kept, out);
     const std::int64_t row = 2 * width() * static_cast<std::int64_t>(sizeof(S));
     const auto own = static_cast<std::size_t>(block_size()), all = own * part_.blocks.size();
-    buffer<Device> text = make_buffer<S>(ctx.device, all);
-    detail::clear(ctx.device, text.template data<S>(), static_cast<std::int64_t>(all));
+    buffer<Device> text = make_buffer<S>(ctx.device, static_cast<std::size_t>(text_size()));
+    detail::clear(ctx.device, text.template data<S>(), text_size());
     {
       const buffer<Device> keys = gather(ctx, in);
       attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
@@ -128,6 +131,8 @@ class all_gather_kv_attention {
       sum.finish(out.dq, out.dsinks);
     }
     buffer<Device> blocks = make_buffer<S>(ctx.device, all), mine = make_buffer<S>(ctx.device, own);
+    if (text_size() < static_cast<std::int64_t>(all))  // what no token fills is sent as well
+      detail::clear(ctx.device, blocks.template data<S>(), static_cast<std::int64_t>(all));
     text_.split(ctx.device, text.data(), blocks.data(), part_.shape.batch, row);
     comm_->reduce_scatter(blocks.data(), mine.data(), own, dtype_of<S>, reduce_op::sum);
     write_key_gradients(ctx.device, mine.template data<S>(), part_.shape, out);
@@ -173,16 +178,19 @@ class all_gather_kv_attention {
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
   std::int64_t o_width() const { return part_.shape.heads * part_.shape.head_dim; }
-  std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
+  /// Elements of a message: the keys and values of the largest block.
+  std::int64_t block_size() const { return 2 * part_.shape.batch * text_.largest() * width(); }
+  std::int64_t text_size() const { return 2 * part_.shape.batch * text_.length() * width(); }
 
   /// All keys and values in original order, [batch, seq, 2, kv_heads, head_dim].
   buffer<Device> gather(const context<Device>& ctx, const attention_inputs<T>& in) {
     const auto own = static_cast<std::size_t>(block_size());
     buffer<Device> mine = make_buffer<T>(ctx.device, own);
     buffer<Device> blocks = make_buffer<T>(ctx.device, own * part_.blocks.size());
+    if (part_.shape.k_len < text_.largest()) detail::clear(ctx.device, mine.template data<T>(), block_size());
     pack_keys_and_values(ctx.device, in, part_.shape, mine.template data<T>());
     comm_->all_gather(mine.data(), blocks.data(), own, dtype_of<T>);
-    buffer<Device> text = make_buffer<T>(ctx.device, own * part_.blocks.size());
+    buffer<Device> text = make_buffer<T>(ctx.device, static_cast<std::size_t>(text_size()));
     text_.join(ctx.device, blocks.data(), text.data(), part_.shape.batch,
                2 * width() * static_cast<std::int64_t>(sizeof(T)));
     return text;
@@ -214,10 +222,12 @@ class all_gather_kv_attention {
 namespace detail {
 
 inline text_assembly::text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first,
-                                    std::size_t count, std::int64_t tokens)
-    : tokens_(tokens) {
-  for (std::size_t b = 0; b < count; ++b)
-    for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length});
+                                    std::size_t count) {
+  for (std::size_t b = 0; b < count; ++b) {
+    const std::int64_t tokens = tokens_of(blocks[first + b]);
+    largest_ = std::max(largest_, tokens);
+    for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length, tokens});
+  }
   std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
   std::int64_t at = 0;
   std::vector<token_run> runs;

@@ -38,15 +38,16 @@ class context_attention {
                 "the engine of an attention policy must model plait::attention_engine");
 
   /// `shape` is of this rank's tokens: q_len, k_len and offsets follow from `order` and the ranks along the policy's
-  /// axes. Throws where the sequence does not divide by them.
+  /// axes. Throws where the sequence has fewer tokens than ranks.
   context_attention(const context<Device>& ctx, kernels::attention_shape shape, const sequence_order& order,
                     bool documents = false, std::string name = "attention") {
     const axis_list& axes = context_axes<Policy>;
-    const std::int64_t ranks = ctx.ranks.shape().size(axes), length = order.length(), own = length / ranks;
-    if (length % ranks != 0)
-      fail({name, ": a sequence of ", length, " over ", ranks, " ranks of ", describe(axes),
-            " must divide; the nearest lengths are ", own * ranks, " and ", (own + 1) * ranks});
-    const std::int64_t mine = ctx.ranks.shape().index_in(ctx.ranks.rank(), axes);
+    const std::int64_t ranks = ctx.ranks.shape().size(axes), length = order.length();
+    if (length < ranks)
+      fail({name, ": a sequence of ", length, " over ", ranks, " ranks of ", describe(axes), "; the least length is ",
+            ranks});
+    const auto begin = [&](std::int64_t r) { return part_begin(length, ranks, r); };
+    const std::int64_t mine = ctx.ranks.shape().index_in(ctx.ranks.rank(), axes), own = begin(mine + 1) - begin(mine);
     shape.q_len = shape.k_len = own;
     shape.q_offset = shape.k_offset = 0;
     shape.q_batch = shape.k_batch = shape.lse_stride = 0;
@@ -57,10 +58,10 @@ class context_attention {
               "; o and its gradient are without gaps, so that legal are 0 and ", shape.heads * shape.head_dim});
     attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
     part.chunk = detail::chunk_of<engine>(ctx, length, part.name);
-    for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(r * own, own));
+    for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(begin(r), begin(r + 1) - begin(r)));
     require_fitting_mask(part);
     require_whole_chunks(part);
-    positions_ = order.positions(mine * own, own);
+    positions_ = order.positions(begin(mine), own);
     engine_ = engine(ctx, part, axes);
   }
 

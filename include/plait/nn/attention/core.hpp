@@ -28,7 +28,7 @@ struct local_heads {
 };
 
 /// `q` and `k` are this rank's parts [batch, seq, heads, head_dim]. Where kv heads are replicated over further axes,
-/// the queries here need only some of them. Throws unless a rank's heads are whole groups or a whole part of one group.
+/// the queries here need only some of them. Throws unless a rank's heads are whole groups or in one group.
 local_heads share_of_heads(const box& q, const box& k, const std::string& name);
 
 }  // namespace plait::detail
@@ -99,8 +99,8 @@ class attention_core {
     const std::int64_t rank = ctx.ranks.rank();
     const box q = local_box(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, rank);
     const box k = local_box(layout_v<K>, ctx.ranks.shape(), ctx.sizes, rank);
-    enforce_divides(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, name);
-    enforce_divides(layout_v<K>, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_parts(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_parts(layout_v<K>, ctx.ranks.shape(), ctx.sizes, name);
     const detail::local_heads own = detail::share_of_heads(q, k, name);
     kv_heads_ = k.local[2];
     first_key_ = own.first * k.local[3];
@@ -206,15 +206,17 @@ class attention_core {
 namespace plait::detail {
 
 inline local_heads share_of_heads(const box& q, const box& k, const std::string& name) {
-  const std::int64_t heads = q.local[2];
   const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
-  if (q.global[2] % k.global[2] != 0 || (heads >= group ? heads % group : group % heads) != 0)
-    fail(
-        {name, ": heads = ", q.global[2], ", kv_heads = ", k.global[2], " and ", heads,
-         " heads on each rank: heads must be a multiple of kv_heads, and the heads of a rank must be whole groups or a "
-         "whole part of one group of ",
-         group});
-  return {q.offset[2] / group - k.offset[2], heads >= group ? heads / group : 1};
+  const std::int64_t begin = q.offset[2], end = begin + q.local[2], first = begin / group, last = (end - 1) / group;
+  const bool whole = begin % group == 0 && end % group == 0;
+  const bool here = first >= k.offset[2] && last < k.offset[2] + k.local[2];
+  if (q.global[2] % k.global[2] != 0 || (first != last && !whole) || !here)
+    fail({name, ": heads = ", q.global[2], ", kv_heads = ", k.global[2], ", and a rank has query heads ", begin, " to ",
+          end - 1, " and kv heads ", k.offset[2], " to ", k.offset[2] + k.local[2] - 1,
+          ": heads must be a multiple of kv_heads, and the query heads of a rank must be whole groups of ", group,
+          " or lie in one group, whose kv head it has; blocks of ", group,
+          " heads (dim_sizes::set) keep groups together"});
+  return {first - k.offset[2], last - first + 1};
 }
 
 }  // namespace plait::detail

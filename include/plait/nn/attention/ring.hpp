@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/attention/all_gather_kv.hpp"
 
 namespace plait {
@@ -106,39 +107,39 @@ class ring_attention {
     if (part_.chunk > 0) return gathered_.backward(ctx, in, o, d_o, kept, out);
     attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                   kept.lse.template data<S>(), d_o);
-    const auto block_of_gradients = [&] { return make_buffer<S>(ctx.device, static_cast<std::size_t>(block_size())); };
+    const auto block_of_gradients = [&] { return make_buffer<S>(ctx.device, static_cast<std::size_t>(largest())); };
     buffer<Device> home = block_of_gradients(), returned, leaving, arriving, here;
     comm_group moves(*comm_);
     const auto add = [&](int s, const key_block<T>& keys) {
       buffer<Device>& into = s == 0 ? home : here;
       if (into.empty()) into = block_of_gradients();
-      detail::clear(ctx.device, into.template data<S>(), block_size());
+      detail::clear(ctx.device, into.template data<S>(), block_size(s));
       sum.add(keys, into.template data<S>(), into.template data<S>() + width(), 2 * width());
     };
     const auto pass_on = [&](int s) {
       moves.wait();
       if (s >= 2 && route_.holds(s))
-        kernels::accumulate(ctx.device, arriving.template data<S>(), here.template data<S>(), block_size());
+        kernels::accumulate(ctx.device, arriving.template data<S>(), here.template data<S>(), block_size(s));
       if (route_.gradient_leaves(s)) {
         leaving.swap(here);
         const bool goes_home = !route_.sends(s);
-        moves.send(leaving.data(), block_elements(), dtype_of<S>, route_.gradient_goes_to(s),
+        moves.send(leaving.data(), block_elements(s), dtype_of<S>, route_.gradient_goes_to(s),
                    goes_home ? home_tag : gradient_tag);
       }
       if (route_.gradient_arrives(s)) {
         if (arriving.empty()) arriving = block_of_gradients();
-        moves.receive(arriving.data(), block_elements(), dtype_of<S>, route_.previous(), gradient_tag);
+        moves.receive(arriving.data(), block_elements(s + 1), dtype_of<S>, route_.previous(), gradient_tag);
       }
       if (route_.gradient_returns(s)) {
         returned = block_of_gradients();
-        moves.receive(returned.data(), block_elements(), dtype_of<S>, route_.gradient_returns_from(), home_tag);
+        moves.receive(returned.data(), block_elements(0), dtype_of<S>, route_.gradient_returns_from(), home_tag);
       }
       moves.start();
     };
     travel(ctx, in, add, pass_on);
     moves.wait();
     if (!returned.empty())
-      kernels::accumulate(ctx.device, returned.template data<S>(), home.template data<S>(), block_size());
+      kernels::accumulate(ctx.device, returned.template data<S>(), home.template data<S>(), block_size(0));
     sum.finish(out.dq, out.dsinks);
     write_key_gradients(ctx.device, home.template data<S>(), part_.shape, out);
   }
@@ -147,31 +148,38 @@ class ring_attention {
   const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
-  std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
-  std::size_t block_elements() const { return static_cast<std::size_t>(block_size()); }
+  std::int64_t tokens(int s) const { return tokens_of(part_.blocks[route_.block(s)]); }
+  /// Elements of the block whose turn it is at step s.
+  std::int64_t block_size(int s) const { return 2 * part_.shape.batch * tokens(s) * width(); }
+  std::size_t block_elements(int s) const { return static_cast<std::size_t>(block_size(s)); }
+  std::int64_t largest() const {
+    std::int64_t most = 0;
+    for (int s = 0; s < route_.ranks(); ++s) most = std::max(most, block_size(s));
+    return most;
+  }
 
   /// Calls use(step, keys and values) for each block that comes by, while the next one is on its way, then after(step).
   template <class Use, class After>
   void travel(const context<Device>& ctx, const attention_inputs<T>& in, Use&& use, After&& after) {
     buffer<Device> current, next;
-    const auto block_of_keys = [&] { return make_buffer<T>(ctx.device, static_cast<std::size_t>(block_size())); };
+    const auto block_of_keys = [&] { return make_buffer<T>(ctx.device, static_cast<std::size_t>(largest())); };
     if (route_.sends(0)) {
       current = block_of_keys();
       pack_keys_and_values(ctx.device, in, part_.shape, current.template data<T>());
     }
     comm_group moves(*comm_);
     for (int s = 0; s <= route_.last_step(); ++s) {
-      if (route_.sends(s)) moves.send(current.data(), block_elements(), dtype_of<T>, route_.next(), key_tag);
+      if (route_.sends(s)) moves.send(current.data(), block_elements(s), dtype_of<T>, route_.next(), key_tag);
       if (route_.receives(s)) {
         if (next.empty()) next = block_of_keys();
-        moves.receive(next.data(), block_elements(), dtype_of<T>, route_.previous(), key_tag);
+        moves.receive(next.data(), block_elements(s + 1), dtype_of<T>, route_.previous(), key_tag);
       }
       moves.start();
       if (s == 0) {
         use(s, local_keys(in, part_.shape, queries()));
       } else if (route_.holds(s)) {
         const T* const keys = current.template data<T>();
-        use(s, key_block<T>{keys, keys + width(), 2 * width(), part_.shape.k_len, &part_.blocks[route_.block(s)]});
+        use(s, key_block<T>{keys, keys + width(), 2 * width(), tokens(s), &part_.blocks[route_.block(s)]});
       }
       after(s);
       moves.wait();
@@ -197,3 +205,5 @@ inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks,
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -61,8 +61,8 @@ class ulysses_attention {
     here.mine = part.mine / group;
     here.blocks.clear();
     for (std::size_t b = 0; b < part.blocks.size(); b += group)
-      here.blocks.push_back(detail::text_assembly(part.blocks, b, group, shape_.q_len).runs());
-    text_ = {part.blocks, here.mine * group, group, shape_.q_len};
+      here.blocks.push_back(detail::text_assembly(part.blocks, b, group).runs());
+    text_ = {part.blocks, here.mine * group, group};
     kernels::attention_shape& s = here.shape;
     s.heads = heads_, s.kv_heads = kv_heads_;
     s.score = shape_.score;
@@ -84,12 +84,12 @@ class ulysses_attention {
     kept = {};  // of an earlier pass
     kept.qkv = to_heads(ctx, in);
     if (in.first_visible) kept.first_visible = gather_documents(ctx, in.first_visible);
-    kept.o = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * o_width()));
+    kept.o = make_buffer<T>(ctx.device, static_cast<std::size_t>(text_tokens() * o_width()));
     inner_.forward(ctx, exchanged(kept, in.sinks), kept.o.template data<T>(), keep ? &keep->inner : nullptr);
     buffer<Device> blocks = split(ctx, kept.o.template data<T>(), o_width());
     blocks = exchange<T>(ctx, std::move(blocks), o_width());
     for (std::int64_t p = 0; p < ranks_; ++p)
-      columns<T, T>(ctx.device, blocks.template data<T>() + p * tokens() * o_width(), o_width(), o_width(),
+      columns<T, T>(ctx.device, blocks.template data<T>() + p * room() * o_width(), o_width(), o_width(),
                     o + p * o_width(), ranks_ * o_width());
   }
 
@@ -97,10 +97,10 @@ class ulysses_attention {
   void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     if (ranks_ == 1) return inner_.backward(ctx, in, o, d_o, kept.inner, out);
-    buffer<Device> blocks = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * o_width()));
+    buffer<Device> blocks = make_blocks<T>(ctx, o_width());
     for (std::int64_t p = 0; p < ranks_; ++p)
       columns<T, T>(ctx.device, d_o + p * o_width(), o_width(), ranks_ * o_width(),
-                    blocks.template data<T>() + p * tokens() * o_width(), o_width());
+                    blocks.template data<T>() + p * room() * o_width(), o_width());
     blocks = exchange<T>(ctx, std::move(blocks), o_width());
     const buffer<Device> output_gradient = join<T>(ctx, blocks, o_width());
     blocks.reset();
@@ -125,6 +125,9 @@ class ulysses_attention {
   }
 
   std::int64_t tokens() const { return shape_.batch * shape_.q_len; }
+  /// Tokens that a message has room for, and all tokens of the group.
+  std::int64_t room() const { return shape_.batch * text_.largest(); }
+  std::int64_t text_tokens() const { return shape_.batch * text_.length(); }
   /// Elements of a token for each rank: its query heads, and its key and value heads.
   std::int64_t width() const { return (heads_ + 2 * kv_heads_) * shape_.head_dim; }
   std::int64_t o_width() const { return heads_ * shape_.head_dim; }
@@ -154,29 +157,37 @@ class ulysses_attention {
     }
   }
 
+  /// A message for each rank.
+  template <class E>
+  buffer<Device> make_blocks(const context<Device>& ctx, std::int64_t row) const {
+    const std::int64_t elements = room() * ranks_ * row;
+    buffer<Device> blocks = make_buffer<E>(ctx.device, static_cast<std::size_t>(elements));
+    if (text_tokens() < room() * ranks_) detail::clear(ctx.device, blocks.template data<E>(), elements);
+    return blocks;
+  }
   template <class E>
   buffer<Device> split(const context<Device>& ctx, const E* text, std::int64_t row) const {
-    buffer<Device> blocks = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * row));
+    buffer<Device> blocks = make_blocks<E>(ctx, row);
     text_.split(ctx.device, text, blocks.data(), shape_.batch, row * static_cast<std::int64_t>(sizeof(E)));
     return blocks;
   }
   template <class E>
   buffer<Device> join(const context<Device>& ctx, const buffer<Device>& blocks, std::int64_t row) const {
-    buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * row));
+    buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(text_tokens() * row));
     text_.join(ctx.device, blocks.data(), text.data(), shape_.batch, row * static_cast<std::int64_t>(sizeof(E)));
     return text;
   }
   template <class E>
   buffer<Device> exchange(const context<Device>& ctx, buffer<Device> out, std::int64_t row) {
-    buffer<Device> in = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * row));
-    comm_->all_to_all(out.data(), in.data(), static_cast<std::size_t>(tokens() * row), dtype_of<E>);
+    buffer<Device> in = make_buffer<E>(ctx.device, static_cast<std::size_t>(room() * ranks_ * row));
+    comm_->all_to_all(out.data(), in.data(), static_cast<std::size_t>(room() * row), dtype_of<E>);
     return in;
   }
 
   buffer<Device> to_heads(const context<Device>& ctx, const attention_inputs<T>& in) {
-    buffer<Device> blocks = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * width()));
+    buffer<Device> blocks = make_blocks<T>(ctx, width());
     for (std::int64_t p = 0; p < ranks_; ++p) {
-      T* const block = blocks.template data<T>() + p * tokens() * width();
+      T* const block = blocks.template data<T>() + p * room() * width();
       columns<T, T>(ctx.device, in.q + p * o_width(), o_width(), shape_.q_stride, block, width());
       columns<T, T>(ctx.device, in.k + keys_of(p), kv_width(), shape_.k_stride, block + o_width(), width());
       columns<T, T>(ctx.device, in.v + keys_of(p), kv_width(), shape_.v_stride, block + o_width() + kv_width(),
@@ -186,9 +197,14 @@ class ulysses_attention {
   }
 
   buffer<Device> gather_documents(const context<Device>& ctx, const std::int32_t* first_visible) {
-    const auto own = static_cast<std::size_t>(tokens());
-    buffer<Device> blocks = make_buffer<std::int32_t>(ctx.device, own * static_cast<std::size_t>(ranks_));
-    comm_->all_gather(first_visible, blocks.data(), own, dtype::i32);
+    buffer<Device> blocks = make_blocks<std::int32_t>(ctx, 1), own;
+    if (tokens() < room()) {
+      own = make_buffer<std::int32_t>(ctx.device, static_cast<std::size_t>(room()));
+      detail::clear(ctx.device, own.template data<std::int32_t>(), room());
+      detail::write_rows(ctx.device, first_visible, 1, tokens(), own.template data<std::int32_t>(), tokens());
+      first_visible = own.template data<std::int32_t>();
+    }
+    comm_->all_gather(first_visible, blocks.data(), static_cast<std::size_t>(room()), dtype::i32);
     return join<std::int32_t>(ctx, blocks, 1);
   }
 
@@ -197,7 +213,7 @@ class ulysses_attention {
   void backward_as(const context<Device>& ctx, const T* sinks, saved& kept, const buffer<Device>& output_gradient,
                    attention_gradients<G> out) {
     if (out.dsinks != nullptr) detail::clear(ctx.device, out.dsinks, shape_.heads);  // those of other ranks' heads
-    buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * width()));
+    buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(text_tokens() * width()));
     E* const d = text.template data<E>();
     inner_.backward(ctx, exchanged(kept, sinks), kept.o.template data<T>(), output_gradient.template data<T>(),
                     kept.inner,
@@ -206,7 +222,7 @@ class ulysses_attention {
     buffer<Device> blocks = split(ctx, d, width());
     text.reset();
     blocks = exchange<E>(ctx, std::move(blocks), width());
-    const auto block = [&](std::int64_t p) { return blocks.template data<E>() + p * tokens() * width(); };
+    const auto block = [&](std::int64_t p) { return blocks.template data<E>() + p * room() * width(); };
     for (std::int64_t p = 0; p < ranks_; ++p)
       columns<E, G>(ctx.device, block(p), o_width(), width(), out.dq + p * o_width(), shape_.dq_stride);
     buffer<Device> sum, term;

@@ -58,7 +58,8 @@ class linear_biases {
     for (std::size_t i = 0; i < info.size(); ++i) {
       total_ += columns_[i];
       all_ = all_ && info[i].bias;
-      if (info[i].bias) n += sizes[i] = local_elements(d.branches[i].bias, ctx.ranks.shape(), ctx.sizes);
+      if (info[i].bias)
+        n += sizes[i] = local_box(d.branches[i].bias, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local_size();
     }
     if (n == 0) return;
     const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.bias.pointer(),

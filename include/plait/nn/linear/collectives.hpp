@@ -165,15 +165,16 @@ inline linear_collectives::linear_collectives(world& ranks, const dim_sizes& siz
                                               const std::string& name) {
   const mesh_shape& mesh = ranks.shape();
   const linear_layouts& first = d.branches[0];
-  for (const dim_placement& p : d.input.dims) {
-    const std::int64_t local = sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
-    (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
+  const box gathered = local_box(d.gathered, mesh, sizes, ranks.rank());
+  for (std::size_t i = 0; i < d.gathered.dims.size(); ++i) {
+    const dim_id dim = d.gathered.dims[i].dim;
+    (!first.weight.has(dim) ? rows_ : first.output.has(dim) ? batches_ : inner_) *= gathered.local[i];
   }
   made_for_ = made_for(mesh, ranks.rank(), sizes, {&d.input});
   ready_plan gather(d.input, d.gathered, ranks, sizes, "input of " + name);
   ready_plan spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
   for (const linear_layouts& b : d.branches) {
-    columns_.push_back(local_elements(b.weight, mesh, sizes) / inner_ / batches_);
+    columns_.push_back(local_box(b.weight, mesh, sizes, ranks.rank()).local_size() / inner_ / batches_);
     total_ += columns_.back();
     made_for_.add(sizes, b.output);
   }

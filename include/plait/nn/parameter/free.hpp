@@ -44,17 +44,17 @@ class free_parameter {
                  initializer init = {})
       : names_(name) {
     const layout& placed = layout_v<Placed>;
-    enforce_divides(placed, ctx.ranks.shape(), ctx.sizes, name);
-    enforce_divides(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, name + ": as it is stored");
-    enforce_divides(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name + ": what it meets");
+    enforce_parts(placed, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_parts(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, name + ": as it is stored");
+    enforce_parts(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name + ": what it meets");
     std::vector<std::int64_t> shape;
     for (const dim_placement& p : placed.dims) shape.push_back(ctx.sizes.of(p.dim));
     parameter_ = std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name, std::move(shape), init, placed.dims.size() > 1, false, false}, layout_v<Stored>,
         placed, layout_v<Met>,
-        parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
-                                           callers.weight.pointer(), callers.gradient.pointer(),
-                                           callers.master.pointer(), callers.reduced.pointer()));
+        parameter_place<Precision, Device>(
+            ctx.device, local_box(placed, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local_size(),
+            callers.weight.pointer(), callers.gradient.pointer(), callers.master.pointer(), callers.reduced.pointer()));
     detail::require_memory<Precision, Device>(name, {parameter_}, {}, callers);
     parameter_->check_terms(describe(layout_v<Met>));
   }
