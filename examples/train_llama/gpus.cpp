@@ -56,7 +56,7 @@ void check_gpu(const setup& s, int index, double bytes) {
 
 /// A rank's GPU as the options ask for it.
 plait::cuda::options device_options(const setup& s, int index) {
-  return {.device = index, .tf32 = s.opt.tf32, .offload_optimizer = offloads(s.opt)};
+  return {.device = index, .tf32 = s.opt.tf32, .offload_optimizer = offloads_optimizer(s.opt)};
 }
 
 /// cuDNN's attention for a rank's GPU, if it is built and may be used; else null.

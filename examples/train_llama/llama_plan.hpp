@@ -118,7 +118,7 @@ struct counted_stages {
   counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
                  const plait::llama_options& options, const plait::pipeline_options& how)
       : ranks(plait::pipeline_world::counting(s.mesh, rank)),
-        device(offloads(s.opt)),
+        device(offloads_optimizer(s.opt)),
         ctx{device, ranks.stage(), sizes_of<S>(s, ranks.stage().shape()), static_cast<std::uint64_t>(s.opt.seed),
             plait::leaves_under<S>(s.deterministic, ranks.stage().shape())},
         model(
@@ -156,7 +156,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   using master = plait::master_of<Precision>;
   using gradient = plait::gradient_of<Precision>;
   const plait::optimizer_options optimizer = optimizer_options_of(s.opt);
-  double& optimizers = offloads(s.opt) ? plan.on_host : plan.optimizer;
+  double& optimizers = offloads_optimizer(s.opt) ? plan.on_host : plan.optimizer;
   model.visit([&](auto& p) {
     // What a step holds for a while, such as gathered parameters, is among what it keeps.
     const auto piece = static_cast<double>(p.slice().size()), used = static_cast<double>(p.used_size());
@@ -181,6 +181,8 @@ run_plan plan_for(const setup& s, Counted& counted) {
   plait::chosen_optimizer<Precision, plait::counting_device> updates(optimizer);
   const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
   plan.kept = static_cast<double>(step.kept_bytes);
+  // Beyond the optimizer's state, which is still there, the host holds activations in a step.
+  plan.on_host += static_cast<double>(step.host_bytes) - static_cast<double>(ctx.device.host_bytes_in_use());
   if (s.cudnn && s.opt.attention_sums == "fixed")
     plan.attention = static_cast<double>(ctx.device.fixed_order_attention_bytes());
   plan.traffic = step.traffic;

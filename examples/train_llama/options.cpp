@@ -394,9 +394,9 @@ void check_saving(const options& opt) {
 void check_cpu(const options& opt) {
   check_rules(
       opt,
-      {{offloads(opt),
-        "--offload optimizer: with --device cpu the optimizer's state is in the host's memory; legal are none, and "
-        "--device cuda"},
+      {{opt.offload != "none",
+        "--offload {--offload}: with --device cpu everything is in the host's memory; legal are none, and --device "
+        "cuda"},
        {opt.backend == "nccl",
         "--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi"},
        {opt.tf32, "--tf32 needs --device cuda; the CPU computes float in full"},
@@ -444,7 +444,9 @@ void check_options(const options& opt) {
   check_layout(opt);
   check_numerics(opt);
   check_lora(opt);
-  parse_recompute(opt.recompute);
+  check_rules(opt, {{parse_recompute(opt.recompute).budget && offloads_activations(opt),
+                     "--recompute {--recompute} with --offload {--offload}: a budget counts activations that stay on "
+                     "the device; legal with it are none, selective, full and every:K"}});
   check_steps(opt);
   check_training(opt);
   check_saving(opt);
@@ -668,9 +670,10 @@ void add_numbers(option_list& list, options& opt) {
               "of AdamW, for each element two, and of Muon, one: full (floats; with --precision double doubles), "
               "bf16 or int8 (8 bits, "
               "and a scale for each 256), rounded stochastically");
-  list.choice("--offload", opt.offload, {"none", "optimizer"},
-              "on cuda: what lies in the host's memory, pinned, and not on the GPU: none, or optimizer (moments, and "
-              "the float masters of bf16); an update waits for the bus, and no bit of it changes");
+  list.choice("--offload", opt.offload, {"none", "optimizer", "activations", "both"},
+              "on cuda: what lies in the host's memory, pinned, and not on the GPU: none, optimizer (moments, and the "
+              "float masters of bf16; an update waits for the bus), activations (between the passes of a layer, which "
+              "hide their copies where the bus is fast enough) or both; no bit of a result changes");
   list.add("--deterministic", opt.deterministic,
            "the same bits on every mesh, schedule and number of microbatches, on the CPU: off, or into how many leaves "
            "sums are cut over features, samples of a step and the sequence, as in 8,16,4; 8 is 8,8,1");

@@ -221,7 +221,9 @@ inline plait::zero_level level_of(const options& opt) {
 inline bool keeps_documents_apart(const options& opt) { return opt.documents == "apart"; }
 
 /// Whether what optimizers alone use lies in the host's memory.
-inline bool offloads(const options& opt) { return opt.offload == "optimizer"; }
+inline bool offloads_optimizer(const options& opt) { return opt.offload == "optimizer" || opt.offload == "both"; }
+/// Whether activations lie there between the passes that make and use them.
+inline bool offloads_activations(const options& opt) { return opt.offload == "activations" || opt.offload == "both"; }
 
 /// Which step --trace and --timeline show of a run that goes on after `resumed` steps: one that is warmed up, where
 /// there is one.

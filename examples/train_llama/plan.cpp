@@ -164,7 +164,7 @@ std::string why_unpriced(const options& opt, const plait::llama_config& config) 
   if (opt.precision == "double") return no("--precision", opt.precision, "float, bf16 and bf16-no-masters");
   if (opt.tf32) return "--tf32 is not priced; leave it out";
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
-  if (offloads(opt)) return no("--offload", opt.offload, "none");
+  if (opt.offload != "none") return no("--offload", opt.offload, "none");
   if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
   if (config.mixture.dense_layers > 0) return "a model whose first layers have no experts is not priced";
   if (opt.expert_limit > 0) return no("--expert-limit", fmt::format("{}", opt.expert_limit), "0");

@@ -38,7 +38,7 @@ struct run_plan {
   double kept = 0;       ///< activations
   double attention = 0;  ///< what cuDNN's gradients in a fixed order take for themselves
   double bytes() const { return weights + gradients + optimizer + kept + attention; }
-  double on_host = 0;  ///< what is offloaded of the optimizer's
+  double on_host = 0;  ///< what is offloaded
   double saved = 0;    ///< what it writes of a step, where steps are saved
   /// What a saved step must have that the run goes on from, or begins with; nothing where there is none.
   std::vector<plait::safetensors_declaration> state{};

@@ -412,6 +412,7 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   if (opt.given("--overlap") && dp * cp == 1)
     reject("--overlap {} hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks; leave it out",
            opt.overlap);
+  s.parallel.offload_activations = offloads_activations(opt);
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
   if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
   if (opt.reduce_in != "full") {

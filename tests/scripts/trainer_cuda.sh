@@ -33,9 +33,11 @@ refused '--graph on needs --device cuda' "$trainer" --graph on --device cpu
 refused '--products needs --device cuda' "$trainer" --products p.txt --device cpu
 refused '--attention-kernel own needs --device cuda' "$trainer" --attention-kernel own --device cpu
 refused '--attention-sums any needs --device cuda' "$trainer" --attention-sums any --device cpu
-refused '--offload optimizer: with --device cpu the optimizer.s state is in the host.s memory' "$trainer" --offload optimizer \
-  --device cpu
-refused "--offload 'all' is unknown; legal are none, optimizer" "$trainer" --offload all
+refused '--offload optimizer: with --device cpu everything is in the host.s memory; legal are none, and --device cuda' \
+  "$trainer" --offload optimizer --device cpu
+refused "--offload 'all' is unknown; legal are none, optimizer, activations, both" "$trainer" --offload all
+refused '--recompute budget:1M with --offload both: a budget counts activations that stay on the device' "$trainer" \
+  --offload both --recompute budget:1M
 refused '--checkpoint-staging pageable is for --device cuda; on the CPU no memory is pinned' "$trainer" --device cpu \
   --checkpoint-dir none --checkpoint-staging pageable
 refused "--checkpoint-staging 'x' is unknown; legal are pinned, pageable" "$trainer" --checkpoint-dir none --checkpoint-staging x
@@ -68,6 +70,11 @@ PYTHON
 # shellcheck disable=SC2086
 "$trainer" $plan --device cuda --precision bf16 --offload optimizer >plan.offload || fail "the plan that offloads"
 [ "$(planned 'on the host' plan.offload)" = "$(planned optimizer plan.bf16)" ] || fail "another plan: $(cat plan.offload)"
+# shellcheck disable=SC2086
+"$trainer" $plan --device cuda --precision bf16 --offload activations >plan.away || fail "the plan that offloads activations"
+grep -q '^  on the host' plan.away || fail "no activations are on the host: $(cat plan.away)"
+[ "$(planned optimizer plan.away)" = "$(planned optimizer plan.bf16)" ] || fail "another plan: $(cat plan.away)"
+[ "$(planned activations plan.away)" != "$(planned activations plan.bf16)" ] || fail "activations stay: $(cat plan.away)"
 [ "$(planned optimizer plan.offload)" = "0 B" ] || fail "the optimizer's state is on both sides: $(cat plan.offload)"
 
 # Utilisation on the CPU, against a peak that is given: 6 times the weights that multiply, and attention.
@@ -128,8 +135,11 @@ gpu="--device cuda --held-out 0.001"
   grep -q 'MFU' plain.err || fail "no MFU on the GPU: $(cat plain.err)"
   grep -q 'each step replayed as a graph' graph.out || fail "no graph: $(cat graph.out)"
   [ "$(logs get graph.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "a graph computes otherwise"
-  train offload --device cuda --precision bf16 --sample 0 --graph on --offload optimizer
-  [ "$(logs get offload.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "--offload computes otherwise"
+  for what in optimizer activations both; do
+    train offload --device cuda --precision bf16 --sample 0 --graph on --offload $what
+    [ "$(logs get offload.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] ||
+      fail "--offload $what computes otherwise"
+  done
 
   # A state that is saved between replays changes none, and goes on with the same bits, replayed or not, offloaded or
   # not; on the CPU, and from it, to parity.

@@ -19,23 +19,24 @@ using namespace plait::test;
 
 namespace {
 
-/// A Llama of six layers on a pipeline.
+/// A Llama of six layers on a pipeline, whose stages are cut `sharded` times over cp and over tp.
 struct offload_run {
   scenario s{small_config(8, 4)};
   schedule plan;
   mesh_shape mesh;
   recompute keep;
 
-  offload_run(const char* name, int ranks, int microbatches, recompute policy)
+  offload_run(const char* name, int ranks, int microbatches, recompute policy, int sharded = 1)
       : plan(parse_schedule(name, ranks, microbatches)), keep(policy) {
     s.config.layers = 6;
     s.config.vocab = 60;
     s.seq = 8;
     s.microbatches = microbatches;
-    for (const auto& [axis, extent] :
-         {std::pair(axis_of<dp>, 1), std::pair(axis_of<pp>, ranks), std::pair(axis_of<cp>, 1),
-          std::pair(axis_of<tp>, 1), std::pair(axis_of<tp_rep>, 1)})
-      mesh.add(axis, extent);
+    mesh.add(axis_of<dp>, 1);
+    mesh.add(axis_of<pp>, ranks);
+    mesh.add(axis_of<cp>, sharded);
+    mesh.add(axis_of<tp>, sharded);
+    mesh.add(axis_of<tp_rep>, 1);
   }
 
   template <class Device>
@@ -103,6 +104,13 @@ TEST_CASE("offloaded activations change no bit, under any schedule and mode of r
       const offload_run run(name, 2, 4, keep);
       CHECK(run.train(true) == run.train(false));
     }
+}
+
+TEST_CASE("gathered inputs and keys of a ring come back too") {
+  for (const recompute keep : {recompute::none, recompute::full}) {
+    const offload_run run("1f1b", 1, 2, keep, 2);
+    CHECK(run.train(true) == run.train(false));
+  }
 }
 
 TEST_CASE("a device holds fewer activations where they are offloaded") {
