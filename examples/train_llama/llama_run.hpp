@@ -339,12 +339,12 @@ class saved_states {
     if (!s_.opt.checkpoint_dir.empty()) open_saver();
     std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume, problem;
     std::optional<plait::committed_step> newest;  // of those that this run adds to
-    try {
-      if (ranks_.rank() == 0 && saver_) newest = plait::newest_step(plait::machine_files(), s_.opt.checkpoint_dir);
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
+    plait::agree(
+        ctx_.device, ranks_,
+        [&] {
+          if (ranks_.rank() == 0 && saver_) newest = plait::newest_step(plait::machine_files(), s_.opt.checkpoint_dir);
+        },
+        "--checkpoint-dir: ");
     newest_saved_ =
         static_cast<std::int64_t>(all_reduce(newest ? static_cast<double>(newest->step) : -1.0, plait::reduce_op::max));
     if (s_.opt.resume == "auto" && newest_saved_ >= 0) path = s_.opt.checkpoint_dir;
@@ -456,15 +456,15 @@ class saved_states {
   /// The best of a run is the best of what this directory has, or there is none yet.
   void forget_best_elsewhere() {
     if (best_.step < 0 || !saver_) return;
-    std::string problem;
     bool here = false;
-    try {
-      const std::string path = s_.opt.checkpoint_dir + "/" + plait::step_name(static_cast<std::uint64_t>(best_.step));
-      here = ranks_.rank() == 0 && plait::machine_files().kind_of(path) == plait::file_kind::directory;
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
+    plait::agree(
+        ctx_.device, ranks_,
+        [&] {
+          const std::string path =
+              s_.opt.checkpoint_dir + "/" + plait::step_name(static_cast<std::uint64_t>(best_.step));
+          here = ranks_.rank() == 0 && plait::machine_files().kind_of(path) == plait::file_kind::directory;
+        },
+        "--checkpoint-dir: ");
     if (all_reduce(here ? 1 : 0, plait::reduce_op::max) == 0) best_ = {};
   }
 

@@ -30,24 +30,6 @@ std::vector<std::string> gather_texts(Device& device, any_communicator& ranks, s
   return all;
 }
 
-/// Calls work(), and throws on every rank if it has thrown on one. Each rank throws the error of the lowest rank that
-/// has one. The text names this rank unless all ranks have one error. Collective over `ranks`; work() must not be.
-template <compute_device Device, class Work>
-void agree(Device& device, any_communicator& ranks, Work&& work) {
-  std::string why;
-  try {
-    std::forward<Work>(work)();
-  } catch (const std::exception& e) {
-    why = e.what();
-    if (why.empty()) why = "an error without a text";
-  }
-  const std::vector<std::string> all = gather_texts(device, ranks, why);
-  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
-  if (first == all.end()) return;
-  const bool alike = std::all_of(all.begin(), all.end(), [&](const std::string& text) { return text == *first; });
-  throw error_of_all(alike ? *first : cat({"rank ", first - all.begin(), ": ", *first}));
-}
-
 /// Returns what work() returns on rank 0, a text that does not begin with a blank, on every rank. Where it throws,
 /// every rank throws: `what`, and then the error's text. Collective over `ranks`; work() must not be.
 template <compute_device Device, class Work>
@@ -76,6 +58,19 @@ void agree_on(Device& device, any_communicator& ranks, const std::string& mine, 
   if (!all.empty()) throw error_of_all(what + all);
 }
 
+/// Calls work(), and throws on every rank if it has thrown on one: `what`, and then the errors' texts as `agree_on` has
+/// them. Collective over `ranks`; work() must not be.
+template <compute_device Device, class Work>
+void agree(Device& device, any_communicator& ranks, Work&& work, const std::string& what = "") {
+  std::string problem;
+  try {
+    std::forward<Work>(work)();
+  } catch (const std::exception& e) {
+    problem = e.what();
+  }
+  agree_on(device, ranks, problem, what);
+}
+
 namespace detail {
 
 /// Returns whether `mark` is in `directory` within a second: a file system of a network may show for a while what a
@@ -102,17 +97,16 @@ template <compute_device Device>
 void require_one_directory(Device& device, any_communicator& ranks, const std::string& directory,
                            const std::string& what = "", file_system& files = machine_files()) {
   if (ranks.size() == 1) return;
-  std::string mark, problem;
-  try {
-    if (ranks.rank() == 0) {
-      // Where rank 0 dies before it removes this, the next writer of the directory does.
-      mark = cat({step_name(0), detail::temporary_mark, detail::unguessable_suffix()});
-      files.make_directory(detail::path_in(directory, mark));
-    }
-  } catch (const std::exception& e) {
-    problem = e.what();
-  }
-  agree_on(device, ranks, problem, what);
+  std::string mark;
+  agree(
+      device, ranks,
+      [&] {
+        if (ranks.rank() != 0) return;
+        // Where rank 0 dies before it removes this, the next writer of the directory does.
+        mark = cat({step_name(0), detail::temporary_mark, detail::unguessable_suffix()});
+        files.make_directory(detail::path_in(directory, mark));
+      },
+      what);
   mark = broadcast_text(device, ranks, mark);
   const bool seen = detail::sees_mark(files, directory, mark);
   const std::vector<std::string> blind = gather_texts(device, ranks, seen ? "" : detail::host_name());

@@ -463,13 +463,7 @@ class state_loader {
   /// Does what may fail on some ranks, and then throws on all of them.
   template <class Work>
   void attempt(Work&& work) {
-    std::string problem;
-    try {
-      work();
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    agree_on(ctx_.device, ranks_, problem, "checkpoint: ");
+    agree(ctx_.device, ranks_, work, "checkpoint: ");
   }
   /// Does what reads the step's data, as `attempt`, and names an older step where it fails.
   template <class Work>
