@@ -25,21 +25,22 @@ context_arrays on_ranks(const context_inputs& in, int ranks, bool zigzag, bool l
 }
 
 struct errors {
-  double o, dq, dk, dv;
+  double o, dq, dk, dv, dsinks;
 };
 errors errors_of(const context_arrays& got, const context_arrays& expected) {
   return {difference(got.o, expected.o), difference(got.dq, expected.dq), difference(got.dk, expected.dk),
-          difference(got.dv, expected.dv)};
+          difference(got.dv, expected.dv), got.dsinks.empty() ? 0 : difference(got.dsinks, expected.dsinks)};
 }
 void check_below(const errors& got, double most) {
   CHECK(got.o <= most);
   CHECK(got.dq <= most);
   CHECK(got.dk <= most);
   CHECK(got.dv <= most);
+  CHECK(got.dsinks <= most);
 }
 
 context_arrays expected_of(const context_inputs& in) {
-  return context_on_cpu(in.sizes, in.q, in.k, in.v, in.d_o, in.starts);
+  return context_on_cpu(in.sizes, in.q, in.k, in.v, in.d_o, in.starts, in.sinks);
 }
 
 }  // namespace
@@ -49,7 +50,9 @@ TEST_CASE("in float every policy is the processor's attention") {
   sizes.seq = 64;
   for (const bool documents : {false, true}) {
     sizes.window = documents ? 0 : 25;
-    const context_inputs in = random_inputs<float>(sizes, documents);
+    if (documents) sizes.score = {.cap = 2, .alibi = true};
+    context_inputs in = random_inputs<float>(sizes, documents);
+    in.sinks = random_values<float>(sizes.heads, 5);
     const context_arrays expected = expected_of(in);
     const bool zigzag = !documents;
     CAPTURE(zigzag);
@@ -82,7 +85,8 @@ TEST_CASE("in bf16 eight ranks lose no more than one") {
 }
 
 TEST_CASE("a library's pieces are each rounded once, however long the ring is") {
-  const context_inputs in = random_inputs<bf16>({}, false);
+  context_inputs in = random_inputs<bf16>({}, false);
+  in.sinks = random_values<bf16>(in.sizes.heads, 5);
   const context_arrays expected = expected_of(in);
   const errors one = errors_of(on_ranks<bf16, ring<cp>>(in, 1, true, true), expected);
   check_below(one, 1e-2);

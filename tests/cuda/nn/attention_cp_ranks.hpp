@@ -20,28 +20,36 @@ namespace plait::test {
 /// Sizes of one causal attention; arrays are [seq, heads, head_dim], one sequence.
 struct context_sizes {
   std::int64_t seq = 128, heads = 4, kv_heads = 2, head_dim = 16, window = 0;
+  kernels::attention_score score{};
 };
 
 /// Output and gradients in original order.
 struct context_arrays {
-  std::vector<double> o, dq, dk, dv;
+  std::vector<double> o, dq, dk, dv, dsinks{};
 };
 
-/// The processor's, in double, on one rank. `first_visible` may be empty.
+/// The processor's, in double, on one rank. `first_visible` and `sinks` may be empty.
 inline context_arrays context_on_cpu(const context_sizes& sizes, const std::vector<double>& q,
                                      const std::vector<double>& k, const std::vector<double>& v,
-                                     const std::vector<double>& d_o, const std::vector<std::int32_t>& first_visible) {
+                                     const std::vector<double>& d_o, const std::vector<std::int32_t>& first_visible,
+                                     const std::vector<double>& sinks = {}) {
   cpu device;
   kernels::attention_shape s;
   s.q_len = s.k_len = sizes.seq;
   s.heads = sizes.heads, s.kv_heads = sizes.kv_heads, s.head_dim = sizes.head_dim,
   s.mask = kernels::attention_mask::window_or_causal(sizes.window);
   s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+  s.score = sizes.score;
   if (!first_visible.empty()) s.first_visible = first_visible.data();
   context_arrays made{std::vector<double>(q.size()), std::vector<double>(q.size()), std::vector<double>(k.size()),
-                      std::vector<double>(v.size())};
-  std::vector<double> lse(static_cast<std::size_t>(s.heads * s.q_len));
+                      std::vector<double>(v.size()), std::vector<double>(sinks.size())};
+  std::vector<double> lse(static_cast<std::size_t>(s.heads * s.q_len)), delta(lse);
   kernels::attention_forward(device, q.data(), k.data(), v.data(), made.o.data(), lse.data(), s);
+  if (!sinks.empty()) {
+    kernels::join_sinks(device, sinks.data(), made.o.data(), lse.data(), s);
+    kernels::attention_delta(device, made.o.data(), d_o.data(), delta.data(), s);
+    kernels::sink_gradients(device, sinks.data(), lse.data(), delta.data(), made.dsinks.data(), s);
+  }
   kernels::attention_backward(device, q.data(), k.data(), v.data(), made.o.data(), lse.data(), d_o.data(),
                               made.dq.data(), made.dk.data(), made.dv.data(), s);
   return made;
@@ -51,6 +59,7 @@ struct context_inputs {
   context_sizes sizes;
   values q, k, v, d_o;
   std::vector<std::int32_t> starts;  ///< of documents; empty: none
+  values sinks{};                    ///< empty: none
 };
 
 template <class T>
@@ -97,6 +106,7 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
     shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim,
     shape.mask = kernels::attention_mask::window_or_causal(s.window);
     shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    shape.score = s.score;
     const bool documents = !in.starts.empty();
     context_attention<T, Policy, cuda> attention(ctx, shape, order, documents);
     const std::vector<std::int64_t>& positions = attention.positions();
@@ -108,11 +118,16 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
     for (const std::int64_t p : positions)
       if (documents) starts.push_back(in.starts[static_cast<std::size_t>(p)]);
     device_array<std::int32_t> first_visible(device, starts);
-    const attention_inputs<T> args{q.view(), k.view(), v.view(), documents ? first_visible.data() : nullptr};
+    number_array<T> sinks(device, in.sinks);
+    number_array<statistic_of<T>> dsinks(device, in.sinks);
+    const bool with_sinks = !in.sinks.empty();
+    const attention_inputs<T> args{q.view(), k.view(), v.view(), documents ? first_visible.data() : nullptr,
+                                   with_sinks ? sinks.view() : nullptr};
     typename context_attention<T, Policy, cuda>::saved kept;
     const auto pass = [&] {
       attention.forward(ctx, args, o.data(), &kept);
-      attention.backward(ctx, args, o.view(), d_o.view(), kept, {dq.data(), dk.data(), dv.data()});
+      attention.backward(ctx, args, o.view(), d_o.view(), kept,
+                         {dq.data(), dk.data(), dv.data(), with_sinks ? dsinks.data() : nullptr});
     };
     pass();
     if (as_graph) {
@@ -127,9 +142,10 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
       device.synchronize();
       w.root().barrier();
     }
-    all[static_cast<std::size_t>(w.rank())] = {o.read(), dq.read(), dk.read(), dv.read()};
+    all[static_cast<std::size_t>(w.rank())] = {o.read(), dq.read(), dk.read(), dv.read(), dsinks.read()};
   });
-  context_arrays text{values(in.q.size()), values(in.q.size()), values(in.k.size()), values(in.v.size())};
+  context_arrays text{values(in.q.size()), values(in.q.size()), values(in.k.size()), values(in.v.size()),
+                      values(in.sinks.size())};
   for (int r = 0; r < ranks; ++r) {
     const std::vector<std::int64_t> positions = order.positions(r * own, own);
     const context_arrays& mine = all[static_cast<std::size_t>(r)];
@@ -137,6 +153,7 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
     put(text.dq, mine.dq, positions, q_width);
     put(text.dk, mine.dk, positions, k_width);
     put(text.dv, mine.dv, positions, k_width);
+    for (std::size_t h = 0; h < in.sinks.size(); ++h) text.dsinks[h] += mine.dsinks[h];
   }
   return text;
 }

@@ -139,8 +139,8 @@ struct scored_attention_sizes : attention_sizes {
 template <class Sizes>
 inline constexpr bool scores_change = std::is_same_v<Sizes, scored_attention_sizes>;
 
-__device__ inline float tanh_of(float x) { return tanhf(x); }
-__device__ inline double tanh_of(double x) { return tanh(x); }
+__device__ inline float tanh_of(float x) { return ::tanhf(x); }
+__device__ inline double tanh_of(double x) { return ::tanh(x); }
 __device__ inline float power_of_2(float x) { return exp2f(x); }
 __device__ inline double power_of_2(double x) { return exp2(x); }
 
