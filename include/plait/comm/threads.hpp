@@ -161,6 +161,9 @@ class member {
   /// one.
   joined join_message(int side, int peer, signature s, function_ref<void(part&)> fill);
 
+  /// Does the work of an operation that all have joined: the last of them calls it.
+  void execute(operation& op);
+
   /// Waits for the operation, sharing its work, and leaves it. `side` as in `side_of`.
   void finish(operation* op, int side = -1) {
     wait(*op, side);
@@ -500,21 +503,8 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
   const int side = side_of(c);
   if (side >= 0) s.kind = collective::send, s.root = c.tag;
   const joined here = side < 0 ? join(s, c.payload(size()), fill) : join_message(side, c.peer, s, fill);
-  operation& op = *here.op;
-  if (!here.last) return &op;
-  if (s.on_device) return execute_on_device(op), &op;
-  const work w(op);
-  op.units = w.units();
-  if (w.bytes() <= solo_bytes || op.units < 2 || run_->helpers() == 0) {
-    for (std::size_t u = 0; u < op.units; ++u) w.run(u);
-    finished(op);
-    return &op;
-  }
-  op.next_unit.store(0, std::memory_order_relaxed);
-  op.units_left.store(op.units, std::memory_order_relaxed);
-  run_->signal(op, operation::open, run_->helpers());
-  help(op);
-  return &op;
+  if (here.last) execute(*here.op);
+  return here.op;
 }
 
 PLAIT_INLINE member::joined member::join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill) {
@@ -673,6 +663,21 @@ PLAIT_INLINE void member::widen_window() {
     if (op != nullptr) wider[op->sequence & (wider.size() - 1)] = op;
   }
   group_->window.swap(wider);
+}
+
+PLAIT_INLINE void member::execute(operation& op) {
+  if (op.what.on_device) return execute_on_device(op);
+  const work w(op);
+  op.units = w.units();
+  if (w.bytes() <= solo_bytes || op.units < 2 || run_->helpers() == 0) {
+    for (std::size_t u = 0; u < op.units; ++u) w.run(u);
+    finished(op);
+    return;
+  }
+  op.next_unit.store(0, std::memory_order_relaxed);
+  op.units_left.store(op.units, std::memory_order_relaxed);
+  run_->signal(op, operation::open, run_->helpers());
+  help(op);
 }
 
 PLAIT_INLINE void member::execute_on_device(operation& op) {
