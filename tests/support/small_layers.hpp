@@ -8,6 +8,18 @@
 #include "plait/nn/parameter/free.hpp"
 #include "plait/nn/strategy.hpp"
 
+namespace plait::test {
+
+/// Gives layers their first values, and gradients of zero.
+template <class... Layers>
+void begin(const context<cpu>& ctx, Layers&... layers) {
+  each_parameter([&](auto& p) { p.initialize(ctx); }, layers...);
+  gather_parameters(ctx, layers...);
+  zero_gradients(ctx, layers...);
+}
+
+}  // namespace plait::test
+
 /// Policies of small layers on one axis, and runs of them on a rank or two.
 namespace plait::test::small_layers {
 
@@ -68,14 +80,6 @@ std::string on_two_ranks(F work) {
 
 inline context<cpu> with_sizes(const context<cpu>& ctx, const dim_sizes& sizes) {
   return {ctx.device, ctx.ranks, sizes, ctx.seed};
-}
-
-/// Gives a layer its first values, and gradients of zero.
-template <class Layer>
-void begin(const context<cpu>& ctx, Layer& layer) {
-  layer.visit([&](auto& p) { p.initialize(ctx); });
-  gather_parameters(ctx, layer);
-  zero_gradients(ctx, layer);
 }
 
 template <class T>

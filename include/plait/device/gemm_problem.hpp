@@ -1,5 +1,5 @@
 // The sizes and strides of one matrix product with their check, and products without a library: by plain loops, and of
-// bf16 by a product of float. Tests: tests/unit/device/gemm.cpp, tests/unit/device/gemm_plain.cpp.
+// bf16 by a product of float. Test: tests/unit/device/gemm.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// program: communicators
 #include <doctest/doctest.h>
 
 #include <algorithm>

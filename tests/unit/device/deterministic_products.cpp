@@ -1,3 +1,4 @@
+// program: devices
 // Products in a deterministic order: a plain sum of fused multiply-adds in float and double, the same bits whatever is
 // cut and however rows lie, and the refusals.
 #include "plait/device/deterministic_products.hpp"

@@ -13,10 +13,13 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
+#include "support/small_layers.hpp"
 
 namespace own_allocator {  // files of one program may have helpers of one name
 
 using namespace plait;
+using namespace plait::test::small_layers;
+using plait::test::begin;
 
 namespace {
 
@@ -45,14 +48,6 @@ struct program {
   }
 };
 
-using one = plait::mesh<axis<tp>>;
-using rows = spec<shard<seq, tp>, hidden>;
-struct up {
-  using input = rows;
-  using weight = spec<shard<ffn, tp>, hidden>;
-  using output = spec<seq, shard<ffn, tp>>;
-};
-
 std::string refusal(const std::function<void()>& action) {
   try {
     action();
@@ -70,7 +65,7 @@ TEST_CASE("a program's allocator sees every byte of a device, until it ends") {
     cpu device({.memory = mine.functions()});
     CHECK(mine.bytes == 0);
     threads::run(1, [&](threads::communicator c) {
-      world w(one{1}.shape(), c);
+      world w(two{1}.shape(), c);
       const context<cpu> ctx{device, w, sizes_of<seq, hidden, ffn>(32, 16, 64), 1};
       const auto sees_all = [&](const char* when) {
         if (mine.bytes != device.reserved_bytes()) fail({when, ": ", mine.bytes, ", not ", device.reserved_bytes()});
@@ -82,10 +77,7 @@ TEST_CASE("a program's allocator sees every byte of a device, until it ends") {
       rms_norm<float, rows> norm(ctx);
       sees_all("made");
       for (int turn = 0; turn < 2; ++turn) {
-        layer.visit([&](auto& p) { p.initialize(ctx); });
-        norm.visit([&](auto& p) { p.initialize(ctx); });
-        gather_parameters(ctx, layer, norm);
-        zero_gradients(ctx, layer, norm);
+        begin(ctx, layer, norm);
         const tensor<float, rows> x(ctx);
         device.zero(const_cast<float*>(x.data()), static_cast<std::size_t>(x.size()) * sizeof(float));
         linear<float, up>::saved kept;

@@ -1,3 +1,4 @@
+// program: kernels
 // Sums of squares as integers: exact, whatever the order and the parts, over all exponents; not finite is NaN.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// program: layers
 // Gradients in bf16 in the caller's memory: what layers add is what they add in float, rounded when it is added;
 // nothing else is allocated for them; ranks add them up; and deterministic sums refuse them.
 #include <doctest/doctest.h>
@@ -15,6 +16,8 @@
 #include "plait/nn/parameter.hpp"
 #include "support/linear_policies.hpp"
 #include "support/on_pointers.hpp"
+
+namespace narrow_gradients {  // files of one program may have helpers of one name
 
 using namespace plait;
 using namespace plait::test;
@@ -157,3 +160,5 @@ TEST_CASE("deterministic sums refuse gradients in bf16") {
                                          "float or double"),
                        error);
 }
+
+}  // namespace narrow_gradients

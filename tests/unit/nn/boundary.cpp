@@ -1,3 +1,4 @@
+// program: layers
 // Layers and tensors whose specs do not suit the mesh that they meet when a program runs.
 #include <doctest/doctest.h>
 

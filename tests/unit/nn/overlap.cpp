@@ -15,6 +15,7 @@
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
 #include "support/slow_link.hpp"
+#include "support/small_layers.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -304,9 +305,7 @@ TEST_CASE("the peak of a rank's memory is what a dry run says") {
       const context<cpu> ctx{device, ranks, sizes, 1};
       auto layer = make(ctx);
       using made = decltype(layer);
-      layer.visit([&](auto& p) { p.initialize(ctx); });
-      gather_parameters(ctx, layer);
-      zero_gradients(ctx, layer);
+      begin(ctx, layer);
       typename made::template tensor_of<typename made::input> x(ctx);
       typename made::template tensor_of<dual_t<typename made::output>> dy(ctx);
       device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(float));

@@ -17,6 +17,7 @@
 #include "plait/tensor/tensor.hpp"
 #include "support/layer_check.hpp"
 #include "support/on_pointers.hpp"
+#include "support/small_layers.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -60,11 +61,7 @@ std::string said_after_forward(Body&& body) {
       else
         return Layer(ctx, "first");
     }();
-    layer.visit([&](auto& p) {
-      p.initialize(ctx);
-      p.gather(ctx);
-      p.zero_gradient(ctx);
-    });
+    begin(ctx, layer);
     tensor<float, typename Layer::input> x(ctx);
     tensor<float, dual_t<typename Layer::output>> dy(ctx);
     kernels::fill(ctx.device, x.data(), x.size(), 1.0);
@@ -109,22 +106,14 @@ TEST_CASE("what a forward pass keeps is used once, by its layer and microbatch")
   check_used_once<centred>("first.weight");
   CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               up second(ctx, "second");
-              second.visit([&](auto& p) {
-                p.initialize(ctx);
-                p.gather(ctx);
-                p.zero_gradient(ctx);
-              });
+              begin(ctx, second);
               static_cast<void>(l);
               second.backward(ctx, x, kept, dy);
             }),
             "second.weight: this `saved` was made by another layer"));
   CHECK(has(what_is_said([](const context<cpu>& ctx) {
               sequential all{up(ctx, "up"), linear<float, back>(ctx, "down")};
-              all.visit([&](auto& p) {
-                p.initialize(ctx);
-                p.gather(ctx);
-                p.zero_gradient(ctx);
-              });
+              begin(ctx, all);
               tensor<float, rows> x(ctx);
               tensor<float, dual_t<rows>> dy(ctx);
               kernels::fill(ctx.device, x.data(), x.size(), 1.0);
@@ -186,7 +175,7 @@ TEST_CASE("a step that leaves a parameter out is refused, and layers may begin o
   const auto steps_of = [](auto&& step) {
     return what_is_said([&](const context<cpu>& ctx) {
       up first(ctx, "first"), second(ctx, "second");
-      each_parameter([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); }, first, second);
+      begin(ctx, first, second);
       const tensor<float, rows> x(ctx);
       const tensor<float, dual_t<up::output>> dy(ctx);
       for (int i = 0; i < 3; ++i)

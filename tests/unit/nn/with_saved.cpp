@@ -19,37 +19,17 @@
 #include "plait/nn/loss.hpp"
 #include "plait/nn/norm.hpp"
 #include "support/on_pointers.hpp"
+#include "support/small_layers.hpp"
 
-namespace with_saved_layers {  // files of one program may have helpers of one name
-
-using namespace plait;
-using plait::test::backward_on;
-using plait::test::forward_on;
+namespace plait::test::small_layers {
 
 namespace {
 
-using rows = spec<shard<seq, tp>, hidden>;
 using wide_rows = spec<seq, shard<ffn, tp>>;
 using ids = spec<seq, invariant<tp>>;
 using table = spec<shard<vocab, tp>, hidden>;
 using logits = spec<seq, shard<vocab, tp>>;
 using up_policy = biased_policy<rows, spec<shard<ffn, tp>, hidden>, wide_rows>;
-
-constexpr std::int64_t tokens = 8, width = 4, wide = 6, words = 10;
-
-template <class F>
-std::string on_ranks(std::int64_t ranks, F work) {
-  try {
-    threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
-      world w(plait::mesh<axis<tp>>{ranks}.shape(), c);
-      cpu device;
-      work(context<cpu>{device, w, sizes_of<seq, hidden, ffn, vocab>(tokens, width, wide, words), 1});
-    });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 std::vector<float> numbers(std::int64_t n, float first) {
   std::vector<float> all(static_cast<std::size_t>(n));
@@ -107,9 +87,7 @@ TEST_CASE("a layer with its saved computes what the layer computes with a saved 
 TEST_CASE("a norm with its saved refuses a second backward pass without a forward pass") {
   const std::string why = on_ranks(1, [](const context<cpu>& ctx) {
     with_saved<layer_norm<float, rows>> norm(ctx);
-    norm.visit([&](auto& p) { p.initialize(ctx); });
-    gather_parameters(ctx, norm);
-    zero_gradients(ctx, norm);
+    begin(ctx, norm);
     const std::vector<float> x = numbers(tokens * width, 1);
     std::vector<float> dx(x.size());
     backward_on(norm, ctx, x.data(), x.data(), dx.data());
@@ -248,7 +226,7 @@ TEST_CASE("a backward pass after several forward passes is of the last") {
     return on_ranks(2, [=](const context<cpu>& ctx) {
       with_saved<layer_norm<float, rows>> norm(ctx, 1e-5, "norm");
       with_saved<linear<float, up_policy>> up(ctx, "up");
-      each_parameter([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); }, norm, up);
+      begin(ctx, norm, up);
       const std::vector<float> x[] = {numbers(tokens * width, 1), numbers(tokens * width, 2)};
       std::vector<float> y(tokens * wide), dx(tokens * width);
       for (int i = 0; i < forwards; ++i) forward_on(norm, ctx, x[i % 2].data(), dx.data());
@@ -264,4 +242,4 @@ TEST_CASE("a backward pass after several forward passes is of the last") {
                                "the input of another than the last") != std::string::npos);
 }
 
-}  // namespace with_saved_layers
+}  // namespace plait::test::small_layers

@@ -14,27 +14,16 @@
 #include "plait/nn/pointwise.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "support/on_pointers.hpp"
+#include "support/small_layers.hpp"
 
 namespace workspace {  // files of one program may have helpers of one name
 
 using namespace plait;
+using namespace plait::test::small_layers;
 using plait::test::backward_on;
 using plait::test::forward_on;
 
 namespace {
-
-using two = plait::mesh<axis<tp>>;
-using rows = spec<shard<seq, tp>, hidden>;
-struct up {
-  using input = rows;
-  using weight = spec<shard<ffn, tp>, hidden>;
-  using output = spec<seq, shard<ffn, tp>>;
-};
-struct down {
-  using input = up::output;
-  using weight = spec<hidden, shard<ffn, tp>>;
-  using output = rows;
-};
 
 const dim_sizes sizes = sizes_of<seq, hidden, ffn>(12, 10, 14);
 

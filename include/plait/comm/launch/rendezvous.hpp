@@ -1,5 +1,5 @@
 // How a process of torchrun or Slurm finds its place, and how all of them get some bytes of rank 0 over TCP. It needs
-// no NCCL, whose id they are. Tests: tests/unit/comm/nccl_rendezvous.cpp, tests/unit/comm/nccl_strangers.cpp.
+// no NCCL, whose id they are. Test: tests/unit/comm/nccl_rendezvous.cpp.
 #pragma once
 
 #include <arpa/inet.h>
