@@ -100,15 +100,15 @@ TEST_CASE("the loss and its gradient in one call are those of two") {
     const cross_entropy_loss<float, logits, ids> constant(ctx, words);
     auto loss = constant;
     const std::vector<std::int32_t> labels = {0, 9, 3, 4, 5, 6, 7, 1};
-    std::vector<float> one = numbers(tokens * words / 2, static_cast<float>(ctx.ranks.rank())), two = one;
+    std::vector<float> at_once = numbers(tokens * words / 2, static_cast<float>(ctx.ranks.rank())), in_turn = at_once;
     const auto seed = loss_seed<decltype(loss)::output>::weighted(ctx, 1.0 / tokens);
     decltype(loss)::saved kept;
-    const part<float, logits> first(ctx, one.data()), second(ctx, two.data());
+    const part<float, logits> first(ctx, at_once.data()), second(ctx, in_turn.data());
     const part<const std::int32_t, ids> words_of(ctx, labels.data());
     const double expected = *loss.forward(ctx, second, words_of, &kept).data();
     loss.backward(ctx, second, words_of, kept, seed);
     CHECK(*loss.forward_backward(ctx, first, words_of, seed).data() == expected);
-    CHECK(one == two);
+    CHECK(at_once == in_turn);
     CHECK(expected > tokens);
   });
   CHECK(why == "");
