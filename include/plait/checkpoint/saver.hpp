@@ -33,6 +33,7 @@
 #include "plait/checkpoint/verify.hpp"
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/host_values.hpp"
+#include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
@@ -520,7 +521,7 @@ class checkpoint_saver {
     next->step = step;
     next->keep = options_.keep;
     next->scalars = std::move(extras.scalars);
-    next->layout = options_.layout.empty() ? layout_text(ctx.ranks.shape()) : options_.layout;
+    next->layout = options_.layout.empty() ? text_of(ctx.ranks.shape()) : options_.layout;
     const share_plan plan = agreed_plan(ctx, step, extras, *next);
     next->path = text_of_rank_0(ctx.device, ranks_, cat({"checkpoint: step ", step, " is not saved: "}), [&] {
       next->directory.emplace(writer_->root().begin(step));
@@ -566,7 +567,6 @@ class checkpoint_saver {
       for (finished_save& s : wait_for_one(device)) unreported_.push_back(std::move(s));
     return std::exchange(unreported_, {});
   }
-  std::size_t under_way() const { return jobs_.size(); }
   /// Returns whether this rank knows the outcome of a save. While no rank does, `finished` returns nothing, so a
   /// program can add this to another reduction and skip the call. Not collective.
   bool has_finished_save() const {
@@ -585,14 +585,6 @@ class checkpoint_saver {
 
  private:
   using clock = detail::save_job::clock;
-
-  static std::string layout_text(const mesh_shape& mesh) {
-    if (mesh.size() == 1) return "one rank";
-    std::string text;
-    for (std::size_t i = 0; i < mesh.axes.size(); ++i)
-      append(text, {i == 0 ? "" : ", ", mesh.axes[i].text(), "=", mesh.extents[i]});
-    return text;
-  }
 
   /// Returns what some rank has: each has the parameters of its own stages. Collective.
   template <class Device>

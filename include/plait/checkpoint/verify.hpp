@@ -7,7 +7,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -24,68 +23,43 @@
 
 namespace plait {
 
-namespace detail {
-
-/// Reads the ranges of a step's files and puts what is wrong into words.
-class step_verifier {
- public:
-  step_verifier(file_system& files, const std::string& path, const std::function<void()>& each)
-      : files_(files), path_(path), each_(each) {}
-
-  std::vector<std::string> run() {
-    try {
-      manifest_ = read_step(files_, path_);
-    } catch (const error& e) {
-      return {e.what()};
-    }
-    data_.emplace(files_, path_, manifest_);
-    for (std::uint32_t i = 0; i < manifest_.files.size(); ++i) check_file(i);
-    for (const stored_blob& blob : manifest_.blobs) check(blob.stored, [&] { return name_of_blob(blob); });
-    for (const stored_tensor& tensor : manifest_.tensors)
-      for (const stored_box& part : tensor.boxes) check(part.stored, [&] { return name_of_box(tensor, part); });
-    return std::move(found_);
-  }
-
- private:
-  void check_file(std::uint32_t i) {
-    const stored_file& file = manifest_.files[i];
-    try {
-      const std::uint64_t size = data_->hold(i)->size();
-      if (size != file.bytes)
-        found_.push_back(cat({"'", path_in(path_, file.path), "' has ", size, " bytes, and the manifest says ",
-                              file.bytes, size < file.bytes ? ": it is truncated" : ""}));
-    } catch (const error& e) {
-      found_.push_back(e.what());
-      return;
-    }
-    check({i, file.header_crc32c, 0, file.header_bytes}, [] { return std::string("the header"); });
-  }
-  /// `name` is called for the text of an error.
-  template <class Name>
-  void check(const stored_bytes& stored, Name&& name) {
-    if (each_) each_();
-    try {
-      if (!data_->is_whole(stored)) found_.push_back(data_->damage(stored, name()));
-    } catch (const error& e) {
-      found_.push_back(cat({name(), " cannot be read: ", e.what()}));
-    }
-  }
-
-  file_system& files_;
-  const std::string& path_;
-  const std::function<void()>& each_;
-  manifest manifest_;
-  std::optional<step_data> data_;
-  std::vector<std::string> found_;
-};
-
-}  // namespace detail
-
 /// Returns all that is wrong with a step, each in a sentence; nothing if it is exactly what was saved. Reads every byte
 /// of it once. `each`, if given, is called before each range of bytes, and its exceptions end the work.
 inline std::vector<std::string> verify_step(file_system& files, const std::string& path,
                                             const std::function<void()>& each = {}) {
-  return detail::step_verifier(files, path, each).run();
+  manifest saved;
+  try {
+    saved = read_step(files, path);
+  } catch (const error& e) {
+    return {e.what()};
+  }
+  step_data data(files, path, saved);
+  std::vector<std::string> found;
+  const auto check = [&](const stored_bytes& stored, auto&& name) {  // `name` is called for the text of an error
+    if (each) each();
+    try {
+      if (!data.is_whole(stored)) found.push_back(data.damage(stored, name()));
+    } catch (const error& e) {
+      found.push_back(cat({name(), " cannot be read: ", e.what()}));
+    }
+  };
+  for (std::uint32_t i = 0; i < saved.files.size(); ++i) {
+    const stored_file& file = saved.files[i];
+    try {
+      const std::uint64_t size = data.hold(i)->size();
+      if (size != file.bytes)
+        found.push_back(cat({"'", detail::path_in(path, file.path), "' has ", size, " bytes, and the manifest says ",
+                             file.bytes, size < file.bytes ? ": it is truncated" : ""}));
+    } catch (const error& e) {
+      found.push_back(e.what());
+      continue;
+    }
+    check({i, file.header_crc32c, 0, file.header_bytes}, [] { return std::string("the header"); });
+  }
+  for (const stored_blob& blob : saved.blobs) check(blob.stored, [&] { return detail::name_of_blob(blob); });
+  for (const stored_tensor& tensor : saved.tensors)
+    for (const stored_box& part : tensor.boxes) check(part.stored, [&] { return detail::name_of_box(tensor, part); });
+  return found;
 }
 
 namespace detail {

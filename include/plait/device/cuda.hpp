@@ -326,11 +326,7 @@ class cuda {
   /// As `options::peers`, for memory that was allocated before as well.
   void open_to(const std::vector<int>& peers) { pool_.open_to(peers); }
 
-  static bool capturing(stream s) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    detail::cuda_check(cudaStreamIsCapturing(s.handle(), &status), "asking for a capture");
-    return status != cudaStreamCaptureStatusNone;
-  }
+  static bool capturing(stream s) { return detail::is_captured(s.handle()); }
 
   /// Bytes asked for and not released, without the device's own workspace; the largest such number; bytes held in
   /// released blocks.

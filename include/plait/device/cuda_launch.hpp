@@ -76,6 +76,13 @@ void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
              "asking for shared memory");
 }
 
+/// Returns whether a stream is being recorded into a graph.
+inline bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda_check(cudaStreamIsCapturing(stream, &status), "asking for a capture");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 /// While it lives, the thread may query events, wait for streams, and take and give back memory. That holds also while
 /// some stream is being recorded into a graph, by any part of the program, in any mode: none of them is of that
 /// recording.

@@ -220,9 +220,7 @@ class cuda_pool {
     const relaxed_capture relaxed;
     for (const std::uintptr_t key : streams) {
       const auto stream = reinterpret_cast<cudaStream_t>(key & ~registered_key);
-      cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-      cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
-      if (capture == cudaStreamCaptureStatusNone) cuda_check(cudaStreamSynchronize(stream), "waiting for a stream");
+      if (!is_captured(stream)) cuda_check(cudaStreamSynchronize(stream), "waiting for a stream");
     }
     trim();
   }
@@ -256,9 +254,7 @@ class cuda_pool {
     return pointer;
   }
   static void refuse_while_captured(std::size_t bytes, cudaStream_t stream) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
-    if (capture == cudaStreamCaptureStatusNone) return;
+    if (!is_captured(stream)) return;
     fail({"cuda: a captured step asks for ", bytes,
           " bytes that the steps before it did not need; run the same step twice before it is captured"});
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -61,7 +62,7 @@ class deterministic_products {
     }
     gemm_problem p = problem;
     p.ldc = p.n;
-    std::vector<A>& sums = scratch<A>();
+    auto& sums = std::get<std::vector<A>>(scratch_);
     sums.resize(static_cast<std::size_t>(p.m * p.n));
     chunks(library, p, a, b, false, sums.data());
     for (std::int64_t i = 0; i < p.m; ++i) {
@@ -175,18 +176,11 @@ class deterministic_products {
     bool adds, rounded;
     bool operator==(const known&) const = default;
   };
-  template <class A>
-  std::vector<A>& scratch() {
-    if constexpr (std::is_same_v<A, double>)
-      return double_scratch_;
-    else
-      return float_scratch_;
-  }
 
   ordered_products ordered_;
   std::vector<known> checked_;
-  std::vector<float> float_scratch_, columns_;
-  std::vector<double> double_scratch_;
+  std::vector<float> columns_;
+  std::tuple<std::vector<float>, std::vector<double>> scratch_;
 };
 
 }  // namespace plait
@@ -281,14 +275,6 @@ tile_function<E> tile_function_of(std::int64_t rows) {
 }
 
 template <class In, class E>
-E as_term(In x) {
-  if constexpr (std::is_same_v<In, E>)
-    return x;
-  else
-    return widened(x);
-}
-
-template <class In, class E>
 void multiply_in_order(const gemm_problem& p, const In* a, const In* b, bool adds, E* c, std::vector<E>& packed_a,
                        std::vector<E>& packed_b) {
   constexpr std::int64_t tile_rows = product_tile<E>::rows, columns = product_tile<E>::columns;
@@ -302,7 +288,7 @@ void multiply_in_order(const gemm_problem& p, const In* a, const In* b, bool add
       for (std::int64_t l = 0; l < p.k; ++l) {
         const In* const from = b + (p.trans_b ? j * p.ldb + l : l * p.ldb + j);
         for (std::int64_t x = 0; x < columns; ++x)
-          to[l * columns + x] = x < count ? as_term<In, E>(from[p.trans_b ? x * p.ldb : x]) : E(0);
+          to[l * columns + x] = x < count ? converted<E>(from[p.trans_b ? x * p.ldb : x]) : E(0);
       }
     }
     for (std::int64_t top = 0; top < p.m; top += rows_at_a_time) {
@@ -312,7 +298,7 @@ void multiply_in_order(const gemm_problem& p, const In* a, const In* b, bool add
         const std::int64_t count = std::min(tile_rows, bottom - i);
         for (std::int64_t x = 0; x < count; ++x) {
           const In* const from = a + (p.trans_a ? i + x : (i + x) * p.lda);
-          for (std::int64_t l = 0; l < p.k; ++l) to[l * count + x] = as_term<In, E>(from[p.trans_a ? l * p.lda : l]);
+          for (std::int64_t l = 0; l < p.k; ++l) to[l * count + x] = converted<E>(from[p.trans_a ? l * p.lda : l]);
         }
       }
       for (std::int64_t j = first; j < last; j += columns) {

@@ -384,9 +384,7 @@ class cublaslt_gemm {
   template <class Out, class Multiply>
   void measure_new(const key& k, const entry& e, const Multiply& multiply, cudaStream_t stream) {
     static_cast<void>(choices());
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    detail::cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
-    if (capture != cudaStreamCaptureStatusNone) return choices_.leave_out(text_of(k), 0);
+    if (detail::is_captured(stream)) return choices_.leave_out(text_of(k), 0);
     const std::size_t bytes =
         static_cast<std::size_t>(k.problem.m) * static_cast<std::size_t>(k.problem.ldc) * sizeof(Out);
     const detail::product_timer timer(bytes, stream);

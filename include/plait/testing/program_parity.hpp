@@ -17,6 +17,7 @@
 
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/safetensors.hpp"
+#include "plait/comm/deadline.hpp"
 #include "plait/core/box.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
@@ -86,11 +87,6 @@ inline std::string number_text(double x, int digits = 9) {
 inline std::string two_numbers(double a, const std::string& of_a, double b, const std::string& of_b) {
   const int digits = number_text(a) == number_text(b) ? 17 : 9;
   return cat({number_text(a, digits), of_a, " and ", number_text(b, digits), of_b});
-}
-inline std::string rank_texts(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) append(text, {i == 0 ? "" : ", ", ranks[i]});
-  return text;
 }
 /// "(batch=8, hidden=16)", the shape of the whole array.
 inline std::string shape_of(const exported_layout& lies) {
@@ -172,16 +168,17 @@ inline std::string declared_apart(const array_parts& parts) {
     for (const exported_layout::axis& a : p.array->lies.mesh) place.push_back(a.coordinate);
     places.insert(place);
   }
-  std::vector<int> ranks;
-  for (const array_part& p : parts) ranks.push_back(p.rank);
+  std::vector<std::size_t> ranks;
+  for (const array_part& p : parts) ranks.push_back(static_cast<std::size_t>(p.rank));
   if (static_cast<std::int64_t>(places.size()) == expected) return "";
-  return cat({"only ", rank_texts(ranks), " recorded it, which are ", places.size(), " of the ", expected,
-              " places of the mesh ", mesh_of(parts[0].array->lies)});
+  return cat({"only ", plait::detail::ranks_text(ranks), " recorded it, which are ", places.size(), " of the ",
+              expected, " places of the mesh ", mesh_of(parts[0].array->lies)});
 }
 
 /// Says that `ranks` hold other numbers than the rank of `a`, as at element `i` of the part of `b`.
 template <class Number>
-std::string replicas_apart(const array_part& a, const array_part& b, const std::vector<int>& ranks, std::size_t i) {
+std::string replicas_apart(const array_part& a, const array_part& b, const std::vector<std::size_t>& ranks,
+                           std::size_t i) {
   std::string states;
   const exported_layout& lies = a.array->lies;
   for (std::size_t k = 0; k < lies.mesh.size(); ++k)
@@ -189,8 +186,8 @@ std::string replicas_apart(const array_part& a, const array_part& b, const std::
       append(states, {states.empty() ? "" : " and ", lies.mesh[k].state, " over ", lies.mesh[k].name});
   const auto value = [&](const array_part& p) { return static_cast<double>(numbers_of<Number>(*p.array)[i]); };
   const auto of_rank = [](int rank) { return cat({" on rank ", rank}); };
-  return cat({rank_texts(ranks), ranks.size() == 1 ? " differs" : " differ", " from rank ", a.rank, ", although ",
-              lies.spec, " is ", states.empty() ? "the spec of one part" : states, ": the element",
+  return cat({plait::detail::ranks_text(ranks), ranks.size() == 1 ? " differs" : " differ", " from rank ", a.rank,
+              ", although ", lies.spec, " is ", states.empty() ? "the spec of one part" : states, ": the element",
               index_text(lies, global_index(box_of(lies), i)), " is ",
               two_numbers(value(a), of_rank(a.rank), value(b), of_rank(b.rank))});
 }
@@ -209,7 +206,7 @@ whole_array<Number> assemble(const array_parts& parts, const std::set<std::strin
   whole_array<Number> out{std::vector<Number>(static_cast<std::size_t>(all.global_size()))};
   std::map<std::vector<std::int64_t>, const array_part*> first_at;
   const array_part *first = nullptr, *other = nullptr;
-  std::vector<int> faulty;
+  std::vector<std::size_t> faulty;
   std::size_t at = 0;
   for (const array_part& p : parts) {
     const exported_layout& lies = p.array->lies;
@@ -234,7 +231,7 @@ whole_array<Number> assemble(const array_parts& parts, const std::set<std::strin
     });
     if (found == differ.end() || (first != nullptr && first != place->second)) continue;
     if (first == nullptr) first = place->second, other = &p, at = *found;
-    faulty.push_back(p.rank);
+    faulty.push_back(static_cast<std::size_t>(p.rank));
   }
   if (first != nullptr) out.fault = replicas_apart<Number>(*first, *other, faulty, at);
   return out;

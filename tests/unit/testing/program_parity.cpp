@@ -188,7 +188,7 @@ TEST_CASE("a program that is right equals one rank on any mesh") {
 }
 
 TEST_CASE("what is wrong on some mesh is found in the first array that has it") {
-  const std::string rank_1 = "ranks 1, 2, 3 differ from rank 0, although ";
+  const std::string rank_1 = "ranks 1 to 3 differ from rank 0, although ";
   CHECK(found(1, 4, mutant::no_all_reduce) ==
         "step 0, sum: in the second run, " + rank_1 +
             "<shard<batch, dp>, hidden, invariant<tp>> is invariant over tp: the element at [batch=0, hidden=0] is "
