@@ -24,6 +24,9 @@ struct masking {
   bool sinks = false;
 };
 using masks = kernels::attention_mask;
+/// Chunks of 6 tokens, as in Llama 4; and every third token, with those near by, as in sparse transformers.
+inline bool same_chunk(std::int64_t query, std::int64_t key) { return query / 6 == key / 6; }
+inline bool strided(std::int64_t query, std::int64_t key) { return key % 3 == 0 || query - key < 2; }
 inline const std::vector<masking> maskings{
     {},
     {"window", masks::window(7)},
@@ -42,6 +45,9 @@ inline const std::vector<masking> maskings{
     {"ALiBi", {}, false, false, {.alibi = true}},
     {"cap and ALiBi, full", masks::full(), false, false, {.cap = 0.3, .alibi = true}},
     {"cap and ALiBi with documents in a window", masks::window(4), true, false, {.cap = 0.3, .alibi = true}},
+    {"chunks", masks::causal().where(same_chunk)},
+    {"whole chunks with ALiBi", masks::full().where(same_chunk), false, false, {.alibi = true}},
+    {"strides with documents in a window", masks::window(9).where(strided), true},
     {"sinks", {}, false, false, {}, true},
     {"sinks in a window", masks::window(7), false, false, {}, true},
     {"sinks and masked ranks", {}, true, true, {.cap = 0.3, .alibi = true}, true},

@@ -55,6 +55,7 @@ inline void naive_attention(const kernels::attention_shape& given, const attenti
         for (std::int64_t j = 0; j < s.k_len; ++j) {
           const std::int64_t other = s.k_offset + j;
           if (other < s.mask.first(position) || other >= s.mask.end(position)) continue;
+          if (s.mask.allows != nullptr && !s.mask.allows(position, other)) continue;
           if (s.first_visible != nullptr && other < s.first_visible[query]) continue;
           keys.push_back(b * s.k_batch + j);
           double score = s.scale * dot(q, element(at.k, keys.back(), s.k_stride, kv_head));

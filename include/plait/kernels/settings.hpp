@@ -36,6 +36,9 @@ struct attention_mask {
   /// Positions from the first on that all queries see, as in a prefix LM (Raffel et al. 2020); 0 where `before` is not
   /// `all`.
   std::int64_t prefix = 0;
+  /// A rule of the program's own, of the positions of a query and a key: a query sees those of the keys above that it
+  /// allows. Null: all. On the CPU alone.
+  bool (*allows)(std::int64_t query, std::int64_t key) = nullptr;
 
   static constexpr attention_mask causal() { return {}; }
   static constexpr attention_mask full() { return {all, all}; }
@@ -50,14 +53,23 @@ struct attention_mask {
 
   constexpr std::int64_t first(std::int64_t p) const { return before == all ? -all : p - before; }
   constexpr std::int64_t end(std::int64_t p) const { return std::max(after == all ? all : p + after + 1, prefix); }
-  constexpr bool sees_all() const { return before == all && after == all; }
+  constexpr bool sees_all() const { return before == all && after == all && allows == nullptr; }
   /// Whether it is neither causal nor full, so that keys may not be counted from elsewhere.
-  constexpr bool needs_positions() const { return before != all || prefix > 0 || (after > 0 && after != all); }
+  constexpr bool needs_positions() const {
+    return before != all || prefix > 0 || (after > 0 && after != all) || allows != nullptr;
+  }
+  /// Returns this mask with a rule of the program's own.
+  constexpr attention_mask where(bool (*rule)(std::int64_t query, std::int64_t key)) const {
+    attention_mask both = *this;
+    both.allows = rule;
+    return both;
+  }
 
   bool operator==(const attention_mask&) const = default;
 };
 
-/// Returns "causal", "full", "window 5", "local 3 before and 2 after" or "prefix 7".
+/// Returns "causal", "full", "window 5", "local 3 before and 2 after" or "prefix 7", with " and a rule of the
+/// program's" behind it where there is one.
 std::string describe(const attention_mask& mask);
 /// Throws `error`, which begins with `who`, for a mask that cannot be.
 void require_legal(const attention_mask& mask, const std::string& who);
@@ -70,6 +82,7 @@ PLAIT_INLINE void require_legal(const attention_mask& m, const std::string& who)
     fail({who, ": mask.prefix = ", m.prefix, ", must be at least 0, and 0 where mask.before is not all"});
 }
 PLAIT_INLINE std::string describe(const attention_mask& m) {
+  if (m.allows != nullptr) return describe(m.where(nullptr)) + " and a rule of the program's";
   if (m.prefix > 0) return cat({"prefix ", m.prefix});
   if (m.before == m.all && m.after == 0) return "causal";
   if (m.sees_all()) return "full";

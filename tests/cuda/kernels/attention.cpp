@@ -203,6 +203,12 @@ TEST_CASE("CUDA attention refuses what its kernels cannot read") {
   CHECK_THROWS_WITH_AS(forward(shape_of(1, 2, 2, 1, 1, 8, true), 1),
                        "attention: bf16 arrays must begin on a 16-byte boundary", plait::error);
   attention_shape odd = shape_of(1, 2, 2, 1, 1, 8, true);
+  odd.mask.allows = [](int64_t, int64_t) { return true; };
+  CHECK_THROWS_WITH_AS(forward(odd, 0),
+                       "attention: mask.allows is on the CPU alone; on a GPU use mask.before, mask.after, mask.prefix "
+                       "or documents",
+                       plait::error);
+  odd.mask = {};
   odd.k_stride = 12;
   CHECK_THROWS_WITH_AS(forward(odd, 0), "attention: a stride of 12, for bf16 a multiple of 8", plait::error);
 }

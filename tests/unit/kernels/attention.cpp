@@ -130,6 +130,8 @@ std::vector<attention_piece> plain_pieces() {
     all.push_back(s);
     s.mask = plait::kernels::attention_mask::prefix_lm(s.k_len / 2);
     all.push_back(s);
+    s.mask = plait::kernels::attention_mask::full().where([](int64_t q, int64_t k) { return q / 50 == k / 50 + 1; });
+    all.push_back(s);
     s.mask = {};
     s.q_offset = s.k_len / 2;  // some queries see everything
     all.push_back(s);
@@ -290,17 +292,19 @@ TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of quer
   const int64_t len = 640, width = 8;
   std::vector<std::int32_t> documents(static_cast<std::size_t>(len), 0);
   std::fill(documents.begin() + 256, documents.end(), 256);
-  for (const bool packed : {false, true}) {
+  for (const int how : {0, 1, 2}) {
     attention_shape s = shape_of(1, len, len, 1, 1, width);
-    if (packed) s.first_visible = documents.data();
-    s.mask = plait::kernels::attention_mask::window_or_causal(packed ? 0 : 64);
+    if (how == 0) s.mask = plait::kernels::attention_mask::window(64);
+    if (how == 1) s.first_visible = documents.data();
+    if (how == 2) s.mask.allows = [](int64_t query, int64_t key) { return query < 256 || key >= 512; };
     cpu device;
     values q = seeded_values<double>(len * width, 1), k = seeded_values<double>(len * width, 2), v = k, d_o = q, o(q),
            dq(q), dk(k), dv(v), lse(static_cast<std::size_t>(len));
     const auto nan = std::numeric_limits<double>::quiet_NaN();
     // What the first 64 tokens are may matter to those from 256 on no more, and the other way round.
-    std::fill_n(k.begin(), 64 * width, nan);
-    std::fill_n(v.begin(), 64 * width, nan);
+    const int64_t unseen = how == 2 ? 256 : 0;  // the first block begins the sums in any case
+    std::fill_n(k.begin() + unseen * width, 64 * width, nan);
+    std::fill_n(v.begin() + unseen * width, 64 * width, nan);
     attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), s);
     attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
                        dv.data(), s);
@@ -310,7 +314,7 @@ TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of quer
         clean = clean && !std::isnan((*array)[static_cast<std::size_t>(i)]);
     }
     CHECK(clean);
-    CHECK(std::isnan(o[0]));
+    CHECK(std::isnan(o[0]) == (how != 2));
   }
 }
 
@@ -392,6 +396,13 @@ TEST_CASE("ALiBi's slopes are those of the paper, for any number of heads and an
   CHECK(share.slope(0) == std::exp2(-7.5));
   CHECK(share.slope(1) == 1.0 / 256);
   CHECK(plait::kernels::attention_score{.cap = 3, .all_heads = 2}.slope(0) == 0);
+}
+
+TEST_CASE("a mask says what it is") {
+  using plait::kernels::attention_mask;
+  CHECK(describe(attention_mask::window(5).where([](int64_t q, int64_t k) { return q % 2 == k % 2; })) ==
+        "window 5 and a rule of the program's");
+  CHECK(describe(attention_mask::full()) == "full");
 }
 
 TEST_CASE("impossible shapes are refused by name") {

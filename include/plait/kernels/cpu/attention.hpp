@@ -114,14 +114,16 @@ PLAIT_ALWAYS_INLINE simd::pack<T> tanh_of_score(simd::pack<T> u) {
   return x < simd::splat(sizeof(T) == 4 ? T(0.06) : T(4e-4)) ? near : far;
 }
 
-/// One head's query in a row of scores, for `attention_score`: key c of the row is `distance` - c positions before it.
+/// One head's query in a row of scores, whose keys begin at the position `first_key`: for `attention_score`, and for
+/// `attention_mask::allows`.
 template <class T>
 struct scored_row {
   T cap, slope;
-  std::int64_t distance;
+  std::int64_t query, first_key;
+  bool (*allows)(std::int64_t, std::int64_t);
 
-  /// Changes the first `count` scores. Where there are gradients of probabilities, each becomes (gradient - delta)
-  /// times the derivative of the changed score by the score.
+  /// Changes the first `count` scores; those of keys that are not allowed become -infinity. Where there are gradients
+  /// of probabilities, each becomes (gradient - delta) times the derivative of the changed score by the score.
   PLAIT_ALWAYS_INLINE void change(std::int64_t count, T* scores, T* gradients, T delta) const {
     constexpr std::int64_t w = simd::lanes<T>;
     simd::pack<T> lane;
@@ -133,10 +135,12 @@ struct scored_row {
         derivative = T(1) - t * t;
         score = cap * t;
       }
-      const simd::pack<T> before = static_cast<T>(distance - c) - lane;
+      const simd::pack<T> before = static_cast<T>(query - first_key - c) - lane;
       simd::store<T>(score - slope * simd::max<T>(before, -before), scores + c);
       if (gradients) simd::store<T>((simd::load(gradients + c) - delta) * derivative, gradients + c);
     }
+    for (std::int64_t c = 0; c < count && allows != nullptr; ++c)
+      if (!allows(query, first_key + c)) scores[c] = -std::numeric_limits<T>::infinity();
   }
 };
 
@@ -168,14 +172,25 @@ struct attention_pass {
       const seen_keys seen(s, at.batch, at.first + t0, at.first + t0 + inner);
       if (!seen.meet(k0, count)) continue;
       const key_range keys(seen.low - k0, seen.high - k0, count);
-      f(score_tile{t0 * group, inner * group, k0 + keys.first, keys, seen.low >= k0});
+      const bool is_first = seen.low >= k0;  // which begins the sums, even if nothing in it is allowed
+      if (!is_first && !allows_any(at.first + t0, inner, k0 + keys.first, keys.count)) continue;
+      f(score_tile{t0 * group, inner * group, k0 + keys.first, keys, is_first});
     }
   }
 
+  /// Whether `attention_mask::allows` leaves one of these keys to one of these queries.
+  bool allows_any(std::int64_t query, std::int64_t queries, std::int64_t key, std::int64_t keys) const {
+    if (s.mask.allows == nullptr) return true;
+    for (std::int64_t i = query; i < query + queries; ++i)
+      for (std::int64_t j = key; j < key + keys; ++j)
+        if (s.mask.allows(s.q_offset + i, s.k_offset + j)) return true;
+    return false;
+  }
+  bool changes_scores() const { return s.score.changes() || s.mask.allows != nullptr; }
   /// Row `row` of a block of queries, against the keys of a tile.
   scored_row<A> scored(const query_block& at, const score_tile& tile, std::int64_t row) const {
     return {static_cast<A>(s.score.cap), static_cast<A>(s.score.slope(at.kv_head * group + row % group)),
-            s.q_offset + at.first + row / group - s.k_offset - tile.first_key};
+            s.q_offset + at.first + row / group, s.k_offset + tile.first_key, s.mask.allows};
   }
 
   cpu& device;
@@ -350,7 +365,7 @@ class attention_forward_pass : attention_pass<T> {
     const std::int64_t row = tile.first_row + r;
     const seen_scores range(s, at.batch, at.first + row / group, tile);
     A* const line = scores_ + r * key_block;
-    if (s.score.changes()) this->scored(at, tile, row).change(range.seen, line, nullptr, A(0));
+    if (this->changes_scores()) this->scored(at, tile, row).change(range.seen, line, nullptr, A(0));
     if (range.unseen > 0) std::fill_n(line, range.unseen, nothing);
     const A before = row_max_[row];
     const A now = std::max(before, row_maximum(line, range.seen));
@@ -601,6 +616,7 @@ class attention_backward_pass : attention_pass<T> {
         const std::int64_t row = i * group + h;
         const std::int64_t there = (at.batch * s.heads + at.kv_head * group + h) * s.lse_stride + at.first + i;
         row_lse_[row] = arrays_.lse[there];
+        if (row_lse_[row] == -std::numeric_limits<A>::infinity()) row_lse_[row] = A(0);  // nothing is seen
         if (arrays_.delta != nullptr) {
           row_delta_[row] = arrays_.delta[there];
         } else {
@@ -648,7 +664,7 @@ class attention_backward_pass : attention_pass<T> {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t row = tile.first_row + r, line = r * key_block;
       const seen_scores range(s, at.batch, at.first + row / group, tile);
-      const bool changes = s.score.changes();
+      const bool changes = this->changes_scores();
       if (changes)
         this->scored(at, tile, row).change(range.seen, scores_ + line, dprobabilities_ + line, row_delta_[row]);
       row_gradients(scores_ + line, dprobabilities_ + line, probabilities_ + line, dscores_ + line, row_lse_[row],

@@ -57,6 +57,9 @@ struct attention_sizes {
         dk_stride(s.dk_stride),
         dv_stride(s.dv_stride),
         do_stride(s.do_stride) {
+    if (s.mask.allows != nullptr)
+      fail(
+          "attention: mask.allows is on the CPU alone; on a GPU use mask.before, mask.after, mask.prefix or documents");
     if (head_dim > 256) fail({"attention: head_dim = ", head_dim, ", on a GPU at most 256"});
   }
 
