@@ -465,7 +465,7 @@ void join_sinks(cpu&, const T* sinks, O* o, statistic_of<T>* lse, const attentio
     for (std::int64_t i = 0; i < s.q_len; ++i) {
       for (std::int64_t h = 0; h < s.heads; ++h) {
         A& sum = lse[(b * s.heads + h) * s.lse_stride + i];
-        const A before = sum, sink = static_cast<A>(sinks[h]), larger = std::max(before, sink);
+        const A before = sum, sink = converted<A>(sinks[h]), larger = std::max(before, sink);
         if (larger == -std::numeric_limits<A>::infinity()) continue;
         sum = larger + std::log(std::exp(before - larger) + std::exp(sink - larger));
         O* const row = o + (b * s.q_batch + i) * s.o_stride + h * s.head_dim;
@@ -488,7 +488,7 @@ void sink_gradients(cpu&, const T* sinks, const statistic_of<T>* lse, const stat
     for (std::int64_t h = 0; h < s.heads; ++h) {
       const std::int64_t row = (b * s.heads + h) * s.lse_stride;
       for (std::int64_t i = 0; i < s.q_len; ++i)
-        dsinks[h] -= delta[row + i] == A(0) ? A(0) : std::exp(static_cast<A>(sinks[h]) - lse[row + i]) * delta[row + i];
+        dsinks[h] -= delta[row + i] == A(0) ? A(0) : std::exp(converted<A>(sinks[h]) - lse[row + i]) * delta[row + i];
     }
   }
 }
