@@ -633,10 +633,18 @@ void set_sequence(setup& s, std::int64_t cp, std::int64_t tp) {
         "--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it out, or give cp in "
         "--mesh",
         opt.attention, opt.mesh);
-  if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
-  if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
-  if (opt.strategy == "sp")
-    divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : "the extent of tp", cp * tp);
+  const std::int64_t ranks = cp * (opt.strategy == "sp" ? tp : 1);
+  if (opt.seq < ranks)
+    reject("--seq is {}, and {} ranks of {} share a sequence, each with a token at least; legal are {} and more",
+           opt.seq, ranks,
+           ranks == cp ? "cp"
+           : cp == 1   ? "tp"
+                       : "cp and tp",
+           ranks);
+  for (const auto& [flag, parts] :
+       {std::pair{"--tensor-overlap", opt.tensor_overlap}, {"--loss-chunks", opt.loss_chunks}})
+    if (parts > 1)
+      divides("--seq", opt.seq, fmt::format("the ranks that share a sequence, as {} needs it,", flag), ranks);
   if (opt.seq > s.config.max_position)
     reject("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, s.config.max_position);
 }

@@ -51,7 +51,7 @@ CONFIGS = {
                   "n_layer": 2, "n_positions": 20, "scale_attn_by_inverse_layer_idx": False,
                   "scale_attn_weights": True, "torch_dtype": "float32", "vocab_size": 113},
     "llama_qwen2": {**COMMON, **QWEN, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
-                    "sliding_window": 3},
+                    "hidden_size": 56, "intermediate_size": 39, "num_attention_heads": 14, "sliding_window": 3},
     "llama_qwen3": {**COMMON, **QWEN, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
                     "attention_bias": False, "head_dim": 8, "hidden_size": 24, "rope_scaling": None,
                     "sliding_window": None},

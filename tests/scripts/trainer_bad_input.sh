@@ -54,24 +54,21 @@ refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --rout
 refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be shared out over cp=1 and, for routers, tp=2; legal are multiples of 2' \
   --model tiny-experts --deterministic 4,4,1 --mesh tp=2 --global-batch 8
 
-# What does not divide.
+# What ranks cannot share out.
 sized() { # sized HEADS KV_HEADS HIDDEN FFN
   cat >sized.json <<JSON
 {"model_type": "llama", "hidden_size": $3, "num_hidden_layers": 1, "num_attention_heads": $1, "num_key_value_heads": $2,
  "intermediate_size": $4, "vocab_size": 256, "max_position_embeddings": 64, "head_dim": 8}
 JSON
 }
-refused 'tp=3 does not divide .*num_attention_heads, which is 4; .*extents of tp up to 64 that suit .* are 1, 2, 4$' --mesh tp=3
-refused 'tp=8 does not divide .*num_attention_heads, which is 4' --mesh tp=8
-sized 4 2 32 66
-refused 'tp=4 does not divide .*intermediate_size, which is 66; .* are 1, 2$' \
+refused 'tp=3 is more than num_key_value_heads, which is 2, and no multiple of it: .*extents of tp up to 64 that suit .* are 1, 2, 4$' --mesh tp=3
+refused 'tp=8 is more than the model.s num_attention_heads, which is 4' --mesh tp=8
+sized 4 2 32 3
+refused 'tp=4 is more than the model.s intermediate_size, which is 3; .* are 1, 2$' \
   --model sized.json --mesh tp=4
-sized 12 3 96 96
-refused 'tp=2, each rank has 6 of 12 heads.*num_key_value_heads is 3' --model sized.json --mesh tp=2
 sized 4 3 32 64
 refused "'sized.json': num_attention_heads is 4 and num_key_value_heads 3" --model sized.json
 sized 4 2 30 64
-refused '--seq is 33, which is not divisible by the extent of tp = 2; the nearest that are: 32 and 34' --seq 33 --mesh tp=2
 refused '--seq is 257, .*max_position_embeddings is 256' --seq 257
 refused '--global-batch is 12, .*--micro-batch 4 times dp=2 = 8; the nearest that are: 8 and 16' --global-batch 12 --mesh dp=2
 refused '--global-batch is 6, .* the least that is: 8' --global-batch 6 --mesh dp=2
@@ -340,8 +337,9 @@ refused "--schedule interleaved:2 orders the stages of a pipeline, and with pp=1
 refused "--split measured shares out layers over the stages of a pipeline, and with pp=1 there is one; leave it out" --split measured
 printf '0F0,0B0\n1B0,1F0\n' >deadlock.csv
 refused "--schedule deadlock.csv: .*" --mesh pp=2 --schedule deadlock.csv --micro-batch 8
-refused "--seq is 36, which is not divisible by 2 x cp, the pieces of a sequence in zigzag order, = 8; the nearest that are: 32 and 40" --mesh cp=4 --seq 36
-refused "--seq is 34, which is not divisible by the extent of cp = 4; the nearest that are: 32 and 36" --mesh cp=4 --seq 34 --attention ring:contiguous
+refused "--seq is 7, and 8 ranks of cp and tp share a sequence, each with a token at least; legal are 8 and more" --mesh cp=4,tp=2 --seq 7
+refused "--seq is 34, which is not divisible by the ranks that share a sequence, as --loss-chunks needs it, = 4; the nearest that are: 32 and 36" --mesh cp=4 --seq 34 --loss-chunks 2
+refused "--seq is 35, which is not divisible by the ranks that share a sequence, as --tensor-overlap needs it, = 2; the nearest that are: 34 and 36" --mesh tp=2 --seq 35 --tensor-overlap 2
 refused "ulysses shares out the heads of a rank over cp = 8" --mesh cp=8 --attention ulysses
 refused "--attention 'fast' is unknown; legal are ring" --attention fast
 refused '--attention ring:zigzag says how ranks along cp share a sequence, and --mesh dp=2 has one; leave it out' --mesh dp=2 --attention ring:zigzag

@@ -131,7 +131,7 @@ refused() {
 }
 mha=$models/llama_mha
 refused '--lora 2 is not there for models with experts; legal is 0' --init-from "$models/llama_mixtral" --lora 2
-refused '--mesh: tp=8 does not divide .*num_attention_heads, which is 4' --init-from "$models/llama_mixtral" --mesh tp=8
+refused '--mesh: tp=8 is more than the model.s num_attention_heads, which is 4' --init-from "$models/llama_mixtral" --mesh tp=8
 refused '--precision bf16-no-masters is not there for models with experts; legal is float or bf16' \
   --model tiny-experts --precision bf16-no-masters
 refused '--gradients bf16 is not there for models with experts; legal is full' \
@@ -150,7 +150,7 @@ refused "--export-order: the order meta has no tensors for norms of q and k" \
 refused "is a file; name the folder that has the model's config.json and weights, '.*llama_mha'" \
   --init-from "$mha/model.safetensors"
 refused "is the folder of a model; .*llama_mha/config.json, and with its weights .*--init-from" --model "$mha"
-refused "tp=3 does not divide .*num_attention_heads, which is 4; .* are 1, 2, 4" --init-from "$mha" --mesh tp=3
+refused "tp=5 is more than .*num_attention_heads, which is 4; .* are 1, 2, 3, 4" --init-from "$mha" --mesh tp=5
 refused "--export-hf: 'trained_one' is there already" --init-from "$mha" --export-hf trained_one
 refused "--export-hf: cannot make the folder 'absent/new" --export-hf absent/new
 refused "--log names 'twice', where --export-hf twice makes a new folder" --export-hf twice --log twice

@@ -24,6 +24,8 @@ class token_chunks {
   token_chunks(const context<Device>& ctx, std::int64_t chunks, const layout& x)
       : chunks_(chunks), dim_(x.dims[1].dim) {
     if (chunks == 1) return;
+    if (!even(x.dims[1], ctx.ranks.shape(), ctx.sizes))
+      fail({"language model: loss_chunks = ", chunks, " needs ranks with equally many positions; legal here is 1"});
     const std::int64_t here = local_box(x, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local[1];
     if (chunks < 1 || here % chunks != 0)
       fail({"language model: loss_chunks = ", chunks, "; legal are those that divide the ", here,

@@ -216,6 +216,9 @@ PLAIT_COMPILED_TEMPLATE(chunks_under_way<cpu> chunked_collective::reduce<cpu>(
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE chunked_collective::chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks,
                                                     std::string_view where) {
+  if (moves.uneven())
+    fail({where, ": overlap in ", chunks, " chunks needs ranks with equally many rows; a dim of this array does not ",
+          "divide by the ranks that shard it"});
   const auto found = moves.single();
   if (!found || width < 1 || found->inner % width != 0)
     fail({where, ": overlap in ", chunks, " chunks is of one all-gather, reduce-scatter or all-reduce of whole rows;",

@@ -77,6 +77,11 @@ class ready_plan {
   /// have parts of different sizes.
   std::optional<single_collective> single() const;
 
+  /// Whether ranks gather or scatter parts of different sizes.
+  bool uneven() const {
+    return std::any_of(ready_.begin(), ready_.end(), [](const ready_step& s) { return !s.begins.empty(); });
+  }
+
   /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
   /// count.
   template <class F>

@@ -58,10 +58,15 @@ TEST_CASE("so it does on tensor-parallel meshes, also with more ranks than kv he
   }
 }
 
-TEST_CASE("ranks that do not divide a size are refused, naming both") {
-  // Three heads divide by three ranks, an inner width of 128 does not.
-  CHECK_ERROR(run_golden<float>("smollm", 2, 3), "llama: tp=3 does not divide the model's intermediate_size",
-              "which is 128; ", "the extents of tp up to 64 that suit all of them are 1");
+TEST_CASE("so it does where ranks divide neither heads nor widths nor the batch") {
+  for (const std::int64_t tp_ranks : {6, 8, 14}) check_golden<float>("qwen2", 1, tp_ranks);  // 14 heads in two groups
+  check_golden<float>("smollm", 2, 3);
+  check_golden<float>("mha", 1, 3);
+}
+
+TEST_CASE("more ranks than heads are refused, naming both") {
+  CHECK_ERROR(run_golden<float>("smollm", 2, 4), "llama: tp=4 is more than the model's num_attention_heads",
+              "which is 3; ", "the extents of tp up to 64 that suit all of them are 1, 2, 3");
 }
 
 namespace {

@@ -244,12 +244,12 @@ namespace {
 
 /// The text of the error that making a linear ends with, or nothing.
 template <class Policy, class Mesh = two>
-std::string refusal(const Mesh& mesh, linear_options<float, cpu> how) {
+std::string refusal(const Mesh& mesh, linear_options<float, cpu> how, const dim_sizes& sizes = transformer_sizes()) {
   std::string text;
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
     world ranks(mesh.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, ranks, transformer_sizes(), 1};
+    const context<cpu> ctx{device, ranks, sizes, 1};
     try {
       const linear<float, Policy> made(ctx, "layer", how);
     } catch (const error& e) {
@@ -284,6 +284,9 @@ TEST_CASE("what cannot be cut is refused with the reason") {
   CHECK(has(refusal<up>(two{1, 2}, {.overlap = 17}),
             "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
   CHECK(refusal<up>(two{1, 2}, {.overlap = 16}).empty());
+  CHECK(has(refusal<up>(two{1, 2}, {.overlap = 2}, transformer_sizes(4, 9)),
+            "input of layer.weight: overlap in 2 chunks needs ranks with equally many rows; a dim of this array does "
+            "not divide by the ranks that shard it"));
   CHECK(refusal<up>(two{2, 1}, {.overlap = 16}).empty());  // one rank along tp sends nothing
   CHECK(
       has(refusal<both_sides>(grid{2, 2}, {.overlap = 2}),

@@ -126,6 +126,10 @@ TEST_CASE("a loss in chunks of tokens is evaluated, scored and trained by hand a
                 "language model: loss_chunks = 3; legal are those that divide the 8 positions of a sequence that each "
                 "rank has");
     CHECK_ERROR(small(ctx, s.config, {.loss_chunks = 0}), "language model: loss_chunks = 0; legal are those");
+    world cut = world::counting(megatron_sp::mesh{1, 2, 1, 1}.shape());
+    const context<cpu> odd{ctx.device, cut, llama_sizes<megatron_sp>(s.config, cut.shape(), 4, 15), 1};
+    CHECK_ERROR(small(odd, s.config, {.loss_chunks = 5}),
+                "language model: loss_chunks = 5 needs ranks with equally many positions; legal here is 1");
   });
 }
 
