@@ -577,8 +577,8 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
     reject("--mesh {}: ep={} does not divide the model's num_experts, which is {}", opt.mesh, ep, c.mixture.experts);
   for (const auto& [key, width] :
        {std::pair{"shared_expert_intermediate_size", c.mixture.shared_ffn}, {"intermediate_size", c.mixture.dense_ffn}})
-    if (width % tp != 0)
-      reject("--mesh {}: tp={} does not divide the model's {}, which is {}", opt.mesh, tp, key, width);
+    if (width > 0 && width < tp)
+      reject("--mesh {}: tp={} is more than the model's {}, which is {}", opt.mesh, tp, key, width);
   if (opt.expert_bias_rate > 0 && !c.mixture.correction_bias)
     reject(
         "--expert-bias-rate {} is for models whose router has biases, and this one has none; legal "
