@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -122,6 +123,27 @@ class other_files : public file_system {
 
  private:
   file_system& files_;
+};
+
+/// A file of another file system; what derives from it sees some operations.
+class other_file : public open_file {
+ public:
+  explicit other_file(std::unique_ptr<open_file> file) : open_file(file->path()), file_(std::move(file)) {}
+  std::uint64_t size() const override { return file_->size(); }
+
+ protected:
+  std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    file_->write(offset, bytes);
+    return bytes.size();
+  }
+  std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
+    file_->read(offset, bytes);
+    return bytes.size();
+  }
+  void sync_once() override { file_->sync(); }
+
+ private:
+  std::unique_ptr<open_file> file_;
 };
 
 /// Data files are created only when the gate has been opened.
@@ -242,32 +264,22 @@ class counting_files final : public other_files {
     if (!path.ends_with(".safetensors") || path.find(".tmp-") != path.npos) return file;
     const std::lock_guard lock(mutex_);
     ++opened_[path];
-    return std::make_unique<handle>(*this, path, std::move(file));
+    return std::make_unique<handle>(*this, std::move(file));
   }
   int opened(std::uint64_t step, std::uint32_t writer) { return count(opened_, step, writer); }
   int closed(std::uint64_t step, std::uint32_t writer) { return count(closed_, step, writer); }
 
  private:
-  class handle final : public open_file {
+  class handle final : public other_file {
    public:
-    handle(counting_files& all, const std::string& path, std::unique_ptr<open_file> file)
-        : open_file(path), all_(all), file_(std::move(file)) {}
+    handle(counting_files& all, std::unique_ptr<open_file> file) : other_file(std::move(file)), all_(all) {}
     ~handle() override {
       const std::lock_guard lock(all_.mutex_);
       ++all_.closed_[path()];
     }
-    std::uint64_t size() const override { return file_->size(); }
 
    private:
-    std::size_t write_some(std::uint64_t, std::span<const std::byte>) override { return 0; }
-    std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
-      file_->read(offset, bytes);
-      return bytes.size();
-    }
-    void sync_once() override {}
-
     counting_files& all_;
-    std::unique_ptr<open_file> file_;
   };
   int count(std::map<std::string, int>& of, std::uint64_t step, std::uint32_t writer) {
     const std::lock_guard lock(mutex_);
@@ -285,65 +297,48 @@ class watched_files final : public other_files {
   const std::vector<std::unique_ptr<memory_file_system>>& crashes() const { return crashes_; }
 
   std::unique_ptr<open_file> create(const std::string& path) override {
-    const std::lock_guard lock(mutex_);
-    note();
-    return std::make_unique<handle>(*this, path, other_files::create(path));
+    return noted([&] { return std::make_unique<handle>(*this, other_files::create(path)); });
   }
   void make_directory(const std::string& path) override {
-    const std::lock_guard lock(mutex_);
-    note();
-    other_files::make_directory(path);
+    noted([&] { other_files::make_directory(path); });
   }
   void rename(const std::string& from, const std::string& to) override {
-    const std::lock_guard lock(mutex_);
-    note();
-    other_files::rename(from, to);
+    noted([&] { other_files::rename(from, to); });
   }
   void remove_file(const std::string& path) override {
-    const std::lock_guard lock(mutex_);
-    note();
-    other_files::remove_file(path);
+    noted([&] { other_files::remove_file(path); });
   }
   void remove_directory(const std::string& path) override {
-    const std::lock_guard lock(mutex_);
-    note();
-    other_files::remove_directory(path);
+    noted([&] { other_files::remove_directory(path); });
   }
   void sync_directory(const std::string& path) override {
-    const std::lock_guard lock(mutex_);
-    note();
-    other_files::sync_directory(path);
+    noted([&] { other_files::sync_directory(path); });
   }
 
  private:
-  class handle final : public open_file {
+  class handle final : public other_file {
    public:
-    handle(watched_files& files, std::string path, std::unique_ptr<open_file> file)
-        : open_file(std::move(path)), files_(files), file_(std::move(file)) {}
-    std::uint64_t size() const override { return file_->size(); }
+    handle(watched_files& files, std::unique_ptr<open_file> file) : other_file(std::move(file)), files_(files) {}
 
    protected:
     std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) override {
-      const std::lock_guard lock(files_.mutex_);
-      files_.note();
-      file_->write(offset, bytes);
-      return bytes.size();
-    }
-    std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
-      file_->read(offset, bytes);
-      return bytes.size();
+      return files_.noted([&] { return other_file::write_some(offset, bytes); });
     }
     void sync_once() override {
-      const std::lock_guard lock(files_.mutex_);
-      files_.note();
-      file_->sync();
+      files_.noted([&] { other_file::sync_once(); });
     }
 
    private:
     watched_files& files_;
-    std::unique_ptr<open_file> file_;
   };
 
+  /// An operation, behind what a crash before it would leave.
+  template <class Operation>
+  std::invoke_result_t<Operation> noted(Operation&& operation) {
+    const std::lock_guard lock(mutex_);
+    note();
+    return operation();
+  }
   void note() {
     if (!watches_) return;
     for (const keep mode : all_keeps)
