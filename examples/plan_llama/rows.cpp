@@ -68,11 +68,14 @@ std::map<std::string, size_column> size_columns(pp::transformer_shape& m) {
           {"experts", {&m.experts, 0}},
           {"chosen", {&m.chosen, 0}},
           {"shared_ffn", {&m.shared_ffn, 0}},
+          {"dense_layers", {&m.dense_layers, 0}},
+          {"first_ffn", {&m.first_ffn, 0}},
           {"positions", {&m.positions, 0}},
           {"window", {&m.window, 0}}};
 }
 std::map<std::string, bool*> kind_columns(pp::transformer_shape& m) {
-  return {{"gated", &m.gated}, {"tied", &m.tied}, {"biases", &m.biases}, {"dropout", &m.dropout}};
+  return {{"gated", &m.gated},     {"tied", &m.tied},       {"biases", &m.biases},
+          {"dropout", &m.dropout}, {"qk_norm", &m.qk_norm}, {"shared_gate", &m.shared_gate}};
 }
 /// Facts about a program by the columns that set them.
 std::map<std::string, double*> number_columns(pp::software& s) {

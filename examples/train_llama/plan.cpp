@@ -157,7 +157,7 @@ namespace pp = plait::planner;
 constexpr std::size_t most_tried = 2000;
 
 /// What of the options has no price, with the flag; empty: all has one.
-std::string why_unpriced(const options& opt, const plait::llama_config& config) {
+std::string why_unpriced(const options& opt) {
   const auto no = [](const char* flag, const std::string& value, const char* legal) {
     return fmt::format("{} {} is not priced; priced are {}", flag, value, legal);
   };
@@ -166,8 +166,8 @@ std::string why_unpriced(const options& opt, const plait::llama_config& config) 
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
   if (opt.offload != "none") return no("--offload", opt.offload, "none");
   if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
-  if (config.mixture.dense_layers > 0) return "a model whose first layers have no experts is not priced";
-  if (opt.expert_limit > 0) return no("--expert-limit", fmt::format("{}", opt.expert_limit), "0");
+  if (opt.expert_limit > 0 && opt.expert_limit < 1)
+    return no("--expert-limit", fmt::format("{}", opt.expert_limit), "0, and 1 or more");
   if (opt.lora > 0) return fmt::format("--lora {} is not priced; leave it out", opt.lora);
   if (parse_recompute(opt.recompute).budget)
     return no("--recompute", opt.recompute, "none, selective, full and every:K");
@@ -200,7 +200,7 @@ pp::software program_of(const options& opt) {
 pp::training_job job_of(const options& opt, const plait::llama_config& config, std::int64_t batch) {
   pp::training_job job;
   job.model = plait::plan_shape(config);
-  job.model.dropout = opt.dropout > 0;
+  job.model.dropout = opt.dropout > 0, job.model.limited = opt.expert_limit > 0;
   job.seq = opt.seq;
   job.global_batch = batch;
   job.program = program_of(opt);
@@ -283,7 +283,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   if (opt.global_batch == 0)
     plait::fail("--plan auto needs --global-batch, the sequences of a step: layouts differ in how they cut it");
   const plait::llama_config config = open_model(opt).config;
-  if (const std::string why = why_unpriced(opt, config); !why.empty()) reject("--plan auto: {}", why);
+  if (const std::string why = why_unpriced(opt); !why.empty()) reject("--plan auto: {}", why);
   const pp::cluster on = pp::load_cluster(opt.cluster, "--cluster");
   const std::int64_t all = ranks_to_plan(opt, on, ranks);
   const pp::training_job job = job_of(opt, config, opt.global_batch);
@@ -328,7 +328,7 @@ std::shared_ptr<const prediction> predict(const setup& s) {
   if (on.accelerators > 0 && on.accelerators != s.mesh.size())
     reject("--cluster {} names {} ranks and --mesh {} has {}; they must be equal", s.opt.cluster, on.accelerators,
            s.opt.mesh, s.mesh.size());
-  prediction p{std::move(on.machine), {}, {}, why_unpriced(s.opt, s.config)};
+  prediction p{std::move(on.machine), {}, {}, why_unpriced(s.opt)};
   if (p.unpriced.empty()) {
     p.job = job_of(s.opt, s.config, s.sequences * s.microbatches);
     check_machine(p.machine, p.job, s.opt);

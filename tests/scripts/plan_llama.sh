@@ -224,7 +224,6 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--layout: replicate is dp:3 and dp 8, which it must divide; the nearest are 2 and 4" $job --cluster h100:64 --layout tp=8,dp=8,replicate=dp:3
   refuses "--replicate: dp:R is priced with --layout, and not searched; dp searches all of dp and its parts" $job --cluster h100:64 --replicate dp:2
   refuses "--layout: ep is 2, the model has 0 experts and dp 8 ranks, which it must both divide; legal is 1" $job --cluster h100:64 --layout tp=8,dp=8,ep=2
-  refuses "the planner prices models whose layers are alike, and first_k_dense_replace is 1; legal is 0" --model tiny-dots1 --cluster cpu:8 --seq 128 --batch 8
   refuses "--precision: A100 has no products in fp8" $job --cluster a100:64 --precision fp8
   refuses "--hour-price is -3; legal is 0 or more" $job --cluster h100:64 --hour-price -3 --train-tokens 2T
   refuses "--hour-price needs --train-tokens, as in 15T" $job --cluster h100:64 --hour-price 3

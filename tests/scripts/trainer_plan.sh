@@ -69,11 +69,11 @@ dry --cluster machine.json:4 --mesh dp=2,pp=2 --micro-batch 1 >order.out || fail
 has ',order=tp-cp-pp-dp"' order.out
 
 # Experts are priced on the axis ep as plan_llama prices them. The state is what the dry run counts, and ep is chosen.
-model=tiny-experts
+model=tiny-dots1
 # shellcheck disable=SC2046
 {
   dry --cluster machine.json:8 --mesh dp=2,ep=2,tp=2 --data-parallel zero1 --micro-batch 1 >mixture.out || fail "experts with --cluster"
-  "$BIN/plan_llama" --model tiny-experts --cluster machine.json:8 --precision f32 --seq 32 --batch 16 --json \
+  "$BIN/plan_llama" --model tiny-dots1 --cluster machine.json:8 --precision f32 --seq 32 --batch 16 --json \
     --layout tp=2,dp=4,ep=2,zero=1 >mixture.json || fail "plan_llama with experts"
   chosen searched --cluster machine.json:8
   dry --cluster machine.json:8 $(cat searched.plan) >back.out || fail "the chosen options with experts are refused: $(cat searched.plan)"
@@ -156,10 +156,8 @@ refuses "--cluster machine.json:4 names 4 ranks and --mesh dp=2 has 2; they must
 refuses "the extents .* multiply to 2 ranks, and there are 4" --plan auto --cluster machine.json:4 --mesh dp=2
 refuses "--plan auto: --optimizer muon is not priced; priced are adamw" --plan auto --cluster machine.json:4 --optimizer muon
 refuses "--plan auto: --schedule dualpipe_v is not priced; priced are gpipe, 1f1b" --plan auto --cluster machine.json:4 --schedule dualpipe_v
-model=tiny-experts
-refuses "--plan auto: --expert-limit 1.25 is not priced; priced are 0" --plan auto --cluster machine.json:4 --expert-limit 1.25
 model=tiny-dots1
-refuses "--plan auto: a model whose first layers have no experts is not priced" --plan auto --cluster machine.json:4
+refuses "--plan auto: --expert-limit 0.5 is not priced; priced are 0, and 1 or more" --plan auto --cluster machine.json:4 --expert-limit 0.5
 model=config.json
 refuses "--recompute every:2 is not searched by --plan auto; legal with it are none, selective and full" --plan auto --cluster machine.json:4 --recompute every:2
 sed 's/"memory": 1e9/"memory": 1e4/' machine.json >tiny.json

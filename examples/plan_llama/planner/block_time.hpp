@@ -233,10 +233,16 @@ inline void add_experts(part_time& out, const hardware& h, const training_job& j
   out.forward.products += product_seconds(h, router, z.cut_tokens, wide, z.hidden);
   out.input.products += product_seconds(h, router, z.cut_tokens, z.hidden, wide);
   out.weight.products += product_seconds(h, router, wide, z.hidden, z.cut_tokens, true);
+  if (m.limited)
+    for (const axis_place& axis : {l.tp_axis(), l.cp_axis()})
+      if (axis.extent > 1)
+        out.forward.experts += collective_seconds(h, place_group(h, axis), collective::all_gather,
+                                                  4 * z.tokens * static_cast<double>(m.chosen));
   const double there = exchange_seconds(h, place_group(h, l.ep_axis(), l.ep_over_dp()),
                                         z.sent * z.hidden * job.program.activation_bytes(),
                                         static_cast<double>(m.chosen), job.program.sends_tokens_once);
-  out.forward.experts = out.input.experts = 2 * there;
+  out.forward.experts += 2 * there;
+  out.input.experts = 2 * there;
 }
 
 }  // namespace detail

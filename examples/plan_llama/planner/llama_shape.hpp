@@ -10,18 +10,16 @@
 
 namespace plait {
 
-/// The sizes of a Llama for the planner. Biases of some products and of routers, norms of queries and keys, and the
-/// gate of a shared expert are too small to count. Throws `error` where layers differ.
+/// The sizes of a Llama for the planner. Biases of some products and of routers are too small to count.
 inline planner::transformer_shape plan_shape(const llama_config& c) {
-  if (c.mixture.dense_layers > 0)
-    fail({"the planner prices models whose layers are alike, and first_k_dense_replace is ", c.mixture.dense_layers,
-          "; legal is 0"});
   planner::transformer_shape m;
   m.vocab = c.vocab, m.hidden = c.hidden, m.layers = c.layers;
   m.heads = c.heads, m.kv_heads = c.kv_heads, m.head_dim = c.head_dim, m.ffn = c.ffn;
   m.tied = c.tie_embeddings;
   m.window = c.sliding_window;
-  m.experts = c.mixture.experts, m.shared_ffn = c.mixture.shared_ffn;
+  m.qk_norm = c.qk_norm;
+  m.experts = c.mixture.experts, m.shared_ffn = c.mixture.shared_ffn, m.shared_gate = c.mixture.shared_gate;
+  m.dense_layers = c.mixture.dense_layers, m.first_ffn = c.mixture.dense_ffn;
   m.chosen = m.experts > 0 ? c.mixture.router.chosen : 0;
   return m;
 }

@@ -33,7 +33,7 @@ struct memory_split {
 /// Trained values of the experts on one rank of the pipeline, which ranks of their own hold as well
 /// (`expert_copies`).
 inline double rank_experts(const training_job& job, const training_layout& l, std::int64_t rank) {
-  return static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank)) * job.model.layer_experts() /
+  return static_cast<double>(blocks_of_rank(l, job.model, rank).alike) * job.model.layer_experts() /
          static_cast<double>(l.expert_pieces());
 }
 
@@ -60,15 +60,21 @@ inline double tied_bytes(const training_job& job, const training_layout& l) {
   return values / static_cast<double>(l.tp) / static_cast<double>(cut ? l.pieces() : 1) * job.program.reduced_bytes;
 }
 
+/// Trained values of a block on a rank, after tensor parallelism has cut them, without experts.
+inline double block_parameters(const training_job& job, const training_layout& l) {
+  const transformer_shape& m = job.model;
+  const rank_sizes z(job, l);
+  const double matrices = z.hidden * (2 * z.query + 2 * z.kv + (m.wide_products() + 1) * z.dense);
+  return matrices + m.layer_vectors() + m.layer_cut_biases() / static_cast<double>(l.tp);
+}
+
 /// Trained values on one rank of the pipeline, after tensor parallelism has cut them, without experts.
 inline double rank_parameters(const training_job& job, const training_layout& l, std::int64_t rank) {
   const transformer_shape& m = job.model;
   const rank_sizes z(job, l);
-  const auto tp = static_cast<double>(l.tp);
-  const double mlp = (m.wide_products() + 1) * z.dense;
-  const double matrices = z.hidden * (2 * z.query + 2 * z.kv + mlp);
-  const double layer = matrices + m.layer_vectors() + m.layer_cut_biases() / tp;
-  double all = static_cast<double>(layers_of_rank(l, {m.layers, l.stages()}, rank)) * layer;
+  const block_counts blocks = blocks_of_rank(l, m, rank);
+  double all = static_cast<double>(blocks.alike) * block_parameters(job, l);
+  if (blocks.first > 0) all += static_cast<double>(blocks.first) * block_parameters(job.of_first_blocks(), l);
   if (rank == 0) all += (z.vocab + static_cast<double>(m.positions)) * z.hidden;
   if (rank == last_rank(l)) {
     all += z.hidden * (m.biases ? 2 : 1);
@@ -108,12 +114,16 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
                             ? z.cut_tokens * (e * static_cast<double>(m.experts) + 4 * static_cast<double>(m.chosen)) +
                                   4 * z.routed * (l.ep > 1 ? 4 : 2)
                             : 0;
-  const double heads = z.query / static_cast<double>(m.head_dim);
+  // A shared MLP's gate of each token, and what it is multiplied with.
+  const double gate = m.shared_gate ? e * z.cut_tokens * (1 + z.hidden) : 0;
+  const double heads = z.query / static_cast<double>(m.head_dim), kv_heads = z.kv / static_cast<double>(m.head_dim);
+  // Queries and keys before their norms, and a float for each.
+  const double qk_norms = m.qk_norm ? z.tokens * (e * (z.query + z.kv) + 4 * (heads + kv_heads)) : 0;
   const bool fused = program.attention != attention_kernel::unfused;
   const double scores =
       fused ? 4 * z.tokens * heads : z.tokens * static_cast<double>(job.seq) * heads * (m.dropout ? e * 2 + 1 : e);
-  double kept =
-      2 * input + norms + gathered + statistics + masks + attention + wide + product + exchanged + routes + scores;
+  double kept = 2 * input + norms + gathered + statistics + masks + attention + wide + product + exchanged + routes +
+                gate + qk_norms + scores;
   if (policy == plait::recompute::selective) {
     if (program.selective_drops_scores_only)
       kept -= fused ? 0 : scores;
@@ -127,25 +137,30 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
 /// state there is.
 struct rank_load {
   double parameters = 0, experts = 0;  ///< trained values
-  double layer = 0;                    ///< those of a block, its experts included
+  double layer = 0;                    ///< those of the largest block, its experts included
   memory_split passes;                 ///< activations, logits, working memory and messages
 
   rank_load(const training_job& job, const training_layout& l, std::int64_t rank)
-      : parameters(rank_parameters(job, l, rank)),
-        experts(rank_experts(job, l, rank)),
-        layer(rank_layer_parameters(job, l)) {
+      : parameters(rank_parameters(job, l, rank)), experts(rank_experts(job, l, rank)) {
     const software& program = job.program;
     const rank_sizes z(job, l);
     const double e = program.activation_bytes();
-    const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
+    const block_counts blocks = blocks_of_rank(l, job.model, rank);
     const double in_flight = microbatches_in_flight(l, l.microbatches(job), rank);
-    const double everything = block_kept_bytes(job, l, plait::recompute::none);
-    const double by_policy = l.recompute == plait::recompute::none ? everything : block_kept_bytes(job, l, l.recompute);
-    const double kept = everything - (everything - by_policy) / static_cast<double>(l.recompute_every);
-    passes.activations = in_flight * layers * kept;
-    const double whole = e * z.hidden * z.tokens;
-    passes.working = 2 * whole + e * (job.model.wide_products() + 1) * z.activated();
-    if (l.recompute != plait::recompute::none) passes.working += everything - by_policy;
+    double of_block = 0;  // working memory, of the block that takes most
+    const auto add_blocks = [&](const training_job& of, std::int64_t count) {
+      const double everything = block_kept_bytes(of, l, plait::recompute::none);
+      const double by_policy =
+          l.recompute == plait::recompute::none ? everything : block_kept_bytes(of, l, l.recompute);
+      const double kept = everything - (everything - by_policy) / static_cast<double>(l.recompute_every);
+      passes.activations += in_flight * static_cast<double>(count) * kept;
+      layer = std::max(layer, rank_layer_parameters(of, l));
+      const double activated = e * (of.model.wide_products() + 1) * rank_sizes(of, l).activated();
+      of_block = std::max(of_block, activated + everything - by_policy);
+    };
+    if (blocks.alike > 0 || blocks.first == 0) add_blocks(job, blocks.alike);
+    if (blocks.first > 0) add_blocks(job.of_first_blocks(), blocks.first);
+    passes.working = 2 * e * z.hidden * z.tokens + of_block;
     if (program.fixed_order_attention) {
       const std::int64_t keys = l.context == context_kind::ring ? job.seq / l.cp : job.seq;
       passes.working += 2 * z.tokens * static_cast<double>(keys) * z.query / static_cast<double>(job.model.head_dim);

@@ -75,7 +75,11 @@ inline std::vector<sharded_unit> sharded_units(hardware h, const training_job& j
   out.push_back(unit(times.embedding, embedding, embedding, 0));
   const sharded_unit block = unit(times.block, m.layer_parameters() / tp, m.layer_parameters() / tp,
                                   m.layer_experts() / static_cast<double>(l.expert_pieces()));
-  out.insert(out.end(), static_cast<std::size_t>(m.layers), block);
+  if (m.dense_layers > 0) {
+    const double first = m.of_first_blocks().layer_parameters() / tp;
+    out.insert(out.end(), static_cast<std::size_t>(m.dense_layers), unit(times.first_block, first, first, 0));
+  }
+  out.insert(out.end(), static_cast<std::size_t>(m.layers - m.dense_layers), block);
   out.push_back(unit(times.head, head, m.tied ? 0 : head, 0));  // a tied one is reduced with the embedding
   return out;
 }

@@ -32,14 +32,15 @@ inline step_costing cost_schedule(const hardware& h, const training_job& job, co
     fail({"simulation: ", l.pp, " ranks and ", microbatches, " microbatches; legal are at most ", max_pipeline_ranks,
           " and ", max_microbatches});
   const stage_times times(h, job, l);
-  const stage_split split{job.model.layers, l.stages()};
-  const double layer_parameters = rank_layer_parameters(job, l);
+  const double layer_parameters = rank_layer_parameters(job, l),
+               first_parameters = rank_layer_parameters(job.of_first_blocks(), l);
   const double ends = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
   for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
     const bool first = stage == 0, last = stage + 1 == l.stages();
-    const std::int64_t layers = split.of_stage(stage);
-    const part_time part = times.of(layers, first, last);
-    const double parameters = static_cast<double>(layers) * layer_parameters + (first ? ends : 0) +
+    const block_counts blocks = blocks_of_stage(job.model, l.stages(), stage);
+    const part_time part = times.of(blocks, first, last);
+    const double parameters = static_cast<double>(blocks.alike) * layer_parameters +
+                              static_cast<double>(blocks.first) * first_parameters + (first ? ends : 0) +
                               (last && !is_tied_here(job, l) ? ends : 0);
     const double weight = part.weight.sum() + detail::accumulation_seconds(h, job, l, parameters);
     const double input = part.input.sum() + part.again.sum();

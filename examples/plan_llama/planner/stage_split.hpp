@@ -23,6 +23,22 @@ struct stage_split {
   }
 };
 
+/// How many blocks of a stage or of a rank are alike, and how many are the first ones of a model with experts.
+struct block_counts {
+  std::int64_t alike = 0, first = 0;
+
+  constexpr std::int64_t all() const { return alike + first; }
+  bool operator==(const block_counts&) const = default;
+};
+constexpr block_counts blocks_of_stage(const transformer_shape& m, std::int64_t stages, std::int64_t stage) {
+  const stage_split split{m.layers, stages};
+  const std::int64_t here = split.of_stage(stage);
+  std::int64_t left = m.dense_layers;
+  for (std::int64_t s = 0; s < stage && left > 0; ++s) left -= split.of_stage(s);
+  const std::int64_t first = left < 0 ? 0 : left < here ? left : here;
+  return {here - first, first};
+}
+
 /// The stage of a rank's chunk: chunk c of rank r is stage c pp + r, and on the way back of a vee 2 pp - 1 - r.
 constexpr std::int64_t stage_of(const training_layout& l, std::int64_t rank, std::int64_t chunk) {
   if (l.schedule == schedule_kind::zb_v && chunk == 1) return 2 * l.pp - 1 - rank;
@@ -33,6 +49,15 @@ constexpr std::int64_t stage_of(const training_layout& l, std::int64_t rank, std
 constexpr std::int64_t layers_of_rank(const training_layout& l, const stage_split& split, std::int64_t rank) {
   std::int64_t sum = 0;
   for (std::int64_t c = 0; c < l.chunks; ++c) sum += split.of_stage(stage_of(l, rank, c));
+  return sum;
+}
+
+constexpr block_counts blocks_of_rank(const training_layout& l, const transformer_shape& m, std::int64_t rank) {
+  block_counts sum;
+  for (std::int64_t c = 0; c < l.chunks; ++c) {
+    const block_counts here = blocks_of_stage(m, l.stages(), stage_of(l, rank, c));
+    sum.alike += here.alike, sum.first += here.first;
+  }
   return sum;
 }
 

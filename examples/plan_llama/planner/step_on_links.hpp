@@ -39,13 +39,15 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
   if (out.message.seconds > 0) out.message.load = 1 - message_seconds(h, l.pp_axis(), 0) / out.message.seconds;
   const data_groups groups(h, l);
   const group_place &data = groups.cut, copies = place_group(h, l.expert_copies_axis(), l.expert_copies_over_dp());
-  const stage_split split{job.model.layers, l.stages()};
+  const double first_parameters = job.model.of_first_blocks().layer_parameters();
   for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
-    out.layers.push_back(split.of_stage(stage));
-    double parameters =
-        static_cast<double>(out.layers.back()) * job.model.layer_parameters() / static_cast<double>(l.tp);
+    const block_counts blocks = blocks_of_stage(job.model, l.stages(), stage);
+    out.layers.push_back(blocks.all());
+    double parameters = (static_cast<double>(blocks.alike) * job.model.layer_parameters() +
+                         static_cast<double>(blocks.first) * first_parameters) /
+                        static_cast<double>(l.tp);
     const double experts =
-        static_cast<double>(out.layers.back()) * job.model.layer_experts() / static_cast<double>(l.expert_pieces());
+        static_cast<double>(blocks.alike) * job.model.layer_experts() / static_cast<double>(l.expert_pieces());
     const double table = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
     if (stage == 0) parameters += table;
     if (stage + 1 == l.stages() && !is_tied_here(job, l)) parameters += table;

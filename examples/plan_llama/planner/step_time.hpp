@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 #include "plan_llama/planner/memory.hpp"
 
@@ -41,19 +42,22 @@ struct layout_price {
 
 /// The parts of a pipeline's work on a microbatch. A stage in the middle has blocks alone.
 struct stage_times {
-  part_time block, embedding, head;
+  part_time block, first_block, embedding, head;  ///< first_block: of the first blocks, where they differ
 
   stage_times(const hardware& h, const training_job& job, const training_layout& l)
-      : block(block_time(h, job, l)), embedding(embedding_time(h, job, l)), head(head_time(h, job, l)) {}
+      : block(block_time(h, job, l)), embedding(embedding_time(h, job, l)), head(head_time(h, job, l)) {
+    if (job.model.dense_layers > 0) first_block = block_time(h, job.of_first_blocks(), l);
+  }
 
-  /// The passes of so many layers, with what else the stage has.
-  part_time of(std::int64_t layers, bool first, bool last) const {
+  /// The passes of so many blocks, with what else the stage has.
+  part_time of(const block_counts& blocks, bool first, bool last) const {
     part_time out;
     const auto add = [&](double times, const part_time& part) {
       out.forward += times * part.forward, out.input += times * part.input;
       out.weight += times * part.weight, out.again += times * part.again;
     };
-    add(static_cast<double>(layers), block);
+    add(static_cast<double>(blocks.alike), block);
+    add(static_cast<double>(blocks.first), first_block);
     if (first) add(1, embedding);
     if (last) add(1, head);
     return out;
@@ -200,31 +204,30 @@ struct passes_price {
 inline passes_price price_passes(const hardware& h, const training_job& job, const training_layout& l,
                                  const stage_times& times) {
   passes_price out;
-  const stage_split split{job.model.layers, l.stages()};
   const std::int64_t m = l.microbatches(job);
   pipeline_costs& costs = out.costs;
   part_time busiest;
   double accumulation = 0;
   part_time here;
-  std::int64_t before = -1;  // layers of the rank before, where it has neither the embedding nor the head
+  std::optional<block_counts> before;  // of the rank before, where it has neither the embedding nor the head
   double parameters = 0, experts = 0, adding = 0, all = 0;
   for (std::int64_t r = 0; r < l.pp; ++r) {
-    const std::int64_t layers = layers_of_rank(l, split, r);
+    const block_counts blocks = blocks_of_rank(l, job.model, r);
     const bool ends = r == 0 || r == last_rank(l);
-    if (ends || layers != before) {
-      here = times.of(layers, r == 0, r == last_rank(l));
+    if (ends || before != blocks) {
+      here = times.of(blocks, r == 0, r == last_rank(l));
       parameters = rank_parameters(job, l, r), experts = rank_experts(job, l, r);
       adding = detail::accumulation_seconds(h, job, l, parameters + experts);
       all = here.forward.sum() + here.backward() + adding;
     }
-    before = ends ? -1 : layers;
+    before = ends ? std::nullopt : std::optional(blocks);
     costs.sum += all;
     costs.forward += here.forward.sum() / static_cast<double>(l.pp);
     costs.input += (here.input.sum() + here.again.sum()) / static_cast<double>(l.pp);
     costs.weight += (here.weight.sum() + adding) / static_cast<double>(l.pp);
     if (all > costs.busiest) costs.busiest = all, busiest = here, accumulation = adding;
     if (parameters + experts > out.parameters + out.experts)
-      out.parameters = parameters, out.experts = experts, out.layers = static_cast<double>(layers);
+      out.parameters = parameters, out.experts = experts, out.layers = static_cast<double>(blocks.all());
   }
   costs.link = link_seconds(h, job, l, costs.forward / static_cast<double>(l.chunks));
   costs.delayed_norm = job.program.delayed_norm;

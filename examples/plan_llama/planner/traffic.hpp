@@ -26,7 +26,8 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
   const rank_sizes z(job, l);
   const double e = program.activation_bytes(), whole = e * z.hidden * z.tokens, cut = e * z.hidden * z.cut_tokens;
   const auto microbatches = static_cast<double>(l.microbatches(job));
-  const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
+  const block_counts blocks = blocks_of_rank(l, job.model, rank);
+  const auto layers = static_cast<double>(blocks.all()), routers = static_cast<double>(blocks.alike);
   const double ends = (rank == 0 ? 1 : 0) + (rank == last_rank(l) ? 1 : 0);
   const bool full = l.recompute == plait::recompute::full;
   const double again = full ? 1.0 / static_cast<double>(l.recompute_every) : 0;
@@ -35,12 +36,16 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
     if (l.cuts_sequence()) {
       const bool dropped = !program.keeps_gathered ||
                            (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only);
-      const double reductions = tensor_parts(job.model, l) * (2 + again);
-      const double gathers = reductions + (dropped ? dense_parts(job.model) * (1 - again) : 0);
-      out.tensor = microbatches * (layers * (gathers * cut + reductions * whole) + ends * (cut + whole));
+      const auto of_blocks = [&](const transformer_shape& m, std::int64_t count) {
+        const double reductions = tensor_parts(m, l) * (2 + again);
+        const double gathers = reductions + (dropped ? dense_parts(m) * (1 - again) : 0);
+        return static_cast<double>(count) * (gathers * cut + reductions * whole);
+      };
+      out.tensor = microbatches * (of_blocks(job.model, blocks.alike) + ends * (cut + whole));
+      if (blocks.first > 0) out.tensor += microbatches * of_blocks(job.model.of_first_blocks(), blocks.first);
       // What tokens chose and the weights of that are gathered in 4 bytes each, and the weights' gradients reduced.
       if (!l.folds_experts)
-        out.tensor += microbatches * layers * static_cast<double>(job.model.chosen) *
+        out.tensor += microbatches * routers * static_cast<double>(job.model.chosen) *
                       (8 * (1 + again) * z.cut_tokens + 4 * z.tokens);
       // What a head gathers is not kept either.
       if (rank == last_rank(l) && l.recompute != plait::recompute::none && !program.selective_drops_scores_only)
@@ -52,7 +57,7 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
   // Rows go there and back, forward and backward, after the numbers of them in 4 bytes for each expert.
   if (l.ep > 1)
     out.experts =
-        microbatches * layers *
+        microbatches * routers *
         ((4 + 2 * again) * e * z.hidden * z.routed + (1 + again) * 4 * static_cast<double>(job.model.experts));
   if (l.cp > 1) {
     const double own = z.tokens * 2 * z.kv * e, passes = 1 + again;
@@ -63,6 +68,10 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
     else  // blocks travel, and backward their gradients with them
       out.context = microbatches * layers * static_cast<double>(l.cp - 1) * (passes + 2) * own;
   }
+  // Ranks of a sequence gather what its tokens chose, in 4 bytes each.
+  if (job.model.limited && l.cp * l.tp > 1)
+    (l.cp > 1 ? out.context : out.tensor) +=
+        microbatches * routers * (1 + again) * 4 * static_cast<double>(job.model.chosen) * z.cut_tokens;
   if (l.pp > 1) {
     double messages = 0;
     for (std::int64_t c = 0; c < l.chunks; ++c) {

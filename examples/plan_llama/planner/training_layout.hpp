@@ -46,6 +46,12 @@ struct training_job {
   software program{};
 
   double tokens() const { return static_cast<double>(seq) * static_cast<double>(global_batch); }
+  /// The training of a model whose blocks are all as the first ones of this one.
+  training_job of_first_blocks() const {
+    training_job job = *this;
+    job.model = model.of_first_blocks();
+    return job;
+  }
 };
 
 /// A mesh with the policies of a step. Ranks lie tensor-parallel first, then cp, dp and pp (Megatron's order); with
@@ -212,8 +218,8 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
                     " ranks, which it must both divide; legal is 1, and here ", most_ep, " and what divides that"})};
   if (m.experts > 0 && l.tp > 1 && !l.cuts_sequence())
     return {8, "experts with tp above 1 and sequence_parallel 0 are not priced; use sequence_parallel 1"};
-  for (const auto& [name, width] :
-       {std::pair{"ffn", m.experts > 0 && l.folds_experts ? 0 : m.ffn}, std::pair{"shared_ffn", m.shared_ffn}})
+  for (const auto& [name, width] : {std::pair{"ffn", m.experts > 0 && l.folds_experts ? 0 : m.ffn},
+                                    std::pair{"shared_ffn", m.shared_ffn}, std::pair{"first_ffn", m.first_ffn}})
     if (width % l.tp != 0)
       return {8, cat({"tp is ", l.tp, " and ", name, " ", width, ", which it must divide; the nearest are ",
                       detail::nearest_divisors(width, l.tp)})};

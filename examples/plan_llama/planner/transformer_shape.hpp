@@ -11,7 +11,8 @@
 
 namespace plait::planner {
 
-/// A decoder of `layers` equal blocks between an embedding and an output projection.
+/// A decoder of `layers` blocks between an embedding and an output projection. Blocks are equal, but for the first ones
+/// of a model with experts.
 struct transformer_shape {
   std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
   bool gated = true;            ///< the MLP has a gate beside its wide projection (SwiGLU); else one projection (GeLU)
@@ -23,6 +24,10 @@ struct transformer_shape {
   std::int64_t experts = 0;     ///< MLPs of a block, each `ffn` wide, with a router before them; 0: one for all tokens
   std::int64_t chosen = 0;      ///< of them, those that a token passes
   std::int64_t shared_ffn = 0;  ///< the width of an MLP beside experts, which all tokens pass; 0: there is none
+  bool shared_gate = false;     ///< what that MLP makes of a token is multiplied by a gate
+  bool limited = false;         ///< experts have a limit, of their even share or more
+  std::int64_t dense_layers = 0, first_ffn = 0;  ///< the first blocks, with an MLP of this width in place of experts
+  bool qk_norm = false;                          ///< each head's query and key are normalised
 
   double query_width() const { return static_cast<double>(heads * head_dim); }
   double kv_width() const { return static_cast<double>(kv_heads * head_dim); }
@@ -38,12 +43,22 @@ struct transformer_shape {
     const double attention = static_cast<double>(hidden) * (2 * query_width() + 2 * kv_width());
     return attention + static_cast<double>(hidden) * (wide_products() + 1) * static_cast<double>(dense_ffn());
   }
+  /// The model of blocks as the first ones are.
+  transformer_shape of_first_blocks() const {
+    transformer_shape m = *this;
+    m.experts = m.chosen = m.shared_ffn = m.dense_layers = m.first_ffn = 0;
+    m.shared_gate = m.limited = false, m.ffn = first_ffn;
+    return m;
+  }
   /// Those of all experts of a block, and of its router.
   double layer_experts() const { return static_cast<double>(experts) * mlp_matrices(); }
   double layer_router() const { return static_cast<double>(experts * hidden); }
-  /// Trained values of one block that every tensor-parallel rank has: norms, the biases of row-parallel products, and a
-  /// router.
-  double layer_vectors() const { return static_cast<double>(hidden) * (biases ? 6 : 2) + layer_router(); }
+  /// Trained values of one block that every tensor-parallel rank has: norms, the biases of row-parallel products, a
+  /// router and a gate.
+  double layer_vectors() const {
+    return static_cast<double>(hidden) * ((biases ? 6 : 2) + (shared_gate ? 1 : 0)) + layer_router() +
+           static_cast<double>(qk_norm ? 2 * head_dim : 0);
+  }
   /// Biases of a block that are cut by tensor parallelism.
   double layer_cut_biases() const {
     const double wide = wide_products() * static_cast<double>(dense_ffn());
@@ -53,7 +68,9 @@ struct transformer_shape {
   double embedding_parameters() const { return static_cast<double>((vocab + positions) * hidden); }
   /// Trained values of the whole model. A tied output projection counts once.
   double parameters() const {
-    return static_cast<double>(layers) * (layer_parameters() + layer_experts()) + embedding_parameters() +
+    const double first = dense_layers > 0 ? of_first_blocks().layer_parameters() : 0;
+    return static_cast<double>(layers - dense_layers) * (layer_parameters() + layer_experts()) +
+           static_cast<double>(dense_layers) * first + embedding_parameters() +
            (tied ? 0 : static_cast<double>(vocab * hidden)) + static_cast<double>(hidden) * (biases ? 2 : 1);
   }
 
@@ -68,8 +85,9 @@ struct transformer_shape {
   /// (1: all, as in PaLM, appendix B; `visible(seq)`: what a causal kernel computes).
   double operations_per_token(std::int64_t seq, double counted) const {
     const double routed = static_cast<double>(chosen) * (experts == 0 ? 0 : mlp_matrices()) + layer_router();
-    const double multiplied =
-        static_cast<double>(layers) * (layer_matrices() + routed) + static_cast<double>(vocab * hidden);
+    const double first = dense_layers > 0 ? of_first_blocks().layer_matrices() : 0;
+    const double multiplied = static_cast<double>(layers - dense_layers) * (layer_matrices() + routed) +
+                              static_cast<double>(dense_layers) * first + static_cast<double>(vocab * hidden);
     return 6 * multiplied + 12 * static_cast<double>(layers) * query_width() * static_cast<double>(seq) * counted;
   }
 };
@@ -96,6 +114,10 @@ inline void validate(const transformer_shape& m, const std::string& source) {
   if (m.shared_ffn < 0 || (m.experts == 0 && m.shared_ffn > 0))
     fail({source, ": shared_ffn is ", m.shared_ffn, " and experts ", m.experts,
           "; legal is 0 or more, and 0 without experts"});
+  if (m.dense_layers < 0 || m.dense_layers > m.layers || (m.dense_layers == 0) != (m.first_ffn == 0) ||
+      m.first_ffn < 0 || (m.experts == 0 && m.dense_layers > 0))
+    fail({source, ": dense_layers is ", m.dense_layers, " and first_ffn ", m.first_ffn,
+          "; legal are 0 and 0, or up to ", m.layers, " layers in a model of experts and the width of their MLPs"});
   if (m.window < 0 || m.positions < 0)
     fail({source, ": window is ", m.window, " and positions ", m.positions, "; legal is 0 or more"});
 }

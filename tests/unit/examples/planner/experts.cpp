@@ -3,12 +3,14 @@
 
 #include <set>
 #include <string>
+#include <utility>
 
 #include "plait/models/llama_config.hpp"
 #include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/search.hpp"
+#include "plan_llama/planner/simulated_step.hpp"
 #include "plan_llama/planner/traffic.hpp"
 
 namespace {
@@ -49,6 +51,14 @@ TEST_CASE("a model of experts has all of their parameters and multiplies with th
   CHECK_THROWS_WITH(pp::validate(none, "x"),
                     "x: experts is 128 and chosen 0; legal are 0 and 0, or some experts of which "
                     "a token passes 1 to all");
+  pp::transformer_shape first = m;
+  first.dense_layers = 2;
+  CHECK_THROWS_WITH(pp::validate(first, "x"),
+                    "x: dense_layers is 2 and first_ffn 0; legal are 0 and 0, or up to 48 layers in a model of experts "
+                    "and the width of their MLPs");
+  first.first_ffn = 6144;
+  CHECK_NOTHROW(pp::validate(first, "x"));
+  CHECK(first.parameters() - m.parameters() == 2 * (3 * 2048.0 * 6144 - 128 * 3 * 2048.0 * 768 - 128 * 2048.0));
   none.chosen = none.experts = 0, none.shared_ffn = 64;
   CHECK_THROWS_WITH(pp::validate(none, "x"),
                     "x: shared_ffn is 64 and experts 0; legal is 0 or more, and 0 without experts");
@@ -67,6 +77,34 @@ TEST_CASE("one expert that all tokens pass is an MLP with a router") {
   CHECK(a.forward.experts == 0);
   CHECK(pp::rank_parameters(one, l, 0) + pp::rank_experts(one, l, 0) ==
         doctest::Approx(pp::rank_parameters(dense, l, 0) + 48 * 2048.0));
+}
+
+TEST_CASE("first layers without experts cost what they do in a model without any, on the ranks that have them") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::training_job mixed = job_with_experts(128), all_first = mixed, dense = mixed;
+  mixed.model.dense_layers = 5, mixed.model.first_ffn = 6144;
+  all_first.model.dense_layers = 48, all_first.model.first_ffn = 6144;
+  dense.model.experts = dense.model.chosen = 0, dense.model.ffn = 6144;
+  for (const char* text : {"tp=2,dp=8,zero=1", "tp=2,pp=2,dp=4,zero=1", "dp=16,zero=3",
+                           "pp=4,dp=4,zero=2,recompute=full", "pp=4,dp=4,schedule=interleaved:2,zero=1"}) {
+    const pp::layout_price a = priced(h, all_first, text), b = priced(h, dense, text), c = priced(h, mixed, text);
+    CHECK(a.step() == doctest::Approx(b.step()).epsilon(1e-12));
+    CHECK(a.memory.total() == doctest::Approx(b.memory.total()).epsilon(1e-12));
+    CHECK(pp::simulated_seconds(h, all_first, a) == doctest::Approx(pp::simulated_seconds(h, dense, b)).epsilon(1e-12));
+    double parameters = 0;
+    for (std::int64_t r = 0; r < c.layout.pp; ++r)
+      parameters += static_cast<double>(c.layout.tp) * pp::rank_parameters(mixed, c.layout, r) +
+                    static_cast<double>(c.layout.expert_pieces()) * pp::rank_experts(mixed, c.layout, r);
+    CHECK(parameters == doctest::Approx(mixed.model.parameters()).epsilon(1e-3));  // norms are on every rank of tp
+  }
+  // Of 12 layers on each of four ranks, and of 3 on each of 16.
+  const auto counts = [&](const char* text, std::int64_t rank) {
+    const pp::block_counts n = pp::blocks_of_rank(pp::parse_layout(text, "x"), mixed.model, rank);
+    return std::pair(n.alike, n.first);
+  };
+  CHECK(counts("pp=4", 0) == std::pair<std::int64_t, std::int64_t>(7, 5));
+  CHECK(counts("pp=4", 1) == std::pair<std::int64_t, std::int64_t>(12, 0));
+  CHECK(counts("pp=16", 1) == std::pair<std::int64_t, std::int64_t>(1, 2));
 }
 
 TEST_CASE("experts are shared out over ep, their tokens travel, and their gradients meet fewer ranks") {
