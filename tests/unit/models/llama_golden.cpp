@@ -1,3 +1,4 @@
+// program: golden
 #include <doctest/doctest.h>
 
 #include <cmath>
