@@ -148,6 +148,7 @@ TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {
                [=](const auto& ctx) {
                  attention_options options{.mask = mask, .context = how, .qkv_bias = true, .output_bias = true};
                  options.frequencies = {1, 0.1};
+                 if (mask == masks::window(5)) options.score = {.cap = 0.3, .alibi = true};
                  return self_attention<T, four_axes, device_of<decltype(ctx)>>(ctx, "attention", options);
                });
     }
@@ -158,8 +159,8 @@ TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {
 
 namespace {
 /// The message with which a layer is refused on one or several ranks.
-template <class Make>
-std::string refusal(const two& mesh, Make&& make, cpu::options device = {.deterministic = true},
+template <class Mesh, class Make>
+std::string refusal(const Mesh& mesh, Make&& make, cpu::options device = {.deterministic = true},
                     deterministic_leaves of = order) {
   try {
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
@@ -172,7 +173,7 @@ std::string refusal(const two& mesh, Make&& make, cpu::options device = {.determ
   }
   return "";
 }
-bool is_refused(const two& mesh, const char* text, auto&& make, cpu::options device = {.deterministic = true},
+bool is_refused(const auto& mesh, const char* text, auto&& make, cpu::options device = {.deterministic = true},
                 deterministic_leaves of = order) {
   const std::string found = refusal(mesh, make, device, of);
   if (found.find(text) == std::string::npos) MESSAGE(found);
@@ -189,6 +190,8 @@ TEST_CASE("what has no deterministic order is refused by name") {
       [](const auto& ctx) { column_linear(ctx, "layer"); }, {}));
   CHECK(is_refused(two{1, 2}, "layer: deterministic sums have no order for linears whose collectives go in chunks",
                    [](const auto& ctx) { column_linear(ctx, "layer", {.overlap = 2}); }));
+  CHECK(is_refused(megatron_sp::mesh{1, 1, 1, 1}, "attention: deterministic sums have no order for attention sinks",
+                   [](const auto& ctx) { self_attention<float, four_axes, cpu>(ctx, "attention", {.sinks = true}); }));
   CHECK(is_refused(two{1, 1}, "have no order for low-rank adapters",
                    [](const auto& ctx) { column_linear(ctx, "layer", {.lora = {.rank = 2}}); }));
   CHECK(is_refused(two{1, 2}, "a sum over ranks of tp stays partial, which has no deterministic order",
