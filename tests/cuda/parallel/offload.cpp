@@ -1,6 +1,9 @@
 // program: training
 // timeout: 300
 // What optimizers alone use, and activations, in the host's memory: the same bits, and fewer bytes on the device.
+#include "plait/parallel/offload.hpp"
+
+#include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -45,6 +48,34 @@ TEST_CASE("a step whose activations are offloaded has the same bits, replayed or
         if (!as_graph && !optimizer) CHECK(away.peak_bytes < here.peak_bytes);
       }
   }
+}
+
+TEST_CASE("memory that was offloaded is used again behind its copy alone, and comes back as it was") {
+  cuda device;
+  const std::size_t bytes = 64;
+  buffer<cuda> kept(device, bytes);
+  void* const place = kept.data();
+  const auto visit = [&](auto&& f) { f(kept); };
+  for (int round = 0; round < 3; ++round) {
+    device.zero(kept.data(), bytes, device.main_stream());
+    offloaded_unit<cuda> unit(device);
+    unit.offload(visit);
+    CHECK(device.host_bytes_in_use() == bytes);
+    unit.drop(visit);
+    CHECK(device.bytes_in_use() == 0);
+    {
+      buffer<cuda> other(device, bytes);
+      CHECK(other.data() == place);
+      detail::cuda_check(cudaMemsetAsync(other.data(), 'x', bytes, device.main_stream().handle()), "filling");
+    }
+    unit.reload(visit);
+    CHECK(kept.data() == place);
+    unit.wait();
+    std::string back(bytes, 'y');
+    device.download(back.data(), kept.data(), bytes, device.main_stream());
+    CHECK(back == std::string(bytes, '\0'));
+  }
+  CHECK(device.host_bytes_in_use() == 0);
 }
 
 TEST_CASE("memory for optimizers is the host's where that is asked for, and is reused") {
