@@ -359,6 +359,7 @@ std::string other_model_than(const plait::llama_config& config, const plait::loa
   compare("mlp_bias", config.mlp_bias, there->mlp_bias);
   compare("qkv_bias", config.qkv_bias, there->qkv_bias);
   compare("qk_norm", config.qk_norm, there->qk_norm);
+  compare("qk_norm_over_heads", config.qk_norm_over_heads, there->qk_norm_over_heads);
   compare("num_experts", config.mixture.experts, there->mixture.experts);
   compare("shared_expert_intermediate_size", config.mixture.shared_ffn, there->mixture.shared_ffn);
   return other;

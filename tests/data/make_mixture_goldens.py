@@ -1,7 +1,7 @@
 """make_mixture_goldens.py [FOLDER]: tiny mixtures of experts of Hugging Face transformers.
 
-FOLDER/llama_mixtral, llama_qwen2_moe, llama_qwen3_moe and llama_dots1 hold the files that make_llama_goldens.py describes, with 16
-positions instead of 24. model.safetensors has the published names, one tensor for each expert. In golden.safetensors
+FOLDER/llama_mixtral, llama_qwen2_moe, llama_qwen3_moe, llama_dots1 and llama_olmoe hold the files that make_llama_goldens.py
+describes, with 16 positions instead of 24. model.safetensors has the published names, one tensor for each expert. In golden.safetensors
 the gradients of experts have transformers' own names and shapes:
 
     grad.model.layers.N.mlp.experts.gate_up_proj   [experts, 2 width, hidden]   gates above ups
@@ -44,6 +44,10 @@ CONFIGS = {
                     "model_type": "dots1", "moe_intermediate_size": 16, "n_group": 4, "n_routed_experts": 8,
                     "n_shared_experts": 2, "norm_topk_prob": True, "num_experts_per_tok": 3, "rope_scaling": None,
                     "rope_theta": 1000000.0, "routed_scaling_factor": 2.5, "sliding_window": None, "topk_group": 2},
+    "llama_olmoe": {**COMMON, "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None,
+                    "eos_token_id": 2, "model_type": "olmoe", "norm_topk_prob": False, "num_experts": 8,
+                    "num_experts_per_tok": 3, "pad_token_id": 1, "rms_norm_eps": 1e-5, "rope_scaling": None,
+                    "rope_theta": 10000.0},
 }
 
 

@@ -112,11 +112,11 @@ TEST_CASE("with a limit of rows, in the text's order and in zigzag order") {
   CHECK(train_alone_loss(0.5) != train_alone_loss(0));
 }
 
-TEST_CASE("experts over the tensor-parallel axes, without a gate") {
+TEST_CASE("experts over the tensor-parallel axes, without a gate, with norms of queries and keys over all heads") {
   llama_config config = tiny_mixture();
   config.mixture.shared_gate = false;
-  config.qkv_bias = false;
-  auto make = maker<experts_over_tp<megatron_experts>>(config);
+  config.qkv_bias = false, config.qk_norm = config.qk_norm_over_heads = true;
+  auto make = maker<experts_over_tp<megatron_experts>>(config, {recompute::full});
   CHECK(check_model(mesh_of(1, 1, 1, 1), {mesh_of(1, 1, 1, 2), mesh_of(1, 2, 2, 2), mesh_of(2, 1, 1, 4)}, setup(config),
                     make)
             .text() == "");

@@ -28,7 +28,7 @@ for model in mha gqa_tied qwen2 qwen3; do
 done
 
 # Mixtures of experts; what is trained does not depend on the mesh, and a step resumes over other ranks of experts.
-for model in mixtral qwen3_moe dots1; do
+for model in mixtral qwen3_moe dots1 olmoe; do
   begun "$model" "$models/llama_$model" --steps 0 --mesh pp=2,ep=2,tp=2 --export-hf "out_$model"
   same_tensors "$models/llama_$model" "out_$model"
 done

@@ -290,6 +290,11 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   const double parts = tensor_parts(m, l);
   out.forward.tensor = parts * detail::tensor_seconds(h, job, l, whole, false);
   out.input.tensor = parts * detail::tensor_seconds(h, job, l, whole, true);
+  if (m.qk_norm_over_heads && l.tp > 1) {
+    const double heads = collective_seconds(h, place_group(h, l.tp_axis()), collective::all_gather,
+                                            e * z.tokens * (m.query_width() + m.kv_width()));
+    out.forward.tensor += heads, out.input.tensor += heads;
+  }
   if (program.gathers_again && l.cuts_sequence())
     out.input.tensor += parts * collective_seconds(h, place_group(h, l.tp_axis()), collective::all_gather, whole);
   const double packed = 2 * parts * detail::packing_seconds(h, job, l, whole);

@@ -17,7 +17,7 @@ inline planner::transformer_shape plan_shape(const llama_config& c) {
   m.heads = c.heads, m.kv_heads = c.kv_heads, m.head_dim = c.head_dim, m.ffn = c.ffn;
   m.tied = c.tie_embeddings;
   m.window = c.sliding_window;
-  m.qk_norm = c.qk_norm;
+  m.qk_norm = c.qk_norm, m.qk_norm_over_heads = c.qk_norm_over_heads;
   m.experts = c.mixture.experts, m.shared_ffn = c.mixture.shared_ffn, m.shared_gate = c.mixture.shared_gate;
   m.dense_layers = c.mixture.dense_layers, m.first_ffn = c.mixture.dense_ffn;
   m.chosen = m.experts > 0 ? c.mixture.router.chosen : 0;

@@ -118,7 +118,9 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const double gate = m.shared_gate ? e * z.cut_tokens * (1 + z.hidden) : 0;
   const double heads = z.query / static_cast<double>(m.head_dim), kv_heads = z.kv / static_cast<double>(m.head_dim);
   // Queries and keys before their norms, and a float for each.
-  const double qk_norms = m.qk_norm ? z.tokens * (e * (z.query + z.kv) + 4 * (heads + kv_heads)) : 0;
+  const double qk_norms = m.qk_norm_over_heads ? z.tokens * (e * (m.query_width() + m.kv_width()) + 4 * 2)
+                          : m.qk_norm          ? z.tokens * (e * (z.query + z.kv) + 4 * (heads + kv_heads))
+                                               : 0;
   const bool fused = program.attention != attention_kernel::unfused;
   const double scores =
       fused ? 4 * z.tokens * heads : z.tokens * static_cast<double>(job.seq) * heads * (m.dropout ? e * 2 + 1 : e);

@@ -54,6 +54,9 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
       out.tensor = microbatches * (layers * (4 + 2 * again) + ends) * whole;
     }
   }
+  // Queries and keys are gathered, and backward their gradients.
+  if (l.tp > 1 && job.model.qk_norm_over_heads)
+    out.tensor += microbatches * layers * (2 + again) * e * z.tokens * (z.query + z.kv);
   // Rows go there and back, forward and backward, after the numbers of them in 4 bytes for each expert.
   if (l.ep > 1)
     out.experts =

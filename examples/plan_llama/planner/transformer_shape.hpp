@@ -28,6 +28,7 @@ struct transformer_shape {
   bool limited = false;         ///< experts have a limit, of their even share or more
   std::int64_t dense_layers = 0, first_ffn = 0;  ///< the first blocks, with an MLP of this width in place of experts
   bool qk_norm = false;                          ///< each head's query and key are normalised
+  bool qk_norm_over_heads = false;               ///< or all queries of a token, and all keys, which ranks gather
 
   double query_width() const { return static_cast<double>(heads * head_dim); }
   double kv_width() const { return static_cast<double>(kv_heads * head_dim); }
@@ -57,7 +58,7 @@ struct transformer_shape {
   /// router and a gate.
   double layer_vectors() const {
     return static_cast<double>(hidden) * ((biases ? 6 : 2) + (shared_gate ? 1 : 0)) + layer_router() +
-           static_cast<double>(qk_norm ? 2 * head_dim : 0);
+           (qk_norm_over_heads ? query_width() + kv_width() : static_cast<double>(qk_norm ? 2 * head_dim : 0));
   }
   /// Biases of a block that are cut by tensor parallelism.
   double layer_cut_biases() const {

@@ -156,6 +156,7 @@ class llama_of : public llama_layers<Precision, S, Device, typename FeedForward:
     attention.qkv_bias = config.attention_bias || config.qkv_bias;
     attention.output_bias = config.attention_bias;
     attention.qk_norm_epsilon = config.qk_norm ? config.rms_eps : 0;
+    attention.qk_norm_over_heads = config.qk_norm_over_heads;
     if (attention.mask == kernels::attention_mask{})
       attention.mask = kernels::attention_mask::window_or_causal(config.sliding_window);
     attention.init = attention.output_init = init;

@@ -47,7 +47,7 @@ struct mixture_config {
 
 /// The shape of a Llama: token embedding, `layers` times (RMSNorm, grouped-query attention with rotary positions,
 /// RMSNorm, SwiGLU), RMSNorm, output projection. Qwen2 differs by `qkv_bias`, Qwen3 by `qk_norm`, Mistral by
-/// `sliding_window`, and Mixtral, Qwen2-MoE, Qwen3-MoE and dots.llm1 by `mixture` as well.
+/// `sliding_window`, and Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and dots.llm1 by `mixture` as well.
 struct llama_config {
   std::int64_t vocab = 256;
   std::int64_t hidden = 128;
@@ -64,7 +64,8 @@ struct llama_config {
   bool attention_bias = false;  ///< on q, k, v and o
   bool qkv_bias = false;        ///< on q, k and v, and none on o
   bool qk_norm = false;         ///< RMSNorm with `rms_eps` over the head_dim of every q and k, before they are rotated
-  bool mlp_bias = false;        ///< on gate, up and down
+  bool qk_norm_over_heads = false;  ///< as `attention_options::qk_norm_over_heads`, beside `qk_norm`
+  bool mlp_bias = false;            ///< on gate, up and down
   std::int64_t sliding_window = 0;  ///< position i sees j if i - sliding_window < j <= i; 0: all j <= i
   double initializer_range = 0.02;
   std::int64_t pad_token = -1;  ///< looking it up gives its row of the embedding no gradient; -1: there is none
@@ -121,6 +122,8 @@ PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
       fail({source, ": ", key, " is ", value, "; legal is a positive number"});
     }
   };
+  if (c.qk_norm_over_heads && !c.qk_norm)
+    fail({source, ": qk_norm_over_heads is true, and qk_norm false; legal is false, or true for both"});
   constexpr std::int64_t widest = detail::most_of_a_size;
   within("vocab_size", c.vocab, 1 << 24);
   within("hidden_size", c.hidden, widest);
@@ -195,7 +198,7 @@ constexpr std::int64_t parameter_count(const llama_config& c, std::int64_t exper
   std::int64_t layer = 2 * c.hidden + 2 * c.hidden * q + 2 * c.hidden * kv;
   if (c.attention_bias) layer += q + 2 * kv + c.hidden;
   if (c.qkv_bias) layer += q + 2 * kv;
-  if (c.qk_norm) layer += 2 * c.head_dim;
+  if (c.qk_norm) layer += c.qk_norm_over_heads ? q + kv : 2 * c.head_dim;
   if (c.mlp_bias) layer += 2 * c.ffn + c.hidden;
   return (c.tie_embeddings ? 1 : 2) * c.vocab * c.hidden + c.layers * layer + feed_forward_count(c, experts) + c.hidden;
 }
@@ -240,7 +243,7 @@ struct llama_preset {
 
 /// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
 /// that benchmarks compare; the others are the published shapes, without weights.
-inline constexpr std::array<llama_preset, 24> llama_presets{{
+inline constexpr std::array<llama_preset, 26> llama_presets{{
     {"tiny", {}},
     {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
     {"tiny-experts", {.ffn = 128, .mixture = {.experts = 8, .router = {.chosen = 2}}}},
@@ -257,6 +260,11 @@ inline constexpr std::array<llama_preset, 24> llama_presets{{
                   .shared_ffn = 128,
                   .dense_layers = 1,
                   .dense_ffn = 256}}},
+    {"tiny-olmoe",
+     {.ffn = 128,
+      .qk_norm = true,
+      .qk_norm_over_heads = true,
+      .mixture = {.experts = 8, .router = {.chosen = 2, .normalised = false}}}},
     {"bench-128", {.vocab = 4096, .hidden = 128, .layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 32, .ffn = 384}},
     {"bench-512", {.vocab = 4096, .hidden = 512, .layers = 4, .heads = 8, .kv_heads = 8, .head_dim = 64, .ffn = 1536}},
     {"bench-1024",
@@ -390,6 +398,19 @@ inline constexpr std::array<llama_preset, 24> llama_presets{{
       .rope_theta = 1000000,
       .qk_norm = true,
       .mixture = {.experts = 128, .router = {.chosen = 8}}}},
+    {"olmoe-1b-7b",
+     {.vocab = 50304,
+      .hidden = 2048,
+      .layers = 16,
+      .heads = 16,
+      .kv_heads = 16,
+      .head_dim = 128,
+      .ffn = 1024,
+      .max_position = 4096,
+      .qk_norm = true,
+      .qk_norm_over_heads = true,
+      .pad_token = 1,
+      .mixture = {.experts = 64, .router = {.chosen = 8, .normalised = false}}}},
     {"dots.llm1",
      {.vocab = 152064,
       .hidden = 4096,

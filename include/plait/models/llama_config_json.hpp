@@ -115,11 +115,12 @@ struct llama_family {
   double rope_theta = 10000;
 };
 
-inline constexpr std::array<llama_family, 8> llama_families{{
+inline constexpr std::array<llama_family, 9> llama_families{{
     {"dots1", "Dots1ForCausalLM", 32, 0, 2048, true},
     {"llama", "LlamaForCausalLM", 0, 0, 2048},
     {"mistral", "MistralForCausalLM", 8, 0, 131072},
     {"mixtral", "MixtralForCausalLM", 8, 0, 131072, true, 1e-5, 1e6},
+    {"olmoe", "OlmoeForCausalLM", 0, 0, 4096, true, 1e-5},
     {"qwen2", "Qwen2ForCausalLM", 32, 0, 32768},
     {"qwen2_moe", "Qwen2MoeForCausalLM", 16, 0, 32768, true},
     {"qwen3", "Qwen3ForCausalLM", 32, 128, 32768},
@@ -171,6 +172,10 @@ inline mixture_config parse_mixture(const config_reader& c, const std::string& s
     for (const char* other : {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size"})
       c.only(other, nullptr);
     c.only("norm_topk_prob", true);
+  } else if (model_type == "olmoe") {
+    for (const char* other : {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size"})
+      c.only(other, nullptr);
+    m.router.normalised = c.boolean("norm_topk_prob");
   } else {
     c.only("decoder_sparse_step", 1);
     auto first = nlohmann::json::array();
@@ -286,7 +291,8 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
   out.attention_bias = c.boolean("attention_bias", false);
   out.mlp_bias = c.boolean("mlp_bias", false);
   out.qkv_bias = type.starts_with("qwen2");
-  out.qk_norm = type.starts_with("qwen3") || type == "dots1";
+  out.qk_norm_over_heads = type == "olmoe";
+  out.qk_norm = type.starts_with("qwen3") || type == "dots1" || out.qk_norm_over_heads;
   out.sliding_window = detail::parse_sliding_window(c, type, out.layers);
   // The types decide these; a file that asks for something else would not get it.
   if (type != "llama" && !out.qk_norm) c.only("attention_bias", false);
@@ -332,6 +338,13 @@ inline const llama_family& family_of(const llama_config& config) {
     const std::pair<const char*, bool> router{"this router", m.router != plain},
         shared{"a shared expert", m.shared_ffn > 0};
     const std::pair<const char*, bool> window{"sliding_window", config.sliding_window > 0};
+    if (config.qk_norm_over_heads)
+      return found("olmoe", {{"qkv_bias", config.qkv_bias},
+                             {"heads * head_dim other than hidden", config.heads * config.head_dim != config.hidden},
+                             {"layers without experts", m.dense_layers > 0},
+                             window,
+                             shared,
+                             router});
     if (config.qk_norm) return found("qwen3_moe", {{"qkv_bias", config.qkv_bias}, window, shared, router});
     if (config.qkv_bias)
       return found("qwen2_moe", {{"attention_bias", config.attention_bias},
@@ -344,7 +357,10 @@ inline const llama_family& family_of(const llama_config& config) {
                              shared,
                              router});
   }
-  if (config.qk_norm) return found("qwen3", {{"qkv_bias", config.qkv_bias}, {"mlp_bias", config.mlp_bias}});
+  if (config.qk_norm)
+    return found("qwen3", {{"qkv_bias", config.qkv_bias},
+                           {"mlp_bias", config.mlp_bias},
+                           {"norms of q and k over all heads", config.qk_norm_over_heads}});
   if (config.qkv_bias)
     return found("qwen2", {{"attention_bias", config.attention_bias}, {"mlp_bias", config.mlp_bias}});
   if (config.sliding_window == 0) return *find_llama_family("llama");
@@ -364,6 +380,10 @@ inline void add_mixture(json_object& json, const llama_config& config, std::stri
   json.add("num_experts_per_tok", m.router.chosen);
   if (model_type == "mixtral") {
     json.add("num_local_experts", m.experts);
+    return;
+  }
+  if (model_type == "olmoe") {
+    json.add("norm_topk_prob", m.router.normalised).add("num_experts", m.experts);
     return;
   }
   std::vector<std::int64_t> dense(static_cast<std::size_t>(m.dense_layers));

@@ -1,4 +1,5 @@
-// Llama with a mixture of experts in place of MLPs: Mixtral, Qwen2-MoE, Qwen3-MoE and dots.llm1, under any strategy.
+// Llama with a mixture of experts in place of MLPs: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and dots.llm1, under any
+// strategy.
 #pragma once
 
 #include <cstdint>

@@ -46,7 +46,9 @@ struct head_norms_saved {
 };
 
 /// RMSNorm of each head's query and of each head's key (Dehghani et al. 2023), in rows in which queries, keys and
-/// values lie side by side. One weight [head_dim] for all query heads, one for all key heads.
+/// values lie side by side. One weight [head_dim] for all query heads, one for all key heads. Or, `over_heads`, one
+/// norm of all queries of a token and one of all its keys, whose weights are as wide. Ranks that share heads gather
+/// them.
 template <class Precision, compute_device Device>
 class head_norms {
   using T = activation_of<Precision>;
@@ -55,11 +57,12 @@ class head_norms {
  public:
   /// `rows` of `stride` elements: `heads` queries, then `kv_heads` keys, then what else there is.
   head_norms(const context<Device>& ctx, const std::string& name, const layout& queries, const layout& keys,
-             double epsilon, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
-             std::int64_t stride, const std::array<parameter_memory<Precision>, 2>& callers = {});
+             double epsilon, bool over_heads, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads,
+             std::int64_t head_dim, std::int64_t stride,
+             const std::array<parameter_memory<Precision>, 2>& callers = {});
 
-  /// Takes another number of rows.
-  void resize(std::int64_t rows) { rows_ = rows; }
+  /// Takes the sizes of a context, which has another number of rows.
+  void resize(const context<Device>& ctx, std::int64_t rows);
   void rebind(const std::array<parameter_memory<Precision>, 2>& callers, rebinding how);
 
   /// In place; what is normalised is rotated as it is put there.
@@ -75,8 +78,25 @@ class head_norms {
   }
 
  private:
-  std::int64_t vectors(std::size_t i) const { return rows_ * heads_[i]; }
-  std::size_t count(std::size_t i) const { return static_cast<std::size_t>(vectors(i) * head_dim_); }
+  /// The vectors that are normalised, and the width of each.
+  std::int64_t vectors(std::size_t i) const { return over_heads_ ? rows_ : rows_ * heads_[i]; }
+  std::int64_t width(std::size_t i) const { return weights_[i]->used_size(); }
+  /// Elements of this rank's heads, and of what is normalised.
+  std::size_t own(std::size_t i) const { return static_cast<std::size_t>(rows_ * heads_[i] * head_dim_); }
+  std::size_t count(std::size_t i) const { return static_cast<std::size_t>(vectors(i) * width(i)); }
+  /// `in` as a plan leaves it: the same memory where no data moves.
+  static buffer<Device> moved(Device& device, const ready_plan& plan, buffer<Device> in) {
+    if (plan.trivial()) return in;
+    auto out =
+        buffer<Device>::for_collectives(device, static_cast<std::size_t>(plan.target().local_size()) * sizeof(T));
+    plan.run(device, in.data(), out.data(), dtype_of<T>);
+    return out;
+  }
+  static layout with_all_heads(layout a) {
+    const axis_list axes = std::exchange(a.dims[2].axes, {});
+    for (axis_id axis : axes) a.set(axis, state::invariant);
+    return a;
+  }
   std::int64_t bytes(std::int64_t elements) const { return elements * static_cast<std::int64_t>(sizeof(T)); }
   std::int64_t begin(std::size_t i) const { return i == 0 ? 0 : heads_[0] * head_dim_; }
 
@@ -89,8 +109,12 @@ class head_norms {
     kernels::copy_2d(device, heads, qkv + begin(i), rows_, width, width, bytes(stride_));
   }
 
+  std::string name_;
+  std::array<layout, 2> own_heads_;  ///< of queries, and of keys
   double epsilon_;
-  std::int64_t rows_;
+  bool over_heads_;
+  std::array<ready_plan, 2> gather_, cut_, gather_back_, cut_back_;  ///< of a norm over heads
+  std::int64_t rows_ = 0;
   std::array<std::int64_t, 2> heads_;
   std::int64_t head_dim_, stride_;
   std::array<parameter_ptr<Precision, Device>, 2> weights_;
@@ -98,20 +122,44 @@ class head_norms {
 
 template <class Precision, compute_device Device>
 head_norms<Precision, Device>::head_norms(const context<Device>& ctx, const std::string& name, const layout& queries,
-                                          const layout& keys, double epsilon, std::int64_t rows, std::int64_t heads,
-                                          std::int64_t kv_heads, std::int64_t head_dim, std::int64_t stride,
+                                          const layout& keys, double epsilon, bool over_heads, std::int64_t rows,
+                                          std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
+                                          std::int64_t stride,
                                           const std::array<parameter_memory<Precision>, 2>& callers)
-    : epsilon_(epsilon), rows_(rows), heads_{heads, kv_heads}, head_dim_(head_dim), stride_(stride) {
+    : name_(name),
+      own_heads_{queries, keys},
+      epsilon_(epsilon),
+      over_heads_(over_heads),
+      heads_{heads, kv_heads},
+      head_dim_(head_dim),
+      stride_(stride) {
   require_any_order(ctx, name, "norms of queries and keys");
-  layout weight;
-  weight.dims.push_back({queries.dims.back().dim, {}});
   for (std::size_t i = 0; i < 2; ++i) {
     const std::string norm = name + (i == 0 ? ".q_norm" : ".k_norm");
+    const layout& own = own_heads_[i];
+    layout weight;
+    if (over_heads) weight.dims.push_back({own.dims[2].dim, {}});
+    weight.dims.push_back({own.dims[3].dim, {}});
+    const std::int64_t wide = over_heads ? head_dim * ctx.sizes.of(own.dims[2].dim) : head_dim;
     weights_[i] = std::make_shared<parameter<Precision, Device>>(
-        ctx, parameter_info{norm + ".weight", {head_dim}, {1, 0}, false}, weight, weight, i == 0 ? queries : keys,
-        parameter_place<Precision, Device>(ctx.device, head_dim, callers[i].weight.pointer(),
-                                           callers[i].gradient.pointer(), callers[i].master.pointer()));
+        ctx, parameter_info{norm + ".weight", {wide}, {1, 0}, false}, weight, weight,
+        over_heads ? with_all_heads(own) : own,
+        parameter_place<Precision, Device>(ctx.device, wide, callers[i].weight.pointer(), callers[i].gradient.pointer(),
+                                           callers[i].master.pointer()));
     require_memory<Precision, Device>(norm, {weights_[i]}, {}, callers[i]);
+  }
+  resize(ctx, rows);
+}
+
+template <class Precision, compute_device Device>
+void head_norms<Precision, Device>::resize(const context<Device>& ctx, std::int64_t rows) {
+  rows_ = rows;
+  for (std::size_t i = 0; over_heads_ && i < 2; ++i) {
+    const layout& own = own_heads_[i];
+    gather_[i] = ready_plan(own, with_all_heads(own), ctx.ranks, ctx.sizes, name_);
+    cut_[i] = ready_plan(with_all_heads(own), own, ctx.ranks, ctx.sizes, name_);
+    gather_back_[i] = ready_plan(gather_[i].backward(), ctx.ranks, ctx.sizes, name_);
+    cut_back_[i] = ready_plan(cut_[i].backward(), ctx.ranks, ctx.sizes, name_);
   }
 }
 
@@ -128,15 +176,18 @@ template <class Precision, compute_device Device>
 void head_norms<Precision, Device>::forward(const context<Device>& ctx, T* qkv, const rotary_tables<S>& rotation,
                                             head_norms_saved<Device>* keep) {
   for (std::size_t i = 0; i < 2; ++i) {
-    auto before = make_buffer<T>(ctx.device, count(i)), after = make_buffer<T>(ctx.device, count(i));
-    auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(vectors(i)));
+    auto before = make_buffer<T>(ctx.device, own(i));
     take(ctx.device, qkv, i, before.template data<T>());
+    before = moved(ctx.device, gather_[i], std::move(before));
+    auto after = make_buffer<T>(ctx.device, count(i));
+    auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(vectors(i)));
     kernels::rms_norm_forward(ctx.device, before.template data<T>(), weights_[i]->used_value(),
-                              after.template data<T>(), inv.template data<S>(), vectors(i), head_dim_, epsilon_);
-    const std::int64_t width = heads_[i] * head_dim_;
+                              after.template data<T>(), inv.template data<S>(), vectors(i), width(i), epsilon_);
+    after = moved(ctx.device, cut_[i], std::move(after));
     if (rotation.cosine)
-      kernels::rope_forward(ctx.device, static_cast<const T*>(after.template data<T>()), width, qkv + begin(i),
-                            rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, stride_, rotation.tokens);
+      kernels::rope_forward(ctx.device, static_cast<const T*>(after.template data<T>()), heads_[i] * head_dim_,
+                            qkv + begin(i), rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, stride_,
+                            rotation.tokens);
     else
       put(ctx.device, after.template data<T>(), i, qkv);
     if (!keep) continue;
@@ -150,23 +201,26 @@ void head_norms<Precision, Device>::backward(const microbatch<Device>& mb, T* dq
                                              head_norms_saved<Device>& kept) {
   Device& device = mb.ctx.device;
   for (std::size_t i = 0; i < 2; ++i) {
-    auto dy = make_buffer<T>(device, count(i)), dx = make_buffer<T>(device, count(i));
-    const std::int64_t width = heads_[i] * head_dim_;
+    auto dy = make_buffer<T>(device, own(i));
     if (rotation.cosine)
       kernels::rope_backward(device, static_cast<const T*>(dqkv) + begin(i), stride_, dy.template data<T>(),
-                             rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, width, rotation.tokens);
+                             rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, heads_[i] * head_dim_,
+                             rotation.tokens);
     else
       take(device, dqkv, i, dy.template data<T>());
+    dy = moved(device, cut_back_[i], std::move(dy));
+    auto dx = make_buffer<T>(device, count(i));
     const T* const x = kept.before[i].template data<T>();
     const S* const inv = kept.inv_rms[i].template data<S>();
     auto& weight = *weights_[i];
     kernels::rms_norm_backward(device, x, weight.used_value(), dy.template data<T>(), inv, dx.template data<T>(),
-                               static_cast<gradient_of<T>*>(nullptr), vectors(i), head_dim_);
+                               static_cast<gradient_of<T>*>(nullptr), vectors(i), width(i));
+    dx = moved(device, gather_back_[i], std::move(dx));
     put(device, dx.template data<T>(), i, dqkv);
     if (weight.trainable())
       mb.on_weights([this, &device, i, x, inv, dy = std::move(dy)] {
-        with_kernel_sum<T>(device, weights_[i]->used_gradient(device), head_dim_, [&](auto* sums) {
-          kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, sums, vectors(i), head_dim_);
+        with_kernel_sum<T>(device, weights_[i]->used_gradient(device), width(i), [&](auto* sums) {
+          kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, sums, vectors(i), width(i));
         });
       });
   }
@@ -214,6 +268,7 @@ struct attention_options {
   bool output_bias = false;
   /// The epsilon of an RMSNorm of each head's query and key before the rotation; 0: none.
   double qk_norm_epsilon = 0;
+  bool qk_norm_over_heads = false;  ///< the norm is one of all queries of a token, and one of all its keys (OLMoE)
   initializer init{};
   initializer output_init{};
   attention_lora lora{};
@@ -300,8 +355,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     take_sizes(ctx, name);
     if (norms)
       norms_.emplace(ctx, name, layout_v<typename specs::queries>, layout_v<typename specs::keys>,
-                     options_.qk_norm_epsilon, shape_.batch * shape_.q_len, shape_.heads, kv_heads_, shape_.head_dim,
-                     qkv_.columns(), std::array{memory.q_norm, memory.k_norm});
+                     options_.qk_norm_epsilon, options_.qk_norm_over_heads, shape_.batch * shape_.q_len, shape_.heads,
+                     kv_heads_, shape_.head_dim, qkv_.columns(), std::array{memory.q_norm, memory.k_norm});
     if (options_.sinks) make_sinks(ctx, name, memory.sinks);
   }
 
@@ -366,7 +421,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     qkv_.resize(ctx, qkv_value::derivation);
     out_.resize(ctx, out_value::derivation);
     take_sizes(ctx, names_.layer());
-    if (norms_) norms_->resize(shape_.batch * shape_.q_len);
+    if (norms_) norms_->resize(ctx, shape_.batch * shape_.q_len);
   }
   /// Binds all weights to other memory of the caller's (`linear::rebind`).
   void rebind(const attention_memory<Precision>& memory) {

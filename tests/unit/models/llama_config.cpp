@@ -38,6 +38,7 @@ TEST_CASE("published shapes have the published numbers of parameters") {
   CHECK(parameter_count(llama_preset_config("mixtral-8x7b-v0.1")) == 46'702'792'704);
   CHECK(parameter_count(llama_preset_config("qwen1.5-moe-a2.7b")) == 14'315'784'192);
   CHECK(parameter_count(llama_preset_config("qwen3-30b-a3b")) == 30'532'122'624);
+  CHECK(parameter_count(llama_preset_config("olmoe-1b-7b")) == 6'919'161'856);
   CHECK(parameter_count(llama_preset_config("dots.llm1")) == 142'774'373'888);
 }
 
@@ -66,6 +67,8 @@ TEST_CASE("parameters and operations, counted by hand") {
   CHECK(parameter_count(c) == 60 + 2 * (layer + 16 + 2 + 2) + 6);
   c.sliding_window = 3;
   CHECK(parameter_count(c) == 60 + 2 * (layer + 16 + 2 + 2) + 6);
+  c.qk_norm_over_heads = true;
+  CHECK(parameter_count(c) == 60 + 2 * (layer + 16 + 8 + 4) + 6);
 }
 
 TEST_CASE("of a mixture's experts a token is multiplied with those it chooses") {

@@ -24,10 +24,10 @@ using plait::test::parse_config;
 }  // namespace
 
 TEST_CASE("what is not supported is refused by key") {
-  for (const char* type : {"gpt2", "gemma2", "olmoe", "deepseek_v3", "ministral", "phi3", ""}) {
-    CHECK_ERROR(parse_config(config_with("\"model_type\": \"" + std::string(type) + "\"")), "config.json",
-                "'model_type'", type,
-                R"(legal is "dots1", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")");
+  for (const char* type : {"gpt2", "gemma2", "olmo2", "deepseek_v3", "ministral", "phi3", ""}) {
+    CHECK_ERROR(
+        parse_config(config_with("\"model_type\": \"" + std::string(type) + "\"")), "config.json", "'model_type'", type,
+        R"(legal is "dots1", "llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")");
   }
   for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
     const auto asks = [&](const std::string& member) {
@@ -186,13 +186,14 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
     auto json = nlohmann::json::parse(config_with("\"num_key_value_heads\": 4, \"num_experts_per_tok\": 3, \"" +
                                                   std::string(type == "mixtral" ? "num_local_experts" : "num_experts") +
                                                   "\": 6, \"model_type\": \"" + type + "\""));
-    if (type != "mixtral") json["moe_intermediate_size"] = 20, json["norm_topk_prob"] = false;
+    if (type != "mixtral") json["norm_topk_prob"] = false;
+    if (type.starts_with("qwen")) json["moe_intermediate_size"] = 20;
     if (type == "qwen2_moe") json["shared_expert_intermediate_size"] = 28;
     json.update(nlohmann::json::parse("{" + member + "}"));
     return parse_config(json.dump());
   };
   const plait::llama_config one = mixture("mixtral", ""), two = mixture("qwen2_moe", ""),
-                            three = mixture("qwen3_moe", "");
+                            three = mixture("qwen3_moe", ""), olmoe = mixture("olmoe", "");
   CHECK(one.mixture == plait::mixture_config{.experts = 6, .router = {.chosen = 3}});
   CHECK((one.ffn == 48 && one.sliding_window == 0 && one.rope_theta == 1e6 && one.rms_eps == 1e-5));
   CHECK(two.mixture ==
@@ -207,6 +208,12 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
   CHECK(parse_config(plait::llama_config_text(two, "float32")) == two);
   CHECK(parse_config(plait::llama_config_text(three, "float32")) == three);
   CHECK(parse_config(plait::llama_config_text(one, "float32")) == one);
+  CHECK(olmoe.mixture == three.mixture);
+  CHECK((olmoe.ffn == 48 && olmoe.qk_norm && olmoe.qk_norm_over_heads && olmoe.rms_eps == 1e-5));
+  CHECK(parse_config(plait::llama_config_text(olmoe, "float32")) == olmoe);
+  CHECK_ERROR(mixture("olmoe", R"("clip_qkv": 8.0)"), "'clip_qkv' is 8.0; legal is null");
+  CHECK_ERROR(mixture("olmoe", R"("moe_intermediate_size": 20)"), "'moe_intermediate_size' is 20; legal is null");
+  CHECK_ERROR(mixture("olmoe", R"("norm_topk_prob": null)"), "'norm_topk_prob' is missing");
 
   for (const char* key : {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"})
     CHECK_ERROR(mixture("qwen3_moe", "\"" + std::string(key) + "\": null"), key, "is missing");
@@ -240,11 +247,19 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
         no_type + "mixtral, which does not have layers without experts");
   CHECK(refused(three, [](auto& c) { c.mixture.router.scale = 2, c.mixture.shared_ffn = 8; }) ==
         no_type + "qwen3_moe, which does not have a shared expert, this router");
+  CHECK(refused(olmoe, [](auto& c) { c.head_dim += 2, c.qkv_bias = true, c.mixture.router.groups = 2; }) ==
+        no_type + "olmoe, which does not have qkv_bias, heads * head_dim other than hidden, this router");
+  CHECK(refused(olmoe, [](auto& c) { c.sliding_window = 4, c.mixture.shared_ffn = 8, c.mixture.dense_layers = 1; }) ==
+        no_type + "olmoe, which does not have layers without experts, sliding_window, a shared expert");
+  CHECK(refused(olmoe, [](auto& c) { c.mixture = {}; }) ==
+        no_type + "qwen3, which does not have norms of q and k over all heads");
   const auto invalid = [&](auto&& spoil) {
     plait::llama_config c = two;
     spoil(c);
     return error_of([&] { plait::validate(c, "model"); });
   };
+  CHECK(invalid([](auto& c) { c.qk_norm_over_heads = true; }) ==
+        "model: qk_norm_over_heads is true, and qk_norm false; legal is false, or true for both");
   CHECK(invalid([](auto& c) { c.mixture.experts = 0; }) ==
         "model: shared_expert_intermediate_size is 28, and num_experts 0; legal is 0, as a shared expert stands beside "
         "others");

@@ -39,7 +39,7 @@ std::map<std::string, std::vector<std::byte>> tensors_of(const std::string& file
 
 template <strategy S>
 void check_models(const std::vector<mesh_shape>& meshes) {
-  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1"}) {
+  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1", "olmoe"}) {
     const model_directory from = open_model_directory(folder_of(name));
     for (const mesh_shape& mesh : meshes) {
       CAPTURE(name);
@@ -64,7 +64,7 @@ TEST_CASE("and over the tensor-parallel axes") {
 
 TEST_CASE("a mixture goes back to a directory with the same bits, from every mesh and in shards") {
   using model_type = mixture_llama<float, megatron_experts>;
-  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1"}) {
+  for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1", "olmoe"}) {
     const model_directory from = open_model_directory(folder_of(name));
     const auto published = tensors_of(folder_of(name) + "/model.safetensors");
     const temp_folder out;

@@ -58,7 +58,7 @@ struct mixture {
   using stage = mixture_llama<P, strategy, counting_device>;
   static llama_config config() {
     llama_config c = small_llama();
-    c.ffn = 32, c.qk_norm = true;
+    c.ffn = 32, c.qk_norm = true, c.qk_norm_over_heads = std::is_same_v<P, bf16>;
     c.mixture = {.experts = 8,
                  .router = {.chosen = 2},
                  .shared_ffn = 48,
