@@ -24,6 +24,7 @@
 #include "plait/device/cuda_launch.hpp"
 #include "plait/device/cuda_memory.hpp"
 #include "plait/device/device.hpp"
+#include "plait/device/gemm_cublas.hpp"
 #include "plait/device/gemm_cublaslt.hpp"
 #include "plait/io/byte_buffer.hpp"
 
@@ -397,6 +398,21 @@ class cuda {
                      main_.handle());
   }
 
+  /// The products of `gemm` for each group, by one call of cuBLAS, which takes addresses from device memory. Throws in
+  /// a stream that is being captured, as `upload` does. cuBLASLt computes one after the other where that call cannot:
+  /// of bf16 into float, of bf16 or with tf32 off the boundaries of `cublas_gemm_groups::takes`, and where
+  /// `options::deterministic` asks for one order of sums.
+  template <class In, class Out>
+  void gemm_groups(double alpha, const std::vector<gemm_group<In, Out>>& groups, double beta) {
+    for (const auto& group : groups) group.problem.check();
+    if constexpr (std::is_same_v<In, Out>) {
+      if (!options_.deterministic && cublas_gemm_groups::takes(groups, options_.tf32))
+        return gemm_in_one_call(alpha, groups, beta);
+    }
+    for (const auto& [p, a, b, c] : groups)
+      gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, alpha, a, p.lda, b, p.ldb, beta, c, p.ldc);
+  }
+
   /// The algorithms of products: measured among this number from now on, then used (`cublaslt_gemm::measure`, `adopt`).
   /// For several ranks there is `agree_on_products`.
   void measure_products(int candidates) { gemm_.measure(candidates); }
@@ -443,6 +459,32 @@ class cuda {
     return properties.name;
   }
 
+  template <class T>
+  void gemm_in_one_call(double alpha, const std::vector<gemm_group<T, T>>& groups, double beta) {
+    std::vector<gemm_group<T, T>> present;
+    for (const auto& group : groups) {
+      const gemm_problem& p = group.problem;
+      if (p.m == 0 || p.n == 0) continue;
+      if (p.k == 0) {
+        no_terms(p, beta, group.c, true);
+      } else {
+        present.push_back(group);
+      }
+    }
+    if (present.empty()) return;
+    const std::size_t count = present.size(), bytes = 3 * count * sizeof(void*);
+    std::vector<const void*> addresses(3 * count);
+    for (std::size_t i = 0; i < count; ++i)
+      addresses[i] = present[i].b, addresses[count + i] = present[i].a, addresses[2 * count + i] = present[i].c;
+    if (bytes > addresses_bytes_) {
+      addresses_ = static_cast<const void**>(allocate_own(2 * bytes));
+      addresses_bytes_ = 2 * bytes;
+    }
+    if (!groups_.has_handle()) make_room();
+    upload(addresses_, addresses.data(), bytes, main_);
+    groups_.run(alpha, present, beta, addresses_, options_.tf32, workspace_, options_.workspace_bytes, main_.handle());
+  }
+
   /// C = beta * C, what a product over k = 0 leaves.
   void no_terms(const gemm_problem& p, double beta, void* c, std::size_t element, bool plain) {
     if (!plain || (beta != 0 && beta != 1)) fail({p.text(), ": with k = 0, beta must be 0 or 1, without an epilogue"});
@@ -470,6 +512,9 @@ class cuda {
   device_fault* faults_ = nullptr;
   std::size_t own_bytes_ = 0;
   std::vector<void*> own_;  ///< of `allocate_own`
+  cublas_gemm_groups groups_;
+  const void** addresses_ = nullptr;  ///< of matrices, for `groups_`, in device memory
+  std::size_t addresses_bytes_ = 0;
 };
 
 inline void cuda::stream::wait(const event& e) const {

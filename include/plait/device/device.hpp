@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "plait/core/types.hpp"
+#include "plait/device/gemm_problem.hpp"
 
 namespace plait {
 
@@ -62,6 +64,20 @@ concept compute_device = requires(D& d, typename D::stream s, typename D::event 
   e.synchronize();
   { e.done() } -> std::convertible_to<bool>;
 };
+
+/// C = alpha * op(A) * op(B) + beta * C for each group, whose sizes may be zero. By one call of a library where the
+/// device has one for them (`cuda::gemm_groups`), else one after the other. No C may overlap another.
+template <compute_device Device, class In, class Out>
+void gemm_groups(Device& device, double alpha, const std::vector<gemm_group<In, Out>>& groups, double beta) {
+  if constexpr (requires { device.gemm_groups(alpha, groups, beta); }) {
+    device.gemm_groups(alpha, groups, beta);
+  } else {
+    using scalar = arithmetic<In>;
+    for (const auto& [p, a, b, c] : groups)
+      device.gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, static_cast<scalar>(alpha), a, p.lda, b, p.ldb,
+                  static_cast<scalar>(beta), c, p.ldc);
+  }
+}
 
 /// Whether the kernels of layers on a device are compiled here, or elsewhere in the program. For `cuda` device/cuda.hpp
 /// defines it, which files that compile no kernels may include as well.

@@ -49,6 +49,15 @@ struct gemm_problem {
   }
 };
 
+/// One of the products that `gemm_groups` computes, with its matrices.
+template <class In, class Out>
+struct gemm_group {
+  gemm_problem problem;
+  const In* a;
+  const In* b;
+  Out* c;
+};
+
 /// C = beta * C, what a product over k = 0 leaves.
 template <class T>
 void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmetic<T>> beta, T* c, std::int64_t ldc) {

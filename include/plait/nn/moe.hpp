@@ -11,6 +11,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -638,6 +639,15 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     for (std::size_t e = 0; e + 1 < begin.size(); ++e)
       if (begin[e + 1] > begin[e]) f(static_cast<std::int64_t>(e), begin[e], begin[e + 1] - begin[e]);
   }
+  /// C = product + beta C in one call for all experts that have rows; group(expert, first row, rows) is one's product.
+  template <class Group>
+  static void multiply_groups(Device& on, const std::vector<std::int64_t>& begin, double beta, Group&& group) {
+    std::vector<std::invoke_result_t<Group, std::int64_t, std::int64_t, std::int64_t>> groups;
+    each_expert(begin, [&](auto... expert) { groups.push_back(group(expert...)); });
+    gemm_groups(on, 1.0, groups, beta);
+  }
+  using group_of_sum = gemm_group<T, gradient_of<Precision>>;  ///< of a weight's gradient
+
   /// Returns what experts make of their rows [here, hidden]: down(silu(gate x) * up x).
   buffer<Device> run_experts(Device& on, saved& s) const {
     const std::int64_t here = s.route.here(), f = width_, h = hidden_;
@@ -646,11 +656,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto made = make_buffer<T>(on, static_cast<std::size_t>(here * h));
     T *const gate_up = s.gate_up.template data<T>(), *const activated = s.activated.template data<T>();
     const T* const in = s.in.template data<T>();
+    const T *const gate = gate_->used_value(), *const up = up_->used_value();
+    std::vector<gemm_group<T, T>> groups;
     each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
-        on.gemm(false, true, n, f, h, 1.0, in + at * h, h, p->used_value() + e * f * h, h, 0.0,
-                gate_up + at * 2 * f + column, 2 * f);
+      const gemm_problem p{false, true, n, f, h, h, h, 2 * f};
+      groups.push_back({p, in + at * h, gate + e * f * h, gate_up + at * 2 * f});
+      groups.push_back({p, in + at * h, up + e * f * h, gate_up + at * 2 * f + f});
     });
+    gemm_groups(on, 1.0, groups, 0.0);
     kernels::swiglu_forward(on, gate_up, activated, here, f);
     (this->*outputs_)(on, s.route.begin, activated, made.template data<T>());
     return made;
@@ -669,9 +682,10 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   void add_outputs(Device& on, const std::vector<std::int64_t>& begin, const T* activated, std::int64_t first,
                    std::int64_t columns, Out* out, A beta) const {
     const std::int64_t f = width_, h = hidden_;
-    each_expert(begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      on.gemm(false, true, n, h, columns, A(1), activated + at * f + first, f, down_->used_value() + e * h * f + first,
-              f, beta, out + at * h, h);
+    const T* const down = down_->used_value() + first;
+    multiply_groups(on, begin, beta, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      const gemm_problem p{false, true, n, h, columns, f, f, h};
+      return gemm_group<T, Out>{p, activated + at * f + first, down + e * h * f, out + at * h};
     });
   }
   /// Returns the gradient of the experts' rows from that of what they made; the weights' gradients may be deferred.
@@ -679,9 +693,10 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     Device& on = mb.ctx.device;
     const std::int64_t here = s.route.here(), f = width_, h = hidden_;
     auto dactivated = make_buffer<T>(on, static_cast<std::size_t>(here * f));
-    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      on.gemm(false, false, n, f, h, 1.0, dmade.template data<T>() + at * h, h, down_->used_value() + e * h * f, f, 0.0,
-              dactivated.template data<T>() + at * f, f);
+    const T *const from = dmade.template data<T>(), *const down = down_->used_value();
+    T* const into = dactivated.template data<T>();
+    multiply_groups(on, s.route.begin, 0.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      return gemm_group<T, T>{{false, false, n, f, h, h, f, f}, from + at * h, down + e * h * f, into + at * f};
     });
     auto dgate_up = make_buffer<T>(on, static_cast<std::size_t>(here * 2 * f));
     kernels::swiglu_backward(on, s.gate_up.template data<T>(), dactivated.template data<T>(),
@@ -711,11 +726,13 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   void add_input_gradients(Device& on, const std::vector<std::int64_t>& begin, const T* dgate_up, std::int64_t first,
                            std::int64_t columns, Out* out, A beta) const {
     const std::int64_t f = width_, h = hidden_;
-    each_expert(begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)})
-        on.gemm(false, false, n, h, columns, A(1), dgate_up + at * 2 * f + column + first, 2 * f,
-                p->used_value() + (e * f + first) * h, h, column == 0 ? beta : A(1), out + at * h, h);
-    });
+    for (const auto& [of, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
+      const T *const from = dgate_up + column + first, *const weight = of->used_value() + first * h;
+      multiply_groups(on, begin, column == 0 ? beta : A(1), [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+        const gemm_problem p{false, false, n, h, columns, 2 * f, h, h};
+        return gemm_group<T, Out>{p, from + at * 2 * f, weight + e * f * h, out + at * h};
+      });
+    }
   }
   /// An expert without rows adds nothing; its gradient is reduced all the same.
   void add_gradients(Device& on, std::int64_t, std::int64_t, const std::vector<std::int64_t>& begin,
@@ -724,14 +741,15 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
       if (!p->trainable()) continue;
       gradient_of<Precision>* const sum = p->used_gradient(on);
-      each_expert(begin, [&, c = column](std::int64_t e, std::int64_t at, std::int64_t n) {
-        on.gemm(true, false, f, h, n, 1.0, dgate_up + at * 2 * f + c, 2 * f, in + at * h, h, 1.0, sum + e * f * h, h);
+      const T* const from = dgate_up + column;
+      multiply_groups(on, begin, 1.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+        return group_of_sum{{true, false, f, h, n, 2 * f, h, h}, from + at * 2 * f, in + at * h, sum + e * f * h};
       });
     }
     if (!down_->trainable()) return;
     gradient_of<Precision>* const sum = down_->used_gradient(on);
-    each_expert(begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-      on.gemm(true, false, h, f, n, 1.0, dmade + at * h, h, activated + at * f, f, 1.0, sum + e * h * f, f);
+    multiply_groups(on, begin, 1.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      return group_of_sum{{true, false, h, f, n, h, f, f}, dmade + at * h, activated + at * f, sum + e * h * f};
     });
   }
 

@@ -54,7 +54,79 @@ std::vector<float> expected(std::int64_t m) {
   return product{device, m}.run();
 }
 
+/// Three products of 6, none and 11 rows of one buffer with a factor each, added to `c` [17, 16]; with `by_rows` false,
+/// products over those rows, added to `c` [3, 24, 16]. `in_one_call`: by `gemm_groups`, else by `gemm`.
+template <class In, class Out>
+std::vector<float> run_groups(cuda& device, bool by_rows, bool in_one_call, std::int64_t shift = 0) {
+  const std::int64_t n = 16, k = 24, rows[] = {6, 0, 11};
+  const auto filled = [&](std::int64_t count, float step, auto number) {
+    std::vector<decltype(number)> numbers(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      numbers[i] = converted<decltype(number)>(step * static_cast<float>(i % 7) - 1.0f);
+    auto out = make_buffer<decltype(number)>(device, numbers.size());
+    device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
+    return out;
+  };
+  const auto a = filled(17 * k + shift, 0.25f, In{}), b = filled((by_rows ? 3 * k : 17) * n, 0.5f, In{});
+  auto c = filled((by_rows ? 17 : 3 * k) * n, 1.0f, Out{});
+  std::vector<gemm_group<In, Out>> groups;
+  for (std::int64_t g = 0, at = 0; g < 3; at += rows[g++]) {
+    const In* const from = a.template data<In>() + at * k + shift;
+    if (by_rows) {
+      groups.push_back({{false, false, rows[g], n, k, k, n, n},
+                        from,
+                        b.template data<In>() + g * k * n,
+                        c.template data<Out>() + at * n});
+    } else {
+      groups.push_back({{true, false, k, n, rows[g], k, n, n},
+                        from,
+                        b.template data<In>() + at * n,
+                        c.template data<Out>() + g * k * n});
+    }
+  }
+  if (in_one_call) {
+    gemm_groups(device, 1.0, groups, 1.0);
+  } else {
+    for (const auto& [p, x, y, z] : groups)
+      device.gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, 1.0, x, p.lda, y, p.ldb, 1.0, z, p.ldc);
+  }
+  std::vector<Out> out(c.bytes() / sizeof(Out));
+  device.download(out.data(), c.data(), c.bytes(), device.main_stream());
+  std::vector<float> numbers;
+  for (const Out& x : out) numbers.push_back(converted<float>(x));
+  return numbers;
+}
+
+/// Whether products of groups equal those of `gemm`, whose sums are exact; `calls`: those for several products.
+template <class In, class Out>
+void check_groups(const cuda::options& how, int calls, std::int64_t shift = 0) {
+  cuda device(how);
+#ifdef PLAIT_CUDA_STAND_IN
+  const int before = stand_in::grouped_products;
+#endif
+  for (const bool by_rows : {true, false}) {
+    CAPTURE(by_rows);
+    CHECK(run_groups<In, Out>(device, by_rows, true, shift) == run_groups<In, Out>(device, by_rows, false, shift));
+  }
+#ifdef PLAIT_CUDA_STAND_IN
+  CHECK(stand_in::grouped_products - before == calls);
+#else
+  static_cast<void>(calls);
+#endif
+}
+
 }  // namespace
+
+TEST_CASE("products of several sizes are one call of cuBLAS, or one after the other where it has none") {
+  check_groups<float, float>(small, 2);
+  check_groups<double, double>(small, 2);
+  check_groups<bf16, bf16>(small, 2);
+  check_groups<bf16, float>(small, 0);
+  check_groups<float, float>({.workspace_bytes = 2 << 20, .deterministic = true}, 0);
+  // A begins at an odd address. Sums of 24 terms are read in units of 16 bytes, and those of 6 in units of 4.
+  check_groups<bf16, bf16>(small, 0, 1);
+  check_groups<float, float>(small, 2, 1);
+}
 
 TEST_CASE("a product is measured when it is met, and computed as before") {
   const std::vector<float> plain = expected(8);
@@ -393,6 +465,17 @@ TEST_CASE("with little memory, products are computed as before, and those that w
   };
   CHECK_NOTHROW(threads::run(2, small, body));
   CHECK(all_have);
+}
+
+TEST_CASE("a failure of cuBLAS names the first of its products and their number") {
+  cuda device(small);
+  stand_in::failing_product = 1;
+  CHECK_THROWS_WITH_AS((run_groups<float, float>(device, true, true)),
+                       doctest::Contains("gemm(trans_a=0, trans_b=0, m=6, n=16, k=24, lda=24, ldb=16, ldc=16), the "
+                                         "first of 2 products in one call: cuBLAS: starting the products: "),
+                       error);
+  CHECK(stand_in::failing_product == 0);
+  CHECK(run_groups<float, float>(device, true, true) == run_groups<float, float>(device, true, false));
 }
 
 TEST_CASE("a product for which cuBLASLt has no algorithm is refused, with the workspace that it was given") {

@@ -1,11 +1,19 @@
-// A stand-in for cuBLAS, for tests: the products of float matrices, as the stand-in cuBLASLt computes them.
+// A stand-in for cuBLAS, for tests: the products of float matrices, as the stand-in cuBLASLt computes them, and
+// products of several sizes in one call.
 #pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <vector>
 
 #include "cublasLt.h"
 
 struct cublasContext {
   cublasLtHandle_t products = nullptr;
   cudaStream_t stream = nullptr;
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
 };
 using cublasHandle_t = cublasContext*;
 
@@ -20,8 +28,16 @@ inline cublasStatus_t cublasDestroy(cublasHandle_t handle) {
 }
 inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
+  handle->workspace = nullptr;  // the handle's own again
   return CUBLAS_STATUS_SUCCESS;
 }
+inline cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::size_t bytes) {
+  if (!handle || reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+  handle->workspace = workspace;
+  handle->workspace_bytes = bytes;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline const char* cublasGetStatusString(cublasStatus_t status) { return cublasLtGetStatusString(status); }
 
 inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t trans_a, cublasOperation_t trans_b, int m,
                                   int n, int k, const float* alpha, const float* a, int lda, const float* b, int ldb,
@@ -42,4 +58,104 @@ inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t trans
   what.trans_b = trans_b;
   return cublasLtMatmul(handle->products, &what, alpha, a, &la, b, &lb, beta, c, &lc, c, &lc, nullptr, nullptr, 0,
                         handle->stream);
+}
+
+namespace stand_in {
+
+/// The calls for products of several sizes that streams have reached.
+inline std::atomic<int> grouped_products = 0;
+
+/// One of those products, but for the addresses of its matrices, which lie in device memory.
+struct grouped_gemm {
+  gemm product;
+  double alpha = 0, beta = 0;
+  std::int64_t boundary = 1;  // of its matrices, in bytes
+};
+
+inline bool has_grouped(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cublasComputeType_t compute) {
+  if (a != b || a != c) return false;
+  if (a == CUDA_R_16BF) return compute == CUBLAS_COMPUTE_32F;
+  if (a == CUDA_R_64F) return compute == CUBLAS_COMPUTE_64F || compute == CUBLAS_COMPUTE_64F_PEDANTIC;
+  return a == CUDA_R_32F && (compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
+                             compute == CUBLAS_COMPUTE_32F_FAST_TF32);
+}
+
+/// Computes one product in the order of its stream. Kernels fault on matrices that lie off the boundary.
+inline void multiply_grouped(const grouped_gemm& one, const void* a, const void* b, void* c) {
+  for (const void* p : {a, b, static_cast<const void*>(c)}) {
+    if (!arena::instance().contains(p)) die("cublasGemmGroupedBatchedEx reads an address that is not the device's");
+    if (reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(one.boundary) != 0)
+      die("cublasGemmGroupedBatchedEx reads a matrix off the boundary that its manual asks for");
+  }
+  if (one.product.wide) {
+    multiply<double>(one.product, one.alpha, a, b, one.beta, c, c);
+  } else {
+    multiply<float>(one.product, static_cast<float>(one.alpha), a, b, static_cast<float>(one.beta), c, c);
+  }
+}
+
+}  // namespace stand_in
+
+/// Sizes, transpositions and factors are read now, addresses when the stream gets there. A group has one size.
+inline cublasStatus_t cublasGemmGroupedBatchedEx_64(
+    cublasHandle_t handle, const cublasOperation_t* trans_a, const cublasOperation_t* trans_b, const std::int64_t* m,
+    const std::int64_t* n, const std::int64_t* k, const void* alpha, const void* const* a, cudaDataType_t a_type,
+    const std::int64_t* lda, const void* const* b, cudaDataType_t b_type, const std::int64_t* ldb, const void* beta,
+    void* const* c, cudaDataType_t c_type, const std::int64_t* ldc, std::int64_t groups, const std::int64_t* group_size,
+    cublasComputeType_t compute) {
+  if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+  for (const void* p :
+       {static_cast<const void*>(trans_a), static_cast<const void*>(trans_b), alpha, beta, static_cast<const void*>(m),
+        static_cast<const void*>(n), static_cast<const void*>(k), static_cast<const void*>(lda),
+        static_cast<const void*>(ldb), static_cast<const void*>(ldc), static_cast<const void*>(group_size)})
+    if (!p) return CUBLAS_STATUS_INVALID_VALUE;
+  if (groups < 0) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!stand_in::has_grouped(a_type, b_type, c_type, compute)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (stand_in::failing_product > 0 && --stand_in::failing_product == 0) return CUBLAS_STATUS_EXECUTION_FAILED;
+  std::vector<stand_in::grouped_gemm> all;
+  double flops = 0;
+  for (std::int64_t i = 0; i < groups; ++i) {
+    const bool ta = trans_a[i] != CUBLAS_OP_N, tb = trans_b[i] != CUBLAS_OP_N;
+    const auto at_least = [](std::int64_t ld, std::int64_t rows) { return ld >= (rows > 1 ? rows : 1); };
+    if (m[i] < 0 || n[i] < 0 || k[i] < 0 || group_size[i] < 0) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!at_least(lda[i], ta ? k[i] : m[i]) || !at_least(ldb[i], tb ? n[i] : k[i]) || !at_least(ldc[i], m[i]))
+      return CUBLAS_STATUS_INVALID_VALUE;
+    stand_in::grouped_gemm one;
+    const auto layout = [](cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+      stand_in::matrix_layout out;
+      out.type = type, out.ld = ld;
+      out.rows = static_cast<std::uint64_t>(rows), out.cols = static_cast<std::uint64_t>(columns);
+      return out;
+    };
+    one.product.a = layout(a_type, ta ? k[i] : m[i], ta ? m[i] : k[i], lda[i]);
+    one.product.b = layout(b_type, tb ? n[i] : k[i], tb ? k[i] : n[i], ldb[i]);
+    one.product.c = one.product.d = layout(c_type, m[i], n[i], ldc[i]);
+    one.product.trans_a = ta, one.product.trans_b = tb;
+    one.product.wide = a_type == CUDA_R_64F;
+    one.product.tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (stand_in::orders_differ) one.product.terms_together = 3 + (m[i] + n[i]) % 5;
+    one.alpha = one.product.wide ? static_cast<const double*>(alpha)[i] : static_cast<const float*>(alpha)[i];
+    one.beta = one.product.wide ? static_cast<const double*>(beta)[i] : static_cast<const float*>(beta)[i];
+    const std::int64_t bytes = k[i] * static_cast<std::int64_t>(stand_in::bytes_of(a_type));
+    if (a_type == CUDA_R_16BF || one.product.tf32) one.boundary = bytes % 16 == 0 ? 16 : bytes % 4 == 0 ? 4 : 1;
+    flops += one.product.flops() * static_cast<double>(group_size[i]);
+    all.insert(all.end(), static_cast<std::size_t>(group_size[i]), one);
+  }
+  const auto error = stand_in::call([&](stand_in::runtime& r) {
+    const auto s = r.find(handle->stream);
+    if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
+    for (const void* p : {static_cast<const void*>(a), static_cast<const void*>(b), static_cast<const void*>(c)}) {
+      if (!stand_in::arena::instance().contains(p))
+        stand_in::die("cublasGemmGroupedBatchedEx takes addresses from device memory, and these are the host's");
+      stand_in::check_argument(r, p, "cublasGemmGroupedBatchedEx");
+    }
+    stand_in::check_argument(r, static_cast<const void*>(handle->workspace), "cublasGemmGroupedBatchedEx");
+    const auto run = [=, workspace = handle->workspace, workspace_bytes = handle->workspace_bytes] {
+      ++stand_in::grouped_products;
+      if (workspace) std::memset(workspace, 0xff, workspace_bytes);
+      for (std::size_t i = 0; i < all.size(); ++i) stand_in::multiply_grouped(all[i], a[i], b[i], c[i]);
+    };
+    return r.enqueue(s, run, {stand_in::work::product, flops});
+  });
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
