@@ -1,4 +1,4 @@
-// checkpoint_save [--megabytes N] [--rounds N] [--rows N] [--directory DIR] [--json FILE]
+// checkpoint_save [--megabytes N] [--rounds N] [--rows N] [--io auto|uring|threads] [--directory DIR] [--json FILE]
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -124,7 +124,7 @@ struct times {
 
 int main(int argc, char** argv) {
   std::int64_t megabytes = 768, rounds = 5;
-  std::string directory = "build/benchmark-checkpoint", json;
+  std::string directory = "build/benchmark-checkpoint", json, io = "auto";
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     if (option == "--megabytes")
@@ -133,6 +133,8 @@ int main(int argc, char** argv) {
       rounds = std::atoll(argv[i + 1]);
     else if (option == "--rows")
       rows = std::atoll(argv[i + 1]);
+    else if (option == "--io")
+      io = argv[i + 1];
     else if (option == "--directory")
       directory = argv[i + 1];
     else if (option == "--json")
@@ -145,7 +147,10 @@ int main(int argc, char** argv) {
   std::filesystem::create_directories(directory + "/raw");
   times t;
   double balance = 0;
-  file_system& files = machine_files();
+  const chosen_files chosen = choose_files(io == "uring"     ? file_io::uring
+                                           : io == "threads" ? file_io::threads
+                                                             : file_io::automatic);
+  file_system& files = *chosen.files;
   for (std::int64_t round = 0; round <= rounds; ++round) {  // the first warms up
     const bool counts = round > 0;
     double saved_bytes = 0;
@@ -218,9 +223,10 @@ int main(int argc, char** argv) {
       if (ranks.rank() == 0 && counts) t.reshard.push_back(s);
     });
     if (!counts) {
-      std::printf("%.0f MB by four ranks, %lld matrices of %lld x %lld floats; medians of %lld rounds\n\n",
-                  saved_bytes * 1e-6, static_cast<long long>(matrices), static_cast<long long>(rows),
-                  static_cast<long long>(columns), static_cast<long long>(rounds));
+      std::printf("%.0f MB by four ranks through %s, %lld matrices of %lld x %lld floats; medians of %lld rounds\n\n",
+                  saved_bytes * 1e-6, chosen.io == file_io::uring ? "io_uring" : "pwrite",
+                  static_cast<long long>(matrices), static_cast<long long>(rows), static_cast<long long>(columns),
+                  static_cast<long long>(rounds));
     }
   }
   std::filesystem::remove_all(directory);

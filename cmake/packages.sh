@@ -25,7 +25,7 @@ install_packages() {
 }
 
 plait_build_packages="g++ cmake ninja-build ccache pkg-config libdnnl-dev ocl-icd-opencl-dev libopenblas-dev libfmt-dev
-  nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev"
+  nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev liburing-dev"
 plait_mpi_packages="libopenmpi-dev openmpi-bin"
 plait_test_packages="doctest-dev libbenchmark-dev python3 clang-16 libclang-rt-16-dev lld-16 clang-format-16"
 

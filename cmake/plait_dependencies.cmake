@@ -1,7 +1,8 @@
-# Finds what plait::cpu, mpi, cuda, nccl and cudnn link with; used by the build and by the installed package alike.
+# Finds what plait::cpu, mpi, uring, cuda, nccl and cudnn link with; used by the build and by the installed package alike.
 #
 #   plait_find_cpu(<missing>)   oneDNN, OpenBLAS, libgomp, threads, nlohmann_json
 #   plait_find_mpi(<missing>)   MPI for C++
+#   plait_find_uring(<missing>) liburing
 #   plait_find_cuda(<missing>)  CUDA's headers and runtime, cuBLASLt, NVTX (headers)
 #   plait_find_nccl(<missing>)  NCCL
 #   plait_find_cudnn(<missing>) cuDNN 9 and its header-only frontend
@@ -69,6 +70,24 @@ macro(plait_find_mpi missing)
     list(APPEND ${missing} MPI)
   endif()
 endmacro()
+
+function(plait_find_uring missing)
+  set(${missing} "" PARENT_SCOPE)
+  if(TARGET plait::liburing)
+    return()
+  endif()
+  find_path(PLAIT_LIBURING_INCLUDE_DIR liburing.h)
+  find_library(PLAIT_LIBURING_LIBRARY uring)
+  mark_as_advanced(PLAIT_LIBURING_INCLUDE_DIR PLAIT_LIBURING_LIBRARY)
+  if(NOT PLAIT_LIBURING_INCLUDE_DIR OR NOT PLAIT_LIBURING_LIBRARY)
+    set(${missing} liburing PARENT_SCOPE)
+    return()
+  endif()
+  add_library(plait::liburing UNKNOWN IMPORTED GLOBAL)
+  set_target_properties(plait::liburing PROPERTIES
+    IMPORTED_LOCATION "${PLAIT_LIBURING_LIBRARY}"
+    INTERFACE_INCLUDE_DIRECTORIES "${PLAIT_LIBURING_INCLUDE_DIR}")
+endfunction()
 
 # Where CUDA's parts may lie: folders with include/ and lib/ or lib64/.
 function(plait_cuda_roots result)

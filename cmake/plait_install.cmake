@@ -7,7 +7,7 @@ set(plait_config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/plait")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/plait" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
-foreach(component IN ITEMS plait cpu mpi cuda nccl cudnn)
+foreach(component IN ITEMS plait cpu mpi uring cuda nccl cudnn)
   set(target plait)
   if(NOT component STREQUAL "plait")
     set(target plait_${component})

@@ -401,6 +401,14 @@ class saved_states {
 
  private:
   void open_saver() {
+    plait::file_system* files = nullptr;
+    std::string problem;
+    try {
+      files = &checkpoint_files(s_.opt);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::agree_on(ctx_.device, ranks_, problem, "");
     try {
       saver_.emplace(
           ctx_.device, ranks_,
@@ -411,7 +419,8 @@ class saved_states {
               .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " + s_.opt.schedule + ", " +
                         precision_text(s_.opt),
               .is_ending = [] { return interrupted.load() != 0; },
-              .pinned_bytes = s_.opt.checkpoint_staging == "pinned" ? std::numeric_limits<std::size_t>::max() : 0});
+              .pinned_bytes = s_.opt.checkpoint_staging == "pinned" ? std::numeric_limits<std::size_t>::max() : 0},
+          *files);
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));
     }

@@ -383,7 +383,8 @@ void check_training(const options& opt) {
 void check_saving(const options& opt) {
   if (opt.checkpoint_dir.empty()) {
     std::string needs = opt.resume == "auto" ? "--resume auto" : "";
-    for (const char* flag : {"--save-every", "--keep", "--keep-every", "--keep-best", "--checkpoint-staging"})
+    for (const char* flag :
+         {"--save-every", "--keep", "--keep-every", "--keep-best", "--checkpoint-io", "--checkpoint-staging"})
       if (opt.given(flag)) needs = flag;
     if (!needs.empty()) reject("{} needs --checkpoint-dir, which names where the training state is saved", needs);
   }
@@ -699,6 +700,9 @@ void add_checkpoints(option_list& list, options& opt) {
   list.choice("--keep-best", opt.keep_best, {"none", "held-out"},
               "none, or held-out: each save computes the loss of what --held-out keeps, and the step that has the "
               "least stays too, in this run and those that go on from it");
+  list.choice("--checkpoint-io", opt.checkpoint_io, {"auto", "uring", "threads"},
+              "how steps are written: uring (io_uring), threads (ordinary calls), or auto, which is the first where "
+              "it is there");
   list.choice("--checkpoint-staging", opt.checkpoint_staging, {"pinned", "pageable"},
               "on cuda: the host's memory that a save copies to, twice a rank's share: pinned, or pageable, for "
               "which training waits longer");

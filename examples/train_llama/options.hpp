@@ -126,6 +126,7 @@ struct options {
   std::int64_t save_every = 0;  ///< steps; 0: at the end alone
   std::int64_t keep = 3, keep_every = 0;
   std::string keep_best = "none";
+  std::string checkpoint_io = "auto";
   std::string checkpoint_staging = "pinned";
   std::string resume = "none";
   std::string products;       ///< the file of measured products; empty: nothing is measured

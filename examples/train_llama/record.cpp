@@ -216,6 +216,28 @@ std::vector<plait::setting> agreed_settings(const setup& s) {
 
 namespace {
 
+plait::chosen_files chosen(const options& opt) {
+  using plait::file_io;
+  const file_io io = opt.checkpoint_io == "uring"     ? file_io::uring
+                     : opt.checkpoint_io == "threads" ? file_io::threads
+                                                      : file_io::automatic;
+  return plait::choose_files(io, "--checkpoint-io");
+}
+
+}  // namespace
+
+plait::file_system& checkpoint_files(const options& opt) { return *chosen(opt).files; }
+
+std::string checkpoint_io_text(const options& opt) {
+  if (opt.checkpoint_dir.empty()) return {};
+  const plait::chosen_files files = chosen(opt);
+  if (files.io == plait::file_io::uring) return "steps are written through io_uring (--checkpoint-io uring)\n";
+  return "steps are written by threads" + (files.why.empty() ? "" : ", since " + files.why) +
+         " (--checkpoint-io threads)\n";
+}
+
+namespace {
+
 constexpr std::string_view between = ", --";     ///< options in the text that a step has of them
 constexpr std::string_view of_model = "model:";  ///< begins the keys of a model there
 
@@ -432,6 +454,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
   std::string text;
   const std::string& directory = s.opt.checkpoint_dir;
   std::optional<std::uint64_t> newest;
+  if (!directory.empty()) static_cast<void>(checkpoint_files(s.opt));  // what the run would refuse
   if (!directory.empty()) newest = about("--checkpoint-dir", [&] { return newest_in(directory); });
   std::int64_t begins = 0;
   const std::string resumed = s.opt.resume == "none"   ? ""

@@ -274,6 +274,7 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
       counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
       counted(s.microbatches, "microbatch", "es"), precision_text(s.opt));
   say("{}{}", weights_text(s), adapters_text(s));
+  say("{}", checkpoint_io_text(s.opt));
   if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
   say("{}", recompute_text(s));
   if (s.opt.plan == "auto") say("{}", plan_text(s));

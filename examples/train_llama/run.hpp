@@ -256,6 +256,13 @@ std::string data_text(const options& opt);
 /// them. record.cpp lists what may differ.
 std::vector<plait::setting> agreed_settings(const setup& s);
 
+/// Returns the files that steps are written to, as --checkpoint-io says. Throws `plait::error`, naming it, where it
+/// asks for what this program or machine has not.
+plait::file_system& checkpoint_files(const options& opt);
+
+/// Returns a line on how steps are written, and why not through io_uring; nothing where none is saved.
+std::string checkpoint_io_text(const options& opt);
+
 /// Throws `plait::error_of_all`, naming the option, where the run cannot go on from a saved state: its place in the
 /// data would be another. No fmt here: nvcc compiles it.
 void check_resumed(const setup& s, const plait::loaded_state& loaded);

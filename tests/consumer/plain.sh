@@ -23,9 +23,9 @@ fails() {
   exit 1
 }
 
-# Every header that needs neither a GPU nor MPI.
+# Every header that needs neither a GPU nor MPI nor liburing.
 headers() {
-  (cd "$include" && find plait -name '*.hpp' | grep -Ev 'cuda|nccl|cudnn|mpi' | sort)
+  (cd "$include" && find plait -name '*.hpp' | grep -Ev 'cuda|nccl|cudnn|mpi|uring' | sort)
 }
 
 case "$way" in

@@ -30,7 +30,7 @@ sh "$SOURCE/benchmarks/cuda/headers.sh" headers "$frontend" || fail "headers.sh"
 
 # What is installed here and not there must not be found: headers of that name do not compile.
 for name in fmt/format.h dnnl.hpp dnnl.h cblas.h CLI/CLI.hpp nlohmann/json.hpp doctest/doctest.h benchmark/benchmark.h \
-  mpi.h; do
+  liburing.h mpi.h; do
   mkdir -p "lacking/$(dirname "$name")"
   echo "#error \"$name is not on a GPU machine\"" >"lacking/$name"
 done

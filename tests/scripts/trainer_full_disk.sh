@@ -56,7 +56,7 @@ more() {
 }
 full --mesh dp=2 --micro-batch 4 --keep 1
 more
-full --mesh dp=2 --micro-batch 4 --keep 3
+full --mesh dp=2 --micro-batch 4 --keep 3 --checkpoint-io threads
 umount small
 
 # No folder can take the place of a mount point: an export there is refused before the first step, and not after the last.

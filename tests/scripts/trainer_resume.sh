@@ -422,6 +422,25 @@ refused "--resume: 'constant/step-00000003' has no adapters, and --lora is 4; --
 refused "--init-from: 'adapters/step-00000006' has adapters of rank 4 and alpha 8, and this run has --lora 4 --lora-alpha 16; \
 legal is --lora 4 --lora-alpha 8" --init-from adapters --lora 4 --lora-alpha 16
 
+# However it is written, a step has the same bytes; io_uring that is not there is refused.
+train by_threads --steps 2 --sample 0 --checkpoint-dir by_threads --checkpoint-io threads
+grep -q '^steps are written by threads (--checkpoint-io threads)$' by_threads.out || fail "how they are written: $(cat by_threads.out)"
+train by_auto --steps 2 --sample 0 --checkpoint-dir by_auto
+code=0
+timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 2 --sample 0 --checkpoint-dir by_uring \
+  --checkpoint-io uring >stdout 2>stderr || code=$?
+if grep -q '^steps are written through io_uring (--checkpoint-io uring)$' by_auto.out; then
+  [ "$code" = 0 ] || fail "io_uring: exit code $code: $(cat stderr)"
+  cmp by_uring/step-00000002/data/w00000.safetensors by_threads/step-00000002/data/w00000.safetensors || fail "other bytes"
+else
+  grep -q '^steps are written by threads, since .* (--checkpoint-io threads)$' by_auto.out || fail "no reason: $(cat by_auto.out)"
+  grep -q '^train_llama: --checkpoint-io uring: .*; legal here are --checkpoint-io auto and threads$' stderr ||
+    fail "io_uring is not refused: $(cat stderr)"
+fi
+cmp by_auto/step-00000002/data/w00000.safetensors by_threads/step-00000002/data/w00000.safetensors || fail "other bytes"
+refused "--checkpoint-io needs --checkpoint-dir" --checkpoint-io auto
+refused "--checkpoint-io 'fast' is unknown; legal are auto, uring, threads" --checkpoint-dir by_auto --checkpoint-io fast
+
 # A damaged step is named, and the one before is still good.
 damage() { # damage FILE: flips a bit in its middle
   python3 -c '

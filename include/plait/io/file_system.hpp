@@ -77,6 +77,8 @@ class open_file {
     sync_once();
     sync_failed_ = false;
   }
+  /// Returns the system's descriptor, for io_uring and its like; -1 if there is none.
+  virtual int descriptor() const { return -1; }
   const std::string& path() const { return path_; }
 
  protected:

@@ -1,5 +1,5 @@
 // The file operations of io/file_system.hpp by the system's calls: large blocks go past the page cache where the disk
-// takes them, and several large writes are under way at once.
+// takes them, and large writes through io_uring where the program is built with liburing (PLAIT_WITH_LIBURING).
 #pragma once
 
 #include <dirent.h>
@@ -14,8 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,6 +26,9 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
+#ifdef PLAIT_WITH_LIBURING
+#include <liburing.h>
+#endif
 
 namespace plait {
 
@@ -88,9 +89,6 @@ inline std::size_t direct_part(std::uint64_t offset, std::span<const std::byte> 
 /// cache.
 class posix_file : public open_file {
  public:
-  /// Writes that are under way at once, at most.
-  static constexpr std::size_t most_writes = 4;
-
   posix_file(const std::string& path, int flags, const char* operation)
       : open_file(path), descriptor_(path, flags, operation), access_(flags & O_ACCMODE) {
     descriptor_.require_regular(path);
@@ -100,31 +98,16 @@ class posix_file : public open_file {
 #endif
   }
   ~posix_file() override {
-    writes_.clear();  // waits: the system must not read memory that has another owner then
     if (direct_ >= 0) ::close(direct_);
-  }
-  /// A thread writes a large block while the caller computes: as fast as io_uring, which many systems do not allow.
-  void start_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    if (bytes.size() < direct_bytes) return write(offset, bytes);
-    if (writes_.size() == most_writes) end_write();
-    writes_.push_back(std::async([this, offset, bytes] { write(offset, bytes); }));
-  }
-  void finish_writes() override {
-    while (!writes_.empty()) end_write();
   }
   std::uint64_t size() const override {
     struct stat status {};
     if (::fstat(descriptor_.value(), &status) != 0) fail_file("examine", path(), errno);
     return static_cast<std::uint64_t>(status.st_size);
   }
-  int descriptor() const { return descriptor_.value(); }
+  int descriptor() const override { return descriptor_.value(); }
 
- private:
-  /// Waits for the oldest write. One that has failed stays, so that every later wait throws its error.
-  void end_write() {
-    writes_.front().get();
-    writes_.pop_front();
-  }
+ protected:
   /// Returns another descriptor of the file for what goes past the cache; -1 where the file system has none.
   int direct_descriptor() const {
 #ifdef O_DIRECT
@@ -138,6 +121,7 @@ class posix_file : public open_file {
   /// Lets all go through the cache from now on.
   void refuse_direct() const { refused_ = true; }
 
+ private:
   std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) override {
     if (const std::size_t part = direct_part(offset, bytes); part > 0) {
       if (const int direct = direct_descriptor(); direct >= 0) {
@@ -185,7 +169,6 @@ class posix_file : public open_file {
   mutable std::once_flag opened_;
   mutable int direct_ = -1;
   mutable std::atomic<bool> refused_ = false;
-  std::deque<std::shared_future<void>> writes_;  ///< oldest first
 };
 
 /// Returns the name of this machine; empty where the system does not say.
@@ -303,6 +286,221 @@ class posix_file_system : public file_system {
 inline file_system& machine_files() {
   static posix_file_system files;
   return files;
+}
+
+/// Takes writes and tells their ends, in any order. Used by one thread.
+class write_ring {
+ public:
+  struct ended {
+    std::size_t tag = 0;
+    std::int64_t result = 0;  ///< bytes written, or the negative number of the system's error
+  };
+  virtual ~write_ring() = default;
+  /// Begins a write; its bytes and descriptor stay until it has ended. Throws `error` if it cannot begin.
+  virtual void submit(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes, std::size_t tag) = 0;
+  /// Waits for some write to end. Throws `error` only if the ring itself is broken.
+  virtual ended wait() = 0;
+};
+
+namespace detail {
+
+/// Makes a ring for `writes` writes at once.
+using ring_maker = std::unique_ptr<write_ring> (*)(unsigned writes);
+
+class ring_file final : public posix_file {
+ public:
+  /// Writes of a file that are under way at once, at most.
+  static constexpr std::size_t most = 4;
+  /// Bytes of one of them.
+  static constexpr std::size_t at_once = std::size_t{8} << 20;
+
+  ring_file(const std::string& path, int flags, const char* operation, ring_maker make)
+      : posix_file(path, flags, operation), make_(make) {}
+  ~ring_file() override {
+    while (under_way_ > 0 && !broken_) {  // the system must not read memory that has another owner then
+      try {
+        end_one();
+      } catch (const error&) {
+      }
+    }
+  }
+
+  /// Starts a write of the pages among `bytes`; the rest is written at once.
+  void start_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    const std::size_t part = direct_part(offset, bytes);
+    throw_failure();
+    for (std::size_t at = 0; at < part; at += at_once)
+      begin(offset + at, bytes.subspan(at, std::min(at_once, part - at)));
+    if (part < bytes.size()) write(offset + part, bytes.subspan(part));
+  }
+  void finish_writes() override {
+    while (under_way_ > 0) end_one();
+    throw_failure();
+  }
+
+ private:
+  struct slot {
+    std::uint64_t offset = 0;
+    std::span<const std::byte> bytes{};
+    bool in_use = false;
+  };
+
+  void begin(std::uint64_t offset, std::span<const std::byte> bytes) {
+    if (!ring_) {
+      ring_ = make_(most);
+      slots_.resize(most);
+    }
+    while (under_way_ == most) end_one();
+    throw_failure();
+    const auto free = std::find_if(slots_.begin(), slots_.end(), [](const slot& s) { return !s.in_use; });
+    *free = {offset, bytes, true};
+    ++under_way_;
+    submit(static_cast<std::size_t>(free - slots_.begin()));
+  }
+  /// Past the cache where the file system takes that.
+  void submit(std::size_t tag) {
+    try {
+      const int direct = direct_descriptor();
+      ring_->submit(direct >= 0 ? direct : descriptor(), slots_[tag].offset, slots_[tag].bytes, tag);
+    } catch (...) {
+      release(tag);
+      throw;
+    }
+  }
+  void release(std::size_t tag) {
+    slots_[tag] = {};
+    --under_way_;
+  }
+  /// Waits for one end. A write that was interrupted is begun again. The rest of a short write goes through the cache,
+  /// since it may begin within a page. So does one whose blocks the disk refuses.
+  void end_one() {
+    write_ring::ended e;
+    try {
+      e = ring_->wait();
+    } catch (...) {
+      broken_ = true;
+      under_way_ = 0;
+      throw;
+    }
+    slot& s = slots_.at(e.tag);
+    if (e.result == -EINTR || e.result == -EAGAIN) return submit(e.tag);
+    if (e.result == -EINVAL) refuse_direct();
+    const bool again = e.result == -EINVAL, failed = e.result < 0 && !again;
+    const auto done = again || failed ? 0 : static_cast<std::size_t>(e.result);
+    const slot ended = std::exchange(s, {});
+    --under_way_;
+    if (failed && error_ == 0) error_ = static_cast<int>(-e.result);
+    if (!failed && error_ == 0 && done < ended.bytes.size()) write(ended.offset + done, ended.bytes.subspan(done));
+  }
+  /// Tells the first write that failed, and every call after it.
+  void throw_failure() const {
+    if (broken_) fail({"cannot write '", path(), "': the ring of its writes is broken"});
+    if (error_ != 0) fail_file("write", path(), error_);
+  }
+
+  ring_maker make_;
+  std::unique_ptr<write_ring> ring_;
+  std::vector<slot> slots_;
+  std::size_t under_way_ = 0;
+  int error_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace detail
+
+#ifdef PLAIT_WITH_LIBURING
+
+namespace detail {
+
+/// An io_uring of one thread. Memory is not registered with it, which would pin it and save nothing that can be
+/// measured at blocks of this size.
+class uring final : public write_ring {
+ public:
+  explicit uring(unsigned writes) {
+    const int result = ::io_uring_queue_init(writes, &ring_, 0);
+    if (result < 0) fail({"io_uring cannot be set up: ", std::strerror(-result)});
+  }
+  ~uring() override { ::io_uring_queue_exit(&ring_); }
+  uring(const uring&) = delete;
+  uring& operator=(const uring&) = delete;
+
+  void submit(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes, std::size_t tag) override {
+    io_uring_sqe* const entry = ::io_uring_get_sqe(&ring_);
+    if (entry == nullptr) fail("io_uring takes no more writes");
+    ::io_uring_prep_write(entry, descriptor, bytes.data(), static_cast<unsigned>(bytes.size()), offset);
+    ::io_uring_sqe_set_data64(entry, tag);
+    int result = 0;
+    do {
+      result = ::io_uring_submit(&ring_);
+    } while (result == -EINTR || result == -EAGAIN);
+    if (result < 0) fail({"io_uring takes no write: ", std::strerror(-result)});
+  }
+  ended wait() override {
+    io_uring_cqe* entry = nullptr;
+    int result = 0;
+    do {
+      result = ::io_uring_wait_cqe(&ring_, &entry);
+    } while (result == -EINTR);
+    if (result < 0) fail({"io_uring tells no end of a write: ", std::strerror(-result)});
+    const ended out{static_cast<std::size_t>(::io_uring_cqe_get_data64(entry)), entry->res};
+    ::io_uring_cqe_seen(&ring_, entry);
+    return out;
+  }
+
+ private:
+  ::io_uring ring_{};
+};
+
+inline std::unique_ptr<write_ring> make_uring(unsigned writes) { return std::make_unique<uring>(writes); }
+
+}  // namespace detail
+
+/// The files of this machine; those that it creates write through io_uring. Throws `error` when it is made where the
+/// system has no io_uring or does not allow it, as containers often do (seccomp, /proc/sys/kernel/io_uring_disabled).
+class uring_file_system final : public posix_file_system {
+ public:
+  explicit uring_file_system(detail::ring_maker make = detail::make_uring) : make_(make) { make_(1); }
+  std::unique_ptr<open_file> create(const std::string& path) override {
+    return std::make_unique<detail::ring_file>(path, O_RDWR | O_CREAT | O_EXCL, "create", make_);
+  }
+
+ private:
+  detail::ring_maker make_;
+};
+
+#endif
+
+/// How large writes reach the disk.
+enum class file_io {
+  automatic,  ///< by io_uring where it is there and allowed, else by threads
+  uring,
+  threads,  ///< by pwrite
+};
+
+/// Files, and how they are written.
+struct chosen_files {
+  file_system* files = nullptr;
+  file_io io = file_io::threads;  ///< `uring` or `threads`
+  std::string why{};              ///< why `automatic` did not become `uring`, or nothing
+};
+
+/// Returns the machine's files, written as `io` selects. They live as long as the program. Throws `error` that names
+/// `field` where io_uring is asked for and not there.
+inline chosen_files choose_files(file_io io, std::string_view field = "file_io") {
+  if (io == file_io::threads) return {&machine_files(), file_io::threads, {}};
+#ifdef PLAIT_WITH_LIBURING
+  std::string fault;
+  try {
+    static uring_file_system files;
+    return {&files, file_io::uring, {}};
+  } catch (const error& e) {
+    fault = e.what();
+  }
+#else
+  std::string fault = "this program was built without liburing";
+#endif
+  if (io == file_io::uring) fail({field, " uring: ", fault, "; legal here are ", field, " auto and threads"});
+  return {&machine_files(), file_io::threads, std::move(fault)};
 }
 
 }  // namespace plait

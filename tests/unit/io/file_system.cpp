@@ -65,6 +65,7 @@ TEST_CASE("what the system's files do") {
     file->write(0, bytes_of("uvw"));
     file->sync();
     CHECK(file->size() == 6);
+    CHECK(file->descriptor() >= 0);
     CHECK(file->path() == dir / "a");
   }
   CHECK(plait::read_whole(files, dir / "a") == "uvwxyz");
