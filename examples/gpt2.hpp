@@ -78,11 +78,11 @@ class model : public layers<P, S, D>::model {
                                      typename l::mlp(typename l::up(ctx, name + ".mlp.c_fc", {.init = c.init}), {},
                                                      typename l::down(ctx, name + ".mlp.c_proj", {.init = c.init}))});
             },
-            [&](const auto& table) {
+            [&](const auto& of_head, const auto& table) {
               using output = typename l::output;
               const typename output::options how_made{
                   .shape = {c.vocab, c.hidden}, .init = c.init, .tied = table, .tied_across_stages = true};
-              return typename l::head(typename l::norm(ctx, c.epsilon, "ln_f"), output(ctx, "wte", how_made));
+              return typename l::head(typename l::norm(of_head, c.epsilon, "ln_f"), output(of_head, "wte", how_made));
             }) {}
 
  private:

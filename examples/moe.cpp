@@ -65,8 +65,9 @@ std::unique_ptr<model> make_stage(const pl::context<pl::cpu>& ctx, pl::stage_lay
                      {norm(ctx, 1e-6, name + ".post_attention_layernorm"),
                       experts(ctx, name + ".mlp", {.router = {.chosen = 2}, .losses = {.balance = {0.01}}})});
       },
-      [&](const auto&) {
-        return head(norm(ctx, 1e-6, "norm"), output(ctx, "lm_head", {.shape = {vocab, 32}, .hidden_layer = false}));
+      [&](const auto& of_head, const auto&) {
+        return head(norm(of_head, 1e-6, "norm"),
+                    output(of_head, "lm_head", {.shape = {vocab, 32}, .hidden_layer = false}));
       });
 }
 

@@ -552,8 +552,11 @@ void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
   const auto refuse = [&](const std::string& why) { reject("--loss-chunks {}: {}", chunks, why); };
   if (here % chunks != 0)
     refuse(fmt::format("each rank has {} positions of a sequence; legal are those that divide them", here));
-  if (s.opt.leaves)
-    refuse(fmt::format("--deterministic {} sums over all tokens at once; legal is 1", s.opt.deterministic));
+  if (s.opt.leaves && s.opt.leaves.sequence * (here / chunks) % s.opt.seq != 0)
+    refuse(
+        fmt::format("chunks of {} positions on each rank are no whole leaves of --deterministic {}; legal there, as "
+                    "the third number, are multiples of {}",
+                    here / chunks, s.opt.deterministic, s.opt.seq / (here / chunks)));
   for (const auto& actions : s.schedule.order)
     for (const plait::action& a : actions)
       if (a.kind == plait::action_kind::weight_backward)

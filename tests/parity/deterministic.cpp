@@ -90,6 +90,7 @@ using S = context_parallel<megatron_sp, chosen<cp>, zigzag>;
 struct layout_of_run {
   std::int64_t dp = 1, cp = 1, tp = 1, microbatches = 1;
   zero_level level = zero_level::replicated;
+  std::int64_t loss_chunks = 1;
 };
 constexpr layout_of_run alone{};
 
@@ -112,7 +113,7 @@ std::uint64_t hash_of(
     const deterministic_leaves order = leaves_under<S>(leaves, mesh.shape());
     const std::int64_t batch = 8 / l.microbatches;
     const context<cpu> ctx{device, w, llama_sizes<S>(config, mesh.shape(), batch, 32, order), 1, order};
-    llama<T, S> model(ctx, config);
+    llama<T, S> model(ctx, config, {.loss_chunks = l.loss_chunks});
     model.visit([&](auto& p) { p.initialize(ctx); });
     adamw<T> optimizer;
     pipeline_options options;
@@ -152,6 +153,20 @@ TEST_CASE_TEMPLATE("one hash on all layouts", T, float, bf16) {
                                  {2, 1, 2, 2, zero_level::gradients},
                                  {2, 2, 1, 1, zero_level::parameters}})
     CHECK(hash_of<T>(l) == one);
+}
+
+TEST_CASE_TEMPLATE("chunks of tokens of the loss change no bit", T, float, bf16) {
+  const std::uint64_t one = hash_of<T>(alone, no_fault, {4, 8, 8});
+  for (const layout_of_run& l : {layout_of_run{.loss_chunks = 8},
+                                 {1, 1, 2, 2, zero_level::replicated, 4},
+                                 {1, 2, 2, 1, zero_level::replicated, 2},
+                                 {2, 2, 1, 2, zero_level::parameters, 4}})
+    CHECK(hash_of<T>(l, no_fault, {4, 8, 8}) == one);
+  CHECK_THROWS_WITH_AS(
+      hash_of<T>({.tp = 2, .loss_chunks = 4}),
+      doctest::Contains("language model: loss_chunks = 4 makes chunks of 4 positions on each rank, which are no whole "
+                        "leaves of deterministic_leaves::sequence = 4; legal are multiples of 8 there"),
+      error);
 }
 
 TEST_CASE("faults change the hash") {

@@ -75,8 +75,8 @@ auto maker(layer_recompute keep = {}, const router_losses& losses = {}, std::int
                                                          .losses = i < from ? router_losses{} : losses,
                                                          .bias_rate = bias_rate})});
         },
-        [&](const auto&) {
-          return typename l::head(typename l::norm(ctx, 1e-6, "norm"), typename l::output(ctx, "head"));
+        [&](const auto& of_head, const auto&) {
+          return typename l::head(typename l::norm(of_head, 1e-6, "norm"), typename l::output(of_head, "head"));
         });
   };
 }

@@ -91,7 +91,9 @@ class sleeping_model
             ctx, tiny().vocab, {0, s.layers, true, true}, {}, nullptr,
             [&] { return layers::embedding(ctx, tiny().vocab, "embedding"); },
             [&](std::int64_t i) { return sleeping_block(ctx, s, i); },
-            [&](const auto&) { return layers::head(layers::norm(ctx, 1e-5, "norm"), layers::output(ctx, "head")); }) {}
+            [&](const auto& of_head, const auto&) {
+              return layers::head(layers::norm(of_head, 1e-5, "norm"), layers::output(of_head, "head"));
+            }) {}
 
  private:
   static llama_config tiny() { return {.vocab = 16, .hidden = 16, .layers = 1, .heads = 2, .kv_heads = 2, .ffn = 16}; }

@@ -186,6 +186,9 @@ struct deterministic_leaves {
   std::int64_t sequence = 0;
   /// Ranks of a zigzag order, which `leaves_under<strategy>` knows; 0: not known, as for sequences in original order.
   std::int64_t zigzag = 0;
+  /// Chunks of a microbatch's tokens that layers take one after the other, and the neighbouring positions of each that
+  /// a rank has. Chunk i of microbatch m is then microbatch m * token_chunks + i of its step.
+  std::int64_t token_chunks = 1, chunk_positions = 1;
 
   /// Whether sums are deterministic.
   constexpr explicit operator bool() const { return features > 0; }

@@ -148,7 +148,8 @@ class token_leaves {
                std::int64_t rank, token_grain grain, std::string name);
 
   std::int64_t leaves() const { return chunks_ * samples_; }
-  /// The leaves of microbatch `index` of `count` in the step. Throws where its samples are no whole groups.
+  /// The leaves of microbatch `index` of `count` in the step, of one chunk of its tokens where the order has several
+  /// (`deterministic_leaves::token_chunks`). Throws where its samples are no whole groups.
   std::vector<leaf> of_microbatch(std::int64_t index, std::int64_t count) const;
   /// The leaves that `rank` has after all microbatches of a step.
   std::vector<leaf_range> of_step(std::int64_t rank) const;
@@ -164,6 +165,8 @@ class token_leaves {
     std::int64_t chunk, at;
   };
   std::vector<piece> pieces_of(std::int64_t offset, std::int64_t length) const;
+  /// Those of this rank in a chunk of its tokens, and where they begin there.
+  std::vector<piece> pieces_in_chunk(std::int64_t chunk) const;
   /// Throws where the rows have no leaves. Returns whether their second dim is a sequence.
   bool require_leaves() const;
   /// The sequence's part of a box of the rows: its tokens, and where they begin.
@@ -232,7 +235,8 @@ PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const
   if (!even(tokens, mesh, sizes))
     fail({name_, ": deterministic sums need ranks with equally many tokens, and a dim of ", describe(tokens),
           " does not divide by the ranks that shard it"});
-  const box here = local_box(tokens, mesh, sizes, rank);
+  if (order.token_chunks > 1) sizes_.set(tokens.dims[1].dim, sizes.of(tokens.dims[1].dim) * order.token_chunks);
+  const box here = local_box(tokens, mesh, sizes_, rank);
   const std::int64_t length = has_sequence_ ? here.global[1] : 1;
   if (has_sequence_) chunks_ = order.sequence * (grain == token_grain::fine ? order.features : 1);
   samples_ = order.samples;
@@ -280,7 +284,19 @@ PLAIT_INLINE std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64
   return all;
 }
 
+PLAIT_INLINE std::vector<token_leaves::piece> token_leaves::pieces_in_chunk(std::int64_t chunk) const {
+  const std::int64_t chunks = order_.token_chunks, length = order_.chunk_positions;
+  if (chunks == 1) return pieces_;
+  std::vector<piece> all;
+  for (const piece& p : pieces_)
+    if (p.at / length % chunks == chunk) all.push_back({p.chunk, p.at / (length * chunks) * length + p.at % length});
+  return all;
+}
+
 PLAIT_INLINE std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::int64_t index, std::int64_t count) const {
+  const std::vector<piece> pieces = pieces_in_chunk(index % order_.token_chunks);
+  const std::int64_t tokens = local_tokens_ / order_.token_chunks;
+  index /= order_.token_chunks, count /= order_.token_chunks;
   if (count != 1 && !(tokens_.dims[0].dim == dim_of<batch>))
     fail({name_, ": deterministic sums over ", count, " microbatches of a step have an order for rows of batch alone, ",
           "and these are of ", describe(tokens_), "; use one microbatch"});
@@ -291,11 +307,11 @@ PLAIT_INLINE std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::in
           " on a rank; legal are multiples of ", batch_ / local_batch_ * count, " that divide ", all});
   std::vector<leaf> leaves;
   const std::int64_t first = (first_batch_ * count + index * local_batch_) / group;
-  for (const piece& p : pieces_)
+  for (const piece& p : pieces)
     for (std::int64_t s = 0; s < local_batch_ / group; ++s) {
       leaf l{p.chunk * samples_ + first + s, {}};
       for (std::int64_t b = s * group; b < (s + 1) * group; ++b) {
-        const rows next{(b * local_tokens_ + p.at) * inner_, chunk_ * inner_};
+        const rows next{(b * tokens + p.at) * inner_, chunk_ * inner_};
         if (!l.parts.empty() && l.parts.back().first + l.parts.back().count == next.first)
           l.parts.back().count += next.count;
         else

@@ -70,10 +70,10 @@ class language_model {
   };
 
   /// `part` names the layers of this stage. `make_embedding()` is called in the first stage, `make_block(i)` for each
-  /// of its blocks, `make_head(table)` in the last one. For a head that is tied to the embedding, `table` is the
-  /// embedding's parameter; it is null where the first stage is on another rank, and then the head makes a copy with
-  /// that name (both with `tied_across_stages`). `first_stage` is the stage of this rank that has the embedding, if it
-  /// is not this one; `vocab` is the true size of the vocabulary.
+  /// of its blocks, `make_head(ctx, table)` in the last one. That context is the one of a chunk of `loss_chunks`. For a
+  /// head that is tied to the embedding, `table` is the embedding's parameter; it is null where the first stage is on
+  /// another rank, and then the head makes a copy with that name (both with `tied_across_stages`). `first_stage` is the
+  /// stage of this rank that has the embedding, if it is not this one; `vocab` is the true size of the vocabulary.
   template <class MakeEmbedding, class MakeBlock, class MakeHead>
   language_model(const context<device>& ctx, std::int64_t vocab, stage_layers part, language_model_options how,
                  const language_model* first_stage, MakeEmbedding&& make_embedding, MakeBlock&& make_block,
@@ -94,16 +94,11 @@ class language_model {
     const language_model* const owner = part.first ? this : first_stage;
     const table_ptr table = owner && owner->embedding_ ? owner->embedding_->weight() : table_ptr();
     table_ = table.get();
-    head_.emplace(make_head(table));
-    check_tie();
     chunks_ = {ctx, how_.loss_chunks, layout_v<typename Head::input>};
     chunk_context_ = std::make_shared<const context<device>>(chunks_.context_of_one(ctx));
+    head_.emplace(make_head(*chunk_context_, table));
+    check_tie();
     loss_.emplace(*chunk_context_, vocab, how_.loss);
-    if (chunks_.count() == 1) return;
-    if constexpr (requires { head_->resize(ctx); })
-      head_->resize(*chunk_context_);
-    else
-      fail("language model: loss_chunks is for heads that have resize(context); legal is 1");
   }
 
   const stage_layers& part() const { return part_; }
@@ -267,6 +262,7 @@ class language_model {
     microbatch<device> part(ctx);
     part.policy = mb.policy;
     part.deferred = mb.deferred;
+    part.count = mb.count * chunks_.count();
     loss_sum sum(mb.ctx);
     on.zero(sum.data(), sizeof(double), on.main_stream());
     tokens its_labels(ctx);
@@ -274,6 +270,7 @@ class language_model {
       head_pass own;
       head_pass& pass = seed && mb.deferred ? held->emplace_back() : own;
       pass.x = activation(ctx);
+      part.index = mb.index * chunks_.count() + i;
       typename Loss::saved of_loss;
       chunks_.take(on, i, x, pass.x);
       chunks_.take(on, i, labels, its_labels);

@@ -113,7 +113,9 @@ class llama_of : public llama_layers<Precision, S, Device, typename FeedForward:
                                                  .padding_row = config.pad_token});
             },
             [&](std::int64_t i) { return make_block(ctx, config, options, i); },
-            [&](const parameter_ptr<Precision, Device>& table) { return make_head(ctx, config, options, table); }),
+            [&](const context<Device>& of_head, const parameter_ptr<Precision, Device>& table) {
+              return make_head(of_head, config, options, table);
+            }),
         config_(config),
         options_(options) {}
 

@@ -19,19 +19,20 @@ class token_chunks {
  public:
   token_chunks() = default;
   /// `x` is the layout of the head's input [samples, positions, features]. Throws `error` where chunks do not divide a
-  /// rank's positions.
+  /// rank's positions, or would have parts of leaves of deterministic sums.
   template <compute_device Device>
   token_chunks(const context<Device>& ctx, std::int64_t chunks, const layout& x)
       : chunks_(chunks), dim_(x.dims[1].dim) {
     if (chunks == 1) return;
     if (!even(x.dims[1], ctx.ranks.shape(), ctx.sizes))
       fail({"language model: loss_chunks = ", chunks, " needs ranks with equally many positions; legal here is 1"});
-    const std::int64_t here = local_box(x, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local[1];
+    const box part = local_box(x, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    const std::int64_t here = part.local[1];
     if (chunks < 1 || here % chunks != 0)
       fail({"language model: loss_chunks = ", chunks, "; legal are those that divide the ", here,
             " positions of a sequence that each rank has"});
     piece_ = here / chunks;
-    require_any_order(ctx, "language model", cat({"loss_chunks = ", chunks, "; legal is 1"}));
+    if (sums_in_order(ctx)) require_whole_leaves(ctx, part.global[1]);
   }
 
   /// How many there are; 1: all tokens at once.
@@ -40,7 +41,9 @@ class token_chunks {
   template <compute_device Device>
   context<Device> context_of_one(const context<Device>& whole) const {
     context<Device> part = whole;
+    if (chunks_ == 1) return part;
     part.sizes.set(dim_, whole.sizes.of(dim_) / chunks_);
+    part.deterministic.token_chunks = chunks_, part.deterministic.chunk_positions = piece_;
     return part;
   }
   /// Copies chunk i of `all`, [samples, positions, any], to `part`.
@@ -59,6 +62,17 @@ class token_chunks {
   }
 
  private:
+  /// Throws where a chunk has a part of a leaf of deterministic sums over `length` positions.
+  template <compute_device Device>
+  void require_whole_leaves(const context<Device>& ctx, std::int64_t length) const {
+    const bool sequence = dim_ == dim_of<seq> || dim_ == dim_of<zseq>;
+    if (!sequence) require_any_order(ctx, "language model", cat({"loss_chunks = ", chunks_, "; legal is 1"}));
+    const std::int64_t leaves = ctx.deterministic.sequence;
+    if (leaves * piece_ % length != 0)
+      fail({"language model: loss_chunks = ", chunks_, " makes chunks of ", piece_, " positions on each rank, which ",
+            "are no whole leaves of deterministic_leaves::sequence = ", leaves, "; legal are multiples of ",
+            length / piece_, " there"});
+  }
   /// Positions that follow each other in a chunk and in the whole.
   template <class Part>
   std::int64_t pieces(const Part& part) const {

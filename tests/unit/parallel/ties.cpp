@@ -59,11 +59,11 @@ struct maker {
           return block(norm(ctx, 1e-5, name + ".norm"),
                        mlp(std::move(up), linear<double, specs::down>(ctx, name + ".down")));
         },
-        [&](const parameter_ptr<double, cpu>& table) {
+        [&](const context<cpu>& of_head, const parameter_ptr<double, cpu>& table) {
           output::options how{.shape = {classes, 8}, .init = {0, deviation}};
           if (uses_table) how.tied = table;
           how.tied_across_stages = head_tied;
-          output head(ctx, head_name, how);
+          output head(of_head, head_name, how);
           if (frozen_head) head.visit([](auto& p) { p.freeze(); });
           return head;
         });
