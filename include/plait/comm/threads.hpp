@@ -497,7 +497,6 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
     p.starts = starts;
   };
   signature s{.kind = c.kind, .count = c.ragged ? 0 : c.count, .type = c.type, .ragged = c.ragged};
-  s.on_device = engine_ != nullptr;
   if (c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) s.op = c.op;
   if (c.kind == collective::broadcast) s.root = c.peer;
   const int side = side_of(c);
@@ -510,6 +509,7 @@ PLAIT_INLINE operation* member::post(const call& c, bool starts) {
 PLAIT_INLINE member::joined member::join(signature s, std::uint64_t bytes, function_ref<void(part&)> fill) {
   operation* op;
   bool last;
+  s.on_device = engine_ != nullptr && !s.is_split;
   {
     const std::lock_guard lock(run_->mutex());
     if (run_->failed()) stop(plait::detail::operation_text(text(s), sequence_, group_->label));
@@ -529,6 +529,7 @@ PLAIT_INLINE member::joined member::join(signature s, std::uint64_t bytes, funct
 }
 
 PLAIT_INLINE member::joined member::join_message(int side, int peer, signature s, function_ref<void(part&)> fill) {
+  s.on_device = engine_ != nullptr;
   const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
   const char* const name = side == 0 ? "send" : "receive";
   operation* op = nullptr;

@@ -66,7 +66,7 @@ TEST_CASE("memory that was offloaded is used again behind its copy alone, and co
     {
       buffer<cuda> other(device, bytes);
       CHECK(other.data() == place);
-      detail::cuda_check(cudaMemsetAsync(other.data(), 'x', bytes, device.main_stream().handle()), "filling");
+      plait::detail::cuda_check(cudaMemsetAsync(other.data(), 'x', bytes, device.main_stream().handle()), "filling");
     }
     unit.reload(visit);
     CHECK(kept.data() == place);

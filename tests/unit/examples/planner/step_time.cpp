@@ -199,8 +199,7 @@ TEST_CASE("a pipeline's passes are those of all its ranks, each with layers of i
       const pp::stage_times times(h, job, l);
       double sum = 0, busiest = 0;
       for (std::int64_t r = 0; r < l.pp; ++r) {
-        const std::int64_t mine = pp::layers_of_rank(l, {layers, l.stages()}, r);
-        const pp::part_time here = times.of(mine, r == 0, r == pp::last_rank(l));
+        const pp::part_time here = times.of(pp::blocks_of_rank(l, job.model, r), r == 0, r == pp::last_rank(l));
         const double parameters = pp::rank_parameters(job, l, r) + pp::rank_experts(job, l, r);
         const double all =
             here.forward.sum() + here.backward() + pp::detail::accumulation_seconds(h, job, l, parameters);
