@@ -573,6 +573,9 @@ void add_ranks(option_list& list, options& opt) {
 void add_model(option_list& list, options& opt) {
   list.group("Model");
   list.add("--model", opt.model, "a Hugging Face config.json, or a preset: " + plait::llama_preset_names());
+  list.add("--attention-mask", opt.attention_mask,
+           "which tokens a token sees: model (as config.json has it), causal (itself and all before) or window:N "
+           "(itself and N - 1 before)");
   list.path("--init-from", opt.init_from, "a folder",
             "the weights to begin from: a model directory of Hugging Face, or a saved step or the "
             "newest in a folder of them, whatever layout saved it; all have the model's shape, too, but steps of "

@@ -59,6 +59,7 @@ struct options {
   std::string weights_order = "hugging-face", export_order = "hugging-face";
   std::int64_t lora = 0;   ///< rank of the adapters of all linears of the blocks; 0: none
   double lora_alpha = -1;  ///< the adapters' product counts by alpha / rank; -1, until it is parsed: twice the rank
+  std::string attention_mask = "model";
   std::string strategy = "sp";
   std::string data_parallel = "replicated";
   std::string shard = "even";

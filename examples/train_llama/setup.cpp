@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -235,6 +236,25 @@ void read_first_step(const options& opt, opened_model& m) {
                "or of an older program; give it by --model"});
 }
 
+/// Sets the model's mask as --attention-mask has it. A saved step has the mask in its config.json.
+void set_attention_mask(const options& opt, plait::llama_config& c) {
+  const std::string_view mask = opt.attention_mask, window = "window:";
+  if (mask == "model") return;
+  std::int64_t width = 0;
+  if (mask.starts_with(window)) {
+    const auto [end, problem] = std::from_chars(mask.data() + window.size(), mask.data() + mask.size(), width);
+    if (problem != std::errc{} || end != mask.data() + mask.size() || width < 1) width = -1;
+  }
+  if (width < 0 || (width == 0 && mask != "causal"))
+    reject("--attention-mask '{}' is unknown; legal are model, causal and window:N with N tokens from 1", mask);
+  c.sliding_window = width;
+  try {
+    static_cast<void>(plait::llama_config_text(c));
+  } catch (const plait::error& e) {
+    plait::fail({"--attention-mask ", mask, ": ", e.what()});
+  }
+}
+
 }  // namespace
 
 opened_model open_model(const options& opt) {
@@ -266,6 +286,7 @@ opened_model open_model(const options& opt) {
              opt.init_from);
     read_first_step(opt, m);
   }
+  set_attention_mask(opt, m.config);
   return m;
 }
 

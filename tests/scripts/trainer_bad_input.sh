@@ -341,6 +341,10 @@ refused "--seq is 7, and 8 ranks of cp and tp share a sequence, each with a toke
 refused "--seq is 34, which is not divisible by the ranks that share a sequence, as --loss-chunks needs it, = 4; the nearest that are: 32 and 36" --mesh cp=4 --seq 34 --loss-chunks 2
 refused "--seq is 35, which is not divisible by the ranks that share a sequence, as --tensor-overlap needs it, = 2; the nearest that are: 34 and 36" --mesh tp=2 --seq 35 --tensor-overlap 2
 refused "ulysses shares out the heads of a rank over cp = 8" --mesh cp=8 --attention ulysses
+for mask in full window: window:0 window:3x; do
+  refused "--attention-mask '$mask' is unknown; legal are model, causal and window:N with N tokens from 1" --attention-mask $mask
+done
+refused "--attention-mask window:4: config.json: .*it would be dots1, which does not have sliding_window" --model tiny-dots1 --attention-mask window:4
 refused "--attention 'fast' is unknown; legal are ring" --attention fast
 refused '--attention ring:zigzag says how ranks along cp share a sequence, and --mesh dp=2 has one; leave it out' --mesh dp=2 --attention ring:zigzag
 refused "--attention ring:contiguous is built for .* --strategy sp alone; legal here is ring:zigzag" --mesh cp=2 --attention ring:contiguous --strategy tp

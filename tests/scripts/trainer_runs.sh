@@ -66,6 +66,10 @@ logs check f1.jsonl 5 falls
 against f1 1e-5 f_sp --sample 0 --mesh dp=2,tp=2
 against f1 1e-5 f_sp_sharded --sample 0 --mesh dp=2,tp=2 --data-parallel zero1 --recompute full
 against f1 1e-5 f_tp --sample 0 --mesh dp=2,tp=2 --strategy tp
+against f1 1e-5 f_uneven --sample 0 --mesh cp=3,tp=2 --data-parallel zero2  # ranks that divide no sequence
+train w1 --sample 0 --attention-mask window:5
+[ "$(logs get w1.jsonl weights_hash)" != "$(logs get f1.jsonl weights_hash)" ] || fail "--attention-mask hides nothing"
+against w1 1e-5 w_cp --sample 0 --attention-mask window:5 --mesh dp=2,cp=2
 against f1 1e-5 f_tp_sharded --sample 0 --mesh dp=2,tp=4 --strategy tp --data-parallel zero3 --reshard-after-forward off \
   --recompute selective
 # Chunks of what linears send change no byte of what is sent, and no bit of the weights where oneDNN's products of fewer
