@@ -44,12 +44,14 @@ inline schedule some_schedule(int i, int ranks, int microbatches, int layers) {
 
 inline constexpr chosen_policy choices[] = {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses};
 
-inline scenario four_axes_scenario() {
+/// In double, few meshes divide the sequence and no mesh the inner width; rounding of float grows too fast there.
+template <class T = double>
+scenario four_axes_scenario() {
   scenario s{small_config(16, 4)};
   s.config.hidden = 16, s.config.ffn = 32, s.config.vocab = 29;
   s.config.layers = 17;
-  s.config.ffn = 97;
-  s.batch = 16, s.microbatches = 1, s.seq = 37;
+  s.batch = 16, s.microbatches = 1, s.seq = 32;
+  if (sizeof(T) == 8) s.config.ffn = 97, s.seq = 37;
   s.steps = 5;
   return s;
 }
@@ -61,7 +63,7 @@ int check_four_axes(std::initializer_list<std::int64_t> sizes) {
   int turn = 0;
   for (const std::int64_t ranks : sizes)
     for (const pipeline_mesh& m : factorisations(ranks)) {
-      scenario s = four_axes_scenario();
+      scenario s = four_axes_scenario<T>();
       // AdamW divides a gradient by its own size, so that what is rounded in small ones grows from step to step.
       if (sizeof(T) == 4) s.steps = 2;
       // An odd number of layers, more than there are stages of two chunks a rank, or at least one more than ranks.

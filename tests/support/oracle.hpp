@@ -133,7 +133,7 @@ class oracle {
       layout whole;
       for (dim_id dim : op.operands[i]) whole.dims.push_back({dim, {}});
       alone_.operands.push_back(whole);
-      choices_.push_back(layouts_that_divide(op.operands[i], w));
+      choices_.push_back(layouts_that_fit(op.operands[i], w));
       spread_.emplace_back();
       for (const layout& a : choices_.back()) spread_.back().push_back(spread(truth_.back(), a, w, random_));
     }
@@ -142,7 +142,7 @@ class oracle {
     y_ = (*op.forward(alone_, whole))[0];
     dy_ = random_array(op.out, w.sizes, random_);
     gradients_ = op.backward(alone_, whole, {dy_});
-    results_ = layouts_that_divide(op.out, w);
+    results_ = layouts_that_fit(op.out, w);
     for (const layout& a : results_) dy_spread_.push_back(spread(dy_, dual(a), w, random_));
   }
 

@@ -105,7 +105,7 @@ template <class T>
 class policy_sweep {
  public:
   void run(const policy_settings& k, const pipeline_mesh& m) {
-    scenario s = four_axes_scenario();
+    scenario s = four_axes_scenario<T>();
     s.config.layers = m.pp + 1;
     s.steps = 2;
     s.microbatches = k.microbatches;

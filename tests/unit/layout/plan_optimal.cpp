@@ -45,7 +45,9 @@ axis_list moved_axes(const layout& a, const layout& b, const mesh_shape& mesh) {
 /// two are neighbours if one collective or local step turns one into the other.
 class brute_force {
  public:
-  brute_force(const std::vector<dim_id>& dims, const world& w) : w_(w), layouts_(layouts_that_divide(dims, w)) {
+  /// Of layouts that cut every dim evenly: the planner does not count the padding of messages.
+  brute_force(const std::vector<dim_id>& dims, const world& w) : w_(w), layouts_(layouts_that_fit(dims, w)) {
+    std::erase_if(layouts_, [&](const layout& a) { return !even(a, w.mesh, w.sizes); });
     for (const layout& a : layouts_) {
       step_.emplace_back();
       for (const layout& b : layouts_) step_.back().push_back(one_step(a, b));
