@@ -727,10 +727,11 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                            std::int64_t columns, Out* out, A beta) const {
     const std::int64_t f = width_, h = hidden_;
     for (const auto& [of, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
-      const T *const from = dgate_up + column + first, *const weight = of->used_value() + first * h;
+      const T* const weight = of->used_value() + first * h;
+      const std::int64_t from = column + first;  // of a row; a rank without rows has no memory for them
       multiply_groups(on, begin, column == 0 ? beta : A(1), [&](std::int64_t e, std::int64_t at, std::int64_t n) {
         const gemm_problem p{false, false, n, h, columns, 2 * f, h, h};
-        return gemm_group<T, Out>{p, from + at * 2 * f, weight + e * f * h, out + at * h};
+        return gemm_group<T, Out>{p, dgate_up + at * 2 * f + from, weight + e * f * h, out + at * h};
       });
     }
   }
@@ -741,9 +742,10 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
       if (!p->trainable()) continue;
       gradient_of<Precision>* const sum = p->used_gradient(on);
-      const T* const from = dgate_up + column;
+      const std::int64_t from = column;
       multiply_groups(on, begin, 1.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-        return group_of_sum{{true, false, f, h, n, 2 * f, h, h}, from + at * 2 * f, in + at * h, sum + e * f * h};
+        return group_of_sum{
+            {true, false, f, h, n, 2 * f, h, h}, dgate_up + at * 2 * f + from, in + at * h, sum + e * f * h};
       });
     }
     if (!down_->trainable()) return;

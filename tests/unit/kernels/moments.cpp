@@ -37,12 +37,12 @@ double mean_of(Round&& round) {
 
 /// One tensor of floats whose moments are kept as S.
 template <class S>
-struct tensor {
+struct kept_tensor {
   std::vector<float> master;
   std::vector<bf16> weight;
   std::vector<S> m, v;
   std::vector<std::uint8_t> m_scales, v_scales;
-  explicit tensor(const std::vector<float>& start)
+  explicit kept_tensor(const std::vector<float>& start)
       : master(start),
         weight(start.size()),
         m(start.size()),
@@ -85,10 +85,10 @@ kernels::adamw_settings some_settings() { return {0.9, 0.95, 1e-8}; }
 
 /// Steps with gradients of sizes from 1 down to 1/100 in each block; the parts end at `cuts`.
 template <class S>
-tensor<S> trained(std::size_t n, const std::vector<std::size_t>& cuts, std::int64_t begin, std::int64_t steps,
-                  std::uint64_t seed = 5) {
+kept_tensor<S> trained(std::size_t n, const std::vector<std::size_t>& cuts, std::int64_t begin, std::int64_t steps,
+                       std::uint64_t seed = 5) {
   cpu device;
-  tensor<S> t(random_values<float>(static_cast<int64_t>(n), 3));
+  kept_tensor<S> t(random_values<float>(static_cast<int64_t>(n), 3));
   const kernels::adamw_settings s = some_settings();
   for (std::int64_t step = 1; step <= steps; ++step) {
     std::vector<float> g = random_values<float>(static_cast<int64_t>(n), static_cast<unsigned>(step + 10));
@@ -189,7 +189,7 @@ TEST_CASE_TEMPLATE("adamw with rounded moments is near the one with floats", S, 
   std::vector<float> m, v;
   CHECK(trained<S>(n, {n}, 0, 1).master == trained_in_full(n, 1, m, v));  // the first step rounds only what it leaves
   const auto exact = trained_in_full(n, 20, m, v);
-  const tensor<S> t = trained<S>(n, {n}, 0, 20);
+  const kept_tensor<S> t = trained<S>(n, {n}, 0, 20);
   double m_error = 0, v_error = 0, moved = 0, error = 0;
   const auto start = random_values<float>(n, 3);
   for (std::size_t i = 0; i < n; ++i) {
@@ -210,8 +210,8 @@ TEST_CASE_TEMPLATE("adamw with rounded moments is near the one with floats", S, 
 TEST_CASE_TEMPLATE("pieces that end with blocks give the bits of the whole", S, bf16, std::uint8_t) {
   for (const std::int64_t begin : {0, 100}) {
     const auto at = [&](std::size_t blocks) { return 256 * blocks - static_cast<std::size_t>(begin); };
-    const tensor<S> whole = trained<S>(1000, {1000}, begin, 3),
-                    pieces = trained<S>(1000, {at(1), at(3), 1000}, begin, 3);
+    const kept_tensor<S> whole = trained<S>(1000, {1000}, begin, 3),
+                         pieces = trained<S>(1000, {at(1), at(3), 1000}, begin, 3);
     const auto bits = [](const std::vector<S>& x) {
       const auto* const p = reinterpret_cast<const unsigned char*>(x.data());
       return std::vector<unsigned char>(p, p + x.size() * sizeof(S));
@@ -221,7 +221,7 @@ TEST_CASE_TEMPLATE("pieces that end with blocks give the bits of the whole", S, 
     CHECK(bits(whole.v) == bits(pieces.v));
     CHECK(whole.m_scales == pieces.m_scales);
     CHECK(whole.v_scales == pieces.v_scales);
-    const tensor<S> other = trained<S>(1000, {1000}, begin, 3, 6);
+    const kept_tensor<S> other = trained<S>(1000, {1000}, begin, 3, 6);
     CHECK(bits(whole.m) != bits(other.m));  // another seed
   }
 }
@@ -263,7 +263,7 @@ TEST_CASE_TEMPLATE("moments forget at 0.999 as they should", S, bf16, std::uint8
   cpu device;
   constexpr std::size_t n = 4096;
   const kernels::adamw_settings s{0.9, 0.999, 1e-8};
-  tensor<S> t(std::vector<float>(n, 1.0f));
+  kept_tensor<S> t(std::vector<float>(n, 1.0f));
   std::vector<float> g(n, 1.0f);
   for (std::int64_t step = 1; step <= 301; ++step) {
     auto scalars = kernels::adamw_scalars_of(s, 0.0, step, 1.0, 9);
