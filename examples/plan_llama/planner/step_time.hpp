@@ -49,7 +49,7 @@ struct stage_times {
     if (job.model.dense_layers > 0) first_block = block_time(h, job.of_first_blocks(), l);
   }
 
-  /// The passes of so many blocks, with what else the stage has.
+  /// The passes of these blocks, and of what else the stage has.
   part_time of(const block_counts& blocks, bool first, bool last) const {
     part_time out;
     const auto add = [&](double times, const part_time& part) {
