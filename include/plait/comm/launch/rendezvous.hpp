@@ -236,8 +236,8 @@ inline constexpr const char* free_port_hint =
     "choose a free port by PLAIT_PORT, the same for all ranks (MASTER_PORT is torch.distributed's own where that has "
     "made a process group by env://)";
 
-/// Returns the first socket of an address of `host` for which `open(socket, address)` returns 0, or an empty one and
-/// the reason in `problem`: of the name, or the system's error that `open` returns.
+/// Returns the first socket of an address of `host` for which `open(socket, address)` returns 0. Otherwise it is empty,
+/// and `problem` has the reason: that of the name, or the system's error that `open` returns.
 template <class Open>
 tcp_socket first_socket(const std::string& host, int port, int flags, std::string& problem, const Open& open) {
   addrinfo wanted{}, *first = nullptr;
