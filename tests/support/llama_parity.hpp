@@ -259,7 +259,10 @@ void check_powers_of_two(scenario s) {
 template <class T, strategy S>
 void check_odd(scenario s) {
   s.config.heads = 18, s.config.kv_heads = 6, s.config.ffn = 97, s.batch = 13, s.seq = 14;
-  if (sizeof(T) == 4) s.steps = 2;  // AdamW makes rounding grow from step to step
+  if (sizeof(T) == 4) {  // AdamW divides small gradients by themselves, so that their rounding becomes a whole step
+    s.steps = 2;
+    s.optimizer = adamw_options{.epsilon = 1e-3};
+  }
   const rank_outcome one = train_one<T, S>(s);
   CHECK(one.steps.back().loss < one.steps.front().loss);
   using mesh_of = std::pair<std::int64_t, std::int64_t>;

@@ -139,7 +139,7 @@ TEST_CASE("a step that is there, a directory in use, and a rank that never write
   gated.only("w00001");
   on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 2);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.5}, gated);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 3}, gated);
     saver.save(ctx, 2, {.tensors = mine.held()});
     const auto ended = saver.wait(ctx.device);
     gated.open_gate();
@@ -212,7 +212,7 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
     files.only(stuck);
     on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
       own_tensors mine(ctx, 1);
-      checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.5}, files);
+      checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 3}, files);
       saver.save(ctx, 1, {.tensors = mine.held()});
       saver.save(ctx, 2, {.tensors = mine.held()});
       // Returns although the gate is shut, and what it has waited for is told all the same.
