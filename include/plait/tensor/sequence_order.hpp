@@ -209,7 +209,7 @@ PLAIT_INLINE std::int64_t visible_pairs(const std::vector<token_run>& queries, c
 
 PLAIT_INLINE std::vector<std::int64_t> attention_work(const sequence_order& order, std::int64_t ranks,
                                                       const kernels::attention_mask& mask) {
-  const std::vector<token_run> keys = order.runs(0, order.length());
+  const std::vector<token_run> keys{{0, 0, order.length()}};  // what is seen does not depend on where keys are stored
   std::vector<std::int64_t> work;
   for (std::int64_t r = 0; r < ranks; ++r) {
     const std::int64_t begin = part_begin(order.length(), ranks, r), end = part_begin(order.length(), ranks, r + 1);

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
+#include "plait/device/counting.hpp"
+#include "plait/kernels/counting.hpp"
 #include "plait/nn/attention/all_gather_kv.hpp"
 #include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/attention/ring.hpp"
@@ -83,6 +85,61 @@ TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the m
     CHECK(static_cast<double>(*std::max_element(zig.begin(), zig.end())) <= 1.01 * mean);
     CHECK(static_cast<double>(*std::max_element(text.begin(), text.end())) >= 1.4 * mean);
   }
+}
+
+namespace {
+
+/// The pairs of a query and a key that rank `r` multiplies, by what attention counts on it.
+template <class Policy>
+std::int64_t counted_pairs(const sequence_order& order, std::int64_t ranks, std::int64_t r,
+                           const kernels::attention_mask& mask) {
+  world w = world::counting(plait::mesh<axis<cp>>(ranks).shape(), r);
+  counting_device device;
+  const context<counting_device> ctx{device, w, {}, 1};
+  const kernels::attention_shape shape{.batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 1, .scale = 1, .mask = mask};
+  context_attention<float, Policy, counting_device> attention(ctx, shape, order);
+  attention.forward(ctx, {}, nullptr, nullptr);
+  return static_cast<std::int64_t>(device.operations()) / 4;
+}
+
+}  // namespace
+
+TEST_CASE("each rank has the work that is predicted, and zigzag order gives the busiest no more, but for two masks") {
+  using masks = kernels::attention_mask;
+  const auto busiest = [](const std::vector<std::int64_t>& work) {
+    return *std::max_element(work.begin(), work.end());
+  };
+  for (const std::int64_t ranks : {2, 3, 4, 8})
+    for (const masks& mask :
+         {masks::causal(), masks::full(), masks::window(9), masks::window(60), masks::window(100), masks::prefix_lm(30),
+          masks::local(masks::all, 9), masks::local(20, masks::all), masks::local(7, 12), masks::local(20, 20)}) {
+      INFO(ranks << " ranks, " << kernels::describe(mask));
+      const sequence_order text = sequence_order::original(128), zig = sequence_order::zigzag(128, ranks);
+      for (const sequence_order& order : {text, zig}) {
+        const std::vector<std::int64_t> work = attention_work(order, ranks, mask);
+        for (std::int64_t r = 0; r < ranks; ++r) {
+          const std::int64_t pairs = work[static_cast<std::size_t>(r)];
+          CHECK(counted_pairs<ring<cp>>(order, ranks, r, mask) == pairs);
+          CHECK(counted_pairs<all_gather_kv<cp>>(order, ranks, r, mask) == pairs);
+        }
+      }
+      const std::int64_t in_text = busiest(attention_work(text, ranks, mask));
+      const bool two_sided = mask.before != mask.all && mask.after > 0 && mask.after != mask.all;
+      CHECK((busiest(attention_work(zig, ranks, mask)) <= in_text || two_sided));
+      if (mask.sees_all()) CHECK(busiest(attention_work(zig, ranks, mask)) == in_text);
+    }
+}
+
+TEST_CASE("zigzag order is refused where the busiest rank has over an eighth more work") {
+  const kernels::attention_mask wide = kernels::attention_mask::local(50, 50);
+  const std::string text = refusal([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 2), 2, 0, wide); });
+  CHECK(
+      text ==
+      "attention: under the mask local 50 before and 50 after, zigzag order gives the busiest of 2 ranks 6122 pairs of "
+      "a query and a key in each sequence, and the order of the text 5189; use that order (plait::contiguous)");
+  CHECK(refusal([&] { counted_pairs<all_gather_kv<cp>>(sequence_order::zigzag(128, 2), 2, 0, wide); }) == text);
+  CHECK(refusal([&] { counted_pairs<ring<cp>>(sequence_order::original(128), 2, 0, wide); }).empty());
+  CHECK(refusal([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 4), 4, 0, wide); }).empty());
 }
 
 TEST_CASE("a block travels as far as somebody sees it, and no message lacks its other end") {

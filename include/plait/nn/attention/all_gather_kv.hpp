@@ -85,6 +85,7 @@ class all_gather_kv_attention {
   all_gather_kv_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size()) {
     require_fitting_mask(part);
+    require_even_work(part);
     part_.shape = part.shape.checked();
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);

@@ -168,6 +168,28 @@ PLAIT_INLINE void require_whole_chunks(const attention_part& part) {
               "; legal are more chunks, so that each run is whole ones"});
 }
 #endif
+/// Throws where zigzag order gives the busiest rank over an eighth more work than the order of the text does. The work
+/// of one token more is not counted. Only masks that hide both what is far before and what is far behind a token are
+/// refused so (`attention_work`).
+void require_even_work(const attention_part& part);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void require_even_work(const attention_part& part) {
+  const kernels::attention_mask& mask = part.shape.mask;
+  const auto ranks = static_cast<std::int64_t>(part.blocks.size());
+  const bool zigzag = std::any_of(part.blocks.begin(), part.blocks.end(), [](const auto& b) { return b.size() > 1; });
+  if (!zigzag || mask.before == mask.all || mask.after == 0 || mask.after == mask.all) return;
+  std::int64_t length = 0, busiest = 0;
+  for (const auto& block : part.blocks) length += tokens_of(block);
+  for (const auto& block : part.blocks) busiest = std::max(busiest, visible_pairs(block, {{0, 0, length}}, mask));
+  const std::vector<std::int64_t> of_text = attention_work(sequence_order::original(length), ranks, mask);
+  const std::int64_t least = *std::max_element(of_text.begin(), of_text.end());
+  const std::int64_t of_a_token = std::min(length, mask.before + mask.after + 1);
+  if (8 * (busiest - of_a_token) <= 9 * least) return;
+  fail({part.name, ": under the mask ", kernels::describe(mask), ", zigzag order gives the busiest of ", ranks,
+        " ranks ", busiest, " pairs of a query and a key in each sequence, and the order of the text ", least,
+        "; use that order (plait::contiguous)"});
+}
+#endif
 /// Throws for packed documents under a mask that is not causal: starts do not say where a document ends.
 void require_fitting_mask(const attention_part& part);
 #ifndef PLAIT_COMPILED

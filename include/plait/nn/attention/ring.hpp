@@ -80,6 +80,7 @@ class ring_attention {
   ring_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.mask) {
     require_fitting_mask(part);
+    require_even_work(part);
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);
     else
