@@ -307,7 +307,7 @@ class base_weights {
   template <class F>
   void visit(F&& f) {
     model_.visit([&](auto& p) {
-      if (!is_of_adapter(p.name())) f(p);
+      if (!plait::is_of_adapter(p.name())) f(p);
     });
   }
   auto& executor() { return model_.executor(); }
@@ -328,7 +328,8 @@ class saved_states {
   /// Loads the weights of the step that --init-from names, and nothing else. Adapters may be in it, or may not.
   void load_first_step() {
     try {
-      plait::load_weights_of_step(ctx_, ranks_, model_, s_.first_step, {.may_miss = is_of_adapter, .in_place = true});
+      plait::load_weights_of_step(ctx_, ranks_, model_, s_.first_step,
+                                  {.may_miss = plait::is_of_adapter, .in_place = true});
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--init-from: ", e.what()}));
     }
@@ -534,7 +535,7 @@ class llama_run final : public model_run {
         since_(world_.stage().ledger()) {
     world_.stage().checks().set(s.opt.compared);
     model_.visit([&](auto& p) {
-      if (!s.begins_from_weights() || is_of_adapter(p.name())) p.initialize(ctx_);
+      if (!s.begins_from_weights() || plait::is_of_adapter(p.name())) p.initialize(ctx_);
     });
     base_weights base(model_);
     if (s.weights) plait::load_weights(ctx_, base, s.weights->entries, s.weights->source());

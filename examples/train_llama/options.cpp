@@ -337,9 +337,6 @@ void check_lora(const options& opt) {
   if (adapts) in_range("--lora-alpha", opt.lora_alpha, 1e-6, 1e6);
   check_rules(
       opt, {{!adapts && opt.given("--lora-alpha"), "--lora-alpha is for --lora, which gives the rank of the adapters"},
-            {adapts && !opt.export_hf.empty(),
-             "--export-hf writes the weights of a model, and nothing merges the adapters of --lora {--lora} "
-             "into them; leave out one of the two"},
             {adapts && opt.init_from.empty() && !resumes && !opt.dry_run,
              "--lora {--lora} trains adapters alone, and random weights would stay random; name weights by "
              "--init-from, or a step that has adapters by --resume"}});

@@ -160,9 +160,6 @@ inline std::string precision_text(const options& opt) {
   return opt.precision + (has_bf16_gradients(opt) ? ", gradients in bf16" : "");
 }
 
-/// Whether a parameter of this name belongs to an adapter.
-inline bool is_of_adapter(std::string_view name) { return name.find(".lora_") != name.npos; }
-
 /// What all ranks share: the options, and what they name.
 struct setup {
   options opt;

@@ -26,6 +26,7 @@
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_config_json.hpp"
+#include "plait/nn/parameter/info.hpp"
 #include "plait/schedule/parse.hpp"
 #include "plan.hpp"
 #include "run.hpp"
@@ -268,10 +269,10 @@ found_step fitting_step(const std::string& path, const run_plan& plan, bool weig
   std::vector<plait::safetensors_declaration> wanted;
   const auto has_adapters = [&] {
     return std::any_of(out.saved.tensors.begin(), out.saved.tensors.end(),
-                       [](const plait::stored_tensor& t) { return is_of_adapter(t.name); });
+                       [](const plait::stored_tensor& t) { return plait::is_of_adapter(t.name); });
   };
   for (const plait::safetensors_declaration& t : plan.state)
-    if (!weights_only || (!plait::is_of_optimizer(t.name) && (!is_of_adapter(t.name) || has_adapters())))
+    if (!weights_only || (!plait::is_of_optimizer(t.name) && (!plait::is_of_adapter(t.name) || has_adapters())))
       wanted.push_back(t);
   static_cast<void>(plait::tensors_of_step(out.saved, wanted, "'" + out.path + "'", weights_only));
   return out;

@@ -217,7 +217,6 @@ refused '--lora is -1; at least 0' --lora -1
 refused '--lora-alpha is for --lora, which gives the rank of the adapters' --lora-alpha 16
 refused '--lora-alpha is 0; legal is at least 1e-06' --lora 4 --lora-alpha 0
 refused '--lora 4 trains adapters alone, and random weights would stay random; name weights by --init-from' --lora 4
-refused '--export-hf writes the weights of a model, and nothing merges the adapters of --lora 4 into them' --lora 4 --export-hf hf
 refused '--deterministic has one order of sums, which --lora 4 has not; legal is 0' --lora 4 --deterministic 8
 refused '--plan auto: --lora 4 is not priced; leave it out' --lora 4 --dry-run --plan auto --cluster cpu:8 --global-batch 16
 refused '--temperature is -1' --temperature -1

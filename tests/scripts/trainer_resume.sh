@@ -415,6 +415,20 @@ train adapters_again --steps 1 --sample 0 --init-from adapters --lora 4
 [ "$(first_loss adapters_again)" != "$(first_loss not_adapted)" ] || fail "--init-from loses adapters"
 evaluated() { "$trainer" evaluate "$1" --data "$text" --held-out 0.001 | grep '^held-out loss' || fail "evaluate $1"; }
 [ "$(evaluated adapters)" != "$(evaluated constant)" ] || fail "evaluate leaves out adapters: $(evaluated adapters)"
+# A model directory has the adapters merged into its weights, and equal bytes whatever mesh exports it.
+for mesh in tp=1 pp=2,tp=2 "dp=2,pp=2 --data-parallel zero3"; do
+  # shellcheck disable=SC2086  # a list of options
+  timeout 60 "$trainer" --init-from adapters --lora 4 --steps 0 --sample 0 --seq 32 --mesh $mesh --export-hf "merged_${mesh%% *}" \
+    >merged.out 2>&1 || fail "--export-hf of adapters on $mesh: $(cat merged.out)"
+  cmp merged_tp=1/model.safetensors "merged_${mesh%% *}/model.safetensors" || fail "$mesh merges adapters otherwise"
+done
+timeout 60 "$trainer" --init-from merged_tp=1 --data "$text" --seq 32 --global-batch 8 --steps 1 --sample 0 \
+  --log on_merged.jsonl >merged.out 2>&1 || fail "--init-from what was merged: $(cat merged.out)"
+python3 - "$(first_loss on_merged)" "$(first_loss adapters_again)" <<'PY' || fail "the merged weights are another model"
+import sys
+merged, adapted = map(float, sys.argv[1:])
+assert abs(merged - adapted) < 1e-5 * adapted, (merged, adapted)
+PY
 refused "--resume: 'adapters/step-00000006' has adapters of rank 4, and --lora is 2; legal is --lora 4" --resume adapters --lora 2
 refused "--resume: 'adapters/step-00000006' has adapters of rank 4, and --lora is 0; legal is --lora 4" --resume adapters
 refused "--resume: 'constant/step-00000003' has no adapters, and --lora is 4; --init-from begins adapters of its weights" \

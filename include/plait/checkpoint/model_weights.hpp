@@ -23,10 +23,12 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/checkpoint/weight_files.hpp"
+#include "plait/comm/host_values.hpp"
 #include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
+#include "plait/core/types.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/layout/layout.hpp"
@@ -241,6 +243,73 @@ bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   return p.counts();
 }
 
+/// Calls f(begin in the whole tensor, values, count) for each run of master values that this rank writes. The values
+/// are a copy, which f may change.
+template <class Precision, compute_device Device, class F>
+void each_written_run(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
+  const storage_slice own = p.slice();
+  if (own.size() == 0 || !writes(ctx, p)) return;
+  std::vector<master_of<Precision>> values(static_cast<std::size_t>(own.size()));
+  ctx.device.download(values.data(), p.value(), values.size() * sizeof(values[0]), ctx.device.main_stream());
+  each_run_of(p.part(), own, elements_of_shape(p.info().shape),
+              [&](std::int64_t to, std::int64_t from, std::int64_t count) {
+                f(to, values.data() + (from - own.begin), count);
+              });
+}
+
+/// The matrices of a low-rank adapter, A [rank, in] and B [out, rank], both whole.
+template <class Master>
+struct whole_adapter {
+  std::vector<Master> a, b;
+  std::int64_t rank = 0;
+  double scale = 0;
+
+  /// Adds scale * B A to `count` elements of the weight [out, in], of which the first is element `begin`. The product
+  /// is rounded to the weight's type before the sum is, as peft's merge_and_unload does.
+  void add_to(std::int64_t begin, Master* values, std::int64_t count) const {
+    using number = arithmetic<Master>;
+    const std::int64_t columns = static_cast<std::int64_t>(a.size()) / rank;
+    std::vector<number> product;
+    for (std::int64_t at = begin, n = 0; at < begin + count; at += n, values += n) {
+      const std::int64_t row = at / columns, column = at % columns;
+      n = std::min(begin + count - at, columns - column);
+      product.assign(static_cast<std::size_t>(n), 0);
+      for (std::int64_t r = 0; r < rank; ++r) {
+        const number factor = widened(b[static_cast<std::size_t>(row * rank + r)]);
+        const Master* const from = a.data() + r * columns + column;
+        for (std::int64_t i = 0; i < n; ++i) product[static_cast<std::size_t>(i)] += factor * widened(from[i]);
+      }
+      for (std::int64_t i = 0; i < n; ++i) {
+        const auto added = converted<Master>(product[static_cast<std::size_t>(i)] * static_cast<number>(scale));
+        values[i] = converted<Master>(widened(values[i]) + widened(added));
+      }
+    }
+  }
+};
+
+/// Adapters by the names of their weights.
+template <class Precision>
+using whole_adapters = std::map<std::string, whole_adapter<master_of<Precision>>>;
+
+/// Returns the adapters of this rank's stages, whole. Collective over the context's mesh.
+template <compute_device Device, class Model>
+whole_adapters<typename Model::precision_type> gather_adapters(const context<Device>& ctx, Model& model) {
+  whole_adapters<typename Model::precision_type> all;
+  model.visit([&](const auto& p) {
+    if (!is_of_adapter(p.name())) return;
+    auto& of = all[p.name().substr(0, p.name().find(".lora_")) + ".weight"];
+    const bool second = p.name().ends_with(".lora_B.weight");
+    auto& whole = second ? of.b : of.a;
+    if (second) of.scale = p.info().adapter_scale, of.rank = p.info().shape.back();
+    whole.resize(static_cast<std::size_t>(elements_of_shape(p.info().shape)));
+    each_written_run(ctx, p, [&](std::int64_t to, const auto* values, std::int64_t count) {
+      std::copy_n(values, count, whole.data() + to);
+    });
+    all_reduce_values(ctx.device, ctx.ranks.group(ctx.ranks.shape().axes), whole.data(), whole.size(), reduce_op::sum);
+  });
+  return all;
+}
+
 /// Writes tensors into the files of a directory that `create_files` has made.
 class weight_writer {
  public:
@@ -321,32 +390,29 @@ inline void create_files(const safetensors_shards& shards, const std::string& fo
 }
 
 /// Writes this rank's share of the master values, converted to `dtype`, into files that `create_files` has made and
-/// this rank sees. `place`, if given, names where a parameter's rows are. Each element is written by one rank. Not
-/// collective. Throws `error` starting with `field`.
+/// this rank sees. `adapters` are merged into them, and `place` names where a parameter's rows are. Each element is
+/// written by one rank. Not collective. Throws `error` starting with `field`.
 template <compute_device Device, class Model>
 void write_weights(const context<Device>& ctx, Model& model, const safetensors_shards& shards, safetensors_dtype dtype,
                    const std::string& folder, const std::string& field,
-                   const std::function<weight_place(const std::string&)>& place = {}) {
+                   const std::function<weight_place(const std::string&)>& place,
+                   const detail::whole_adapters<typename Model::precision_type>& adapters) {
   const auto written = weight_dtype_of(dtype);
   if (!written) fail({"weights are written as F64, F32 or BF16, not as ", name_of(dtype)});
   detail::weight_writer writer(shards, folder, field);
   std::vector<std::byte> converted_run;
   model.visit([&](auto& p) {
-    const storage_slice own = p.slice();
-    if (own.size() == 0 || !detail::writes(ctx, p)) return;
+    if (is_of_adapter(p.name())) return;
     using master = typename std::remove_cvref_t<decltype(p)>::master_type;
-    std::vector<master> values(static_cast<std::size_t>(own.size()));
-    ctx.device.download(values.data(), std::as_const(p).value(), values.size() * sizeof(master),
-                        ctx.device.main_stream());
-    const weight_place there = place ? place(p.name()) : weight_place{p.name()};
-    detail::each_run_of(p.part(), own, elements_of_shape(p.info().shape),
-                        [&](std::int64_t to, std::int64_t from, std::int64_t count) {
-                          converted_run.resize(static_cast<std::size_t>(count) * size_of(dtype));
-                          convert_elements(safetensors_dtype_of(dtype_of<master>), *written,
-                                           reinterpret_cast<const std::byte*>(values.data() + (from - own.begin)),
-                                           converted_run.data(), count, p.name());
-                          writer.write(there, p.info().shape, to, converted_run, size_of(dtype));
-                        });
+    const auto adapter = adapters.find(p.name());
+    const weight_place there = place(p.name());
+    detail::each_written_run(ctx, p, [&](std::int64_t to, master* values, std::int64_t count) {
+      if (adapter != adapters.end()) adapter->second.add_to(to, values, count);
+      converted_run.resize(static_cast<std::size_t>(count) * size_of(dtype));
+      convert_elements(safetensors_dtype_of(dtype_of<master>), *written, reinterpret_cast<const std::byte*>(values),
+                       converted_run.data(), count, p.name());
+      writer.write(there, p.info().shape, to, converted_run, size_of(dtype));
+    });
   });
   writer.close();
 }

@@ -49,18 +49,20 @@ void write_beside_weights(const llama_config& config, safetensors_dtype dtype, c
 
 /// Writes `model`, a llama or a pipeline of them, to the new directory `path`, which appears when all of it is written.
 /// Each rank writes its own parts of the master values, so that all ranks must see one directory; the files do not
-/// depend on the mesh. Collective over `all`, the ranks of all stages. Throws `error` on every rank alike, and leaves
-/// no files, where `path` exists or is not one directory for all ranks. It also throws where the disk is full, or no
-/// model type of Hugging Face has this shape.
+/// depend on the mesh. Low-rank adapters are merged into the weights: W + scale * B A. The model itself keeps them.
+/// Collective over `all`, the ranks of all stages. Throws `error` on every rank alike, and leaves no files, where
+/// `path` exists or is not one directory for all ranks. It also throws where the disk is full, or no model type of
+/// Hugging Face has this shape.
 template <compute_device Device, class Model>
 void export_hugging_face(const context<Device>& ctx, any_communicator& all, Model& model, const llama_config& config,
                          const std::string& path, const export_options& how = {}) {
   using precision = typename Model::precision_type;
   const safetensors_dtype dtype = how.dtype.value_or(safetensors_dtype_of(dtype_of<master_of<precision>>));
   const std::string source = cat({how.field, ": '", path, "'"});
+  std::vector<safetensors_declaration> tensors = shapes_of(ctx, model, dtype);
+  std::erase_if(tensors, [](const safetensors_declaration& t) { return is_of_adapter(t.name); });
   // Every rank has equal tensors, and so an equal error.
-  const safetensors_shards shards(declared_in_order(shapes_of(ctx, model, dtype), how.order, config, source),
-                                  how.shard_bytes, source);
+  const safetensors_shards shards(declared_in_order(tensors, how.order, config, source), how.shard_bytes, source);
   std::optional<atomic_folder> folder;
   agree(ctx.device, all, [&] {
     if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
@@ -73,9 +75,10 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
   });
   const std::string temporary = gather_texts(ctx.device, all, folder ? folder->temporary() : std::string())[0];
   require_one_directory(ctx.device, all, temporary, cat({how.field, ": "}));
+  const auto adapters = detail::gather_adapters(ctx, model);
   agree(ctx.device, all, [&] {
-    write_weights(ctx, model, shards, dtype, temporary, how.field,
-                  [&](const std::string& name) { return place_in_order(name, how.order, config, source); });
+    const auto place = [&](const std::string& name) { return place_in_order(name, how.order, config, source); };
+    write_weights(ctx, model, shards, dtype, temporary, how.field, place, adapters);
   });
   agree(ctx.device, all, [&] {
     if (folder) folder->commit();

@@ -16,6 +16,7 @@
 #include "plait/models/export_hugging_face.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama.hpp"
+#include "plait/nn/linear/lora.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/pipeline.hpp"
@@ -43,7 +44,8 @@ constexpr std::int64_t batch_size = 2;
 
 /// Calls body(context, world, model) on each rank.
 template <class Body>
-void on_ranks(const llama_config& config, const ranks_of_model& m, Body&& body, std::int64_t length = 24) {
+void on_ranks(const llama_config& config, const ranks_of_model& m, Body&& body, std::int64_t length = 24,
+              const llama_options& options = {}) {
   const tensor_extents split = split_tensor_ranks(m.tp, config.kv_heads);
   mesh_shape shape;
   shape.add(axis_of<dp>, m.dp);
@@ -62,7 +64,7 @@ void on_ranks(const llama_config& config, const ranks_of_model& m, Body&& body, 
     const stage_costs costs{std::vector<double>(static_cast<std::size_t>(config.layers), 1.0)};
     model_type model(ctx, ranks.along(), plan, split_layers(costs, plan.shape.stages()),
                      [&](stage_layers part, stage_type* first) {
-                       return std::make_unique<stage_type>(ctx, config, llama_options{}, part, first);
+                       return std::make_unique<stage_type>(ctx, config, options, part, first);
                      },
                      {.parallel = {.level = m.level}});
     body(ctx, ranks, model);
@@ -183,6 +185,58 @@ TEST_CASE("every layout exports the same files, and loads them") {
       });
     CHECK(std::set(hashes.begin(), hashes.end()).size() == 1);
   }
+}
+
+TEST_CASE("every layout exports weights with adapters merged into them, and their logits are peft's") {
+  const temp_folder out;
+  const std::string data = data_folder("lora"), prefix = "base_model.model.";  // peft's, of every adapter
+  const model_directory from = open_model_directory(data);
+  const safetensors_reader adapters(data + "/adapter_model.safetensors"), golden(data + "/golden.safetensors");
+  std::vector<weight_tensor> entries = from.entries;
+  for (weight_tensor& t : weights_in_memory(adapters.entries())) {
+    t.name = t.name.substr(prefix.size());
+    entries.push_back(t);
+  }
+  const lora_options adapter{.rank = 3, .scale = 2.0};
+  const llama_options options{.attention = {.lora = {.q = adapter, .v = adapter}}, .mlp = {.down = adapter}};
+  const std::int64_t length = golden.at("input_ids").shape[1];
+  const auto distance = [&](const ranks_of_model& m, const std::vector<weight_tensor>& weights, const std::string& to,
+                            const llama_options& how) {
+    std::vector<double> distances(static_cast<std::size_t>(m.dp * m.pp * m.tp));
+    const auto body = [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
+      load_weights(ctx, model, std::span<const weight_tensor>(weights), "weights");
+      if (!to.empty()) export_hugging_face(ctx, ranks.root(), model, from.config, to);
+      distances[static_cast<std::size_t>(ranks.root().rank())] = distance_of_logits(ctx, model, golden);
+    };
+    on_ranks(from.config, m, body, length, how);
+    return *std::max_element(distances.begin(), distances.end());
+  };
+  CHECK(distance({}, from.entries, "", {}) > 0.01);  // adapters matter
+  std::set<std::string> files;
+  for (const ranks_of_model& m :
+       {ranks_of_model{1, 1, 1}, {1, 2, 4}, {2, 1, 2, zero_level::parameters}, {2, 2, 1, zero_level::optimizer}}) {
+    const std::string to = out / cat({m.dp, m.pp, m.tp});
+    CHECK(distance(m, entries, to, options) < 1e-5);
+    files.insert(read_file(to + "/model.safetensors", ""));
+  }
+  CHECK(files.size() == 1);
+  const model_directory merged = open_model_directory(out / "111");
+  CHECK(merged.entries.size() == from.entries.size());
+  CHECK(distance({}, merged.entries, "", {}) < 1e-5);
+}
+
+TEST_CASE("in bf16 the product of an adapter is rounded before it is added") {
+  const auto in_bf16 = [](std::initializer_list<float> values) {
+    std::vector<bf16> all;
+    for (const float v : values) all.push_back(to_bf16(v));
+    return all;
+  };
+  const plait::detail::whole_adapter<bf16> adapter{in_bf16({1, 1.0078125f, 0, 1}), in_bf16({1, 1, 0, 2}), 2, 0.5};
+  std::vector<bf16> weights = in_bf16({-1, 1, 1});  // the last of row 0, and row 1
+  adapter.add_to(1, weights.data(), 3);
+  CHECK(to_float(weights[0]) == 0.0f);  // 0.5 * (1.0078125 + 1) = 1.00390625 is 1 in bf16
+  CHECK(to_float(weights[1]) == 1.0f);
+  CHECK(to_float(weights[2]) == 2.0f);
 }
 
 TEST_CASE("in bf16, in shards, and back with the same bits") {

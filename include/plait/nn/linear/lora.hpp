@@ -35,7 +35,7 @@ struct lora_options {
 template <class Model>
 void freeze_all_but_adapters(Model& model) {
   model.visit([](auto& p) {
-    if (p.name().find(".lora_") == std::string::npos) p.freeze();
+    if (!is_of_adapter(p.name())) p.freeze();
   });
 }
 
@@ -122,8 +122,9 @@ class lora_adapter {
     const auto [a, b] = shapes(gathered, base, weight, name);
     a_ = std::make_shared<parameter>(own, parameter_info{name + ".lora_A.weight", a, how.init, true},
                                      stored_as(d.a, stored), d.a, gathered);
-    b_ = std::make_shared<parameter>(own, parameter_info{name + ".lora_B.weight", b, {0, 0}, true},
-                                     stored_as(d.b, stored), d.b, d.hidden);
+    parameter_info second{name + ".lora_B.weight", b, {0, 0}, true};
+    second.adapter_scale = how.scale;
+    b_ = std::make_shared<parameter>(own, std::move(second), stored_as(d.b, stored), d.b, d.hidden);
   }
 
   /// Takes another number of rows in each batch.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plait/core/box.hpp"
@@ -37,7 +38,11 @@ struct parameter_info {
   /// one token or place each. They set it to false, and optimizers of matrices leave them alone
   /// (parallel/optim/muon.hpp).
   bool hidden_layer = true;
+  double adapter_scale = 0;  ///< of an adapter's second matrix: the factor of the adapter's product
 };
+
+/// Whether a parameter of this name belongs to a low-rank adapter.
+inline bool is_of_adapter(std::string_view name) { return name.find(".lora_") != name.npos; }
 
 /// Whether a parameter is a matrix of a hidden layer, by its logical shape: what Muon takes. Embeddings and heads are
 /// excluded by `parameter_info::hidden_layer`. Norms, biases, and experts' weights that lie in one parameter are no
