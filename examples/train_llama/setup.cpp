@@ -571,8 +571,10 @@ void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
   const std::int64_t chunks = s.opt.loss_chunks, here = s.opt.seq / (cp * (s.opt.strategy == "sp" ? tp : 1));
   if (chunks == 1) return;
   const auto refuse = [&](const std::string& why) { reject("--loss-chunks {}: {}", chunks, why); };
-  if (here % chunks != 0)
-    refuse(fmt::format("each rank has {} positions of a sequence; legal are those that divide them", here));
+  if (chunks > here) refuse(fmt::format("each rank has {} positions of a sequence; legal are 1 to {}", here, here));
+  if (s.opt.leaves && here % chunks != 0)
+    refuse(fmt::format("each rank has {} positions of a sequence; legal with --deterministic are those that divide them",
+                       here));
   if (s.opt.leaves && s.opt.leaves.sequence * (here / chunks) % s.opt.seq != 0)
     refuse(
         fmt::format("chunks of {} positions on each rank are no whole leaves of --deterministic {}; legal there, as "
@@ -665,10 +667,8 @@ void set_sequence(setup& s, std::int64_t cp, std::int64_t tp) {
            : cp == 1   ? "tp"
                        : "cp and tp",
            ranks);
-  for (const auto& [flag, parts] :
-       {std::pair{"--tensor-overlap", opt.tensor_overlap}, {"--loss-chunks", opt.loss_chunks}})
-    if (parts > 1)
-      divides("--seq", opt.seq, fmt::format("the ranks that share a sequence, as {} needs it,", flag), ranks);
+  if (opt.tensor_overlap > 1)
+    divides("--seq", opt.seq, "the ranks that share a sequence, as --tensor-overlap needs it,", ranks);
   if (opt.seq > s.config.max_position)
     reject("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, s.config.max_position);
 }

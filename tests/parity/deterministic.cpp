@@ -167,6 +167,10 @@ TEST_CASE_TEMPLATE("chunks of tokens of the loss change no bit", T, float, bf16)
       doctest::Contains("language model: loss_chunks = 4 makes chunks of 4 positions on each rank, which are no whole "
                         "leaves of deterministic_leaves::sequence = 4; legal are multiples of 8 there"),
       error);
+  CHECK_THROWS_WITH_AS(hash_of<T>({.loss_chunks = 3}),
+                       doctest::Contains("language model: loss_chunks = 3 does not divide the positions of a sequence "
+                                         "that each rank has, as deterministic sums need it; legal is 1"),
+                       error);
 }
 
 TEST_CASE("faults change the hash") {

@@ -81,6 +81,13 @@ TEST_CASE("chunks of tokens, whose logits are there one after the other, make th
   check_mesh<double, megatron_sp>(s, one, 1, 1);
   check_mesh<double, megatron_sp>(s, one, 2, 4);
   check_mesh<double, megatron_tp>(s, one, 1, 8);
+  s.options.loss_chunks = 3;  // which does not divide a rank's positions
+  check_mesh<double, megatron_sp>(s, one, 2, 2);
+  scenario uneven = smoothed();
+  uneven.seq = 13;
+  const rank_outcome whole = train_one<double, megatron_sp>(uneven);
+  uneven.options.loss_chunks = 2;
+  check_mesh<double, megatron_sp>(uneven, whole, 2, 4);
   s.config.tie_embeddings = true;
   s.options.loss_chunks = 1;
   const rank_outcome tied = train_one<double, megatron_sp>(s);

@@ -47,7 +47,8 @@ refused '--strategy tp is not there for models with experts; legal is sp' --mode
 refused '--balance-loss 0.01 is for models with experts, and this one has none; legal is 0' --balance-loss 0.01
 refused '--expert-limit 1 is for models with experts' --expert-limit 1
 refused '--expert-bias-rate 0.1 is for models whose router has biases, and this one has none; legal is 0, or a model such as tiny-dots1' --model tiny-experts --expert-bias-rate 0.1
-refused '--loss-chunks 3: each rank has 64 positions of a sequence; legal are those that divide them' --mesh tp=2 --seq 128 --loss-chunks 3
+refused '--loss-chunks 65: each rank has 64 positions of a sequence; legal are 1 to 64' --mesh tp=2 --seq 128 --loss-chunks 65
+refused '--loss-chunks 3: each rank has 64 positions of a sequence; legal with --deterministic are those that divide them' --deterministic 4,8,2 --mesh tp=2 --seq 128 --loss-chunks 3
 refused '--loss-chunks 2: chunks of 16 positions on each rank are no whole leaves of --deterministic 4; legal there, as the third number, are multiples of 2' --deterministic 4 --loss-chunks 2
 refused '--loss-chunks 2: --schedule zb_h1 defers weight gradients, for which the gradients of all logits wait; legal is 1, or a schedule such as 1f1b' --mesh pp=2 --global-batch 8 --schedule zb_h1 --loss-chunks 2
 refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --router-z-loss -1
@@ -337,7 +338,6 @@ refused "--split measured shares out layers over the stages of a pipeline, and w
 printf '0F0,0B0\n1B0,1F0\n' >deadlock.csv
 refused "--schedule deadlock.csv: .*" --mesh pp=2 --schedule deadlock.csv --micro-batch 8
 refused "--seq is 7, and 8 ranks of cp and tp share a sequence, each with a token at least; legal are 8 and more" --mesh cp=4,tp=2 --seq 7
-refused "--seq is 34, which is not divisible by the ranks that share a sequence, as --loss-chunks needs it, = 4; the nearest that are: 32 and 36" --mesh cp=4 --seq 34 --loss-chunks 2
 refused "--seq is 35, which is not divisible by the ranks that share a sequence, as --tensor-overlap needs it, = 2; the nearest that are: 34 and 36" --mesh tp=2 --seq 35 --tensor-overlap 2
 refused "ulysses shares out the heads of a rank over cp = 8" --mesh cp=8 --attention ulysses
 for mask in full window: window:0 window:3x; do

@@ -25,8 +25,8 @@ struct language_model_options {
   double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
   cross_entropy_settings loss{};
   sequence_order order{};  ///< of the tokens; none: the text's order
-  /// Parts of a microbatch's tokens. The head and the loss take one after the other, so that no more logits exist than
-  /// those of one part. The head must treat each token by itself, without dropout. Where a schedule defers weight
+  /// The most parts of a microbatch's tokens. The head and the loss take one after the other, so that no more logits
+  /// exist than those of one part. The head must treat each token by itself, without dropout. Where a schedule defers weight
   /// gradients, the gradients of all logits wait for them.
   std::int64_t loss_chunks = 1;
 };
@@ -273,7 +273,7 @@ class language_model {
       part.index = mb.index * chunks_.count() + i;
       typename Loss::saved of_loss;
       chunks_.take(on, i, x, pass.x);
-      chunks_.take(on, i, labels, its_labels);
+      chunks_.take_labels(on, i, labels, ignore_index(), its_labels);
       logits scores = head_->forward(part, pass.x, seed ? &pass.head : nullptr);
       const loss_sum more = loss_->forward(part, scores, its_labels, seed ? &of_loss : nullptr);
       kernels::accumulate(on, more.data(), sum.data(), 1);

@@ -1,90 +1,124 @@
 // The tokens of a microbatch in chunks, for a head and a loss that treat each token by itself.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/errors.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait::detail {
 
-/// Each rank's positions of a sequence, cut into chunks of equal size. Arrays are [samples, positions, any], and may
-/// have the positions of several ranks one after the other, as gathered ones do; a chunk then has a piece of each.
+/// Each rank's positions of a sequence in chunks. All ranks have equally many positions of a chunk, and so have all
+/// chunks: the last one ends with the rank's positions, and may repeat some of the chunk before it. Arrays are
+/// [samples, positions, any], and may have the positions of several ranks one after the other, as gathered ones do; a
+/// chunk then has a piece of each.
 class token_chunks {
  public:
   token_chunks() = default;
-  /// `x` is the layout of the head's input [samples, positions, features]. Throws `error` where chunks do not divide a
-  /// rank's positions, or would have parts of leaves of deterministic sums.
+  /// `x` is the layout of the head's input [samples, positions, features]. There are at most `chunks`. Throws `error`
+  /// where a rank has fewer positions, or where chunks would have parts of leaves of deterministic sums.
   template <compute_device Device>
   token_chunks(const context<Device>& ctx, std::int64_t chunks, const layout& x)
-      : chunks_(chunks), dim_(x.dims[1].dim) {
+      : ranks_(ctx.ranks.shape().size(x.dims[1].axes)), length_(ctx.sizes.of(x.dims[1].dim)), dim_(x.dims[1].dim) {
     if (chunks == 1) return;
-    if (!even(x.dims[1], ctx.ranks.shape(), ctx.sizes))
-      fail({"language model: loss_chunks = ", chunks, " needs ranks with equally many positions; legal here is 1"});
-    const box part = local_box(x, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    const std::int64_t here = part.local[1];
-    if (chunks < 1 || here % chunks != 0)
-      fail({"language model: loss_chunks = ", chunks, "; legal are those that divide the ", here,
-            " positions of a sequence that each rank has"});
-    piece_ = here / chunks;
-    if (sums_in_order(ctx)) require_whole_leaves(ctx, part.global[1]);
+    const std::int64_t least = length_ / ranks_, most = (length_ + ranks_ - 1) / ranks_;
+    if (chunks < 1 || chunks > least)
+      fail({"language model: loss_chunks = ", chunks, "; legal are 1 to ", least,
+            ", as many as each rank has positions of a sequence"});
+    piece_ = (most + chunks - 1) / chunks;
+    count_ = (most + piece_ - 1) / piece_;
+    if (sums_in_order(ctx)) require_whole_leaves(ctx, chunks);
   }
 
   /// How many there are; 1: all tokens at once.
-  std::int64_t count() const { return chunks_; }
+  std::int64_t count() const { return count_; }
   /// The context of one of them.
   template <compute_device Device>
   context<Device> context_of_one(const context<Device>& whole) const {
     context<Device> part = whole;
-    if (chunks_ == 1) return part;
-    part.sizes.set(dim_, whole.sizes.of(dim_) / chunks_);
-    part.deterministic.token_chunks = chunks_, part.deterministic.chunk_positions = piece_;
+    if (count_ == 1) return part;
+    part.sizes.set(dim_, piece_ * ranks_);
+    part.deterministic.token_chunks = count_, part.deterministic.chunk_positions = piece_;
     return part;
   }
   /// Copies chunk i of `all`, [samples, positions, any], to `part`.
   template <class All, class Part, compute_device Device>
   void take(Device& on, std::int64_t i, const All& all, Part& part) const {
-    const std::int64_t bytes = bytes_of_piece(part);
-    kernels::copy_2d(on, reinterpret_cast<const std::byte*>(all.data()) + i * bytes, part.data(), pieces(part), bytes,
-                     chunks_ * bytes, bytes);
+    for_each_piece(i, all.part(), [&](const piece& p) { copy_positions(on, all, p.in_all, part, p.in_chunk, piece_); });
   }
-  /// Copies `part` to chunk i of `all`.
+  /// Copies chunk i of `labels` to `part`. Labels that the chunk before had become `ignored`, so that each counts once.
+  template <class Labels, compute_device Device>
+  void take_labels(Device& on, std::int64_t i, const Labels& labels, std::int64_t ignored, Labels& part) const {
+    if (have_repeats() && i + 1 == count_) kernels::fill(on, part.data(), part.size(), ignored);
+    for_each_piece(i, labels.part(), [&](const piece& p) {
+      copy_positions(on, labels, p.in_all + p.repeated, part, p.in_chunk + p.repeated, piece_ - p.repeated);
+    });
+  }
+  /// Copies `part` to chunk i of `all`, but for what the chunk before has put there.
   template <class Part, class All, compute_device Device>
   void put(Device& on, std::int64_t i, const Part& part, All& all) const {
-    const std::int64_t bytes = bytes_of_piece(part);
-    kernels::copy_2d(on, part.data(), reinterpret_cast<std::byte*>(all.data()) + i * bytes, pieces(part), bytes, bytes,
-                     chunks_ * bytes);
+    for_each_piece(i, all.part(), [&](const piece& p) {
+      copy_positions(on, part, p.in_chunk + p.repeated, all, p.in_all + p.repeated, piece_ - p.repeated);
+    });
   }
 
  private:
-  /// Throws where a chunk has a part of a leaf of deterministic sums over `length` positions.
+  /// Where one rank's positions of a chunk begin in an array of all positions and in one of the chunk, and how many of
+  /// the first ones the chunk before has too.
+  struct piece {
+    std::int64_t in_all = 0, in_chunk = 0, repeated = 0;
+  };
+
+  bool have_repeats() const { return count_ * piece_ * ranks_ != length_; }
+  /// Throws where a chunk has a part of a leaf of deterministic sums.
   template <compute_device Device>
-  void require_whole_leaves(const context<Device>& ctx, std::int64_t length) const {
+  void require_whole_leaves(const context<Device>& ctx, std::int64_t chunks) const {
     const bool sequence = dim_ == dim_of<seq> || dim_ == dim_of<zseq>;
-    if (!sequence) require_any_order(ctx, "language model", cat({"loss_chunks = ", chunks_, "; legal is 1"}));
+    if (!sequence) require_any_order(ctx, "language model", cat({"loss_chunks = ", chunks, "; legal is 1"}));
     const std::int64_t leaves = ctx.deterministic.sequence;
-    if (leaves * piece_ % length != 0)
-      fail({"language model: loss_chunks = ", chunks_, " makes chunks of ", piece_, " positions on each rank, which ",
+    if (have_repeats())
+      fail({"language model: loss_chunks = ", chunks, " does not divide the positions of a sequence that each rank ",
+            "has, as deterministic sums need it; legal is 1"});
+    if (leaves * piece_ % length_ != 0)
+      fail({"language model: loss_chunks = ", chunks, " makes chunks of ", piece_, " positions on each rank, which ",
             "are no whole leaves of deterministic_leaves::sequence = ", leaves, "; legal are multiples of ",
-            length / piece_, " there"});
+            length_ / piece_, " there"});
   }
-  /// Positions that follow each other in a chunk and in the whole.
-  template <class Part>
-  std::int64_t pieces(const Part& part) const {
-    return part.part().local[0] * part.part().local[1] / piece_;
+  /// Calls f(piece) for each rank whose positions an array has, of which `part` is the box.
+  template <class F>
+  void for_each_piece(std::int64_t i, const box& part, F&& f) const {
+    piece p;
+    for (std::int64_t r = 0; r < ranks_; ++r) {
+      const std::int64_t begin = part_begin(length_, ranks_, r) - part.offset[1];
+      if (begin < 0 || begin >= part.local[1]) continue;
+      const std::int64_t positions = part_begin(length_, ranks_, r + 1) - part.offset[1] - begin;
+      const std::int64_t first = std::min(i * piece_, positions - piece_);
+      p.in_all = begin + first;
+      p.repeated = i * piece_ - first;
+      f(p);
+      p.in_chunk += piece_;
+    }
   }
-  template <class Part>
-  std::int64_t bytes_of_piece(const Part& part) const {
-    const box& b = part.part();
-    return part.size() / (b.local[0] * b.local[1]) * piece_ * static_cast<std::int64_t>(sizeof(*part.data()));
+  /// Copies `count` positions of each sample.
+  template <class From, class To, compute_device Device>
+  static void copy_positions(Device& on, const From& from, std::int64_t from_first, To& to, std::int64_t to_first,
+                             std::int64_t count) {
+    const box &in = from.part(), &out = to.part();
+    const std::int64_t position =
+        from.size() / (in.local[0] * in.local[1]) * static_cast<std::int64_t>(sizeof(*from.data()));
+    kernels::copy_2d(on, reinterpret_cast<const std::byte*>(from.data()) + from_first * position,
+                     reinterpret_cast<std::byte*>(to.data()) + to_first * position, in.local[0], count * position,
+                     in.local[1] * position, out.local[1] * position);
   }
 
-  std::int64_t chunks_ = 1, piece_ = 0;  ///< positions of a chunk that one rank has
+  std::int64_t count_ = 1, piece_ = 0;  ///< positions of a chunk that one rank has
+  std::int64_t ranks_ = 1, length_ = 0;
   dim_id dim_{};
 };
 
