@@ -573,8 +573,8 @@ void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
   const auto refuse = [&](const std::string& why) { reject("--loss-chunks {}: {}", chunks, why); };
   if (chunks > here) refuse(fmt::format("each rank has {} positions of a sequence; legal are 1 to {}", here, here));
   if (s.opt.leaves && here % chunks != 0)
-    refuse(fmt::format("each rank has {} positions of a sequence; legal with --deterministic are those that divide them",
-                       here));
+    refuse(fmt::format(
+        "each rank has {} positions of a sequence; legal with --deterministic are those that divide them", here));
   if (s.opt.leaves && s.opt.leaves.sequence * (here / chunks) % s.opt.seq != 0)
     refuse(
         fmt::format("chunks of {} positions on each rank are no whole leaves of --deterministic {}; legal there, as "

@@ -26,8 +26,8 @@ struct language_model_options {
   cross_entropy_settings loss{};
   sequence_order order{};  ///< of the tokens; none: the text's order
   /// The most parts of a microbatch's tokens. The head and the loss take one after the other, so that no more logits
-  /// exist than those of one part. The head must treat each token by itself, without dropout. Where a schedule defers weight
-  /// gradients, the gradients of all logits wait for them.
+  /// exist than those of one part. The head must treat each token by itself, without dropout. Where a schedule defers
+  /// weight gradients, the gradients of all logits wait for them.
   std::int64_t loss_chunks = 1;
 };
 

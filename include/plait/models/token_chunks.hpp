@@ -69,10 +69,10 @@ class token_chunks {
   }
 
  private:
-  /// Where one rank's positions of a chunk begin in an array of all positions and in one of the chunk, and how many of
-  /// the first ones the chunk before has too.
+  /// One rank's positions of a chunk.
   struct piece {
-    std::int64_t in_all = 0, in_chunk = 0, repeated = 0;
+    std::int64_t in_all = 0, in_chunk = 0;  ///< where they begin in an array of all positions, and in one of the chunk
+    std::int64_t repeated = 0;              ///< of the first ones, which the chunk before has too
   };
 
   bool have_repeats() const { return count_ * piece_ * ranks_ != length_; }
