@@ -26,6 +26,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/moe/expert_capacity.hpp"
+#include "plait/nn/moe/expert_exchange.hpp"
 #include "plait/nn/moe/router_losses.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/check_values.hpp"
@@ -156,131 +157,117 @@ inline void check_groups(const std::string& name, const kernels::router_settings
     fail({name, ": group_scores::two_largest is for groups of 2 experts or more, and each has 1"});
 }
 
-/// Where rows of experts come from: the peer, and the token there.
-struct row_origins {
-  std::vector<std::int32_t> peers, tokens;
-};
-
-/// The way of the rows of one forward pass, and back. Counts are of rows; peers are the ranks that the exchange goes
-/// over. Indices of rows stay on the device.
-template <compute_device Device>
+/// The way of the rows of one forward pass, and back. Indices of rows stay on the device.
+template <class Exchange, compute_device Device>
 struct expert_route {
-  buffer<Device> tokens;                           ///< of each row that leaves: by peer, by expert, by token
-  buffer<Device> places;                           ///< [tokens, k]: its row among these; negative: other ranks' experts
-  std::vector<std::size_t> sent, sent_at;          ///< to each peer
-  std::vector<std::size_t> received, received_at;  ///< from each peer
-  buffer<Device> sorted, unsorted;  ///< by expert the rows that came, and the inverse; none without peers
-  std::vector<std::int64_t> begin;  ///< of each expert's rows here, and their number
-  row_origins origins;              ///< of these rows, where sums want them
-  std::int64_t leaving() const { return static_cast<std::int64_t>(sent_at.back() + sent.back()); }
-  std::int64_t here() const { return begin.back(); }
+  buffer<Device> tokens;  ///< of each row that leaves: by peer, by expert, by token
+  buffer<Device> places;  ///< [tokens, k]: its row among these; negative: other ranks' experts
+  expert_rows rows;
+  row_origins origins;                          ///< of these rows, where sums want them
+  std::optional<typename Exchange::route> way;  ///< none without peers
+  std::int64_t here() const { return rows.begin.back(); }
 };
 
-/// The ranks that exchange rows, and the experts of each.
-template <compute_device Device>
+/// The ranks that exchange rows, and the experts of each. Without peers rows stay where they are.
+template <class Exchange, compute_device Device>
 class expert_peers {
  public:
+  using route_type = expert_route<Exchange, Device>;
+
   expert_peers() = default;
-  expert_peers(const context<Device>& ctx, const mixture_derivation& d) {
+  /// `sizes` are the context's and the experts of each token; rows have `width` elements.
+  expert_peers(const context<Device>& ctx, const mixture_derivation& d, const dim_sizes& sizes, std::int64_t width) {
     const mesh_shape& mesh = ctx.ranks.shape();
     const axis_list over = ctx.ranks.pruned(d.moved);
     const std::int64_t group = mesh.group_of(ctx.ranks.rank(), over);
-    peers_ = static_cast<std::size_t>(mesh.size(over));
-    experts_ = ctx.sizes.of(mixture_dims.experts);
-    std::vector<std::int32_t> part_of(static_cast<std::size_t>(experts_), -1);
+    group_.peers = mesh.size(over);
+    group_.all_experts = sizes.of(mixture_dims.experts);
+    group_.width = width;
+    std::vector<std::int32_t> part_of(static_cast<std::size_t>(group_.all_experts), -1);
     for (std::int64_t r = 0; r < mesh.size(); ++r)
       if (mesh.group_of(r, over) == group) {
-        const box own = local_box(d.up, mesh, ctx.sizes, r);
-        here_ = own.local[0];
-        for (std::int64_t e = 0; e < here_; ++e)
+        const box own = local_box(d.up, mesh, sizes, r);
+        group_.experts = own.local[0];
+        group_.most_sent = std::max(group_.most_sent, local_box(d.weights, mesh, sizes, r).local_size());
+        for (std::int64_t e = 0; e < group_.experts; ++e)
           part_of[static_cast<std::size_t>(own.offset[0] + e)] =
-              static_cast<std::int32_t>(mesh.index_in(r, over) * here_ + e);
+              static_cast<std::int32_t>(mesh.index_in(r, over) * group_.experts + e);
       }
+    const std::int64_t k = sizes.of(mixture_dims.chosen);
+    group_.most_received = group_.peers * group_.most_sent / k * std::min(k, group_.experts);
     part_of_ = make_buffer<std::int32_t>(ctx.device, part_of.size());
     ctx.device.upload(part_of_.data(), part_of.data(), part_of_.bytes(), ctx.device.main_stream());
-    if (peers_ > 1) ranks_ = &ctx.ranks.group(over);
+    if (group_.peers == 1) return;
+    group_.ranks = &ctx.ranks.group(over);
+    exchange_.emplace(ctx.device, group_);
   }
-
-  any_communicator* ranks() const { return ranks_; }
 
   /// The route of this rank's choice [tokens, k]. Collective over the peers. Indices are made on the device, and counts
   /// are downloaded: the one wait of a forward pass, because exchanges and products take their sizes on the host.
   /// With `origins`, rows know where they come from.
-  expert_route<Device> route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens,
-                             std::int64_t k, bool origins) const {
+  route_type route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens, std::int64_t k,
+                   bool origins) const {
     Device& on = ctx.device;
-    const std::size_t of_each = static_cast<std::size_t>(here_), parts = peers_ * of_each;
-    expert_route<Device> r;
+    const std::int64_t parts = group_.peers * group_.experts;
+    route_type r;
+    r.rows.choices = tokens * k;
     r.tokens = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens * k));
     r.places = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens * k));
-    host_values<std::int32_t, Device> counts(on, 2 * parts);  // of rows that leave and that come, by peer and expert
-    std::int32_t *const leaving = counts.data(), *const arriving = ranks_ ? leaving + parts : leaving;
-    kernels::sort_choices(on, choice, part_of_.template data<std::int32_t>(), tokens * k, k,
-                          static_cast<std::int64_t>(parts), leaving, r.places.template data<std::int32_t>(),
-                          r.tokens.template data<std::int32_t>());
-    if (ranks_) ranks_->all_to_all(leaving, arriving, of_each, dtype::i32);
-    std::vector<std::int32_t> values(2 * parts);
-    if constexpr (only_counts<Device>)  // as if all experts were chosen alike
-      for (std::int64_t row = 0; row < tokens * k * static_cast<std::int64_t>(parts) / experts_; ++row)
-        for (const std::size_t at : {std::size_t{0}, parts}) ++values[at + static_cast<std::size_t>(row) % parts];
+    host_values<std::int32_t, Device> counts(on, 2 * static_cast<std::size_t>(parts));
+    kernels::sort_choices(on, choice, part_of_.template data<std::int32_t>(), tokens * k, k, parts, counts.data(),
+                          r.places.template data<std::int32_t>(), r.tokens.template data<std::int32_t>());
+    if (exchange_)
+      r.way.emplace(exchange_->open(on, counts, r.rows));
     else
-      counts.download(values.data(), ranks_ ? 2 * parts : parts);
-    if (!ranks_) std::copy_n(values.begin(), parts, values.begin() + static_cast<std::ptrdiff_t>(parts));
-    take_counts(values.data(), r.sent, r.sent_at);
-    take_counts(values.data() + parts, r.received, r.received_at);
-    r.begin.push_back(0);
-    for (std::size_t e = 0; e < of_each; ++e) {
-      r.begin.push_back(r.begin.back());
-      for (std::size_t p = 0; p < peers_; ++p) r.begin.back() += values[parts + p * of_each + e];
-    }
-    if (origins) r.origins = origins_of(on, r, values.data() + parts);
-    if (!ranks_) return r;
-    r.sorted = make_buffer<std::int32_t>(on, static_cast<std::size_t>(r.here()));
-    r.unsorted = make_buffer<std::int32_t>(on, static_cast<std::size_t>(r.here()));
-    kernels::sort_arrivals(on, arriving, static_cast<std::int64_t>(peers_), here_,
-                           r.sorted.template data<std::int32_t>(), r.unsorted.template data<std::int32_t>());
+      keep_rows(counts, r.rows);
+    if (origins) r.origins = origins_of(on, r);
     return r;
   }
 
- private:
-  /// Rows lie by expert, then by peer; `counts` of those that have come are by peer, then by expert. Collective over
-  /// the peers.
-  row_origins origins_of(Device& on, const expert_route<Device>& r, const std::int32_t* counts) const {
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(r.here()));
-    buffer<Device> came;
-    if (ranks_) {
-      came = buffer<Device>::for_collectives(on, tokens.size() * sizeof(std::int32_t));
-      ranks_->all_to_all_v(r.tokens.data(), r.sent, r.sent_at, came.data(), r.received, r.received_at, dtype::i32);
-    }
-    if constexpr (!only_counts<Device>)
-      on.download(tokens.data(), ranks_ ? came.data() : r.tokens.data(), tokens.size() * sizeof(std::int32_t),
-                  on.main_stream());
-    row_origins all;
-    std::vector<std::size_t> next = r.received_at;
-    for (std::int64_t e = 0; e < here_; ++e)
-      for (std::size_t p = 0; p < peers_; ++p)
-        for (std::int32_t i = 0; i < counts[p * static_cast<std::size_t>(here_) + static_cast<std::size_t>(e)]; ++i) {
-          all.peers.push_back(static_cast<std::int32_t>(p));
-          all.tokens.push_back(tokens[next[p]++]);
-        }
-    return all;
+  /// Sends rows to the ranks of their experts, where they lie by expert; `meanwhile()` is called on their way.
+  template <class Work>
+  buffer<Device> dispatch(Device& on, const route_type& r, buffer<Device> leaving, Work&& meanwhile) const {
+    if (exchange_) return exchange_->dispatch(on, *r.way, std::move(leaving), meanwhile);
+    meanwhile();
+    return leaving;
   }
-  void take_counts(const std::int32_t* of_experts, std::vector<std::size_t>& counts,
-                   std::vector<std::size_t>& begins) const {
-    std::size_t all = 0;
-    for (std::size_t p = 0; p < peers_; ++p) {
-      begins.push_back(all);
-      std::size_t rows = 0;
-      for (std::int64_t e = 0; e < here_; ++e) rows += static_cast<std::size_t>(*of_experts++);
-      counts.push_back(rows);
-      all += rows;
-    }
+  /// Sends them back, to lie as they left.
+  buffer<Device> combine(Device& on, const route_type& r, buffer<Device> rows) const {
+    return exchange_ ? exchange_->combine(on, *r.way, std::move(rows)) : std::move(rows);
+  }
+  /// Memory of so many bytes for rows that leave.
+  buffer<Device> memory(Device& on, std::size_t bytes) const {
+    return exchange_ ? buffer<Device>::for_collectives(on, bytes) : buffer<Device>(on, bytes);
   }
 
-  std::size_t peers_ = 0;
-  std::int64_t here_ = 0, experts_ = 0;  ///< experts of this rank, and all
-  buffer<Device> part_of_;               ///< of each expert: its peer and its place there, in one number
-  any_communicator* ranks_ = nullptr;    ///< null: no peers
+ private:
+  void keep_rows(host_values<std::int32_t, Device>& counts, expert_rows& rows) const {
+    std::vector<std::int32_t> values(static_cast<std::size_t>(group_.experts));
+    if constexpr (only_counts<Device>)  // as if all experts were chosen alike
+      for (std::int64_t row = 0; row < rows.choices * group_.experts / group_.all_experts; ++row)
+        ++values[static_cast<std::size_t>(row % group_.experts)];
+    else
+      counts.download(values.data(), values.size());
+    rows.begin.assign(1, 0);
+    for (const std::int32_t n : values) rows.begin.push_back(rows.begin.back() + n);
+    rows.leaving = rows.begin.back();
+  }
+  row_origins origins_of(Device& on, const route_type& r) const {
+    row_origins all;
+    if (exchange_) {
+      if constexpr (gives_origins<Exchange, Device>) all = exchange_->origins(on, *r.way, r.tokens);
+      return all;
+    }
+    all.peers.resize(static_cast<std::size_t>(r.here()));
+    all.tokens.resize(static_cast<std::size_t>(r.here()));
+    if constexpr (!only_counts<Device>)
+      on.download(all.tokens.data(), r.tokens.data(), all.tokens.size() * sizeof(std::int32_t), on.main_stream());
+    return all;
+  }
+
+  expert_group group_;
+  buffer<Device> part_of_;            ///< of each expert: its peer and its place there, in one number
+  std::optional<Exchange> exchange_;  ///< none without peers
 };
 
 }  // namespace detail
@@ -309,6 +296,7 @@ struct moe_options {
 ///
 /// The ranks of an axis that shards experts and tokens exchange rows. Where it shards experts alone, each rank computes
 /// the rows of its own experts, and the sum over experts is a reduction; so it is for an axis that shards the width.
+/// A policy or strategy may name the exchange (`expert_exchange`); all_to_all_exchange is the default.
 /// The router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
 /// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`. With a
 /// `bias_rate`, `NAME.gate.e_score_correction_bias` [experts] is one that has no gradient.
@@ -319,6 +307,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   using T = activation_of<Precision>;
   using A = arithmetic<T>;
   using S = statistic_of<Precision>;
+  using exchange = typename detail::exchange_of<Policy, T, Device>::type;
   using value = detail::mixture_value<Policy>;
   using scores = spec_from<detail::mixture_scores<Policy>, typename Policy::input, spec<experts>>;
   using router_layer =
@@ -332,6 +321,9 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   using input = typename Policy::input;
   using output = typename Policy::output;
   static_assert(enforced<value, Policy, input, typename Policy::weight, output>);
+  static_assert(detail::exchange_of<Policy, T, Device>::accepted,
+                "a mixture's exchange is a policy: a type with a constructor X(device, expert_group), a route, and the "
+                "members open, dispatch and combine (nn/moe/expert_exchange.hpp)");
   /// The bytes that it sends and keeps depend on the choice; a dry run counts as if all experts were chosen alike.
   static constexpr bool ragged = true;
 
@@ -343,7 +335,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> weights;   ///< [tokens, k], of those whose rows are summed
     buffer<Device> returned;  ///< the rows that are summed
     buffer<Device> counts;    ///< of the choice, for a balance loss
-    detail::expert_route<Device> route;
+    detail::expert_route<exchange, Device> route;
     buffer<Device> in, gate_up, activated;  ///< of the rows of this rank's experts
   };
 
@@ -385,12 +377,12 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       first_choices_.insert_or_assign(mb.index, std::move(s.choice));
     buffer<Device> gathered;
     const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
-    auto leaving = rows_to_send(ctx.device, s.route.leaving());
+    auto leaving = rows_to_send(ctx.device, s.route.rows.leaving);
     kernels::take_rows(ctx.device, tokens, s.route.tokens.template data<std::int32_t>(), leaving.template data<T>(),
-                       s.route.leaving(), hidden_);
+                       s.route.rows.leaving, hidden_);
     s.route.tokens.reset();  // the way back goes by places
-    s.in = to_experts(ctx.device, s.route, std::move(leaving), meanwhile);
-    s.returned = from_experts(ctx.device, s.route, run_experts(ctx.device, s));
+    s.in = peers_.dispatch(ctx.device, s.route, std::move(leaving), meanwhile);
+    s.returned = peers_.combine(ctx.device, s.route, run_experts(ctx.device, s));
     auto sums = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
     kernels::sum_rows(ctx.device, s.returned.template data<T>(), s.route.places.template data<std::int32_t>(),
                       s.weights.template data<S>(), sums.template data<T>(), seen_, how_.router.chosen, hidden_);
@@ -421,14 +413,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const std::int64_t k = how_.router.chosen;
     buffer<Device> of_sums;
     const T* const dsums = moved(ctx.device, sum_back_, dy.data(), of_sums);
-    auto drows = rows_to_send(ctx.device, s.route.leaving());
+    auto drows = rows_to_send(ctx.device, s.route.rows.leaving);
     auto dweights = make_buffer<S>(ctx.device, static_cast<std::size_t>(seen_ * k));
     kernels::sum_rows_backward(ctx.device, s.returned.template data<T>(), s.route.places.template data<std::int32_t>(),
                                s.weights.template data<S>(), dsums, drows.template data<T>(),
                                dweights.template data<S>(), seen_, k, hidden_);
     s.returned = {};
-    auto din = run_experts_backward(mb, s, to_experts(ctx.device, s.route, std::move(drows), meanwhile));
-    const auto dleaving = from_experts(ctx.device, s.route, std::move(din));
+    auto din = run_experts_backward(mb, s, peers_.dispatch(ctx.device, s.route, std::move(drows), meanwhile));
+    const auto dleaving = peers_.combine(ctx.device, s.route, std::move(din));
     auto dtokens = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
     kernels::sum_rows(ctx.device, dleaving.template data<T>(), s.route.places.template data<std::int32_t>(),
                       static_cast<const S*>(nullptr), dtokens.template data<T>(), seen_, k, hidden_);
@@ -515,6 +507,9 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     return bias;
   }
   void take_deterministic_stages(const context<Device>& ctx) {
+    if (!detail::gives_origins<exchange, Device>)
+      fail({names_.layer(), ": deterministic sums need the origins of rows, and its exchange gives none; legal is an ",
+            "exchange with `origins`"});
     sums_ = {ctx, derived, names_.layer()};
     std::size_t i = 0;
     for (const auto* p : {&gate_, &up_, &down_}) terms_[i++] = &(*p)->add_terms(sums_.leaves());
@@ -538,10 +533,10 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       cut(gather_back_, dual(derived.gathered), dual(layout_v<input>));
       cut(weights_back_, dual(derived.weights), dual(derived.choice));
     }
-    peers_ = detail::expert_peers<Device>(ctx, derived);
     capacity_ = {ctx, derived.choice, sizes, sizes.of(detail::mixture_dims.experts), how_.limit, name};
     experts_ = sizes.of(detail::mixture_dims.experts);
     hidden_ = gather_.source().local[static_cast<std::size_t>(gather_.source().dims - 1)];
+    peers_ = {ctx, derived, sizes, hidden_};
     tokens_ = weights_.source().local_size() / how_.router.chosen;
     seen_ = weights_.target().local_size() / how_.router.chosen;
     width_ = local_box(derived.up, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local[1];
@@ -556,8 +551,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     return room.template data<E>();
   }
   buffer<Device> rows_to_send(Device& on, std::int64_t rows) const {
-    const std::size_t bytes = static_cast<std::size_t>(rows * hidden_) * sizeof(T);
-    return peers_.ranks() ? buffer<Device>::for_collectives(on, bytes) : buffer<Device>(on, bytes);
+    return peers_.memory(on, static_cast<std::size_t>(rows * hidden_) * sizeof(T));
   }
 
   /// Takes the choice of a first pass that runs again; returns whether there is one. A product may have other bits when
@@ -596,43 +590,6 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.route = peers_.route(ctx, choice, seen_, k, static_cast<bool>(sums_));
   }
 
-  /// Sends rows to the ranks of their experts, where they lie by expert; `meanwhile()` is called on their way.
-  template <class Work>
-  buffer<Device> to_experts(Device& on, const detail::expert_route<Device>& r, buffer<Device> leaving,
-                            Work&& meanwhile) const {
-    if (!peers_.ranks()) {
-      meanwhile();
-      return leaving;
-    }
-    auto came = rows_to_send(on, r.here());
-    request arrival = start_exchange(leaving, r.sent, r.sent_at, came, r.received, r.received_at);
-    meanwhile();
-    arrival.wait();
-    auto sorted = buffer<Device>(on, came.bytes());
-    kernels::take_rows(on, came.template data<T>(), r.sorted.template data<std::int32_t>(), sorted.template data<T>(),
-                       r.here(), hidden_);
-    return sorted;
-  }
-  /// Sends them back, to lie as they left.
-  buffer<Device> from_experts(Device& on, const detail::expert_route<Device>& r, buffer<Device> rows) const {
-    if (!peers_.ranks()) return rows;
-    auto leaving = rows_to_send(on, r.here()), back = rows_to_send(on, r.leaving());
-    kernels::take_rows(on, rows.template data<T>(), r.unsorted.template data<std::int32_t>(),
-                       leaving.template data<T>(), r.here(), hidden_);
-    start_exchange(leaving, r.received, r.received_at, back, r.sent, r.sent_at).wait();
-    return back;
-  }
-  request start_exchange(const buffer<Device>& out, const std::vector<std::size_t>& sent,
-                         const std::vector<std::size_t>& sent_at, buffer<Device>& in,
-                         const std::vector<std::size_t>& received, const std::vector<std::size_t>& received_at) const {
-    const auto elements = [&](std::vector<std::size_t> rows) {
-      for (std::size_t& n : rows) n *= static_cast<std::size_t>(hidden_);
-      return rows;
-    };
-    return peers_.ranks()->start_all_to_all_v(out.data(), elements(sent), elements(sent_at), in.data(),
-                                              elements(received), elements(received_at), dtype_of<T>);
-  }
-
   /// Calls f(expert, its first row, its rows) for each expert here that has rows.
   template <class F>
   static void each_expert(const std::vector<std::int64_t>& begin, F&& f) {
@@ -658,14 +615,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const T* const in = s.in.template data<T>();
     const T *const gate = gate_->used_value(), *const up = up_->used_value();
     std::vector<gemm_group<T, T>> groups;
-    each_expert(s.route.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    each_expert(s.route.rows.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
       const gemm_problem p{false, true, n, f, h, h, h, 2 * f};
       groups.push_back({p, in + at * h, gate + e * f * h, gate_up + at * 2 * f});
       groups.push_back({p, in + at * h, up + e * f * h, gate_up + at * 2 * f + f});
     });
     gemm_groups(on, 1.0, groups, 0.0);
     kernels::swiglu_forward(on, gate_up, activated, here, f);
-    (this->*outputs_)(on, s.route.begin, activated, made.template data<T>());
+    (this->*outputs_)(on, s.route.rows.begin, activated, made.template data<T>());
     return made;
   }
   void make_outputs(Device& on, const std::vector<std::int64_t>& begin, const T* activated, T* made) const {
@@ -695,15 +652,15 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto dactivated = make_buffer<T>(on, static_cast<std::size_t>(here * f));
     const T *const from = dmade.template data<T>(), *const down = down_->used_value();
     T* const into = dactivated.template data<T>();
-    multiply_groups(on, s.route.begin, 0.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    multiply_groups(on, s.route.rows.begin, 0.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
       return gemm_group<T, T>{{false, false, n, f, h, h, f, f}, from + at * h, down + e * h * f, into + at * f};
     });
     auto dgate_up = make_buffer<T>(on, static_cast<std::size_t>(here * 2 * f));
     kernels::swiglu_backward(on, s.gate_up.template data<T>(), dactivated.template data<T>(),
                              dgate_up.template data<T>(), here, f);
     auto din = make_buffer<T>(on, static_cast<std::size_t>(here * h));
-    (this->*input_gradients_)(on, s.route.begin, dgate_up.template data<T>(), din.template data<T>());
-    mb.on_weights([this, &on, index = mb.index, count = mb.count, begin = s.route.begin,
+    (this->*input_gradients_)(on, s.route.rows.begin, dgate_up.template data<T>(), din.template data<T>());
+    mb.on_weights([this, &on, index = mb.index, count = mb.count, begin = s.route.rows.begin,
                    origins = std::move(s.route.origins), in = std::move(s.in), activated = std::move(s.activated),
                    dmade = std::move(dmade), dgate_up = std::move(dgate_up)] {
       const range shown(on, names_.weights());
@@ -736,8 +693,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     }
   }
   /// An expert without rows adds nothing; its gradient is reduced all the same.
-  void add_gradients(Device& on, std::int64_t, std::int64_t, const std::vector<std::int64_t>& begin,
-                     const detail::row_origins&, const T* in, const T* activated, const T* dmade, const T* dgate_up) {
+  void add_gradients(Device& on, std::int64_t, std::int64_t, const std::vector<std::int64_t>& begin, const row_origins&,
+                     const T* in, const T* activated, const T* dmade, const T* dgate_up) {
     const std::int64_t f = width_, h = hidden_;
     for (const auto& [p, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
       if (!p->trainable()) continue;
@@ -756,8 +713,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   }
 
   void sum_gradients(Device& on, std::int64_t index, std::int64_t count, const std::vector<std::int64_t>& begin,
-                     const detail::row_origins& origins, const T* in, const T* activated, const T* dmade,
-                     const T* dgate_up) {
+                     const row_origins& origins, const T* in, const T* activated, const T* dmade, const T* dgate_up) {
     const std::int64_t f = width_, h = hidden_;
     const auto leaves = sums_.by_leaf(index, count, begin, origins.peers, origins.tokens);
     const auto add = [&](auto& p, gradient_terms<Precision, Device>* terms, detail::expert_factor<T> of_outputs,
@@ -774,7 +730,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   // The stages of the experts' products, chosen at construction: deterministic sums replace them.
   using row_stage = void (moe::*)(Device&, const std::vector<std::int64_t>& begin, const T* from, T* to) const;
   using gradient_stage = void (moe::*)(Device&, std::int64_t index, std::int64_t count,
-                                       const std::vector<std::int64_t>& begin, const detail::row_origins&, const T* in,
+                                       const std::vector<std::int64_t>& begin, const row_origins&, const T* in,
                                        const T* activated, const T* dmade, const T* dgate_up);
 
   detail::layer_names names_;
@@ -783,7 +739,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   std::shared_ptr<detail::router_counts<Device>> counts_;
   parameter_ptr<Precision, Device> bias_;  ///< null: none
   parameter_ptr<Precision, Device> gate_, up_, down_;
-  detail::expert_peers<Device> peers_;
+  detail::expert_peers<exchange, Device> peers_;
   detail::expert_capacity<Device> capacity_;
   std::map<std::int64_t, buffer<Device>> first_choices_;  ///< of microbatches whose forward pass will run again
   detail::router_loss_terms<Device> losses_;

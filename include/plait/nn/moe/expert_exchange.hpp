@@ -1,0 +1,221 @@
+// Exchanges of rows between the ranks of a mixture's experts: the concept that a policy models, and the exchange by
+// all-to-all, which stands where a policy names no other.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/host_values.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/device/device.hpp"
+#include "plait/kernels/kernels.hpp"
+
+namespace plait {
+
+/// The ranks that exchange rows, at least two. All numbers are equal on all of them. Expert e of peer p is number
+/// p * experts + e.
+struct expert_group {
+  any_communicator* ranks = nullptr;              ///< the peers, in their order
+  std::int64_t peers = 1, experts = 0;            ///< ranks, and experts of each
+  std::int64_t all_experts = 0;                   ///< of the mixture; more where other ranks have some
+  std::int64_t width = 0;                         ///< elements of a row
+  std::int64_t most_sent = 0, most_received = 0;  ///< rows of one peer, at most
+};
+
+/// Host counts of the rows of one pass.
+struct expert_rows {
+  std::int64_t choices = 0;         ///< of this rank's tokens; those of experts that no peer has send no row
+  std::int64_t leaving = 0;         ///< rows that this rank sends
+  std::vector<std::int64_t> begin;  ///< [experts + 1], the first row of each expert here, and the number of rows here
+};
+
+/// Where rows of experts come from: the peer, and the token there.
+struct row_origins {
+  std::vector<std::int32_t> peers, tokens;
+};
+
+/// An exchange of rows of T between the ranks of experts, for one layer. A policy of a mixture, or its strategy, names
+/// one:
+///
+///     template <class T, class Device>
+///     using exchange = nccl_ep_exchange<T, Device>;
+///
+/// The layer makes X(device, group) when it is made and after each `resize`. All members are collective over the
+/// group, and each rank calls them in one order. Their work is on the device's main stream.
+/// - `open(device, counts, rows)` returns the route of one forward pass. `counts` [2, peers, experts] is on the device:
+///   the first half counts the rows that leave, and the second half is free. `open` sets `leaving` and `begin`, and so
+///   it waits for the device: buffers and products take their sizes on the host.
+/// - `dispatch(device, route, rows, meanwhile)` takes rows [leaving, width], which lie by peer and then by expert. It
+///   returns the rows that came, [here, width], which lie by expert. Within an expert any order is legal, if it is one
+///   order for all calls of a route. It calls `meanwhile()` once, at best while rows are on their way.
+/// - `combine(device, route, rows)` is its inverse: [here, width] to [leaving, width], each row where it left.
+///
+/// A forward pass calls each once. The backward pass is the mirror: `dispatch` moves gradients of what experts made,
+/// and `combine` moves those of their input, by the forward pass's route. No member adds rows up or weighs them.
+///
+/// Deterministic sums also want `origins(device, route, tokens)`: the origin of each row here, from the tokens of rows
+/// that leave, int32 [leaving] on the device. A dry run counts the default exchange.
+template <class X, class Device>
+concept expert_exchange =
+    compute_device<Device> && std::constructible_from<X, Device&, const expert_group&> && std::copyable<X> &&
+    std::movable<typename X::route> &&
+    requires(const X& x, Device& on, const typename X::route& r, host_values<std::int32_t, Device>& counts,
+             expert_rows& rows, buffer<Device> memory, void (&meanwhile)()) {
+      { x.open(on, counts, rows) } -> std::same_as<typename X::route>;
+      { x.dispatch(on, r, std::move(memory), meanwhile) } -> std::same_as<buffer<Device>>;
+      { x.combine(on, r, std::move(memory)) } -> std::same_as<buffer<Device>>;
+    };
+
+/// Exchanges rows by all-to-all through the communicator: counts first, then exactly the rows that there are. Rows of
+/// an expert lie by peer, and then as they left.
+template <class T, compute_device Device>
+class all_to_all_exchange {
+ public:
+  /// Counts are of rows, to and from each peer.
+  struct route {
+    std::vector<std::size_t> sent, sent_at, received, received_at;
+    std::vector<std::int32_t> arrived;  ///< [peers, experts]
+    buffer<Device> sorted, unsorted;    ///< by expert the rows that came, and the inverse
+    std::size_t leaving() const { return sent_at.back() + sent.back(); }
+    std::size_t here() const { return received_at.back() + received.back(); }
+  };
+
+  all_to_all_exchange(Device&, const expert_group& group) : group_(group) {}
+
+  route open(Device& on, host_values<std::int32_t, Device>& counts, expert_rows& rows) const {
+    const auto parts = static_cast<std::size_t>(group_.peers * group_.experts);
+    std::int32_t *const leaving = counts.data(), *const arriving = leaving + parts;
+    group_.ranks->all_to_all(leaving, arriving, static_cast<std::size_t>(group_.experts), dtype::i32);
+    std::vector<std::int32_t> values(2 * parts);
+    if constexpr (only_counts<Device>)  // as if all experts were chosen alike
+      for (std::int64_t row = 0; row < rows.choices * static_cast<std::int64_t>(parts) / group_.all_experts; ++row)
+        for (const std::size_t at : {std::size_t{0}, parts}) ++values[at + static_cast<std::size_t>(row) % parts];
+    else
+      counts.download(values.data(), 2 * parts);
+    route r;
+    take_counts(values.data(), r.sent, r.sent_at);
+    take_counts(values.data() + parts, r.received, r.received_at);
+    r.arrived.assign(values.begin() + static_cast<std::ptrdiff_t>(parts), values.end());
+    rows.leaving = static_cast<std::int64_t>(r.leaving());
+    rows.begin.assign(1, 0);
+    for (std::int64_t e = 0; e < group_.experts; ++e) {
+      rows.begin.push_back(rows.begin.back());
+      for (std::int64_t p = 0; p < group_.peers; ++p) rows.begin.back() += count(r, p, e);
+    }
+    r.sorted = make_buffer<std::int32_t>(on, r.here());
+    r.unsorted = make_buffer<std::int32_t>(on, r.here());
+    kernels::sort_arrivals(on, arriving, group_.peers, group_.experts, r.sorted.template data<std::int32_t>(),
+                           r.unsorted.template data<std::int32_t>());
+    return r;
+  }
+
+  template <std::invocable Work>
+  buffer<Device> dispatch(Device& on, const route& r, buffer<Device> leaving, Work&& meanwhile) const {
+    auto came = buffer<Device>::for_collectives(on, bytes(r.here()));
+    request arrival = start(leaving, r.sent, r.sent_at, came, r.received, r.received_at);
+    meanwhile();
+    arrival.wait();
+    auto by_expert = buffer<Device>(on, came.bytes());
+    take(on, came, r.sorted, by_expert, r);
+    return by_expert;
+  }
+  buffer<Device> combine(Device& on, const route& r, buffer<Device> rows) const {
+    auto leaving = buffer<Device>::for_collectives(on, bytes(r.here()));
+    auto back = buffer<Device>::for_collectives(on, bytes(r.leaving()));
+    take(on, rows, r.unsorted, leaving, r);
+    start(leaving, r.received, r.received_at, back, r.sent, r.sent_at).wait();
+    return back;
+  }
+
+  row_origins origins(Device& on, const route& r, const buffer<Device>& tokens) const {
+    std::vector<std::int32_t> there(r.here());
+    auto came = buffer<Device>::for_collectives(on, there.size() * sizeof(std::int32_t));
+    group_.ranks->all_to_all_v(tokens.data(), r.sent, r.sent_at, came.data(), r.received, r.received_at, dtype::i32);
+    if constexpr (!only_counts<Device>)
+      on.download(there.data(), came.data(), there.size() * sizeof(std::int32_t), on.main_stream());
+    row_origins all;
+    std::vector<std::size_t> next = r.received_at;
+    for (std::int64_t e = 0; e < group_.experts; ++e)
+      for (std::int64_t p = 0; p < group_.peers; ++p)
+        for (std::int32_t i = 0; i < count(r, p, e); ++i) {
+          all.peers.push_back(static_cast<std::int32_t>(p));
+          all.tokens.push_back(there[next[static_cast<std::size_t>(p)]++]);
+        }
+    return all;
+  }
+
+ private:
+  std::size_t bytes(std::size_t rows) const { return rows * static_cast<std::size_t>(group_.width) * sizeof(T); }
+  std::int32_t count(const route& r, std::int64_t peer, std::int64_t expert) const {
+    return r.arrived[static_cast<std::size_t>(peer * group_.experts + expert)];
+  }
+  void take(Device& on, const buffer<Device>& in, const buffer<Device>& from, buffer<Device>& out,
+            const route& r) const {
+    kernels::take_rows(on, in.template data<T>(), from.template data<std::int32_t>(), out.template data<T>(),
+                       static_cast<std::int64_t>(r.here()), group_.width);
+  }
+  request start(const buffer<Device>& out, const std::vector<std::size_t>& sent,
+                const std::vector<std::size_t>& sent_at, buffer<Device>& in, const std::vector<std::size_t>& received,
+                const std::vector<std::size_t>& received_at) const {
+    const auto elements = [&](std::vector<std::size_t> rows) {
+      for (std::size_t& n : rows) n *= static_cast<std::size_t>(group_.width);
+      return rows;
+    };
+    return group_.ranks->start_all_to_all_v(out.data(), elements(sent), elements(sent_at), in.data(),
+                                            elements(received), elements(received_at), dtype_of<T>);
+  }
+  void take_counts(const std::int32_t* of_experts, std::vector<std::size_t>& counts,
+                   std::vector<std::size_t>& begins) const {
+    std::size_t all = 0;
+    for (std::int64_t p = 0; p < group_.peers; ++p) {
+      begins.push_back(all);
+      std::size_t rows = 0;
+      for (std::int64_t e = 0; e < group_.experts; ++e) rows += static_cast<std::size_t>(*of_experts++);
+      counts.push_back(rows);
+      all += rows;
+    }
+  }
+
+  expert_group group_;
+};
+
+namespace detail {
+
+template <class X, class Device>
+inline constexpr bool gives_origins =
+    requires(const X& x, Device& on, const typename X::route& r, const buffer<Device>& tokens) {
+      { x.origins(on, r, tokens) } -> std::same_as<row_origins>;
+    };
+
+/// The exchange that a policy names, or its strategy, or the default. It is the default too where what they name is no
+/// exchange, so that `accepted` is the one error.
+template <class Policy, class T, class Device>
+struct exchange_of {
+  using type = all_to_all_exchange<T, Device>;
+  static constexpr bool accepted = true;
+};
+template <class X, class T, class Device>
+struct named_exchange {
+  static constexpr bool accepted = expert_exchange<X, Device>;
+  using type = std::conditional_t<accepted, X, all_to_all_exchange<T, Device>>;
+};
+template <class Policy, class T, class Device>
+  requires(!only_counts<Device> && requires { typename Policy::template exchange<T, Device>; })
+struct exchange_of<Policy, T, Device> : named_exchange<typename Policy::template exchange<T, Device>, T, Device> {};
+template <class Policy, class T, class Device>
+  requires(
+      !only_counts<Device> && !requires { typename Policy::template exchange<T, Device>; } &&
+      requires { typename Policy::derived_from::template exchange<T, Device>; })
+struct exchange_of<Policy, T, Device>
+    : named_exchange<typename Policy::derived_from::template exchange<T, Device>, T, Device> {};
+
+}  // namespace detail
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
