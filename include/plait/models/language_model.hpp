@@ -217,7 +217,8 @@ class language_model {
     head_->visit(f);
   }
 
-  /// Calls f(memory) for what passes of a unit keep in `kept`: the input of its block, and what its layers give.
+  /// Calls f(memory) for what passes of a unit keep in `kept`: the input of its block, and what its layers give. What
+  /// the loss keeps stays on the device: two numbers of each row of logits.
   template <class F>
   void visit_kept(int unit, saved& kept, F&& f) {
     const int i = unit - first_block();

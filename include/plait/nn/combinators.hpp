@@ -538,6 +538,12 @@ class sum<Input, Output, First, Rest...>
   struct saved {
     tensor_of<shared> gathered;  ///< empty if it is the input itself, or made again
     std::tuple<typename First::saved, typename Rest::saved...> branches;
+
+    template <class F>
+    void visit(F&& f) {
+      f(gathered);
+      std::apply([&](auto&... kept) { (visit_saved(kept, f), ...); }, branches);
+    }
   };
 
   sum(const context<device>& ctx, const std::string& name, First first, Rest... rest)

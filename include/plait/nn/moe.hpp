@@ -166,6 +166,13 @@ struct expert_route {
   row_origins origins;                          ///< of these rows, where sums want them
   std::optional<typename Exchange::route> way;  ///< none without peers
   std::int64_t here() const { return rows.begin.back(); }
+
+  template <class F>
+  void visit(F&& f) {
+    f(tokens);
+    f(places);
+    if (way) visit_saved(*way, f);
+  }
 };
 
 /// The ranks that exchange rows, and the experts of each. Without peers rows stay where they are.
@@ -337,13 +344,22 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> counts;    ///< of the choice, for a balance loss
     detail::expert_route<exchange, Device> route;
     buffer<Device> in, gate_up, activated;  ///< of the rows of this rank's experts
+
+    template <class F>
+    void visit(F&& f) {
+      router.visit(f);
+      f(scored);
+      for (auto* one : {&choice, &weights, &returned, &counts, &in, &gate_up, &activated}) f(*one);
+      route.visit(f);
+    }
   };
 
   moe(const context<Device>& ctx, const std::string& name, const moe_options& how = {})
       : names_(name),
         how_(checked(ctx, name, how)),
         router_(ctx, name + ".gate", {.init = how.init}),
-        counts_(std::make_shared<detail::router_counts<Device>>(layout_v<scores>, how.router, name)),
+        counts_(std::make_shared<detail::router_counts<Device>>(ctx, layout_v<scores>, how.router, how.limit.factor > 0,
+                                                                name)),
         bias_(correction_bias(ctx, name)),
         gate_(weight(ctx, name + ".experts.gate_proj.weight", derived.up, derived.at_experts)),
         up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),

@@ -20,6 +20,8 @@
 #endif
 #include "plait/core/text.hpp"
 #include "plait/layout/check.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/parallel/offload.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/tensor/redistribution.hpp"
 #include "plait/tensor/tensor.hpp"
@@ -210,9 +212,28 @@ std::vector<std::pair<std::string, std::vector<double>>> reduce_gradients(const 
   return all;
 }
 
+/// Moves what a forward pass has kept, `held` bytes, to the host's memory and back, as a step does that offloads
+/// activations. Finds what a `saved` with a `visit` does not give.
+template <class Saved, class Device>
+findings offload_and_reload(Device& device, Saved& kept, std::int64_t held) {
+  findings found;
+  if constexpr (requires { kept.visit(plait::detail::any_visitor{}); }) {
+    offloaded_unit<Device> away(device);
+    const auto visit = [&](auto&& f) { kept.visit(f); };
+    away.offload(visit);
+    const std::size_t before = device.bytes_in_use();
+    away.drop(visit);
+    const auto freed = static_cast<std::int64_t>(before - device.bytes_in_use());
+    found.require(freed == held, cat({"of ", held, " bytes that a forward pass keeps, ", freed, " are offloaded"}));
+    away.reload(visit);
+    away.wait();
+  }
+  return found;
+}
+
 /// Runs one rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer from a context of
 /// the device, and from one of the `counting_device`. What is kept and sent is compared with the prediction of the
-/// latter.
+/// latter. What is kept is offloaded between the passes.
 template <class Device, class Make>
 layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
   const context<Device> ctx{device, ranks, sizes, 99, how.order};
@@ -255,6 +276,7 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
       return out;
     }
     ranks.ledger().clear();
+    if (!how.reused) out.found.add(offload_and_reload(device, kept, held), "offload");  // else held is not all
     const auto dx = layer.backward(mb, x, kept, dy);
     later.run();
     const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make, how.policy, how.order);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/models/mixture_llama.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/parse.hpp"
@@ -19,21 +20,43 @@ using namespace plait::test;
 
 namespace {
 
-/// A Llama of six layers on a pipeline, whose stages are cut `sharded` times over cp and over tp.
+struct dense {
+  using strategy = megatron_sp;
+  template <class Device>
+  using stage = llama<double, strategy, Device>;
+  static constexpr bool has_experts = false;
+};
+/// With experts, and with the policy of context parallelism that `chosen_policy` names.
+struct mixture {
+  using strategy = context_parallel<megatron_experts, chosen<cp>, contiguous>;
+  template <class Device>
+  using stage = mixture_llama<double, strategy, Device>;
+  static constexpr bool has_experts = true;
+};
+
+/// A Llama of six layers on a pipeline, whose stages are cut `sharded` times over ep, over cp and over tp.
+template <class Model>
 struct offload_run {
+  template <class Device>
+  using stage = typename Model::template stage<Device>;
   scenario s{small_config(8, 4)};
   schedule plan;
   mesh_shape mesh;
-  recompute keep;
 
-  offload_run(const char* name, int ranks, int microbatches, recompute policy, int sharded = 1)
-      : plan(parse_schedule(name, ranks, microbatches)), keep(policy) {
+  offload_run(const char* name, int ranks, int microbatches, recompute policy, int sharded = 1,
+              chosen_policy context = chosen_policy::ring)
+      : plan(parse_schedule(name, ranks, microbatches)) {
+    s.options.keep = policy;
+    s.options.attention.context = context;
+    if (Model::has_experts)
+      s.config.mixture = {.experts = 4, .router = {.chosen = 2}, .shared_ffn = 8, .shared_gate = true};
     s.config.layers = 6;
     s.config.vocab = 60;
     s.seq = 8;
     s.microbatches = microbatches;
     mesh.add(axis_of<dp>, 1);
     mesh.add(axis_of<pp>, ranks);
+    if (Model::has_experts) mesh.add(axis_of<ep>, sharded);
     mesh.add(axis_of<cp>, sharded);
     mesh.add(axis_of<tp>, sharded);
     mesh.add(axis_of<tp_rep>, 1);
@@ -41,20 +64,18 @@ struct offload_run {
 
   template <class Device>
   context<Device> context_of(Device& device, world& w) const {
-    return {device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch / s.microbatches, s.seq), 1};
+    return {device, w, llama_sizes<typename Model::strategy>(s.config, w.shape(), s.batch / s.microbatches, s.seq), 1};
   }
   template <class Device>
   auto make(const context<Device>& ctx, any_communicator along, bool offloads) const {
-    using stage = llama<double, megatron_sp, Device>;
-    llama_options options;
-    options.keep = keep;
     pipeline_options how;
     how.offload_activations = offloads;
     const std::vector<stage_layers> parts =
         split_layers(stage_costs{std::vector<double>(6, 1.0), 0, 0}, plan.shape.stages());
-    return pipeline<stage>(
+    using made = stage<Device>;
+    return pipeline<made>(
         ctx, std::move(along), plan, parts,
-        [&](stage_layers part, stage* first) { return std::make_unique<stage>(ctx, s.config, options, part, first); },
+        [&](stage_layers part, made* first) { return std::make_unique<made>(ctx, s.config, s.options, part, first); },
         how);
   }
 
@@ -101,27 +122,45 @@ TEST_CASE("offloaded activations change no bit, under any schedule and mode of r
   for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"})
     for (const recompute keep : {recompute::none, recompute::selective, recompute::full}) {
       CAPTURE(name);
-      const offload_run run(name, 2, 4, keep);
+      const offload_run<dense> run(name, 2, 4, keep);
       CHECK(run.train(true) == run.train(false));
     }
 }
 
 TEST_CASE("gathered inputs and keys of a ring come back too") {
   for (const recompute keep : {recompute::none, recompute::full}) {
-    const offload_run run("1f1b", 1, 2, keep, 2);
+    const offload_run<dense> run("1f1b", 1, 2, keep, 2);
     CHECK(run.train(true) == run.train(false));
   }
 }
 
+TEST_CASE("so do the rows of experts, the choice, and what each policy of context parallelism keeps") {
+  for (const chosen_policy context : {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses})
+    for (const recompute keep : {recompute::none, recompute::selective, recompute::full}) {
+      const offload_run<mixture> run("1f1b", 1, 2, keep, 2, context);
+      CHECK(run.train(true) == run.train(false));
+    }
+}
+
+namespace {
+
+/// The blocks are six, one microbatch goes through one stage.
+template <class Model>
+void check_bytes(const offload_run<Model>& run) {
+  CHECK(run.train(true) == run.train(false));
+  const step_plan here = run.dry_run(0, false), away = run.dry_run(0, true);
+  CHECK(here.host_bytes == 0);
+  // What the embedding and the first five blocks keep is in the host's memory, two blocks' at most on the device.
+  CHECK(away.host_bytes > here.kept_bytes / 2);
+  CHECK(away.kept_bytes < here.kept_bytes / 2);
+}
+
+}  // namespace
+
 TEST_CASE("a device holds fewer activations where they are offloaded") {
   for (const recompute keep : {recompute::none, recompute::full}) {
-    const offload_run run("1f1b", 1, 1, keep);
-    CHECK(run.train(true) == run.train(false));
-    const step_plan here = run.dry_run(0, false), away = run.dry_run(0, true);
-    CHECK(here.host_bytes == 0);
-    // What the embedding and the first five blocks keep is in the host's memory, two blocks' at most on the device.
-    CHECK(away.host_bytes > here.kept_bytes / 2);
-    CHECK(away.kept_bytes < here.kept_bytes / 2);
+    check_bytes(offload_run<dense>("1f1b", 1, 1, keep));
+    check_bytes(offload_run<mixture>("1f1b", 1, 1, keep, 2, chosen_policy::ulysses));
   }
 }
 
@@ -135,7 +174,7 @@ TEST_CASE("what cannot be offloaded, or not for any time, is refused") {
     using stage::stage;
     void units() = delete;
   };
-  const offload_run run("1f1b", 1, 2, recompute::none);
+  const offload_run<dense> run("1f1b", 1, 2, recompute::none);
   pipeline_world ranks = pipeline_world::counting(run.mesh, 0);
   counting_device device;
   const context<counting_device> ctx = run.context_of(device, ranks.stage());

@@ -96,6 +96,11 @@ class chosen_attention {
   static constexpr bool in_chunks = true, with_sinks = true;
   struct saved {
     std::variant<typename ring_engine::saved, typename gathered_engine::saved, typename exchanged_engine::saved> kept;
+
+    template <class F>
+    void visit(F&& f) {
+      with(kept, [&](auto& one, auto) { visit_saved(one, f); });
+    }
   };
 
   chosen_attention() = default;

@@ -86,6 +86,14 @@ class attention_core {
     tensor_of<Q> q;     ///< rotated
     tensor_of<K> k, v;  ///< k rotated
     buffer<Device> lse;
+
+    template <class F>
+    void visit(F&& f) {
+      f(q);
+      f(k);
+      f(v);
+      f(lse);
+    }
   };
   struct gradients {
     tensor_of<dual_t<Q>> q;

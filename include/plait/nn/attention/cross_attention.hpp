@@ -122,6 +122,14 @@ class cross_attention {
     tensor_of<seen> gathered;  ///< the memory; empty if it is the memory itself, or gathered again
     tensor_of<queries> attended;
     typename core::saved inside;
+
+    template <class F>
+    void visit(F&& f) {
+      for (auto* linear : {&q, &k, &v, &out}) linear->visit(f);
+      f(gathered);
+      f(attended);
+      inside.visit(f);
+    }
   };
   struct gradients {
     tensor_of<dual_t<input>> x;

@@ -35,6 +35,12 @@ class ulysses_attention {
     buffer<Device> o;              ///< [batch, tokens of the group, own heads, head_dim]
     buffer<Device> first_visible;  ///< [batch, tokens of the group]
     typename Inner::saved inner;
+
+    template <class F>
+    void visit(F&& f) {
+      for (auto* exchanged : {&qkv, &o, &first_visible}) f(*exchanged);
+      visit_saved(inner, f);
+    }
   };
 
   ulysses_attention() = default;

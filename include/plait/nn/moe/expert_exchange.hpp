@@ -60,7 +60,8 @@ struct row_origins {
 /// and `combine` moves those of their input, by the forward pass's route. No member adds rows up or weighs them.
 ///
 /// Deterministic sums also want `origins(device, route, tokens)`: the origin of each row here, from the tokens of rows
-/// that leave, int32 [leaving] on the device. A dry run counts the default exchange.
+/// that leave, int32 [leaving] on the device. A dry run counts the default exchange. Buffers of a route are offloaded
+/// with activations where it has `visit(f)`, which calls f for each.
 template <class X, class Device>
 concept expert_exchange =
     compute_device<Device> && std::constructible_from<X, Device&, const expert_group&> && std::copyable<X> &&
@@ -84,6 +85,12 @@ class all_to_all_exchange {
     buffer<Device> sorted, unsorted;    ///< by expert the rows that came, and the inverse
     std::size_t leaving() const { return sent_at.back() + sent.back(); }
     std::size_t here() const { return received_at.back() + received.back(); }
+
+    template <class F>
+    void visit(F&& f) {
+      f(sorted);
+      f(unsorted);
+    }
   };
 
   all_to_all_exchange(Device&, const expert_group& group) : group_(group) {}

@@ -33,6 +33,13 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
     typename routed::saved routed_experts;
     typename shared::saved shared_expert;
     typename dense::saved mlp;
+
+    template <class F>
+    void visit(F&& f) {
+      routed_experts.visit(f);
+      shared_expert.visit(f);
+      mlp.visit(f);
+    }
   };
 
   expert_mlp(const context<Device>& ctx, const std::string& name, const moe_options& how,

@@ -163,9 +163,14 @@ class router_loss_terms {
 template <compute_device Device>
 class router_counts {
  public:
-  /// `scores` is the layout [samples, positions.., experts].
-  router_counts(const layout& scores, const kernels::router_settings& router, std::string name)
-      : scores_(scores), router_(router), name_(std::move(name)) {}
+  /// `scores` is the layout [samples, positions.., experts]; `limited`: `add` gets what is not beyond a limit.
+  router_counts(const context<Device>& ctx, const layout& scores, const kernels::router_settings& router, bool limited,
+                std::string name)
+      : scores_(scores), router_(router), name_(std::move(name)) {
+    const auto experts = static_cast<std::size_t>(ctx.sizes.of(scores.dims.back().dim));
+    counts_ = make_buffer<std::int32_t>(ctx.device, limited ? 2 * experts : experts);
+    entropy_ = make_buffer<double>(ctx.device, 1);
+  }
 
   /// Adds a microbatch's `scores` [tokens, experts] and choice [tokens, k]; `kept` is the choice that is not beyond a
   /// limit, or null: there is none. The first one of a step, which was there before, begins anew.
@@ -177,10 +182,6 @@ class router_counts {
     const auto i = static_cast<std::size_t>(mb.index), all = static_cast<std::size_t>(mb.count);
     if (seen_.size() != all || seen_[i]) {
       seen_.assign(all, false);
-      if (counts_.empty()) {
-        counts_ = make_buffer<std::int32_t>(on, static_cast<std::size_t>(kept ? 2 * experts : experts));
-        entropy_ = make_buffer<double>(on, 1);
-      }
       on.zero(counts_.data(), counts_.bytes(), on.main_stream());
       on.zero(entropy_.data(), entropy_.bytes(), on.main_stream());
     }
@@ -197,7 +198,7 @@ class router_counts {
 
   /// How often all tokens have chosen each expert; none before the first step. Collective.
   std::vector<std::int64_t> load(const context<Device>& ctx) {
-    return counts_.empty() ? std::vector<std::int64_t>{} : total(ctx, 0);
+    return seen_.empty() ? std::vector<std::int64_t>{} : total(ctx, 0);
   }
   /// Collective, as `load`.
   router_statistics statistics(const context<Device>& ctx) {

@@ -69,6 +69,14 @@ class shared_expert : public layer_types<activation_of<Precision>, typename S::r
     typename gate_layer::saved gate;
     tensor<T, output, Device> made;   ///< by the MLP, and
     tensor<T, gates, Device> scores;  ///< the gate's products, where there is one
+
+    template <class F>
+    void visit(F&& f) {
+      inner.visit(f);
+      gate.visit(f);
+      f(made);
+      f(scores);
+    }
   };
 
   shared_expert(const context<Device>& ctx, const std::string& name, const shared_expert_options& how = {})
