@@ -9,12 +9,15 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/mixture_llama.hpp"
+#include "plait/nn/moe/expert_mlp.hpp"
 #include "plait/parallel/train_step.hpp"
+#include "slow_link.hpp"
 #include "timing.hpp"
 
 /// A training step of a Llama with experts beside one of a dense Llama whose MLP is as wide as the experts of a token,
 /// in turn, so that both have the same products for each token. Then the memory of a rank where all tokens choose the
-/// experts of one rank, beside even choices and the bound. Times are of the one thread's processor.
+/// experts of one rank, beside even choices and the bound. Times are of the one thread's processor. Then what a shared
+/// expert hides of the exchanges of rows over a slow link.
 namespace {
 
 using plait::cpu;
@@ -110,12 +113,69 @@ std::size_t peak_of(bool skewed) {
   return *std::max_element(peaks.begin(), peaks.end());
 }
 
+/// What a shared expert, as wide as the experts of a token, hides of the exchanges of rows between two ranks, each of
+/// which takes half of the shared expert's time of a pass. It runs while rows are on their way to experts; nothing
+/// stands beside their way back.
+void hide_exchanges(int64_t hidden, int64_t rounds) {
+  plait::llama_config c = config_of(hidden, true);
+  c.mixture.shared_ffn = 2 * c.ffn;
+  bench::link link;
+  plait::threads::run(2, [&](plait::threads::communicator comm) {
+    plait::world w(plait::megatron_experts::mesh(1, 2, 1, 1, 1).shape(),
+                   plait::any_communicator(bench::slow_link<plait::threads::communicator>(comm, &link)));
+    cpu device;
+    plait::context<cpu> ctx{device, w, plait::llama_sizes<plait::megatron_experts>(c, w.shape(), 8, 256), 1};
+    using layer = plait::expert_mlp<float, plait::megatron_experts>;
+    layer experts(ctx, "mlp", {.router = c.mixture.router, .init = {0, 0.02}}, true, {.init = {0, 0.02}});
+    plait::shared_expert<float, plait::megatron_experts> alone(ctx, "alone", {.init = {0, 0.02}});
+    const auto make_values = [&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); };
+    experts.visit(make_values), alone.visit(make_values);
+    plait::tensor<float, layer::input> x(ctx);
+    plait::tensor<float, plait::dual_t<layer::output>> dy(ctx);
+    plait::kernels::fill_normal(device, x.data(), x.part(), 1, 0, 0.0, 1.0);
+    plait::kernels::fill_normal(device, dy.data(), dy.part(), 2, 0, 0.0, 1.0);
+    const plait::microbatch<cpu> mb(ctx);
+    const auto pass = [&](auto& of) {
+      typename std::remove_reference_t<decltype(of)>::saved kept;
+      of.forward(mb, x, &kept);
+      of.backward(mb, x, kept, dy);
+    };
+    plait::any_communicator& all = w.root();
+    /// Seconds that a rank waits for the link in a pass.
+    const auto waits = [&](double seconds_per_byte, bool overlaps) {
+      all.barrier();
+      if (w.rank() == 0) link.seconds_per_byte = seconds_per_byte, link.overlaps = overlaps, link.waited = 0;
+      all.barrier();
+      pass(experts);
+      all.barrier();
+      return link.waited / 2;
+    };
+    pass(experts), pass(alone);
+    std::vector<double> of_shared, waiting, overlapping;
+    for (int64_t i = 0; i < rounds; ++i) of_shared.push_back(bench::seconds([&] { pass(alone); }));
+    double message = bench::least(of_shared) / 6;  // a forward pass is a third of both
+    all.broadcast(&message, 1, plait::dtype::f64, 0);
+    const double bytes = static_cast<double>(x.size() / hidden * c.mixture.router.chosen * hidden) / 2 * sizeof(float);
+    for (int64_t i = 0; i < rounds; ++i) {
+      waiting.push_back(waits(message / bytes, false));
+      overlapping.push_back(waits(message / bytes, true));
+    }
+    if (w.rank() != 0) return;
+    const double four = bench::least(waiting), left = bench::least(overlapping);
+    fmt::print(
+        "2 ranks of experts, an exchange takes {:.1f} ms on the link: a rank waits {:.1f} ms for the four of a pass, "
+        "and {:.1f} ms with a shared expert beside the two to the experts, which hides {:.0f} % of those two\n",
+        message * 1e3, four * 1e3, left * 1e3, 100 * (four - left) / (four / 2));
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   const bench::numbers given(argc, argv);
   const int64_t rounds = given.of("--rounds", 8), seq = given.of("--seq", 256), hidden = given.of("--hidden", 512);
   for (const int64_t h : {hidden / 2, hidden}) compare(h, seq, rounds);
+  hide_exchanges(hidden, rounds);
   const std::size_t even = peak_of(false), skewed = peak_of(true);
   // The other three ranks' rows: in each of 4 layers input, gate, up and product are kept; in the backward pass of one
   // there are gradients of all these, and copies before and after the exchanges.

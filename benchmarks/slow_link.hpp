@@ -54,8 +54,9 @@ struct link {
   std::map<std::tuple<int, int, int>, std::deque<clock::time_point>> sent_;
 };
 
-/// A communicator of in-process ranks whose messages, all-gathers and reduce-scatters take as long as a link takes:
-/// they are there when the link would have brought them, and not before. Everything else is as fast as the inner one.
+/// A communicator of in-process ranks whose messages, all-gathers, reduce-scatters and ragged exchanges take as long as
+/// a link takes: they are there when the link would have brought them, and not before. Everything else is as fast as
+/// the inner one.
 template <plait::communicator Comm>
 class slow_link : public plait::verbs<slow_link<Comm>> {
   using clock = link::clock;
@@ -72,15 +73,23 @@ class slow_link : public plait::verbs<slow_link<Comm>> {
   std::string label() const { return std::string(inner_.label()); }
 
   void run(const plait::call& c) {
-    if (c.kind == plait::collective::send || c.kind == plait::collective::receive) return start(c).wait();
+    if (c.kind == plait::collective::send || c.kind == plait::collective::receive || c.ragged) return start(c).wait();
     inner_.run(c);
     if (c.kind == plait::collective::all_gather || c.kind == plait::collective::reduce_scatter)
       pass_around(c.count * size_of(c.type));
   }
   plait::request start(const plait::call& c) {
     if (c.kind == plait::collective::send) link_->posted(rank(), c.peer, c.tag);
+    if (c.ragged) {
+      for (int peer = 0; peer < size(); ++peer) link_->posted(rank(), peer, of_exchange);
+      const std::size_t own = c.send_counts[static_cast<std::size_t>(rank())];
+      const std::size_t bytes = (c.sum(c.send_counts) - own) * size_of(c.type);
+      plait::request all = started({inner_.start(c), link_, clock::now(), bytes, size(), rank(), of_exchange});
+      if (!link_->overlaps) group_->back()->finish();
+      return all;
+    }
     if (c.kind != plait::collective::send && c.kind != plait::collective::receive) return inner_.start(c);
-    const int from = c.kind == plait::collective::send ? -1 : c.peer;
+    const int from = c.kind == plait::collective::send ? from_none : c.peer;
     return started({inner_.start(c), link_, clock::now(), c.count * size_of(c.type), from, rank(), c.tag});
   }
 
@@ -98,19 +107,25 @@ class slow_link : public plait::verbs<slow_link<Comm>> {
   }
 
  private:
+  static constexpr int from_none = -1, of_exchange = -1;  ///< in place of a rank, and of a tag
+
   struct pending {
     plait::request inner;
     link* shared;
     clock::time_point posted;
     std::size_t bytes;
-    int from, to, tag;  ///< `from` -1: a send
+    int from, to, tag;  ///< of an exchange, `from` is the number of ranks
     bool over = false;
 
     void finish() {
       if (std::exchange(over, true)) return;
       inner.wait();
-      if (from < 0) return;
-      const clock::time_point begin = std::max(posted, shared->sent(from, to, tag));
+      if (from == from_none) return;
+      clock::time_point begin = posted;
+      if (tag != of_exchange)
+        begin = std::max(begin, shared->sent(from, to, tag));
+      else
+        for (int peer = 0; peer < from; ++peer) begin = std::max(begin, shared->sent(peer, to, tag));
       shared->wait_until(begin + shared->time_of(static_cast<double>(bytes)));
     }
   };
