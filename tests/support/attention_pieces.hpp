@@ -73,7 +73,8 @@ struct piece_sizes {
   std::int64_t q_len = 80, k_len = 100, batch = 2, heads = 6, head_dim = 9, unit = 1;
 };
 
-/// A piece with everything a shape can say; `documents` is what its first_visible, if any, points to.
+/// A piece with everything a shape can say; `documents` is what its first_visible and end_visible, if any, point to:
+/// the ends of documents lie behind the starts.
 inline attention_piece random_piece(picker& numbers, const piece_sizes& most, std::vector<std::int32_t>& documents) {
   const auto units = [&](std::int64_t least, std::int64_t largest) {
     return most.unit * numbers.pick(least, std::max(largest / most.unit, least));
@@ -107,7 +108,16 @@ inline attention_piece random_piece(picker& numbers, const piece_sizes& most, st
     const auto of_batch = random_documents(numbers, s.q_offset, s.q_batch);
     documents.insert(documents.end(), of_batch.begin(), of_batch.end());
   }
+  const std::int64_t tokens = s.batch * s.q_batch;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    std::int64_t next = i % s.q_batch;
+    while (next < s.q_batch &&
+           documents[static_cast<std::size_t>(i / s.q_batch * s.q_batch + next)] <= s.q_offset + i % s.q_batch)
+      ++next;
+    documents.push_back(static_cast<std::int32_t>(s.q_offset + next));
+  }
   if (numbers.often(2)) s.first_visible = documents.data();
+  if (numbers.often(3)) s.end_visible = documents.data() + tokens;
   if (!numbers.often(3)) s.score.cap = static_cast<double>(numbers.pick(1, 50)) / 10;
   s.score.alibi = !numbers.often(3);
   s.score.first_head = numbers.pick(0, 5);

@@ -57,6 +57,7 @@ inline void naive_attention(const kernels::attention_shape& given, const attenti
           if (other < s.mask.first(position) || other >= s.mask.end(position)) continue;
           if (s.mask.allows != nullptr && !s.mask.allows(position, other)) continue;
           if (s.first_visible != nullptr && other < s.first_visible[query]) continue;
+          if (s.end_visible != nullptr && other >= s.end_visible[query]) continue;
           keys.push_back(b * s.k_batch + j);
           double score = s.scale * dot(q, element(at.k, keys.back(), s.k_stride, kv_head));
           const double t = s.score.cap > 0 ? std::tanh(score / s.score.cap) : 0;

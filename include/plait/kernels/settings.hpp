@@ -53,6 +53,8 @@ struct attention_mask {
 
   constexpr std::int64_t first(std::int64_t p) const { return before == all ? -all : p - before; }
   constexpr std::int64_t end(std::int64_t p) const { return std::max(after == all ? all : p + after + 1, prefix); }
+  /// Whether a query may see keys behind its own position.
+  constexpr bool looks_ahead() const { return after > 0 || prefix > 0; }
   constexpr bool sees_all() const { return before == all && after == all && allows == nullptr; }
   /// Whether it is neither causal nor full, so that keys may not be counted from elsewhere.
   constexpr bool needs_positions() const {
@@ -121,8 +123,8 @@ struct attention_score {
 /// of lse [batch, heads, q_len] is `lse_stride` elements.
 ///
 /// Token i of the queries has the position q_offset + i for `mask` and `score`, and token j of the keys k_offset + j.
-/// `first_visible` bounds what is seen from below, with any mask. A query that sees nothing has output 0, lse -infinity
-/// and gradient 0.
+/// `first_visible` and `end_visible` bound what is seen, with any mask. A query that sees nothing has output 0, lse
+/// -infinity and gradient 0.
 struct attention_shape {
   std::int64_t batch = 1;
   std::int64_t q_len = 0;
@@ -138,7 +140,8 @@ struct attention_shape {
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;
   /// Strides of the gradients; 0 means as the value's.
   std::int64_t dq_stride = 0, dk_stride = 0, dv_stride = 0, do_stride = 0;
-  /// Tokens between batches of queries, outputs and `first_visible`, and of keys and values; 0 means q_len and k_len.
+  /// Tokens between batches of queries, outputs, `first_visible` and `end_visible`, and of keys and values; 0 means
+  /// q_len and k_len.
   std::int64_t q_batch = 0, k_batch = 0;
   /// Elements between the heads' rows of lse and delta; 0 means q_len. The stride of batches is heads * lse_stride.
   std::int64_t lse_stride = 0;
@@ -146,6 +149,9 @@ struct attention_shape {
   /// query may see, for instance where its document begins. Must not decrease along the queries of a batch. Null: no
   /// such bound.
   const std::int32_t* first_visible = nullptr;
+  /// In the same way, the global position of the first token behind all that a query may see, for instance where its
+  /// document ends (`document_ends`). Must not decrease along the queries of a batch. Null: no such bound.
+  const std::int32_t* end_visible = nullptr;
 
   std::int64_t group() const { return heads / kv_heads; }
 
@@ -161,13 +167,19 @@ struct attention_shape {
   /// Returns this shape with every stride filled in. Throws `plait::error` for sizes that cannot be.
   attention_shape checked() const;
 
-  /// How many keys, from the first on, query token i sees.
+  /// How many keys, from the first on, query token i sees, where `end_visible` is not regarded.
   std::int64_t visible(std::int64_t i) const {
     return std::clamp<std::int64_t>(mask.end(q_offset + i) - k_offset, 0, k_len);
   }
 
+  /// How many query token i of batch b sees, where `end_visible` is regarded (and read).
+  std::int64_t visible(std::int64_t b, std::int64_t i) const {
+    if (end_visible == nullptr) return visible(i);
+    return std::clamp<std::int64_t>(end_visible[b * q_batch + i] - k_offset, 0, visible(i));
+  }
+
   /// The first key that query token i of batch b may see for `mask` and `first_visible` (which is read): it sees
-  /// those from this one on and before `visible(i)`, k_len if none. The shape must be checked.
+  /// those from this one on and before `visible(b, i)`, k_len if none. The shape must be checked.
   std::int64_t first_key(std::int64_t b, std::int64_t i) const {
     std::int64_t first = mask.first(q_offset + i);
     if (first_visible != nullptr) first = std::max<std::int64_t>(first, first_visible[b * q_batch + i]);
@@ -222,9 +234,8 @@ PLAIT_INLINE attention_shape attention_shape::checked() const {
   if (score.all_heads == 0) s.score.all_heads = heads;
   if (score.first_head < 0 || score.first_head + heads > s.score.all_heads)
     refuse("score.first_head", score.first_head, cat({"from 0 to ", s.score.all_heads - heads}));
-  if (first_visible != nullptr && (k_offset < 0 || k_offset > most_position)) {
-    refuse("k_offset", k_offset, cat({"from 0 to ", most_position, " where first_visible is given"}));
-  }
+  if ((first_visible != nullptr || end_visible != nullptr) && (k_offset < 0 || k_offset > most_position))
+    refuse("k_offset", k_offset, cat({"from 0 to ", most_position, " where first_visible or end_visible is given"}));
   return s;
 }
 #endif

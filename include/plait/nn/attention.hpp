@@ -258,7 +258,7 @@ struct attention_options {
   /// Whether each head has a sink: a weight whose exponential joins the softmax of every query, as in gpt-oss.
   bool sinks = false;
   /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
-  /// the first token of each token's document. With a causal mask alone.
+  /// the first token of each token's document. With every mask, whose prefix is of the whole sequence.
   bool documents = false;
   /// The policy that `chosen` stands for.
   chosen_policy context = chosen_policy::ring;
@@ -522,7 +522,6 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
                          end = ctx.sizes.begin_of(specs::sequence, ranks, r + 1);
       part.blocks.push_back(order.runs(begin, end - begin));
     }
-    require_fitting_mask(part);
     engine_ = engine(ctx, part, axes);
     if (!rotates()) return;
     const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);

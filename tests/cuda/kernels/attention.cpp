@@ -257,7 +257,7 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
 
   attention_shape packed = usual;
   const std::int32_t documents[4] = {};
-  packed.first_visible = documents;
+  packed.first_visible = packed.end_visible = documents;
   CHECK(attention_backend_for(automatic, packed) == attention_backend::own);
   attention_shape scored = usual;
   scored.score = {.cap = 50, .alibi = true};
@@ -268,7 +268,7 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
                        plait::error);
   CHECK_THROWS_WITH_AS(attention_backend_for(forced, packed, {.gradients = true, .has_output = false}),
                        "attention: cuDNN is chosen, but does not support gradients without the output, "
-                       "first_visible; choose attention_backend::automatic or own",
+                       "first_visible, end_visible; choose attention_backend::automatic or own",
                        plait::error);
 
   cuda device;

@@ -109,6 +109,7 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   CAPTURE(s.q_offset);
   CAPTURE(s.k_offset);
   CAPTURE(s.first_visible);
+  CAPTURE(s.end_visible);
   cuda device;
   if (library == nullptr &&
       kernels::attention_shared_bytes(dtype_of<T>, s.head_dim) > device.shared_bytes_per_block()) {
@@ -135,6 +136,10 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   device_array<std::int32_t> documents_(device, documents);
   attention_shape there = given.shape;
   if (s.first_visible != nullptr) there.first_visible = documents_.data();
+  std::vector<std::int32_t> ends;
+  if (s.end_visible != nullptr) ends.assign(s.end_visible, s.end_visible + q_tokens - given.q_lead);
+  device_array<std::int32_t> ends_(device, ends);
+  if (s.end_visible != nullptr) there.end_visible = ends_.data();
   const T *const q_at = q_.data() + given.q_lead * s.q_stride, *const k_at = k_.data() + given.k_lead * s.k_stride;
   const T *const v_at = v_.data() + given.k_lead * s.v_stride, *const d_o_at = d_o_.data() + given.q_lead * s.do_stride;
   R* const o_at = o_.data() + given.q_lead * s.o_stride;

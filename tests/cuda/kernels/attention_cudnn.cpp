@@ -107,6 +107,7 @@ TEST_CASE("what cuDNN's attention cannot do is said, and runs on plait's own ker
   CHECK(reason([](S s) { s.head_dim = 12; }) == "head_dim must be a multiple of 8 up to 128");
   CHECK(reason([](S s) { s.head_dim = 136; }) == "head_dim must be a multiple of 8 up to 128");
   CHECK(reason([&](S s) { s.first_visible = documents; }) == "first_visible must not be given");
+  CHECK(reason([&](S s) { s.end_visible = documents; }) == "end_visible must not be given");
   CHECK(reason([](S s) { s.lse_stride = 40; }) == "lse_stride must be q_len");
   CHECK(reason([](S s) { s.q_offset = 3; }) == "under a causal mask, queries and keys must begin or end together");
   CHECK(reason([](S s) { s.q_len = 40, s.k_offset = 8; }) ==

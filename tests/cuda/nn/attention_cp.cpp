@@ -48,9 +48,15 @@ context_arrays expected_of(const context_inputs& in) {
 TEST_CASE("in float every policy is the processor's attention") {
   context_sizes sizes;
   sizes.seq = 64;
-  for (const bool documents : {false, true}) {
-    sizes.window = documents ? 0 : 25;
-    if (documents) sizes.score = {.cap = 2, .alibi = true};
+  using masks = kernels::attention_mask;
+  for (const auto& [mask, documents] : {std::pair{masks::window(25), false},
+                                        {masks::causal(), true},
+                                        {masks::full(), true},
+                                        {masks::local(masks::all, 9), true}}) {
+    CAPTURE(kernels::describe(mask));
+    sizes.mask = mask;
+    if (mask == masks::causal()) sizes.score = {.cap = 2, .alibi = true};
+    if (mask == masks::full()) sizes.score = {};
     context_inputs in = random_inputs<float>(sizes, documents);
     in.sinks = random_values<float>(sizes.heads, 5);
     const context_arrays expected = expected_of(in);

@@ -17,9 +17,10 @@
 /// the text.
 namespace plait::test {
 
-/// Sizes of one causal attention; arrays are [seq, heads, head_dim], one sequence.
+/// Sizes of one attention; arrays are [seq, heads, head_dim], one sequence.
 struct context_sizes {
-  std::int64_t seq = 128, heads = 4, kv_heads = 2, head_dim = 16, window = 0;
+  std::int64_t seq = 128, heads = 4, kv_heads = 2, head_dim = 16;
+  kernels::attention_mask mask{};
   kernels::attention_score score{};
 };
 
@@ -36,11 +37,14 @@ inline context_arrays context_on_cpu(const context_sizes& sizes, const std::vect
   cpu device;
   kernels::attention_shape s;
   s.q_len = s.k_len = sizes.seq;
-  s.heads = sizes.heads, s.kv_heads = sizes.kv_heads, s.head_dim = sizes.head_dim,
-  s.mask = kernels::attention_mask::window_or_causal(sizes.window);
+  s.heads = sizes.heads, s.kv_heads = sizes.kv_heads, s.head_dim = sizes.head_dim, s.mask = sizes.mask;
   s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   s.score = sizes.score;
-  if (!first_visible.empty()) s.first_visible = first_visible.data();
+  std::vector<std::int32_t> ends(first_visible.size());
+  if (!first_visible.empty()) {
+    kernels::document_ends(device, first_visible.data(), sizes.seq, ends.data(), 1, 0, sizes.seq, sizes.seq);
+    s.first_visible = first_visible.data(), s.end_visible = ends.data();
+  }
   context_arrays made{std::vector<double>(q.size()), std::vector<double>(q.size()), std::vector<double>(k.size()),
                       std::vector<double>(v.size()), std::vector<double>(sinks.size())};
   std::vector<double> lse(static_cast<std::size_t>(s.heads * s.q_len)), delta(lse);
@@ -103,8 +107,7 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
     world w(mesh<axis<cp>>{ranks}.shape(), comm);
     context<cuda> ctx{device, w, {}};
     kernels::attention_shape shape;
-    shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim,
-    shape.mask = kernels::attention_mask::window_or_causal(s.window);
+    shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim, shape.mask = s.mask;
     shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     shape.score = s.score;
     const bool documents = !in.starts.empty();

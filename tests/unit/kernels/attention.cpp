@@ -65,6 +65,7 @@ void check(const attention_piece& given, double tolerance) {
   CAPTURE(s.head_dim);
   CAPTURE(describe(s.mask));
   CAPTURE(s.first_visible);
+  CAPTURE(s.end_visible);
   CAPTURE(s.q_offset);
   CAPTURE(s.k_offset);
   CAPTURE(s.score.cap);
@@ -428,5 +429,6 @@ TEST_CASE("impossible shapes are refused by name") {
   s.first_visible = documents;
   s.k_offset = -1;
   CHECK_THROWS_WITH_AS(
-      s.checked(), "attention: k_offset = -1, must be from 0 to 2147483647 where first_visible is given", plait::error);
+      s.checked(), "attention: k_offset = -1, must be from 0 to 2147483647 where first_visible or end_visible is given",
+      plait::error);
 }

@@ -59,7 +59,7 @@ struct key_range {
 struct seen_keys {
   std::int64_t low, high;
   seen_keys(const attention_shape& s, std::int64_t batch, std::int64_t begin, std::int64_t end)
-      : low(s.first_key(batch, begin)), high(s.visible(end - 1)) {}
+      : low(s.first_key(batch, begin)), high(s.visible(batch, end - 1)) {}
   bool none() const { return low >= high; }
   /// Whether some lie in the block of `count` keys from `k0` on.
   bool meet(std::int64_t k0, std::int64_t count) const { return std::max(low, k0) < std::min(high, k0 + count); }
@@ -84,7 +84,7 @@ struct score_tile {
 struct seen_scores {
   std::int64_t seen, unseen;
   seen_scores(const attention_shape& s, std::int64_t batch, std::int64_t query, const score_tile& tile)
-      : seen(std::clamp<std::int64_t>(s.visible(query) - tile.first_key, 0, tile.keys.count)),
+      : seen(std::clamp<std::int64_t>(s.visible(batch, query) - tile.first_key, 0, tile.keys.count)),
         unseen(std::min(s.first_key(batch, query) - tile.first_key, seen)) {}
 };
 
@@ -453,6 +453,18 @@ PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const bf16*, const bf16*, c
                                                const attention_shape&))
 PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const double*, const double*, const double*, double*, double*,
                                                const attention_shape&))
+
+/// ends [batch, q_len]: for the query tokens at `first` to `first + count - 1` of a text, the position behind the last
+/// token of each one's document, for `attention_shape::end_visible`. starts [batch, length] are the positions at which
+/// the documents of all tokens of the text begin, and do not decrease along it. Batches of ends are `stride` apart.
+inline void document_ends(cpu&, const std::int32_t* starts, std::int64_t length, std::int32_t* ends, std::int64_t batch,
+                          std::int64_t first, std::int64_t count, std::int64_t stride) {
+  for (std::int64_t b = 0; b < batch; ++b)
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int32_t* const text = starts + b * length;
+      ends[b * stride + i] = static_cast<std::int32_t>(std::upper_bound(text, text + length, first + i) - text);
+    }
+}
 
 /// Gives each query's softmax one more term, the exponential of its head's sink, whose value is 0 (Xiao et al. 2023): o
 /// and lse of attention without sinks become those with them. sinks: [heads]. Uses batch, q_len, heads, head_dim,

@@ -364,6 +364,39 @@ void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, c
   });
 }
 
+// ---- where documents end -----------------------------------------------------------------------------------------
+
+namespace detail {
+
+static __global__ void find_document_ends(const std::int32_t* starts, int length, std::int32_t* ends, std::int64_t rows,
+                                          std::int64_t first, std::int64_t count, std::int64_t stride) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  const std::int64_t b = row / count, i = row % count;
+  const std::int32_t* const text = starts + b * length;
+  int begin = 0, end = length;
+  while (begin < end) {
+    const int middle = (begin + end) / 2;
+    if (text[middle] <= first + i)
+      begin = middle + 1;
+    else
+      end = middle;
+  }
+  ends[b * stride + i] = begin;
+}
+
+}  // namespace detail
+
+#ifndef PLAIT_COMPILING_CUDA_DOUBLE
+PLAIT_CUDA_INLINE void document_ends(cuda& device, const std::int32_t* starts, std::int64_t length, std::int32_t* ends,
+                                     std::int64_t batch, std::int64_t first, std::int64_t count, std::int64_t stride) {
+  const std::int64_t rows = batch * count;
+  if (rows <= 0) return;
+  plait::detail::launch(device, {plait::detail::blocks_for(rows, 256), 256}, detail::find_document_ends, starts,
+                        static_cast<int>(length), ends, rows, first, count, stride);
+}
+#endif
+
 // ---- attention sinks ---------------------------------------------------------------------------------------------
 
 namespace detail {

@@ -37,9 +37,9 @@ struct cudnn_attention_options {
 
 /// cuDNN's fused attention in bf16 (cuDNN 9 with the header-only cudnn_frontend). Plans are made once per shape and
 /// kept. Include it in host code where PLAIT_WITH_CUDNN is set, link with cudnn, and give the object to the device.
-/// Supports head_dim of multiples of 8 up to 128, and strides of all but lse, but not `first_visible`. There may be no
-/// mask, or a causal one. With a causal mask, queries and keys begin together, with or without a window, or end
-/// together (pieces of longer sequences). Belongs to one device and its thread.
+/// Supports head_dim of multiples of 8 up to 128, and strides of all but lse, but not `first_visible` or `end_visible`.
+/// There may be no mask, or a causal one. With a causal mask, queries and keys begin together, with or without a
+/// window, or end together (pieces of longer sequences). Belongs to one device and its thread.
 class cudnn_attention final : public attention_library {
  public:
   using graph = cudnn_frontend::graph::Graph;
@@ -186,6 +186,7 @@ class cudnn_attention final : public attention_library {
     if (s.batch == 0 || s.q_len == 0 || s.k_len == 0) return "batch, q_len and k_len must be at least 1";
     if (s.head_dim % 8 != 0 || s.head_dim > 128) return "head_dim must be a multiple of 8 up to 128";
     if (s.first_visible != nullptr) return "first_visible must not be given";
+    if (s.end_visible != nullptr) return "end_visible must not be given";
     if (s.lse_stride != s.q_len) return "lse_stride must be q_len";
     if (!sees_all(s) && s.q_offset != s.k_offset && !ends_together(s)) {
       return "under a causal mask, queries and keys must begin or end together";

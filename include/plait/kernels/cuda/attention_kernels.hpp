@@ -20,7 +20,7 @@
 namespace plait::kernels::detail {
 
 /// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before
-/// `visible(i)`: the offsets and the mask are in `shift`, `lower` and `prefix`.
+/// `visible(b, i)`: the offsets and the mask are in `shift`, `lower` and `prefix`.
 struct attention_sizes {
   int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift, lower, prefix, k_offset;
   float scale;
@@ -42,7 +42,7 @@ struct attention_sizes {
             std::clamp(attention_mask{s.mask.before, s.mask.after}.end(s.q_offset) - s.k_offset, -s.q_len, s.k_len))),
         lower(static_cast<int>(std::clamp(s.mask.first(s.q_offset) - s.k_offset, no_bound, s.k_len))),
         prefix(static_cast<int>(std::clamp<std::int64_t>(s.mask.prefix - s.k_offset, 0, s.k_len))),
-        k_offset(s.first_visible != nullptr ? static_cast<int>(s.k_offset) : 0),
+        k_offset(s.first_visible != nullptr || s.end_visible != nullptr ? static_cast<int>(s.k_offset) : 0),
         scale(static_cast<float>(s.scale)),
         exact_scale(s.scale),
         first_visible(s.first_visible),
@@ -63,15 +63,15 @@ struct attention_sizes {
     if (head_dim > 256) fail({"attention: head_dim = ", head_dim, ", on a GPU at most 256"});
   }
 
-  /// How many keys, from the first on, query i sees.
-  __host__ __device__ int visible(int i) const {
+  /// How many keys, from the first on, query i of a batch sees.
+  __device__ int visible(int /*b*/, int i) const {
     const int seen = i + shift > prefix ? i + shift : prefix;
     return seen < k_len ? seen : k_len;
   }
-  /// The first query that sees key j, if any does.
-  __host__ __device__ int first_query(int j) const { return j < shift || j < prefix ? 0 : j - shift + 1; }
+  /// The first query of a batch that sees key j, if any does.
+  __device__ int first_query(int /*b*/, int j) const { return j < shift || j < prefix ? 0 : j - shift + 1; }
 
-  /// The key that a global position, one of `first_visible`, stands for; 0 if it lies before them all.
+  /// The key that a global position of `first_visible` or `end_visible` stands for; 0 if it lies before them all.
   __device__ int key_at(std::int32_t position) const { return position > k_offset ? position - k_offset : 0; }
   /// The first key that query i may see; after the last query, the last one's first key or a later one.
   __device__ int first_key(int b, int i) const {
@@ -124,20 +124,41 @@ struct attention_sizes {
   }
 };
 
-/// The sizes of an attention with an `attention_score`. Kernels without one are compiled apart, so that it costs them
-/// nothing.
+/// The sizes of an attention with an `attention_score` or with `end_visible`. Kernels without them are compiled apart,
+/// so that these cost them nothing.
 struct scored_attention_sizes : attention_sizes {
+  const std::int32_t* end_visible;
   double cap;
   bool alibi;
   int power_of_heads, first_head, distance;
 
   explicit scored_attention_sizes(const attention_shape& s)
       : attention_sizes(s),
+        end_visible(s.end_visible),
         cap(s.score.cap),
         alibi(s.score.alibi),
         power_of_heads(narrow("score.all_heads", s.score.power_of_heads())),
         first_head(narrow("score.first_head", s.score.first_head)),
         distance(alibi ? narrow("the distance of a query and a key", s.q_offset - s.k_offset) : 0) {}
+
+  /// After the last query, as many as the last one sees, or more.
+  __device__ int visible(int b, int i) const {
+    const int seen = attention_sizes::visible(b, i);
+    if (end_visible == nullptr) return seen;
+    const int end = key_at(end_visible[b * q_batch + (i < q_len ? i : q_len - 1)]);
+    return end < seen ? end : seen;
+  }
+  __device__ int first_query(int b, int j) const {
+    int begin = attention_sizes::first_query(b, j), end = end_visible != nullptr ? q_len : begin;
+    while (begin < end) {
+      const int middle = (begin + end) / 2;
+      if (key_at(end_visible[b * q_batch + middle]) <= j)
+        begin = middle + 1;
+      else
+        end = middle;
+    }
+    return begin;
+  }
 };
 template <class Sizes>
 inline constexpr bool scores_change = std::is_same_v<Sizes, scored_attention_sizes>;
@@ -201,7 +222,7 @@ struct attention_work {
 /// Calls call(sizes) with those of the kernels that a checked shape needs.
 template <class Call>
 void with_sizes(const attention_shape& s, const Call& call) {
-  if (s.score.changes()) return call(scored_attention_sizes(s));
+  if (s.score.changes() || s.end_visible != nullptr) return call(scored_attention_sizes(s));
   call(attention_sizes(s));
 }
 
@@ -486,10 +507,10 @@ __device__ inline void load_first_keys(int* first_keys, int batch, int q0, const
 /// tile's first key, and `first_keys` has the first keys of the block's queries.
 template <int Queries, class T, std::size_t Columns, class Sizes>
 __device__ inline void mask_scalar_scores(T (&scores)[Columns], const int* first_keys, int x, int row, int q0, int k0,
-                                          int head, const Sizes& s) {
+                                          int batch, int head, const Sizes& s) {
   constexpr int columns = static_cast<int>(Columns);
   constexpr T nothing = -infinite<T>;
-  const int seen = s.visible(q0 + row) - k0;
+  const int seen = s.visible(batch, q0 + row) - k0;
   PLAIT_UNROLL
   for (int c = 0; c < columns; ++c) scores[c] *= scale_of<T>(s);
   if constexpr (scores_change<Sizes>) {
@@ -555,7 +576,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
   int* const first_keys = reinterpret_cast<int*>(weights + queries * scalar_pitch<keys>);
   const attention_work work(tiles_of(s.q_len, queries), s.heads, s.batch, true);
   const int q0 = work.tile * queries, kv_head = work.head / s.group, x = scalar_x(), y = scalar_y();
-  const int last = (q0 + queries < s.q_len ? q0 + queries : s.q_len) - 1, visible = s.visible(last);
+  const int last = (q0 + queries < s.q_len ? q0 + queries : s.q_len) - 1, visible = s.visible(work.batch, last);
   const T* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
   const T* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
   load_scalar_tile<queries, Width>(query_tile, s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
@@ -577,7 +598,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
     PLAIT_UNROLL
     for (int r = 0; r < rows; ++r) {
       const int row = y + 16 * r;
-      mask_scalar_scores<queries>(scores[r], first_keys, x, row, q0, k0, work.head, s);
+      mask_scalar_scores<queries>(scores[r], first_keys, x, row, q0, k0, work.batch, work.head, s);
       const T shrink = weigh_scalar_scores(weights + row * scalar_pitch<keys>, scores[r], x, row_max[r], row_sum[r]);
       PLAIT_UNROLL
       for (int c = 0; c < Width / 16; ++c) sums[r][c] *= shrink;
@@ -600,7 +621,7 @@ __device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows 
                                               row_of<row_of<T, Rows / 16>, Rows / 16>& ds, const T* query_tile,
                                               const T* key_tile, const T* dout_tile, const T* value_tile,
                                               const T* lse_rows, const T* delta_rows, const int* first_keys, int q0,
-                                              int k0, int head, const Sizes& s) {
+                                              int k0, int batch, int head, const Sizes& s) {
   multiply_scalar_rows<Width, Rows, Rows>(p, query_tile, key_tile, s.head_dim);
   multiply_scalar_rows<Width, Rows, Rows>(ds, dout_tile, value_tile, s.head_dim);
   T scale = scale_of<T>(s);
@@ -623,7 +644,7 @@ __device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows 
     const int row = scalar_y() + 16 * r, query = q0 + row;
     PLAIT_UNROLL
     for (int c = 0; c < Rows / 16; ++c) {
-      const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(query);
+      const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(batch, query);
       p[r][c] = seen ? precise_exp(p[r][c] * scale - lse_rows[row]) : T(0);
       ds[r][c] = seen ? p[r][c] * (ds[r][c] - delta_rows[row]) : T(0);
     }
@@ -673,7 +694,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
   const int end = s.end_query(work.batch, k0 + rows - 1);
   T dkeys[per_thread][Width / 16] = {}, dvalues[per_thread][Width / 16] = {};
   for (int head = work.head * s.group; head < (work.head + 1) * s.group; ++head) {
-    for (int q0 = s.first_query(k0) / rows * rows; q0 < end; q0 += rows) {
+    for (int q0 = s.first_query(work.batch, k0) / rows * rows; q0 < end; q0 += rows) {
       __syncthreads();
       load_scalar_tile<rows, Width>(query_tile, s.query_head(q, work.batch, head, s.q_stride) + q0 * s.q_stride,
                                     s.q_stride, s.q_len - q0, s.head_dim);
@@ -685,7 +706,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
       __syncthreads();
       T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
       scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
-                                          first_keys, q0, k0, head, s);
+                                          first_keys, q0, k0, work.batch, head, s);
       for (int r = 0; r < per_thread; ++r) {
         for (int c = 0; c < per_thread; ++c) {
           const int at = (scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c;
@@ -722,7 +743,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
   int* const first_keys = reinterpret_cast<int*>(delta_rows + rows);
   const attention_work work(tiles_of(s.q_len, rows), s.heads, s.batch, true);
   const int q0 = work.tile * rows, kv_head = work.head / s.group;
-  const int last = (q0 + rows < s.q_len ? q0 + rows : s.q_len) - 1, visible = s.visible(last);
+  const int last = (q0 + rows < s.q_len ? q0 + rows : s.q_len) - 1, visible = s.visible(work.batch, last);
   load_scalar_tile<rows, Width>(query_tile, s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
                                 s.q_stride, s.q_len - q0, s.head_dim);
   load_scalar_tile<rows, Width>(dout_tile, s.query_head(d_o, work.batch, work.head, s.do_stride) + q0 * s.do_stride,
@@ -740,7 +761,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
     __syncthreads();
     T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
     scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
-                                        first_keys, q0, k0, work.head, s);
+                                        first_keys, q0, k0, work.batch, work.head, s);
     for (int r = 0; r < per_thread; ++r) {
       for (int c = 0; c < per_thread; ++c) {
         ds_tile[(scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c] = ds[r][c];
@@ -808,11 +829,12 @@ struct warp_queries : warp_rows {
   int batch, seen_by_all, seen_by_any, hidden_from_all, hidden_from_any;
 
   /// `q0` is the block's first query.
-  __device__ warp_queries(const attention_sizes& s, int of_batch, int q0)
+  template <class Sizes>
+  __device__ warp_queries(const Sizes& s, int of_batch, int q0)
       : warp_rows(q0),
         batch(of_batch),
-        seen_by_all(s.visible(first_row)),
-        seen_by_any(first_row < s.q_len ? s.visible(first_row + 15) : 0),
+        seen_by_all(s.visible(batch, first_row)),
+        seen_by_any(first_row < s.q_len ? s.visible(batch, first_row + 15) : 0),
         hidden_from_all(s.first_key(batch, first_row)),
         hidden_from_any(s.first_key(batch, first_row + 15)) {}
 
@@ -912,7 +934,7 @@ __device__ inline void mask_scores(row_of<float[4], Keys / 8>& scores, const war
   if (k0 + Keys > own.seen_by_all) {
     PLAIT_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int seen = s.visible(own.row + 8 * r) - k0 - 2 * own.pair;
+      const int seen = s.visible(own.batch, own.row + 8 * r) - k0 - 2 * own.pair;
       PLAIT_UNROLL
       for (int n = 0; n < Keys / 8; ++n) {
         if (8 * n >= seen) scores[n][2 * r] = nothing;
@@ -1009,7 +1031,7 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
   const bf16* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
   const bf16* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
   const int last = (q0 + tiles::queries < s.q_len ? q0 + tiles::queries : s.q_len) - 1;
-  const int first_tile = s.first_key(work.batch, q0) / keys, key_tiles = tiles_of(s.visible(last), keys);
+  const int first_tile = s.first_key(work.batch, q0) / keys, key_tiles = tiles_of(s.visible(work.batch, last), keys);
   const warp_queries own(s, work.batch, q0);
   const float scale = s.scale * log2_e;
   const auto load_rows = [&](bf16* tile, const bf16* rows, std::int64_t stride, int k0) {
@@ -1171,9 +1193,10 @@ struct query_rounds {
   int first_tile, tiles_per_head, count;
 
   /// The block has the keys k0 to k0 + keys - 1.
-  __device__ query_rounds(const attention_sizes& s, int batch, int k0, int keys) {
+  template <class Sizes>
+  __device__ query_rounds(const Sizes& s, int batch, int k0, int keys) {
     const int end = tiles_of(s.end_query(batch, k0 + keys - 1), Step);
-    first_tile = s.first_query(k0) / Step;
+    first_tile = s.first_query(batch, k0) / Step;
     tiles_per_head = end > first_tile ? end - first_tile : 0;
     count = tiles_per_head * s.group;
   }
@@ -1187,7 +1210,7 @@ template <int Width, class Sizes>
 __device__ inline void transposed_score_gradients(row_of<float[4], backward_tiles<Width>::step / 8>& p,
                                                   row_of<float[4], backward_tiles<Width>::step / 8>& ds,
                                                   const query_buffer<Width>& buffer, const warp_rows& own, int q0,
-                                                  float scale, int head, const Sizes& s) {
+                                                  float scale, int batch, int head, const Sizes& s) {
   constexpr int step = backward_tiles<Width>::step;
   if constexpr (scores_change<Sizes>) {
     const head_score<float> score(s, head);
@@ -1203,13 +1226,13 @@ __device__ inline void transposed_score_gradients(row_of<float[4], backward_tile
     }
     scale = log2_e;
   }
-  const bool masked = q0 + step > s.q_len || own.first_row + 16 > s.visible(q0);
+  const bool masked = q0 + step > s.q_len || own.first_row + 16 > s.visible(batch, q0);
   PLAIT_UNROLL
   for (int n = 0; n < step / 8; ++n) {
     PLAIT_UNROLL
     for (int e = 0; e < 4; ++e) {
       const int column = 8 * n + 2 * own.pair + e % 2, query = q0 + column;
-      const bool unseen = masked && (query >= s.q_len || own.row + e / 2 * 8 >= s.visible(query));
+      const bool unseen = masked && (query >= s.q_len || own.row + e / 2 * 8 >= s.visible(batch, query));
       const float probability = fast_exp2(p[n][e] * scale - buffer.lse[column] * log2_e);
       p[n][e] = unseen ? 0.0f : probability;
       ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - buffer.delta[column]);
@@ -1260,12 +1283,12 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     start_round(round, rounds.count, fetch);
     const int q0 = rounds.first_query(round);
     const query_buffer<Width> buffer = memory.buffer(round % 2);
-    if (own.first_row < s.visible(q0 + step - 1) && own.first_row + 16 > buffer.first_key(q0, 0, s)) {
+    if (own.first_row < s.visible(work.batch, q0 + step - 1) && own.first_row + 16 > buffer.first_key(q0, 0, s)) {
       float p[step / 8][4] = {}, ds[step / 8][4] = {};
       multiply_by_rows<Width, step>(p, own_keys, buffer.queries);
       multiply_by_rows<Width, step>(ds, own_values, buffer.douts);
-      transposed_score_gradients<Width>(p, ds, buffer, own, q0, scale, kv_head * s.group + rounds.head_in_group(round),
-                                        s);
+      transposed_score_gradients<Width>(p, ds, buffer, own, q0, scale, work.batch,
+                                        kv_head * s.group + rounds.head_in_group(round), s);
       multiply_weights<Width, step, columns>(dvalues, p, buffer.douts + first_column);
       multiply_weights<Width, step, columns>(dkeys, ds, buffer.queries + first_column);
     }
@@ -1292,9 +1315,10 @@ struct query_statistics {
   int seen[2];
   float lse[2], delta[2];
 
+  template <class Sizes>
   __device__ query_statistics(const float* of_lse, const float* of_delta, int row, const attention_work& work,
-                              const attention_sizes& s)
-      : seen{s.visible(row), s.visible(row + 8)} {
+                              const Sizes& s)
+      : seen{s.visible(work.batch, row), s.visible(work.batch, row + 8)} {
     PLAIT_UNROLL
     for (int r = 0; r < 2; ++r) {
       const bool valid = row + 8 * r < s.q_len;
@@ -1351,7 +1375,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   const attention_work work(tiles_of(s.q_len, tiles::own), s.heads, s.batch, true);
   const int q0 = work.tile * tiles::own, kv_head = work.head / s.group;
   const int last = (q0 + tiles::own < s.q_len ? q0 + tiles::own : s.q_len) - 1;
-  const int first_round = s.first_key(work.batch, q0) / step, rounds = tiles_of(s.visible(last), step);
+  const int first_round = s.first_key(work.batch, q0) / step, rounds = tiles_of(s.visible(work.batch, last), step);
   const warp_queries own(s, work.batch, q0);
   const float scale = s.scale * log2_e;
   const query_statistics statistics(lse, delta, own.row, work, s);

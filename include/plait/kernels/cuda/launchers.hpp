@@ -286,6 +286,12 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
 template <class T, attention_result<T> O>
 void join_sinks(cuda& device, const T* sinks, O* o, statistic_of<T>* lse, const attention_shape& shape);
 
+/// ends [batch, q_len]: for the query tokens at `first` to `first + count - 1` of a text, the position behind the last
+/// token of each one's document, for `attention_shape::end_visible`. starts [batch, length] are the positions at which
+/// the documents of all tokens of the text begin, and do not decrease along it. Batches of ends are `stride` apart.
+void document_ends(cuda& device, const std::int32_t* starts, std::int64_t length, std::int32_t* ends,
+                   std::int64_t batch, std::int64_t first, std::int64_t count, std::int64_t stride);
+
 /// dsinks [heads]: the gradients of the sinks, from lse with them and delta.
 template <class T>
 void sink_gradients(cuda& device, const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,

@@ -63,6 +63,24 @@ class text_assembly {
   std::vector<token_run> runs_;
 };
 
+/// The starts of documents of all tokens of a text, [batch, length], from those of this rank's `tokens` in each batch.
+template <class Device>
+buffer<Device> gather_starts(Device& device, any_communicator& comm, const text_assembly& text, std::int64_t batch,
+                             std::int64_t tokens, const std::int32_t* starts) {
+  const std::int64_t room = batch * text.largest();
+  auto blocks = make_buffer<std::int32_t>(device, static_cast<std::size_t>(room * comm.size())), own = buffer<Device>();
+  if (batch * tokens < room) {
+    own = make_buffer<std::int32_t>(device, static_cast<std::size_t>(room));
+    clear(device, own.template data<std::int32_t>(), room);
+    write_rows(device, starts, 1, batch * tokens, own.template data<std::int32_t>(), batch * tokens);
+    starts = own.template data<std::int32_t>();
+  }
+  comm.all_gather(starts, blocks.data(), static_cast<std::size_t>(room), dtype::i32);
+  auto all = make_buffer<std::int32_t>(device, static_cast<std::size_t>(batch * text.length()));
+  text.join(device, blocks.data(), all.data(), batch, sizeof(std::int32_t));
+  return all;
+}
+
 }  // namespace detail
 
 /// Attention of local queries over gathered keys and values. The gathered ones are not kept: the backward pass gathers
@@ -84,7 +102,6 @@ class all_gather_kv_attention {
   all_gather_kv_attention() = default;
   all_gather_kv_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size()) {
-    require_fitting_mask(part);
     require_even_work(part);
     part_.shape = part.shape.checked();
     if (part.blocks.size() == 1)
@@ -95,8 +112,13 @@ class all_gather_kv_attention {
 
   bool keeps_inputs() const { return true; }
 
-  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
-    if (part_.blocks.size() == 1) return alone_.forward(ctx, in, o, keep);
+  void forward(const context<Device>& ctx, const attention_inputs<T>& given, T* o, saved* keep) {
+    if (part_.blocks.size() == 1) return alone_.forward(ctx, given, o, keep);
+    saved scratch;
+    saved& kept = keep ? *keep : scratch;
+    kept = {};  // of an earlier pass
+    kept.ends = find_ends(ctx, given.first_visible);
+    const attention_inputs<T> in = kept.with_ends(given);
     const buffer<Device> keys = gather(ctx, in);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
     if (part_.chunk > 0) {
@@ -104,7 +126,7 @@ class all_gather_kv_attention {
                                            part_.chunk);
       sum.add(all_keys(keys));
       sum.finish();
-      if (keep) keep->lse = std::move(lse);
+      kept.lse = std::move(lse);
       return;
     }
     for (const token_run& q : queries())
@@ -112,13 +134,14 @@ class all_gather_kv_attention {
                                  key_at(keys, q) + width(), o + q.at * o_width(), lse.template data<S>() + q.at,
                                  piece(q, in));
     if (in.sinks != nullptr) kernels::join_sinks(ctx.device, in.sinks, o, lse.template data<S>(), part_.shape);
-    if (keep) keep->lse = std::move(lse);
+    kept.lse = std::move(lse);
   }
 
   template <class G>
-  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+  void backward(const context<Device>& ctx, const attention_inputs<T>& given, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
-    if (part_.blocks.size() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
+    if (part_.blocks.size() == 1) return alone_.backward(ctx, given, o, d_o, kept, out);
+    const attention_inputs<T> in = kept.with_ends(given);
     if (part_.chunk > 0) return backward_in_chunks(ctx, in, o, d_o, kept, out);
     const std::int64_t row = 2 * width() * static_cast<std::int64_t>(sizeof(S));
     const auto own = static_cast<std::size_t>(block_size()), all = own * part_.blocks.size();
@@ -137,6 +160,15 @@ class all_gather_kv_attention {
     text_.split(ctx.device, text.data(), blocks.data(), part_.shape.batch, row);
     comm_->reduce_scatter(blocks.data(), mine.data(), own, dtype_of<S>, reduce_op::sum);
     write_key_gradients(ctx.device, mine.template data<S>(), part_.shape, out);
+  }
+
+  /// Where the documents of the local queries end; empty where that is not needed.
+  buffer<Device> find_ends(const context<Device>& ctx, const std::int32_t* first_visible) {
+    if (!detail::needs_ends(part_) || first_visible == nullptr) return {};
+    const buffer<Device> starts =
+        detail::gather_starts(ctx.device, *comm_, text_, part_.shape.batch, part_.shape.q_len, first_visible);
+    return detail::ends_of_documents(ctx.device, part_.shape, queries(), starts.template data<std::int32_t>(),
+                                     text_.length());
   }
 
  private:
@@ -207,7 +239,8 @@ class all_gather_kv_attention {
   kernels::attention_shape piece(const token_run& q, const attention_inputs<T>& in) const {
     const std::int64_t first = first_key(q);
     const std::int64_t end = std::min(text_.length(), part_.shape.mask.end(q.position + q.length - 1));
-    kernels::attention_shape s = detail::piece_of(part_.shape, q, {first, first, end - first}, in.first_visible);
+    kernels::attention_shape s =
+        detail::piece_of(part_.shape, q, {first, first, end - first}, in.first_visible, in.end_visible);
     s.k_stride = s.v_stride = 2 * width();
     s.k_batch = text_.length();
     return s;

@@ -59,7 +59,6 @@ class context_attention {
     attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
     part.chunk = detail::chunk_of<engine>(ctx, length, part.name);
     for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(begin(r), begin(r + 1) - begin(r)));
-    require_fitting_mask(part);
     require_whole_chunks(part);
     positions_ = order.positions(begin(mine), own);
     engine_ = engine(ctx, part, axes);

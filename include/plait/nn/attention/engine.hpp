@@ -41,7 +41,8 @@ struct attention_part {
 
 /// Queries, keys (both rotated) and values; `first_visible` [batch, q_len] are the positions of the first tokens that
 /// the local queries may see, such as where their documents begin; null if documents are not packed. `sinks` [heads]
-/// join the softmax of every query (`kernels::join_sinks`); null: there are none.
+/// join the softmax of every query (`kernels::join_sinks`); null: there are none. `end_visible`, as `first_visible`,
+/// are the positions behind the last tokens; engines find them where queries look ahead in documents.
 template <class T>
 struct attention_inputs {
   const T* q = nullptr;
@@ -49,6 +50,7 @@ struct attention_inputs {
   const T* v = nullptr;
   const std::int32_t* first_visible = nullptr;
   const T* sinks = nullptr;
+  const std::int32_t* end_visible = nullptr;
 };
 template <class G>
 struct attention_gradients {
@@ -84,18 +86,37 @@ bool needs_positions(const kernels::attention_shape& shape, const attention_inpu
 
 /// `attention_shape` for queries of one run against keys of one run.
 kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
-                                  const std::int32_t* first_visible);
+                                  const std::int32_t* first_visible = nullptr,
+                                  const std::int32_t* end_visible = nullptr);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q,
-                                               const token_run& k, const std::int32_t* first_visible) {
+                                               const token_run& k, const std::int32_t* first_visible,
+                                               const std::int32_t* end_visible) {
   kernels::attention_shape s = whole;
   s.q_batch = s.lse_stride = whole.q_len;
   s.q_len = q.length, s.q_offset = q.position;
   s.k_len = k.length, s.k_offset = k.position;
   s.first_visible = first_visible ? first_visible + q.at : nullptr;
+  s.end_visible = end_visible ? end_visible + q.at : nullptr;
   return s;
 }
 #endif
+
+/// Whether documents must be known to their ends: where they are packed, and queries look ahead.
+inline bool needs_ends(const attention_part& part) { return part.documents && part.shape.mask.looks_ahead(); }
+
+/// Where the documents of the queries end (`attention_inputs::end_visible`), from `starts` [batch, length] of the whole
+/// text in its order.
+template <class Device>
+buffer<Device> ends_of_documents(Device& device, const kernels::attention_shape& shape,
+                                 const std::vector<token_run>& queries, const std::int32_t* starts,
+                                 std::int64_t length) {
+  auto ends = make_buffer<std::int32_t>(device, static_cast<std::size_t>(shape.batch * shape.q_len));
+  for (const token_run& q : queries)
+    kernels::document_ends(device, starts, length, ends.template data<std::int32_t>() + q.at, shape.batch, q.position,
+                           q.length, shape.q_len);
+  return ends;
+}
 
 /// Writes rows of `width` elements without gaps to rows with a stride of `stride` elements, converted if the types
 /// differ.
@@ -190,17 +211,6 @@ PLAIT_INLINE void require_even_work(const attention_part& part) {
         "; use that order (plait::contiguous)"});
 }
 #endif
-/// Throws for packed documents under a mask that is not causal: starts do not say where a document ends.
-void require_fitting_mask(const attention_part& part);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_fitting_mask(const attention_part& part) {
-  if (part.documents && (part.shape.mask.after > 0 || part.shape.mask.prefix > 0))
-    fail({part.name,
-          ": attention without a causal mask sees what is behind a token, in other documents too; pack no documents in "
-          "a sequence (attention_options::documents), or use a causal mask"});
-}
-#endif
-
 /// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride, values
 /// with a stride of their own where that is not 0.
 template <class T>
@@ -326,13 +336,13 @@ class attention_sum {
   };
 
   /// Whether chunks are merged from the queries' own to the first one that they see; else from that one on.
-  bool from_own() const { return shape_.mask.after == 0 && shape_.mask.prefix == 0; }
+  bool from_own() const { return !shape_.mask.looks_ahead(); }
   std::size_t rows() const { return static_cast<std::size_t>(shape_.batch * shape_.q_len * shape_.heads); }
   std::size_t elements() const { return rows() * static_cast<std::size_t>(shape_.head_dim); }
 
   /// Queries of one run over keys of one run; o and lse begin at the first query.
   kernels::attention_shape forward(const key_block<T>& keys, const token_run& q, const token_run& k, S* o, S* lse) {
-    kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
+    kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible, in_.end_visible);
     piece.k_stride = keys.stride, piece.v_stride = keys.stride_of_values();
     piece.k_batch = keys.tokens;
     kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
@@ -365,7 +375,7 @@ class attention_sum {
     if (!begun_[i]) return;
     const token_run& q = queries_[i];
     const std::int64_t o_at = q.at * shape_.heads * shape_.head_dim;
-    const kernels::attention_shape piece = detail::piece_of(shape_, q, q, nullptr);
+    const kernels::attention_shape piece = detail::piece_of(shape_, q, q);
     for (auto at = waiting_[i].begin(); at != waiting_[i].end();) {
       if (at->chunk != next_[i]) {
         ++at;
@@ -391,7 +401,7 @@ class attention_sum {
     return !some;
   }
   void see_nothing(const token_run& q) {
-    const kernels::attention_shape nothing = detail::piece_of(shape_, q, {0, q.position, 0}, nullptr);
+    const kernels::attention_shape nothing = detail::piece_of(shape_, q, {0, q.position, 0});
     kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, in_.k, in_.v,
                                total_ + q.at * shape_.heads * shape_.head_dim, lse_ + q.at, nothing);
   }
@@ -489,7 +499,7 @@ class attention_gradient_sum {
   /// Queries of one run against keys of one run; dq is for all queries, dk and dv for all keys.
   void backward(const key_block<T>& keys, const token_run& q, const token_run& k, S* dq, S* dk, S* dv,
                 std::int64_t stride) {
-    kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
+    kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible, in_.end_visible);
     piece.k_stride = keys.stride, piece.v_stride = keys.stride_of_values();
     piece.dk_stride = piece.dv_stride = stride;
     piece.dq_stride = width();
@@ -525,11 +535,18 @@ class whole_attention {
  public:
   static constexpr bool in_chunks = true, with_sinks = true;
   struct saved {
-    buffer<Device> lse;  ///< [batch, heads, seq]
+    buffer<Device> lse;   ///< [batch, heads, seq]
+    buffer<Device> ends;  ///< [batch, seq], of documents; empty: they are not needed
 
     template <class F>
     void visit(F&& f) {
       f(lse);
+      f(ends);
+    }
+    template <class T>
+    attention_inputs<T> with_ends(attention_inputs<T> in) const {
+      in.end_visible = ends.template data<std::int32_t>();
+      return in;
     }
   };
 
@@ -548,26 +565,34 @@ class whole_attention {
   kernels::attention_shape with(const attention_inputs<T>& in) const {
     kernels::attention_shape s = shape_;
     s.first_visible = in.first_visible;
+    s.end_visible = in.end_visible;
     return s;
   }
 
   kernels::attention_shape shape_;
   std::vector<token_run> runs_;
   std::int64_t chunk_ = 0;
+  bool needs_ends_ = false;
 };
 
 template <class Precision, class Device>
 whole_attention<Precision, Device>::whole_attention(const context<Device>&, const attention_part& part,
                                                     const axis_list&)
-    : shape_(part.shape), runs_(part.blocks[0]), chunk_(part.chunk) {
+    : shape_(part.shape), runs_(part.blocks[0]), chunk_(part.chunk), needs_ends_(detail::needs_ends(part)) {
   if (part.blocks.size() != 1 || part.blocks[0].size() != 1)
     fail({part.name, ": attention over the whole sequence was given a part of it"});
   shape_.q_offset = shape_.k_offset = part.blocks[0][0].position;
 }
 
 template <class Precision, class Device>
-void whole_attention<Precision, Device>::forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o,
+void whole_attention<Precision, Device>::forward(const context<Device>& ctx, const attention_inputs<T>& given, T* o,
                                                  saved* keep) {
+  saved scratch;
+  saved& kept = keep ? *keep : scratch;
+  kept = {};  // of an earlier pass
+  if (needs_ends_ && given.first_visible != nullptr)
+    kept.ends = detail::ends_of_documents(ctx.device, shape_, runs_, given.first_visible, shape_.k_len);
+  const attention_inputs<T> in = kept.with_ends(given);
   auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
   if (chunk_ > 0) {
     attention_sum<Precision, Device> sum(ctx.device, shape_, in, runs_, o, lse.template data<S>(), chunk_);
@@ -577,13 +602,14 @@ void whole_attention<Precision, Device>::forward(const context<Device>& ctx, con
     kernels::attention_forward(ctx.device, in.q, in.k, in.v, o, lse.template data<S>(), with(in));
     if (in.sinks != nullptr) kernels::join_sinks(ctx.device, in.sinks, o, lse.template data<S>(), shape_);
   }
-  if (keep) keep->lse = std::move(lse);
+  kept.lse = std::move(lse);
 }
 
 template <class Precision, class Device>
 template <class G>
-void whole_attention<Precision, Device>::backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o,
-                                                  const T* d_o, saved& kept, attention_gradients<G> out) {
+void whole_attention<Precision, Device>::backward(const context<Device>& ctx, const attention_inputs<T>& given,
+                                                  const T* o, const T* d_o, saved& kept, attention_gradients<G> out) {
+  const attention_inputs<T> in = kept.with_ends(given);
   if (chunk_ > 0) {
     const std::int64_t row = 2 * shape_.kv_heads * shape_.head_dim, elements = shape_.batch * shape_.k_len * row;
     attention_gradient_sum<Precision, Device> sum(ctx.device, shape_, in, runs_, o, kept.lse.template data<S>(), d_o,

@@ -79,33 +79,38 @@ class ring_attention {
   ring_attention() = default;
   ring_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.mask) {
-    require_fitting_mask(part);
     require_even_work(part);
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);
     else
       comm_ = &ctx.ranks.group(axes);
-    if (part.chunk > 0) gathered_ = {ctx, part, axes};
+    if (part.chunk > 0 || detail::needs_ends(part)) gathered_ = {ctx, part, axes};
   }
 
   bool keeps_inputs() const { return true; }
 
-  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
-    if (route_.ranks() == 1) return alone_.forward(ctx, in, o, keep);
+  void forward(const context<Device>& ctx, const attention_inputs<T>& given, T* o, saved* keep) {
+    if (route_.ranks() == 1) return alone_.forward(ctx, given, o, keep);
+    saved scratch;
+    saved& kept = keep ? *keep : scratch;
+    kept = {};  // of an earlier pass
+    kept.ends = gathered_.find_ends(ctx, given.first_visible);
+    const attention_inputs<T> in = kept.with_ends(given);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
     attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>(),
                                          part_.chunk);
     travel(
         ctx, in, [&](int, const key_block<T>& keys) { sum.add(keys); }, [](int) {});
     sum.finish();
-    if (keep) keep->lse = std::move(lse);
+    kept.lse = std::move(lse);
   }
 
   template <class G>
-  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+  void backward(const context<Device>& ctx, const attention_inputs<T>& given, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
-    if (route_.ranks() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
-    if (part_.chunk > 0) return gathered_.backward(ctx, in, o, d_o, kept, out);
+    if (route_.ranks() == 1) return alone_.backward(ctx, given, o, d_o, kept, out);
+    if (part_.chunk > 0) return gathered_.backward(ctx, given, o, d_o, kept, out);
+    const attention_inputs<T> in = kept.with_ends(given);
     attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                   kept.lse.template data<S>(), d_o);
     const auto block_of_gradients = [&] { return make_buffer<S>(ctx.device, static_cast<std::size_t>(largest())); };
@@ -193,7 +198,8 @@ class ring_attention {
   ring_route route_;
   any_communicator* comm_ = nullptr;
   alone alone_;
-  all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back with an `attention_part::chunk`
+  all_gather_kv_attention<Precision, Device>
+      gathered_;  ///< goes back with an `attention_part::chunk`, and finds documents' ends
 };
 
 inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine,

@@ -45,7 +45,7 @@ class ulysses_attention {
 
   ulysses_attention() = default;
   ulysses_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
-      : shape_(part.shape.checked()), documents_(part.documents) {
+      : shape_(part.shape.checked()) {
     axis_list outer = axes;
     outer.pop_back();
     axes_.push_back(axes.back());
@@ -89,7 +89,9 @@ class ulysses_attention {
     saved& kept = keep ? *keep : scratch;
     kept = {};  // of an earlier pass
     kept.qkv = to_heads(ctx, in);
-    if (in.first_visible) kept.first_visible = gather_documents(ctx, in.first_visible);
+    if (in.first_visible)
+      kept.first_visible =
+          detail::gather_starts(ctx.device, *comm_, text_, shape_.batch, shape_.q_len, in.first_visible);
     kept.o = make_buffer<T>(ctx.device, static_cast<std::size_t>(text_tokens() * o_width()));
     inner_.forward(ctx, exchanged(kept, in.sinks), kept.o.template data<T>(), keep ? &keep->inner : nullptr);
     buffer<Device> blocks = split(ctx, kept.o.template data<T>(), o_width());
@@ -202,18 +204,6 @@ class ulysses_attention {
     return join<T>(ctx, exchange<T>(ctx, std::move(blocks), width()), width());
   }
 
-  buffer<Device> gather_documents(const context<Device>& ctx, const std::int32_t* first_visible) {
-    buffer<Device> blocks = make_blocks<std::int32_t>(ctx, 1), own;
-    if (tokens() < room()) {
-      own = make_buffer<std::int32_t>(ctx.device, static_cast<std::size_t>(room()));
-      detail::clear(ctx.device, own.template data<std::int32_t>(), room());
-      detail::write_rows(ctx.device, first_visible, 1, tokens(), own.template data<std::int32_t>(), tokens());
-      first_visible = own.template data<std::int32_t>();
-    }
-    comm_->all_gather(first_visible, blocks.data(), static_cast<std::size_t>(room()), dtype::i32);
-    return join<std::int32_t>(ctx, blocks, 1);
-  }
-
   /// E: the type in which the gradients of q, k and v return.
   template <class E, class G>
   void backward_as(const context<Device>& ctx, const T* sinks, saved& kept, const buffer<Device>& output_gradient,
@@ -252,7 +242,6 @@ class ulysses_attention {
   }
 
   kernels::attention_shape shape_;
-  bool documents_ = false;
   axis_list axes_;
   std::int64_t ranks_ = 1, heads_ = 0, kv_heads_ = 0;
   std::int64_t first_head_ = 0;  ///< of those that this rank attends with, in `shape_.heads`
