@@ -32,7 +32,7 @@ struct options {
   std::map<std::string, std::string> properties;
   std::string layout, layouts, print_hardware, timeline, scaling, html, train_tokens;
   std::vector<std::int64_t> tp, cp, pp, ep, microbatch;
-  std::vector<std::string> schedules, recompute, zero, replicate, context;
+  std::vector<std::string> schedules, recompute, zero, replicate, context, offload;
   std::string calibrate, backend = "threads";
   std::int64_t ranks = 0;
   double hour_price = 0, jitter = 0, slow_rank = 1, memory_share = pp::usual_memory_share;
@@ -74,6 +74,11 @@ void declare(CLI::App& app, options& opt) {
          "the hybrids to search, sharded within and replicated over an axis: none, dp (and each part of it), cp")
       ->delimiter(',');
   app.add_option("--context", opt.context, "of attention over cp: ring, all_gather_kv, ulysses")->delimiter(',');
+  app.add_option(
+         "--offload", opt.offload,
+         "what may be in the host's memory, to search: none, optimizer, activations, both (default: all of them "
+         "where the hardware has a host_bandwidth)")
+      ->delimiter(',');
   app.add_option("--top", opt.most, "how many layouts to show")->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--memory-share", opt.memory_share, "the share of a device's memory that layouts fill at most")
       ->check(CLI::Range(0.01, 1.0))
@@ -118,7 +123,7 @@ void check_given(const CLI::App& app, const options& opt) {
         {"--model", "--cluster", "--program", "--precision", "--seq", "--batch", "--batch-tokens"});
   if (app.count("--layout") > 0)
     for (const char* searched : {"--tp", "--cp", "--pp", "--ep", "--microbatch", "--schedule", "--recompute", "--zero",
-                                 "--replicate", "--context", "--memory-share", "--top"})
+                                 "--replicate", "--context", "--offload", "--memory-share", "--top"})
       if (app.count(searched) > 0)
         plait::fail({"--layout prices one layout, and ", searched, " is for a search; leave one of them out"});
   if (app.count("--ranks") + app.count("--backend") > 0 && opt.calibrate.empty())
@@ -182,6 +187,10 @@ pp::search_options search_of(const options& opt) {
     pp::set_layout_key(l, "context", name, "--context");
     out.context.push_back(l.context);
   }
+  for (const std::string& name : opt.offload) {
+    pp::set_layout_key(l, "offload", name, "--offload");
+    out.offload.push_back({l.offload_activations, l.offload_optimizer});
+  }
   return out;
 }
 
@@ -213,6 +222,7 @@ findings find(const options& opt, const request& asked) {
     if (l.ranks() != asked.accelerators)
       plait::fail({"--layout has ", l.ranks(), " ranks and --cluster ", asked.accelerators,
                    " accelerators; they must be equal"});
+    if (const std::string why = pp::why_no_host_link(asked.machine, l); !why.empty()) plait::fail("--layout: " + why);
     const pp::layout_price given = pp::price(asked.machine, asked.job, l);
     f.ranked = pp::rank_on_links(asked.machine, asked.job, {{given, given.step()}}, 1);
     if (!given.fits) f.too_large = pp::why_too_large(asked.machine, asked.job, given);

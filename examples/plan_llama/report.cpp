@@ -94,6 +94,8 @@ std::string trainer_options(const findings& f, const pp::training_layout& l) {
   if (l.zero != plait::zero_level::replicated)
     out += fmt::format(" --data-parallel {}", levels[static_cast<int>(l.zero)]);
   if (l.replicate != pp::replication::none) out += " --replicate-over " + pp::replicate_text(l);
+  if (l.offload_activations || l.offload_optimizer)
+    out += fmt::format(" --device cuda --offload {}", pp::offload_text(l));
   return out;
 }
 
@@ -182,6 +184,9 @@ std::string text_report(const findings& f) {
   for (const auto& [name, value] : pp::memory_parts(best.memory))
     if (value > 0) out += fmt::format(" {} {:.1f} GB,", name, value / 1e9);
   out.back() = '\n';
+  if (best.memory.host > 0)
+    out += fmt::format("memory of the host: {:.1f} GB a rank are offloaded, and {:.1f} GB there are\n",
+                       best.memory.host / 1e9, f.asked.machine.host_memory / 1e9);
   if (!f.too_large.empty()) out += f.too_large + "\n";
   if (f.simulated)
     out += fmt::format("with the schedule simulated: {} ({:+.1f} %)\n", duration(*f.simulated),

@@ -161,8 +161,8 @@ int turn(const std::string& name) {
 
 constexpr std::string_view price_columns =
     "ranks,step_seconds,tokens_per_second,mfu,mfu_causal,products,attention,memory_bound,recompute,tensor,context,"
-    "experts_seconds,bubble,data,optimizer,straggling,turns,memory_bytes,weights_bytes,gradients_bytes,"
-    "optimizer_bytes_held,activations_bytes,logits_bytes,working_bytes,buffers_bytes,fits,refused";
+    "experts_seconds,bubble,data,optimizer,offload_seconds,straggling,turns,memory_bytes,weights_bytes,gradients_bytes,"
+    "optimizer_bytes_held,activations_bytes,logits_bytes,working_bytes,buffers_bytes,host_bytes,fits,refused";
 
 std::string price_cells(const request& r) {
   pp::training_layout l = r.layout;
@@ -170,6 +170,7 @@ std::string price_cells(const request& r) {
   std::string why = pp::why_illegal(l, r.job);
   if (why.empty() && r.accelerators != 0 && l.ranks() != r.accelerators)
     why = plait::cat({"the layout has ", l.ranks(), " ranks and the cluster ", r.accelerators});
+  if (why.empty()) why = pp::why_no_host_link(r.machine, l);
   if (!why.empty()) {
     std::string cells = std::to_string(l.ranks());
     cells.append(static_cast<std::size_t>(std::count(price_columns.begin(), price_columns.end(), ',')), ',');
@@ -181,11 +182,12 @@ std::string price_cells(const request& r) {
   return fmt::format(
       "{},{:.6g},{:.6g},{:.4f},{:.4f},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:."
       "6g},"
-      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
+      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
       l.ranks(), p.step(), r.job.tokens() / p.step(), pp::utilisation(r.machine, r.job, l, p.step()),
       pp::utilisation(r.machine, r.job, l, p.step(), r.job.model.visible(r.job.seq)), s.products, s.attention, s.memory,
-      s.recompute, s.tensor, s.context, s.experts, s.bubble, s.data, s.optimizer, s.straggling, s.turns, m.total(),
-      m.weights, m.gradients, m.optimizer, m.activations, m.logits, m.working, m.buffers, p.fits ? 1 : 0);
+      s.recompute, s.tensor, s.context, s.experts, s.bubble, s.data, s.optimizer, s.offload, s.straggling, s.turns,
+      m.total(), m.weights, m.gradients, m.optimizer, m.activations, m.logits, m.working, m.buffers, m.host,
+      p.fits ? 1 : 0);
 }
 
 /// The text of --cluster, "h100:16384" or "my.json:64", as a machine and the number of its accelerators.

@@ -802,8 +802,8 @@ void add_planning(option_list& list, options& opt) {
                         "and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)",
                         hardware_names()));
   list.choice("--plan", opt.plan, {"given", "auto"},
-              "given, or auto: of --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch and "
-              "--recompute, what is not given is "
+              "given, or auto: of --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch, "
+              "--recompute and, on cuda, --offload, what is not given is "
               "that of the layout that is predicted to be fastest on --cluster for --global-batch");
   list.add(
       "--memory-share", opt.memory_share, 1e-12, 1e9,

@@ -164,7 +164,6 @@ std::string why_unpriced(const options& opt) {
   if (opt.precision == "double") return no("--precision", opt.precision, "float, bf16 and bf16-no-masters");
   if (opt.tf32) return "--tf32 is not priced; leave it out";
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
-  if (opt.offload != "none") return no("--offload", opt.offload, "none");
   if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
   if (opt.expert_limit > 0 && opt.expert_limit < 1)
     return no("--expert-limit", fmt::format("{}", opt.expert_limit), "0, and 1 or more");
@@ -229,6 +228,7 @@ pp::training_layout given_layout(const options& opt) {
   pp::set_layout_key(l, "replicate", opt.replicate_over, "--replicate-over");
   l.sequence_parallel = opt.strategy == "sp";
   l.context = context_of(opt);
+  pp::set_layout_key(l, "offload", opt.offload, "--offload");
   return l;
 }
 
@@ -252,6 +252,8 @@ pp::search_options search_of(const options& opt) {
   }
   search.replicate = {pp::replication::none, pp::replication::over_dp, pp::replication::over_cp};
   if (opt.given("--replicate-over")) search.replicate = {given.replicate};
+  if (opt.given("--offload") || opt.device != "cuda")
+    search.offload = {{given.offload_activations, given.offload_optimizer}};
   const bool whole = opt.moments == "int8" && opt.shard == "even";  // a scale's block may not be cut
   if (opt.given("--data-parallel")) search.zero = {given.zero};
   if (!opt.given("--data-parallel") && whole) search.zero = {plait::zero_level::replicated};
@@ -288,6 +290,8 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
   const std::int64_t all = ranks_to_plan(opt, on, ranks);
   const pp::training_job job = job_of(opt, config, opt.global_batch);
   check_machine(on.machine, job, opt);
+  if (const std::string why = pp::why_no_host_link(on.machine, given_layout(opt)); !why.empty())
+    reject("--plan auto: {}", why);
   pp::search_options search = search_of(opt);
   if (opt.given("--mesh")) {
     const plait::mesh_shape mesh = parse_mesh(opt, all);
@@ -310,6 +314,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     o.replicate_over = pp::replicate_text(l);
     o.micro_batch = l.microbatch;
     o.recompute = pp::recompute_text(l);
+    o.offload = pp::offload_text(l);
   }
   return out;
 }
@@ -341,6 +346,7 @@ std::shared_ptr<const prediction> predict(const setup& s) {
     l.pipeline_inside = l.pp > 1 && l.dp > 1;
     if (l.pp == 1) l.schedule = pp::schedule_kind::one_f_one_b, l.chunks = 1;
     p.unpriced = pp::why_illegal(l, p.job);
+    if (p.unpriced.empty()) p.unpriced = pp::why_no_host_link(p.machine, l);
     if (p.unpriced.empty()) p.price = pp::price(p.machine, p.job, l);
   }
   return std::make_shared<const prediction>(std::move(p));
@@ -363,6 +369,9 @@ std::string prediction_text(const prediction& p) {
   for (const auto& [name, value] : pp::memory_parts(p.price->memory))
     if (value > 0) out += fmt::format(" {} {},", name, size_text(value));
   out.back() = '\n';
+  if (p.price->memory.host > 0)
+    out += fmt::format("  {:12} {:>12} of a rank, {} there are\n", "on the host", size_text(p.price->memory.host),
+                       size_text(p.machine.host_memory));
   return out + fmt::format("  as JSON: {}\n", prediction_json(p).text());
 }
 

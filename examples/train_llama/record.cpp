@@ -202,8 +202,9 @@ std::vector<plait::setting> agreed_settings(const setup& s) {
   settings.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
   settings.push_back({"--split's layers", layers});
   if (s.opt.plan == "auto")  // of --cluster's file, which may lie in other folders
-    settings.push_back({"--plan's layout", fmt::format("{} {} {} {} {}", s.opt.mesh, s.opt.schedule,
-                                                       s.opt.data_parallel, s.opt.micro_batch, s.opt.recompute)});
+    settings.push_back(
+        {"--plan's layout", fmt::format("{} {} {} {} {} {}", s.opt.mesh, s.opt.schedule, s.opt.data_parallel,
+                                        s.opt.micro_batch, s.opt.recompute, s.opt.offload)});
   if (!s.opt.products.empty()) {
     const auto bytes = std::as_bytes(std::span(s.products));
     settings.push_back({"--products", s.products.empty()

@@ -70,10 +70,10 @@ std::string recompute_text(const setup& s) {
 }
 
 std::string plan_text(const setup& s) {
-  return fmt::format("plan: --mesh {}{} --data-parallel {}{} --micro-batch {} --recompute {}\n", s.opt.mesh,
+  return fmt::format("plan: --mesh {}{} --data-parallel {}{} --micro-batch {} --recompute {}{}\n", s.opt.mesh,
                      s.schedule.shape.ranks > 1 ? " --schedule " + s.opt.schedule : "", s.opt.data_parallel,
                      s.opt.replicate_over != "none" ? " --replicate-over " + s.opt.replicate_over : "",
-                     s.opt.micro_batch, s.opt.recompute);
+                     s.opt.micro_batch, s.opt.recompute, s.opt.offload != "none" ? " --offload " + s.opt.offload : "");
 }
 
 std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, plait::collective kind,

@@ -25,8 +25,8 @@ done
 # A layout that is too large says by how much, and what would do; one number of chunks is the only one that is searched.
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --layout tp=8,dp=8 >large.txt || fail "a layout that does not fit"
 lacks '^it does not fit: rank 0 of the pipeline needs 116.8 GB, 31.3 GB more than a H100 has; with recompute=full it would, in 1.3[0-9] times its time$' large.txt
-plan --model llama-3-405b --cluster h100:64 --seq 8192 --batch 128 --layout tp=8,dp=8 >larger.txt || fail "a model that does not fit"
-lacks ' more than a H100 has; no layout fits: the smallest, .* 128 accelerators would do, as in ' larger.txt
+plan --model llama-3-405b --cluster h100:8 --seq 8192 --batch 128 --layout tp=8 >larger.txt || fail "a model that does not fit"
+lacks ' more than a H100 has; no layout fits: the smallest, .* accelerators would do, as in ' larger.txt
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --layout tp=1,dp=64,zero=0 >other.txt || fail "a layout that no change makes fit"
 lacks ' more than a H100 has; the fastest that fits is tp=[0-9].*, in [0-9.]* times its time$' other.txt
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --schedule interleaved:4,zb_h1 --pp 4 --tp 8 --top 40 >chunks.txt || fail "chunks"
@@ -38,6 +38,20 @@ plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout tp=2,cp=
 lacks '^train_llama --mesh .* --attention ulysses:contiguous ' ulysses.txt
 plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout tp=2,dp=4,sequence_parallel=0 >whole.txt || fail "whole sequences"
 lacks '^train_llama --mesh .* --strategy tp ' whole.txt
+
+# What is offloaded is priced, and among the trainer's options; it is chosen where nothing else fits.
+plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout dp=8,offload=activations >offload.txt || fail "offload"
+lacks '^memory of the host: [0-9.]* GB a rank are offloaded, and 256.0 GB there are$' offload.txt
+lacks '^train_llama --mesh .* --device cuda --offload activations$' offload.txt
+plan --model llama-3-70b --cluster h100:8 --seq 8192 --batch 64 --json >only.json || fail "a model that fits with offload alone"
+plan --model llama-3-70b --cluster h100:8 --seq 8192 --batch 64 --offload both --top 1 --json >both.json || fail "--offload both"
+python3 - <<'PYTHON' || fail "what is offloaded: $(cat only.json both.json)"
+import json
+for name, legal in (("only.json", ("optimizer", "activations", "both")), ("both.json", ("both",))):
+    best = json.load(open(name))["layouts"][0]
+    assert best["offload"] in legal and 0 < best["host_bytes"] <= 256e9 and best["fits"], best
+    assert abs(sum(best["seconds"].values()) / best["step_seconds"] - 1) < 1e-9, best
+PYTHON
 
 # A model with experts: ep is searched, and an axis of the printed mesh.
 experts="--model tiny-experts --cluster cpu:8 --precision f32 --seq 128 --batch 16"
@@ -214,7 +228,11 @@ job="--model llama-3-70b --seq 8192 --batch 128"
 {
   refuses "plan_llama: --cluster: unknown hardware 'h900'; known are a100, h100, h200, gh200, b200, gb200, cpu" $job --cluster h900:8
   refuses "--cluster: 'h100' names no number of accelerators, as in h100:16384" $job --cluster h100
-  refuses "no layout fits: the smallest, .* more than a H100 has; .* accelerators would do, as in tp=" $job --cluster h100:8
+  refuses "no layout fits: the smallest, .* more than a H100 has; .* accelerators would do, as in tp=" $job --cluster h100:8 --offload none
+  refuses "--layout: offload is activations and CPU has no host_bandwidth; legal is none, or a description that gives host_bandwidth" \
+    $job --cluster cpu:64 --precision f32 --layout tp=8,dp=8,offload=activations
+  refuses "offload is optimizer and CPU has no host_bandwidth" $job --cluster cpu:64 --precision f32 --offload none,optimizer
+  refuses "--offload: unknown value 'all'; legal are none, optimizer, activations and both" $job --cluster h100:64 --offload all
   refuses "no layout of 128 accelerators is legal: " --model llama-3-70b --seq 8191 --batch 7 --cluster h100:128
   refuses "--batch-tokens: 1000000 tokens are no whole number of sequences of 8192; the nearest are 999424 and 1007616" \
     --model llama-3-70b --seq 8192 --batch-tokens 1000000 --cluster h100:64

@@ -40,6 +40,7 @@ inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
           {"the pipeline's bubble on its busiest rank", s.bubble},
           {"waiting for data parallelism", s.data},
           {"the optimizer", s.optimizer},
+          {"waiting for offloaded activations", s.offload},
           {"stragglers", s.straggling},
           {"waiting for shared cores", s.turns},
           {"recomputation", s.recompute}};
@@ -169,6 +170,11 @@ inline std::vector<alternative> alternatives(const hardware& h, const training_j
       l.recompute = policy, l.recompute_every = 1;
       consider(cat({"recompute=", plait::name_of(policy)}), l);
     }
+  if (w.offload_activations || w.offload_optimizer) {
+    training_layout l = w;
+    l.offload_activations = l.offload_optimizer = false;
+    consider("offload=none", l);
+  }
   if (w.replicate != replication::none) {
     training_layout l = w;
     l.replicate = replication::none, l.dp_copies = 1;

@@ -105,6 +105,8 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   top.number("memory_bandwidth", h.memory_bandwidth, needed);
   top.number("reserved", h.reserved, false);
   top.number("fragmentation", h.fragmentation, false);
+  top.number("host_bandwidth", h.host_bandwidth, false);
+  top.number("host_memory", h.host_memory, false);
   top.number("product_depth", h.product_depth, false);
   top.number("product_area", h.product_area, false);
   top.number("adding_depth", h.adding_depth, false);
@@ -172,6 +174,8 @@ inline std::string hardware_text(const hardware& h) {
       .add("memory_bandwidth", h.memory_bandwidth)
       .add("reserved", h.reserved)
       .add("fragmentation", h.fragmentation)
+      .add("host_bandwidth", h.host_bandwidth)
+      .add("host_memory", h.host_memory)
       .add("product_share", by_kind(h.product_share))
       .add("product_depth", h.product_depth)
       .add("product_area", h.product_area)

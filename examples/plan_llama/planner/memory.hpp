@@ -6,8 +6,15 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "plait/schedule/expand.hpp"
+#include "plait/schedule/parse.hpp"
+#include "plait/schedule/verify.hpp"
 #include "plan_llama/planner/block_time.hpp"
+#include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/pipeline_time.hpp"
 #include "plan_llama/planner/stage_split.hpp"
 
@@ -24,6 +31,7 @@ struct memory_split {
   double buffers = 0;      ///< of communication: gathered parameters, buckets, messages of the pipeline
   double fragmentation = 0;
   double reserved = 0;  ///< that a process cannot allocate
+  double host = 0;      ///< in the host's memory: what is offloaded; the sums below are without it
 
   constexpr double state() const { return weights + gradients + optimizer; }
   constexpr double allocated() const { return state() + activations + logits + working + buffers; }
@@ -135,6 +143,59 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   return kept;
 }
 
+/// Why what a layout offloads has no price on a machine; empty where it has one.
+inline std::string why_no_host_link(const hardware& h, const training_layout& l) {
+  if (h.host_bandwidth > 0 || !(l.offload_activations || l.offload_optimizer)) return {};
+  return cat({"offload is ", offload_text(l), " and ", h.name,
+              " has no host_bandwidth; legal is none, or a description that gives host_bandwidth"});
+}
+
+/// The step of a layout that offloads activations, as the trainer runs it: a unit for the embedding, for each block and
+/// for the head.
+class offloaded_step {
+ public:
+  offloaded_step(const training_job& job, const training_layout& l) {
+    const rank_sizes z(job, l);
+    std::vector<step_unit> units;
+    std::int64_t layer = 0;
+    const auto add = [&](std::int64_t stage, double bytes) {
+      units.push_back({.stage = static_cast<int>(stage), .kept_bytes = bytes});
+    };
+    for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
+      if (stage == 0) add(stage, 0);
+      for (const std::int64_t end = layer + blocks_of_stage(job.model, l.stages(), stage).all(); layer < end; ++layer) {
+        const bool again = (layer + 1) % l.recompute_every == 0;
+        add(stage, block_kept_bytes(job, l, again ? l.recompute : plait::recompute::none));
+      }
+    }
+    // The input of the head, its norm's output, and the scores.
+    add(l.stages() - 1,
+        2 * job.program.activation_bytes() * z.hidden * z.cut_tokens + z.tokens * z.vocab * job.program.logit_bytes);
+    const std::string name = l.pp == 1 ? name_of(schedule_kind::one_f_one_b) : schedule_text(l);
+    step_ = with_offload(expand(parse_schedule(name, static_cast<int>(l.pp), static_cast<int>(l.microbatches(job))),
+                                std::move(units), {}));
+  }
+
+  const step_schedule& program() const { return step_; }
+  /// The most bytes of activations of blocks on a rank's device at a time; the head's are among its logits.
+  double on_device(std::int64_t rank) const {
+    step_schedule blocks = step_;
+    blocks.units.back().kept_bytes = 0;
+    return peak_bytes(blocks, static_cast<int>(rank), {.parameter = 0, .gradient = 0});
+  }
+  /// The most bytes of activations of a rank in the host's memory at a time.
+  double on_host(std::int64_t rank) const { return peak_host_bytes(step_, static_cast<int>(rank)); }
+
+ private:
+  step_schedule step_;
+};
+
+/// That step of a layout that offloads activations; nothing of others.
+inline std::optional<offloaded_step> offloaded_step_of(const training_job& job, const training_layout& l) {
+  if (!l.offload_activations) return std::nullopt;
+  return offloaded_step(job, l);
+}
+
 /// The load of a rank of the pipeline: what it holds whatever is cut of the state over the data ranks, and how much
 /// state there is.
 struct rank_load {
@@ -143,6 +204,9 @@ struct rank_load {
   memory_split passes;                 ///< activations, logits, working memory and messages
 
   rank_load(const training_job& job, const training_layout& l, std::int64_t rank)
+      : rank_load(job, l, rank, offloaded_step_of(job, l)) {}
+  rank_load(const training_job& job, const training_layout& l, std::int64_t rank,
+            const std::optional<offloaded_step>& away)
       : parameters(rank_parameters(job, l, rank)), experts(rank_experts(job, l, rank)) {
     const software& program = job.program;
     const rank_sizes z(job, l);
@@ -162,6 +226,7 @@ struct rank_load {
     };
     if (blocks.alike > 0 || blocks.first == 0) add_blocks(job, blocks.alike);
     if (blocks.first > 0) add_blocks(job.of_first_blocks(), blocks.first);
+    if (away) passes.activations = away->on_device(rank), passes.host = away->on_host(rank);
     passes.working = 2 * e * z.hidden * z.tokens + of_block;
     if (program.fixed_order_attention) {
       const std::int64_t keys = l.context == context_kind::ring ? job.seq / l.cp : job.seq;
@@ -194,7 +259,7 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   };
   out.weights = masters_alone ? 0 : held(zero_level::parameters) * program.weight_bytes;
   out.gradients = held(zero_level::gradients) * program.gradient_bytes;
-  out.optimizer = held(zero_level::optimizer) * program.optimizer_bytes;
+  (l.offload_optimizer ? out.host : out.optimizer) += held(zero_level::optimizer) * program.optimizer_bytes;
   if (pieces > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * load.layer * program.weight_bytes;
     // Gradients that microbatches add to are whole until they are reduced into the rank's part. Where each microbatch
@@ -222,13 +287,14 @@ struct pipeline_loads {
   std::array<std::optional<rank_load>, 3> loads{};
 
   pipeline_loads(const training_job& job, const training_layout& l) : ranks{0, 1, l.pp - 1} {
-    loads[0].emplace(job, l, 0);
-    if (l.pp > 1) loads[1].emplace(job, l, 1);
-    if (l.pp > 2) loads[2].emplace(job, l, l.pp - 1);
+    const std::optional<offloaded_step> away = offloaded_step_of(job, l);
+    loads[0].emplace(job, l, 0, away);
+    if (l.pp > 1) loads[1].emplace(job, l, 1, away);
+    if (l.pp > 2) loads[2].emplace(job, l, l.pp - 1, away);
   }
 };
 
-/// The fullest rank of the pipeline, and what it holds.
+/// The fullest rank of the pipeline, and what it holds; of the host's memory, the most that any rank takes.
 struct fullest_rank {
   std::int64_t rank = 0;
   memory_split memory;
@@ -239,7 +305,9 @@ inline fullest_rank most_memory(const hardware& h, const training_job& job, cons
   fullest_rank out{0, rank_memory(h, job, l, *of.loads[0])};
   for (std::size_t i = 1; i < of.loads.size() && of.loads[i]; ++i) {
     const memory_split here = rank_memory(h, job, l, *of.loads[i]);
+    const double host = std::max(here.host, out.memory.host);
     if (here.total() > out.memory.total()) out = {of.ranks[i], here};
+    out.memory.host = host;
   }
   return out;
 }

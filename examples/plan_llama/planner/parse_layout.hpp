@@ -15,7 +15,8 @@ namespace plait::planner {
 
 /// The keys of a layout's text, for messages.
 inline constexpr std::string_view layout_keys =
-    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context and order";
+    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context, offload and "
+    "order";
 
 /// A whole number above or equal to `least`, with an optional K, M, G (1024, its square and cube for batches of tokens,
 /// as 16M is written for 16 x 1024 x 1024) where `suffixes`. Throws `error` naming `flag`.
@@ -107,6 +108,11 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
       l.context = context_kind::ulysses;
     else
       one_of("ring, all_gather_kv and ulysses");
+  } else if (key == "offload") {
+    if (value != "none" && value != "optimizer" && value != "activations" && value != "both")
+      one_of("none, optimizer, activations and both");
+    l.offload_optimizer = value == "optimizer" || value == "both";
+    l.offload_activations = value == "activations" || value == "both";
   } else if (key == "order") {
     if (value != "tp-cp-dp-pp" && value != "tp-cp-pp-dp") one_of("tp-cp-dp-pp and tp-cp-pp-dp");
     l.pipeline_inside = value == "tp-cp-pp-dp";
@@ -160,6 +166,12 @@ inline std::string replicate_text(const training_layout& l) {
   }
 }
 
+/// "none", "optimizer", "activations" or "both"
+inline const char* offload_text(const training_layout& l) {
+  if (l.offload_activations) return l.offload_optimizer ? "both" : "activations";
+  return l.offload_optimizer ? "optimizer" : "none";
+}
+
 /// A layout as `parse_layout` reads it, extents first and without what has its default.
 inline std::string layout_text(const training_layout& l) {
   std::string out = cat({"tp=", l.tp, ",cp=", l.cp, ",pp=", l.pp, ",dp=", l.dp, ",microbatch=", l.microbatch});
@@ -169,6 +181,7 @@ inline std::string layout_text(const training_layout& l) {
   if (l.replicate != replication::none) out += ",replicate=" + replicate_text(l);
   if (!l.sequence_parallel) out += ",sequence_parallel=0";
   if (l.context != context_kind::ring) out += cat({",context=", name_of(l.context)});
+  if (l.offload_activations || l.offload_optimizer) out += cat({",offload=", offload_text(l)});
   if (l.pipeline_inside) out += ",order=tp-cp-pp-dp";
   return out;
 }

@@ -26,6 +26,7 @@ inline named_parts time_parts(const step_split& s) {
           {"bubble", s.bubble},
           {"data parallelism", s.data},
           {"optimizer", s.optimizer},
+          {"offload", s.offload},
           {"stragglers", s.straggling},
           {"shared cores", s.turns}};
 }
@@ -54,12 +55,14 @@ inline json_object price_json(const hardware& h, const training_job& job, const 
   out.add("layout", layout_text(l)).add("tp", l.tp).add("cp", l.cp).add("pp", l.pp).add("dp", l.dp);
   if (l.ep > 1) out.add("ep", l.ep);
   out.add("microbatch", l.microbatch).add("schedule", schedule_text(l)).add("recompute", recompute_text(l));
-  out.add("zero", static_cast<int>(l.zero)).add("replicate", replicate_text(l)).add("step_seconds", p.step());
+  out.add("zero", static_cast<int>(l.zero)).add("replicate", replicate_text(l)).add("offload", offload_text(l));
+  out.add("step_seconds", p.step());
   out.add("mfu", utilisation(h, job, l, p.step()));
   out.add("mfu_causal", utilisation(h, job, l, p.step(), job.model.visible(job.seq)));
   out.add("tokens_per_second", job.tokens() / p.step()).add("recomputed_seconds", p.seconds.recompute);
   out.add("exposed_seconds", exposed_seconds(p.seconds));
   out.add("seconds", object(time_parts(p.seconds))).add("memory_bytes", p.memory.total());
+  out.add("host_bytes", p.memory.host);
   return out.add("memory", object(memory_parts(p.memory))).add("fits", p.fits);
 }
 

@@ -26,6 +26,18 @@ enum class axis_orders : std::uint8_t { both, pipeline_outside, pipeline_inside 
 /// layout with less of the memory costs about two per cent of the time.
 inline constexpr double usual_memory_share = 0.92;
 
+/// What a layout has in the host's memory.
+struct offload_choice {
+  bool activations = false, optimizer = false;
+
+  friend bool operator==(const offload_choice&, const offload_choice&) = default;
+};
+
+/// How many layouts that offload a search prices at most, and how much it simulates of their copies, in passes of a
+/// unit: a fraction of a second. Those whose passes take least come first.
+inline constexpr std::size_t most_offloaded = 256;
+inline constexpr double offload_work = 3e5;
+
 /// The choices that candidates are made of. An empty list means every choice that the comments name.
 struct search_options {
   std::vector<std::int64_t> tp{}, cp{}, pp{};  ///< divisors of the number of accelerators, tp and cp to 64
@@ -37,6 +49,9 @@ struct search_options {
   std::vector<zero_level> zero{};              ///< levels 0 to 3, the last without a pipeline
   std::vector<replication> replicate{};        ///< none, and over dp, each part of dp, and cp, with levels 1 to 3
   std::vector<context_kind> context{};         ///< ring, gathered keys and values, Ulysses
+  /// None, the optimizer, activations and both, where the machine and the program can. A layout that fits without
+  /// offload is never faster with it, so that it is then no candidate unless all that are asked for offload.
+  std::vector<offload_choice> offload{};
   axis_orders orders = axis_orders::both;
   bool sequence_parallel = true;             ///< along tp
   double memory_share = usual_memory_share;  ///< of a device's memory, which the best fill at most; above 0, at most 1
@@ -48,6 +63,7 @@ struct search_result {
   std::vector<layout_price> best;   ///< within the share of memory, fastest first; where none is, of the front
   std::vector<layout_price> front;  ///< that fit, each the fastest within its memory, least memory first
   bool within_share = true;         ///< whether `best` keeps to the share of memory
+  /// Of layouts that offload nothing; where all asked for offload, `fitting` is of those that were priced.
   std::int64_t candidates = 0, legal = 0, fitting = 0;
   layout_price smallest;   ///< the legal layout of the least memory, whether or not it fits; meaningful if legal > 0
   layout_refusal nearest;  ///< the refusal of the candidate that passed the most checks, and the first of those
@@ -90,11 +106,27 @@ struct shared_price {
   std::optional<passes_price> passes[2]{};
 };
 
+/// What of a search offloads, where nothing is asked for.
+inline std::vector<offload_choice> searched_offload(const hardware& h, const software& program) {
+  if (!program.offloads || h.host_bandwidth <= 0) return {{}};
+  return {{}, {false, true}, {true, false}, {true, true}};
+}
+
+/// A layout that offloads, with the least seconds that it can take.
+struct offloaded_layout {
+  training_layout layout;
+  double seconds = 0;
+};
+
 /// Collects prices: the fastest, and the front of time and memory.
 class price_collector {
  public:
   price_collector(const hardware& h, const training_job& job, const search_options& options, search_result& out)
-      : h_(h), job_(job), options_(options), out_(out) {}
+      : h_(h),
+        job_(job),
+        options_(options),
+        out_(out),
+        offload_(options.offload.empty() ? searched_offload(h, job.program) : options.offload) {}
 
   /// Whether a layout is not legal. The result keeps why.
   bool refused(const training_layout& l) {
@@ -122,8 +154,8 @@ class price_collector {
                                nearest_divisors(accelerators, l.tp * l.cp * l.pp)})};
   }
 
-  /// Returns whether a layout, of a mesh and a schedule that are legal, is legal and fits. It shares its passes and
-  /// what they keep with others that are cut in other ways.
+  /// Returns whether a layout, of a mesh and a schedule that are legal, is legal and fits, or may fit where it
+  /// offloads. It shares its passes and what they keep with others that are cut in other ways.
   bool consider(const training_layout& l, const stage_times& times, shared_price& shared) {
     ++out_.candidates;
     if (layout_refusal here = refusal_of_data(l, job_); !here.why.empty()) return keep_refusal(std::move(here)), false;
@@ -133,20 +165,20 @@ class price_collector {
     const fullest_rank fullest = most_memory(h_, job_, l, *shared.loads);
     const double total = fullest.memory.total();
     if (out_.legal == 1 || total < out_.smallest.memory.total()) out_.smallest = price(h_, job_, l);
-    if (total > h_.memory) return false;
+    const bool stays = all_stays();
+    bool may_fit = false;
+    if (!stays || total > options_.memory_share * h_.memory) may_fit = offload(l, times, shared, fullest.memory);
+    if (!stays || total > h_.memory) return may_fit;
     ++out_.fitting;
-    std::optional<passes_price>& passes = shared.passes[l.zero >= zero_level::gradients];
-    if (!passes) passes = price_passes(h_, job_, l, times);
     // A step takes at least as long as its passes.
-    if (useless(passes->seconds.total(), total)) return true;
-    layout_price p = price_around(h_, job_, l, *passes, fullest);
-    if (useless(p.step(), total)) return true;
-    (total > options_.memory_share * h_.memory ? fuller_ : priced_).push_back(std::move(p));
-    if ((priced_.size() + fuller_.size()) / 2 >= std::max(keep_, options_.most)) compact();
+    const passes_price& passes = passes_of(l, times, shared);
+    if (!useless(passes.seconds.total(), total)) keep(price_around(h_, job_, l, passes, fullest));
     return true;
   }
 
   void finish() {
+    compact();
+    price_offloaded();
     compact();
     out_.within_share = !priced_.empty() || front_.empty();
     out_.best = out_.within_share ? std::move(priced_) : std::vector<layout_price>(front_.rbegin(), front_.rend());
@@ -156,6 +188,67 @@ class price_collector {
 
  private:
   static constexpr std::size_t keep_ = 128;
+
+  /// Whether layouts that offload nothing are candidates.
+  bool all_stays() const { return std::find(offload_.begin(), offload_.end(), offload_choice{}) != offload_.end(); }
+  const passes_price& passes_of(const training_layout& l, const stage_times& times, shared_price& shared) {
+    std::optional<passes_price>& passes = shared.passes[l.zero >= zero_level::gradients];
+    if (!passes) passes = price_passes(h_, job_, l, times);
+    return *passes;
+  }
+  void keep(layout_price p) {
+    const double total = p.memory.total();
+    if (useless(p.step(), total)) return;
+    (total > options_.memory_share * h_.memory ? fuller_ : priced_).push_back(std::move(p));
+    if ((priced_.size() + fuller_.size()) / 2 >= std::max(keep_, options_.most)) compact();
+  }
+
+  /// Puts aside what of a layout's offload may fit. Returns whether anything may.
+  bool offload(const training_layout& l, const stage_times& times, shared_price& shared, const memory_split& memory) {
+    bool may_fit = false;
+    for (const offload_choice& choice : offload_) {
+      offloaded_layout one{l};
+      one.layout.offload_activations = choice.activations, one.layout.offload_optimizer = choice.optimizer;
+      const double leaves = (choice.activations ? memory.activations : 0) + (choice.optimizer ? memory.optimizer : 0);
+      if (leaves == 0 || memory.total() - (1 + h_.fragmentation) * leaves > options_.memory_share * h_.memory) continue;
+      if (!why_no_offload(one.layout, job_).empty()) continue;
+      may_fit = true;
+      one.seconds = passes_of(l, times, shared).seconds.total();
+      offloaded_.push_back(one);
+    }
+    if (offloaded_.size() >= 2 * most_offloaded + offload_.size()) keep_fastest_offloaded();
+    return may_fit;
+  }
+  void keep_fastest_offloaded() {
+    std::stable_sort(offloaded_.begin(), offloaded_.end(),
+                     [](const offloaded_layout& a, const offloaded_layout& b) { return a.seconds < b.seconds; });
+    if (offloaded_.size() > most_offloaded) offloaded_.resize(most_offloaded);
+  }
+  /// Prices what was put aside. What is cut over the data ranks changes neither copies nor what passes keep.
+  void price_offloaded() {
+    keep_fastest_offloaded();
+    std::vector<std::pair<training_layout, shared_price>> known;
+    double work = 0;
+    for (const auto& [l, seconds] : offloaded_) {
+      if (seconds >= slowest_) break;
+      training_layout alike = l;
+      alike.zero = zero_level::replicated, alike.replicate = replication::none, alike.dp_copies = 1;
+      alike.offload_optimizer = false;
+      auto same = std::find_if(known.begin(), known.end(), [&](const auto& k) { return k.first == alike; });
+      if (same == known.end()) {
+        if (l.offload_activations) work += static_cast<double>(l.microbatches(job_) * (job_.model.layers + 2));
+        if (l.offload_activations && work > offload_work && !known.empty()) continue;
+        known.emplace_back(alike, shared_price{});
+        same = std::prev(known.end());
+      }
+      shared_price& shared = same->second;
+      if (!shared.loads) shared.loads.emplace(job_, l);
+      const fullest_rank fullest = most_memory(h_, job_, l, *shared.loads);
+      if (fullest.memory.total() > h_.memory || fullest.memory.host > h_.host_memory) continue;
+      if (!all_stays()) ++out_.fitting;
+      keep(price_around(h_, job_, l, passes_of(l, stage_times(h_, job_, l), shared), fullest));
+    }
+  }
 
   void keep_refusal(layout_refusal here) {
     if (out_.nearest.why.empty() || here.passed > out_.nearest.passed) out_.nearest = std::move(here);
@@ -195,6 +288,8 @@ class price_collector {
   const search_options& options_;
   search_result& out_;
   std::vector<layout_price> priced_{}, front_{};
+  std::vector<offload_choice> offload_;
+  std::vector<offloaded_layout> offloaded_{};
   std::vector<layout_price> fuller_{};                        ///< that fit and fill more than the share of memory
   double slowest_ = std::numeric_limits<double>::infinity();  ///< of the fastest that are known
 };
@@ -209,6 +304,12 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   if (!(options.memory_share > 0 && options.memory_share <= 1))
     fail({"memory_share is ", options.memory_share, "; legal is a share above 0, at most 1"});
   if (const std::string why = why_lacking(job.program, options.schedules); !why.empty()) fail(why);
+  for (const offload_choice& choice : options.offload) {
+    training_layout l;
+    l.offload_activations = choice.activations, l.offload_optimizer = choice.optimizer;
+    if (const std::string why = why_no_host_link(h, l); !why.empty()) fail(why);
+    if (const std::string why = detail::why_no_offload(l, job); !why.empty() && !job.program.offloads) fail(why);
+  }
   detail::price_collector prices(h, job, options, out);
   const auto choices = [](const auto& given, auto all) { return given.empty() ? all : given; };
   const auto schedules = choices(options.schedules, detail::searched_schedules(job.program));

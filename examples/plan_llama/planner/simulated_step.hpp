@@ -62,7 +62,7 @@ inline double simulated_seconds(const hardware& h, const training_job& job, cons
   const step_costing step = cost_schedule(h, job, priced.layout);
   const step_split& s = priced.seconds;
   const double pipeline = std::max(simulate(step.schedule, step.costs).makespan, wire_seconds(h, job, priced.layout));
-  const double beside = pipeline + s.data + s.optimizer;
+  const double beside = pipeline + s.data + s.optimizer + s.offload;
   const double apart = s.total() - s.turns, formula = apart - s.straggling;
   const double alone = beside * (formula > 0 ? apart / formula : 1);  // stragglers in proportion
   return s.turns > 0 ? std::max(alone, s.total()) : alone;

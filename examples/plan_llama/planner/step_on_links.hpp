@@ -278,10 +278,11 @@ class link_simulation {
 
 }  // namespace detail
 
-/// Seconds of a step on the links of the machine, with the optimizer's. Replicas that are disturbed have passes of
-/// their own lengths and are simulated one by one, at most `replicas`; without a disturbance one stands for all. Ranks
-/// that share a link with others of their replica meet them at the times of the simulation; those of other replicas do
-/// what theirs does. With cut parameters all replicas meet at every layer, so that the slowest stands for all.
+/// Seconds of a step on the links of the machine, with the optimizer's and the waits for offloaded activations.
+/// Replicas that are disturbed have passes of their own lengths and are simulated one by one, at most `replicas`;
+/// without a disturbance one stands for all. Ranks that share a link with others of their replica meet them at the
+/// times of the simulation; those of other replicas do what theirs does. With cut parameters all replicas meet at every
+/// layer, so that the slowest stands for all.
 inline double step_on_links(const hardware& h, const training_job& job, const layout_price& priced,
                             const disturbance& d = {}, std::int64_t replicas = 1) {
   const training_layout& l = priced.layout;
@@ -299,7 +300,7 @@ inline double step_on_links(const hardware& h, const training_job& job, const la
     detail::link_simulation pipeline(h, job, l, even.schedule);
     for (std::int64_t r = 0; r < drawn; ++r) worst = std::max(worst, pipeline.run(draws.of_replica(r)));
   }
-  return worst + priced.seconds.optimizer;
+  return worst + priced.seconds.optimizer + priced.seconds.offload;
 }
 
 }  // namespace plait::planner

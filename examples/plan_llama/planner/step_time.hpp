@@ -1,12 +1,15 @@
 // The price of a layout: the time of a training step and the memory of its fullest rank, by formulas that take
-// microseconds. The exact schedule is simulated in simulated_step.hpp.
+// microseconds. Copies of offloaded activations are simulated, which takes milliseconds. The exact schedule is
+// simulated in simulated_step.hpp.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <string>
 
+#include "plait/schedule/simulate.hpp"
 #include "plan_llama/planner/memory.hpp"
 
 namespace plait::planner {
@@ -20,12 +23,13 @@ struct step_split {
   double bubble = 0;                               ///< idle for want of work in the pipeline, messages included
   double data = 0;                                 ///< communication over dp (and cp) of gradients and parameters
   double optimizer = 0;
+  double offload = 0;  ///< waiting for copies of activations to the host's memory and back
   double straggling = 0;
   double turns = 0;  ///< waiting for cores that other ranks use, where ranks share them
 
   constexpr double computing() const { return products + attention + memory; }
   constexpr double total() const {
-    return computing() + tensor + context + experts + bubble + data + optimizer + straggling + turns;
+    return computing() + tensor + context + experts + bubble + data + optimizer + offload + straggling + turns;
   }
 };
 
@@ -167,9 +171,32 @@ inline double optimizer_seconds(const hardware& h, const training_job& job, cons
                                 std::int64_t pieces) {
   const software& program = job.program;
   const double mine = parameters / (l.zero == zero_level::replicated ? 1.0 : static_cast<double>(pieces));
-  const double bytes = mine * (2 * program.optimizer_bytes + program.weight_bytes + 2 * program.gradient_bytes) +
-                       parameters * program.gradient_bytes;
-  return memory_seconds(h, bytes, 20);
+  const double state = mine * 2 * program.optimizer_bytes;
+  const double others =
+      mine * (program.weight_bytes + 2 * program.gradient_bytes) + parameters * program.gradient_bytes;
+  if (l.offload_optimizer) return memory_seconds(h, others, 20) + state / h.host_bandwidth;
+  return memory_seconds(h, others + state, 20);
+}
+
+/// Seconds that passes of a step wait for copies of activations: a step with them, simulated, beside one whose copies
+/// take no time.
+inline double offload_seconds(const hardware& h, const training_job& job, const training_layout& l,
+                              const stage_times& times, double link) {
+  const offloaded_step step(job, l);
+  step_costs costs;
+  costs.message = link;
+  const auto add = [&](const part_time& part, double parameters) {
+    const double input = part.input.sum() + part.again.sum();
+    const double weight = part.weight.sum() + accumulation_seconds(h, job, l, parameters);
+    costs.units.push_back({part.forward.sum(), input + weight, input, weight});
+  };
+  const double table = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
+  add(times.embedding, table);
+  for (std::int64_t layer = 0; layer < job.model.layers; ++layer) add(times.block, rank_layer_parameters(job, l));
+  add(times.head, is_tied_here(job, l) ? 0 : table);
+  const double alone = simulate(step.program(), costs).period;
+  costs.copy_bandwidth = h.host_bandwidth;
+  return std::max(0.0, simulate(step.program(), costs).period - alone);
 }
 
 }  // namespace detail
@@ -203,6 +230,7 @@ struct passes_price {
 
 inline passes_price price_passes(const hardware& h, const training_job& job, const training_layout& l,
                                  const stage_times& times) {
+  if (const std::string why = why_no_host_link(h, l); !why.empty()) fail(why);
   passes_price out;
   const std::int64_t m = l.microbatches(job);
   pipeline_costs& costs = out.costs;
@@ -245,6 +273,7 @@ inline passes_price price_passes(const hardware& h, const training_job& job, con
   s.context = rounds * once.context;
   s.experts = rounds * once.experts;
   s.bubble = std::max(pipeline_seconds(l, m, costs), wire_seconds(h, job, l)) - rounds * costs.busiest;
+  if (l.offload_activations) s.offload = detail::offload_seconds(h, job, l, times, costs.link);
   out.forward = busiest.forward.sum(), out.backward = busiest.backward();
   return out;
 }
@@ -256,7 +285,8 @@ inline passes_price price_passes(const hardware& h, const training_job& job, con
 /// The price of a layout whose passes and memory are known.
 inline layout_price price_around(const hardware& h, const training_job& job, const training_layout& l,
                                  const passes_price& passes, const fullest_rank& fullest) {
-  layout_price out{l, passes.seconds, fullest.memory, fullest.rank, fullest.memory.total() <= h.memory};
+  layout_price out{l, passes.seconds, fullest.memory, fullest.rank, false};
+  out.fits = out.memory.total() <= h.memory && (out.memory.host == 0 || out.memory.host <= h.host_memory);
   step_split& s = out.seconds;
   // Experts' gradients go over groups of their own; what of the passes hides is shared out by bytes.
   const double share = passes.parameters / (passes.parameters + passes.experts);
@@ -288,7 +318,8 @@ inline layout_price price_around(const hardware& h, const training_job& job, con
   return out;
 }
 
-/// The price of a legal layout (`why_illegal` returns nothing); `fits` compares its memory with the hardware's.
+/// The price of a legal layout (`why_illegal` returns nothing); `fits` compares its memory, and what it offloads, with
+/// the hardware's. Throws `error` where it offloads to a host whose link is not described.
 inline layout_price price(const hardware& h, const training_job& job, const training_layout& l) {
   return price_around(h, job, l, price_passes(h, job, l), most_memory(h, job, l));
 }

@@ -73,6 +73,8 @@ struct training_layout {
   std::int64_t dp_copies = 1;     ///< of each piece, with `over_part_of_dp`
   bool sequence_parallel = true;  ///< what tensor parallelism leaves whole is cut along the sequence (over tp)
   context_kind context = context_kind::ring;
+  bool offload_activations = false;  ///< what blocks keep is in the host's memory between their passes
+  bool offload_optimizer = false;    ///< moments and master copies are in the host's memory
 
   std::int64_t ranks() const { return tp * cp * pp * dp; }
   std::int64_t stages() const { return pp * chunks; }
@@ -177,6 +179,26 @@ inline std::string why_no_hybrid(const training_layout& l, const training_job& j
 
 }  // namespace detail
 
+namespace detail {
+
+/// Why a layout's offload has no price; empty where it has one.
+inline std::string why_no_offload(const training_layout& l, const training_job& job) {
+  if ((l.offload_activations || l.offload_optimizer) && !job.program.offloads)
+    return cat({"offload is for the program plait, and the program is ", job.program.name, "; legal is none"});
+  if (!l.offload_activations) return {};
+  if (job.model.experts > 0)  // what experts keep stays on the device
+    return "offload of activations in a model of experts is not priced; legal are offload none and optimizer";
+  if (l.pp > 1 && l.schedule == schedule_kind::automatic)
+    return "offload of activations with schedule automatic is not priced; legal are offload none and optimizer";
+  const std::int64_t m = l.microbatches(job);
+  if (m > max_microbatches || l.pp > max_pipeline_ranks)
+    return cat({"offload of activations is simulated, here of ", l.pp, " ranks and ", m,
+                " microbatches; legal are at most ", max_pipeline_ranks, " and ", max_microbatches});
+  return {};
+}
+
+}  // namespace detail
+
 /// The checks that levels of ZeRO and copies of a hybrid may fail, where a mesh and a schedule pass all others.
 inline layout_refusal refusal_of_data(const training_layout& l, const training_job& job) {
   if (l.zero == zero_level::parameters && l.pp > 1)
@@ -267,6 +289,7 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
     return {17, cat({"interleaved needs microbatches in multiples of pp = ", l.pp, " and a rank has ", m_count,
                      "; the nearest legal batches are ", m_count < l.pp ? share * l.pp : m_count / l.pp * l.pp * share,
                      " and ", (m_count / l.pp + 1) * l.pp * share})};
+  if (std::string e = detail::why_no_offload(l, job); !e.empty()) return {17, e};
   return refusal_of_data(l, job);
 }
 

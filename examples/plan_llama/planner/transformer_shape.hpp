@@ -163,6 +163,7 @@ struct software {
   bool packs =
       true;  ///< what is gathered or scattered along a sequence that is not the outermost dim is copied besides
   bool bare_ends = false;   ///< the first and the last stage of a pipeline may have no block
+  bool offloads = true;     ///< activations and the optimizer's state can be in the host's memory
   double host_seconds = 0;  ///< of a layer's forward or backward pass at least, which the host takes to start it
 
   /// Bytes of an activation.

@@ -51,6 +51,8 @@ struct hardware {
   double memory_bandwidth = 0;  ///< bytes per second
   double reserved = 0;          ///< bytes that a process cannot allocate: contexts, libraries, communicators' buffers
   double fragmentation = 0;     ///< share of what is allocated that the allocator wastes
+  double host_bandwidth = 0;    ///< bytes per second of copies to the host's memory or back; 0: not known
+  double host_memory = 0;       ///< bytes of the host's memory for each accelerator
 
   std::array<double, number_kinds> product_share{};  ///< of the peak that large products reach, in a training step
   double product_depth = 0;       ///< the contracted size at which a product reaches half of its share
@@ -150,6 +152,8 @@ inline void validate(const hardware& h, const std::string& source) {
   if (h.reserved >= h.memory)
     fail({source, ": reserved is ", h.reserved, " and memory ", h.memory, "; nothing is left to allocate"});
   check.part("fragmentation", h.fragmentation);
+  if (h.host_bandwidth != 0) check.speed("host_bandwidth", h.host_bandwidth);
+  check.natural("host_memory", h.host_memory);
   check.natural("product_depth", h.product_depth);
   check.natural("product_area", h.product_area);
   check.natural("adding_depth", h.adding_depth);
@@ -184,6 +188,8 @@ inline hardware hopper() {
   h.memory_bandwidth = 3.35e12;
   h.reserved = 2.5 * gibi;
   h.fragmentation = 0.03;
+  h.host_bandwidth = 55e9;  // PCIe 5.0 with 16 lanes, pinned memory (nvbandwidth)
+  h.host_memory = 256e9;    // 2 TB for 8 GPUs (DGX)
   h.product_share = {0.70, 0.70, 0.685};
   h.product_depth = 150;
   h.product_area = 1.2e6;
@@ -210,6 +216,8 @@ inline hardware a100() {
   h.memory_bandwidth = 2.039e12;
   h.reserved = 2.0 * gibi;
   h.fragmentation = 0.03;
+  h.host_bandwidth = 25e9;  // PCIe 4.0 with 16 lanes, pinned memory
+  h.host_memory = 256e9;
   h.product_share = {0.80, 0.825, 0};
   h.product_depth = 150;  // these two: 183 products measured on A100 PCIe (SimuMax), median error 2.6 %
   h.product_area = 6.0e5;
@@ -247,6 +255,8 @@ inline hardware gh200() {
   h.name = "GH200";
   h.memory = 97871 * mebi;
   h.memory_bandwidth = 4.0e12;
+  h.host_bandwidth = 297e9;  // NVLink-C2C to the host; 375e9 back (Schieffer et al. 2024)
+  h.host_memory = 128e9;
   h.levels = {{"NVLink", 4, 300e9, 1, 1.5e-6, 12e-6, 90e-6}, {"Slingshot", 0, 23.5e9, 1, 8e-6, 25e-6, 150e-6}};
   return h;
 }
@@ -280,6 +290,8 @@ inline hardware gb200() {
   h.product_share = {0.70, 0.48, 0.53};
   h.attention_share = 0.47;
   h.memory = 189471 * mebi;
+  h.host_bandwidth = 148e9;  // a guess: two GPUs share the NVLink-C2C of a Grace CPU, GH200's
+  h.host_memory = 240e9;
   h.levels[0].ranks = 72;
   return h;
 }

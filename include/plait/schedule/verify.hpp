@@ -636,6 +636,10 @@ void require_verified(const step_schedule& s, const step_memory& memory = {}, co
 /// device at a time; the step must be one that `verify` accepts.
 double peak_bytes(const step_schedule& s, int rank, step_memory memory);
 
+/// The most bytes of offloaded activations that a rank holds in the host's memory at a time, of such a step. A copy is
+/// held until the pass that uses it again begins.
+double peak_host_bytes(const step_schedule& s, int rank);
+
 }  // namespace plait
 
 #ifndef PLAIT_COMPILED

@@ -66,6 +66,8 @@ class step_walk {
   const std::vector<std::pair<int, step_entry>>& shared() const { return shared_; }
   /// The most bytes of gathered parameters and of gradients at a time.
   double peak() const { return peak_; }
+  /// The most bytes of offloaded activations at a time.
+  double host_peak() const { return host_peak_; }
 
  private:
   struct unit_state {
@@ -77,7 +79,8 @@ class step_walk {
   /// Where the activations of a unit and a microbatch are.
   struct kept_state {
     enum { none, kept, leaving, away } where = none;
-    int at = -1;  ///< the last entry that kept or moved it
+    int at = -1;           ///< the last entry that kept or moved it
+    bool on_host = false;  ///< whether a copy of it is in the host's memory
   };
 
   const step_entry& entry() const { return program_[static_cast<std::size_t>(at_)]; }
@@ -167,7 +170,9 @@ class step_walk {
         if (k.where == kept_state::none) return refuse(step_error::offload_of_none, before);
         if (k.where != kept_state::kept) return refuse(step_error::offloaded_twice, before);
         k.where = kept_state::leaving;
+        k.on_host = true;
         host_bytes_ += bytes;
+        host_peak_ = std::max(host_peak_, host_bytes_);
         break;
       case step_op::drop:
         if (k.where != kept_state::leaving) return refuse(step_error::dropped_without_copy, before);
@@ -181,7 +186,6 @@ class step_walk {
         if (k.where != kept_state::away) return refuse(step_error::reloaded_on_device, before);
         k.where = kept_state::kept;
         kept_bytes_ += bytes;
-        host_bytes_ -= bytes;
     }
     if (memory_.most_on_host < 0 || host_bytes_ <= memory_.most_on_host) return weigh();
     step_verdict v = refuse(step_error::over_host_memory);
@@ -199,6 +203,7 @@ class step_walk {
     }
     if (k.where == kept_state::leaving) return refuse(step_error::used_while_copied, k.at);
     if (k.where == kept_state::away) return refuse(step_error::used_after_drop, k.at);
+    if (std::exchange(k.on_host, false)) host_bytes_ -= described(e.unit).kept_bytes;  // its copy back is over
     if (k.where == kept_state::kept && frees_activations(e.pass.kind)) {
       k = {kept_state::none, at_};
       kept_bytes_ -= described(e.unit).kept_bytes;
@@ -377,7 +382,7 @@ class step_walk {
   std::vector<std::pair<int, step_entry>> shared_;
   std::vector<kept_state> kept_;            ///< of each unit and microbatch
   double kept_bytes_ = 0, host_bytes_ = 0;  ///< of activations, on the device and in the host's memory
-  double peak_ = 0;
+  double peak_ = 0, host_peak_ = 0;
   bool keeps_ = false;   ///< whether the program has a backward pass, so that forward passes keep activations
   bool trains_ = false;  ///< whether there was one by now
 };
@@ -475,6 +480,11 @@ PLAIT_INLINE double peak_bytes(const step_schedule& s, int rank, step_memory mem
   detail::step_walk walk(s, rank, memory);
   static_cast<void>(walk.run());
   return walk.peak();
+}
+PLAIT_INLINE double peak_host_bytes(const step_schedule& s, int rank) {
+  detail::step_walk walk(s, rank, {});
+  static_cast<void>(walk.run());
+  return walk.host_peak();
 }
 
 namespace detail {

@@ -139,24 +139,39 @@ TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recom
   }
 }
 
-TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its traffic", Model, dense<float>,
-                   dense<bf16>, mixture<float>, mixture<bf16>) {
+TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, on the host too, and so is its traffic", Model,
+                   dense<float>, dense<bf16>, mixture<float>, mixture<bf16>) {
   using stage = typename Model::stage;
   const llama_config config = Model::config();
   const bool experts = config.mixture.experts > 0;
-  for (const char* text :
-       {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
-        "tp=4,pp=2,dp=1,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
-        "tp=2,pp=4,dp=1,microbatch=2,zero=0,recompute=selective", "tp=2,cp=2,dp=2,microbatch=2,zero=1",
-        "tp=1,cp=4,dp=1,microbatch=2,zero=0", "tp=2,dp=4,microbatch=2,zero=2", "tp=1,dp=4,microbatch=2,zero=3",
-        "tp=2,cp=2,dp=2,microbatch=2,zero=1,replicate=dp", "tp=1,cp=2,dp=4,microbatch=2,zero=2,replicate=cp",
-        "tp=1,cp=2,dp=4,microbatch=2,zero=3,replicate=dp", "tp=1,cp=4,dp=2,microbatch=2,zero=3,replicate=cp",
-        "tp=1,dp=4,ep=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,ep=2,microbatch=2,zero=1",
-        "tp=2,pp=2,dp=2,ep=2,microbatch=2,zero=1,recompute=full", "tp=2,dp=2,ep=2,microbatch=2,recompute=selective",
-        "tp=1,cp=2,dp=4,ep=4,microbatch=2,zero=2", "tp=2,dp=4,ep=2,microbatch=2,zero=3"}) {
+  for (const char* text : {"tp=2,pp=2,dp=2,microbatch=2,zero=0",
+                           "tp=2,pp=2,dp=2,microbatch=2,zero=1",
+                           "tp=4,pp=2,dp=1,microbatch=2,zero=0",
+                           "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
+                           "tp=2,pp=4,dp=1,microbatch=2,zero=0,recompute=selective",
+                           "tp=2,cp=2,dp=2,microbatch=2,zero=1",
+                           "tp=1,cp=4,dp=1,microbatch=2,zero=0",
+                           "tp=2,dp=4,microbatch=2,zero=2",
+                           "tp=1,dp=4,microbatch=2,zero=3",
+                           "tp=2,cp=2,dp=2,microbatch=2,zero=1,replicate=dp",
+                           "tp=1,cp=2,dp=4,microbatch=2,zero=2,replicate=cp",
+                           "tp=1,cp=2,dp=4,microbatch=2,zero=3,replicate=dp",
+                           "tp=1,cp=4,dp=2,microbatch=2,zero=3,replicate=cp",
+                           "tp=1,dp=4,ep=2,microbatch=2,zero=0",
+                           "tp=2,pp=2,dp=2,ep=2,microbatch=2,zero=1",
+                           "tp=2,pp=2,dp=2,ep=2,microbatch=2,zero=1,recompute=full",
+                           "tp=2,dp=2,ep=2,microbatch=2,recompute=selective",
+                           "tp=1,cp=2,dp=4,ep=4,microbatch=2,zero=2",
+                           "tp=2,dp=4,ep=2,microbatch=2,zero=3",
+                           "tp=2,dp=2,microbatch=2,zero=1,offload=activations",
+                           "tp=2,pp=2,dp=2,microbatch=2,zero=1,offload=activations",
+                           "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full,offload=activations",
+                           "tp=2,dp=4,microbatch=2,zero=2,offload=optimizer",
+                           "tp=2,dp=4,microbatch=2,zero=1,recompute=selective,offload=both"}) {
     CAPTURE(text);
     const planner::training_layout l = planner::parse_layout(text, "x");
     if (experts ? l.replicate != planner::replication::none : l.ep > 1) continue;
+    if (experts && (l.offload_activations || l.offload_optimizer)) continue;
     planner::training_job job = job_of<Model>(4 * l.microbatch * l.dp);
     job.model.limited = experts && l.zero == zero_level::optimizer;
     const auto stages = static_cast<int>(l.pp);
@@ -164,7 +179,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
     for (std::int64_t at = 0; at < l.pp; ++at) {
       CAPTURE(at);
       pipeline_world ranks = pipeline_world::counting(mesh_of(l, experts), at * l.dp * l.cp * l.tp);
-      counting_device device;
+      counting_device device(l.offload_optimizer);
       const context<counting_device> ctx{
           device, ranks.stage(),
           llama_sizes<typename Model::strategy>(config, ranks.stage().shape(), l.microbatch * l.dp, seq_length), 1};
@@ -173,6 +188,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
         parts.push_back({s * 4 / l.pp, (s + 1) * 4 / l.pp, s == 0, s + 1 == l.pp});
       pipeline_options how;
       how.parallel.level = l.zero;
+      how.offload_activations = l.offload_activations;
       if (l.replicate == planner::replication::over_dp)
         how.axes = {.shard = axis_list(axis_of<cp>), .replicate = axis_list(axis_of<dp>)};
       if (l.replicate == planner::replication::over_cp)
@@ -187,6 +203,8 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
       const step_plan step = dry_run_step(ctx, model);
       const planner::memory_split m = planner::rank_memory({}, job, l, at);
       CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(0.035));
+      CHECK(static_cast<double>(step.host_bytes) ==
+            doctest::Approx(m.host).epsilon(l.offload_optimizer ? 0.035 : 1e-9));
       const planner::step_traffic sent = planner::rank_traffic(job, l, at);
       using enum collective;
       CHECK(payload(step.traffic, "tp", {all_gather, reduce_scatter}) == sent.tensor);

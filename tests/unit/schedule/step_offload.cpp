@@ -103,7 +103,13 @@ TEST_CASE("offloaded activations count on the host, and the others on the device
   CHECK(peak_bytes(here, 0, memory) == 50);
   // One leaves while the next is made, and one comes back while the one behind it is used.
   CHECK(peak_bytes(five_units(), 0, memory) == 20);
+  CHECK(peak_host_bytes(five_units(), 0) == 30);
+  CHECK(peak_host_bytes(here, 0) == 0);
   CHECK(verify(five_units(), {.parameter = 0, .gradient = 0, .most = 20, .most_on_host = 30}).ok());
+  // The first rank of two has two microbatches away. The copy of what is reloaded stays until its backward pass begins.
+  step_schedule two = step_of("1f1b", 2, 3, plain, 5);
+  for (step_unit& u : two.units) u.kept_bytes = 10;
+  CHECK(peak_host_bytes(with_offload(std::move(two)), 0) == 100);
   CHECK(
       describe(verify(five_units(), {.parameter = 0, .gradient = 0, .most = 19})) ==
       "rank 0, entry 2 (F0.0 of unit 1): parameters, gradients and activations are over the limit: 20 bytes, of which "

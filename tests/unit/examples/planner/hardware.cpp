@@ -82,6 +82,9 @@ TEST_CASE("what a description cannot mean is refused by its key") {
   CHECK(refusal_of(with(R"("memory": -1)")) == "my.json: memory is -1; legal is a positive number");
   CHECK(refusal_of(with(R"("memory_share": 1.5)")) ==
         "my.json: memory_share is 1.5; legal is a share above 0, at most 1");
+  CHECK(refusal_of(with(R"("host_bandwidth": 55)")) ==
+        "my.json: host_bandwidth is 55 bytes per second; legal is 1e6 or more, and 50 GB/s is 50e9");
+  CHECK(refusal_of(with(R"("host_memory": -1)")) == "my.json: host_memory is -1; legal is 0 or more");
   CHECK(refusal_of(with(R"("tensor_hidden": 1)")) == "my.json: tensor_hidden is 1; legal is 0 or more and below 1");
   CHECK(refusal_of(with(R"("peak": {"int4": 1})")) == "my.json: unknown key 'peak.int4'; legal are f32, bf16, fp8");
   CHECK(refusal_of(with(R"("levels": [])")) ==

@@ -41,7 +41,10 @@ TEST_CASE("a layout's text reads back as it was") {
                            "tp=1,cp=1,pp=2,dp=1,microbatch=1,schedule=1f1b,recompute=every:3,zero=0",
                            "tp=1,cp=2,pp=1,dp=4,microbatch=1,recompute=none,zero=1,replicate=cp",
                            "tp=1,cp=2,pp=1,dp=4,microbatch=1,recompute=none,zero=2,replicate=dp",
-                           "tp=1,cp=1,pp=1,dp=16,microbatch=1,recompute=none,zero=3,replicate=dp:4"}) {
+                           "tp=1,cp=1,pp=1,dp=16,microbatch=1,recompute=none,zero=3,replicate=dp:4",
+                           "tp=1,cp=1,pp=1,dp=2,microbatch=1,recompute=none,zero=1,offload=optimizer",
+                           "tp=1,cp=1,pp=1,dp=2,microbatch=1,recompute=none,zero=1,offload=activations",
+                           "tp=1,cp=1,pp=1,dp=2,microbatch=1,recompute=full,zero=1,offload=both"}) {
     CAPTURE(text);
     const pp::training_layout l = pp::parse_layout(text, "x");
     CHECK(pp::layout_text(l) == text);
@@ -80,6 +83,8 @@ TEST_CASE("a text that is no layout is refused by its key") {
   CHECK(refusal("replicate=tp") == "--layout: replicate: unknown value 'tp'; legal are none, dp, cp and dp:R");
   CHECK(refusal("replicate=dp:1") ==
         "--layout: replicate: the copies along dp, as in dp:4: '1' is not a whole number from 2 on");
+  CHECK(refusal("offload=all") ==
+        "--layout: offload: unknown value 'all'; legal are none, optimizer, activations and both");
   CHECK(refusal("order=dp-tp") == "--layout: order: unknown value 'dp-tp'; legal are tp-cp-dp-pp and tp-cp-pp-dp");
 }
 

@@ -42,6 +42,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   options.schedules = {pp::schedule_kind::one_f_one_b, pp::schedule_kind::zb_h1};
   options.replicate = {pp::replication::none};
   options.memory_share = 1;
+  options.offload = {{}};
   const pp::search_result found = pp::search_layouts(h, job, 64, options);
   double best = std::numeric_limits<double>::infinity(), smallest = best;
   std::vector<std::pair<double, double>> fitting;  // bytes and seconds
@@ -90,7 +91,7 @@ TEST_CASE("the hybrids of a search are all that fit, and the best of them is the
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-8b", 128);
   pp::search_options options;
-  options.tp = {1}, options.pp = {1}, options.microbatch = {1}, options.memory_share = 1;
+  options.tp = {1}, options.pp = {1}, options.microbatch = {1}, options.memory_share = 1, options.offload = {{}};
   options.context = {pp::context_kind::ring};
   const pp::search_result found = pp::search_layouts(h, job, 64, options);
   options.replicate = {pp::replication::none};
@@ -197,9 +198,10 @@ TEST_CASE("extents that are asked for are the only ones") {
 TEST_CASE("a model that cannot fit says by how much and what would do") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 64);
-  const pp::search_result found = pp::search_layouts(h, job, 64);
+  const pp::search_options stays{.offload = {{}}};
+  const pp::search_result found = pp::search_layouts(h, job, 64, stays);
   CHECK(found.best.empty());
-  const std::string why = pp::why_nothing(h, job, 64, found);
+  const std::string why = pp::why_nothing(h, job, 64, found, stays);
   CHECK(why.starts_with("no layout fits: the smallest, "));
   CHECK(why.find(" more than a H100 has; of that, ") != why.npos);
   CHECK(why.find("; 128 accelerators would do, as in ") != why.npos);
@@ -362,7 +364,7 @@ TEST_CASE("a layout that is too large says by how much, and what would make it f
                       "recompute=full it would, in 1."));
   CHECK(one.ends_with(" times its time"));
   CHECK(why("llama-3-70b", "dp=64,zero=0").find("; the fastest that fits is tp=") != std::string::npos);
-  CHECK(why("llama-3-405b", "tp=8,dp=8").find("; no layout fits: the smallest, ") != std::string::npos);
+  CHECK(why("llama-3-405b", "tp=8,dp=1").find("; no layout fits: the smallest, ") != std::string::npos);
 }
 
 TEST_CASE("a search keeps to one order of pp and dp, to chunks and to whole sequences where it is told") {
@@ -405,7 +407,7 @@ TEST_CASE("the rule of thumb is legal, fits, and is never better than the search
 TEST_CASE("alternatives tell what each change costs") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 512);
-  const pp::layout_price best = pp::search_ranked(h, job, 1024).ranked.front().price;
+  const pp::layout_price best = pp::search_ranked(h, job, 1024, {.offload = {{}}}).ranked.front().price;
   CHECK(pp::what_binds(best).find(" % of the step is computing; the largest loss is ") != std::string::npos);
   int slower = 0, others = 0;
   for (const pp::alternative& a : pp::alternatives(h, job, best)) {

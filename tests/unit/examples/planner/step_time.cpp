@@ -74,15 +74,15 @@ TEST_CASE("the parts of a step are all of it, and none is negative") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* text : {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=8,dp=128,zero=3",
                            "tp=8,pp=16,dp=8,schedule=zb_v,recompute=full", "tp=16,cp=4,pp=4,dp=4,context=ulysses",
-                           "tp=8,cp=2,pp=8,dp=8,order=tp-cp-pp-dp,schedule=zb_h1"}) {
+                           "tp=8,cp=2,pp=8,dp=8,order=tp-cp-pp-dp,schedule=zb_h1", "tp=8,pp=16,dp=8,offload=both"}) {
     CAPTURE(text);
     const pp::layout_price p = pp::price(h, large_job(512), pp::parse_layout(text, "x"));
     const pp::step_split& s = p.seconds;
     for (const double part : {s.products, s.attention, s.memory, s.recompute, s.tensor, s.context, s.bubble, s.data,
-                              s.optimizer, s.straggling})
+                              s.optimizer, s.offload, s.straggling})
       CHECK(part >= 0);
     CHECK(p.step() == doctest::Approx(s.products + s.attention + s.memory + s.tensor + s.context + s.bubble + s.data +
-                                      s.optimizer + s.straggling));
+                                      s.optimizer + s.offload + s.straggling));
     CHECK(pp::utilisation(h, large_job(512), p.layout, p.step()) < 0.8);
   }
 }
