@@ -38,11 +38,14 @@ tensor<double, Spec, Device> copy_of(const context<Device>& ctx, const tensor<do
 using q_spec = spec<shard<batch, dp>, shard<seq, cp>, shard<heads, tp, tp_rep>, head_dim>;
 using k_spec = spec<shard<batch, dp>, source_seq, shard<kv_heads, tp>, head_dim, replicate<cp, tp_rep>>;
 
-/// The core as a layer of its queries, or of what is both its keys and its values.
-template <bool OfQueries, class Device>
-struct core_layer : layer_types<double, std::conditional_t<OfQueries, q_spec, k_spec>, q_spec, Device> {
+using sink_spec = attention_core<double, q_spec, k_spec>::sinks;
+static_assert(std::is_same_v<sink_spec, spec<shard<heads, tp, tp_rep>, replicate<dp, cp>>>);
+
+/// The core as a layer of its queries, of what is both its keys and its values, or of its sinks.
+template <class Input, class Device>
+struct core_layer : layer_types<double, Input, q_spec, Device> {
   using core = attention_core<double, q_spec, k_spec, Device>;
-  using base = layer_types<double, std::conditional_t<OfQueries, q_spec, k_spec>, q_spec, Device>;
+  using base = layer_types<double, Input, q_spec, Device>;
   using input = typename base::input;
   struct saved {
     typename core::saved inside;
@@ -51,17 +54,26 @@ struct core_layer : layer_types<double, std::conditional_t<OfQueries, q_spec, k_
   core attention;
   tensor<double, q_spec, Device> q;
   tensor<double, k_spec, Device> k;
+  tensor<double, sink_spec, Device> sinks;
+  bool has_sinks;
 
-  core_layer(const context<Device>& ctx, const attention_core_options& how)
-      : attention(ctx, "core", how), q(constant<q_spec>(ctx, 11)), k(constant<k_spec>(ctx, 12)) {}
+  core_layer(const context<Device>& ctx, const attention_core_options& how, bool with_sinks)
+      : attention(ctx, "core", how),
+        q(constant<q_spec>(ctx, 11)),
+        k(constant<k_spec>(ctx, 12)),
+        sinks(constant<sink_spec>(ctx, 13)),
+        has_sinks(with_sinks) {}
   tensor<double, q_spec, Device> forward(const microbatch<Device>& mb, const tensor<double, input, Device>& x,
                                          saved* keep) {
     auto* const inside = keep ? &keep->inside : nullptr;
     auto o = [&] {
-      if constexpr (OfQueries)
-        return attention.forward(mb, copy_of(mb.ctx, x), copy_of(mb.ctx, k), copy_of(mb.ctx, k), inside);
+      const auto* const s = has_sinks ? &sinks : nullptr;
+      if constexpr (std::is_same_v<Input, q_spec>)
+        return attention.forward(mb, copy_of(mb.ctx, x), copy_of(mb.ctx, k), copy_of(mb.ctx, k), inside, s);
+      else if constexpr (std::is_same_v<Input, k_spec>)
+        return attention.forward(mb, copy_of(mb.ctx, q), copy_of(mb.ctx, x), copy_of(mb.ctx, x), inside, s);
       else
-        return attention.forward(mb, copy_of(mb.ctx, q), copy_of(mb.ctx, x), copy_of(mb.ctx, x), inside);
+        return attention.forward(mb, copy_of(mb.ctx, q), copy_of(mb.ctx, k), copy_of(mb.ctx, k), inside, &x);
     }();
     if (keep) keep->o = copy_of(mb.ctx, o);
     return o;
@@ -69,8 +81,11 @@ struct core_layer : layer_types<double, std::conditional_t<OfQueries, q_spec, k_
   tensor<double, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<double, input, Device>&,
                                                  saved& kept, const tensor<double, dual_t<q_spec>, Device>& dy) {
     auto d = attention.backward(mb, kept.o, kept.inside, dy);
-    if constexpr (OfQueries) {
+    CHECK(static_cast<bool>(d.head_sinks) == (kept.inside.head_sinks != nullptr));
+    if constexpr (std::is_same_v<Input, q_spec>) {
       return std::move(d.q);
+    } else if constexpr (std::is_same_v<Input, sink_spec>) {
+      return std::move(d.head_sinks);
     } else {
       kernels::accumulate(mb.ctx.device, d.v.data(), d.k.data(), d.k.size());
       return std::move(d.k);
@@ -88,13 +103,16 @@ void check(Make make) {
 }
 
 void check_core(const attention_core_options& how) {
-  check([how](const auto& ctx) { return core_layer<true, device_of<decltype(ctx)>>(ctx, how); });
-  check([how](const auto& ctx) { return core_layer<false, device_of<decltype(ctx)>>(ctx, how); });
+  for (const bool sinks : {false, true}) {
+    check([=](const auto& ctx) { return core_layer<q_spec, device_of<decltype(ctx)>>(ctx, how, sinks); });
+    check([=](const auto& ctx) { return core_layer<k_spec, device_of<decltype(ctx)>>(ctx, how, sinks); });
+  }
+  check([=](const auto& ctx) { return core_layer<sink_spec, device_of<decltype(ctx)>>(ctx, how, true); });
 }
 
 }  // namespace
 
-TEST_CASE("attention of one sequence over another: plain, causal, rotated, with a window") {
+TEST_CASE("attention of one sequence over another: plain, causal, rotated, with a window, with sinks") {
   check_core({});
   check_core({.mask = {}});
   check_core({.mask = kernels::attention_mask::window(3), .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});

@@ -60,6 +60,20 @@ struct attention_core_value {
                                        .verdict;
 };
 
+/// A number for each head of `Q`, replicated over the other axes that shard it.
+template <class Q>
+struct heads_value {
+  static constexpr layout value = [] {
+    layout a = layout_v<Q>;
+    a.dims = {};
+    a.dims.push_back(layout_v<Q>.dims[2]);
+    for (const dim_placement& p : layout_v<Q>.dims)
+      if (p.dim != a.dims[0].dim)
+        for (const axis_id axis : p.axes) a.set(axis, state::replicated);
+    return a;
+  }();
+};
+
 }  // namespace detail
 
 /// Grouped-query attention alone: no projections, no parameters, no communication. Queries are a tensor of spec `Q`
@@ -79,6 +93,8 @@ class attention_core {
   using queries = Q;
   using keys = K;
   using output = Q;
+  /// [heads]: each head's sink, whose exponential joins the softmax of every query.
+  using sinks = spec_from<detail::heads_value<Q>, Q>;
   template <class Spec>
   using tensor_of = tensor<T, Spec, Device>;
 
@@ -86,6 +102,7 @@ class attention_core {
     tensor_of<Q> q;     ///< rotated
     tensor_of<K> k, v;  ///< k rotated
     buffer<Device> lse;
+    const T* head_sinks = nullptr;  ///< the caller's
 
     template <class F>
     void visit(F&& f) {
@@ -98,6 +115,7 @@ class attention_core {
   struct gradients {
     tensor_of<dual_t<Q>> q;
     tensor_of<dual_t<K>> k, v;
+    tensor<S, dual_t<sinks>, Device> head_sinks{};  ///< empty where there are none
   };
 
   attention_core(const context<Device>& ctx, const std::string& name, const attention_core_options& how = {}) {
@@ -137,9 +155,10 @@ class attention_core {
     k_rotations_ = make_rotations(ctx, how.frequencies, 0, shape_.k_len);
   }
 
-  /// Takes queries, keys and values over, and rotates them in place.
+  /// Takes queries, keys and values over, and rotates them in place. `head_sinks` are sinks, which must live until the
+  /// backward pass; null: there are none.
   tensor_of<output> forward(const microbatch<Device>& mb, tensor_of<Q> q, tensor_of<K> k, tensor_of<K> v,
-                            saved* keep = nullptr) {
+                            saved* keep = nullptr, const tensor_of<sinks>* head_sinks = nullptr) {
     const context<Device>& ctx = mb.ctx;
     made_for_.require(names_.layer(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
     const std::int64_t tokens = shape_.batch * shape_.k_len;
@@ -152,7 +171,12 @@ class attention_core {
     kernels::attention_forward(ctx.device, static_cast<const T*>(q.data()),
                                static_cast<const T*>(k.data()) + first_key_,
                                static_cast<const T*>(v.data()) + first_key_, o.data(), lse.template data<S>(), shape_);
-    if (keep) *keep = {std::move(q), std::move(k), std::move(v), std::move(lse)};
+    if (head_sinks != nullptr) {
+      detail::require_size(names_.layer(), "sinks", head_sinks->size(), shape_.heads);
+      kernels::join_sinks(ctx.device, head_sinks->data(), o.data(), lse.template data<S>(), shape_);
+    }
+    if (keep)
+      *keep = {std::move(q), std::move(k), std::move(v), std::move(lse), head_sinks ? head_sinks->data() : nullptr};
     return o;
   }
 
@@ -169,11 +193,20 @@ class attention_core {
     if (shape_.kv_heads != kv_heads_)  // queries here use some of the keys only
       for (auto* unused : {&d.k, &d.v})
         ctx.device.zero(unused->data(), static_cast<std::size_t>(unused->size()) * sizeof(T), ctx.device.main_stream());
+    const S* const lse = kept.lse.template data<S>();
+    buffer<Device> delta;
+    if (kept.head_sinks != nullptr) {
+      d.head_sinks = tensor<S, dual_t<sinks>, Device>(ctx);
+      delta = make_buffer<S>(ctx.device, static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.q_len));
+      kernels::attention_delta(ctx.device, o.data(), d_o.data(), delta.template data<S>(), shape_);
+      kernels::sink_gradients(ctx.device, kept.head_sinks, lse, static_cast<const S*>(delta.template data<S>()),
+                              d.head_sinks.data(), shape_);
+    }
     const tensor_of<Q>& q = kept.q;
     const tensor_of<K>&k = kept.k, &v = kept.v;
-    kernels::attention_backward(ctx.device, q.data(), k.data() + first_key_, v.data() + first_key_, o.data(),
-                                static_cast<const S*>(kept.lse.template data<S>()), d_o.data(), d.q.data(),
-                                d.k.data() + first_key_, d.v.data() + first_key_, shape_);
+    kernels::attention_backward(ctx.device, q.data(), k.data() + first_key_, v.data() + first_key_, o.data(), lse,
+                                d_o.data(), d.q.data(), d.k.data() + first_key_, d.v.data() + first_key_, shape_,
+                                kernels::attention_accumulate{}, static_cast<const S*>(delta.template data<S>()));
     rotate(ctx, d.q.data(), d.k.data(), [](auto&&... a) { kernels::rope_backward(a...); });
     return d;
   }
