@@ -5,7 +5,8 @@
 //
 //   bench_ring_overlap [--ranks N] [--tokens N] [--rounds N] [--heads N] [--head-dim N]
 //
-// --tokens are those of one rank. Exits with 1 unless at least 90 % of what can be hidden is hidden.
+// --tokens are those of one rank. A second table has the same link under other masks. Exits with 1 unless at least 90 %
+// of what can be hidden is hidden.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,11 +33,22 @@ struct pass_times {
   double forward_waits = 0, backward_waits = 0;
 };
 
+/// What tokens see, and where they lie.
+struct sight {
+  const char* name;
+  kernels::attention_mask mask = kernels::attention_mask::causal();
+  bool zigzag = true;
+  std::int64_t document = 0;  ///< tokens of each document; 0: there are none
+};
+
 template <class Policy>
 class passes {
  public:
-  passes(const context<cpu>& ctx, const sizes& s)
-      : ctx_(ctx), attention_(ctx, shape_of(s), sequence_order::zigzag(s.tokens * s.ranks, s.ranks)) {
+  passes(const context<cpu>& ctx, const sizes& s, const sight& of)
+      : ctx_(ctx), attention_(ctx, shape_of(s, of.mask), order_of(s, of.zigzag), of.document > 0) {
+    if (of.document > 0)
+      for (const std::int64_t p : attention_.positions())
+        begins_.push_back(static_cast<std::int32_t>(p / of.document * of.document));
     const auto n = static_cast<std::size_t>(s.tokens * s.heads * s.head_dim), kv = n / 4;
     for (std::vector<float>* v : {&q_, &o_, &d_o_, &dq_}) v->assign(n, 0.01f);
     for (std::vector<float>* v : {&k_, &v_, &dk_, &dv_}) v->assign(kv, 0.02f);
@@ -48,18 +60,26 @@ class passes {
   }
 
  private:
-  static kernels::attention_shape shape_of(const sizes& s) {
+  static sequence_order order_of(const sizes& s, bool zigzag) {
+    const std::int64_t length = s.tokens * s.ranks;
+    return zigzag ? sequence_order::zigzag(length, s.ranks) : sequence_order::original(length);
+  }
+  static kernels::attention_shape shape_of(const sizes& s, const kernels::attention_mask& mask) {
     kernels::attention_shape shape;
+    shape.mask = mask;
     shape.heads = s.heads, shape.kv_heads = s.heads / 4, shape.head_dim = s.head_dim;
     shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     return shape;
   }
-  attention_inputs<float> inputs() const { return {q_.data(), k_.data(), v_.data()}; }
+  attention_inputs<float> inputs() const {
+    return {q_.data(), k_.data(), v_.data(), begins_.empty() ? nullptr : begins_.data()};
+  }
 
   const context<cpu>& ctx_;
   context_attention<float, Policy> attention_;
   typename context_attention<float, Policy>::saved kept_;
   std::vector<float> q_, k_, v_, o_, d_o_, dq_, dk_, dv_;
+  std::vector<std::int32_t> begins_;  ///< of the document of each token
 };
 
 template <class Pass>
@@ -98,22 +118,35 @@ struct outcome {
   double message = 0;  ///< seconds that a block of keys and values takes
 };
 
-outcome measure(const sizes& s) {
-  outcome out;
+/// Calls f(ctx, all, link, use) on each rank; use(seconds_per_byte, overlaps) sets the link for all.
+template <class F>
+void on_ranks(const sizes& s, F&& f) {
   bench::link link;
   threads::run(static_cast<int>(s.ranks), [&](threads::communicator comm) {
     world w(mesh<axis<cp>>(s.ranks).shape(), any_communicator(bench::slow_link<threads::communicator>(comm, &link)));
     cpu device;
-    context<cpu> ctx{device, w, {}};
-    passes<ring<cp>> around(ctx, s);
-    passes<all_gather_kv<cp>> gathered(ctx, s);
+    const context<cpu> ctx{device, w, {}};
     any_communicator& all = w.root();
-    const auto use = [&](double seconds_per_byte, bool overlaps) {
+    f(ctx, all, link, [&](double seconds_per_byte, bool overlaps) {
       all.barrier();
       if (w.rank() == 0) link.seconds_per_byte = seconds_per_byte, link.overlaps = overlaps;
       all.barrier();
-    };
-    const double block = 2.0 * static_cast<double>(s.tokens * s.heads / 4 * s.head_dim) * sizeof(float);
+    });
+  });
+}
+
+/// Bytes of the keys and values of a rank.
+double block_bytes(const sizes& s) {
+  return 2.0 * static_cast<double>(s.tokens * s.heads / 4 * s.head_dim) * sizeof(float);
+}
+
+outcome measure(const sizes& s) {
+  outcome out;
+  on_ranks(s, [&](const context<cpu>& ctx, any_communicator& all, bench::link& link, auto&& use) {
+    const sight causal{"causal"};
+    passes<ring<cp>> around(ctx, s, causal);
+    passes<all_gather_kv<cp>> gathered(ctx, s, causal);
+    const double block = block_bytes(s);
     std::vector<pass_times> bare, waiting, overlapping, gathering;
     time_of(around, all, link), time_of(gathered, all, link);
     for (std::int64_t i = 0; i < s.rounds; ++i) bare.push_back(time_of(around, all, link));
@@ -130,9 +163,44 @@ outcome measure(const sizes& s) {
       overlapping.push_back(time_of(around, all, link));
       gathering.push_back(time_of(gathered, all, link));
     }
-    if (w.rank() == 0) out = {least_of(bare), least_of(waiting), least_of(overlapping), least_of(gathering), message};
+    if (all.rank() == 0) out = {least_of(bare), least_of(waiting), least_of(overlapping), least_of(gathering), message};
   });
   return out;
+}
+
+/// Prints what of the time on the link ranks wait for, by mask, where a block takes `message` seconds. What messages
+/// take on the link is counted, and waits are medians: a rank that another program delays waits less.
+void print_masks(const sizes& s, double message) {
+  using kernels::attention_mask;
+  const std::int64_t length = s.tokens * s.ranks;
+  const sight all_sights[] = {{"full, contiguous", attention_mask::full(), false},
+                              {"causal, contiguous", attention_mask::causal(), false},
+                              {"causal, zigzag"},
+                              {"window of an eighth, contiguous", attention_mask::window(length / 8), false},
+                              {"prefix of a quarter, zigzag", attention_mask::prefix_lm(length / 4)},
+                              {"documents of a quarter, zigzag", attention_mask::causal(), true, length / 4}};
+  fmt::print("\nboth passes on that link by mask, the median of {}, in ms of a rank\n{:34}{:>10}{:>22}{:>22}\n",
+             s.rounds, "", "on link", "waits, no overlap", "waits, overlap");
+  for (const sight& of : all_sights) {
+    double on_link = 0;
+    std::vector<double> waits[2];  // without overlap, and with it
+    on_ranks(s, [&](const context<cpu>& ctx, any_communicator& all, bench::link& link, auto&& use) {
+      passes<ring<cp>> around(ctx, s, of);
+      time_of(around, all, link);
+      for (std::int64_t i = 0; i < s.rounds; ++i)
+        for (const bool overlaps : {false, true}) {
+          use(message / block_bytes(s), overlaps);
+          const double before = link.in_use;
+          const pass_times t = time_of(around, all, link);
+          if (all.rank() != 0) continue;
+          on_link = (link.in_use - before) / static_cast<double>(s.ranks);
+          waits[overlaps].push_back(t.forward_waits + t.backward_waits);
+        }
+    });
+    const double alone = bench::median(waits[0]), exposed = bench::median(waits[1]);
+    fmt::print("{:34}{:10.2f}{:13.2f} = {:4.0f} %{:13.2f} = {:4.0f} %\n", of.name, 1e3 * on_link, 1e3 * alone,
+               100 * alone / on_link, 1e3 * exposed, 100 * exposed / on_link);
+  }
 }
 
 }  // namespace
@@ -169,6 +237,7 @@ int main(int argc, char** argv) {
     fmt::print("hidden: {:.0f} % of what can be, forward; {:.0f} %, backward; gathered keys over the ring: {:.2f}\n",
                100 * forward, 100 * backward,
                (t.gathered.forward + t.gathered.backward) / (t.overlapping.forward + t.overlapping.backward));
+    print_masks(s, t.message);
     return forward >= 0.9 && backward >= 0.9 ? 0 : 1;
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}\n", e.what());

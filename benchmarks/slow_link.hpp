@@ -26,6 +26,7 @@ struct link {
   double seconds_per_byte = 0;
   bool overlaps = true;            ///< false: each group of messages is waited for where it is started
   std::atomic<double> waited = 0;  ///< seconds that ranks, all together, had nothing to do but wait for the link
+  std::atomic<double> in_use = 0;  ///< seconds that the messages of all ranks take on it
 
   clock::duration time_of(double bytes) const {
     return std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(bytes * seconds_per_byte));
@@ -126,6 +127,7 @@ class slow_link : public plait::verbs<slow_link<Comm>> {
         begin = std::max(begin, shared->sent(from, to, tag));
       else
         for (int peer = 0; peer < from; ++peer) begin = std::max(begin, shared->sent(peer, to, tag));
+      shared->in_use += static_cast<double>(bytes) * shared->seconds_per_byte;
       shared->wait_until(begin + shared->time_of(static_cast<double>(bytes)));
     }
   };

@@ -24,7 +24,7 @@ if [ -x "$BIN/bench_all_reduce_mpi" ]; then
   # shellcheck disable=SC2086  # a command and its options
   round 0 '^[0-9.]+$' $mpi "$BIN/bench_all_reduce_mpi" 65536 plait
 fi
-round 1 '%' "$BIN/bench_ring_overlap" --tokens 64 --rounds 1
+round 1 'documents of a quarter, zigzag .* %' "$BIN/bench_ring_overlap" --tokens 64 --rounds 1
 round 1 '% forward, of 75 % that chunks allow' "$BIN/bench_tensor_overlap" --chunks 4 --product-ms 8 --rounds 1
 round 0 'zb_h1' "$BIN/bench_pipeline_bubble" --rounds 1 --unit 200
 round 1 'zero3, 3 uses ahead' "$BIN/bench_data_parallel" --rounds 1 --block-ms 1 --layers 2
