@@ -252,14 +252,14 @@ struct attention_values {
 /// Attention within packed documents on some ranks, in the order of the text; d_o is q.
 template <class Policy>
 attention_values attend_in_documents(int ranks, bool zig, const kernels::attention_mask& mask,
-                                     const attention_values& in) {
+                                     const attention_values& in, const deterministic_leaves& leaves = {}) {
   attention_values all{std::vector<double>(in.dq.size()), in.dq, in.dk, in.dv};
   const sequence_order order =
       zig ? sequence_order::zigzag(packed_tokens, ranks) : sequence_order::original(packed_tokens);
   threads::run(ranks, [&](threads::communicator c) {
     world w(plait::mesh<axis<cp>>(ranks).shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, {}, 1};
+    cpu device({.deterministic = static_cast<bool>(leaves)});
+    const context<cpu> ctx{device, w, {}, 1, leaves};
     context_attention<double, Policy> attention(
         ctx, {.batch = 1, .heads = 4, .kv_heads = 2, .head_dim = 3, .scale = 0.7, .mask = mask}, order, true);
     const auto each = [&](std::int64_t width, auto&& f) {
@@ -284,16 +284,21 @@ attention_values attend_in_documents(int ranks, bool zig, const kernels::attenti
   return all;
 }
 
-}  // namespace
-
-TEST_CASE("queries that look ahead stay in their document, under every policy") {
-  using masks = kernels::attention_mask;
+attention_values packed_inputs() {
   attention_values in;
   for (std::size_t i = 0; i < packed_tokens * 12; ++i) in.dq.push_back(std::sin(0.7 * static_cast<double>(i)));
   for (std::size_t i = 0; i < packed_tokens * 6; ++i) {
     in.dk.push_back(std::sin(1.3 * static_cast<double>(i)));
     in.dv.push_back(std::cos(2.1 * static_cast<double>(i)));
   }
+  return in;
+}
+
+}  // namespace
+
+TEST_CASE("queries that look ahead stay in their document, under every policy") {
+  using masks = kernels::attention_mask;
+  const attention_values in = packed_inputs();
   for (const masks& mask : {masks::full(), masks::local(4, 7), masks::local(masks::all, 3), masks::prefix_lm(20),
                             masks::causal(), masks::window(6)}) {
     INFO(kernels::describe(mask));
@@ -316,6 +321,29 @@ TEST_CASE("queries that look ahead stay in their document, under every policy") 
       check(attend_in_documents<all_gather_kv<cp>>(3, zig, mask, in));
       check(attend_in_documents<ulysses<cp>>(2, zig, mask, in));
     }
+  }
+}
+
+TEST_CASE("queries that look ahead in documents have the same bits on any ranks, with deterministic sums") {
+  using masks = kernels::attention_mask;
+  const attention_values in = packed_inputs();
+  const deterministic_leaves leaves{.features = 1, .samples = 1, .sequence = 20};
+  for (const masks& mask : {masks::full(), masks::local(4, 7), masks::prefix_lm(20)}) {
+    INFO(kernels::describe(mask));
+    const attention_values one = attend_in_documents<whole_sequence>(1, false, mask, in, leaves);
+    const attention_values fast = attend_in_documents<whole_sequence>(1, false, mask, in);
+    for (std::size_t i = 0; i < one.o.size(); ++i) CHECK(one.o[i] == doctest::Approx(fast.o[i]).epsilon(1e-10));
+    const auto check = [&](const attention_values& got) {
+      for (const auto part :
+           {&attention_values::o, &attention_values::dq, &attention_values::dk, &attention_values::dv})
+        CHECK(got.*part == one.*part);
+    };
+    for (const bool zig : {false, true}) {
+      check(attend_in_documents<ring<cp>>(2, zig, mask, in, leaves));
+      check(attend_in_documents<all_gather_kv<cp>>(2, zig, mask, in, leaves));
+      check(attend_in_documents<ulysses<cp>>(2, zig, mask, in, leaves));
+    }
+    check(attend_in_documents<ring<cp>>(4, false, mask, in, leaves));
   }
 }
 
