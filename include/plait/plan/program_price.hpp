@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/world.hpp"
@@ -228,9 +229,12 @@ inline void add_waits(program_price& out, const hardware& h, const program_layou
 /// The price of a training step with AdamW of a model whose stages are `Stage` on the `counting_device`. `sizes(mesh)`
 /// returns the dims' sizes on the mesh of a stage, which is the one without pp; `make(ctx, part, first)` makes a stage
 /// as `std::unique_ptr<Stage>`, as for `pipeline`. It takes as long as the layers' code without its kernels: some
-/// milliseconds. Throws what the model or the mesh refuses, and for numbers that the machine cannot multiply.
+/// milliseconds. Throws what the model or the mesh refuses, for numbers that the machine cannot multiply, and for
+/// offloaded activations.
 template <model Stage, class Sizes, class Make>
 program_price price_program(const hardware& h, const program_layout& l, Sizes&& sizes, Make&& make) {
+  if (l.how.offload_activations)
+    fail("price_program: copies of offloaded activations have no price; legal is offload_activations = 0");
   program_price out;
   const std::int64_t places = l.mesh.size(axis_list{axis_of<pp>});
   const auto rounds = static_cast<double>(l.plan.shape.microbatches);

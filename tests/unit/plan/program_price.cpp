@@ -21,7 +21,7 @@ namespace {
 using namespace plait;
 namespace pp_ = plait::planner;
 
-constexpr std::int64_t samples = 2, sequence = 32, microbatches = 4;
+constexpr std::int64_t samples = 2, sequence = 32, rounds = 4;
 
 gpt2::config small() {
   gpt2::config c;
@@ -40,7 +40,7 @@ pp_::program_layout layout_of(const mesh_shape& mesh, const gpt2::config& c, zer
   pp_::program_layout l;
   l.mesh = mesh;
   const auto stages = static_cast<int>(mesh.extent(axis_of<pp>));
-  l.plan = make_schedule<one_f_one_b>(stages, microbatches);
+  l.plan = make_schedule<one_f_one_b>(stages, rounds);
   l.parts = split_layers({std::vector<double>(static_cast<std::size_t>(c.layers), 1.0), 0, 0}, stages);
   l.how.parallel.level = level;
   return l;
@@ -178,7 +178,7 @@ TEST_CASE("a user's model takes the time that the formulas of a transformer of i
     CAPTURE(std::string(text));
     pp_::training_layout formula = pp_::parse_layout(text, "x");
     formula.microbatch = samples;
-    job.global_batch = samples * microbatches * formula.dp;
+    job.global_batch = samples * rounds * formula.dp;
     const pp_::layout_price expected = pp_::price(h, job, formula);
     const pp_::program_price found =
         price_of<bf16>(h, layout_of(mesh_of(formula.pp, formula.dp, formula.tp), c, formula.zero), c, 1024);
@@ -199,6 +199,10 @@ TEST_CASE("a program's price falls with more ranks, and says what it cannot pric
   const auto one = layout_of(mesh_of(1, 1, 1), c, zero_level::replicated);
   CHECK_THROWS_WITH(price_of<double>(h, one, c),
                     "the planner prices products of float and bf16, and the program multiplies in double");
+  auto away = one;
+  away.how.offload_activations = true;
+  CHECK_THROWS_WITH(price_of<float>(h, away, c),
+                    "price_program: copies of offloaded activations have no price; legal is offload_activations = 0");
   h.peak[static_cast<std::size_t>(pp_::number_kind::f32)] = 0;
   CHECK_THROWS_WITH(price_of<float>(h, one, c),
                     doctest::Contains("has no products in f32, in which the program multiplies"));
