@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
@@ -100,10 +100,9 @@ void export_safetensors(const export_options& opt) {
     stream.finish();
     out.commit();
   });
-  fmt::print("{}: {}, {}\n", printable(opt.out), counted(tensors.size(), "tensor", "tensors"),
+  fmt::print("{}: {}, {}\n", printable(opt.out), counted(tensors.size(), "tensor"),
              size_text(static_cast<double>(std::filesystem::file_size(opt.out))));
   fmt::print("not in it: {}, {}, {}\n",
-             counted(from.saved.tensors.size() - tensors.size(), "tensor of an optimizer", "tensors of an optimizer"),
-             counted(from.saved.scalars.size(), "scalar", "scalars"),
-             counted(from.saved.blobs.size(), "blob", "blobs"));
+             counted(from.saved.tensors.size() - tensors.size(), "tensor") + " of an optimizer",
+             counted(from.saved.scalars.size(), "scalar"), counted(from.saved.blobs.size(), "blob"));
 }

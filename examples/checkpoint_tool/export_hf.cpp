@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "commands.hpp"
 #include "content.hpp"
 #include "model_tensors.hpp"
@@ -36,5 +36,5 @@ void export_hf(const export_hf_options& opt) {
   for (const auto& entry : std::filesystem::directory_iterator(opt.out))
     if (entry.path().extension() == ".safetensors") ++files, bytes += entry.file_size();
   fmt::print("{}: {} of weights in {}, config.json of '{}'\n", printable(opt.out),
-             size_text(static_cast<double>(bytes)), counted(files, "file", "files"), printable(config));
+             size_text(static_cast<double>(bytes)), counted(files, "file"), printable(config));
 }

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "commands.hpp"
 #include "content.hpp"
 #include "model_tensors.hpp"
@@ -97,5 +97,5 @@ void import_hf(const import_hf_options& opt) {
         "its lm_head.weight is another than its embedding, so that the step has both: for it, set "
         "tie_word_embeddings to false in config.json\n");
   fmt::print("{}/{}: {}, {}; weights alone, for --init-from\n", printable(root->path()), plait::step_name(0),
-             counted(saved.tensors.size(), "tensor", "tensors"), size_text(static_cast<double>(bytes_of(saved))));
+             counted(saved.tensors.size(), "tensor"), size_text(static_cast<double>(bytes_of(saved))));
 }

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
@@ -151,7 +151,7 @@ void print_totals(const plait::manifest& m) {
 void print_step(const listed_step& s, const inspect_options& opt) {
   const plait::manifest& m = s.saved;
   fmt::print("{}: step {}, {} in {}, {}\n", printable(s.path), m.step, bytes_text(bytes_of(m)),
-             counted(m.files.size(), "file", "files"),
+             counted(m.files.size(), "file"),
              s.fault.empty() ? "whole by sizes, and verify reads the bytes" : "not whole: " + printable(s.fault));
   fmt::print("layout: {}\n", printable(m.layout));
   if (!m.scalars.empty()) {

@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "../about.hpp"
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/core/error.hpp"
 
 /// What an argument of the command line names.
 struct place {
@@ -25,13 +25,3 @@ opened_step open_step(const std::string& argument, const std::string& path);
 
 /// Returns whether a directory, which need not be there, is another one, or in it.
 bool lies_in(const std::string& directory, const std::string& other);
-
-/// Runs f; an error of it begins with `argument`.
-template <class F>
-auto about(const std::string& argument, F&& f) {
-  try {
-    return f();
-  } catch (const plait::error& e) {
-    plait::fail({argument, ": ", e.what()});
-  }
-}

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
@@ -106,6 +106,6 @@ void reshard(const reshard_options& opt) {
   });
   if (!warning.empty()) fmt::print(stderr, "checkpoint_tool: {}\n", printable(warning));
   fmt::print("{}/{}: {}, {} in {}\n", printable(root->path()), plait::step_name(saved.step),
-             counted(saved.tensors.size(), "tensor", "tensors"), size_text(static_cast<double>(bytes_of(saved))),
-             counted(writers.size(), "file", "files"));
+             counted(saved.tensors.size(), "tensor"), size_text(static_cast<double>(bytes_of(saved))),
+             counted(writers.size(), "file"));
 }

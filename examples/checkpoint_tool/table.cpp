@@ -33,10 +33,6 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-std::string counted(std::size_t n, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", n, n == 1 ? one : many);
-}
-
 void table::add(const std::vector<std::string>& cells) {
   if (cells.size() != columns_.size()) plait::fail("a row of a table has another number of cells than it has columns");
   std::vector<std::string>& row = rows_.emplace_back();

@@ -9,9 +9,6 @@
 /// Returns a text of unknown origin as it may be printed on a terminal, on one line: control characters are escaped.
 std::string printable(std::string_view text);
 
-/// Returns "3 boxes" or "1 box".
-std::string counted(std::size_t n, std::string_view one, std::string_view many);
-
 /// Rows of text in columns as wide as they need to be; those of numbers end alike.
 class table {
  public:

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
@@ -38,7 +38,7 @@ void verify_one(const std::string& path, tally& all) {
     all.bytes += bytes;
     all.seconds += seconds;
   } else {
-    fmt::print("{}: {}\n", printable(path), counted(faults.size(), "fault", "faults"));
+    fmt::print("{}: {}\n", printable(path), counted(faults.size(), "fault"));
     for (const std::string& fault : faults) fmt::print("  {}\n", printable(fault));
     ++all.damaged;
     all.faults += faults.size();
@@ -61,9 +61,8 @@ bool verify(const std::string& path) {
   tally all;
   for (const std::string& step : steps) verify_one(step, all);
   if (steps.size() > 1) {
-    fmt::print("{} whole{}", counted(all.whole, "step", "steps"),
-               all.whole > 0 ? ": " + rate_text(all.bytes, all.seconds) : "");
-    fmt::print("; {} damaged, {}\n", all.damaged, counted(all.faults, "fault", "faults"));
+    fmt::print("{} whole{}", counted(all.whole, "step"), all.whole > 0 ? ": " + rate_text(all.bytes, all.seconds) : "");
+    fmt::print("; {} damaged, {}\n", all.damaged, counted(all.faults, "fault"));
   }
   return all.damaged == 0;
 }

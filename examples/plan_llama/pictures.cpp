@@ -8,27 +8,7 @@
 #include "plan_llama/planner/simulated_step.hpp"
 #include "report.hpp"
 
-namespace {
-
 namespace pp = plait::planner;
-
-/// Text within HTML.
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out += c;
-  }
-  return out;
-}
-
-}  // namespace
 
 std::string timeline_svg(const request& asked, const pp::training_layout& layout) {
   if (layout.pp == 1) plait::fail("--timeline: the layout has pp = 1, and no pipeline to draw");
@@ -69,7 +49,7 @@ std::string html_report(const findings& f, const pp::search_options& options) {
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>plan_llama</title>\n"
       "<style>body{font-family:Helvetica,Arial,sans-serif;margin:2em;color:#222}pre{overflow-x:auto;background:#f5f5f5;"
       "padding:1em}svg{max-width:100%;height:auto}</style></head><body>\n<h1>Layouts of a training step</h1>\n";
-  out += fmt::format("<pre>{}</pre>\n", escaped(text_report(f)));
+  out += fmt::format("<pre>{}</pre>\n", plait::detail::xml_text(text_report(f)));
   if (best.pp > 1 && best.pp <= 128)
     out += fmt::format("<h2>The pipeline of the first layout, simulated</h2>\n{}", timeline_svg(f.asked, best));
   if (f.searched) out += fmt::format("<h2>Scaling</h2>\n{}", scaling_svg(f.asked, options));

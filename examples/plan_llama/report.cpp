@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "../number_text.hpp"
 #include "plait/io/json.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/price_report.hpp"
@@ -20,12 +21,6 @@ std::string with_unit(double value) {
   std::size_t unit = 0;
   while (std::abs(value) >= 999.5 && unit + 1 < std::size(units)) value /= 1000, ++unit;
   return fmt::format("{:.{}f}{}", value, value < 10 ? 2 : value < 100 ? 1 : 0, units[unit]);
-}
-
-std::string duration(double seconds) {
-  if (seconds < 1e-3) return fmt::format("{:.0f} us", 1e6 * seconds);
-  if (seconds < 1) return fmt::format("{:.1f} ms", 1e3 * seconds);
-  return fmt::format("{:.3f} s", seconds);
 }
 
 std::string share(double part, double whole) { return fmt::format("{:.1f} %", whole > 0 ? 100 * part / whole : 0); }
@@ -125,11 +120,11 @@ std::string table_line(const findings& f, const char* mark, const pp::ranked_lay
   const pp::layout_price& p = r.price;
   const pp::step_split& s = p.seconds;
   const double step = p.step();
-  std::string line =
-      fmt::format("{:>4} {:>10} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", mark,
-                  duration(r.seconds), duration(step), utilisation_text(f, r), with_unit(tokens_per_second(f, r)),
-                  fmt::format("{:.1f} GB", p.memory.total() / 1e9), share(s.bubble, step), share(s.tensor, step),
-                  share(s.context, step), share(s.experts, step), share(s.data, step), share(s.recompute, step));
+  std::string line = fmt::format("{:>4} {:>10} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", mark,
+                                 duration_text(r.seconds), duration_text(step), utilisation_text(f, r),
+                                 with_unit(tokens_per_second(f, r)), fmt::format("{:.1f} GB", p.memory.total() / 1e9),
+                                 share(s.bubble, step), share(s.tensor, step), share(s.context, step),
+                                 share(s.experts, step), share(s.data, step), share(s.recompute, step));
   if (f.why.tokens > 0) line += fmt::format(" {:>7.1f}", days(f, r));
   if (f.why.tokens > 0 && f.why.hour_price > 0) line += fmt::format(" {:>9}", with_unit(cost(f, r)));
   line += "  " + pp::layout_text(p.layout);
@@ -176,24 +171,20 @@ std::string text_report(const findings& f) {
   out += "step: simulated where ranks share links, and by formulas elsewhere; the shares are of the formulas' time\n";
 
   out += fmt::format("\n{}{}.\n", f.searched ? "1: " : "", pp::what_binds(best));
-  out += "time:  ";
-  for (const auto& [name, value] : pp::time_parts(best.seconds))
-    if (value > 0) out += fmt::format(" {} {},", name, duration(value));
-  out.back() = '\n';
-  out += fmt::format("memory (rank {} of the pipeline): ", best.fullest);
-  for (const auto& [name, value] : pp::memory_parts(best.memory))
-    if (value > 0) out += fmt::format(" {} {:.1f} GB,", name, value / 1e9);
-  out.back() = '\n';
+  const auto gigabytes = [](double bytes) { return fmt::format("{:.1f} GB", bytes / 1e9); };
+  out += fmt::format("time:  {}\n", pp::parts_text(pp::time_parts(best.seconds), duration_text));
+  out += fmt::format("memory (rank {} of the pipeline): {}\n", best.fullest,
+                     pp::parts_text(pp::memory_parts(best.memory), gigabytes));
   if (best.memory.host > 0)
     out += fmt::format("memory of the host: {:.1f} GB a rank are offloaded, and {:.1f} GB there are\n",
                        best.memory.host / 1e9, f.asked.machine.host_memory / 1e9);
   if (!f.too_large.empty()) out += f.too_large + "\n";
   if (f.simulated)
-    out += fmt::format("with the schedule simulated: {} ({:+.1f} %)\n", duration(*f.simulated),
+    out += fmt::format("with the schedule simulated: {} ({:+.1f} %)\n", duration_text(*f.simulated),
                        100 * (*f.simulated / best.step() - 1));
   if (f.balance) out += pp::text_of(*f.balance) + "\n";
   if (f.on_links)
-    out += fmt::format("with shared links simulated, stragglers apart: {} ({:+.1f} %)\n", duration(*f.on_links),
+    out += fmt::format("with shared links simulated, stragglers apart: {} ({:+.1f} %)\n", duration_text(*f.on_links),
                        100 * (*f.on_links / (best.step() - best.seconds.straggling) - 1));
   if (f.disturbed)
     out +=
@@ -208,14 +199,14 @@ std::string text_report(const findings& f) {
   for (const in_precision& p : f.precisions) {
     const double longer = p.best.seconds / first.seconds - 1;
     out += fmt::format("  {} {:.1f} % {}: {} and {:.1f} GB, {}\n", pp::name_of(p.kind), 100 * std::abs(longer),
-                       longer < 0 ? "faster" : "slower", duration(p.best.seconds), p.best.price.memory.total() / 1e9,
-                       pp::layout_text(p.best.price.layout));
+                       longer < 0 ? "faster" : "slower", duration_text(p.best.seconds),
+                       p.best.price.memory.total() / 1e9, pp::layout_text(p.best.price.layout));
   }
   if (f.searched && !f.found.front.empty()) {
     out += "less memory, more time, by formulas:\n";
     for (const pp::layout_price& p : f.found.front)  // a few of them, evenly
       if ((&p - f.found.front.data()) % std::max<std::ptrdiff_t>(1, std::ssize(f.found.front) / 8) == 0)
-        out += fmt::format("  {:6.1f} GB {:>10}  {}\n", p.memory.total() / 1e9, duration(p.step()),
+        out += fmt::format("  {:6.1f} GB {:>10}  {}\n", p.memory.total() / 1e9, duration_text(p.step()),
                            pp::layout_text(p.layout));
   }
   out += fmt::format("\n{}\n", mesh_type(f, best.layout));

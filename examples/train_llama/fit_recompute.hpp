@@ -270,12 +270,9 @@ constexpr recompute_choice choose_recompute(const std::vector<chunk_prices>& chu
   return out;
 }
 
-/// The price of bytes in operations of matrix products, to compare what is repeated: a byte that is written again, and
-/// a byte that is sent again. The defaults are an H100's in bf16 (989 TFLOP/s, 3.35 TB/s, 450 GB/s over NVLink).
-struct recompute_rates {
-  double operations_per_byte = 300;
-  double operations_per_sent_byte = 2200;
-};
+/// The price of a byte that is written again, and of one that is sent again, in operations of matrix products: those of
+/// an H100 in bf16 (989 TFLOP/s, 3.35 TB/s, 450 GB/s over NVLink).
+inline constexpr double operations_per_byte = 300, operations_per_sent_byte = 2200;
 
 /// A stage whose layers each have a choice of how much to keep.
 template <class Stage>
@@ -399,9 +396,12 @@ metered_passes meter_passes(const context<counting_device>& ctx, std::span<Stage
   return found;
 }
 
+/// The prices of a stage's units by mode, none, selective and full, and last of what belongs to no unit, which no mode
+/// changes. Leaves the stage recomputing everything. `stages` are all of the rank, on the `counting_device`, with
+/// parameters gathered; a step has `microbatches`.
 template <recomputes_by_layer Stage>
 chunk_prices price_stage(const context<counting_device>& ctx, std::span<Stage* const> stages, Stage& stage,
-                         int microbatches, const recompute_rates& rates) {
+                         int microbatches) {
   const auto passes = [&](passes_until until) { return meter_passes(ctx, stages, stage, until, microbatches); };
   std::array<metered_passes, recompute_modes> forward, deferred, whole;
   passes(passes_until::weight_gradients);  // finds memory that is made once, as of gradients
@@ -419,7 +419,7 @@ chunk_prices price_stage(const context<counting_device>& ctx, std::span<Stage* c
       const double sent = whole[mode].work[u].sent - whole[0].work[u].sent;
       const auto made_again = static_cast<double>(forward[0].bytes[u] - forward[mode].bytes[u]);
       modes.push_back({forward[mode].bytes[u], deferred[mode].bytes[u],
-                       again + rates.operations_per_byte * made_again + rates.operations_per_sent_byte * sent});
+                       again + operations_per_byte * made_again + operations_per_sent_byte * sent});
     }
   }
   prices.push_back({{forward[0].others, deferred[0].others, 0}});
@@ -427,16 +427,6 @@ chunk_prices price_stage(const context<counting_device>& ctx, std::span<Stage* c
 }
 
 }  // namespace detail
-
-/// The prices of a stage's units by mode, none, selective and full, and last of what belongs to no unit, which no mode
-/// changes. Leaves the stage recomputing everything. The stage is one on the `counting_device`, with parameters
-/// gathered; a step of it has `microbatches`.
-template <recomputes_by_layer Stage>
-chunk_prices price_recompute(const context<counting_device>& ctx, Stage& stage, int microbatches = 1,
-                             const recompute_rates& rates = {}) {
-  Stage* const alone = &stage;
-  return detail::price_stage(ctx, std::span<Stage* const>(&alone, 1), stage, microbatches, rates);
-}
 
 /// A choice of what the layers of a rank's stages recompute.
 struct recompute_fit {
@@ -451,10 +441,9 @@ struct recompute_fit {
 /// parameters gathered.
 template <recomputes_by_layer Stage>
 recompute_fit fit_recompute(const context<counting_device>& ctx, std::span<Stage* const> stages, const schedule& plan,
-                            int rank, std::int64_t budget, const recompute_rates& rates = {}) {
+                            int rank, std::int64_t budget) {
   std::vector<chunk_prices> prices;
-  for (Stage* stage : stages)
-    prices.push_back(detail::price_stage(ctx, stages, *stage, plan.shape.microbatches, rates));
+  for (Stage* stage : stages) prices.push_back(detail::price_stage(ctx, stages, *stage, plan.shape.microbatches));
   const recompute_choice choice = choose_recompute(prices, most_in_flight(plan, rank), budget);
   recompute_fit out{choice.bytes, choice.least};
   for (std::size_t c = 0; c < choice.modes.size(); ++c) {

@@ -188,8 +188,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   plan.traffic = step.traffic;
   plan.posted = step.posted;
   if (!s.opt.checkpoint_dir.empty()) {
-    std::vector<plait::held_tensor> held = plait::held_weights(ctx, model);
-    for (plait::held_tensor& h : plait::held_optimizer(ctx, model, updates)) held.push_back(std::move(h));
+    std::vector<plait::held_tensor> held = plait::held_state(ctx, model, updates);
     plan.saved = static_cast<double>(plait::plan_share(ctx, held).bytes);
   }
   return plan;
@@ -199,10 +198,8 @@ run_plan plan_for(const setup& s, Counted& counted) {
 template <class Counted>
 std::vector<plait::safetensors_declaration> state_of(const setup& s, Counted& counted) {
   plait::chosen_optimizer<typename Counted::precision, plait::counting_device> updates(optimizer_options_of(s.opt));
-  std::vector<plait::held_tensor> held = plait::held_weights(counted.ctx, counted.model);
-  for (plait::held_tensor& h : plait::held_optimizer(counted.ctx, counted.model, updates)) held.push_back(std::move(h));
   std::vector<plait::safetensors_declaration> state;
-  for (const plait::held_tensor& h : held)
+  for (const plait::held_tensor& h : plait::held_state(counted.ctx, counted.model, updates))
     if (h.counts) state.push_back({h.name, plait::safetensors_dtype_of(h.type), h.shape});
   return state;
 }

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -272,12 +272,6 @@ std::int64_t ranks_to_plan(const options& opt, const pp::cluster& on, std::int64
   reject("--plan auto is not told how many ranks there are; --cluster says it, as in {}:8", opt.cluster);
 }
 
-std::string duration(double seconds) {
-  return seconds < 1e-3 ? fmt::format("{:.0f} us", 1e6 * seconds)
-         : seconds < 1  ? fmt::format("{:.1f} ms", 1e3 * seconds)
-                        : fmt::format("{:.3f} s", seconds);
-}
-
 }  // namespace
 
 std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
@@ -356,19 +350,15 @@ std::string prediction_text(const prediction& p) {
   if (!p.price) return fmt::format("prediction: none, as {}\n", p.unpriced);
   const pp::step_split& s = p.price->seconds;
   const double step = p.price->step();
-  std::string out = fmt::format("prediction on {}\n  {:12} {:>12}:", p.machine.name, "step", duration(step));
-  for (const auto& [name, value] : pp::time_parts(s))
-    if (value > 0) out += fmt::format(" {} {},", name, duration(value));
-  out.back() = '\n';
+  std::string out = fmt::format("prediction on {}\n  {:12} {:>12}:{}\n", p.machine.name, "step", duration_text(step),
+                                pp::parts_text(pp::time_parts(s), duration_text));
   out += fmt::format("  {:12} {:>11.1f}%\n  {:12} {:>11.1f}%: over tp {:.1f}%, cp {:.1f}%, ep {:.1f}%, dp {:.1f}%\n",
                      "bubble", 100 * s.bubble / step, "exposed", 100 * pp::exposed_seconds(s) / step,
                      100 * s.tensor / step, 100 * s.context / step, 100 * s.experts / step, 100 * s.data / step);
-  out += fmt::format("  {:12} {:>12} on rank {} of the pipeline, {} there are{}:", "memory",
+  out += fmt::format("  {:12} {:>12} on rank {} of the pipeline, {} there are{}:{}\n", "memory",
                      size_text(p.price->memory.total()), p.price->fullest, size_text(p.machine.memory),
-                     p.price->fits ? "" : ", so it does NOT FIT");
-  for (const auto& [name, value] : pp::memory_parts(p.price->memory))
-    if (value > 0) out += fmt::format(" {} {},", name, size_text(value));
-  out.back() = '\n';
+                     p.price->fits ? "" : ", so it does NOT FIT",
+                     pp::parts_text(pp::memory_parts(p.price->memory), size_text));
   if (p.price->memory.host > 0)
     out += fmt::format("  {:12} {:>12} of a rank, {} there are\n", "on the host", size_text(p.price->memory.host),
                        size_text(p.machine.host_memory));
@@ -389,7 +379,7 @@ std::string beside_measured(const prediction& p, double step_seconds, double pea
   const double step = p.price->step(), bytes = p.price->memory.allocated();
   const auto beside = [](double predicted, double measured) { return 100 * (predicted / measured - 1); };
   return fmt::format("predicted: {} a step and {} of a rank; measured: {} ({:+.1f}%) and {} ({:+.1f}%)\n",
-                     duration(step), size_text(bytes), duration(step_seconds), beside(step, step_seconds),
+                     duration_text(step), size_text(bytes), duration_text(step_seconds), beside(step, step_seconds),
                      size_text(peak_bytes), beside(bytes, peak_bytes));
 }
 

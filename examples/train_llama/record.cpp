@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "../size_text.hpp"
+#include "../about.hpp"
+#include "../number_text.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/io/json_tree.hpp"
@@ -242,17 +243,6 @@ namespace {
 
 constexpr std::string_view between = ", --";     ///< options in the text that a step has of them
 constexpr std::string_view of_model = "model:";  ///< begins the keys of a model there
-
-/// Calls f(); an error of it begins with the option.
-template <class F>
-auto about(const std::string& option, F&& f) {
-  try {
-    return f();
-  } catch (const plait::error& e) {
-    const std::string why = e.what();
-    plait::fail(why.starts_with("--") ? why : option + ": " + why);
-  }
-}
 
 struct found_step {
   std::string path;

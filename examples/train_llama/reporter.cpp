@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "../median.hpp"
-#include "../size_text.hpp"
+#include "../number_text.hpp"
 #include "machine.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/mapped_file.hpp"
@@ -24,10 +24,6 @@
 #include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/run_log.hpp"
 #include "train_llama/observe/step_events.hpp"
-
-std::string counted(std::int64_t n, const char* what, const char* plural) {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
-}
 
 std::string mesh_text(const plait::mesh_shape& shape) {
   const std::int64_t tp = shape.extent(plait::axis_of<plait::tp>), copies = shape.extent(plait::axis_of<plait::tp_rep>);

@@ -15,9 +15,6 @@
 
 // Words about a run, for its beginning and its plan.
 
-/// "1 rank" or "2 ranks".
-std::string counted(std::int64_t n, const char* what, const char* plural = "s");
-
 /// "dp=2, tp=4": the extents as given, and how many ranks hold each key-value head where tp outnumbers them.
 std::string mesh_text(const plait::mesh_shape& shape);
 

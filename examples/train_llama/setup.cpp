@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../about.hpp"
 #include "options.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/step_directory.hpp"
@@ -206,11 +207,7 @@ plait::llama_config config_named(const std::string& model) {
 void read_first_step(const options& opt, opened_model& m) {
   const std::string& step = m.first_step;
   plait::loaded_state saved{.path = step};
-  try {
-    saved.scalars = plait::read_step(plait::machine_files(), step).scalars;
-  } catch (const plait::error& e) {
-    plait::fail({"--init-from: ", e.what()});
-  }
+  saved.scalars = about("--init-from", [&] { return plait::read_step(plait::machine_files(), step).scalars; });
   m.data = saved.find_scalar<std::string>("train.data").value_or("");
   m.seq = saved.find_scalar<std::int64_t>("train.seq").value_or(0);
   m.tokenizer = saved.find_scalar<std::string>("train.tokenizer").value_or("");
@@ -259,13 +256,7 @@ void set_attention_mask(const options& opt, plait::llama_config& c) {
 
 opened_model open_model(const options& opt) {
   opened_model m;
-  if (!opt.init_from.empty()) {
-    try {
-      find_first_step(opt.init_from, m);
-    } catch (const plait::error& e) {
-      plait::fail({"--init-from: ", e.what()});
-    }
-  }
+  if (!opt.init_from.empty()) about("--init-from", [&] { find_first_step(opt.init_from, m); });
   if (opt.init_from.empty()) {
     m.config = config_named(opt.model);
   } else if (m.first_step.empty()) {

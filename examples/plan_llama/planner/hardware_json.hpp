@@ -8,6 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "plait/io/json.hpp"
 #include "plait/io/json_tree.hpp"
@@ -74,6 +77,49 @@ class members_reader {
   std::vector<std::string> read_{};
 };
 
+/// Whether a description must have a number. Rare ones are written only where they are not the default.
+enum class number_key : std::uint8_t { needed, usual, rare };
+
+/// Calls f(key, kind, member) for each number of a machine.
+template <class F>
+void each_machine_number(F&& f) {
+  using enum number_key;
+  f("memory", needed, &hardware::memory);
+  f("memory_bandwidth", needed, &hardware::memory_bandwidth);
+  f("reserved", usual, &hardware::reserved);
+  f("fragmentation", usual, &hardware::fragmentation);
+  f("host_bandwidth", usual, &hardware::host_bandwidth);
+  f("host_memory", usual, &hardware::host_memory);
+  f("product_depth", usual, &hardware::product_depth);
+  f("product_area", usual, &hardware::product_area);
+  f("adding_depth", usual, &hardware::adding_depth);
+  f("attention_share", needed, &hardware::attention_share);
+  f("attention_block", usual, &hardware::attention_block);
+  f("activation", usual, &hardware::activation);
+  f("flash1", usual, &hardware::flash1);
+  f("flash2", usual, &hardware::flash2);
+  f("memory_share", needed, &hardware::memory_share);
+  f("launch", needed, &hardware::launch);
+  f("tensor_hidden", usual, &hardware::tensor_hidden);
+  f("data_hidden", usual, &hardware::data_hidden);
+  f("straggling", usual, &hardware::straggling);
+}
+
+/// Calls f(key, kind, member) for each number of a level of its network.
+template <class F>
+void each_level_number(F&& f) {
+  using enum number_key;
+  f("ranks", needed, &network_level::ranks);
+  f("bandwidth", needed, &network_level::bandwidth);
+  f("all_reduce_share", usual, &network_level::all_reduce_share);
+  f("latency", needed, &network_level::latency);
+  f("launch", usual, &network_level::launch);
+  f("fill", usual, &network_level::fill);
+  f("shared_by", rare, &network_level::shared_by);
+  f("message_latency", rare, &network_level::message_latency);
+  f("message_bandwidth", rare, &network_level::message_bandwidth);
+}
+
 }  // namespace detail
 
 /// The hardware that the text of a description names. With "like": "h100" it begins as a known machine, and other keys
@@ -101,25 +147,9 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   };
   by_kind("peak", h.peak);
   by_kind("product_share", h.product_share);
-  top.number("memory", h.memory, needed);
-  top.number("memory_bandwidth", h.memory_bandwidth, needed);
-  top.number("reserved", h.reserved, false);
-  top.number("fragmentation", h.fragmentation, false);
-  top.number("host_bandwidth", h.host_bandwidth, false);
-  top.number("host_memory", h.host_memory, false);
-  top.number("product_depth", h.product_depth, false);
-  top.number("product_area", h.product_area, false);
-  top.number("adding_depth", h.adding_depth, false);
-  top.number("attention_share", h.attention_share, needed);
-  top.number("attention_block", h.attention_block, false);
-  top.number("activation", h.activation, false);
-  top.number("flash1", h.flash1, false);
-  top.number("flash2", h.flash2, false);
-  top.number("memory_share", h.memory_share, needed);
-  top.number("launch", h.launch, needed);
-  top.number("tensor_hidden", h.tensor_hidden, false);
-  top.number("data_hidden", h.data_hidden, false);
-  top.number("straggling", h.straggling, false);
+  detail::each_machine_number([&](const char* key, detail::number_key kind, auto member) {
+    top.number(key, h.*member, needed && kind == detail::number_key::needed);
+  });
   top.number("cores", h.cores, false);
   top.number("turn", h.turn, false);
   if (const nlohmann::json* levels = top.find("levels", needed)) {
@@ -129,15 +159,9 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
       network_level& level = h.levels.emplace_back();
       detail::members_reader members((*levels)[i], source, cat({"levels[", i, "]."}));
       members.text("name", level.name);
-      members.number("ranks", level.ranks);
-      members.number("bandwidth", level.bandwidth);
-      members.number("all_reduce_share", level.all_reduce_share, false);
-      members.number("latency", level.latency);
-      members.number("launch", level.launch, false);
-      members.number("fill", level.fill, false);
-      members.number("shared_by", level.shared_by, false);
-      members.number("message_latency", level.message_latency, false);
-      members.number("message_bandwidth", level.message_bandwidth, false);
+      detail::each_level_number([&](const char* key, detail::number_key kind, auto member) {
+        members.number(key, level.*member, kind == detail::number_key::needed);
+      });
       members.finish();
     }
   }
@@ -153,43 +177,18 @@ inline std::string hardware_text(const hardware& h) {
     for (std::size_t i = 0; i < values.size(); ++i) out.add(name_of(static_cast<number_kind>(i)), values[i]);
     return out;
   };
+  const auto add_to = [](json_object& out, const auto& from) {
+    return [&](const char* key, detail::number_key kind, auto member) {
+      const std::remove_cvref_t<decltype(from)> usual{};
+      if (kind != detail::number_key::rare || from.*member != usual.*member) out.add(key, from.*member);
+    };
+  };
   std::vector<json_object> levels;
-  for (const network_level& l : h.levels) {
-    json_object& level = levels.emplace_back();
-    level.add("name", l.name)
-        .add("ranks", l.ranks)
-        .add("bandwidth", l.bandwidth)
-        .add("all_reduce_share", l.all_reduce_share)
-        .add("latency", l.latency)
-        .add("launch", l.launch)
-        .add("fill", l.fill);
-    if (l.shared_by > 1) level.add("shared_by", l.shared_by);
-    if (l.message_latency > 0) level.add("message_latency", l.message_latency);
-    if (l.message_bandwidth > 0) level.add("message_bandwidth", l.message_bandwidth);
-  }
+  for (const network_level& l : h.levels)
+    detail::each_level_number(add_to(levels.emplace_back().add("name", l.name), l));
   json_object out;
-  out.add("name", h.name)
-      .add("peak", by_kind(h.peak))
-      .add("memory", h.memory)
-      .add("memory_bandwidth", h.memory_bandwidth)
-      .add("reserved", h.reserved)
-      .add("fragmentation", h.fragmentation)
-      .add("host_bandwidth", h.host_bandwidth)
-      .add("host_memory", h.host_memory)
-      .add("product_share", by_kind(h.product_share))
-      .add("product_depth", h.product_depth)
-      .add("product_area", h.product_area)
-      .add("adding_depth", h.adding_depth)
-      .add("attention_share", h.attention_share)
-      .add("attention_block", h.attention_block)
-      .add("activation", h.activation)
-      .add("flash1", h.flash1)
-      .add("flash2", h.flash2)
-      .add("memory_share", h.memory_share)
-      .add("launch", h.launch)
-      .add("tensor_hidden", h.tensor_hidden)
-      .add("data_hidden", h.data_hidden)
-      .add("straggling", h.straggling);
+  out.add("name", h.name).add("peak", by_kind(h.peak)).add("product_share", by_kind(h.product_share));
+  detail::each_machine_number(add_to(out, h));
   if (h.cores > 0) out.add("cores", h.cores).add("turn", h.turn);
   return out.add("levels", levels).lines();
 }

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "plait/core/error.hpp"
 #include "plan_llama/planner/training_layout.hpp"
@@ -44,19 +45,15 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
   const auto one_of = [&](std::string_view legal) {
     fail({where, ": unknown value '", value, "'; legal are ", legal});
   };
-  if (key == "tp") {
-    l.tp = parse_count(value, where);
-  } else if (key == "cp") {
-    l.cp = parse_count(value, where);
-  } else if (key == "pp") {
-    l.pp = parse_count(value, where);
-  } else if (key == "dp") {
-    l.dp = parse_count(value, where);
-  } else if (key == "ep") {
-    l.ep = parse_count(value, where);
-  } else if (key == "microbatch") {
-    l.microbatch = parse_count(value, where);
-  } else if (key == "schedule") {
+  constexpr std::pair<std::string_view, std::int64_t training_layout::*> counts[] = {
+      {"tp", &training_layout::tp}, {"cp", &training_layout::cp}, {"pp", &training_layout::pp},
+      {"dp", &training_layout::dp}, {"ep", &training_layout::ep}, {"microbatch", &training_layout::microbatch}};
+  for (const auto& [name, member] : counts)
+    if (key == name) {
+      l.*member = parse_count(value, where);
+      return;
+    }
+  if (key == "schedule") {
     const std::string_view name = value.substr(0, value.find(':'));
     const std::string_view chunks = name.size() < value.size() ? value.substr(name.size() + 1) : std::string_view{};
     int found = -1;
@@ -70,16 +67,13 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
     else if (!chunks.empty())
       fail({where, ": '", value, "': only interleaved has a number of chunks to choose"});
   } else if (key == "recompute") {
-    if (value == "none")
-      l.recompute = plait::recompute::none;
-    else if (value == "selective")
-      l.recompute = plait::recompute::selective;
-    else if (value == "full")
-      l.recompute = plait::recompute::full;
-    else if (value.starts_with("every:"))
-      l.recompute = plait::recompute::full, l.recompute_every = parse_count(value.substr(6), where);
-    else
-      one_of("none, selective, full and every:K");
+    const std::string_view mode = value.starts_with("every:") ? "full" : value;
+    int found = -1;
+    for (int i = 0; i < recompute_modes; ++i)
+      if (mode == plait::name_of(static_cast<plait::recompute>(i))) found = i;
+    if (found < 0) one_of("none, selective, full and every:K");
+    l.recompute = static_cast<plait::recompute>(found);
+    if (mode != value) l.recompute_every = parse_count(value.substr(6), where);
   } else if (key == "zero") {
     if (value.size() != 1 || value[0] < '0' || value[0] > '3') one_of("0, 1, 2 and 3");
     l.zero = static_cast<zero_level>(value[0] - '0');

@@ -2,10 +2,11 @@
 // nothing: step_time.hpp does.
 #pragma once
 
-#include <string_view>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/io/json.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/step_time.hpp"
@@ -38,6 +39,15 @@ inline named_parts memory_parts(const memory_split& m) {
           {"logits", m.logits},       {"working", m.working},
           {"buffers", m.buffers},     {"fragmentation", m.fragmentation},
           {"reserved", m.reserved}};
+}
+
+/// " products 1 ms, attention 2 ms": the amounts above 0, each as `text` has it.
+template <class F>
+std::string parts_text(const named_parts& parts, F&& text) {
+  std::string out;
+  for (const auto& [name, value] : parts)
+    if (value > 0) append(out, {out.empty() ? " " : ", ", name, " ", text(value)});
+  return out;
 }
 
 /// Seconds of a step in which a rank waits for communication that nothing hides, over tp, cp, ep and the data ranks.

@@ -88,10 +88,6 @@ inline bool can_simulate(const training_job& job, const training_layout& l) {
   return l.pp == 1 || (l.microbatches(job) <= max_microbatches && l.pp <= max_pipeline_ranks);
 }
 
-}  // namespace detail
-
-namespace detail {
-
 /// The seconds of a layout by which it is compared with others; nothing where the simulation takes long.
 inline std::optional<double> compared_seconds(const hardware& h, const training_job& job, const layout_price& p) {
   const training_layout& l = p.layout;

@@ -141,17 +141,4 @@ class disturbed_costs {
   std::uint64_t state_;
 };
 
-/// Seconds of the pipelines of all data-parallel replicas, each with its own slow passes, which meet at the end of the
-/// step: the slowest counts. `replicas` of them are simulated, at most `dp`; fewer underestimate. What ranks share is
-/// in plan_llama/planner/step_on_links.hpp.
-inline double disturbed_seconds(const hardware& h, const training_job& job, const training_layout& l,
-                                const disturbance& d, std::int64_t replicas) {
-  const step_costing even = cost_schedule(h, job, l);
-  disturbed_costs draws(even, l, d);
-  double worst = 0;
-  for (std::int64_t r = 0; r < std::min(std::max<std::int64_t>(replicas, 1), l.dp); ++r)
-    worst = std::max(worst, simulate(even.schedule, draws.of_replica(r)).makespan);
-  return worst;
-}
-
 }  // namespace plait::planner

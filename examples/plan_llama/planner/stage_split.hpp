@@ -45,13 +45,6 @@ constexpr std::int64_t stage_of(const training_layout& l, std::int64_t rank, std
   return chunk * l.pp + rank;
 }
 
-/// Layers of all chunks of a rank of the pipeline.
-constexpr std::int64_t layers_of_rank(const training_layout& l, const stage_split& split, std::int64_t rank) {
-  std::int64_t sum = 0;
-  for (std::int64_t c = 0; c < l.chunks; ++c) sum += split.of_stage(stage_of(l, rank, c));
-  return sum;
-}
-
 constexpr block_counts blocks_of_rank(const training_layout& l, const transformer_shape& m, std::int64_t rank) {
   block_counts sum;
   for (std::int64_t c = 0; c < l.chunks; ++c) {

@@ -216,16 +216,17 @@ inline std::int64_t legal_expert_ranks(const training_layout& l, const transform
 /// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan_llama/planner/memory.hpp.
 inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
   const transformer_shape& m = job.model;
-  const auto one_or_more = [](const char* flag, std::int64_t value) {
-    return value < 1 ? cat({flag, " is ", value, "; legal is 1 or more"}) : std::string();
-  };
-  if (std::string e = one_or_more("tp", l.tp); !e.empty()) return {0, e};
-  if (std::string e = one_or_more("cp", l.cp); !e.empty()) return {1, e};
-  if (std::string e = one_or_more("pp", l.pp); !e.empty()) return {2, e};
-  if (std::string e = one_or_more("dp", l.dp); !e.empty()) return {3, e};
-  if (std::string e = one_or_more("microbatch", l.microbatch); !e.empty()) return {4, e};
-  if (std::string e = one_or_more("seq", job.seq); !e.empty()) return {5, e};
-  if (std::string e = one_or_more("batch", job.global_batch); !e.empty()) return {6, e};
+  int check = 0;
+  for (const auto& [name, value] : {std::pair{"tp", l.tp},
+                                    {"cp", l.cp},
+                                    {"pp", l.pp},
+                                    {"dp", l.dp},
+                                    {"microbatch", l.microbatch},
+                                    {"seq", job.seq},
+                                    {"batch", job.global_batch}}) {
+    if (value < 1) return {check, cat({name, " is ", value, "; legal is 1 or more"})};
+    ++check;
+  }
   constexpr double most_ranks = 1e9;
   if (static_cast<double>(l.tp) * static_cast<double>(l.cp) * static_cast<double>(l.pp) * static_cast<double>(l.dp) >
       most_ranks)

@@ -71,6 +71,7 @@ struct curve_ticks {
   }
 };
 
+/// A text within XML or HTML. Control characters other than ends of lines become blanks.
 inline std::string xml_text(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -79,7 +80,7 @@ inline std::string xml_text(std::string_view text) {
     if (const std::size_t at = special.find(c); at != special.npos)
       out += escaped[at];
     else
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+      out += static_cast<unsigned char>(c) < 0x20 && c != '\n' ? ' ' : c;
   }
   return out;
 }

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "median.hpp"
+#include "number_text.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/mapped_file.hpp"
-#include "size_text.hpp"
 #include "train_llama/observe/pictures.hpp"
 #include "train_llama/observe/run_log.hpp"
 

@@ -273,6 +273,14 @@ std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model
   return all;
 }
 
+/// Lists both: the state that a step has.
+template <compute_device Device, class Model, class Optimizer>
+std::vector<held_tensor> held_state(const context<Device>& ctx, Model& model, Optimizer& optimizer) {
+  std::vector<held_tensor> all = held_weights(ctx, model);
+  for (held_tensor& h : held_optimizer(ctx, model, optimizer)) all.push_back(std::move(h));
+  return all;
+}
+
 /// Returns which elements this rank writes and reads. The ranks of `held.copies`, which hold equal elements, have
 /// ranges of equal size that follow each other.
 template <compute_device Device>

@@ -651,8 +651,7 @@ template <compute_device Device, class Model, class Optimizer>
 loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Model& model, Optimizer& optimizer,
                         const std::string& path, load_rules rules = {}, file_system& files = machine_files()) {
   detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
-  std::vector<held_tensor> held = held_weights(ctx, model);
-  for (held_tensor& h : held_optimizer(ctx, model, optimizer)) held.push_back(std::move(h));
+  std::vector<held_tensor> held = held_state(ctx, model, optimizer);
   const std::int64_t steps = loader.optimizer_steps();
   loader.load(std::move(held));
   detail::arm_checks(ctx);

@@ -499,8 +499,7 @@ class checkpoint_saver {
   template <compute_device Device, class Model, class Optimizer>
   std::vector<finished_save> save(const context<Device>& ctx, Model& model, Optimizer& optimizer, std::uint64_t step,
                                   saved_extras extras = {}) {
-    for (held_tensor& h : held_weights(ctx, model)) extras.tensors.push_back(std::move(h));
-    for (held_tensor& h : held_optimizer(ctx, model, optimizer)) extras.tensors.push_back(std::move(h));
+    for (held_tensor& h : held_state(ctx, model, optimizer)) extras.tensors.push_back(std::move(h));
     extras.scalars.emplace_back("optimizer.step", std::int64_t{optimizer.step()});
     if constexpr (requires { optimizer.missed_steps(); })
       for (auto& [name, missed] : of_all_ranks(ctx.device, optimizer.missed_steps()))

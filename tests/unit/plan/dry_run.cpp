@@ -24,8 +24,8 @@
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
-#include "plan_llama/planner/traffic.hpp"
 #include "support/last_words.hpp"
+#include "support/step_traffic.hpp"
 #include "train_llama/fit_recompute.hpp"
 
 namespace {
@@ -127,7 +127,8 @@ TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recom
     CHECK(static_cast<double>(used) == planner::rank_parameters(job, l, 0) + planner::rank_experts(job, l, 0));
     gather_parameters(ctx, model);
     zero_gradients(ctx, model);
-    const chunk_prices prices = price_recompute(ctx, model);
+    stage* const all[] = {&model};
+    const chunk_prices prices = plait::detail::price_stage(ctx, std::span<stage* const>(all), model, 1);
     const double input = planner::block_kept_bytes(job, l, recompute::full);
     for (std::size_t layer = 1; layer <= 4; ++layer) {
       const planner::training_job of_block = layer == 1 && experts ? job.of_first_blocks() : job;

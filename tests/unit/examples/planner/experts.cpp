@@ -11,7 +11,7 @@
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/search.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
-#include "plan_llama/planner/traffic.hpp"
+#include "support/step_traffic.hpp"
 
 namespace {
 

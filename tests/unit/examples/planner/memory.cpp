@@ -12,7 +12,7 @@
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
 #include "plan_llama/planner/software_table.hpp"
-#include "plan_llama/planner/traffic.hpp"
+#include "support/step_traffic.hpp"
 #include "support/temp_folder.hpp"
 #include "train_llama/fit_recompute.hpp"
 

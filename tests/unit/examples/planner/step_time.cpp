@@ -15,6 +15,7 @@
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
 #include "plan_llama/planner/software_table.hpp"
+#include "plan_llama/planner/step_on_links.hpp"
 
 namespace {
 
@@ -376,13 +377,15 @@ TEST_CASE("slow ranks and jitter lengthen a simulated step, more so with more re
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = large_job(512);
   const pp::training_layout l = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:2", "x");
-  const double even = pp::disturbed_seconds(h, job, l, {}, 1);
-  const double jittered = pp::disturbed_seconds(h, job, l, {.jitter = 0.02}, 1);
-  CHECK(pp::disturbed_seconds(h, job, l, {.jitter = 0.02}, 8) >= jittered);
+  const pp::layout_price priced = pp::price(h, job, l);
+  const auto seconds = [&](const pp::disturbance& d, std::int64_t replicas) {
+    return pp::step_on_links(h, job, priced, d, replicas);
+  };
+  const double even = seconds({}, 1);
+  const double jittered = seconds({.jitter = 0.02}, 1);
+  CHECK(seconds({.jitter = 0.02}, 8) >= jittered);
   CHECK(jittered > even);
   CHECK(jittered < 1.02 * even * 1.001);
-  CHECK(pp::disturbed_seconds(h, job, l, {.slow_rank = 1.1, .slow_at = 3}, 1) ==
-        doctest::Approx(1.1 * even).epsilon(0.03));
-  CHECK(pp::disturbed_seconds(h, job, l, {.jitter = 0.02, .seed = 7}, 4) ==
-        pp::disturbed_seconds(h, job, l, {.jitter = 0.02, .seed = 7}, 4));
+  CHECK(seconds({.slow_rank = 1.1, .slow_at = 3}, 1) == doctest::Approx(1.1 * even).epsilon(0.03));
+  CHECK(seconds({.jitter = 0.02, .seed = 7}, 4) == seconds({.jitter = 0.02, .seed = 7}, 4));
 }
