@@ -10,8 +10,9 @@ namespace {
 using namespace plait::kernels::detail;
 using plait::kernels::warp_lanes;
 
-/// The last template argument of the kernels of attention.
-constexpr const char* sizes_of_attention[] = {"attention_sizes", "scored_attention_sizes"};
+/// The last template argument of the kernels of attention, as c++filt writes it; the rule is cuda/rule_mask.cu's.
+constexpr const char* sizes_of_attention[] = {"attention_sizes", "scored_attention_sizes",
+                                              "ruled_attention_sizes<&test::same_chunk> "};
 
 template <int Width>
 void print_mma(const char* name, int threads, std::size_t bytes) {

@@ -41,6 +41,14 @@ if(CMAKE_BUILD_TYPE STREQUAL "Release")
   target_compile_options(plait_compiled_stand_in PRIVATE -O2 -UNDEBUG)  # a dozen tests wait for its kernels
 endif()
 
+# A mask with a rule, of which some tests have the kernels.
+add_library(cuda_on_cpu_rule_mask STATIC EXCLUDE_FROM_ALL cuda/rule_mask.cu)
+set_source_files_properties(cuda/rule_mask.cu PROPERTIES LANGUAGE CXX)
+target_link_libraries(cuda_on_cpu_rule_mask PRIVATE plait::own plait plait_cuda_stand_in)
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  target_compile_options(cuda_on_cpu_rule_mask PRIVATE -O2 -UNDEBUG)
+endif()
+
 # `host` is plait::compiled, or plait::cpu for the headers alone.
 function(plait_cuda_options target host)
   target_link_libraries(${target} PRIVATE plait::own ${host} doctest::doctest)
@@ -61,6 +69,9 @@ function(plait_add_cuda_on_cpu source)
   set_source_files_properties("${source}" PROPERTIES LANGUAGE CXX)
   add_executable(${target} "${source}" $<TARGET_OBJECTS:cuda_on_cpu_main>)
   target_link_libraries(${target} PRIVATE plait_cuda_stand_in)
+  if(program MATCHES "^attention(_cp)?$")
+    target_link_libraries(${target} PRIVATE cuda_on_cpu_rule_mask)
+  endif()
   if(source MATCHES "[.]cpp$|/llama[.]cu$")
     target_link_libraries(${target} PRIVATE plait_compiled_stand_in)
     if(source MATCHES "/layer_ranges")  # compiled with PLAIT_NVTX, as all of a program must be

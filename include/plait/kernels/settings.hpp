@@ -26,6 +26,24 @@ namespace plait::kernels {
 
 // ---- the shape of attention: sizes, strides and masks of one rank's arrays ---------------------------------------
 
+/// Whether the token at position `query` may see the one at position `key`.
+using attention_rule = bool (*)(std::int64_t query, std::int64_t key);
+
+namespace detail {
+
+#if defined(__CUDACC__) || defined(PLAIT_CUDA_KERNELS)
+constexpr bool has_gpu_code = true;  // of this file: each has its own
+#else
+constexpr bool has_gpu_code = false;
+#endif
+
+/// The launchers of a GPU's kernels that call one rule, and those of `Rule`: kernels/cuda/attention_kernels.hpp.
+struct attention_rule_kernels;
+template <attention_rule Rule>
+struct kernels_of_rule;
+
+}  // namespace detail
+
 /// Which keys a query sees, by positions in the sequence: the query at position p sees those from `first(p)` on and
 /// before `end(p)`.
 struct attention_mask {
@@ -36,9 +54,10 @@ struct attention_mask {
   /// Positions from the first on that all queries see, as in a prefix LM (Raffel et al. 2020); 0 where `before` is not
   /// `all`.
   std::int64_t prefix = 0;
-  /// A rule of the program's own, of the positions of a query and a key: a query sees those of the keys above that it
-  /// allows. Null: all. On the CPU alone.
-  bool (*allows)(std::int64_t query, std::int64_t key) = nullptr;
+  /// A rule of the program's own: a query sees those of the keys above that it allows. Null: all. `where` sets it.
+  attention_rule allows = nullptr;
+  /// The rule's kernels for GPUs; null where the rule is for the CPU alone. `where` sets them.
+  const detail::attention_rule_kernels* gpu_kernels = nullptr;
 
   static constexpr attention_mask causal() { return {}; }
   static constexpr attention_mask full() { return {all, all}; }
@@ -60,10 +79,19 @@ struct attention_mask {
   constexpr bool needs_positions() const {
     return before != all || prefix > 0 || (after > 0 && after != all) || allows != nullptr;
   }
-  /// Returns this mask with a rule of the program's own.
-  constexpr attention_mask where(bool (*rule)(std::int64_t query, std::int64_t key)) const {
+  /// Returns this mask with a rule of the program's own, for the CPU alone.
+  constexpr attention_mask where(attention_rule rule) const {
     attention_mask both = *this;
     both.allows = rule;
+    both.gpu_kernels = nullptr;
+    return both;
+  }
+  /// Returns this mask with a rule for the CPU, and for GPUs where nvcc compiles the caller. PLAIT_HOST_DEVICE stands
+  /// before such a rule. Its kernels are compiled there, so they need plait/cuda.hpp or kernels/kernels.hpp.
+  template <attention_rule Rule, bool OnGpu = detail::has_gpu_code>
+  constexpr attention_mask where() const {
+    attention_mask both = where(Rule);
+    if constexpr (OnGpu) both.gpu_kernels = &detail::kernels_of_rule<Rule>::all;
     return both;
   }
 

@@ -11,6 +11,10 @@
 #include "cuda/kernels/attention_check.hpp"
 #include "cuda/kernels/rounding_library.hpp"
 
+namespace plait::test {
+kernels::attention_mask chunks();  // rule_mask.cu
+}
+
 namespace {
 
 using namespace plait::test;
@@ -25,6 +29,7 @@ using plait::kernels::attention_forward;
 using plait::kernels::attention_shape;
 using plait::kernels::require_attention;
 using std::int64_t;
+using masks = plait::kernels::attention_mask;
 
 template <class T>
 void check(const attention_shape& shape, attention_accumulate accumulate = {}) {
@@ -90,6 +95,29 @@ TEST_CASE_TEMPLATE("CUDA attention of pieces with windows, documents, offsets an
     } else {
       check<T, statistic_of<T>>(p);
     }
+  }
+}
+
+TEST_CASE_TEMPLATE("CUDA attention of masks with a rule of the program's", T, float, double, bf16) {
+  for (const int64_t head_dim : {16, 72, 136}) {
+    attention_shape s = shape_of(1, 70, 90, 4, 2, head_dim, true, 30, 10);
+    s.mask = chunks();
+    check<T>(s);
+    s.mask.before = 15, s.mask.after = 3;
+    check<T>(s, {true, true});
+    s.mask.before = s.mask.after = masks::all;
+    s.q_offset = 80, s.k_offset = 0;  // the last queries see nothing
+    check<T>(s);
+  }
+  picker numbers(5);
+  std::vector<std::int32_t> documents;
+  for (int i = 0; i < 4; ++i) {
+    attention_piece p =
+        random_piece(numbers, {.q_len = 90, .k_len = 90, .batch = 2, .heads = 2, .head_dim = 64, .unit = 8}, documents);
+    p.shape.mask.allows = chunks().allows;
+    p.shape.mask.gpu_kernels = chunks().gpu_kernels;
+    CAPTURE(i);
+    check<T, statistic_of<T>>(p);
   }
 }
 
@@ -203,10 +231,10 @@ TEST_CASE("CUDA attention refuses what its kernels cannot read") {
   CHECK_THROWS_WITH_AS(forward(shape_of(1, 2, 2, 1, 1, 8, true), 1),
                        "attention: bf16 arrays must begin on a 16-byte boundary", plait::error);
   attention_shape odd = shape_of(1, 2, 2, 1, 1, 8, true);
-  odd.mask.allows = [](int64_t, int64_t) { return true; };
+  odd.mask = masks::causal().where(chunks().allows);
   CHECK_THROWS_WITH_AS(forward(odd, 0),
-                       "attention: mask.allows is on the CPU alone; on a GPU use mask.before, mask.after, mask.prefix "
-                       "or documents",
+                       "attention: this mask's rule is for the CPU alone; for a GPU write mask.where<rule>() in a file "
+                       "that nvcc compiles, with PLAIT_HOST_DEVICE before the function rule",
                        plait::error);
   odd.mask = {};
   odd.k_stride = 12;
@@ -259,6 +287,13 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   const std::int32_t documents[4] = {};
   packed.first_visible = packed.end_visible = documents;
   CHECK(attention_backend_for(automatic, packed) == attention_backend::own);
+  attention_shape ruled = usual;
+  ruled.mask = chunks();
+  CHECK(attention_backend_for(automatic, ruled) == attention_backend::own);
+  CHECK_THROWS_WITH_AS(attention_backend_for(forced, ruled),
+                       "attention: cuDNN is chosen, but does not support a rule of the mask; choose "
+                       "attention_backend::automatic or own",
+                       plait::error);
   attention_shape scored = usual;
   scored.score = {.cap = 50, .alibi = true};
   CHECK(attention_backend_for(automatic, scored) == attention_backend::own);

@@ -7,6 +7,10 @@
 using namespace plait;
 using namespace plait::test;
 
+namespace plait::test {
+kernels::attention_mask chunks();  // rule_mask.cu
+}
+
 namespace {
 
 /// With `library`, attention is another library's, which rounds what it makes to bf16.
@@ -52,7 +56,9 @@ TEST_CASE("in float every policy is the processor's attention") {
   for (const auto& [mask, documents] : {std::pair{masks::window(25), false},
                                         {masks::causal(), true},
                                         {masks::full(), true},
-                                        {masks::local(masks::all, 9), true}}) {
+                                        {masks::local(masks::all, 9), true},
+                                        {chunks(), false},
+                                        {chunks(), true}}) {
     CAPTURE(kernels::describe(mask));
     sizes.mask = mask;
     if (mask == masks::causal()) sizes.score = {.cap = 2, .alibi = true};

@@ -399,11 +399,18 @@ TEST_CASE("ALiBi's slopes are those of the paper, for any number of heads and an
   CHECK(plait::kernels::attention_score{.cap = 3, .all_heads = 2}.slope(0) == 0);
 }
 
+namespace {
+PLAIT_HOST_DEVICE bool both_even(int64_t query, int64_t key) { return query % 2 == 0 && key % 2 == 0; }
+}  // namespace
+
 TEST_CASE("a mask says what it is") {
   using plait::kernels::attention_mask;
   CHECK(describe(attention_mask::window(5).where([](int64_t q, int64_t k) { return q % 2 == k % 2; })) ==
         "window 5 and a rule of the program's");
   CHECK(describe(attention_mask::full()) == "full");
+  const attention_mask even = attention_mask::full().where<both_even>();  // in a file that nvcc does not compile
+  CHECK(even == attention_mask::full().where(both_even));
+  CHECK(even.gpu_kernels == nullptr);
 }
 
 TEST_CASE("impossible shapes are refused by name") {

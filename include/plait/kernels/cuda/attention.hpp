@@ -195,11 +195,7 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
     if (attention_backend_for(choice, s, request) == attention_backend::cudnn)
       return detail::library_forward(device, *choice.library, q, k, v, o, lse, s, request);
   }
-  detail::with_head_width(sizes.head_dim, [&](auto width) {
-    detail::with_sizes(s, [&](const auto& of_kernels) {
-      detail::launch_attention_forward<decltype(width)::value>(device, q, k, v, o, lse, of_kernels);
-    });
-  });
+  detail::attention_launchers_for<T>(s).forward(device, q, k, v, o, lse, s);
 }
 
 namespace detail {
@@ -276,12 +272,7 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
     attention_delta(device, o, d_o, made.template data<statistic_of<T>>(), s);
     delta = made.template data<statistic_of<T>>();
   }
-  detail::with_head_width(sizes.head_dim, [&](auto width) {
-    detail::with_sizes(s, [&](const auto& of_kernels) {
-      detail::launch_attention_backward<decltype(width)::value>(device, q, k, v, lse, d_o, delta, dq, dk, dv,
-                                                                of_kernels, accumulate);
-    });
-  });
+  detail::attention_launchers_for<T>(s).backward(device, q, k, v, lse, d_o, delta, dq, dk, dv, s, accumulate);
 }
 
 #ifndef PLAIT_COMPILING_CUDA_DOUBLE

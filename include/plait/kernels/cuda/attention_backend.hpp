@@ -42,8 +42,8 @@ inline attention_shape library_shape(const attention_shape& shape, const attenti
 }
 
 /// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Only plait's kernels have
-/// `first_visible`, `end_visible`, `score`, a backward pass without o, and queries that see nothing at all. The library
-/// judges masks, strides and sizes. Throws `plait::error` where the choice is cuDNN and it cannot do this.
+/// `first_visible`, `end_visible`, rules, `score`, a backward pass without o, and queries that see nothing at all. The
+/// library judges masks, strides and sizes. Throws `plait::error` where the choice is cuDNN and it cannot do this.
 inline attention_backend attention_backend_for(const attention_choice& choice, const attention_shape& shape,
                                                const attention_request& request = {}) {
   if (choice.backend == attention_backend::own) return attention_backend::own;
@@ -57,6 +57,7 @@ inline attention_backend attention_backend_for(const attention_choice& choice, c
   if (!request.has_output) alone += ", gradients without the output";
   if (shape.first_visible != nullptr) alone += ", first_visible";
   if (shape.end_visible != nullptr) alone += ", end_visible";
+  if (shape.mask.allows != nullptr) alone += ", a rule of the mask";
   if (shape.score.cap > 0) alone += ", a cap of scores";
   if (shape.score.alibi) alone += ", ALiBi";
   const attention_shape asked_for = library_shape(shape, request);

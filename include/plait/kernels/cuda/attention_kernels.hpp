@@ -22,6 +22,7 @@ namespace plait::kernels::detail {
 /// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before
 /// `visible(b, i)`: the offsets and the mask are in `shift`, `lower` and `prefix`.
 struct attention_sizes {
+  static constexpr bool has_rule = false;
   int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift, lower, prefix, k_offset;
   float scale;
   double exact_scale;
@@ -57,9 +58,10 @@ struct attention_sizes {
         dk_stride(s.dk_stride),
         dv_stride(s.dv_stride),
         do_stride(s.do_stride) {
-    if (s.mask.allows != nullptr)
+    if (s.mask.allows != nullptr && s.mask.gpu_kernels == nullptr)
       fail(
-          "attention: mask.allows is on the CPU alone; on a GPU use mask.before, mask.after, mask.prefix or documents");
+          "attention: this mask's rule is for the CPU alone; for a GPU write mask.where<rule>() in a file that nvcc "
+          "compiles, with PLAIT_HOST_DEVICE before the function rule");
     if (head_dim > 256) fail({"attention: head_dim = ", head_dim, ", on a GPU at most 256"});
   }
 
@@ -68,6 +70,8 @@ struct attention_sizes {
     const int seen = i + shift > prefix ? i + shift : prefix;
     return seen < k_len ? seen : k_len;
   }
+  /// Whether the mask's rule, of which there is none here, lets query i see key j.
+  __device__ static constexpr bool allows(int, int) { return true; }
   /// The first query of a batch that sees key j, if any does.
   __device__ int first_query(int /*b*/, int j) const { return j < shift || j < prefix ? 0 : j - shift + 1; }
 
@@ -161,7 +165,23 @@ struct scored_attention_sizes : attention_sizes {
   }
 };
 template <class Sizes>
-inline constexpr bool scores_change = std::is_same_v<Sizes, scored_attention_sizes>;
+inline constexpr bool scores_change = std::is_base_of_v<scored_attention_sizes, Sizes>;
+
+/// The sizes of an attention with a rule, and with or without an `attention_score`: few programs have a rule, and each
+/// compiles the kernels of its own.
+template <attention_rule Rule>
+struct ruled_attention_sizes : scored_attention_sizes {
+  static constexpr bool has_rule = true;
+  std::int64_t first_query_position, first_key_position;
+
+  explicit ruled_attention_sizes(const attention_shape& s)
+      : scored_attention_sizes(s), first_query_position(s.q_offset), first_key_position(s.k_offset) {}
+
+  /// The rule is asked about tokens that there are.
+  __device__ bool allows(int i, int j) const {
+    return i < q_len && j < k_len && Rule(first_query_position + i, first_key_position + j);
+  }
+};
 
 __device__ inline float tanh_of(float x) { return ::tanhf(x); }
 __device__ inline double tanh_of(double x) { return ::tanh(x); }
@@ -218,13 +238,6 @@ struct attention_work {
     if (from_end) tile = tiles - 1 - tile;
   }
 };
-
-/// Calls call(sizes) with those of the kernels that a checked shape needs.
-template <class Call>
-void with_sizes(const attention_shape& s, const Call& call) {
-  if (s.score.changes() || s.end_visible != nullptr) return call(scored_attention_sizes(s));
-  call(attention_sizes(s));
-}
 
 /// Widths of a head that kernels are made for; a narrower head is padded with zeros in shared memory.
 template <class Call>
@@ -349,8 +362,8 @@ __device__ inline void store_rows(O* to, std::int64_t stride, int available, int
 struct result_array {
   void* data;
   bool wide;
-  explicit result_array(bf16* array) : data(array), wide(false) {}
-  explicit result_array(float* array) : data(array), wide(true) {}
+  result_array(bf16* array) : data(array), wide(false) {}
+  result_array(float* array) : data(array), wide(true) {}
 
   /// Calls `use` with the array as what it is.
   template <class Use>
@@ -519,7 +532,10 @@ __device__ inline void mask_scalar_scores(T (&scores)[Columns], const int* first
     for (int c = 0; c < columns; ++c) score.change(scores[c], q0 + row, k0 + x + 16 * c);
   }
   PLAIT_UNROLL
-  for (int c = 0; c < columns; ++c) scores[c] = x + 16 * c < seen ? scores[c] : nothing;
+  for (int c = 0; c < columns; ++c) {
+    const bool sees = x + 16 * c < seen && s.allows(q0 + row, k0 + x + 16 * c);
+    scores[c] = sees ? scores[c] : nothing;
+  }
   if (k0 < first_keys[Queries - 1]) {
     const int first = first_keys[row] - k0;
     PLAIT_UNROLL
@@ -644,7 +660,8 @@ __device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows 
     const int row = scalar_y() + 16 * r, query = q0 + row;
     PLAIT_UNROLL
     for (int c = 0; c < Rows / 16; ++c) {
-      const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(batch, query);
+      const int key = k0 + scalar_x() + 16 * c;
+      const bool seen = query < s.q_len && key < s.visible(batch, query) && s.allows(query, key);
       p[r][c] = seen ? precise_exp(p[r][c] * scale - lse_rows[row]) : T(0);
       ds[r][c] = seen ? p[r][c] * (ds[r][c] - delta_rows[row]) : T(0);
     }
@@ -866,8 +883,8 @@ struct forward_tiles {
   static constexpr int warps = 8, threads = 32 * warps, queries = 16 * warps, keys = Width <= 128 ? 64 : 32;
   static constexpr int pitch = tile_pitch<Width>;
   static constexpr std::size_t shared_bytes = (queries + 2 * keys) * pitch * sizeof(bf16);
-  /// Blocks that are to share a multiprocessor, whose registers are the limit.
-  static constexpr int blocks = Width <= 64 ? 2 : 1;
+  /// Blocks that are to share a multiprocessor, whose registers are the limit; a rule needs some.
+  static constexpr int blocks = Width <= 64 ? 2 : 1, blocks_with_rule = 1;
   /// Whether the queries stay in registers.
   static constexpr bool keep_queries = Width == 128;
 };
@@ -943,6 +960,12 @@ __device__ inline void mask_scores(row_of<float[4], Keys / 8>& scores, const war
     }
   }
   hide_early_keys<Keys>(scores, nothing, own, k0, s);
+  PLAIT_UNROLL
+  for (int n = 0; n < Keys / 8; ++n) {
+    PLAIT_UNROLL
+    for (int e = 0; e < 4; ++e)
+      if (!s.allows(own.row + e / 2 * 8, k0 + 8 * n + 2 * own.pair + e % 2)) scores[n][e] = nothing;
+  }
 }
 
 /// The softmax of a thread's two queries over the tiles so far: their maxima, the same on the four threads of a
@@ -1018,7 +1041,9 @@ __device__ inline void weigh_scores(row_of<unsigned[4], Keys / 16>& weights, row
 /// queries live in the registers of one warp, in float; powers of 2 in place of e. While the scores are made the values
 /// arrive, while those are weighted the next keys do.
 template <int Width, class Sizes>
-static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_tiles<Width>::blocks)
+static __global__ void __launch_bounds__(forward_tiles<Width>::threads, Sizes::has_rule
+                                                                            ? forward_tiles<Width>::blocks_with_rule
+                                                                            : forward_tiles<Width>::blocks)
     attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse, Sizes s) {
   using tiles = forward_tiles<Width>;
   constexpr int keys = tiles::keys, pitch = tiles::pitch;
@@ -1080,15 +1105,15 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
   });
 }
 
-template <int Width, class O, class Sizes>
-void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, O* o, float* lse,
+template <int Width, class Sizes>
+void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse,
                               const Sizes& sizes) {
   using tiles = forward_tiles<Width>;
   plait::detail::allow_shared(attention_forward_mma<Width, Sizes>, tiles::shared_bytes);
   plait::detail::launch(device,
                         {attention_blocks(tiles_of(sizes.q_len, tiles::queries), sizes.heads, sizes.batch),
                          tiles::threads, tiles::shared_bytes},
-                        attention_forward_mma<Width, Sizes>, q, k, v, result_array(o), lse, sizes);
+                        attention_forward_mma<Width, Sizes>, q, k, v, o, lse, sizes);
 }
 
 // ---- backward: one kernel makes dK and dV, one dQ, and neither adds atomically -----------------------------------
@@ -1249,6 +1274,15 @@ __device__ inline void transposed_score_gradients(row_of<float[4], backward_tile
       }
     }
   }
+  PLAIT_UNROLL
+  for (int n = 0; n < step / 8; ++n) {
+    PLAIT_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      if (s.allows(q0 + 8 * n + 2 * own.pair + e % 2, own.row + e / 2 * 8)) continue;
+      p[n][e] = 0.0f;
+      ds[n][e] = 0.0f;
+    }
+  }
 }
 
 /// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
@@ -1358,6 +1392,12 @@ __device__ inline void score_gradients(row_of<float[4], Keys / 8>& ds, row_of<fl
     }
   }
   hide_early_keys<Keys>(ds, 0.0f, own, k0, s);
+  PLAIT_UNROLL
+  for (int n = 0; n < Keys / 8; ++n) {
+    PLAIT_UNROLL
+    for (int e = 0; e < 4; ++e)
+      if (!s.allows(own.row + e / 2 * 8, k0 + 8 * n + 2 * own.pair + e % 2)) ds[n][e] = 0.0f;
+  }
 }
 
 /// dQ of bf16 attention: P = exp(Q K^T - lse), dS = P (dO V^T - delta), dQ = dS K.
@@ -1420,10 +1460,10 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   });
 }
 
-template <int Width, class G, class Sizes>
+template <int Width, class Sizes>
 void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const float* lse,
-                               const bf16* d_o, const float* delta, G* dq, G* dk, G* dv, const Sizes& sizes,
-                               attention_accumulate accumulate) {
+                               const bf16* d_o, const float* delta, result_array dq, result_array dk, result_array dv,
+                               const Sizes& sizes, attention_accumulate accumulate) {
   using tiles = backward_tiles<Width>;
   if (sizes.k_len > 0) {
     plait::detail::allow_shared(attention_key_gradients_mma<Width, Sizes>, tiles::key_shared_bytes);
@@ -1431,17 +1471,77 @@ void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const
         device,
         {attention_blocks(tiles_of(sizes.k_len, tiles::own), sizes.kv_heads * tiles::parts, sizes.batch),
          tiles::threads, tiles::key_shared_bytes},
-        attention_key_gradients_mma<Width, Sizes>, q, k, v, lse, d_o, delta, result_array(dk), result_array(dv), sizes,
-        accumulate.keys_and_values);
+        attention_key_gradients_mma<Width, Sizes>, q, k, v, lse, d_o, delta, dk, dv, sizes, accumulate.keys_and_values);
   }
   if (sizes.q_len > 0) {
     plait::detail::allow_shared(attention_query_gradients_mma<Width, Sizes>, tiles::query_shared_bytes);
     plait::detail::launch(device,
                           {attention_blocks(tiles_of(sizes.q_len, tiles::own), sizes.heads, sizes.batch),
                            tiles::threads, tiles::query_shared_bytes},
-                          attention_query_gradients_mma<Width, Sizes>, q, k, v, lse, d_o, delta, result_array(dq),
-                          sizes, accumulate.queries);
+                          attention_query_gradients_mma<Width, Sizes>, q, k, v, lse, d_o, delta, dq, sizes,
+                          accumulate.queries);
   }
+}
+
+// ---- the kernels that a shape needs ------------------------------------------------------------------------------
+
+/// Results of attention of T as launchers take them.
+template <class T>
+using attention_results = std::conditional_t<std::is_same_v<T, bf16>, result_array, T*>;
+
+/// Launches the kernels of one kind of sizes, for inputs of T and a checked shape.
+template <class T>
+struct attention_launchers {
+  using statistics = statistic_of<T>*;
+  using const_statistics = const statistic_of<T>*;
+  using results = attention_results<T>;
+  void (*forward)(cuda&, const T* q, const T* k, const T* v, results o, statistics lse, const attention_shape&);
+  void (*backward)(cuda&, const T* q, const T* k, const T* v, const_statistics lse, const T* d_o,
+                   const_statistics delta, results dq, results dk, results dv, const attention_shape&,
+                   attention_accumulate);
+};
+
+template <class T, class Sizes>
+void launch_attention_forward(cuda& device, const T* q, const T* k, const T* v, attention_results<T> o,
+                              statistic_of<T>* lse, const attention_shape& s) {
+  const Sizes sizes(s);
+  with_head_width(sizes.head_dim, [&](auto width) {
+    launch_attention_forward<decltype(width)::value>(device, q, k, v, o, lse, sizes);
+  });
+}
+
+template <class T, class Sizes>
+void launch_attention_backward(cuda& device, const T* q, const T* k, const T* v, const statistic_of<T>* lse,
+                               const T* d_o, const statistic_of<T>* delta, attention_results<T> dq,
+                               attention_results<T> dk, attention_results<T> dv, const attention_shape& s,
+                               attention_accumulate accumulate) {
+  const Sizes sizes(s);
+  with_head_width(sizes.head_dim, [&](auto width) {
+    launch_attention_backward<decltype(width)::value>(device, q, k, v, lse, d_o, delta, dq, dk, dv, sizes, accumulate);
+  });
+}
+
+template <class T, class Sizes>
+inline constexpr attention_launchers<T> attention_launchers_of{launch_attention_forward<T, Sizes>,
+                                                               launch_attention_backward<T, Sizes>};
+
+/// The kernels that call one rule.
+struct attention_rule_kernels : attention_launchers<float>, attention_launchers<double>, attention_launchers<bf16> {};
+
+template <attention_rule Rule>
+struct kernels_of_rule {
+  using sizes = ruled_attention_sizes<Rule>;
+  static constexpr attention_rule_kernels all{
+      attention_launchers_of<float, sizes>, attention_launchers_of<double, sizes>, attention_launchers_of<bf16, sizes>};
+};
+
+/// Returns the launchers for a shape of which `attention_sizes` were made, which refuse a rule without kernels.
+template <class T>
+const attention_launchers<T>& attention_launchers_for(const attention_shape& s) {
+  if (s.mask.allows != nullptr) return *s.mask.gpu_kernels;
+  const bool scored = s.score.changes() || s.end_visible != nullptr;
+  if (scored) return attention_launchers_of<T, scored_attention_sizes>;
+  return attention_launchers_of<T, attention_sizes>;
 }
 
 }  // namespace plait::kernels::detail

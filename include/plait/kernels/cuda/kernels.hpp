@@ -17,4 +17,6 @@
 #include "plait/kernels/cuda/optimizer.hpp"
 #include "plait/kernels/cuda/random.hpp"
 #include "plait/kernels/cuda/reductions.hpp"
+#elif defined(__CUDACC__)
+#include "plait/kernels/cuda/attention_kernels.hpp"  // a mask's rule is compiled with the kernels that call it
 #endif
