@@ -43,14 +43,18 @@ llama_config tiny_dots() {
 }
 
 template <class S>
-auto maker(llama_config config, layer_recompute keep = {}, double limit = 0) {
+auto maker(llama_config config, layer_recompute keep = {}, double limit = 0, std::int64_t rank = 0) {
   return [=](const auto& ctx, stage_layers part, auto first) {
     using model = mixture_llama<double, S, device_of<decltype(ctx)>>;
+    const lora_options adapter{.rank = rank, .scale = 2, .init = {0, 0.3}};
     const llama_options options{.keep = keep,
+                                .mlp = {.gate = adapter, .up = adapter, .down = adapter},
                                 .mixture_losses = {.balance = {0.1}, .z_loss = 0.01},
                                 .expert_limit = limit,
                                 .expert_bias_rate = config.mixture.correction_bias ? 0.05 : 0};
-    return std::make_unique<model>(ctx, config, options, part, first);
+    auto made = std::make_unique<model>(ctx, config, options, part, first);
+    if (rank > 0) freeze_all_but_adapters(*made);
+    return made;
   };
 }
 
@@ -136,5 +140,24 @@ TEST_CASE("pipelines, a stage of which has no experts") {
       found.add(check_model_on(ranks.shape(), how, one, make, &plan), "pipeline");
   const schedule plan = make_schedule<one_f_one_b>(4, 4);
   found.add(check_model_on(whole{1, 4, 2, 1, 2, 1}.shape(), how, one, make, &plan), "four stages");
+  CHECK(found.text() == "");
+}
+
+TEST_CASE("adapters of experts alone, on meshes, at levels of ZeRO, with recomputation and as a pipeline") {
+  model_setup how = setup(tiny_dots());
+  how.steps = 3;
+  auto make = maker<megatron_experts>(tiny_dots(), {recompute::full}, 0, 2);
+  findings zeros, found;  // B begins as zero, so that A has no gradient in the first step
+  const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, zeros);
+  CHECK(one.steps.back().loss < one.steps.front().loss);
+  for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    how.parallel.parallel.level = level;
+    for (const mesh_shape& mesh : {mesh_of(1, 2, 1, 2), mesh_of(2, 2, 2, 1)})
+      found.add(check_model_on(mesh, how, one, make), describe(mesh));
+  }
+  how.parallel.parallel.level = zero_level::replicated;
+  using whole = mesh<axis<dp>, axis<pp>, axis<ep>, axis<cp>, axis<tp>, axis<tp_rep>>;
+  const schedule plan = make_schedule<zb_h1>(2, 2);
+  found.add(check_model_on(whole{1, 2, 2, 1, 2, 1}.shape(), how, one, make, &plan), "pipeline");
   CHECK(found.text() == "");
 }

@@ -257,18 +257,21 @@ void each_written_run(const context<Device>& ctx, const parameter<Precision, Dev
               });
 }
 
-/// The matrices of a low-rank adapter, A [rank, in] and B [out, rank], both whole.
+/// The matrices of a low-rank adapter, A [rank, in] and B [out, rank], both whole. For weights that lie one above the
+/// other, [matrices, out, in], those of each lie so.
 template <class Master>
 struct whole_adapter {
   std::vector<Master> a, b;
   std::int64_t rank = 0;
   double scale = 0;
+  std::int64_t matrices = 1;
 
   /// Adds scale * B A to `count` elements of the weight [out, in], of which the first is element `begin`. The product
   /// is rounded to the weight's type before the sum is, as peft's merge_and_unload does.
   void add_to(std::int64_t begin, Master* values, std::int64_t count) const {
     using number = arithmetic<Master>;
-    const std::int64_t columns = static_cast<std::int64_t>(a.size()) / rank;
+    const std::int64_t ranks = rank * matrices, columns = static_cast<std::int64_t>(a.size()) / ranks;
+    const std::int64_t rows = static_cast<std::int64_t>(b.size()) / ranks;
     std::vector<number> product;
     for (std::int64_t at = begin, n = 0; at < begin + count; at += n, values += n) {
       const std::int64_t row = at / columns, column = at % columns;
@@ -276,7 +279,7 @@ struct whole_adapter {
       product.assign(static_cast<std::size_t>(n), 0);
       for (std::int64_t r = 0; r < rank; ++r) {
         const number factor = widened(b[static_cast<std::size_t>(row * rank + r)]);
-        const Master* const from = a.data() + r * columns + column;
+        const Master* const from = a.data() + (row / rows * rank + r) * columns + column;
         for (std::int64_t i = 0; i < n; ++i) product[static_cast<std::size_t>(i)] += factor * widened(from[i]);
       }
       for (std::int64_t i = 0; i < n; ++i) {
@@ -300,7 +303,10 @@ whole_adapters<typename Model::precision_type> gather_adapters(const context<Dev
     auto& of = all[p.name().substr(0, p.name().find(".lora_")) + ".weight"];
     const bool second = p.name().ends_with(".lora_B.weight");
     auto& whole = second ? of.b : of.a;
-    if (second) of.scale = p.info().adapter_scale, of.rank = p.info().shape.back();
+    if (second) {
+      of.scale = p.info().adapter_scale, of.matrices = p.info().adapter_matrices;
+      of.rank = p.info().shape.back();
+    }
     whole.resize(static_cast<std::size_t>(elements_of_shape(p.info().shape)));
     each_written_run(ctx, p, [&](std::int64_t to, const auto* values, std::int64_t count) {
       std::copy_n(values, count, whole.data() + to);

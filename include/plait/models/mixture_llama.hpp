@@ -25,11 +25,9 @@ struct llama_mixture {
   }
   static layer make(const context<Device>& ctx, const std::string& name, const llama_config& config,
                     const llama_options& options, std::int64_t layer_index) {
-    if (options.mlp.gate.rank > 0 || options.mlp.up.rank > 0 || options.mlp.down.rank > 0)
-      fail({"mixture_llama: ", name, " has adapters; experts have none"});
     const mixture_config& m = config.mixture;
     const initializer init{0, config.initializer_range};
-    if (layer_index < m.dense_layers) return layer(ctx, name, init);
+    if (layer_index < m.dense_layers) return layer(ctx, name, init, options.mlp);
     if (options.expert_bias_rate != 0 && !m.correction_bias)
       fail({"mixture_llama: llama_options::expert_bias_rate is ", options.expert_bias_rate,
             ", and the configuration has no correction bias; legal is 0"});
@@ -38,7 +36,8 @@ struct llama_mixture {
                   .init = init,
                   .losses = options.mixture_losses,
                   .limit = {options.expert_limit, sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)},
-                  .bias_rate = m.correction_bias ? std::optional(options.expert_bias_rate) : std::nullopt},
+                  .bias_rate = m.correction_bias ? std::optional(options.expert_bias_rate) : std::nullopt,
+                  .lora = options.mlp},
                  m.shared_ffn > 0, {init, m.shared_gate});
   }
 };
@@ -48,7 +47,8 @@ struct llama_mixture {
 /// As `llama`, with a mixture of experts after attention (`llama_config::mixture`), in all layers but the first
 /// `dense_layers`. Parameters have Hugging Face's
 /// names; the experts of a layer are one tensor, such as `model.layers.0.mlp.experts.gate_proj.weight` [experts, width,
-/// hidden], which directories have expert by expert.
+/// hidden], which directories have expert by expert. `llama_options::mlp` gives adapters to each expert, and to the
+/// MLPs of the first layers; shared experts have none.
 template <class Precision, mixture_strategy S, compute_device Device = cpu>
 class mixture_llama : public detail::llama_of<Precision, S, Device, detail::llama_mixture<Precision, S, Device>> {
  public:

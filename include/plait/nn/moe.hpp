@@ -25,6 +25,8 @@
 #include "plait/layout/plan.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/moe/expert_adapters.hpp"
 #include "plait/nn/moe/expert_capacity.hpp"
 #include "plait/nn/moe/expert_exchange.hpp"
 #include "plait/nn/moe/router_losses.hpp"
@@ -290,6 +292,10 @@ struct moe_options {
   /// experts that were chosen less often than the mean. For those that were chosen more often it falls by this; 0 keeps
   /// it as it is.
   std::optional<double> bias_rate{};
+  /// Low-rank adapters of each expert's matrices, which are frozen then: `NAME.experts.gate_proj.lora_A.weight`
+  /// [experts, rank, hidden] and `lora_B.weight` [experts, width, rank], and so for up_proj and down_proj. An expert's
+  /// pair is peft's adapter of this expert's linear.
+  mlp_lora lora{};
 };
 
 /// A mixture of SwiGLU experts (Shazeer et al. 2017): each token's sum of what its experts make of it, times their
@@ -315,6 +321,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   using A = arithmetic<T>;
   using S = statistic_of<Precision>;
   using exchange = typename detail::exchange_of<Policy, T, Device>::type;
+  using adapters = detail::expert_adapters<Precision, Device>;
   using value = detail::mixture_value<Policy>;
   using scores = spec_from<detail::mixture_scores<Policy>, typename Policy::input, spec<experts>>;
   using router_layer =
@@ -344,12 +351,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> counts;    ///< of the choice, for a balance loss
     detail::expert_route<exchange, Device> route;
     buffer<Device> in, gate_up, activated;  ///< of the rows of this rank's experts
+    typename adapters::arrays hidden;       ///< of adapters, [rows, rank]
 
     template <class F>
     void visit(F&& f) {
       router.visit(f);
       f(scored);
       for (auto* one : {&choice, &weights, &returned, &counts, &in, &gate_up, &activated}) f(*one);
+      for (buffer<Device>& one : hidden) f(one);
       route.visit(f);
     }
   };
@@ -364,6 +373,9 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
         gate_(weight(ctx, name + ".experts.gate_proj.weight", derived.up, derived.at_experts)),
         up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),
         down_(weight(ctx, name + ".experts.down_proj.weight", derived.down, derived.inside)) {
+    adapt(ctx, adapters::gate, *gate_, derived.at_experts, derived.inside, how.lora.gate);
+    adapt(ctx, adapters::up, *up_, derived.at_experts, derived.inside, how.lora.up);
+    adapt(ctx, adapters::down, *down_, derived.inside, derived.made, how.lora.down);
     losses_ = {ctx, layout_v<scores>, how.losses, how.router, name};
     if (sums_in_order(ctx)) take_deterministic_stages(ctx);
     take_sizes(ctx);
@@ -469,6 +481,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     router_.visit(f);
     if (bias_) f(*names_.checked(bias_).get());
     for (const auto* p : {&gate_, &up_, &down_}) f(*names_.checked(*p).get());
+    adapters_.visit(f);
   }
 
  private:
@@ -495,6 +508,13 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     for (const dim_placement& p : used.dims) placed.dims.push_back(p), shape.push_back(ctx.sizes.of(p.dim));
     return std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{std::move(name), std::move(shape), how_.init, true}, placed, placed, met);
+  }
+  /// Freezes a stack of weights and adds an adapter to it, if there is one.
+  void adapt(const context<Device>& ctx, typename adapters::which i, parameter<Precision, Device>& p,
+             const layout& rows, const layout& product, const lora_options& how) {
+    if (how.rank == 0) return;
+    adapters_.emplace(i, ctx, p.info(), rows, i == adapters::down ? derived.down : derived.up, product, how);
+    p.freeze();
   }
   /// The bias of the choice, whole on every rank: each adds up the counts of a step and makes the same change.
   parameter_ptr<Precision, Device> correction_bias(const context<Device>& ctx, const std::string& name) const {
@@ -526,6 +546,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     if (!detail::gives_origins<exchange, Device>)
       fail({names_.layer(), ": deterministic sums need the origins of rows, and its exchange gives none; legal is an ",
             "exchange with `origins`"});
+    if (adapters_)
+      fail({names_.layer(), ": experts have no adapters under deterministic sums; legal is a lora of rank 0"});
     sums_ = {ctx, derived, names_.layer()};
     std::size_t i = 0;
     for (const auto* p : {&gate_, &up_, &down_}) terms_[i++] = &(*p)->add_terms(sums_.leaves());
@@ -606,19 +628,6 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.route = peers_.route(ctx, choice, seen_, k, static_cast<bool>(sums_));
   }
 
-  /// Calls f(expert, its first row, its rows) for each expert here that has rows.
-  template <class F>
-  static void each_expert(const std::vector<std::int64_t>& begin, F&& f) {
-    for (std::size_t e = 0; e + 1 < begin.size(); ++e)
-      if (begin[e + 1] > begin[e]) f(static_cast<std::int64_t>(e), begin[e], begin[e + 1] - begin[e]);
-  }
-  /// C = product + beta C in one call for all experts that have rows; group(expert, first row, rows) is one's product.
-  template <class Group>
-  static void multiply_groups(Device& on, const std::vector<std::int64_t>& begin, double beta, Group&& group) {
-    std::vector<std::invoke_result_t<Group, std::int64_t, std::int64_t, std::int64_t>> groups;
-    each_expert(begin, [&](auto... expert) { groups.push_back(group(expert...)); });
-    gemm_groups(on, 1.0, groups, beta);
-  }
   using group_of_sum = gemm_group<T, gradient_of<Precision>>;  ///< of a weight's gradient
 
   /// Returns what experts make of their rows [here, hidden]: down(silu(gate x) * up x).
@@ -631,14 +640,20 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const T* const in = s.in.template data<T>();
     const T *const gate = gate_->used_value(), *const up = up_->used_value();
     std::vector<gemm_group<T, T>> groups;
-    each_expert(s.route.rows.begin, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    const auto& begin = s.route.rows.begin;
+    for (std::size_t i = 0; i + 1 < begin.size(); ++i) {
+      const std::int64_t e = static_cast<std::int64_t>(i), at = begin[i], n = begin[i + 1] - at;
+      if (n == 0) continue;
       const gemm_problem p{false, true, n, f, h, h, h, 2 * f};
       groups.push_back({p, in + at * h, gate + e * f * h, gate_up + at * 2 * f});
       groups.push_back({p, in + at * h, up + e * f * h, gate_up + at * 2 * f + f});
-    });
+    }
     gemm_groups(on, 1.0, groups, 0.0);
+    adapters_.forward(adapters::gate, on, begin, in, s.hidden, {gate_up, 2 * f, 0});
+    adapters_.forward(adapters::up, on, begin, in, s.hidden, {gate_up, 2 * f, f});
     kernels::swiglu_forward(on, gate_up, activated, here, f);
-    (this->*outputs_)(on, s.route.rows.begin, activated, made.template data<T>());
+    (this->*outputs_)(on, begin, activated, made.template data<T>());
+    adapters_.forward(adapters::down, on, begin, activated, s.hidden, {made.template data<T>(), h, 0});
     return made;
   }
   void make_outputs(Device& on, const std::vector<std::int64_t>& begin, const T* activated, T* made) const {
@@ -656,7 +671,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                    std::int64_t columns, Out* out, A beta) const {
     const std::int64_t f = width_, h = hidden_;
     const T* const down = down_->used_value() + first;
-    multiply_groups(on, begin, beta, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    detail::multiply_groups(on, begin, 1.0, beta, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
       const gemm_problem p{false, true, n, h, columns, f, f, h};
       return gemm_group<T, Out>{p, activated + at * f + first, down + e * h * f, out + at * h};
     });
@@ -668,20 +683,30 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto dactivated = make_buffer<T>(on, static_cast<std::size_t>(here * f));
     const T *const from = dmade.template data<T>(), *const down = down_->used_value();
     T* const into = dactivated.template data<T>();
-    multiply_groups(on, s.route.rows.begin, 0.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    detail::multiply_groups(on, s.route.rows.begin, 1.0, 0.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
       return gemm_group<T, T>{{false, false, n, f, h, h, f, f}, from + at * h, down + e * h * f, into + at * f};
     });
+    typename adapters::arrays dhidden;
+    adapters_.backward(adapters::down, on, s.route.rows.begin, {from, h, 0}, dhidden, into);
     auto dgate_up = make_buffer<T>(on, static_cast<std::size_t>(here * 2 * f));
     kernels::swiglu_backward(on, s.gate_up.template data<T>(), dactivated.template data<T>(),
                              dgate_up.template data<T>(), here, f);
     auto din = make_buffer<T>(on, static_cast<std::size_t>(here * h));
-    (this->*input_gradients_)(on, s.route.rows.begin, dgate_up.template data<T>(), din.template data<T>());
-    mb.on_weights([this, &on, index = mb.index, count = mb.count, begin = s.route.rows.begin,
+    const T* const of_both = dgate_up.template data<T>();
+    (this->*input_gradients_)(on, s.route.rows.begin, of_both, din.template data<T>());
+    adapters_.backward(adapters::gate, on, s.route.rows.begin, {of_both, 2 * f, 0}, dhidden, din.template data<T>());
+    adapters_.backward(adapters::up, on, s.route.rows.begin, {of_both, 2 * f, f}, dhidden, din.template data<T>());
+    mb.on_weights([this, &on, f, index = mb.index, count = mb.count, begin = s.route.rows.begin,
                    origins = std::move(s.route.origins), in = std::move(s.in), activated = std::move(s.activated),
-                   dmade = std::move(dmade), dgate_up = std::move(dgate_up)] {
+                   dmade = std::move(dmade), dgate_up = std::move(dgate_up), hidden = std::move(s.hidden),
+                   dhidden = std::move(dhidden)] {
       const range shown(on, names_.weights());
-      (this->*gradients_)(on, index, count, begin, origins, in.template data<T>(), activated.template data<T>(),
-                          dmade.template data<T>(), dgate_up.template data<T>());
+      const T *const x = in.template data<T>(), *const inside = activated.template data<T>();
+      const T *const d = dmade.template data<T>(), *const both = dgate_up.template data<T>();
+      (this->*gradients_)(on, index, count, begin, origins, x, inside, d, both);
+      adapters_.add_gradients(adapters::gate, on, begin, x, {both, 2 * f, 0}, hidden, dhidden);
+      adapters_.add_gradients(adapters::up, on, begin, x, {both, 2 * f, f}, hidden, dhidden);
+      adapters_.add_gradients(adapters::down, on, begin, inside, {d, hidden_, 0}, hidden, dhidden);
     });
     return din;
   }
@@ -702,10 +727,11 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     for (const auto& [of, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
       const T* const weight = of->used_value() + first * h;
       const std::int64_t from = column + first;  // of a row; a rank without rows has no memory for them
-      multiply_groups(on, begin, column == 0 ? beta : A(1), [&](std::int64_t e, std::int64_t at, std::int64_t n) {
-        const gemm_problem p{false, false, n, h, columns, 2 * f, h, h};
-        return gemm_group<T, Out>{p, dgate_up + at * 2 * f + from, weight + e * f * h, out + at * h};
-      });
+      detail::multiply_groups(
+          on, begin, 1.0, column == 0 ? beta : A(1), [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+            const gemm_problem p{false, false, n, h, columns, 2 * f, h, h};
+            return gemm_group<T, Out>{p, dgate_up + at * 2 * f + from, weight + e * f * h, out + at * h};
+          });
     }
   }
   /// An expert without rows adds nothing; its gradient is reduced all the same.
@@ -716,14 +742,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       if (!p->trainable()) continue;
       gradient_of<Precision>* const sum = p->used_gradient(on);
       const std::int64_t from = column;
-      multiply_groups(on, begin, 1.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+      detail::multiply_groups(on, begin, 1.0, 1.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
         return group_of_sum{
             {true, false, f, h, n, 2 * f, h, h}, dgate_up + at * 2 * f + from, in + at * h, sum + e * f * h};
       });
     }
     if (!down_->trainable()) return;
     gradient_of<Precision>* const sum = down_->used_gradient(on);
-    multiply_groups(on, begin, 1.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    detail::multiply_groups(on, begin, 1.0, 1.0, [&](std::int64_t e, std::int64_t at, std::int64_t n) {
       return group_of_sum{{true, false, h, f, n, h, f, f}, dmade + at * h, activated + at * f, sum + e * h * f};
     });
   }
@@ -755,6 +781,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   std::shared_ptr<detail::router_counts<Device>> counts_;
   parameter_ptr<Precision, Device> bias_;  ///< null: none
   parameter_ptr<Precision, Device> gate_, up_, down_;
+  adapters adapters_;
   detail::expert_peers<exchange, Device> peers_;
   detail::expert_capacity<Device> capacity_;
   std::map<std::int64_t, buffer<Device>> first_choices_;  ///< of microbatches whose forward pass will run again

@@ -3,9 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/models/export_hugging_face.hpp"
@@ -34,6 +39,30 @@ std::map<std::string, std::vector<std::byte>> tensors_of(const std::string& file
     bytes.resize(static_cast<std::size_t>(t.size()) * size_of(t.dtype));
     t.read(0, t.size(), bytes.data());
   }
+  return all;
+}
+
+/// Values for a model's adapters under peft's names, which have each expert's number.
+template <class Model>
+std::vector<weight_tensor> adapters_of(Model& model) {
+  std::vector<weight_tensor> all;
+  const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
+    const auto read = [seed = std::hash<std::string>()(name) % 101](std::int64_t i, std::int64_t end, std::byte* out) {
+      for (; i < end; ++i, out += sizeof(float)) {
+        const float value = 0.01f * static_cast<float>((seed + 7 * static_cast<std::size_t>(i)) % 101);
+        std::memcpy(out, &value, sizeof value);
+      }
+    };
+    all.push_back({std::move(name), safetensors_dtype::f32, std::move(shape), read});
+  };
+  model.visit([&](auto& p) {
+    if (!is_of_adapter(p.name())) return;
+    const std::vector<std::int64_t>& shape = p.info().shape;
+    const std::size_t at = p.name().find("experts.") + 8;
+    if (shape.size() == 2) return add(p.name(), shape);
+    for (std::int64_t e = 0; e < shape[0]; ++e)
+      add(cat({p.name().substr(0, at), e, ".", p.name().substr(at)}), {shape[1], shape[2]});
+  });
   return all;
 }
 
@@ -91,6 +120,37 @@ TEST_CASE("a mixture goes back to a directory with the same bits, from every mes
   }
 }
 
+TEST_CASE("adapters of experts are merged into what every mesh exports") {
+  const model_directory from = open_model_directory(folder_of("dots1"));
+  const auto published = tensors_of(folder_of("dots1") + "/model.safetensors");
+  const temp_folder out;
+  const lora_options adapter{.rank = 2, .scale = 2};
+  std::vector<std::map<std::string, std::vector<std::byte>>> exports;
+  for (const mesh_shape& mesh : {ranks_of(1, 1, 1, 1), ranks_of(1, 2, 1, 2), ranks_of(2, 4, 1, 1)}) {
+    const std::string to = out / std::to_string(exports.size());
+    threads::run(static_cast<int>(mesh.size()), [&](threads::communicator all) {
+      world ranks(mesh, all);
+      cpu device;
+      const context<cpu> ctx{device, ranks, llama_sizes<megatron_experts>(from.config, mesh, 8, 8)};
+      mixture_llama<float, megatron_experts> model(ctx, from.config, {.mlp = {.gate = adapter, .down = adapter}});
+      std::vector<weight_tensor> entries = weights_of_experts(adapters_of(model), from.config, "adapters");
+      entries.insert(entries.end(), from.entries.begin(), from.entries.end());
+      load_weights(ctx, model, std::span<const weight_tensor>(entries), from.source());
+      any_communicator whole(all);
+      export_hugging_face(ctx, whole, model, from.config, to);
+    });
+    exports.push_back(tensors_of(to + "/model.safetensors"));
+  }
+  CHECK(exports[1] == exports[0]);
+  CHECK(exports[2] == exports[0]);
+  CHECK(exports[0].size() == published.size());
+  for (const auto& [name, bytes] : exports[0]) {
+    CAPTURE(name);
+    const bool adapted = name.find("gate_proj") != name.npos || name.find("down_proj") != name.npos;
+    CHECK((bytes != published.at(name)) == (adapted && name.find("shared_experts") == name.npos));
+  }
+}
+
 TEST_CASE("transformers' stacks of experts are the same model") {
   const temp_folder dir;
   std::filesystem::copy(folder_of("qwen3_moe") + "/config.json", dir / "config.json");
@@ -115,8 +175,6 @@ TEST_CASE("a model without experts, and one with them, are different types") {
     dense.mixture = {};
     CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, dense)),
                 "mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
-    CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.mlp = {.up = {.rank = 2}}})),
-                "mixture_llama: model.layers.0.mlp has adapters; experts have none");
     CHECK_ERROR((llama<float, megatron_experts>(ctx, dense, {.mixture_losses = {.z_loss = 1}})),
                 "llama: llama_options::mixture_losses, and model.layers.0.mlp is no mixture; legal is none of them");
     CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.expert_bias_rate = 0.1})),

@@ -3,6 +3,7 @@
 #include "plait/nn/moe.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/checkpoint/model_weights.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/moe/expert_mlp.hpp"
 #include "support/layer_check.hpp"
@@ -105,6 +107,68 @@ TEST_CASE("experts of the best groups") {
 TEST_CASE("experts of tokens that all ranks have") {
   check_mixture<masked>({.chosen = 4, .normalised = false},
                         {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}});
+}
+
+namespace {
+
+const mlp_lora three_adapters{.gate = {.rank = 2, .scale = 2}, .up = {.rank = 3}, .down = {.rank = 2, .scale = 0.5}};
+
+template <class Policy>
+void check_adapters(std::initializer_list<three> meshes) {
+  const auto make = [](const auto& ctx) {
+    return moe<double, Policy, device_of<decltype(ctx)>>(
+        ctx, "mixture", {.router = {.chosen = 3}, .init = {0, 0.5}, .lora = three_adapters});
+  };
+  const layer_values one = check_one(three{1, 1, 1}, mixture_sizes(), make, 25);
+  CHECK(one.gradients.size() == 7);  // the router's and each adapter's: the experts' weights are frozen
+  for (std::size_t i = 1; i < one.gradients.size(); ++i) {
+    CAPTURE(one.gradients[i].first);
+    const std::string matrix = std::array{"gate_proj", "up_proj", "down_proj"}[(i - 1) / 2];
+    CHECK(one.gradients[i].first == cat({"mixture.experts.", matrix, i % 2 == 1 ? ".lora_A" : ".lora_B", ".weight"}));
+  }
+  check_meshes(meshes, mixture_sizes(), one, make);
+}
+
+struct adapted_mixture : moe<double, exchanged> {
+  using precision_type = double;
+  using moe::moe;
+};
+
+}  // namespace
+
+TEST_CASE("adapters of experts that rows travel to, and of the parts of experts") {
+  check_adapters<exchanged>({three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
+  check_adapters<sequence_on_all_ranks>({three{1, 1, 4}, three{2, 2, 2}});
+}
+TEST_CASE("adapters of experts over two axes, and of experts of tokens that all ranks have") {
+  check_adapters<folded>({three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
+  check_adapters<masked>({three{1, 2, 1}, three{2, 2, 2}});
+}
+TEST_CASE("adapters compute as weights that they are merged into") {
+  threads::run(1, [](threads::communicator& c) {
+    cpu device;
+    world ranks(three{1, 1, 1}.shape(), c);
+    const dim_sizes sizes = mixture_sizes();
+    const context<cpu> ctx{device, ranks, sizes, 1};
+    adapted_mixture adapted(ctx, "moe", {.router = {.chosen = 3}, .lora = three_adapters});
+    moe<double, exchanged> plain(ctx, "moe", {.router = {.chosen = 3}});
+    fill_parameters(ctx, adapted, {});
+    fill_parameters(ctx, plain, {});
+    const auto x = place_full<exchanged::input>(ctx, random_full(layout_v<exchanged::input>, sizes, 1));
+    const auto result = [&](auto& layer) { return layer.forward(ctx, x); };
+    const auto y = result(adapted), without = result(plain);
+    const auto all = plait::detail::gather_adapters(ctx, adapted);
+    CHECK(all.size() == 3);
+    plain.visit([&](auto& p) {
+      if (const auto found = all.find(p.name()); found != all.end())
+        found->second.add_to(0, p.value(), p.part().local_size());
+      p.gather(ctx);
+    });
+    const auto merged = result(plain);
+    const std::vector<double> values(y.data(), y.data() + y.size());
+    check_near(values, {merged.data(), merged.data() + merged.size()}, 1e-13, "merged");
+    CHECK(largest_difference(values, {without.data(), without.data() + without.size()}) > 0.01);
+  });
 }
 
 namespace {
@@ -437,6 +501,16 @@ TEST_CASE("experts over ranks that have the same tokens are refused under determ
   make(1, "resize with deterministic sums");
 }
 
+TEST_CASE("adapters of experts are refused under deterministic sums") {
+  threads::run(1, [](threads::communicator& c) {
+    cpu device({.deterministic = true});
+    world ranks(three{1, 1, 1}.shape(), c);
+    const context<cpu> ctx{device, ranks, even_sizes(), 1, {4, 4, 4}};
+    CHECK_THROWS_WITH((moe<float, exchanged>(ctx, "moe", {.lora = {.up = {.rank = 1}}})),
+                      "moe: experts have no adapters under deterministic sums; legal is a lora of rank 0");
+  });
+}
+
 TEST_CASE("ranks have equally many experts") {
   threads::run(3, [](threads::communicator& c) {
     cpu device;
@@ -458,6 +532,8 @@ TEST_CASE("a mixture says what it cannot do") {
     for (const std::int64_t k : {0, 9})
       CHECK_THROWS_WITH(layer(ctx, "moe", {{.chosen = k}}),
                         cat({"moe: each token chooses ", k, " of 8 experts; legal are 1 to 8"}).c_str());
+    CHECK_THROWS_WITH(layer(ctx, "moe", {.lora = {.up = {.rank = -1}}}),
+                      "moe.experts.up_proj: the rank of an adapter is -1; at least 1, or 0 for none");
     for (const std::int64_t groups : {0, 3})
       CHECK_THROWS_WITH(
           layer(ctx, "moe", {{.groups = groups}}),

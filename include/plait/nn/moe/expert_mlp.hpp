@@ -48,8 +48,8 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
     if (has_shared_expert) shared_.emplace(ctx, name, shared_how);
   }
   /// The layer without experts.
-  expert_mlp(const context<Device>& ctx, const std::string& name, const initializer& init) {
-    dense_.emplace(ctx, name, init);
+  expert_mlp(const context<Device>& ctx, const std::string& name, const initializer& init, const mlp_lora& lora = {}) {
+    dense_.emplace(ctx, name, init, false, lora);
   }
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,

@@ -39,6 +39,8 @@ struct parameter_info {
   /// (parallel/optim/muon.hpp).
   bool hidden_layer = true;
   double adapter_scale = 0;  ///< of an adapter's second matrix: the factor of the adapter's product
+  std::int64_t adapter_matrices =
+      1;  ///< of the same: how many weights, one above the other, have adapters of their own
 };
 
 /// Whether a parameter of this name belongs to a low-rank adapter.
