@@ -140,7 +140,7 @@ TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recom
   }
 }
 
-TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, on the host too, and so is its traffic", Model,
+TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with offload, and so is its traffic", Model,
                    dense<float>, dense<bf16>, mixture<float>, mixture<bf16>) {
   using stage = typename Model::stage;
   const llama_config config = Model::config();
@@ -203,7 +203,8 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, on the host t
           how);
       const step_plan step = dry_run_step(ctx, model);
       const planner::memory_split m = planner::rank_memory({}, job, l, at);
-      CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(0.035));
+      const double peak_error = l.offload_activations ? 0.055 : 0.035;  // of a model this small
+      CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(peak_error));
       CHECK(static_cast<double>(step.host_bytes) ==
             doctest::Approx(m.host).epsilon(l.offload_optimizer ? 0.035 : 1e-9));
       const planner::step_traffic sent = planner::rank_traffic(job, l, at);
