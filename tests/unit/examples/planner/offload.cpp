@@ -26,7 +26,7 @@ pp::training_job job_of(const char* name, std::int64_t batch, std::int64_t seq) 
   return job;
 }
 
-pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, const std::string& text) {
+pp::layout_price price_of(const pp::hardware& h, const pp::training_job& job, const std::string& text) {
   return pp::price(h, job, pp::parse_layout(text, "x"));
 }
 
@@ -36,7 +36,7 @@ TEST_CASE("offloaded activations leave two blocks on the device, and wait for th
   const pp::training_job job = job_of("llama-3-8b", 8, 8192);
   pp::hardware h = pp::hardware_called("h100", "x");
   h.straggling = 0;
-  const pp::layout_price here = priced(h, job, "dp=8"), away = priced(h, job, "dp=8,offload=activations");
+  const pp::layout_price here = price_of(h, job, "dp=8"), away = price_of(h, job, "dp=8,offload=activations");
   const double block = pp::block_kept_bytes(job, here.layout, plait::recompute::none);
   CHECK(here.memory.activations == 32 * block);
   CHECK(away.memory.activations == 2 * block);
@@ -46,12 +46,12 @@ TEST_CASE("offloaded activations leave two blocks on the device, and wait for th
   CHECK(away.step() - here.step() == doctest::Approx(away.seconds.offload));
   // On a link without end nothing waits; on a slow one the step takes as long as its copies, both ways.
   h.host_bandwidth = 1e18;
-  CHECK(priced(h, job, "dp=8,offload=activations").seconds.offload == doctest::Approx(0).epsilon(1e-9));
+  CHECK(price_of(h, job, "dp=8,offload=activations").seconds.offload == doctest::Approx(0).epsilon(1e-9));
   h.host_bandwidth = 1e8;
-  CHECK(priced(h, job, "dp=8,offload=activations").step() == doctest::Approx(2 * 31 * block / 1e8).epsilon(0.1));
+  CHECK(price_of(h, job, "dp=8,offload=activations").step() == doctest::Approx(2 * 31 * block / 1e8).epsilon(0.1));
   // More microbatches in flight take more of the host's memory, and a pipeline's price has the waits as well.
   const pp::training_job more = job_of("llama-3-8b", 64, 8192);
-  const pp::layout_price piped = priced(h, more, "pp=4,dp=2,offload=activations");
+  const pp::layout_price piped = price_of(h, more, "pp=4,dp=2,offload=activations");
   CHECK(piped.memory.host > 20 * block);
   CHECK(pp::simulated_seconds(h, more, piped) > piped.seconds.offload);
 }
@@ -59,7 +59,7 @@ TEST_CASE("offloaded activations leave two blocks on the device, and wait for th
 TEST_CASE("an offloaded optimizer's state is on the host, and its update takes the link's time") {
   const pp::training_job job = job_of("llama-3-8b", 8, 2048);
   pp::hardware h = pp::hardware_called("h100", "x");
-  const pp::layout_price here = priced(h, job, "dp=8"), away = priced(h, job, "dp=8,offload=optimizer");
+  const pp::layout_price here = price_of(h, job, "dp=8"), away = price_of(h, job, "dp=8,offload=optimizer");
   CHECK(away.memory.optimizer == 0);
   CHECK(away.memory.host == here.memory.optimizer);
   CHECK(away.memory.activations == here.memory.activations);
@@ -70,12 +70,12 @@ TEST_CASE("an offloaded optimizer's state is on the host, and its update takes t
   // It fits where the host has room for it.
   CHECK(away.fits);
   h.host_memory = away.memory.host - 1;
-  CHECK(!priced(h, job, "dp=8,offload=optimizer").fits);
+  CHECK(!price_of(h, job, "dp=8,offload=optimizer").fits);
 }
 
 TEST_CASE("what is offloaded is refused where it has no price") {
   const pp::training_job job = job_of("llama-3-8b", 8, 128);
-  CHECK_THROWS_WITH_AS(priced(pp::hardware_called("cpu", "x"), job, "dp=8,offload=activations"),
+  CHECK_THROWS_WITH_AS(price_of(pp::hardware_called("cpu", "x"), job, "dp=8,offload=activations"),
                        "offload is activations and CPU has no host_bandwidth; legal is none, or a description that "
                        "gives host_bandwidth",
                        plait::error);
