@@ -590,8 +590,11 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
     if (!opt.mixture && value != 0)
       reject("{} {} is for models with experts, and this one has none; legal is 0", option, value);
   if (!opt.mixture) return;
-  if (c.mixture.experts % ep != 0)
-    reject("--mesh {}: ep={} does not divide the model's num_experts, which is {}", opt.mesh, ep, c.mixture.experts);
+  if (c.mixture.experts < ep)
+    reject("--mesh {}: ep={} is more than the model's num_experts, which is {}", opt.mesh, ep, c.mixture.experts);
+  if (opt.leaves && c.mixture.experts % ep != 0)
+    reject("--mesh {}: ep={} does not divide the model's num_experts, which is {}, as --deterministic needs it",
+           opt.mesh, ep, c.mixture.experts);
   for (const auto& [key, width] :
        {std::pair{"shared_expert_intermediate_size", c.mixture.shared_ffn}, {"intermediate_size", c.mixture.dense_ffn}})
     if (width > 0 && width < tp)

@@ -193,15 +193,19 @@ class expert_peers {
     group_.all_experts = sizes.of(mixture_dims.experts);
     group_.width = width;
     std::vector<std::int32_t> part_of(static_cast<std::size_t>(group_.all_experts), -1);
+    std::vector<std::int64_t> peers;
     for (std::int64_t r = 0; r < mesh.size(); ++r)
       if (mesh.group_of(r, over) == group) {
-        const box own = local_box(d.up, mesh, sizes, r);
-        group_.experts = own.local[0];
+        peers.push_back(r);
+        group_.experts = std::max(group_.experts, local_box(d.up, mesh, sizes, r).local[0]);
         group_.most_sent = std::max(group_.most_sent, local_box(d.weights, mesh, sizes, r).local_size());
-        for (std::int64_t e = 0; e < group_.experts; ++e)
-          part_of[static_cast<std::size_t>(own.offset[0] + e)] =
-              static_cast<std::int32_t>(mesh.index_in(r, over) * group_.experts + e);
       }
+    for (const std::int64_t r : peers) {
+      const box own = local_box(d.up, mesh, sizes, r);
+      for (std::int64_t e = 0; e < own.local[0]; ++e)
+        part_of[static_cast<std::size_t>(own.offset[0] + e)] =
+            static_cast<std::int32_t>(mesh.index_in(r, over) * group_.experts + e);
+    }
     const std::int64_t k = sizes.of(mixture_dims.chosen);
     group_.most_received = group_.peers * group_.most_sent / k * std::min(k, group_.experts);
     part_of_ = make_buffer<std::int32_t>(ctx.device, part_of.size());
@@ -493,9 +497,9 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     if (how.router.chosen < 1 || how.router.chosen > all)
       fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
     const axis_list& owners = derived.up.axes_of(detail::mixture_dims.experts);
-    if (const std::int64_t ranks = ctx.ranks.shape().size(owners); all % ranks != 0)
+    if (const std::int64_t ranks = ctx.ranks.shape().size(owners); sums_in_order(ctx) && all % ranks != 0)
       fail({name, ": ", all, " experts over ", ranks, " ranks of ", describe(owners),
-            ", which must have equally many; legal are extents that divide ", all});
+            ", which must have equally many under deterministic sums; legal are extents that divide ", all});
     detail::check_groups(name, how.router, all);
     if (how.bias_rate && !(*how.bias_rate >= 0))
       fail({name, ": bias_rate = ", *how.bias_rate, "; legal is 0 (the bias stays) or more"});

@@ -89,15 +89,17 @@ void check_mixture(const kernels::router_settings& router, std::initializer_list
 }  // namespace
 
 TEST_CASE("experts that rows travel to") {
-  check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
+  check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2},
+                                three{1, 3, 1}, three{1, 5, 2}});
 }
 TEST_CASE("experts of whole sequences, one for each token") {
   check_mixture<sequence_on_all_ranks>({.chosen = 1, .normalised = false},
                                        {three{2, 2, 1}, three{1, 1, 4}, three{1, 2, 2}, three{2, 2, 2}});
 }
 TEST_CASE("experts over two axes, with sigmoids for scores") {
-  check_mixture<folded>({.chosen = 3, .scores = kernels::expert_scores::sigmoid, .scale = 2.5},
-                        {three{1, 1, 2}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}});
+  check_mixture<folded>(
+      {.chosen = 3, .scores = kernels::expert_scores::sigmoid, .scale = 2.5},
+      {three{1, 1, 2}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}, three{1, 3, 2}, three{2, 1, 7}});
 }
 TEST_CASE("experts of the best groups") {
   check_mixture<exchanged>(
@@ -105,8 +107,8 @@ TEST_CASE("experts of the best groups") {
       {three{2, 1, 1}, three{1, 2, 1}, three{2, 2, 2}});
 }
 TEST_CASE("experts of tokens that all ranks have") {
-  check_mixture<masked>({.chosen = 4, .normalised = false},
-                        {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}});
+  check_mixture<masked>({.chosen = 4, .normalised = false}, {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2},
+                                                             three{1, 4, 2}, three{1, 3, 1}, three{2, 3, 2}});
 }
 
 namespace {
@@ -511,14 +513,14 @@ TEST_CASE("adapters of experts are refused under deterministic sums") {
   });
 }
 
-TEST_CASE("ranks have equally many experts") {
+TEST_CASE("under deterministic sums ranks have equally many experts") {
   threads::run(3, [](threads::communicator& c) {
-    cpu device;
+    cpu device({.deterministic = true});
     world ranks(three{1, 3, 1}.shape(), c);
-    const context<cpu> ctx{device, ranks, even_sizes(), 1};
-    CHECK_THROWS_WITH(
-        (moe<float, exchanged>(ctx, "moe", {{.chosen = 2}})),
-        "moe: 8 experts over 3 ranks of ep, which must have equally many; legal are extents that divide 8");
+    const context<cpu> ctx{device, ranks, even_sizes(), 1, {4, 4, 4}};
+    CHECK_THROWS_WITH((moe<float, exchanged>(ctx, "moe", {{.chosen = 2}})),
+                      "moe: 8 experts over 3 ranks of ep, which must have equally many under deterministic sums; legal "
+                      "are extents that divide 8");
   });
 }
 

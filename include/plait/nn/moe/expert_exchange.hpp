@@ -19,10 +19,10 @@
 namespace plait {
 
 /// The ranks that exchange rows, at least two. All numbers are equal on all of them. Expert e of peer p is number
-/// p * experts + e.
+/// p * experts + e. Where peers have unequally many, numbers of some have no expert, and so no rows.
 struct expert_group {
   any_communicator* ranks = nullptr;              ///< the peers, in their order
-  std::int64_t peers = 1, experts = 0;            ///< ranks, and experts of each
+  std::int64_t peers = 1, experts = 0;            ///< ranks, and the most experts of one
   std::int64_t all_experts = 0;                   ///< of the mixture; more where other ranks have some
   std::int64_t width = 0;                         ///< elements of a row
   std::int64_t most_sent = 0, most_received = 0;  ///< rows of one peer, at most
@@ -101,7 +101,8 @@ class all_to_all_exchange {
     group_.ranks->all_to_all(leaving, arriving, static_cast<std::size_t>(group_.experts), dtype::i32);
     std::vector<std::int32_t> values(2 * parts);
     if constexpr (only_counts<Device>)  // as if all experts were chosen alike
-      for (std::int64_t row = 0; row < rows.choices * static_cast<std::int64_t>(parts) / group_.all_experts; ++row)
+      for (std::int64_t row = 0, of_peers = std::min(group_.peers * group_.experts, group_.all_experts);
+           row < rows.choices * of_peers / group_.all_experts; ++row)
         for (const std::size_t at : {std::size_t{0}, parts}) ++values[at + static_cast<std::size_t>(row) % parts];
     else
       counts.download(values.data(), 2 * parts);
