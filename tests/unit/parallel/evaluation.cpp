@@ -124,9 +124,9 @@ TEST_CASE("a loss in chunks of tokens is evaluated, scored and trained by hand a
       training_step one(ctx, whole, one_optimizer, 1, 1.0), other(ctx, chunked, other_optimizer, 1, 1.0);
       CHECK(std::abs(loss_of(ctx, one.model(), s, 2) - loss_of(ctx, other.model(), s, 2)) < 1e-12);
 
-      for (const std::int64_t chunks : {0, 9})
-        CHECK_ERROR(small(ctx, s.config, {.loss_chunks = chunks}),
-                    "language model: loss_chunks = " + std::to_string(chunks) +
+      for (const std::int64_t illegal : {0, 9})
+        CHECK_ERROR(small(ctx, s.config, {.loss_chunks = illegal}),
+                    "language model: loss_chunks = " + std::to_string(illegal) +
                         "; legal are 1 to 8, as many as each rank has positions of a sequence");
     });
 }
