@@ -99,7 +99,8 @@ std::int64_t counted_pairs(const sequence_order& order, std::int64_t ranks, std:
   const context<counting_device> ctx{device, w, {}, 1};
   const kernels::attention_shape shape{.batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 1, .scale = 1, .mask = mask};
   context_attention<float, Policy, counting_device> attention(ctx, shape, order);
-  attention.forward(ctx, {}, nullptr, nullptr);
+  std::vector<float> q(static_cast<std::size_t>(order.length())), k(q), v(q), o(q);
+  attention.forward(ctx, {q.data(), k.data(), v.data()}, o.data(), nullptr);
   return static_cast<std::int64_t>(device.operations()) / 4;
 }
 
