@@ -3,18 +3,20 @@
 #include <fmt/format.h>
 
 #include <concepts>
+#include <initializer_list>
 #include <string>
 
-/// 1234567 as "1.23 MB".
-inline std::string size_text(double bytes) {
-  const char* unit = "B";
-  for (const char* next : {"kB", "MB", "GB", "TB"}) {
-    if (bytes < 999.5) break;
-    bytes /= 1000;
-    unit = next;
-  }
-  return fmt::format("{:.{}f} {}", bytes, *unit == 'B' || bytes >= 99.95 ? 0 : bytes >= 9.995 ? 1 : 2, unit);
+/// A value of at least 0 in three digits, with the largest unit that leaves it at least 1. Each unit is a thousand
+/// times the one before.
+inline std::string three_digits(double value, std::initializer_list<const char*> units) {
+  const char* const* unit = units.begin();
+  for (; unit + 1 != units.end() && value >= 999.5; ++unit) value /= 1000;
+  const int digits = unit == units.begin() || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return fmt::format("{:.{}f}{}", value, digits, *unit);
 }
+
+/// 1234567 as "1.23 MB".
+inline std::string size_text(double bytes) { return three_digits(bytes, {" B", " kB", " MB", " GB", " TB"}); }
 
 /// 0.0123 as "12.3 ms".
 inline std::string duration_text(double seconds) {

@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "number_text.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/json.hpp"
 #include "plait/io/json_tree.hpp"
@@ -69,13 +70,7 @@ inline std::string format_duration(double seconds) {
 /// A rate in three digits: "812", "12.4k", "3.07M".
 inline std::string format_rate(double value) {
   if (!(value >= 0) || value > 1e15) return "?";
-  const char* unit = "";
-  for (const char* next : {"k", "M", "G", "T"}) {
-    if (value < 999.5) break;
-    value /= 1000;
-    unit = next;
-  }
-  return fmt::format("{:.{}f}{}", value, *unit == '\0' || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, unit);
+  return three_digits(value, {"", "k", "M", "G", "T"});
 }
 
 /// Returns the share of the communication over each axis that was hidden behind something else, as "hidden dp 93% tp

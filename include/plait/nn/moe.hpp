@@ -248,7 +248,7 @@ class expert_peers {
   buffer<Device> combine(Device& on, const route_type& r, buffer<Device> rows) const {
     return exchange_ ? exchange_->combine(on, *r.way, std::move(rows)) : std::move(rows);
   }
-  /// Memory of so many bytes for rows that leave.
+  /// Allocates `bytes` for rows that leave: memory that the communicator can send, where rows are exchanged.
   buffer<Device> memory(Device& on, std::size_t bytes) const {
     return exchange_ ? buffer<Device>::for_collectives(on, bytes) : buffer<Device>(on, bytes);
   }
