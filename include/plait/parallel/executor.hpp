@@ -327,7 +327,7 @@ class step_executor {
           begin_pass(what);
           s.later.run(this);
           end_pass();
-          s.kept = {};
+          std::destroy_at(&s.kept), std::construct_at(&s.kept);  // g++ warns of a temporary
           return end(event);
         }
       }
