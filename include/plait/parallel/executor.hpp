@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -168,6 +169,8 @@ class step_executor {
       weight_work later;
       message<activation> in, out;
       message<gradient> gradient_in, gradient_out;
+      /// Releases what a forward pass has kept: in place, since g++ 12 warns of a temporary's members.
+      void release_kept() { std::destroy_at(&kept), std::construct_at(&kept); }
     };
     struct outgoing {  // empty once it is released
       message<activation> value;
@@ -318,7 +321,7 @@ class step_executor {
           end_pass();
           if (stage > 0 && owner.shape().rank_of(stage - 1) == rank)
             at(owner.shape().chunk_of(stage - 1), microbatch).gradient_in.data = std::move(s.gradient_out.data);
-          if (what.kind == action_kind::backward) s.kept = {};
+          if (what.kind == action_kind::backward) s.release_kept();
           return end(event);
         }
         case action_kind::weight_backward: {
@@ -327,7 +330,7 @@ class step_executor {
           begin_pass(what);
           s.later.run(this);
           end_pass();
-          std::destroy_at(&s.kept), std::construct_at(&s.kept);  // g++ warns of a temporary
+          s.release_kept();
           return end(event);
         }
       }
