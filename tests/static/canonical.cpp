@@ -52,7 +52,6 @@ static_assert(check_boundary(layout_v<mixed>, small::static_shape()).code == lay
 using cube = mesh<axis<dp, 2>, axis<cp, 3>, axis<tp, 4>>;
 constexpr mesh_shape cube_shape = cube{}.shape();
 static_assert(cube{}.size() == 24 && cube::rank_dynamic == 0);
-static_assert(cube_shape.rank_at(1, 2, 3) == 23 && cube_shape.rank_at(0, 1, 0) == 4);
 static_assert(cube_shape.coordinate(17, axis_of<dp>) == 1 && cube_shape.coordinate(17, axis_of<cp>) == 1);
 static_assert(cube_shape.index_in(17, axis_list{axis_of<tp>, axis_of<dp>}) == 3);
 static_assert(cube_shape.group_of(17, axis_list{axis_of<cp>}) == 5);

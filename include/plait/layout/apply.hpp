@@ -64,25 +64,9 @@ constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, co
   }
   if (!r.verdict.ok()) return r;
   if (widest != 0) std::swap(in[0], in[widest]);
-  const layout* at[5] = {};
-  for (std::size_t i = 0; i < in.size(); ++i) at[i] = &in[i];
-  derived_layout joined;
-  switch (in.size()) {
-    case 1:
-      joined = pointwise(how, {at[0]});
-      break;
-    case 2:
-      joined = pointwise(how, {at[0], at[1]});
-      break;
-    case 3:
-      joined = pointwise(how, {at[0], at[1], at[2]});
-      break;
-    case 4:
-      joined = pointwise(how, {at[0], at[1], at[2], at[3]});
-      break;
-    default:
-      joined = pointwise(how, {at[0], at[1], at[2], at[3], at[4]});
-  }
+  static_vector<const layout*, 5> at;
+  for (const layout& a : in) at.push_back(&a);
+  const derived_layout joined = pointwise(how, at);
   r = joined;
   r.result.dims = {};
   bool fits = true;

@@ -83,15 +83,6 @@ struct mesh_shape {
       if (!group.contains(axis)) rest.push_back(axis);
     return rest;
   }
-  /// The rank at the given coordinates, one for each axis in the mesh's order.
-  template <class... Coordinates>
-    requires(sizeof...(Coordinates) <= max_axes)
-  constexpr std::int64_t rank_at(Coordinates... coordinates) const {
-    const std::int64_t at[] = {static_cast<std::int64_t>(coordinates)...};
-    std::int64_t rank = 0;
-    for (std::size_t i = 0; i < sizeof...(Coordinates); ++i) rank = rank * extents[i] + at[i];
-    return rank;
-  }
 
   friend constexpr bool operator==(const mesh_shape&, const mesh_shape&) = default;
 };
@@ -158,43 +149,6 @@ struct mesh {
     return result;
   }
   constexpr std::int64_t size() const { return shape().size(); }
-
-  // The arithmetic of `mesh_shape` for axes that are known as types: straight-line code, constants where extents are
-  // static. An axis that the mesh does not have has extent 1 and coordinate 0.
-
-  /// Number of ranks along `Tag`.
-  template <axis_like Tag>
-  constexpr std::int64_t extent() const {
-    std::int64_t n = 1;
-    std::size_t next = 0;
-    ((std::is_same_v<typename Axes::tag, Tag> ? void(n = Axes::extent == dynamic ? dynamic_[next] : Axes::extent)
-                                              : void(),
-      next += Axes::extent == dynamic ? 1 : 0),
-     ...);
-    return n;
-  }
-  /// The distance in the list of ranks between neighbours along `Tag`.
-  template <axis_like Tag>
-  constexpr std::int64_t stride() const {
-    std::int64_t n = 1;
-    bool inside = false;
-    ((inside ? void(n *= extent<typename Axes::tag>()) : void(),
-      inside = inside || std::is_same_v<typename Axes::tag, Tag>),
-     ...);
-    return n;
-  }
-  /// Place of a rank along `Tag`.
-  template <axis_like Tag>
-  constexpr std::int64_t coordinate(std::int64_t rank_of_mesh) const {
-    return rank_of_mesh / stride<Tag>() % extent<Tag>();
-  }
-  /// Place of a rank in the group that `Tags` span, the first one major.
-  template <axis_like... Tags>
-  constexpr std::int64_t index_in(std::int64_t rank_of_mesh) const {
-    std::int64_t index = 0;
-    ((index = index * extent<Tags>() + coordinate<Tags>(rank_of_mesh)), ...);
-    return index;
-  }
 
  private:
   struct uninitialised {};

@@ -113,11 +113,6 @@ constexpr axis_list differing_axes(const layout& a, const layout& b) {
   return axes;
 }
 
-/// Whether a plan may take axes and dims that its two ends do not name. `none`: only the axes on which the ends differ
-/// move, and each shards only dims that it shards at an end. So a plan never loads a link that the specs do not name.
-/// `any`: replicas over other axes may share the work; rarely worth its extra steps, never more bytes.
-enum class detours : std::uint8_t { none, any };
-
 namespace detail {
 
 /// Where the moving axes of a plan are: a node of the search. Places: 0 invariant, 1 replicated, 2 partial, 3 + i:
@@ -149,14 +144,13 @@ struct search_node {
 class plan_search {
  public:
   constexpr plan_search(const layout& from, const layout& to, const axis_list& moving, const mesh_shape& mesh,
-                        const dim_sizes& sizes, detours allowed)
+                        const dim_sizes& sizes)
       : from_(from), moving_(moving), count_(moving.size()) {
     for (std::size_t i = 0; i < count_; ++i) {
       known_[i] = is_known(mesh, moving[i]);
       extent_[i] = known_[i] ? mesh.extent(moving[i]) : 2;
       for (std::size_t d = 0; d < from.dims.size(); ++d)
-        may_shard_[i][d] = allowed == detours::any || from.dims[d].axes.contains(moving[i]) ||
-                           to.axes_of(from.dims[d].dim).contains(moving[i]);
+        may_shard_[i][d] = from.dims[d].axes.contains(moving[i]) || to.axes_of(from.dims[d].dim).contains(moving[i]);
     }
     for (std::size_t d = 0; d < from.dims.size(); ++d) {
       size_[d] = sizes.of(from.dims[d].dim);
@@ -496,12 +490,13 @@ constexpr bool plan_alike(plan& result, const axis_list& moving) {
 
 }  // namespace detail
 
-/// Returns the plan with the fewest wire bytes, forward and backward together, among those that `allowed` admits. Both
+/// Returns the plan with the fewest wire bytes, forward and backward together. Only the axes on which the ends differ
+/// move, and each shards only dims that it shards at an end: a plan loads no link that the specs do not name. Both
 /// layouts must have equal dims in equal order. Extents decide between plans where it matters; those that are `dynamic`
 /// or unknown count as 2. No step on the way leaves a rank without elements of a dim of known size; `check_parts`
 /// checks the ends. The verdict is `dims_differ` for other dims, and `too_few_elements` if no way is left.
-constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape& mesh = {}, const dim_sizes& sizes = {},
-                         detours allowed = detours::none) {
+constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape& mesh = {},
+                         const dim_sizes& sizes = {}) {
   plan result;
   result.from = from;
   result.to = to;
@@ -509,13 +504,9 @@ constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape&
     result.verdict = compare_dims(operand::output, from.dim_order(), to.dim_order());
     return result;
   }
-  axis_list moving = differing_axes(from, to);
+  const axis_list moving = differing_axes(from, to);
   if (moving.empty()) return result;
-  if (allowed == detours::any) moving = union_of(from.mentioned(), to.mentioned());
-  if (allowed == detours::any || !detail::plan_alike(result, moving)) {
-    detail::plan_search search(from, to, moving, mesh, sizes, allowed);
-    search.run(result);
-  }
+  if (!detail::plan_alike(result, moving)) detail::plan_search(from, to, moving, mesh, sizes).run(result);
   if (!result.steps.empty()) result.steps.back().after = to;
   return result;
 }

@@ -16,7 +16,8 @@ namespace detail {
 
 using operands = std::initializer_list<const layout*>;
 
-constexpr axis_list axes_of(operands all) {
+template <class Operands = operands>
+constexpr axis_list axes_of(const Operands& all) {
   axis_list axes;
   for (const layout* a : all) axes = union_of(axes, a->mentioned());
   return axes;
@@ -101,7 +102,8 @@ constexpr derived_layout contract(const layout& a, const layout& b, const dim_li
 
 /// An elementwise operation of one or more operands. The first has all dims of the result; the others may lack some
 /// (broadcast). Operands must hold equal parts; states agree, or a replicated value is broadcast into a sharded one.
-constexpr derived_layout pointwise(combine how, std::initializer_list<const layout*> operands) {
+template <class Operands = detail::operands>
+constexpr derived_layout pointwise(combine how, const Operands& operands) {
   const layout& first = **operands.begin();
   derived_layout r;
   r.result.dims = first.dims;
@@ -114,7 +116,7 @@ constexpr derived_layout pointwise(combine how, std::initializer_list<const layo
     state s = first.state_of(axis);
     if (s == state::partial && how == combine::nonlinear)
       r.verdict.worsen({layout_error::partial_nonlinear, axis, {}, s, s}), s = state::replicated;
-    for (const layout* const* at = operands.begin() + 1; at != operands.end(); ++at) {
+    for (auto at = operands.begin() + 1; at != operands.end(); ++at) {
       const layout* b = *at;  // which may be the first operand once more: x * x
       const state sb = b->state_of(axis);
       const dim_id da = first.sharded_by(axis), db = b->sharded_by(axis);
@@ -162,13 +164,6 @@ constexpr derived_layout reduce_nonlinear(const layout& a, dim_id dim) {
   }
   for (axis_id axis : a.partial)
     r.verdict.worsen({layout_error::partial_nonlinear, axis, dim, state::partial, state::partial});
-  return r;
-}
-
-/// Softmax over `dim`, which may be sharded: the operation then reduces its maximum and its sum over those axes itself.
-constexpr derived_layout softmax(const layout& a, dim_id dim) {
-  derived_layout r = pointwise(combine::nonlinear, {&a});
-  if (!a.has(dim)) r.verdict.worsen({layout_error::dims_differ, {}, dim});
   return r;
 }
 

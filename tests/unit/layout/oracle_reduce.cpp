@@ -127,7 +127,7 @@ operation statistical(std::string text, std::vector<std::vector<dim_id>> operand
     return work.backward(p, xs, dy);
   };
   op.rule = [=](const std::vector<layout>& a) {
-    return a.size() == 2 ? normalize(a[0], a[1], dim) : softmax(a[0], dim);
+    return a.size() == 2 ? normalize(a[0], a[1], dim) : pointwise(combine::nonlinear, {&a[0]});
   };
   return op;
 }
