@@ -85,7 +85,11 @@ class counting_communicator : public verbs<counting_communicator> {
   counting_communicator(int rank, int size, std::string label) : rank_(rank), size_(size), label_(std::move(label)) {}
   /// One whose calls are logged; `name` also has its purpose, and `ranks` are its ranks on the whole mesh.
   counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log, std::string name,
-                        std::vector<int> ranks);
+                        std::vector<int> ranks)
+      : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
+    group_ = static_cast<int>(log_->posted.groups.size());
+    log_->posted.groups.push_back({std::move(name), std::move(ranks)});
+  }
 
   explicit operator bool() const { return size_ > 0; }
   int rank() const { return rank_; }
@@ -96,9 +100,19 @@ class counting_communicator : public verbs<counting_communicator> {
     write(c, true);
     return {};
   }
-  counting_communicator split(int color, int, std::string_view label = {}) const;
+  counting_communicator split(int color, int, std::string_view label = {}) const {
+    if (color < 0) return {};
+    if (!log_) return counting_communicator(rank_, size_, std::string(label));
+    const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
+    return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
+  }
   /// Returns the communicator of two of its ranks; this rank is the one at `rank`.
-  counting_communicator pair(int rank, int first, int second, const std::string& label) const;
+  counting_communicator pair(int rank, int first, int second, const std::string& label) const {
+    if (!log_) return counting_communicator(rank, 2, label);
+    const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
+    return counting_communicator(rank, label, log_, label,
+                                 {own[static_cast<std::size_t>(first)], own[static_cast<std::size_t>(second)]});
+  }
   void begin_group() {
     if (log_) log_->together = log_->next_group++;
   }
@@ -108,7 +122,12 @@ class counting_communicator : public verbs<counting_communicator> {
   void abort(const std::string&) noexcept {}
 
  private:
-  void write(const call& c, bool asynchronous);
+  void write(const call& c, bool asynchronous) {
+    if (!log_ || size_ < 2) return;
+    const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
+    log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
+                                  c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
+  }
 
   int rank_ = 0, size_ = 0;
   std::string label_;
@@ -116,43 +135,21 @@ class counting_communicator : public verbs<counting_communicator> {
   int group_ = -1;
 };
 
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE counting_communicator::counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log,
-                                                          std::string name, std::vector<int> ranks)
-    : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
-  group_ = static_cast<int>(log_->posted.groups.size());
-  log_->posted.groups.push_back({std::move(name), std::move(ranks)});
-}
-
-PLAIT_INLINE counting_communicator counting_communicator::split(int color, int, std::string_view label) const {
-  if (color < 0) return {};
-  if (!log_) return counting_communicator(rank_, size_, std::string(label));
-  const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
-  return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
-}
-
-PLAIT_INLINE counting_communicator counting_communicator::pair(int rank, int first, int second,
-                                                               const std::string& label) const {
-  if (!log_) return counting_communicator(rank, 2, label);
-  const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
-  return counting_communicator(rank, label, log_, label,
-                               {own[static_cast<std::size_t>(first)], own[static_cast<std::size_t>(second)]});
-}
-
-PLAIT_INLINE void counting_communicator::write(const call& c, bool asynchronous) {
-  if (!log_ || size_ < 2) return;
-  const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
-  log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
-                                c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
-}
-#endif
-
 static_assert(communicator<counting_communicator>);
 
 /// The name of a group of axes in messages, ledgers and plans: `dp`, `cp+tp`.
-std::string label_of(const axis_list& axes);
+inline std::string label_of(const axis_list& axes) {
+  std::string label;
+  for (axis_id axis : axes) append(label, {label.empty() ? "" : "+", axis.text()});
+  return label.empty() ? "none" : label;
+}
 /// "dp=2,tp=4".
-std::string text_of(const mesh_shape& mesh);
+inline std::string text_of(const mesh_shape& mesh) {
+  std::string text;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
+    append(text, {i == 0 ? "" : ",", mesh.axes[i].text(), "=", mesh.extents[i]});
+  return text;
+}
 
 namespace detail {
 /// The calls of `zero_gradients` on a rank.
@@ -202,7 +199,12 @@ class world {
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
   /// The axes of `axes` along which there is more than one rank.
-  axis_list pruned(const axis_list& axes) const;
+  axis_list pruned(const axis_list& axes) const {
+    axis_list rest;
+    for (axis_id axis : axes)
+      if (shape_.extent(axis) > 1) rest.push_back(axis);
+    return rest;
+  }
 
   /// The purpose of a communicator. Gathers of parameters and reductions of gradients have their own, so they wait for
   /// nothing that layers send between these ranks.
@@ -241,22 +243,6 @@ class world {
 #ifndef PLAIT_COMPILED
 namespace plait {
 
-PLAIT_INLINE std::string label_of(const axis_list& axes) {
-  std::string label;
-  for (axis_id axis : axes) {
-    if (!label.empty()) label += '+';
-    label += axis.text();
-  }
-  return label.empty() ? "none" : label;
-}
-
-PLAIT_INLINE std::string text_of(const mesh_shape& mesh) {
-  std::string text;
-  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
-    append(text, {i == 0 ? "" : ",", mesh.axes[i].text(), "=", mesh.extents[i]});
-  return text;
-}
-
 PLAIT_INLINE world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
     : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
   if (!root_)
@@ -272,13 +258,6 @@ PLAIT_INLINE world::world(const mesh_shape& shape, any_communicator root, std::s
 }
 
 PLAIT_INLINE world::~world() = default;
-
-PLAIT_INLINE axis_list world::pruned(const axis_list& axes) const {
-  axis_list rest;
-  for (axis_id axis : axes)
-    if (shape_.extent(axis) > 1) rest.push_back(axis);
-  return rest;
-}
 
 PLAIT_INLINE any_communicator& world::group(const axis_list& axes, channel purpose) {
   const axis_list wanted = pruned(axes);

@@ -142,19 +142,38 @@ inline constexpr bool boundary =
     sizeof(detail::later_consequence<detail::boundary_verdict<Spec, Mesh>, Where, Spec, detail::mesh_tags<Mesh>>) > 0;
 
 /// "cp, tp".
-std::string describe(const axis_list& axes);
+inline std::string describe(const axis_list& axes) {
+  std::string text;
+  for (axis_id axis : axes) text += (text.empty() ? "" : ", ") + std::string(axis.text());
+  return text;
+}
 
 /// A layout as its spec is written: "<shard<seq, cp, tp>, hidden, partial<dp>>".
 std::string describe(const layout& a);
 
 /// "2 dp * 4 tp".
-std::string describe(const mesh_shape& mesh);
+inline std::string describe(const mesh_shape& mesh) {
+  std::string text;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
+    const std::int64_t extent = mesh.extents[i];
+    append(text, {i == 0 ? "" : " * ", extent == dynamic ? "?" : std::to_string(extent), " ", mesh.axes[i].text()});
+  }
+  return text;
+}
 
 /// "all_gather of seq over cp, tp (varying -> replicated)".
-std::string describe(const redistribution_step& s);
+inline std::string describe(const redistribution_step& s) {
+  std::string text = name_of(s.kind);
+  if (s.dim) text += std::string(" of ") + s.dim.text();
+  return cat({text, " over ", describe(s.axes), " (", name_of(s.from), " -> ", name_of(s.to), ")"});
+}
 
 /// "<batch, seq, hidden>".
-std::string describe(const dim_list& dims);
+inline std::string describe(const dim_list& dims) {
+  std::string text;
+  for (dim_id dim : dims) text += (text.empty() ? "" : ", ") + std::string(dim.text());
+  return cat({"<", text, ">"});
+}
 
 /// The rule that was broken, then its facts: " [axis tp, dim hidden, varying and replicated]", or, where dims differ,
 /// " [weight: <ffn, hidden> expected, <hidden, ffn> given]".
@@ -173,12 +192,6 @@ inline void enforce(const verdict& v, std::string_view where) {
 #ifndef PLAIT_COMPILED
 namespace plait {
 
-PLAIT_INLINE std::string describe(const axis_list& axes) {
-  std::string text;
-  for (axis_id axis : axes) text += (text.empty() ? "" : ", ") + std::string(axis.text());
-  return text;
-}
-
 PLAIT_INLINE std::string describe(const layout& a) {
   std::string items;
   const auto add = [&items](const std::string& item) { items += (items.empty() ? "" : ", ") + item; };
@@ -188,27 +201,6 @@ PLAIT_INLINE std::string describe(const layout& a) {
   if (!a.partial.empty()) add(cat({"partial<", describe(a.partial), ">"}));
   if (!a.invariant.empty()) add(cat({"invariant<", describe(a.invariant), ">"}));
   return cat({"<", items, ">"});
-}
-
-PLAIT_INLINE std::string describe(const mesh_shape& mesh) {
-  std::string text;
-  for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
-    const std::int64_t extent = mesh.extents[i];
-    append(text, {i == 0 ? "" : " * ", extent == dynamic ? "?" : std::to_string(extent), " ", mesh.axes[i].text()});
-  }
-  return text;
-}
-
-PLAIT_INLINE std::string describe(const redistribution_step& s) {
-  std::string text = name_of(s.kind);
-  if (s.dim) text += std::string(" of ") + s.dim.text();
-  return cat({text, " over ", describe(s.axes), " (", name_of(s.from), " -> ", name_of(s.to), ")"});
-}
-
-PLAIT_INLINE std::string describe(const dim_list& dims) {
-  std::string text;
-  for (dim_id dim : dims) text += (text.empty() ? "" : ", ") + std::string(dim.text());
-  return cat({"<", text, ">"});
 }
 
 PLAIT_INLINE std::string describe(const verdict& v) {

@@ -44,7 +44,12 @@ class sequence_order {
   static sequence_order original(std::int64_t length) { return {length, 1}; }
   /// Throws where there are more ranks than tokens. `field` names the length in the message, `axes` the ranks.
   static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& field = "the sequence",
-                               const std::string& axes = "context-parallel ranks");
+                               const std::string& axes = "context-parallel ranks") {
+    if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
+    if (length < ranks)
+      fail({field, " is ", length, "; in zigzag order over ", ranks, " ", axes, " the least length is ", ranks});
+    return {length, ranks};
+  }
 
   std::int64_t length() const { return length_; }
   bool is_text() const { return ranks_ == 1; }
@@ -58,15 +63,32 @@ class sequence_order {
     return all;
   }
   /// The positions as runs in original order; a run's `at` counts from `first`.
-  std::vector<token_run> runs(std::int64_t first, std::int64_t count) const;
+  std::vector<token_run> runs(std::int64_t first, std::int64_t count) const {
+    std::vector<token_run> all;
+    for (std::int64_t i = first; i < first + count;) {
+      const token_run whole = run_at(i);
+      const std::int64_t here = std::min(first + count - i, whole.length);
+      all.push_back({i - first, whole.position, here});
+      i += here;
+    }
+    return detail::joined(std::move(all));
+  }
 
   friend bool operator==(const sequence_order&, const sequence_order&) = default;
 
  private:
   sequence_order(std::int64_t length, std::int64_t ranks) : length_(length), ranks_(ranks) {}
 
-  /// The tokens from `index` to the end of its piece; `at` is the index.
-  token_run run_at(std::int64_t index) const;
+  /// The tokens from `index` to the end of its piece; `at` is the index. A rank with tokens [b, e) of the dim has two
+  /// pieces of a text of n tokens: [ceil(b/2), ceil(e/2)) and then [n - floor(e/2), n - floor(b/2)).
+  token_run run_at(std::int64_t index) const {
+    if (ranks_ == 1) return {index, index, length_ - index};
+    const std::int64_t rank = ((index + 1) * ranks_ - 1) / length_;  // the last one that begins at `index` or before
+    const std::int64_t begin = part_begin(length_, ranks_, rank), end = part_begin(length_, ranks_, rank + 1);
+    const std::int64_t first = (begin + 1) / 2, front = (end + 1) / 2 - first, at = index - begin;
+    if (at < front) return {index, first + at, front - at};
+    return {index, length_ - end / 2 + at - front, end - index};
+  }
 
   std::int64_t length_ = 0;
   std::int64_t ranks_ = 1;
@@ -130,36 +152,6 @@ PLAIT_INLINE std::vector<token_run> joined(std::vector<token_run> runs) {
 }
 
 }  // namespace detail
-
-PLAIT_INLINE sequence_order sequence_order::zigzag(std::int64_t length, std::int64_t ranks, const std::string& field,
-                                                   const std::string& axes) {
-  if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
-  if (length < ranks)
-    fail({field, " is ", length, "; in zigzag order over ", ranks, " ", axes, " the least length is ", ranks});
-  return {length, ranks};
-}
-
-/// A rank with tokens [b, e) of the dim has two pieces of a text of n tokens: [ceil(b/2), ceil(e/2)) and then
-/// [n - floor(e/2), n - floor(b/2)).
-PLAIT_INLINE token_run sequence_order::run_at(std::int64_t index) const {
-  if (ranks_ == 1) return {index, index, length_ - index};
-  const std::int64_t rank = ((index + 1) * ranks_ - 1) / length_;  // the last one that begins at `index` or before
-  const std::int64_t begin = part_begin(length_, ranks_, rank), end = part_begin(length_, ranks_, rank + 1);
-  const std::int64_t first = (begin + 1) / 2, front = (end + 1) / 2 - first, at = index - begin;
-  if (at < front) return {index, first + at, front - at};
-  return {index, length_ - end / 2 + at - front, end - index};
-}
-
-PLAIT_INLINE std::vector<token_run> sequence_order::runs(std::int64_t first, std::int64_t count) const {
-  std::vector<token_run> all;
-  for (std::int64_t i = first; i < first + count;) {
-    const token_run whole = run_at(i);
-    const std::int64_t here = std::min(first + count - i, whole.length);
-    all.push_back({i - first, whole.position, here});
-    i += here;
-  }
-  return detail::joined(std::move(all));
-}
 
 PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
                                                        const std::vector<token_run>& keys,

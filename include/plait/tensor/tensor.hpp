@@ -135,13 +135,10 @@ class tensor {
 namespace detail {
 
 /// Throws where the caller's memory for `size` elements is a null pointer. `where` is a layer or a function.
-void require_array(std::string_view where, const char* name, const void* pointer, std::int64_t size);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_array(std::string_view where, const char* name, const void* pointer, std::int64_t size) {
+inline void require_array(std::string_view where, const char* name, const void* pointer, std::int64_t size) {
   if (pointer == nullptr && size > 0)
     fail({where, ": ", name, " is a null pointer; it must point to this rank's ", size, " elements"});
 }
-#endif
 
 }  // namespace detail
 
@@ -167,27 +164,20 @@ inline box whole_box(const box& part) {
   whole.local = part.global;
   return whole;
 }
-void require_arrays(const char* call, const box& part, const void* whole, const char* name, const void* mine);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_arrays(const char* call, const box& part, const void* whole, const char* name,
-                                 const void* mine) {
+inline void require_arrays(const char* call, const box& part, const void* whole, const char* name, const void* mine) {
   if (whole == nullptr)
     fail({call, ": whole is a null pointer; it must point to the whole array's ", without_padding(part).global_size(),
           " elements"});
   require_array(call, name, mine, part.local_size());
 }
-#endif
 /// Throws where the whole array has another number of elements than the tensor that `part` is of.
-void require_whole(const char* call, const box& part, std::int64_t elements);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_whole(const char* call, const box& part, std::int64_t elements) {
+inline void require_whole(const char* call, const box& part, std::int64_t elements) {
   const std::int64_t needed = without_padding(part).global_size();
   if (elements == needed) return;
   fail({call, ": whole has ", elements, " elements, and the part is of an array of ", needed,
         "; where a parameter is padded, give the parameter itself in place of a part: ", call,
         "(device, *layer.weight(), ...), whose array is without padding"});
 }
-#endif
 /// Zeroes the rows of `values`, this rank's part, that are padding.
 template <class T, compute_device Device>
 void zero_padding(Device& device, const box& part, T* values) {
