@@ -21,12 +21,11 @@ inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   return a ^ (a >> 33);
 }
 
-/// Runs programs as an executor would, written without a look at the verifier: messages carry values, a queue's heads
-/// pair up whatever the two ends think they are, and ranks move in random order. True if all steps are done and every
-/// action saw the right inputs.
+/// Runs programs as an executor would, written without a look at the verifier: messages carry values, the heads
+/// of two queues pair up whatever the two ends think they are, and ranks move in random order. True if all steps are
+/// done and every action saw the right inputs.
 inline bool runs_right(const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& all, posting_rule rule,
                        std::mt19937& random) {
-  using key = std::tuple<int, int, int, int>;  // what a queue is for, the same on both ends; which end is apart
   struct post {
     step_entry step;
     int peer;
@@ -34,7 +33,7 @@ inline bool runs_right(const pipeline_shape& shape, const std::vector<std::vecto
   };
   struct rank_state {
     std::size_t next = 0;
-    std::map<std::pair<key, int>, std::deque<post>> queues;
+    std::deque<post> queue;
     std::map<std::tuple<char, int, int>, std::uint64_t> values;  // by 'a' or 'g', stage it enters, microbatch
     std::map<std::tuple<int, int>, std::uint64_t> kept;          // activations by stage and microbatch
   };
@@ -56,32 +55,15 @@ inline bool runs_right(const pipeline_shape& shape, const std::vector<std::vecto
   };
   std::vector<rank_state> ranks(all.size());
   bool right = true;
-  const auto key_of = [&](int rank, const step_entry& s, int peer) -> std::pair<key, int> {
-    const int send = s.op == step_op::send ? 1 : 0;
-    const int from = send ? rank : peer, to = send ? peer : rank;
-    switch (rule) {
-      case posting_rule::per_peer:
-        return {{std::min(rank, peer), std::max(rank, peer), 0, 0}, 0};
-      case posting_rule::per_peer_direction:
-        return {{from, to, 0, 0}, send};
-      case posting_rule::per_stage_and_kind:
-        return {{from, to, s.transfer.from_stage + 1, static_cast<int>(s.transfer.kind)}, send};
-      default:
-        return {{0, 0, 0, 0}, 0};
-    }
-  };
   const auto advance = [&](int rank) {
     rank_state& me = ranks[static_cast<std::size_t>(rank)];
     const auto& mine = all[static_cast<std::size_t>(rank)];
     if (me.next == mine.size()) return false;
-    if (rule == posting_rule::blocking)
-      for (const auto& [k, q] : me.queues)
-        if (!q.empty()) return false;
+    if (rule == posting_rule::blocking && !me.queue.empty()) return false;
     const step_entry& step = mine[me.next];
     if (step.op != step_op::pass) {
       const int peer = shape.rank_of(step.op == step_op::send ? step.transfer.to_stage : step.transfer.from_stage);
-      me.queues[key_of(rank, step, peer)].push_back(
-          {step, peer, step.op == step_op::send ? me.values[slot_of(step.transfer)] : 0});
+      me.queue.push_back({step, peer, step.op == step_op::send ? me.values[slot_of(step.transfer)] : 0});
       ++me.next;
       return true;
     }
@@ -107,21 +89,15 @@ inline bool runs_right(const pipeline_shape& shape, const std::vector<std::vecto
   };
   const auto pass = [&](int rank) {
     rank_state& me = ranks[static_cast<std::size_t>(rank)];
-    for (auto& [k, q] : me.queues) {
-      if (q.empty() || q.front().step.op != step_op::send) continue;
-      rank_state& peer = ranks[static_cast<std::size_t>(q.front().peer)];
-      auto other = rule == posting_rule::per_peer_direction || rule == posting_rule::per_stage_and_kind
-                       ? peer.queues.find({k.first, 0})
-                       : peer.queues.find(k);
-      if (other == peer.queues.end() || other->second.empty()) continue;
-      const post& theirs = other->second.front();
-      if (theirs.step.op != step_op::receive || theirs.peer != rank) continue;
-      peer.values[slot_of(theirs.step.transfer)] = q.front().value;
-      q.pop_front();
-      other->second.pop_front();
-      return true;
-    }
-    return false;
+    if (me.queue.empty() || me.queue.front().step.op != step_op::send) return false;
+    rank_state& peer = ranks[static_cast<std::size_t>(me.queue.front().peer)];
+    if (peer.queue.empty()) return false;
+    const post& theirs = peer.queue.front();
+    if (theirs.step.op != step_op::receive || theirs.peer != rank) return false;
+    peer.values[slot_of(theirs.step.transfer)] = me.queue.front().value;
+    me.queue.pop_front();
+    peer.queue.pop_front();
+    return true;
   };
   const int n = static_cast<int>(all.size());
   for (;;) {
@@ -142,7 +118,7 @@ inline bool runs_right(const pipeline_shape& shape, const std::vector<std::vecto
   for (int r = 0; r < n; ++r) {
     const rank_state& me = ranks[static_cast<std::size_t>(r)];
     right = right && me.next == all[static_cast<std::size_t>(r)].size();
-    for (const auto& [k, q] : me.queues) right = right && q.empty();
+    right = right && me.queue.empty();
   }
   return right;
 }

@@ -39,25 +39,21 @@ struct schedule_verdict {
 /// The verdict as one line: "rank 2, action 5 (B3.0): a backward comes before ...".
 std::string describe(const schedule_verdict& v);
 
-/// In which order, and on how many queues, a rank posts its messages. A message passes when it is at the head of a
-/// queue of its sender and of its receiver (rendezvous). This is the strictest thing that a network may do, so what
-/// finishes here finishes everywhere. All but `global_list` take each rank's own order: receive what an action needs,
-/// compute, send what it made.
+/// In which order a rank posts its messages, all on one queue, as on one NCCL communicator. A message passes when it is
+/// at the head of the queues of its sender and of its receiver (rendezvous). This is the strictest thing that a network
+/// may do, so what finishes here finishes everywhere. All but `global_list` take each rank's own order: receive what an
+/// action needs, compute, send what it made.
 ///
 /// Every receive names its sender. Therefore one run that finishes proves that every run does (Siegel and Avrunin,
 /// Modeling wildcard-free MPI programs for verification, 2005).
 enum class posting_rule : std::uint8_t {
-  blocking,            ///< one after the other; nothing is computed while a message waits
-  one_queue,           ///< posted without blocking, on one queue per rank: one NCCL communicator, one stream
-  per_peer,            ///< one queue for each other rank
-  per_peer_direction,  ///< two queues for each other rank: to and from it
-  per_stage_and_kind,  ///< a queue for each pair of stages, each direction, and activations or gradients: tags
-  global_list,         ///< one queue, in the order of the transfers' simulated times on every rank: `rank_program`
+  blocking,     ///< one after the other; nothing is computed while a message waits
+  one_queue,    ///< posted without blocking
+  global_list,  ///< in the order of the transfers' simulated times on every rank: `rank_program`
 };
 
 constexpr std::string_view name_of(posting_rule rule) {
-  constexpr std::string_view names[] = {"blocking",           "one_queue",          "per_peer",
-                                        "per_peer_direction", "per_stage_and_kind", "global_list"};
+  constexpr std::string_view names[] = {"blocking", "one_queue", "global_list"};
   return names[static_cast<std::size_t>(rule)];
 }
 
@@ -100,37 +96,6 @@ constexpr std::vector<std::vector<step_entry>> program_in_own_order(const schedu
     }
   }
   return programs;
-}
-
-/// Which of its queues a rank posts a message on.
-constexpr std::size_t queue_of(posting_rule rule, const pipeline_shape& shape, const step_entry& step) {
-  const bool send = step.op == step_op::send;
-  const auto peer = static_cast<std::size_t>(shape.rank_of(send ? step.transfer.to_stage : step.transfer.from_stage));
-  switch (rule) {
-    case posting_rule::per_peer:
-      return peer;
-    case posting_rule::per_peer_direction:
-      return peer * 2 + (send ? 1 : 0);
-    case posting_rule::per_stage_and_kind:
-      // Its own stage and the direction of the message determine the other stage.
-      return static_cast<std::size_t>(shape.chunk_of(send ? step.transfer.from_stage : step.transfer.to_stage)) * 4 +
-             (step.transfer.kind == transfer_kind::gradient ? 2 : 0) + (send ? 1 : 0);
-    default:
-      return 0;
-  }
-}
-/// How many queues a rank has.
-constexpr std::size_t queues_of(posting_rule rule, const pipeline_shape& shape) {
-  switch (rule) {
-    case posting_rule::per_peer:
-      return static_cast<std::size_t>(shape.ranks);
-    case posting_rule::per_peer_direction:
-      return static_cast<std::size_t>(shape.ranks) * 2;
-    case posting_rule::per_stage_and_kind:
-      return static_cast<std::size_t>(shape.chunks) * 4;
-    default:
-      return 1;
-  }
 }
 
 /// Each message that an action needs or makes is received before it and sent after it, once, by the right rank.
@@ -197,14 +162,12 @@ class posting_run {
       : shape_(shape),
         programs_(programs),
         rule_(rule),
-        width_(queues_of(rule, shape)),
-        queues_(programs.size() * width_),
+        queues_(programs.size()),
         next_(programs.size(), 0),
         arrived_(slots(shape), 0),
         computed_(slots(shape), 0),
         home_(static_cast<std::size_t>(shape.stages()), 0) {  // clang 16 with libstdc++ 12 needs the 0
-    if (width_ == 1)
-      for (std::size_t r = 0; r < programs.size(); ++r) queues_[r].steps.reserve(programs[r].size());
+    for (std::size_t r = 0; r < programs.size(); ++r) queues_[r].steps.reserve(programs[r].size());
     for (std::size_t i = 0; i < home_.size(); ++i) home_[i] = shape.rank_of(static_cast<int>(i));
   }
 
@@ -247,13 +210,13 @@ class posting_run {
     const step_entry* const steps = programs_[r].data();
     const std::size_t size = programs_[r].size(), first = next_[r];
     const bool blocks = rule_ == posting_rule::blocking;
-    queue* const queues = queues_.data() + r * width_;
+    queue& mine = queues_.data()[r];
     std::size_t at = first;
     for (; at < size; ++at) {
       const step_entry& step = steps[at];
-      if (blocks && queues->waits()) break;
+      if (blocks && mine.waits()) break;
       if (step.op != step_op::pass) {
-        queues[queue_of(rule_, shape_, step)].steps.push_back(static_cast<int>(at));
+        mine.steps.push_back(static_cast<int>(at));
         continue;
       }
       if (!ready(rank, step.pass)) break;
@@ -267,47 +230,36 @@ class posting_run {
   /// Lets messages of a rank pass whose counterpart is at the head as well. True: some did, or `v` has an error.
   constexpr bool exchange(std::size_t r, schedule_verdict& v) {
     bool moved = false;
-    for (std::size_t q = 0; q < width_; ++q) {
-      for (queue& mine = queues_.data()[r * width_ + q]; mine.waits();) {
-        const int position = mine.steps[mine.head];
-        const step_entry& step = programs_[r].data()[position];
-        const auto peer = static_cast<std::size_t>(peer_of(step));
-        queue& theirs = queues_.data()[peer * width_ + queue_of_peer(r, step)];
-        if (!theirs.waits()) break;
-        const int their_position = theirs.steps[theirs.head];
-        const step_entry& other = programs_[peer].data()[their_position];
-        if (other.op == step.op || peer_of(other) != static_cast<int>(r)) break;
-        if (!(other.transfer == step.transfer)) {
-          v = {.code = schedule_error::messages_cross,
-               .rank = static_cast<int>(r),
-               .position = position,
-               .step = step,
-               .other_rank = static_cast<int>(peer),
-               .other_position = their_position,
-               .other_step = other};
-          return true;
-        }
-        arrived_.data()[slot_of(shape_, step.transfer)] = 1;
-        ++mine.head;
-        ++theirs.head;
-        moved = true;
+    for (queue& mine = queues_.data()[r]; mine.waits();) {
+      const int position = mine.steps[mine.head];
+      const step_entry& step = programs_[r].data()[position];
+      const auto peer = static_cast<std::size_t>(peer_of(step));
+      queue& theirs = queues_.data()[peer];
+      if (!theirs.waits()) break;
+      const int their_position = theirs.steps[theirs.head];
+      const step_entry& other = programs_[peer].data()[their_position];
+      if (other.op == step.op || peer_of(other) != static_cast<int>(r)) break;
+      if (!(other.transfer == step.transfer)) {
+        v = {.code = schedule_error::messages_cross,
+             .rank = static_cast<int>(r),
+             .position = position,
+             .step = step,
+             .other_rank = static_cast<int>(peer),
+             .other_position = their_position,
+             .other_step = other};
+        return true;
       }
+      arrived_.data()[slot_of(shape_, step.transfer)] = 1;
+      ++mine.head;
+      ++theirs.head;
+      moved = true;
     }
     return moved;
   }
-  /// The queue of the peer of rank `r` in which the other end of a message is posted.
-  constexpr std::size_t queue_of_peer(std::size_t r, const step_entry& step) const {
-    const bool send = step.op == step_op::send;
-    if (rule_ == posting_rule::per_peer) return r;
-    if (rule_ == posting_rule::per_peer_direction) return r * 2 + (send ? 0 : 1);
-    if (rule_ != posting_rule::per_stage_and_kind) return 0;
-    return queue_of(rule_, shape_, {send ? step_op::receive : step_op::send, -1, {}, step.transfer});
-  }
 
-  /// The entry that holds a rank up: the head of its first queue that waits, else its next step; -1: nothing.
+  /// The entry that holds a rank up: the message that waits, else its next step; -1: nothing.
   constexpr int stuck_at(std::size_t r) const {
-    for (std::size_t q = 0; q < width_; ++q)
-      if (const queue& mine = queues_[r * width_ + q]; mine.waits()) return mine.steps[mine.head];
+    if (const queue& mine = queues_[r]; mine.waits()) return mine.steps[mine.head];
     return next_[r] < programs_[r].size() ? static_cast<int>(next_[r]) : -1;
   }
   constexpr schedule_verdict stuck() const {
@@ -330,8 +282,7 @@ class posting_run {
   const pipeline_shape& shape_;
   const std::vector<std::vector<step_entry>>& programs_;
   posting_rule rule_;
-  std::size_t width_;  ///< queues of a rank
-  std::vector<queue> queues_;
+  std::vector<queue> queues_;                      ///< of each rank
   std::vector<std::size_t> next_;                  ///< the step of each rank that is not yet done or posted
   std::vector<unsigned char> arrived_, computed_;  ///< results: as messages, and on the rank that made them
   std::vector<int> home_;                          ///< the rank of each stage
@@ -504,80 +455,12 @@ inline void require_verified(const schedule& s, const verify_options& options = 
 // The messages that must have arrived when a rank computes, by its schedule. While a step is recorded, no communicator
 // can tell whether a message has arrived. This list then decides when the memory of a send is freed.
 
-namespace detail {
-
-/// Returns what `arrived_sends` does, in constant expressions.
-constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(const pipeline_shape& shape,
-                                                                   const std::vector<std::vector<step_entry>>& programs,
-                                                                   int rank) {
-  using clock = std::vector<std::size_t>;  // how many steps of each rank lie before
-  struct message {
-    clock sent;             // empty: not yet, or taken
-    std::size_t taken = 0;  // the receiver's steps up to the action that takes it; 0: not yet
-  };
-  const std::size_t ranks = programs.size();
-  std::vector<message> messages(slots(shape));
-  std::vector<clock> now(ranks, clock(ranks, 0));
-  std::vector<std::vector<std::size_t>> arrived(programs[static_cast<std::size_t>(rank)].size());
-  std::vector<std::pair<std::size_t, transfer>> open;  // sends of `rank`
-  std::size_t sends = 0;
-
-  const auto take = [&](std::size_t r, const step_entry& step) {  // false: the message is not yet sent
-    transfer t;
-    if (!input_of(shape, static_cast<int>(r), step.pass, t)) return true;
-    message& m = messages[slot_of(shape, t)];
-    if (m.sent.empty()) return false;
-    for (std::size_t i = 0; i < ranks; ++i)
-      if (m.sent[i] > now[r][i]) now[r][i] = m.sent[i];
-    m.taken = now[r][r] + 1;
-    m.sent = clock();
-    return true;
-  };
-  const auto look = [&](const clock& mine, std::vector<std::size_t>& out) {
-    std::size_t left = 0;
-    for (const auto& [number, t] : open) {
-      const std::size_t taken = messages[slot_of(shape, t)].taken;
-      if (taken != 0 && mine[static_cast<std::size_t>(shape.rank_of(t.to_stage))] >= taken)
-        out.push_back(number);
-      else
-        open[left++] = {number, t};
-    }
-    open.resize(left);
-  };
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      for (std::size_t& i = now[r][r]; i < programs[r].size(); ++i, moved = true) {
-        const step_entry& step = programs[r][i];
-        if (step.op == step_op::pass && !take(r, step)) break;
-        const bool mine = static_cast<int>(r) == rank;
-        if (step.op == step_op::pass && mine) look(now[r], arrived[i]);
-        if (step.op != step_op::send) continue;
-        messages[slot_of(shape, step.transfer)].sent = now[r];
-        if (mine) open.emplace_back(sends++, step.transfer);
-      }
-    }
-  }
-  return arrived;
-}
-
-/// Returns what `arrived_sends` does, at run time; it is compiled once (core/compiled.hpp).
-std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(const pipeline_shape& shape,
-                                                                const std::vector<std::vector<step_entry>>& programs,
-                                                                int rank);
-
-}  // namespace detail
-
 /// For each step of the program of `rank`: its earlier sends, counted from 0, that have arrived for certain
 /// once a compute has its input, and had not for certain before. The receiver has begun the action that takes the
 /// message, for what it has computed since came here, maybe by way of others (vector clocks: Fidge 1988, Mattern 1989).
 /// `programs` are the programs of all ranks of a verified schedule.
-constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
-                                                              const std::vector<std::vector<step_entry>>& programs,
-                                                              int rank) {
-  if (std::is_constant_evaluated()) return detail::find_arrived_sends(shape, programs, rank);
-  return detail::arrived_sends_at_run_time(shape, programs, rank);
-}
+std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
+                                                    const std::vector<std::vector<step_entry>>& programs, int rank);
 
 // The check of a whole step: every use of a parameter after its gather, every reduction after the last gradient and
 // before its update. Activations must lie on the device when a backward pass reads them, and copies of them must be

@@ -487,14 +487,59 @@ PLAIT_INLINE double peak_host_bytes(const step_schedule& s, int rank) {
   return walk.host_peak();
 }
 
-namespace detail {
+PLAIT_INLINE std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
+                                                                 const std::vector<std::vector<step_entry>>& programs,
+                                                                 int rank) {
+  using clock = std::vector<std::size_t>;  // how many steps of each rank lie before
+  struct message {
+    clock sent;             // empty: not yet, or taken
+    std::size_t taken = 0;  // the receiver's steps up to the action that takes it; 0: not yet
+  };
+  const std::size_t ranks = programs.size();
+  std::vector<message> messages(detail::slots(shape));
+  std::vector<clock> now(ranks, clock(ranks, 0));
+  std::vector<std::vector<std::size_t>> arrived(programs[static_cast<std::size_t>(rank)].size());
+  std::vector<std::pair<std::size_t, transfer>> open;  // sends of `rank`
+  std::size_t sends = 0;
 
-PLAIT_INLINE std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(
-    const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& programs, int rank) {
-  return find_arrived_sends(shape, programs, rank);
+  const auto take = [&](std::size_t r, const step_entry& step) {  // false: the message is not yet sent
+    transfer t;
+    if (!detail::input_of(shape, static_cast<int>(r), step.pass, t)) return true;
+    message& m = messages[detail::slot_of(shape, t)];
+    if (m.sent.empty()) return false;
+    for (std::size_t i = 0; i < ranks; ++i)
+      if (m.sent[i] > now[r][i]) now[r][i] = m.sent[i];
+    m.taken = now[r][r] + 1;
+    m.sent = clock();
+    return true;
+  };
+  const auto look = [&](const clock& mine, std::vector<std::size_t>& out) {
+    std::size_t left = 0;
+    for (const auto& [number, t] : open) {
+      const std::size_t taken = messages[detail::slot_of(shape, t)].taken;
+      if (taken != 0 && mine[static_cast<std::size_t>(shape.rank_of(t.to_stage))] >= taken)
+        out.push_back(number);
+      else
+        open[left++] = {number, t};
+    }
+    open.resize(left);
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      for (std::size_t& i = now[r][r]; i < programs[r].size(); ++i, moved = true) {
+        const step_entry& step = programs[r][i];
+        if (step.op == step_op::pass && !take(r, step)) break;
+        const bool mine = static_cast<int>(r) == rank;
+        if (step.op == step_op::pass && mine) look(now[r], arrived[i]);
+        if (step.op != step_op::send) continue;
+        messages[detail::slot_of(shape, step.transfer)].sent = now[r];
+        if (mine) open.emplace_back(sends++, step.transfer);
+      }
+    }
+  }
+  return arrived;
 }
-
-}  // namespace detail
 
 PLAIT_INLINE std::string describe(const schedule_verdict& v) {
   if (v.ok()) return "ok";
