@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -108,100 +109,50 @@ void each_common_run(const box& part, const box& a, const box& b, F&& f) {
 
 }  // namespace detail
 
-/// Finds which of many boxes of one tensor overlap another. It takes O(n log n) to build. A query costs about as much
-/// as it finds, for boxes that tile the tensor. It is a tree of bounding boxes, halved where they spread most.
+/// Finds which of many boxes of one tensor overlap another. The boxes are sorted along the dim that cuts them most
+/// often, so that a query looks at those alone which may reach what is wanted along that dim.
 class box_index {
  public:
   box_index() = default;
   /// Throws `error` if the boxes are not of one tensor.
   explicit box_index(std::span<const box> boxes) : boxes_(boxes.begin(), boxes.end()), order_(boxes.size()) {
-    for (const box& b : boxes_) {
+    for (const box& b : boxes_)
       if (!same_tensor(b, boxes_.front())) fail("an index takes boxes of one tensor; their shapes differ");
-    }
     std::iota(order_.begin(), order_.end(), 0u);
-    if (!boxes_.empty()) build(0, static_cast<std::uint32_t>(boxes_.size()));
+    std::size_t most = 0;
+    for (int d = 0; !boxes_.empty() && d < boxes_.front().dims; ++d)
+      if (const std::size_t cuts = different_offsets(d); cuts > most) most = cuts, along_ = d;
+    std::sort(order_.begin(), order_.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return begin_of(a) < begin_of(b); });
+    for (const box& b : boxes_) longest_ = std::max(longest_, b.local[along_]);
   }
 
   /// Returns the indices, ascending, of the boxes that have an element in common with `wanted`. Throws `error` if it is
   /// of a tensor of another shape.
   std::vector<std::uint32_t> overlapping(const box& wanted) const {
+    const std::int64_t begin = wanted.offset[along_], end = begin + std::max<std::int64_t>(wanted.local[along_], 1);
+    const auto before = [&](std::uint32_t i, std::int64_t place) { return begin_of(i) < place; };
+    const auto first = std::lower_bound(order_.begin(), order_.end(), begin - longest_, before);
     std::vector<std::uint32_t> found;
-    if (nodes_.empty()) return found;
-    std::vector<std::uint32_t> open{0};
-    while (!open.empty()) {
-      const node& at = nodes_[open.back()];
-      const auto self = open.back();
-      open.pop_back();
-      if (!intersect(at.bounds, wanted)) continue;
-      if (at.right != 0) {
-        open.push_back(at.right);
-        open.push_back(self + 1);
-        continue;
-      }
-      for (std::uint32_t i = at.begin; i < at.end; ++i) {
-        if (intersect(boxes_[order_[i]], wanted)) found.push_back(order_[i]);
-      }
-    }
+    std::copy_if(first, std::lower_bound(first, order_.end(), end, before), std::back_inserter(found),
+                 [&](std::uint32_t i) { return intersect(boxes_[i], wanted).has_value(); });
     std::sort(found.begin(), found.end());
     return found;
   }
 
  private:
-  /// A node's left child follows it; a leaf has no right one.
-  struct node {
-    box bounds;
-    std::uint32_t begin = 0, end = 0, right = 0;
-  };
-  static constexpr std::uint32_t leaf = 8;
-
-  void build(std::uint32_t begin, std::uint32_t end) {
-    const auto self = static_cast<std::uint32_t>(nodes_.size());
-    nodes_.push_back({bounds_of(begin, end), begin, end, 0});
-    if (end - begin <= leaf) return;
-    const int d = widest(begin, end);
-    const std::uint32_t middle = begin + (end - begin) / 2;
-    std::nth_element(order_.begin() + begin, order_.begin() + middle, order_.begin() + end,
-                     [&](std::uint32_t a, std::uint32_t b) { return boxes_[a].offset[d] < boxes_[b].offset[d]; });
-    build(begin, middle);
-    nodes_[self].right = static_cast<std::uint32_t>(nodes_.size());
-    build(middle, end);
-  }
-  box bounds_of(std::uint32_t begin, std::uint32_t end) const {
-    box all = boxes_[order_[begin]];
-    for (std::uint32_t i = begin + 1; i < end; ++i) {
-      const box& b = boxes_[order_[i]];
-      for (int d = 0; d < all.dims; ++d) {
-        const std::int64_t after = std::max(all.offset[d] + all.local[d], b.offset[d] + b.local[d]);
-        all.offset[d] = std::min(all.offset[d], b.offset[d]);
-        all.local[d] = after - all.offset[d];
-      }
-    }
-    return all;
-  }
-  /// The dimension with the most different offsets, in units of the first box's extent: many thin slices divide best.
-  int widest(std::uint32_t begin, std::uint32_t end) const {
-    int best = 0;
-    std::int64_t most = -1;
-    for (int d = 0; d < boxes_.front().dims; ++d) {
-      std::int64_t low = boxes_[order_[begin]].offset[d], high = low, thinnest = boxes_[order_[begin]].local[d];
-      for (std::uint32_t i = begin; i < end; ++i) {
-        const box& b = boxes_[order_[i]];
-        low = std::min(low, b.offset[d]);
-        high = std::max(high, b.offset[d]);
-        thinnest = std::min(thinnest, b.local[d]);
-      }
-      const std::int64_t slices = (high - low) / std::max<std::int64_t>(thinnest, 1);
-      if (slices > most) {
-        most = slices;
-        best = d;
-      }
-    }
-    return best;
+  std::int64_t begin_of(std::uint32_t i) const { return boxes_[i].offset[along_]; }
+  std::size_t different_offsets(int d) const {
+    std::vector<std::int64_t> all;
+    for (const box& b : boxes_) all.push_back(b.offset[d]);
+    std::sort(all.begin(), all.end());
+    return static_cast<std::size_t>(std::unique(all.begin(), all.end()) - all.begin());
   }
 
   std::vector<box> boxes_;
-  std::vector<std::uint32_t> order_;
-  std::vector<node> nodes_;
+  std::vector<std::uint32_t> order_;  ///< by where the boxes begin along `along_`
+  int along_ = 0;
+  std::int64_t longest_ = 0;  ///< the largest extent of a box along it
 };
 
 // A shard lies in the dims of a layout, with padding; a checkpoint knows a parameter's own shape, without padding.
