@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <memory>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +23,7 @@
 #include "plait/comm/value_checks.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/function_ref.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/kernels/kernels.hpp"
@@ -36,41 +39,34 @@ namespace detail {
 template <spec_like Spec>
 inline constexpr layout dual_v = layout_v<dual_t<Spec>>;
 
-/// A noted value as a rank sends it for a comparison, in numbers of 64 bits.
-struct sent_value {
-  std::uint64_t name = 0;
-  kernels::value_digest digest{};
-};
-static_assert(sizeof(sent_value) == 7 * sizeof(std::uint64_t));
-
 /// Returns, as bits, the axes of the mesh along which ranks hold equal values by `a`, without the axes in `other_than`.
-std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than = {});
+inline std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than = {}) {
+  std::uint32_t bits = 0;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
+    const state s = a.state_of(mesh.axes[i]);
+    if (mesh.extents[i] > 1 && (s == state::invariant || s == state::replicated) && !other_than.contains(mesh.axes[i]))
+      bits |= 1u << i;
+  }
+  return bits;
+}
 /// Returns the axes along which ranks hold terms of a sum, as bits.
-std::uint32_t term_axes(const mesh_shape& mesh, const layout& a);
-
-/// Returns for each axis the hash of all noted values that are equal along it. After these come the number of values,
-/// and the number of values that are terms.
-std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const std::vector<noted_value>& values);
-/// Whether along some axis the ranks of a line differ in what `combined_hashes` has for it.
-bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks);
-/// Returns the hashes of values that are terms and large enough to differ; 0 for others.
-std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values);
-/// Returns what is wrong with the values that are terms, as `rank` sees it, or "". `of_ranks` has `count` for each
-/// rank.
-std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values,
-                                std::span<const std::uint64_t> of_ranks, std::size_t count);
-/// Returns what is wrong with the value `mine` of `rank`, or "": `of_ranks[r]` is what rank r has sent for it.
-std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
-                               const std::vector<sent_value>& of_ranks, double tolerance);
+inline std::uint32_t term_axes(const mesh_shape& mesh, const layout& a) {
+  std::uint32_t bits = 0;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
+    if (mesh.extents[i] > 1 && a.state_of(mesh.axes[i]) == state::partial) bits |= 1u << i;
+  return bits;
+}
 
 /// The values, by name, that all ranks of a world must be given alike.
-std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
-                                       const deterministic_leaves& how);
 template <compute_device Device>
 std::vector<setting> values_of_context(const context<Device>& ctx) {
-  return values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.deterministic);
+  const dim_sizes& sizes = ctx.sizes;
+  const deterministic_leaves& how = ctx.deterministic;
+  std::vector<setting> values{{"mesh", text_of(ctx.ranks.shape())}, {"seed", cat({ctx.seed})}};
+  for (std::size_t i = 0; i < sizes.dims.size(); ++i) values.push_back({sizes.dims[i].text(), cat({sizes.sizes[i]})});
+  values.push_back({"deterministic", cat({how.features, ",", how.samples, ",", how.sequence, ",", how.zigzag})});
+  return values;
 }
-std::uint64_t hash_of_values(std::span<const setting> values);
 
 /// Takes the noted values, with their digests, from where the device has put them.
 template <compute_device Device>
@@ -87,57 +83,20 @@ std::vector<noted_value> take_noted(Device& device, value_checks& checks) {
   return values;
 }
 
+/// gather(own, count) returns `count` numbers of each rank; a rank that has fewer adds zeros. Collective.
+using gather_numbers = function_ref<std::vector<std::uint64_t>(std::vector<std::uint64_t>, std::size_t)>;
+
 /// Compares values that all ranks of the mesh have noted in one order. Throws `error_of_all`. Collective.
+void compare_noted(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values, double tolerance,
+                   gather_numbers gather);
 template <compute_device Device>
 void compare_noted(const context<Device>& ctx, const std::vector<noted_value>& values, double tolerance) {
-  const mesh_shape& mesh = ctx.ranks.shape();
   any_communicator& root = ctx.ranks.root();
-  const std::size_t axes = mesh.axes.size(), ranks = static_cast<std::size_t>(root.size());
-  if (ranks == 1) return;
-  const auto combined = gather_all(ctx.device, root, combined_hashes(mesh, values), axes + 2);
-  std::uint64_t most = 0, most_terms = 0;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    most = std::max(most, combined[r * (axes + 2) + axes]);
-    most_terms = std::max(most_terms, combined[r * (axes + 2) + axes + 1]);
-  }
-  std::string problem;
-  double problem_at = 1e18;
-  if (combined_differ(mesh, combined)) {
-    constexpr std::size_t chunk = 1024;
-    for (std::size_t begin = 0; begin < most && problem.empty(); begin += chunk) {
-      const std::size_t count = std::min<std::size_t>(chunk, most - begin);
-      constexpr std::size_t words = sizeof(sent_value) / sizeof(std::uint64_t);
-      std::vector<sent_value> own(count);
-      for (std::size_t i = 0; i < count && begin + i < values.size(); ++i)
-        own[i] = {fnv1a(values[begin + i].name), values[begin + i].digest};
-      std::vector<std::uint64_t> sent(count * words);
-      std::memcpy(sent.data(), own.data(), sent.size() * sizeof(std::uint64_t));
-      const auto all = gather_all(ctx.device, root, std::move(sent), count * words);
-      for (std::size_t i = 0; i < count && problem.empty(); ++i) {
-        std::vector<sent_value> of_ranks(ranks);
-        for (std::size_t r = 0; r < ranks; ++r)
-          std::memcpy(static_cast<void*>(&of_ranks[r]), all.data() + (r * count + i) * words, sizeof(sent_value));
-        static const noted_value none{};
-        const noted_value& mine = begin + i < values.size() ? values[begin + i] : none;
-        problem = text_of_difference(mesh, root.rank(), mine, of_ranks, tolerance);
-        if (!problem.empty()) problem_at = static_cast<double>(begin + i);
-      }
-      if (all_reduce_scalar(ctx.device, root, problem.empty() ? 0.0 : 1.0, reduce_op::max) != 0) break;
-    }
-  }
-  if (most_terms != 0) {
-    const auto terms = gather_all(ctx.device, root, hashes_of_terms(values), most_terms);
-    if (problem.empty()) {
-      problem = text_of_equal_terms(mesh, root.rank(), values, terms, most_terms);
-      if (!problem.empty()) problem_at = 1e17;
-    }
-  }
-  // All ranks throw the text of the first rank that found the first value in which ranks differ.
-  const double least = -all_reduce_scalar(ctx.device, root, -problem_at, reduce_op::max);
-  if (least >= 1e18) return;
-  const int speaker = static_cast<int>(-all_reduce_scalar(
-      ctx.device, root, problem_at == least ? -static_cast<double>(root.rank()) : -1e18, reduce_op::max));
-  throw error_of_all(broadcast_text(ctx.device, root, problem, speaker));
+  if (root.size() == 1) return;
+  compare_noted(ctx.ranks.shape(), root.rank(), values, tolerance,
+                [&](std::vector<std::uint64_t> own, std::size_t count) {
+                  return gather_all(ctx.device, root, std::move(own), count);
+                });
 }
 
 /// Notes elements that lie in the device's memory as a value.
@@ -145,7 +104,7 @@ template <class T, compute_device Device>
 void note_digest(const context<Device>& ctx, value_checks& to, noted_value value, const T* data) {
   if constexpr (std::is_base_of_v<cpu, Device>) {
     value.digest = kernels::digest_of(data, value.size);
-  } else {
+  } else if constexpr (!only_counts<Device>) {
     const auto [slot, at] = to.next_slot([&] {
       constexpr std::size_t bytes = value_checks::block * sizeof(kernels::value_digest);
       if constexpr (requires { ctx.device.allocate_own(bytes); })
@@ -170,11 +129,9 @@ bool notes_values(const context<Device>& ctx) {
 /// Compares the values of the last step, and the values that have been noted since.
 template <compute_device Device>
 void compare_values(const context<Device>& ctx) {
-  if constexpr (!only_counts<Device>) {
-    if (!notes_values(ctx)) return;
-    value_checks& checks = ctx.ranks.checks();
-    compare_noted(ctx, take_noted(ctx.device, checks), checks.how().tolerance);
-  }
+  if (!notes_values(ctx)) return;
+  value_checks& checks = ctx.ranks.checks();
+  compare_noted(ctx, take_noted(ctx.device, checks), checks.how().tolerance);
 }
 /// A step begins: compares what has been noted, and decides whether values of this one are noted. Collective where the
 /// step before was checked.
@@ -200,22 +157,18 @@ void note_value(const context<Device>& ctx, const layout& a, std::string_view wh
 template <class T, compute_device Device>
 void note_boundary(const microbatch<Device>& mb, const layout& a, std::string_view what, std::string_view layer,
                    const T* data, std::int64_t size) {
-  if constexpr (!only_counts<Device>) {
-    if (!notes_values(mb.ctx)) return;
-    if (layer.ends_with(".weight")) layer.remove_suffix(std::string_view(".weight").size());
-    if (mb.count == 1) return note_value(mb.ctx, a, what, layer, data, size);
-    note_value(mb.ctx, a, what, cat({layer, " in microbatch ", mb.index}), data, size);
-  }
+  if (!notes_values(mb.ctx)) return;
+  if (layer.ends_with(".weight")) layer.remove_suffix(std::string_view(".weight").size());
+  if (mb.count == 1) return note_value(mb.ctx, a, what, layer, data, size);
+  note_value(mb.ctx, a, what, cat({layer, " in microbatch ", mb.index}), data, size);
 }
 /// Notes numbers in the host's memory.
 template <class T, compute_device Device>
 void note_on_host(const context<Device>& ctx, const layout& a, std::string name, const T* data, std::int64_t size) {
-  if constexpr (!only_counts<Device>) {
-    if (!notes_values(ctx)) return;
-    noted_value value{std::move(name), equal_axes(ctx.ranks.shape(), a), 0, size};
-    value.digest = kernels::digest_of(data, size);
-    if (value.equal != 0) ctx.ranks.checks().note(std::move(value));
-  }
+  if (!notes_values(ctx)) return;
+  noted_value value{std::move(name), equal_axes(ctx.ranks.shape(), a), 0, size};
+  value.digest = kernels::digest_of(data, size);
+  if (value.equal != 0) ctx.ranks.checks().note(std::move(value));
 }
 /// Notes the values of a parameter, once a step.
 template <compute_device Device, class Parameter>
@@ -226,10 +179,8 @@ void note_parameter(const context<Device>& ctx, const Parameter& p) {
 /// Notes the values of parameters that a layer uses, each once a step.
 template <compute_device Device, class Layer>
 void note_parameters(const context<Device>& ctx, Layer& layer) {
-  if constexpr (!only_counts<Device>) {
-    if (!notes_values(ctx)) return;
-    layer.visit([&](auto& p) { note_parameter(ctx, p); });
-  }
+  if (!notes_values(ctx)) return;
+  layer.visit([&](auto& p) { note_parameter(ctx, p); });
 }
 /// Notes what a layer takes in a forward pass: its input and the values of its parameters.
 template <compute_device Device, class Layer, class T>
@@ -254,12 +205,10 @@ void note_piece(const context<Device>& ctx, const Parameter& p, std::string_view
 /// Notes what an optimizer is about to use: the reduced gradient of a parameter and its master values.
 template <compute_device Device, class Gradient>
 void note_update(const context<Device>& ctx, const Gradient& gradient) {
-  if constexpr (!only_counts<Device>) {
-    if (!notes_values(ctx)) return;
-    const auto& p = gradient.parameter();
-    note_piece(ctx, p, "the reduced gradient of ", gradient.data(), gradient.size());
-    note_piece(ctx, p, "the stored values of ", std::as_const(p).value(), gradient.size());
-  }
+  if (!notes_values(ctx)) return;
+  const auto& p = gradient.parameter();
+  note_piece(ctx, p, "the reduced gradient of ", gradient.data(), gradient.size());
+  note_piece(ctx, p, "the stored values of ", std::as_const(p).value(), gradient.size());
 }
 /// Throws `disagreement` unless all ranks have equal values, in a step that is checked. Collective over the ranks of
 /// all stages of a pipeline.
@@ -289,7 +238,8 @@ void agree_on_context(const context<Device>& ctx) {
   if constexpr (!only_counts<Device>) {
     if (!notes_values(ctx)) return;
     const std::vector<setting> values = values_of_context(ctx);
-    const std::uint64_t hash = hash_of_values(values);
+    std::uint64_t hash = fnv1a("");
+    for (const setting& k : values) hash = fnv1a(k.value, fnv1a("=", fnv1a(k.name, hash)));
     if (ctx.ranks.checks().context() == hash) return;
     require_equal_values(ctx.device, ctx.ranks.root(), "context", values);
     ctx.ranks.checks().context() = hash;
@@ -313,7 +263,6 @@ PLAIT_INSTANTIATE(double)
 PLAIT_INSTANTIATE(std::int32_t)
 PLAIT_INSTANTIATE(std::int64_t)
 #undef PLAIT_INSTANTIATE
-PLAIT_COMPILED_TEMPLATE(void compare_noted(const context<cpu>&, const std::vector<noted_value>&, double))
 PLAIT_COMPILED_TEMPLATE(void compare_values(const context<cpu>&))
 PLAIT_COMPILED_TEMPLATE(void agree_on_context(const context<cpu>&))
 PLAIT_COMPILED_TEMPLATE(void agree_over_stages(const context<cpu>&, std::string_view, std::string_view, std::uint64_t))
@@ -328,19 +277,17 @@ PLAIT_COMPILED_TEMPLATE(void note_on_host(const context<cpu>&, const layout&, st
 template <class T, spec_like Spec, compute_device Device>
 void require_equal(const context<Device>& ctx, const tensor<T, Spec, Device>& value, std::string_view name = "a tensor",
                    double tolerance = 0) {
-  if constexpr (!only_counts<Device>) {
-    if (ctx.ranks.size() == 1 || ctx.ranks.calls()) return;
-    noted_value one{std::string(name), detail::equal_axes(ctx.ranks.shape(), layout_v<Spec>), 0, value.size()};
-    if constexpr (std::is_base_of_v<cpu, Device>) {
-      one.digest = kernels::digest_of(value.data(), one.size);
-    } else {
-      auto there = make_buffer<kernels::value_digest>(ctx.device, 1);
-      auto* const at = there.template data<kernels::value_digest>();
-      kernels::digest(ctx.device, value.data(), one.size, at);
-      ctx.device.download(&one.digest, at, sizeof one.digest, ctx.device.main_stream());
-    }
-    detail::compare_noted(ctx, {one}, tolerance);
+  if (ctx.ranks.size() == 1 || ctx.ranks.calls()) return;
+  noted_value one{std::string(name), detail::equal_axes(ctx.ranks.shape(), layout_v<Spec>), 0, value.size()};
+  if constexpr (std::is_base_of_v<cpu, Device>) {
+    one.digest = kernels::digest_of(value.data(), one.size);
+  } else {
+    auto there = make_buffer<kernels::value_digest>(ctx.device, 1);
+    auto* const at = there.template data<kernels::value_digest>();
+    kernels::digest(ctx.device, value.data(), one.size, at);
+    ctx.device.download(&one.digest, at, sizeof one.digest, ctx.device.main_stream());
   }
+  detail::compare_noted(ctx, {one}, tolerance);
 }
 
 }  // namespace plait
@@ -348,24 +295,9 @@ void require_equal(const context<Device>& ctx, const tensor<T, Spec, Device>& va
 #ifndef PLAIT_COMPILED
 namespace plait::detail {
 
-PLAIT_INLINE std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than) {
-  std::uint32_t bits = 0;
-  for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
-    const state s = a.state_of(mesh.axes[i]);
-    if (mesh.extents[i] > 1 && (s == state::invariant || s == state::replicated) && !other_than.contains(mesh.axes[i]))
-      bits |= 1u << i;
-  }
-  return bits;
-}
-PLAIT_INLINE std::uint32_t term_axes(const mesh_shape& mesh, const layout& a) {
-  std::uint32_t bits = 0;
-  for (std::size_t i = 0; i < mesh.axes.size(); ++i)
-    if (mesh.extents[i] > 1 && a.state_of(mesh.axes[i]) == state::partial) bits |= 1u << i;
-  return bits;
-}
-
-PLAIT_INLINE std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh,
-                                                        const std::vector<noted_value>& values) {
+/// Returns for each axis the hash of all noted values that are equal along it. After these come the number of values,
+/// and the number of values that are terms.
+inline std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const std::vector<noted_value>& values) {
   std::vector<std::uint64_t> combined(mesh.axes.size() + 2);
   for (const noted_value& v : values) {
     const std::uint64_t one = fnv1a(v.name) ^ v.digest.hash;
@@ -380,7 +312,7 @@ PLAIT_INLINE std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh,
 }
 
 /// The ranks along axis i of the mesh in whose line `rank` is, in order.
-PLAIT_INLINE std::vector<std::size_t> line_of(const mesh_shape& mesh, std::int64_t rank, std::size_t i) {
+inline std::vector<std::size_t> line_of(const mesh_shape& mesh, std::int64_t rank, std::size_t i) {
   std::vector<std::size_t> ranks;
   const axis_list along(mesh.axes[i]);
   for (std::int64_t r = 0; r < mesh.size(); ++r)
@@ -388,22 +320,23 @@ PLAIT_INLINE std::vector<std::size_t> line_of(const mesh_shape& mesh, std::int64
   return ranks;
 }
 
-PLAIT_INLINE bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks) {
-  const std::size_t axes = mesh.axes.size();
+/// Whether along some axis the ranks of a line differ in what `combined_hashes` has for it.
+inline bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks) {
+  const std::size_t numbers = mesh.axes.size() + 2;
   std::int64_t stride = mesh.size();
-  for (std::size_t i = 0; i < axes; ++i) {
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
     stride /= mesh.extents[i];
     for (std::int64_t r = 0; r < mesh.size(); ++r) {
-      const std::int64_t first = r - mesh.coordinate(r, mesh.axes[i]) * stride;
-      if (of_ranks[static_cast<std::size_t>(r) * (axes + 2) + i] !=
-          of_ranks[static_cast<std::size_t>(first) * (axes + 2) + i])
-        return true;
+      const auto own = static_cast<std::size_t>(r);
+      const auto first = static_cast<std::size_t>(r - mesh.coordinate(r, mesh.axes[i]) * stride);
+      if (of_ranks[own * numbers + i] != of_ranks[first * numbers + i]) return true;
     }
   }
   return false;
 }
 
-PLAIT_INLINE std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values) {
+/// Returns the hashes of values that are terms and large enough to differ; 0 for others.
+inline std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values) {
   constexpr std::int64_t least = 8;  // fewer may be equal by chance
   std::vector<std::uint64_t> hashes;
   for (const noted_value& v : values)
@@ -411,9 +344,11 @@ PLAIT_INLINE std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_
   return hashes;
 }
 
-PLAIT_INLINE std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank,
-                                             const std::vector<noted_value>& values,
-                                             std::span<const std::uint64_t> of_ranks, std::size_t count) {
+/// Returns what is wrong with the values that are terms, as `rank` sees it, or "". `of_ranks` has `count` for each
+/// rank.
+inline std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank,
+                                       const std::vector<noted_value>& values, std::span<const std::uint64_t> of_ranks,
+                                       std::size_t count) {
   std::size_t at = 0;
   for (const noted_value& v : values) {
     if (v.terms == 0) continue;
@@ -434,8 +369,15 @@ PLAIT_INLINE std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_
   return {};
 }
 
-PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
-                                            const std::vector<sent_value>& of_ranks, double tolerance) {
+/// A noted value as a rank sends it for a comparison, in numbers of 64 bits.
+struct sent_value {
+  std::uint64_t name = 0;
+  kernels::value_digest digest{};
+};
+
+/// Returns what is wrong with the value `mine` of `rank`, or "": `of_ranks[r]` is what rank r has sent for it.
+inline std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
+                                      const std::vector<sent_value>& of_ranks, double tolerance) {
   const auto place = [&](std::size_t r) {
     std::string text;
     for (const axis_id axis : mesh.axes)
@@ -492,17 +434,70 @@ PLAIT_INLINE std::string text_of_difference(const mesh_shape& mesh, std::int64_t
   return {};
 }
 
-PLAIT_INLINE std::vector<setting> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
-                                                    const deterministic_leaves& how) {
-  std::vector<setting> values{{"mesh", text_of(mesh)}, {"seed", cat({seed})}};
-  for (std::size_t i = 0; i < sizes.dims.size(); ++i) values.push_back({sizes.dims[i].text(), cat({sizes.sizes[i]})});
-  values.push_back({"deterministic", cat({how.features, ",", how.samples, ",", how.sequence, ",", how.zigzag})});
-  return values;
+/// A difference that a rank has found, and the place of the value among all: the first is reported.
+struct noted_problem {
+  static constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t place = none;
+  std::string text;
+};
+
+/// Returns the first of `most` values in which ranks of a line differ, as this rank sees it. Collective.
+inline noted_problem first_difference(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values,
+                                      std::size_t most, double tolerance, gather_numbers gather) {
+  constexpr std::size_t chunk = 1024, words = sizeof(sent_value) / sizeof(std::uint64_t);
+  const auto ranks = static_cast<std::size_t>(mesh.size());
+  static const noted_value none{};
+  noted_problem found;
+  for (std::size_t begin = 0; begin < most; begin += chunk) {
+    const std::size_t count = std::min(chunk, most - begin);
+    const auto value = [&](std::size_t i) -> const noted_value& { return i < values.size() ? values[i] : none; };
+    std::vector<std::uint64_t> own;
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      const auto numbers = std::bit_cast<std::array<std::uint64_t, words>>(
+          i < values.size() ? sent_value{fnv1a(value(i).name), value(i).digest} : sent_value{});
+      own.insert(own.end(), numbers.begin(), numbers.end());
+    }
+    const auto all = gather(std::move(own), count * words);
+    for (std::size_t i = 0; i < count && found.text.empty(); ++i) {
+      std::vector<sent_value> of_ranks(ranks);
+      for (std::size_t r = 0; r < ranks; ++r)
+        std::memcpy(static_cast<void*>(&of_ranks[r]), all.data() + (r * count + i) * words, sizeof(sent_value));
+      found.text = text_of_difference(mesh, rank, value(begin + i), of_ranks, tolerance);
+      if (!found.text.empty()) found.place = begin + i;
+    }
+    const auto places = gather({found.place}, 1);
+    if (*std::min_element(places.begin(), places.end()) != noted_problem::none) break;
+  }
+  return found;
 }
-PLAIT_INLINE std::uint64_t hash_of_values(std::span<const setting> values) {
-  std::uint64_t hash = fnv1a("");
-  for (const setting& k : values) hash = fnv1a(k.value, fnv1a("=", fnv1a(k.name, hash)));
-  return hash;
+
+PLAIT_INLINE void compare_noted(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values,
+                                double tolerance, gather_numbers gather) {
+  const std::size_t axes = mesh.axes.size(), ranks = static_cast<std::size_t>(mesh.size());
+  const auto combined = gather(combined_hashes(mesh, values), axes + 2);
+  std::size_t most = 0, most_terms = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    most = std::max<std::size_t>(most, combined[r * (axes + 2) + axes]);
+    most_terms = std::max<std::size_t>(most_terms, combined[r * (axes + 2) + axes + 1]);
+  }
+  noted_problem found;
+  if (combined_differ(mesh, combined)) found = first_difference(mesh, rank, values, most, tolerance, gather);
+  if (most_terms != 0) {
+    const auto terms = gather(hashes_of_terms(values), most_terms);
+    if (found.text.empty()) found.text = text_of_equal_terms(mesh, rank, values, terms, most_terms);
+    if (!found.text.empty()) found.place = std::min(found.place, noted_problem::none - 1);
+  }
+  // All ranks throw the text of the first rank that found the first value in which ranks differ.
+  const auto places = gather({found.place}, 1);
+  const auto first = std::min_element(places.begin(), places.end());
+  if (*first == noted_problem::none) return;
+  const auto speaker = static_cast<std::size_t>(first - places.begin());
+  const std::size_t bytes = static_cast<std::size_t>(gather({found.text.size()}, 1)[speaker]);
+  const std::size_t words = bytes / sizeof(std::uint64_t) + 1;
+  std::vector<std::uint64_t> text(words);
+  std::memcpy(text.data(), found.text.data(), std::min(found.text.size(), bytes));
+  const auto texts = gather(std::move(text), words);
+  throw error_of_all(std::string(reinterpret_cast<const char*>(texts.data() + speaker * words), bytes));
 }
 
 }  // namespace plait::detail
