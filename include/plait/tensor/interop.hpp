@@ -2,12 +2,14 @@
 // memory. The layout of a part comes as names and numbers, or as JSON text, for another library, process or language.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -35,6 +37,12 @@ struct exported_layout {
     std::string name;
     std::int64_t global = 0, local = 0, offset = 0;
     std::vector<std::string> axes;  ///< which shard it, the first one major
+
+    template <class Self, class F>
+    static void visit(Self& d, F&& f) {
+      f("name", d.name), f("global", d.global), f("local", d.local), f("offset", d.offset), f("axes", d.axes);
+    }
+    friend bool operator==(const dim&, const dim&) = default;
   };
   /// An axis of the mesh, major first.
   struct axis {
@@ -42,19 +50,28 @@ struct exported_layout {
     std::int64_t extent = 1;      ///< ranks along it
     std::int64_t coordinate = 0;  ///< this rank's place along it
     std::string state;            ///< of the tensor along it: "varying", "partial", "replicated" or "invariant"
+
+    template <class Self, class F>
+    static void visit(Self& a, F&& f) {
+      f("name", a.name), f("extent", a.extent), f("coordinate", a.coordinate), f("state", a.state);
+    }
+    friend bool operator==(const axis&, const axis&) = default;
   };
 
   std::string spec;  ///< as errors write it: "<batch, shard<hidden, tp>>"
   std::vector<dim> dims;
   std::vector<axis> mesh;
 
+  /// Calls f(key, member) for each member, with its key in the JSON text; those of dims and axes do so, too.
+  template <class Self, class F>
+  static void visit(Self& e, F&& f) {
+    f("spec", e.spec), f("dims", e.dims), f("mesh", e.mesh);
+  }
+  friend bool operator==(const exported_layout&, const exported_layout&) = default;
+
   /// One object on one line: {"spec": ..., "dims": [{"name", "global", "local", "offset", "axes"}...], "mesh":
   /// [{"name", "extent", "coordinate", "state"}...]}.
   std::string json() const;
-
-  /// Returns what differs in `other`, in words that name the dim or the axis; empty if they are one layout. Axes of one
-  /// rank make no difference.
-  std::string difference(const exported_layout& other) const;
 };
 
 /// The layout of the part that a rank of the mesh holds of a tensor that lies as `how`.
@@ -76,106 +93,53 @@ exported_layout export_layout(const context<Device>& ctx) {
   return export_layout(layout_v<Spec>, part_of<Spec>(ctx), ctx.ranks.shape(), ctx.ranks.rank());
 }
 
-inline std::string exported_layout::json() const {
-  std::vector<json_object> dims_out(dims.size()), mesh_out(mesh.size());
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    const dim& d = dims[i];
-    dims_out[i].add("name", d.name).add("global", d.global).add("local", d.local).add("offset", d.offset);
-    dims_out[i].add("axes", d.axes);
-  }
-  for (std::size_t i = 0; i < mesh.size(); ++i) {
-    const axis& a = mesh[i];
-    mesh_out[i].add("name", a.name).add("extent", a.extent).add("coordinate", a.coordinate).add("state", a.state);
-  }
-  return json_object().add("spec", spec).add("dims", dims_out).add("mesh", mesh_out).text();
+namespace detail {
+
+template <class T>
+json_object layout_json(const T& from) {
+  json_object out;
+  T::visit(from, [&]<class Member>(std::string_view key, const Member& member) {
+    if constexpr (requires { member.data()->name; }) {
+      std::vector<json_object> list;
+      for (const auto& one : member) list.push_back(layout_json(one));
+      out.add(key, list);
+    } else {
+      out.add(key, member);
+    }
+  });
+  return out;
 }
+
+template <class T>
+void read_layout(json_parser& in, json_place where, std::string_view key, T& to) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    to = in.text(where);
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    to = static_cast<T>(in.whole_number(where, std::uint64_t{1} << 62));
+  } else if constexpr (requires { to.emplace_back(); }) {
+    in.list(where, [&] { read_layout(in, {"among ", key, " of a layout"}, key, to.emplace_back()); });
+  } else {
+    in.object(where, [&](const std::string& name) {
+      bool known = false;
+      T::visit(to, [&](std::string_view one, auto& member) {
+        if (one == name) known = true, read_layout(in, {"as ", name, " of a layout"}, name, member);
+      });
+      if (!known) in.unexpected({"as ", name, " of a layout"}, "no such member");
+    });
+  }
+}
+
+}  // namespace detail
+
+inline std::string exported_layout::json() const { return detail::layout_json(*this).text(); }
 
 /// Reads what `exported_layout::json` has written. Throws `error`, its text starting with `source`, for another text.
 inline exported_layout parse_layout(std::string_view text, const std::string& source) {
   exported_layout out;
   json_parser in(text, source);
-  const auto number = [&](std::string_view key) {
-    return static_cast<std::int64_t>(in.whole_number({"as ", key, " of a layout"}, std::uint64_t{1} << 62));
-  };
-  const auto word = [&](std::string_view key) { return in.text({"as ", key, " of a layout"}); };
-  const auto refuse = [&](const std::string& key) { in.unexpected({"as ", key, " of a layout"}, "no such member"); };
-  const auto read_dim = [&](exported_layout::dim& d, const std::string& key) {
-    if (key == "axes") return in.list({"as axes of a layout"}, [&] { d.axes.push_back(word("axes")); });
-    if (key == "name") return static_cast<void>(d.name = word(key));
-    std::int64_t* const at = key == "global"   ? &d.global
-                             : key == "local"  ? &d.local
-                             : key == "offset" ? &d.offset
-                                               : nullptr;
-    at == nullptr ? refuse(key) : static_cast<void>(*at = number(key));
-  };
-  const auto read_axis = [&](exported_layout::axis& a, const std::string& key) {
-    if (key == "name" || key == "state") return static_cast<void>((key == "name" ? a.name : a.state) = word(key));
-    if (key != "extent" && key != "coordinate") refuse(key);
-    (key == "extent" ? a.extent : a.coordinate) = number(key);
-  };
-  const auto read_list = [&](const std::string& key, auto& list, auto&& read) {
-    in.list({"as ", key, " of a layout"}, [&] {
-      auto& next = list.emplace_back();
-      in.object({"among ", key, " of a layout"}, [&](const std::string& member) { read(next, member); });
-    });
-  };
-  in.object({"as a layout"}, [&](const std::string& key) {
-    if (key == "spec") return static_cast<void>(out.spec = word(key));
-    if (key == "dims") return read_list(key, out.dims, read_dim);
-    if (key == "mesh") return read_list(key, out.mesh, read_axis);
-    refuse(key);
-  });
+  detail::read_layout(in, {"as a layout"}, "", out);
   in.end();
   return out;
-}
-
-namespace detail {
-
-/// "2 dp * 4 tp", without axes of one rank.
-inline std::string extents_of(const exported_layout& e) {
-  std::string text;
-  for (const exported_layout::axis& a : e.mesh)
-    if (a.extent > 1) append(text, {text.empty() ? "" : " * ", a.extent, " ", a.name});
-  return text.empty() ? "one rank" : text;
-}
-/// "tp, cp": the names of axes that have several ranks.
-inline std::string axes_of(const exported_layout& e, const exported_layout::dim& d) {
-  std::string text;
-  for (const std::string& name : d.axes)
-    for (const exported_layout::axis& a : e.mesh)
-      if (a.name == name && a.extent > 1) append(text, {text.empty() ? "" : ", ", name});
-  return text.empty() ? "no axis" : text;
-}
-/// "<batch, hidden>".
-inline std::string names_of(const std::vector<exported_layout::dim>& dims) {
-  std::string text;
-  for (const exported_layout::dim& d : dims) append(text, {text.empty() ? "" : ", ", d.name});
-  return cat({"<", text, ">"});
-}
-
-}  // namespace detail
-
-inline std::string exported_layout::difference(const exported_layout& other) const {
-  if (detail::names_of(dims) != detail::names_of(other.dims))
-    return cat({"the dims are ", detail::names_of(other.dims), ", not ", detail::names_of(dims)});
-  if (detail::extents_of(*this) != detail::extents_of(other))
-    return cat({"the mesh is ", detail::extents_of(other), ", not ", detail::extents_of(*this)});
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    const dim &mine = dims[i], &its = other.dims[i];
-    if (detail::axes_of(*this, mine) != detail::axes_of(other, its))
-      return cat({"dim ", mine.name, " is sharded over ", detail::axes_of(other, its), ", not over ",
-                  detail::axes_of(*this, mine)});
-    if (mine.global != its.global)
-      return cat({"dim ", mine.name, " has ", its.global, " elements on all ranks together, not ", mine.global});
-    if (mine.offset != its.offset || mine.local != its.local)
-      return cat({"the part has elements ", its.offset, " to ", its.offset + its.local, " of dim ", mine.name, ", not ",
-                  mine.offset, " to ", mine.offset + mine.local});
-  }
-  for (const axis& mine : mesh)
-    for (const axis& its : other.mesh)
-      if (mine.name == its.name && mine.extent > 1 && mine.state != its.state)
-        return cat({"the tensor is ", its.state, " over axis ", mine.name, ", not ", mine.state});
-  return "";
 }
 
 }  // namespace plait
@@ -298,14 +262,28 @@ tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_v
         needed, "], row-major without gaps"});
 }
 
-/// As above, for a tensor that came with its layout. Throws `plait::error` that names the difference unless `came_as`
-/// is how `Spec` lies on the context's mesh: a part of equal shape may be another part, or a term of a pending sum.
+namespace detail {
+/// A layout without what makes no difference: its spec's text, axes of one rank, and the rank's place on the mesh.
+inline exported_layout essential(exported_layout e) {
+  e.spec.clear();
+  std::erase_if(e.mesh, [](const exported_layout::axis& a) { return a.extent == 1; });
+  for (exported_layout::axis& a : e.mesh) a.coordinate = 0;
+  for (exported_layout::dim& d : e.dims)
+    std::erase_if(d.axes, [&](const std::string& name) {
+      return std::none_of(e.mesh.begin(), e.mesh.end(), [&](const exported_layout::axis& a) { return a.name == name; });
+    });
+  return e;
+}
+}  // namespace detail
+
+/// As above, for a tensor that came with its layout. Throws `plait::error` with both layouts unless `came_as` is how
+/// `Spec` lies on the context's mesh: a part of equal shape may be another part, or a term of a pending sum.
 template <class T, spec_like Spec, compute_device Device>
 tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_view& from,
                                       const exported_layout& came_as, const std::string& name) {
   const exported_layout needed = export_layout<Spec>(ctx);
-  if (const std::string difference = needed.difference(came_as); !difference.empty())
-    fail({name, ": the DLPack tensor came as ", came_as.spec, ", and ", needed.spec, " is needed: ", difference});
+  if (detail::essential(needed) != detail::essential(came_as))
+    fail({name, ": the DLPack tensor came as ", came_as.json(), ", and ", needed.json(), " is needed"});
   return import_tensor<T, Spec>(ctx, from, name);
 }
 
