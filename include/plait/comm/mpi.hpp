@@ -110,15 +110,16 @@ inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t 
 
 /// Posts a reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up
 /// its own in the order of the ranks. For an all-reduce, it then sends its sum to the others. That has the tag after
-/// `tag`, for a rank may begin it after it has started other reductions.
+/// `tag`, for a rank may begin it after it has started other reductions. Where `per` is 0, each rank sends the others
+/// all of its elements, and adds up all.
 inline void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total, int tag) {
   const std::size_t size = size_of(c.type), n = static_cast<std::size_t>(p.home->size),
                     own = static_cast<std::size_t>(p.home->rank);
   std::vector<std::size_t> most(n);  // for the second half too, even if the limit changes meanwhile
-  for (std::size_t k = 0; k < n; ++k) most[k] = piece_of(*p.home, k, per, c.type);
+  for (std::size_t k = 0; k < n; ++k) most[k] = piece_of(*p.home, k, per == 0 ? total : per, c.type);
   const bool for_all = c.kind == collective::all_reduce;
   const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
-  const auto length = [=](std::size_t k) { return begin(k + 1) - begin(k); };
+  const auto length = [=](std::size_t k) { return per == 0 ? total : begin(k + 1) - begin(k); };
   const std::size_t bytes = length(own) * size;
   p.buffer.resize(bytes * (n - 1));
   exchange(
@@ -132,7 +133,7 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
   p.then = [=](pending& q) {
     std::byte* const out = for_all ? at(c.out, begin(own) * size) : static_cast<std::byte*>(c.out);
     add_up(q, c, at(c.in, begin(own) * size), length(own), out);
-    if (!for_all) return;
+    if (!for_all || per == 0) return;
     exchange(
         q,
         [&](pending& r, std::size_t k, std::size_t) {
@@ -151,18 +152,6 @@ inline bool reduces_small(const state& s) {
   constexpr int few = 16;
   if (s.size == 1 || s.size > few) return false;
   return s.piece > 0 || std::find(s.slow.begin(), s.slow.end(), 1) != s.slow.end();
-}
-/// Posts an all-reduce of few elements: each rank sends all of its own to every other, and adds up all of them.
-inline void post_small_reduction(pending& p, const call& c, int tag) {
-  const std::size_t bytes = c.count * size_of(c.type);
-  p.buffer.resize(bytes * static_cast<std::size_t>(p.home->size - 1));
-  exchange(
-      p,
-      [&](pending& q, std::size_t k, std::size_t i) {
-        add_receive(q, q.buffer.data() + i * bytes, c.count, c.type, static_cast<int>(k), tag, q.home->limit);
-      },
-      [&](pending& q, std::size_t k) { add_send(q, c.in, c.count, c.type, static_cast<int>(k), tag, q.home->limit); });
-  p.then = [c](pending& q) { add_up(q, c, at(c.in, 0), c.count, at(c.out, 0)); };
 }
 
 }  // namespace plait::mpi::detail
@@ -332,15 +321,12 @@ class communicator : public verbs<communicator> {
       p.before = self().called.collectives++;
     switch (c.kind) {
       case collective::all_reduce:
-        if (!blocking && by_messages(c)) {
+        if (!blocking && by_messages(c))
           detail::post_reduction(p, c, (c.count + ranks() - 1) / ranks(), c.count, exchange_tags_of());
-          break;
-        }
-        if (!blocking && has_exchange_tags() && detail::reduces_small(s)) {
-          detail::post_small_reduction(p, c, exchange_tags_of());
-          break;
-        }
-        post_all_reduce(p, blocking, c);
+        else if (!blocking && has_exchange_tags() && detail::reduces_small(s))
+          detail::post_reduction(p, c, 0, c.count, exchange_tags_of());
+        else
+          post_all_reduce(p, blocking, c);
         break;
       case collective::all_gather:
         if (!blocking && by_messages(c))
