@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -172,25 +173,12 @@ struct ledger {
     return rows.back();
   }
 
-  entry total(std::string_view label, collective kind) const {
-    for (const row& r : rows) {
-      if (r.label == label) return r.kinds[static_cast<std::size_t>(kind)];
-    }
-    return {};
-  }
-  entry total(std::string_view label) const {
+  /// Returns the sums of one label and one kind, or of all.
+  entry total(std::optional<std::string_view> label = {}, std::optional<collective> kind = {}) const {
     entry sum;
-    for (const row& r : rows) {
-      if (r.label != label) continue;
-      for (const entry& e : r.kinds) sum += e;
-    }
-    return sum;
-  }
-  entry total() const {
-    entry sum;
-    for (const row& r : rows) {
-      for (const entry& e : r.kinds) sum += e;
-    }
+    for (const row& r : rows)
+      for (std::size_t k = 0; k < r.kinds.size(); ++k)
+        if ((!label || r.label == *label) && (!kind || static_cast<std::size_t>(*kind) == k)) sum += r.kinds[k];
     return sum;
   }
 
@@ -209,8 +197,7 @@ struct ledger {
   }
 };
 
-/// Operations of one rank with their times, for timelines. Not synchronised: one recorder per rank. With a capacity it
-/// is a ring that keeps the last ones.
+/// Operations of one rank with their times, for timelines. Not synchronised: one recorder per rank.
 class recorder {
  public:
   struct event {
@@ -224,8 +211,6 @@ class recorder {
     int place = -1;  ///< where in its program the rank was (`wait_book`); -1: at no place
   };
 
-  explicit recorder(std::size_t capacity = 0) : capacity_(capacity) {}
-
   int label(std::string_view name) {
     for (std::size_t i = 0; i < labels_.size(); ++i) {
       if (labels_[i] == name) return static_cast<int>(i);
@@ -236,44 +221,26 @@ class recorder {
 
   /// Returns a ticket for `find`.
   std::uint64_t add(const event& e) {
-    if (capacity_ == 0 || events_.size() < capacity_) {
-      events_.push_back(e);
-    } else {
-      events_[place_of(added_)] = e;
-    }
-    return added_++;
+    events_.push_back(e);
+    return first_ + events_.size() - 1;
   }
 
-  /// The event of a ticket, or nullptr once the ring has overwritten it, or it was cleared.
+  /// The event of a ticket, or nullptr after `clear`.
   event* find(std::uint64_t ticket) {
-    if (ticket < first_ || ticket >= added_ || added_ - ticket > events_.size()) return nullptr;
-    return &events_[place_of(ticket)];
+    return ticket < first_ || ticket - first_ >= events_.size() ? nullptr : &events_[ticket - first_];
   }
 
   /// Oldest first.
-  std::vector<event> events() const {
-    std::vector<event> out = events_;
-    if (capacity_ != 0 && added() > capacity_) {
-      std::rotate(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(added() % capacity_), out.end());
-    }
-    return out;
-  }
+  const std::vector<event>& events() const { return events_; }
   const std::vector<std::string>& labels() const { return labels_; }
-  /// Since the last `clear`.
-  std::uint64_t added() const { return added_ - first_; }
   /// Forgets all events. Tickets continue, so that an operation under way finds no other's event.
   void clear() {
+    first_ += events_.size();
     events_.clear();
-    first_ = added_;
   }
 
  private:
-  std::size_t place_of(std::uint64_t ticket) const {
-    return static_cast<std::size_t>(capacity_ == 0 ? ticket - first_ : (ticket - first_) % capacity_);
-  }
-
-  std::size_t capacity_;
-  std::uint64_t added_ = 0, first_ = 0;  ///< tickets that were given, and the first since the last `clear`
+  std::uint64_t first_ = 0;  ///< the ticket of the first event
   std::vector<event> events_;
   std::vector<std::string> labels_;
 };

@@ -36,7 +36,7 @@ TEST_CASE("threads: conformance through any_communicator, counted or not") {
     any_communicator any(comm);
     test::conformance(any, 11);
     auto book = std::make_shared<ledger>();
-    any_communicator counted = any.counted(book, std::make_shared<recorder>(100));
+    any_communicator counted = any.counted(book, std::make_shared<recorder>());
     test::conformance(counted, 12);
     any_communicator twice(counted.counted(std::make_shared<ledger>()));
     test::check_types(twice);

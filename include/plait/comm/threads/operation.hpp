@@ -184,36 +184,13 @@ class work {
     pieces_ = divide_up(bytes_, grain);
   }
 
-  std::size_t units() const {
-    switch (op_.what.kind) {
-      case collective::all_reduce:
-      case collective::broadcast:
-      case collective::send:
-        return pieces_;
-      case collective::all_gather:
-      case collective::reduce_scatter:
-        return n_ * pieces_;
-      case collective::all_to_all:
-        return n_ * n_ * pieces_;
-      case collective::receive:
-      case collective::barrier:
-        return 0;
-    }
-    return 0;
-  }
+  std::size_t units() const { return blocks() * pieces_; }
 
   /// Bytes written by all units together.
   std::size_t bytes() const {
-    switch (op_.what.kind) {
-      case collective::all_reduce:
-      case collective::broadcast:
-      case collective::reduce_scatter:
-        return n_ * bytes_;
-      case collective::send:
-        return bytes_;
-      default:
-        return n_ * n_ * bytes_;
-    }
+    const bool to_all = op_.what.kind == collective::all_reduce || op_.what.kind == collective::broadcast ||
+                        op_.what.kind == collective::all_gather;
+    return blocks() * bytes_ * (to_all ? n_ : 1);
   }
 
   void run(std::size_t unit) const {
@@ -257,6 +234,25 @@ class work {
   }
 
  private:
+  /// The blocks of `bytes_` that are cut into pieces.
+  std::size_t blocks() const {
+    switch (op_.what.kind) {
+      case collective::all_reduce:
+      case collective::broadcast:
+      case collective::send:
+        return 1;
+      case collective::all_gather:
+      case collective::reduce_scatter:
+        return n_;
+      case collective::all_to_all:
+        return n_ * n_;
+      case collective::receive:
+      case collective::barrier:
+        break;
+    }
+    return 0;
+  }
+
   /// Reduces bytes [begin, end), `shift` bytes into every input, into the outputs of parts [first, last).
   void reduce(std::size_t shift, std::size_t begin, std::size_t end, std::size_t first, std::size_t last) const {
     plait::detail::with_reduction(op_.what.op, op_.what.type, [&]<reduce_op Op, class T>() {
