@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "plait/plan/machine_time.hpp"
@@ -107,6 +108,22 @@ inline double dense_parts(const transformer_shape& m) { return m.dense_ffn() > 0
 /// The parts around which tensor parallelism communicates: experts that it cuts are one.
 inline double tensor_parts(const transformer_shape& m, const training_layout& l) {
   return dense_parts(m) + (m.experts > 0 && !l.folds_experts ? 1 : 0);
+}
+
+/// Seconds in which each rank sends tokens of `bytes` together to the ranks of `chosen` experts each, or gets them
+/// back, experts being chosen evenly. An all-to-all sends a token once for each of them; where tokens go `once`, each
+/// is sent once into every unit that has an expert of it, and is handed on within (DeepEP).
+inline double exchange_seconds(const hardware& h, const group_place& g, double bytes, double chosen, bool once) {
+  if (!once) return collective_seconds(h, g, collective::all_to_all, bytes * chosen);
+  const auto n = static_cast<double>(g.size);
+  double steps = 0;
+  crossing_seconds all;
+  each_crossed_level(h, g, [&](const network_level& level, double inside, double together) {
+    const double units = n / inside, others = (units - 1) * (1 - std::pow(1 - 1 / units, chosen));
+    all.add(level, bytes * std::min(others, chosen * (n - inside) / n) * sharing(level) / level.bandwidth);
+    steps += (n / inside - n / together) * level.latency;
+  });
+  return all.launch + steps + all.slowest;
 }
 
 namespace detail {

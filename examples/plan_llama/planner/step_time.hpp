@@ -68,6 +68,21 @@ struct stage_times {
   }
 };
 
+/// Seconds of broadcasts, one after the other, by which each rank of a group sends its part of an array of `bytes` to
+/// all others. Each broadcast passes every link once. The last rank of the ring has it after as many steps as there are
+/// ranks (nccl/src/graph/tuning.cc).
+inline double broadcasts_seconds(const hardware& h, const group_place& g, double bytes) {
+  if (g.size <= 1) return 0;
+  const auto n = static_cast<double>(g.size);
+  double steps = 0;
+  crossing_seconds all;
+  each_crossed_level(h, g, [&](const network_level& level, double inside, double together) {
+    all.add(level, bytes / n / inside * sharing(level) / level.bandwidth);
+    steps += (n / inside - n / together) * level.latency;
+  });
+  return n * (all.launch + steps + all.slowest + std::min(all.fill, all.slowest));
+}
+
 namespace detail {
 
 /// Seconds of adding a microbatch's gradients to those before: each is read and written. Programs that pack what they

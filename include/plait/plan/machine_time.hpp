@@ -144,6 +144,30 @@ inline group_place place_group(const hardware& h, axis_place a, axis_place b = {
 /// How many accelerators use a link at once: all that share it, because they communicate at one time.
 inline double sharing(const network_level& level) { return static_cast<double>(level.shared_by); }
 
+/// Calls f(level, inside, together) for each level of the network that a group crosses, from the inside to the outside:
+/// so many ranks of the group share a unit of the level before, and of this one.
+template <class F>
+void each_crossed_level(const hardware& h, const group_place& g, F&& f) {
+  double inside = 1;
+  for (std::size_t i = 0; i < g.levels; ++i) {
+    const auto together = static_cast<double>(g.together[i]);
+    if (together <= inside) continue;
+    f(h.levels[i], inside, together);
+    inside = together;
+  }
+}
+
+/// Seconds that all crossed levels share: the latest launch, the fill of the slowest one, and its bytes.
+struct crossing_seconds {
+  double launch = 0, fill = 0, slowest = 0;
+
+  void add(const network_level& level, double bytes_seconds) {
+    launch = std::max(launch, level.launch);
+    fill = std::max(fill, level.fill);
+    slowest = std::max(slowest, bytes_seconds);
+  }
+};
+
 /// Seconds of one collective of a group. `bytes` is the size of the whole array: what each rank holds after an
 /// all-gather, before a reduce-scatter, before and after an all-reduce, and sends in an all-to-all.
 ///
@@ -156,63 +180,18 @@ inline double collective_seconds(const hardware& h, const group_place& g, collec
   const auto n = static_cast<double>(g.size);
   const bool reduces_all = kind == collective::all_reduce;
   const double rounds = reduces_all ? 2 : 1;
-  double slowest = 0, ring = 0, tree = 0, launch = 0, fill = 0, inside = 1;
-  for (std::size_t i = 0; i < g.levels; ++i) {
-    const auto together = static_cast<double>(g.together[i]);
-    if (together <= inside) continue;
-    const network_level& level = h.levels[i];
+  double ring = 0, tree = 0;
+  crossing_seconds all;
+  each_crossed_level(h, g, [&](const network_level& level, double inside, double together) {
     // In an all-to-all only what leaves a unit crosses its links, but one rank's own link carries all of it.
     const double crossing = kind == collective::all_to_all ? (n - inside) / n : (n - 1) / n / inside;
     const double rate = level.bandwidth * (reduces_all ? level.all_reduce_share : 1) / sharing(level);
-    slowest = std::max(slowest, rounds * bytes * crossing / rate);
+    all.add(level, rounds * bytes * crossing / rate);
     ring += rounds * (n / inside - n / together) * level.latency;
     tree += rounds * std::log2(together / inside) * level.latency;
-    launch = std::max(launch, level.launch);
-    fill = std::max(fill, level.fill);
-    inside = together;
-  }
+  });
   const double steps = reduces_all ? std::min(ring, tree) : ring;
-  return launch + steps + slowest + std::min(fill, slowest);
-}
-
-/// Seconds of broadcasts, one after the other, by which each rank of a group sends its part of an array of `bytes` to
-/// all others. Each broadcast passes every link once. The last rank of the ring has it after as many steps as there are
-/// ranks (nccl/src/graph/tuning.cc).
-inline double broadcasts_seconds(const hardware& h, const group_place& g, double bytes) {
-  if (g.size <= 1) return 0;
-  const auto n = static_cast<double>(g.size);
-  double slowest = 0, steps = 0, launch = 0, fill = 0, inside = 1;
-  for (std::size_t i = 0; i < g.levels; ++i) {
-    const auto together = static_cast<double>(g.together[i]);
-    if (together <= inside) continue;
-    const network_level& level = h.levels[i];
-    slowest = std::max(slowest, bytes / n / inside * sharing(level) / level.bandwidth);
-    steps += (n / inside - n / together) * level.latency;
-    launch = std::max(launch, level.launch);
-    fill = std::max(fill, level.fill);
-    inside = together;
-  }
-  return n * (launch + steps + slowest + std::min(fill, slowest));
-}
-
-/// Seconds in which each rank sends tokens of `bytes` together to the ranks of `chosen` experts each, or gets them
-/// back, experts being chosen evenly. An all-to-all sends a token once for each of them; where tokens go `once`, each
-/// is sent once into every unit that has an expert of it, and is handed on within (DeepEP).
-inline double exchange_seconds(const hardware& h, const group_place& g, double bytes, double chosen, bool once) {
-  if (!once) return collective_seconds(h, g, collective::all_to_all, bytes * chosen);
-  const auto n = static_cast<double>(g.size);
-  double slowest = 0, steps = 0, launch = 0, inside = 1;
-  for (std::size_t i = 0; i < g.levels; ++i) {
-    const auto together = static_cast<double>(g.together[i]);
-    if (together <= inside) continue;
-    const network_level& level = h.levels[i];
-    const double units = n / inside, others = (units - 1) * (1 - std::pow(1 - 1 / units, chosen));
-    slowest = std::max(slowest, bytes * std::min(others, chosen * (n - inside) / n) * sharing(level) / level.bandwidth);
-    steps += (n / inside - n / together) * level.latency;
-    launch = std::max(launch, level.launch);
-    inside = together;
-  }
-  return launch + steps + slowest;
+  return all.launch + steps + all.slowest + std::min(all.fill, all.slowest);
 }
 
 /// Seconds of a message of `bytes` from one rank to the next along an axis.
