@@ -110,7 +110,7 @@ void each_common_run(const box& part, const box& a, const box& b, F&& f) {
 }  // namespace detail
 
 /// Finds which of many boxes of one tensor overlap another. The boxes are sorted along the dim that cuts them most
-/// often, so that a query looks at those alone which may reach what is wanted along that dim.
+/// often. A query looks only at boxes that may reach what is wanted along that dim.
 class box_index {
  public:
   box_index() = default;
