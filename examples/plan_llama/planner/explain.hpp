@@ -2,6 +2,8 @@
 // fits. The search itself is in search.hpp.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -18,17 +20,7 @@ namespace plait::planner {
 
 namespace detail {
 
-inline std::string rounded(double value, int digits) {
-  double scale = 1;
-  for (int i = 0; i < digits; ++i) scale *= 10;
-  const auto units = static_cast<std::int64_t>(value * scale + (value < 0 ? -0.5 : 0.5));
-  std::string text = std::to_string(units < 0 ? -units : units);
-  if (digits > 0) {
-    while (text.size() <= static_cast<std::size_t>(digits)) text.insert(text.begin(), '0');
-    text.insert(text.end() - digits, '.');
-  }
-  return (units < 0 ? "-" : "") + text;
-}
+inline std::string rounded(double value, int digits) { return fmt::format("{:.{}f}", value, digits); }
 
 inline std::string gigabytes(double bytes) { return rounded(bytes / 1e9, 1) + " GB"; }
 
@@ -76,115 +68,87 @@ struct alternative {
   std::string effect;  ///< "needs 95.1 GB and there are 85.5", "3.1 % slower: ...", or why it is not legal
 };
 
-/// The alternatives one step away from a layout: each axis halved and doubled (dp, or pp, gives and takes), other
-/// schedules, microbatches, recomputation and data-parallel policies. They may fill `memory_share` of the memory. Steps
-/// are compared as they are ranked, with shared links simulated, unless that takes long.
+namespace detail {
+
+/// The layouts one step away from a layout, and what is changed: each axis halved and doubled (dp gives and takes),
+/// other microbatches, recomputation, and no offload, hybrid or special schedule.
+inline std::vector<std::pair<std::string, training_layout>> one_step_away(const training_layout& from,
+                                                                          const training_job& job) {
+  std::vector<std::pair<std::string, training_layout>> out;
+  const auto add = [&](std::string change, auto&& make) { make(out.emplace_back(std::move(change), from).second); };
+  const auto trade = [&](const char* name, std::int64_t training_layout::*axis, std::int64_t extent, std::int64_t dp) {
+    add(cat({name, "=", extent, " and dp=", dp}), [&](training_layout& l) {
+      l.*axis = extent, l.dp = dp;
+      const bool loses_pipeline = axis == &training_layout::pp && extent == 1;
+      if (loses_pipeline) l.schedule = schedule_kind::one_f_one_b, l.chunks = 1;
+    });
+  };
+  const auto resize = [&](const char* name, std::int64_t training_layout::*axis, bool may_grow = true) {
+    if (from.*axis % 2 == 0) trade(name, axis, from.*axis / 2, from.dp * 2);
+    if (from.dp % 2 == 0 && may_grow) trade(name, axis, from.*axis * 2, from.dp / 2);
+  };
+  resize("tp", &training_layout::tp);
+  resize("cp", &training_layout::cp);
+  for (const std::int64_t ep : {from.ep / 2, from.ep * 2})
+    if (job.model.experts > 0 && ep >= 1) add(cat({"ep=", ep}), [&](training_layout& l) { l.ep = ep; });
+  resize("pp", &training_layout::pp, !schedules_of(job.program).empty());
+  for (const std::int64_t b : {from.microbatch / 2, from.microbatch * 2})
+    if (b >= 1) add(cat({"microbatch=", b}), [&](training_layout& l) { l.microbatch = b; });
+  for (const plait::recompute policy : {plait::recompute::none, plait::recompute::selective, plait::recompute::full})
+    if (policy != from.recompute)
+      add(cat({"recompute=", plait::name_of(policy)}),
+          [&](training_layout& l) { l.recompute = policy, l.recompute_every = 1; });
+  if (from.offload_activations || from.offload_optimizer)
+    add("offload=none", [](training_layout& l) { l.offload_activations = l.offload_optimizer = false; });
+  if (from.replicate != replication::none)
+    add("replicate=none", [](training_layout& l) { l.replicate = replication::none, l.dp_copies = 1; });
+  if (from.pp > 1 && from.schedule != schedule_kind::one_f_one_b)
+    add("schedule=1f1b", [](training_layout& l) { l.schedule = schedule_kind::one_f_one_b, l.chunks = 1; });
+  return out;
+}
+
+/// "tensor parallelism (10 to 15 ms)": the part of a step that grew most, or where it fell, fell most.
+inline std::string largest_change(const step_split& before, const step_split& after, bool grew) {
+  auto old_parts = losses(before), parts = losses(after);
+  old_parts.emplace_back("computing", before.computing() - before.recompute);
+  parts.emplace_back("computing", after.computing() - after.recompute);
+  std::size_t most = 0;
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const double here = parts[i].second - old_parts[i].second, there = parts[most].second - old_parts[most].second;
+    if (grew ? here > there : here < there) most = i;
+  }
+  return cat({parts[most].first, " (", rounded(1e3 * old_parts[most].second, 0), " to ",
+              rounded(1e3 * parts[most].second, 0), " ms)"});
+}
+
+}  // namespace detail
+
+/// The alternatives one step away from a layout. They may fill `memory_share` of the memory. Steps are compared as they
+/// are ranked, with shared links simulated, unless that takes long.
 inline std::vector<alternative> alternatives(const hardware& h, const training_job& job, const layout_price& winner,
                                              double memory_share = usual_memory_share) {
-  std::vector<alternative> out;
+  using detail::gigabytes;
   const double limit = memory_share * h.memory;
   const std::optional<double> winner_seconds = detail::compared_seconds(h, job, winner);
-  const auto consider = [&](std::string change, const training_layout& l) {
-    alternative a{std::move(change), {}};
-    if (std::string why = why_illegal(l, job); !why.empty()) {
-      a.effect = "is not legal: " + why;
-    } else {
-      const layout_price p = price(h, job, l);
-      const double by_formulas = p.step() / winner.step() - 1;
-      double slower = by_formulas;
-      if (p.fits && p.memory.total() <= limit && winner_seconds)
-        if (const std::optional<double> seconds = detail::compared_seconds(h, job, p); seconds)
-          slower = *seconds / *winner_seconds - 1;
-      const std::string percent =
-          cat({"is ", detail::rounded(100 * std::abs(slower), 1), " % ", slower >= 0 ? "slower" : "faster"});
-      if (!p.fits) {
-        a.effect = cat({"needs ", detail::gigabytes(p.memory.total()), " and there are ", detail::gigabytes(h.memory)});
-      } else if (p.memory.total() > limit) {
-        a.effect = cat({"needs ", detail::gigabytes(p.memory.total()), ", above the ", detail::gigabytes(limit),
-                        " that keep the margin"});
-      } else if ((slower >= 0) != (by_formulas >= 0)) {
-        a.effect = cat({percent, " where links are shared, with ", detail::gigabytes(p.memory.total())});
-      } else {
-        // The part that grew most, or where it is faster, fell most.
-        auto before = detail::losses(winner.seconds), after = detail::losses(p.seconds);
-        before.emplace_back("computing", winner.seconds.computing() - winner.seconds.recompute);
-        after.emplace_back("computing", p.seconds.computing() - p.seconds.recompute);
-        std::size_t most = 0;
-        for (std::size_t i = 1; i < after.size(); ++i) {
-          const double change_here = after[i].second - before[i].second;
-          const double change_most = after[most].second - before[most].second;
-          if (slower >= 0 ? change_here > change_most : change_here < change_most) most = i;
-        }
-        a.effect = cat(
-            {percent, ", most of it ", after[most].first, " (", detail::rounded(1e3 * before[most].second, 0), " to ",
-             detail::rounded(1e3 * after[most].second, 0), " ms), with ", detail::gigabytes(p.memory.total())});
-      }
-    }
-    out.push_back(std::move(a));
+  const auto effect_of = [&](const training_layout& l) {
+    if (const std::string why = why_illegal(l, job); !why.empty()) return "is not legal: " + why;
+    const layout_price p = price(h, job, l);
+    const std::string memory = gigabytes(p.memory.total());
+    if (!p.fits) return cat({"needs ", memory, " and there are ", gigabytes(h.memory)});
+    if (p.memory.total() > limit)
+      return cat({"needs ", memory, ", above the ", gigabytes(limit), " that keep the margin"});
+    const double by_formulas = p.step() / winner.step() - 1;
+    const std::optional<double> seconds = winner_seconds ? detail::compared_seconds(h, job, p) : std::nullopt;
+    const double slower = seconds ? *seconds / *winner_seconds - 1 : by_formulas;
+    const std::string percent =
+        cat({"is ", detail::rounded(100 * std::abs(slower), 1), " % ", slower >= 0 ? "slower" : "faster"});
+    if ((slower >= 0) != (by_formulas >= 0)) return cat({percent, " where links are shared, with ", memory});
+    return cat(
+        {percent, ", most of it ", detail::largest_change(winner.seconds, p.seconds, slower >= 0), ", with ", memory});
   };
-  const training_layout& w = winner.layout;
-  const auto trade = [&](const char* name, std::int64_t training_layout::*axis) {
-    if (w.*axis % 2 == 0) {
-      training_layout l = w;
-      l.*axis /= 2, l.dp *= 2;
-      consider(cat({name, "=", l.*axis, " and dp=", l.dp}), l);
-    }
-    if (w.dp % 2 == 0) {
-      training_layout l = w;
-      l.*axis *= 2, l.dp /= 2;
-      consider(cat({name, "=", l.*axis, " and dp=", l.dp}), l);
-    }
-  };
-  trade("tp", &training_layout::tp);
-  trade("cp", &training_layout::cp);
-  if (job.model.experts > 0)
-    for (const std::int64_t ep : {w.ep / 2, w.ep * 2})
-      if (ep >= 1) {
-        training_layout l = w;
-        l.ep = ep;
-        consider(cat({"ep=", ep}), l);
-      }
-  const auto repaired = [&](training_layout l) {  // a pipeline of one has no schedule
-    if (l.pp == 1) l.schedule = schedule_kind::one_f_one_b, l.chunks = 1;
-    return l;
-  };
-  if (w.pp % 2 == 0) {
-    training_layout l = w;
-    l.pp /= 2, l.dp *= 2;
-    consider(cat({"pp=", l.pp, " and dp=", l.dp}), repaired(l));
-  }
-  if (w.dp % 2 == 0 && !schedules_of(job.program).empty()) {
-    training_layout l = w;
-    l.pp *= 2, l.dp /= 2;
-    consider(cat({"pp=", l.pp, " and dp=", l.dp}), l);
-  }
-  for (const std::int64_t b : {w.microbatch / 2, w.microbatch * 2})
-    if (b >= 1) {
-      training_layout l = w;
-      l.microbatch = b;
-      consider(cat({"microbatch=", b}), l);
-    }
-  for (const plait::recompute policy : {plait::recompute::none, plait::recompute::selective, plait::recompute::full})
-    if (policy != w.recompute) {
-      training_layout l = w;
-      l.recompute = policy, l.recompute_every = 1;
-      consider(cat({"recompute=", plait::name_of(policy)}), l);
-    }
-  if (w.offload_activations || w.offload_optimizer) {
-    training_layout l = w;
-    l.offload_activations = l.offload_optimizer = false;
-    consider("offload=none", l);
-  }
-  if (w.replicate != replication::none) {
-    training_layout l = w;
-    l.replicate = replication::none, l.dp_copies = 1;
-    consider("replicate=none", l);
-  }
-  if (w.pp > 1 && w.schedule != schedule_kind::one_f_one_b) {
-    training_layout l = w;
-    l.schedule = schedule_kind::one_f_one_b, l.chunks = 1;
-    consider("schedule=1f1b", l);
-  }
+  std::vector<alternative> out;
+  for (auto& [change, layout] : detail::one_step_away(winner.layout, job))
+    out.push_back({std::move(change), effect_of(layout)});
   return out;
 }
 
@@ -266,26 +230,22 @@ inline std::string why_too_large(const hardware& h, const training_job& job, con
   const training_layout& l = p.layout;
   std::optional<layout_price> best;
   std::string change;
-  const auto consider = [&](const std::string& text, const training_layout& other) {
+  const auto consider = [&](const std::string& text, auto&& make) {
+    training_layout other = l;
+    make(other);
     if (!why_illegal(other, job).empty()) return;
     const layout_price here = price(h, job, other);
     if (here.fits && (!best || here.step() < best->step())) best = here, change = text;
   };
-  for (const plait::recompute policy : {plait::recompute::selective, plait::recompute::full}) {
-    training_layout other = l;
-    other.recompute = policy, other.recompute_every = 1;
-    if (policy != l.recompute) consider(cat({"recompute=", plait::name_of(policy)}), other);
-  }
-  for (int level = 1; level <= 3; ++level) {
-    training_layout other = l;
-    other.zero = static_cast<zero_level>(level);
-    if (other.zero != l.zero && l.dp * l.cp > 1) consider(cat({"zero=", level}), other);
-  }
-  for (std::int64_t b = l.microbatch / 2; b >= 1; b /= 2) {
-    training_layout other = l;
-    other.microbatch = b;
-    consider(cat({"microbatch=", b}), other);
-  }
+  for (const plait::recompute policy : {plait::recompute::selective, plait::recompute::full})
+    if (policy != l.recompute)
+      consider(cat({"recompute=", plait::name_of(policy)}),
+               [&](training_layout& to) { to.recompute = policy, to.recompute_every = 1; });
+  for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters})
+    if (level != l.zero && l.dp * l.cp > 1)
+      consider(cat({"zero=", static_cast<int>(level)}), [&](training_layout& to) { to.zero = level; });
+  for (std::int64_t b = l.microbatch / 2; b >= 1; b /= 2)
+    consider(cat({"microbatch=", b}), [&](training_layout& to) { to.microbatch = b; });
   if (best)
     return out +
            cat({"; with ", change, " it would, in ", detail::rounded(best->step() / p.step(), 2), " times its time"});
