@@ -367,14 +367,15 @@ class saved_states {
 
   /// Saves the state after `steps` steps.
   std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) {
+    const bool has_moved = steps > steps_before_;
     plait::saved_scalars scalars{{"train.steps", steps},
                                  {"train.samples", samples_before(steps)},
                                  {"train.seed", s_.opt.seed},
                                  {"train.seq", s_.opt.seq},
                                  {"train.data", data_text_},
                                  {"train.tokenizer", tokenizer_},
-                                 {"train.rate", steps > steps_before_ ? s_.rate_text : rate_text_},
-                                 {"train.options", steps > steps_before_ ? training_text(s_) : options_text_},
+                                 {"train.rate", has_moved ? s_.rate_text : rate_text_},
+                                 {"train.options", has_moved || steps == 0 ? training_text(s_) : options_text_},
                                  {"train.data_begin", data_begin_}};
     if (best.step >= 0) {
       scalars.emplace_back("train.best.step", best.step);

@@ -415,6 +415,10 @@ train adapters_again --steps 1 --sample 0 --init-from adapters --lora 4
 [ "$(first_loss adapters_again)" != "$(first_loss not_adapted)" ] || fail "--init-from loses adapters"
 evaluated() { "$trainer" evaluate "$1" --data "$text" --held-out 0.001 | grep '^held-out loss' || fail "evaluate $1"; }
 [ "$(evaluated adapters)" != "$(evaluated constant)" ] || fail "evaluate leaves out adapters: $(evaluated adapters)"
+# A state that is saved before any step tells its model and its adapters, too.
+timeout 60 "$trainer" --init-from adapters --lora 4 --steps 0 --sample 0 --seq 32 --checkpoint-dir unmoved >unmoved.out 2>&1 ||
+  fail "adapters saved before any step: $(cat unmoved.out)"
+[ "$(evaluated unmoved)" = "$(evaluated adapters)" ] || fail "step 0 loses its adapters: $(evaluated unmoved)"
 # A model directory has the adapters merged into its weights, and equal bytes whatever mesh exports it.
 for mesh in tp=1 pp=2,tp=2 "dp=2,pp=2 --data-parallel zero3"; do
   # shellcheck disable=SC2086  # a list of options
