@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <charconv>
 #include <cinttypes>
@@ -130,8 +129,8 @@ void check_manifest(const manifest& m, const std::string& source);
 /// Returns the text of `m`. Throws `error` starting with `source` as `check_manifest` does.
 std::string manifest_text(const manifest& m, const std::string& source = "manifest");
 
-/// Reads the text of a manifest, strictly: the keys that `manifest_text` writes, each once, format and version first,
-/// and nothing else; checked by `check_manifest`. Throws `error` starting with `source`.
+/// Reads the text of a manifest, strictly: the keys that `manifest_text` writes, in its order, and nothing else;
+/// checked by `check_manifest`. Throws `error` starting with `source`.
 manifest parse_manifest(std::string_view text, const std::string& source = "manifest");
 
 namespace detail {
@@ -375,29 +374,19 @@ class manifest_reader {
   manifest_reader(std::string_view text, const std::string& source) : in_(text, source), source_(source) {}
 
   manifest run() {
-    std::array<bool, keys.size()> seen{};
-    in_.object({"at the start"}, [&](const std::string& key) {
-      const auto row = std::find_if(keys.begin(), keys.end(), [&](const key_row& k) { return k.name == key; });
-      if (row == keys.end()) bad({"the key '", key, "' is unknown in version ", manifest_version});
-      const auto i = static_cast<std::size_t>(row - keys.begin());
-      if (seen[i]) bad({"the key '", key, "' appears twice"});
-      if (i > 1 && !seen[1]) bad({"the key '", key, "' stands before the version"});
-      seen[i] = true;
-      (this->*row->read)();
-    });
+    in_.members({"at the start"}, {{"format", [&] { read_format(); }},
+                                   {"version", [&] { read_version(); }},
+                                   {"step", [&] { out_.step = in_.whole_number({"as the step"}); }},
+                                   {"layout", [&] { out_.layout = in_.text({"as the layout"}); }},
+                                   {"files", [&] { read_files(); }},
+                                   {"scalars", [&] { read_scalars(); }},
+                                   {"blobs", [&] { read_blobs(); }},
+                                   {"tensors", [&] { read_tensors(); }}});
     in_.end();
-    for (std::size_t i = 0; i < keys.size(); ++i)
-      if (!seen[i]) bad({"it has no ", keys[i].name});
     return std::move(out_);
   }
 
  private:
-  struct key_row {
-    std::string_view name;
-    void (manifest_reader::*read)();
-  };
-  static const std::array<key_row, 8> keys;
-
   [[noreturn]] void bad(std::initializer_list<text_piece> what) const { fail({source_, ": ", cat(what)}); }
 
   void read_format() {
@@ -408,8 +397,6 @@ class manifest_reader {
     const std::uint64_t version = in_.whole_number({"as the version"});
     if (version != manifest_version) bad({"its version is ", version, "; this plait reads version ", manifest_version});
   }
-  void read_step() { out_.step = in_.whole_number({"as the step"}); }
-  void read_layout() { out_.layout = in_.text({"as the layout"}); }
   void read_files() {
     in_.list({"as the files"}, [&] {
       stored_file& file = out_.files.emplace_back();
@@ -469,13 +456,7 @@ class manifest_reader {
   /// JSON has no infinity and no NaN: `scalar_text` writes them as {"float64": digits}.
   double read_bits(const std::string& name, json_place where) {
     std::string digits;
-    bool seen = false;
-    in_.object(where, [&](const std::string& key) {
-      if (key != "float64" || seen) bad({"the scalar '", name, "' has the unknown key '", key, "'"});
-      seen = true;
-      digits = in_.text(where);
-    });
-    if (!seen) bad({"found the end of an object as the scalar '", name, "', where the key float64 is legal"});
+    in_.members(where, {{"float64", [&] { digits = in_.text(where); }}});
     std::uint64_t bits = 0;
     const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), bits, 16);
     if (fault != std::errc() || end != digits.data() + digits.size() || digits.size() != manifest_hex_digits)
@@ -487,28 +468,24 @@ class manifest_reader {
     in_.list(where, [&] { out.push_back(in_.whole_number(where)); });
   }
   void read_tensor(stored_tensor& tensor) {
-    static constexpr std::array<std::string_view, 3> legal{"dtype", "shape", "boxes"};
-    std::array<bool, legal.size()> seen{};
     const std::string what = cat({"tensor '", tensor.name, "'"});
-    in_.object({"as ", what}, [&](const std::string& key) {
-      const auto i = static_cast<std::size_t>(std::find(legal.begin(), legal.end(), key) - legal.begin());
-      if (i == legal.size()) bad({what, " has the unknown key '", key, "'; legal are dtype, shape, boxes"});
-      if (std::exchange(seen[i], true)) bad({what, " has the key '", key, "' twice"});
-      const json_place where = {i == 0 ? "as " : "in ", key, " of ", what};
-      if (i == 0) {
-        const std::string name = in_.text(where);
-        const auto dtype = find_safetensors_dtype(name);
-        if (!dtype) bad({what, " has the unknown dtype '", name, "'"});
-        tensor.dtype = *dtype;
-      } else if (i == 1) {
-        in_.list(where, [&] { tensor.shape.push_back(signed_of(in_.whole_number(where), what)); });
-      } else {
-        read_numbers(where, numbers_);
-      }
-    });
-    for (std::size_t i = 0; i < legal.size(); ++i)
-      if (!seen[i]) bad({what, " has no ", legal[i]});
+    in_.members({"in ", what}, {{"dtype", [&] { read_dtype(tensor, what); }},
+                                {"shape", [&] { read_shape(tensor, what); }},
+                                {"boxes", [&] {
+                                   read_numbers({"in boxes of ", what}, numbers_);
+                                 }}});
     add_boxes(tensor, what);
+  }
+  void read_dtype(stored_tensor& tensor, const std::string& what) {
+    const std::string name = in_.text({"as dtype of ", what});
+    const auto dtype = find_safetensors_dtype(name);
+    if (!dtype) bad({what, " has the unknown dtype '", name, "'"});
+    tensor.dtype = *dtype;
+  }
+  void read_shape(stored_tensor& tensor, const std::string& what) {
+    in_.list({"in shape of ", what}, [&] {
+      tensor.shape.push_back(signed_of(in_.whole_number({"in shape of ", what}), what));
+    });
   }
   /// Cuts `numbers_` into boxes, once the number of dimensions is known.
   void add_boxes(stored_tensor& tensor, const std::string& what) {
@@ -546,16 +523,6 @@ class manifest_reader {
   manifest out_;
   std::vector<std::uint64_t> numbers_;
 };
-
-inline const std::array<manifest_reader::key_row, 8> manifest_reader::keys{
-    {{"format", &manifest_reader::read_format},
-     {"version", &manifest_reader::read_version},
-     {"step", &manifest_reader::read_step},
-     {"layout", &manifest_reader::read_layout},
-     {"files", &manifest_reader::read_files},
-     {"scalars", &manifest_reader::read_scalars},
-     {"blobs", &manifest_reader::read_blobs},
-     {"tensors", &manifest_reader::read_tensors}}};
 
 /// Appends a number in decimal digits, after a comma unless it is the first of a list.
 template <class Integer>

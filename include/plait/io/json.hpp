@@ -7,12 +7,14 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "plait/core/error.hpp"
@@ -155,6 +157,19 @@ class json_parser {
     } while (take(','));
     require('}');
   }
+  /// Reads an object that has these members in this order, and no others: keys, and calls that read their values.
+  void members(json_place where, std::initializer_list<std::pair<std::string_view, std::function<void()>>> all) {
+    const auto* next = all.begin();
+    const auto refuse = [&](const std::string& found) {
+      const std::string legal = next == all.end() ? "its end" : cat({"the key '", next->first, "'"});
+      fail({source_, ": found ", found, " ", text_of(where), ", where ", legal, " is legal"});
+    };
+    object(where, [&](const std::string& key) {
+      if (next == all.end() || key != next->first) refuse(cat({"the key '", key, "'"}));
+      (next++)->second();
+    });
+    if (next != all.end()) refuse("the end");
+  }
   /// Calls element() for each element of a list. The call reads the element.
   template <class Element>
   void list(json_place where, Element&& element) {
@@ -228,12 +243,15 @@ class json_parser {
                               : first == '[' ? "an array"
                               : first == '"' ? cat({"the string \"", string().substr(0, 300), "\""})
                                              : std::string(word().substr(0, 300));
-    std::string place;
-    for (const std::string_view piece : where) place += piece;
-    fail({source_, ": found ", found, " ", place, ", where ", legal, " is legal"});
+    fail({source_, ": found ", found, " ", text_of(where), ", where ", legal, " is legal"});
   }
 
  private:
+  static std::string text_of(json_place where) {
+    std::string text;
+    for (const std::string_view piece : where) text += piece;
+    return text;
+  }
   [[noreturn]] void malformed(std::string_view legal) const {
     std::string found = "the text ends";
     if (at_ != end_) {

@@ -228,13 +228,15 @@ TEST_CASE("what is malformed is named") {
     CHECK_ERROR(parse_manifest(changed(text, from, to), "m"), "m: ", parts...);
   };
   refuse("\"version\": 1", "\"version\": 2", "version is 2", "reads version 1");
-  refuse("\"version\": 1,", "", "'step' stands before the version");
-  refuse("\"version\": 1", "\"version\": 1, \"version\": 1", "'version' appears twice");
+  refuse("\"version\": 1,", "", "found the key 'step'", "where the key 'version' is legal");
+  refuse("\"version\": 1", "\"version\": 1, \"version\": 1", "found the key 'version'",
+         "where the key 'step' is legal");
   refuse("plait checkpoint", "other", "format is 'other'");
   refuse("\"step\": 100", "\"step\": -1", "found -1");
   refuse("\"step\": 100", "\"step\": 1.0", "found 1.0");
-  refuse("\"step\": 100,", "", "it has no step");
-  refuse("\"step\"", "\"stop\"", "'stop' is unknown");
+  refuse("\"step\": 100,", "", "found the key 'layout'", "where the key 'step' is legal");
+  refuse("\"tensors\": {", "\"tensors\": {}, \"more\": {", "found the key 'more' at the start, where its end is legal");
+  refuse("\"step\"", "\"stop\"", "found the key 'stop'");
   refuse("\"layout\": \"dp=2, tp=2\"", "\"layout\": null", "found null");
   refuse("[\"data", "[3, \"data", "found 3 in a file, where a string is legal");
   refuse("safetensors\",", "safetensors\",4,", "a file is [path");
@@ -244,13 +246,14 @@ TEST_CASE("what is malformed is named") {
   refuse("7ff0000000000000", "7ff000000000000", "scalar 'best'", "16 hexadecimal");
   refuse("7ff0000000000000", "+7ff000000000000", "scalar 'best'", "16 hexadecimal");
   refuse("\"on\": true", "\"on\": []", "found an array");
-  refuse("\"on\": true", "\"on\": {}", "end of an object");
+  refuse("\"on\": true", "\"on\": {}", "found the end as the scalar 'on', where the key 'float64' is legal");
   refuse("0,4096,13,", "0,4096,13,1,", "'tokenizer' has 5 numbers");
   refuse("\"F32\"", "\"F33\"", "'w' has the unknown dtype 'F33'");
   refuse("\"F32\"", "1", "found 1", "tensor 'w'");
-  refuse("\"dtype\": \"F32\", ", "", "'w' has no dtype");
-  refuse("\"dtype\": \"F32\", ", "\"dtype\": \"F32\", \"dtype\": \"F32\", ", "'w' has the key 'dtype' twice");
-  refuse("\"dtype\": \"F32\", ", "\"colour\": 1, ", "'w' has the unknown key 'colour'");
+  refuse("\"dtype\": \"F32\", ", "", "found the key 'shape' in tensor 'w', where the key 'dtype' is legal");
+  refuse("\"dtype\": \"F32\", ", "\"dtype\": \"F32\", \"dtype\": \"F32\", ",
+         "found the key 'dtype' in tensor 'w', where the key 'shape' is legal");
+  refuse("\"dtype\": \"F32\", ", "\"colour\": 1, ", "found the key 'colour' in tensor 'w'");
   refuse("[4,6]", "[4,[6]]", "found an array");
   refuse("[4,6]", "[4,-6]", "found -6");
   refuse("[4,6]", "[4,9223372036854775808]", "'w' has the number 9223372036854775808");
@@ -264,7 +267,8 @@ TEST_CASE("what is malformed is named") {
   CHECK_ERROR(parse_manifest("[]", "m"), "m: found an array");
   CHECK_ERROR(parse_manifest("3", "m"), "m: found 3");
   CHECK_ERROR(parse_manifest(std::string(100'000, '['), "m"), "m: found an array");
-  CHECK_ERROR(parse_manifest("{\"scalars\": " + std::string(100'000, '{'), "m"), "before the version");
+  CHECK_ERROR(parse_manifest("{\"scalars\": " + std::string(100'000, '{'), "m"),
+              "found the key 'scalars' at the start, where the key 'format' is legal");
   CHECK_ERROR(parse_manifest(text + std::string(1, '\0'), "m"), "zero byte");
   for (std::size_t n = 0; n + 1 < text.size(); n += 3) CHECK_THROWS_AS(parse_manifest(text.substr(0, n)), plait::error);
 }
