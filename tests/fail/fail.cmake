@@ -55,5 +55,5 @@ foreach(source IN LISTS sources)
   get_filename_component(name "${source}" NAME_WE)
   add_test(NAME fail.${name} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/fail/run_case.py"
     ${fail_compilers} --include "${PROJECT_SOURCE_DIR}/include" --precompiled "${precompiled}" "${source}")
-  set_tests_properties(fail.${name} PROPERTIES TIMEOUT 120 LABELS fail)
+  set_tests_properties(fail.${name} PROPERTIES TIMEOUT 300 LABELS fail)
 endforeach()

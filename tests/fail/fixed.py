@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 
-from run_case import INCLUDE, base_command, run, shares_a_file
+from run_case import INCLUDE, base_command, cases_of, run, shares_a_file
 
 
 DECLARED = re.compile(r"^(?:struct|class|using) (\w+)", re.MULTILINE)
@@ -31,13 +31,13 @@ def main() -> int:
     arguments = parser.parse_args()
     included: dict[str, None] = {}  # in order, each once
     bodies = []
-    for case in sorted(arguments.cases):
-        text = case.read_text()
-        if not shares_a_file(text):
-            continue
-        included |= dict.fromkeys(INCLUDE.findall(text))
-        body = f'#line 1 "{case}"\n{INCLUDE.sub("", text)}'
-        bodies.append(in_namespace("fixed_" + re.sub(r"\W", "_", case.stem), body))
+    for source in sorted(arguments.cases):
+        for name, text, _ in cases_of(source):
+            if not shares_a_file(text):
+                continue
+            included |= dict.fromkeys(INCLUDE.findall(text))
+            body = f'#line 1 "{source}"\n{INCLUDE.sub("", text)}'
+            bodies.append(in_namespace("fixed_" + re.sub(r"\W", "_", name), body))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     head = "".join(f"#include {name}\n" for name in included) + "namespace plait {}\nusing namespace plait;\n"
     arguments.out.write_text(head + "".join(bodies))

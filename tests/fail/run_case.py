@@ -13,6 +13,13 @@ Leading comments:
     // lines-at-most: N        ... in all that a compiler prints, with the lines of source that it echoes; if not said,
                                30 for each mistake
 
+A file may hold several cases, each behind a line of its own with its comments behind it:
+
+    // case: NAME
+
+What stands before the first one is part of each, and each is compiled alone. A case's own limits hold before those of
+the head.
+
 The first of the texts must stand within the first 12 lines (of several mistakes, any), and no message may speak of
 macros.
 
@@ -27,6 +34,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 LINES_AT_MOST, TEXT_WITHIN = 30, 12
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+([<"][^>"]+[>"])', re.MULTILINE)
@@ -34,11 +42,28 @@ ABOUT_LAYERS = re.compile(r'^#include "plait/(nn|train|models|tensor|pipeline)/'
 GCC_ECHO = re.compile(r"^\s*\d*\s*\|")
 CLANG_MESSAGE = re.compile(r"^(\S+:\d+:\d+: |In file included from |\d+ (error|warning)s? )")
 DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|with-nvcc|errors-at-most|lines-at-most):\s*(.*?)\s*$")
+CASE = re.compile(r"^// case: (\w+)\n", re.MULTILINE)
 
 
-def directives(path: pathlib.Path) -> list[tuple[str, str]]:
+def cases_of(path: pathlib.Path) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """The name, the text and the directives of each case of a file; a text has the lines of the other cases, empty."""
+    text = path.read_text()
+    begins = [match.start() for match in CASE.finditer(text)]
+    if not begins:
+        return [(path.stem, text, directives(text))]
+    head = text[:begins[0]]
+    cases = []
+    for begin, end in zip(begins, [*begins[1:], len(text)]):
+        name = CASE.match(text, begin)[1]
+        case = text[begin:end]
+        empty = "\n" * text.count("\n", len(head), begin)
+        cases.append((f"{path.stem}_{name}", head + empty + case, directives(case) + directives(head)))
+    return cases
+
+
+def directives(text: str) -> list[tuple[str, str]]:
     found = []
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         if not line.startswith("//"):
             break
         match = DIRECTIVE.match(line)
@@ -97,41 +122,45 @@ def run(command: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed: bool,
+def compile_case(compiler: str, include: list[str], source: pathlib.Path, text: str, fixed: bool,
                  precompiled: pathlib.Path | None) -> tuple[int, str]:
     if is_nvcc(compiler):
         command = [compiler, "-std=c++20", "-x", "cu", "-arch=sm_90", "-c", "-o", os.devnull]
         command += [f"-I{directory}" for directory in include]
     else:
         command = [*base_command(compiler, include), "-fsyntax-only"]
-        if precompiled and ABOUT_LAYERS.search(source.read_text()):
+        if precompiled and ABOUT_LAYERS.search(text):
             command += precompiled_at(compiler, precompiled)[1]
     if fixed:
         command += ["-DPLAIT_FAIL_FIX"] + ([] if is_nvcc(compiler) else ["-Werror", "-Wno-unused"])
-    return run([*command, str(source)])
+    with tempfile.TemporaryDirectory() as folder:
+        alone = pathlib.Path(folder) / source.name
+        alone.write_text(f'#line 1 "{source}"\n{text}')
+        return run([*command, f"-I{source.parent}", str(alone)])
 
 
-def check(compiler: str, include: list[str], source: pathlib.Path, precompiled: pathlib.Path | None) -> list[str]:
-    wanted = directives(source)
+def check(compiler: str, include: list[str], source: pathlib.Path, case: tuple[str, str, list[tuple[str, str]]],
+          precompiled: pathlib.Path | None) -> list[str]:
+    name, text, wanted = case
     if is_nvcc(compiler) and ("with-nvcc", "yes") not in wanted:
         return []
     mine = {"expect"} if is_nvcc(compiler) else {"expect", "expect-clang" if is_clang(compiler) else "expect-gcc"}
     expected = [text for key, text in wanted if key in mine]
     if not expected or not all(expected):
-        return [f"{source.name}: the leading comments name no text to expect from {compiler}"]
+        return [f"{name}: the leading comments name no text to expect from {compiler}"]
 
     complaints = []
-    if is_nvcc(compiler) or not shares_a_file(source.read_text()):
-        code, output = compile_case(compiler, include, source, True, precompiled)
+    if is_nvcc(compiler) or not shares_a_file(text):
+        code, output = compile_case(compiler, include, source, text, True, precompiled)
         if code != 0:
             complaints.append(f"{compiler}: does not compile with -DPLAIT_FAIL_FIX:\n{output}")
-    code, output = compile_case(compiler, include, source, False, precompiled)
+    code, output = compile_case(compiler, include, source, text, False, precompiled)
     if code == 0:
-        return [*complaints, f"{compiler}: compiles, and was to be refused"]
+        return [*complaints, f"{compiler}: {name} compiles, and was to be refused"]
     printed = [without_echo(compiler, line) for line in output.splitlines()]
     messages = plain("\n".join(printed))
     complaints += [f"{compiler}: no message holds: {text}" for text in expected if plain(text) not in messages]
-    limits = {key: int(value) for key, value in wanted if key in {"errors-at-most", "lines-at-most"}}
+    limits = {key: int(value) for key, value in reversed(wanted) if key in {"errors-at-most", "lines-at-most"}}
     mistakes = limits.get("errors-at-most", 1)
     most_lines = limits.get("lines-at-most", LINES_AT_MOST * mistakes)
     errors = len(re.findall(r"(?:^|\s)(?:fatal )?error: ", messages))
@@ -145,7 +174,7 @@ def check(compiler: str, include: list[str], source: pathlib.Path, precompiled: 
     if "in expansion of macro" in messages or "expanded from macro" in messages:
         complaints.append(f"{compiler}: the messages speak of macros")
     if complaints:
-        complaints.append(f"what {compiler} said:\n{output}")
+        complaints.append(f"what {compiler} said of {name}:\n{output}")
     return complaints
 
 
@@ -158,7 +187,8 @@ def main() -> int:
     arguments = parser.parse_args()
     complaints = []
     for compiler in arguments.compiler:
-        complaints += check(compiler, arguments.include, arguments.source, arguments.precompiled)
+        for case in cases_of(arguments.source):
+            complaints += check(compiler, arguments.include, arguments.source, case, arguments.precompiled)
     print("\n".join(complaints))
     return 1 if complaints else 0
 

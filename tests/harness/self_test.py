@@ -21,6 +21,9 @@ FAIL_CASES = {  # name: (text of the case, whether the runner must accept it)
     "too many errors": ("// expect: an int of one byte\n// errors-at-most: 0\n" + MISTAKE, False),
     "no text": (MISTAKE, False),
     "compiles": ("// expect: an int of one byte\nint main() {}\n", False),
+    "two cases": ("// errors-at-most: 1\n// case: a\n// expect: an int of one byte\n" + MISTAKE +
+                  "// case: b\n// expect: an int of one byte\n" + MISTAKE, True),
+    "a second case compiles": ("// expect: an int of one byte\n// case: a\n" + MISTAKE + "// case: b\nint x;\n", False),
     "the fix is broken": ("// expect: an int of one byte\n#define OURS\n" + MISTAKE + "no_such_thing x;\n", False),
 }
 FIXED_CASES = {  # name: (text of a case that is compiled beside another, whether the two must be accepted)

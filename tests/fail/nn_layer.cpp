@@ -1,9 +1,3 @@
-// expect: a layer needs a member `backward(mb, x, saved, dy)` that returns a tensor of dual_t<input>
-// expect: mine
-// expect: a layer needs a member `visit(f)` that calls f with each of its parameters
-// expect: unvisited
-// errors-at-most: 2
-// lines-at-most: 60
 #include <utility>
 #include <vector>
 
@@ -11,7 +5,7 @@
 #include "plait/nn/norm.hpp"
 
 using namespace plait;
-using stream = spec<shard<batch, dp>, seq, hidden>;
+using stream = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
 
 template <class Spec>
 struct half_a_layer {
@@ -26,6 +20,14 @@ struct half_a_layer {
   template <class F>
   void visit(F&&) {}
 };
+
+// case: without_backward
+// expect: a layer needs a member `backward(mb, x, saved, dy)` that returns a tensor of dual_t<input>
+// expect: mine
+// expect: a layer needs a member `visit(f)` that calls f with each of its parameters
+// expect: unvisited
+// errors-at-most: 2
+// lines-at-most: 60
 struct mine : half_a_layer<stream> {
 #ifdef PLAIT_FAIL_FIX
   tensor<float, dual_t<stream>> backward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved&,
@@ -63,6 +65,25 @@ void train(context<cpu>& ctx) {  // what is done with them is no other error
   gather_parameters(ctx, all);
   const tensor<float, stream> x(ctx);
   decltype(all)::saved kept;
-  const auto y = all.forward(ctx, x, &kept);
-  all.backward(ctx, x, kept, y);
+  all.forward(ctx, x, &kept);
+  all.backward(ctx, x, kept, tensor<float, dual_t<stream>>(ctx));
 }
+
+// case: backward_not_dual
+// expect: a layer's `backward(mb, x, saved, dy)` takes dy as a tensor of dual_t<output> and returns one of dual_t<input>
+// expect: mine
+// errors-at-most: 1
+struct mine : half_a_layer<stream> {
+#ifdef PLAIT_FAIL_FIX
+  tensor<float, dual_t<stream>> backward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved&,
+                                         const tensor<float, dual_t<stream>>&) {
+    return tensor<float, dual_t<stream>>(mb.ctx);
+  }
+#else  // the gradient has the dual spec: partial where the value is replicated
+  tensor<float, stream> backward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved&, const tensor<float, stream>&) {
+    return tensor<float, stream>(mb.ctx);
+  }
+#endif
+};
+using net = sequential<rms_norm<float, stream>, mine>;
+net make(context<cpu>& ctx) { return net(rms_norm<float, stream>(ctx), mine{}); }

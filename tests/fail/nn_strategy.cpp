@@ -1,0 +1,221 @@
+// expect: my_strategy
+// errors-at-most: 1
+#include "plait/models/llama.hpp"
+#include "plait/nn/attention.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/strategy.hpp"
+
+using namespace plait;
+
+struct sharded_heads {
+  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
+};
+
+// case: attention_axis_of_heads
+// expect: an axis of context-parallel attention shards the heads too: a policy such as ring<cp> needs an axis of its own, which shards the sequence and no heads
+// expect: on_axis<plait::tp>
+struct my_strategy : megatron_sp {
+#ifndef PLAIT_FAIL_FIX
+  using attention = ring<tp>;
+#endif
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: attention_kv_heads_do_not_lead
+// expect: the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, b> or shard<kv_heads, a>
+struct outer : axis_tag<"outer"> {};
+struct inner : axis_tag<"inner"> {};
+
+struct my_strategy : sharded_heads {
+  using mesh = plait::mesh<axis<dp>, axis<outer>, axis<inner>>;
+  using residual = spec<shard<batch, dp>, shard<seq, outer, inner>, hidden>;
+  using query_heads = shard<heads, outer, inner>;
+#ifdef PLAIT_FAIL_FIX
+  using key_heads = shard<kv_heads, outer>;
+#else
+  using key_heads = shard<kv_heads, inner>;
+#endif
+  using feed_forward = shard<ffn, outer, inner>;
+  using vocabulary = shard<vocab, outer, inner>;
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: attention_policy_axes
+// expect: attention needs the sequence sharded over exactly the axes of its context-parallel policy, in its order
+// expect: on_axis<plait::cp>
+// expect: on_dim<plait::seq>
+// A ring over cp whose ranks have the same tokens, because cp shards the batch.
+struct my_strategy : sharded_heads {
+#ifdef PLAIT_FAIL_FIX
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#else
+  using residual = spec<shard<batch, dp, cp>, shard<seq, tp>, hidden>;
+#endif
+  using attention = ring<cp>;
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: attention_second_axis
+// expect: attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel policy
+// expect: on_axis<inner>
+struct inner : axis_tag<"inner"> {};
+
+// The sequence is sharded over two axes, and the policy knows one of them.
+struct my_strategy : megatron_sp {
+  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<inner>, axis<tp>, axis<tp_rep>>;
+  using residual = spec<shard<batch, dp>, shard<zseq, cp, inner, tp, tp_rep>, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using attention = ulysses<inner, ring<cp>>;
+#else
+  using attention = ring<cp>;
+#endif
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: attention_sharded_keys
+// expect: attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel policy
+// expect: on_axis<plait::cp>
+// expect: on_dim<plait::seq>
+// Over cp each rank would attend to its own part of the sequence only.
+struct my_strategy : sharded_heads {
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using attention = ring<cp>;
+#endif
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: strategy_forgotten_dp_everywhere
+// expect: a boundary spec must mention every axis of its mesh
+// expect: on_axis<plait::dp>
+// Every layer of a model derives from the residual: one error all the same.
+struct my_strategy : sharded_heads {
+#ifdef PLAIT_FAIL_FIX
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#else
+  using residual = spec<batch, shard<seq, cp, tp>, hidden>;
+#endif
+  using attention = ring<cp>;
+};
+template class plait::llama<float, my_strategy>;
+
+// case: strategy_kv_heads_dim
+// expect: the dims are not the ones expected here, in this order
+// expect: of_operand<plait::operand::kv_heads>, plait::expected_dims<plait::kv_heads>, plait::given_dims<plait::heads>
+// The dim of the queries where that of the keys is meant.
+struct my_strategy : sharded_heads {
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using key_heads = shard<kv_heads, tp>;
+#else
+  using key_heads = shard<heads, tp>;
+#endif
+  using attention = ring<cp>;
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: strategy_kv_heads_on_dp
+// expect: the axes of kv_heads must be the leading axes of heads
+// expect: on_axis<plait::dp>, plait::on_dim<plait::kv_heads>
+// dp shards the batch.
+struct my_strategy : sharded_heads {
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using key_heads = shard<kv_heads, tp>;
+#else
+  using key_heads = shard<kv_heads, dp>;
+#endif
+  using attention = ring<cp>;
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: strategy_misnamed_stored
+// expect: the strategy has a member `store`, which means nothing: did you mean `stored`?
+// Weights would be stored as they are used.
+struct my_strategy : sharded_heads {
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+  using attention = ring<cp>;
+  template <class Weight>
+#ifdef PLAIT_FAIL_FIX
+  using stored = Weight;
+#else
+  using store = Weight;
+#endif
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: strategy_residual_order
+// expect: the dims are not the ones expected here, in this order
+// expect: of_operand<plait::operand::residual>, plait::expected_dims<plait::batch, plait::seq, plait::hidden>, plait::given_dims<plait::seq, plait::batch, plait::hidden>
+// Megatron's order: attention would take the sequence for samples.
+struct my_strategy : sharded_heads {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+#ifdef PLAIT_FAIL_FIX
+  using residual = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
+#else
+  using residual = spec<seq, shard<batch, dp>, hidden, invariant<tp>>;
+#endif
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: strategy_sequence_order
+// expect: attention needs the sequence sharded over exactly the axes of its context-parallel policy, in its order
+// expect: on_axis<plait::cp>, plait::on_dim<plait::seq>
+// cp must be major: the ring passes whole runs of the sequence on.
+struct my_strategy : sharded_heads {
+#ifdef PLAIT_FAIL_FIX
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#else
+  using residual = spec<shard<batch, dp>, shard<seq, tp, cp>, hidden>;
+#endif
+  using attention = ring<cp>;
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: strategy_unmentioned_axis
+// expect: a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>, partial<axis> or invariant<axis>
+// expect: on_axis<plait::dp>
+struct my_strategy : sharded_heads {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+#ifdef PLAIT_FAIL_FIX
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+#else
+  using residual = spec<batch, shard<seq, tp>, hidden>;
+#endif
+};
+template class plait::swiglu_mlp<float, my_strategy>;
+
+// case: strategy_vocabulary_dim
+// expect: the dims are not the ones expected here, in this order
+// expect: of_operand<plait::operand::vocabulary>, plait::expected_dims<plait::vocab>, plait::given_dims<plait::ffn>
+// The embedding would have as many rows as the feed-forward layer is wide.
+struct my_strategy : sharded_heads {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using vocabulary = shard<vocab, tp>;
+#else
+  using vocabulary = shard<ffn, tp>;
+#endif
+};
+template class plait::self_attention<float, my_strategy>;
+
+// case: strategy_without_ffn
+// expect: a strategy names `feed_forward`: using feed_forward = shard<ffn, tp>, or the dim
+// A strategy that says nothing of the MLP.
+struct my_strategy {
+  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+#ifdef PLAIT_FAIL_FIX
+  using feed_forward = shard<ffn, tp>;
+#endif
+  using vocabulary = shard<vocab, tp>;
+  using attention = ring<cp>;
+};
+template class plait::swiglu_mlp<float, my_strategy>;
