@@ -40,7 +40,7 @@ inline ncclResult_t run_collective(const char* name, ncclComm_t comm, cudaStream
 #ifdef PLAIT_CUDA_STAND_IN
     if (meets_in_streams()) return {comm, on, -1, nullptr, bytes, in, out, meet(comm, s, fill)};
 #endif
-    return {comm, on, -1, run_when_last(comm, comm->member->join(s, bytes, fill)), bytes, in, out};
+    return {comm, on, -1, run_when_last(comm, comm->member->join(s, -1, 0, bytes, fill)), bytes, in, out};
   });
 }
 
@@ -60,7 +60,7 @@ inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stre
 #ifdef PLAIT_CUDA_STAND_IN
     if (meets_in_streams()) return {comm, on, side, nullptr, bytes, in, out, meet(comm, side, peer, s, fill)};
 #endif
-    return {comm, on, side, run_when_last(comm, comm->member->join_message(side, peer, s, fill)), bytes, in, out};
+    return {comm, on, side, run_when_last(comm, comm->member->join(s, side, peer, bytes, fill)), bytes, in, out};
   });
 }
 

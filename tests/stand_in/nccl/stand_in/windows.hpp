@@ -42,7 +42,7 @@ inline ncclResult_t register_window(ncclComm_t comm, void* data, std::size_t byt
   const inside_library inside;
   try {
     comm->engine->set_streams(nullptr, nullptr);  // the last call's may be gone
-    comm->member->finish(run_when_last(comm, comm->member->join({.count = bytes}, 0, [](auto&) {})), -1);
+    comm->member->finish(run_when_last(comm, comm->member->join({.count = bytes}, -1, 0, 0, [](auto&) {})), -1);
   } catch (const std::exception& e) {
     return failed("ncclCommWindowRegister", comm, e);
   }
