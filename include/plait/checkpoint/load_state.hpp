@@ -46,6 +46,28 @@ inline unsigned number_of_axes(const mesh_shape& mesh, const axis_list& axes) {
   return number;
 }
 
+/// A tensor that is loaded, and how this rank reads its share of it.
+struct tensor_to_load {
+  const held_tensor* held;
+  const stored_tensor* stored;
+  std::int64_t begin, end;            ///< this rank's share (`own_share`)
+  std::vector<planned_read> reads{};  ///< of it, and for other ranks
+  std::byte* slot = nullptr;          ///< where what is read goes, in the order of `reads`
+  bool in_place = false;              ///< whether that is where the share belongs
+  bool early = false;                 ///< whether the share is sent to other ranks while other tensors are read
+
+  std::size_t bytes_of(const box& b) const { return static_cast<std::size_t>(b.local_size()) * held->element_bytes(); }
+  std::size_t share_bytes() const { return static_cast<std::size_t>(end - begin) * held->element_bytes(); }
+  std::size_t read_bytes() const {
+    std::size_t bytes = 0;
+    for (const planned_read& r : reads) bytes += bytes_of(r.read());
+    return bytes;
+  }
+  bool by_rows() const {
+    return std::any_of(reads.begin(), reads.end(), [](const planned_read& r) { return r.by_rows(); });
+  }
+};
+
 /// Sends what ranks have read to the ranks that need it, many tensors in one collective: parts of rows, then shares of
 /// replicated tensors. Ranks of a group must add tensors of equal names in one order. Tensors of different groups may
 /// come between them.
@@ -55,45 +77,37 @@ class share_exchange {
   /// At most about `most` bytes of a rank are sent at once; a tensor that is larger goes alone.
   share_exchange(const context<Device>& ctx, std::size_t most) : ctx_(ctx), most_(most) {}
 
-  /// `slot` has what `reads` name, in their order. After the exchange of rows its first `share` bytes are this rank's
-  /// share, with zeros for padding.
-  void add_rows(const held_tensor& h, const std::vector<planned_read>& reads, std::byte* slot, std::size_t share) {
+  /// After the exchange of rows the first bytes of the tensor's slot are this rank's share, with zeros for padding.
+  void add_rows(const tensor_to_load& t) {
     std::size_t bytes = 0;  // as many on every rank of the group
-    for (const planned_read& r : reads)
-      if (r.by_rows())
-        for (const box& part : r.parts) bytes += static_cast<std::size_t>(part.local_size()) * h.element_bytes();
-    bytes /= static_cast<std::size_t>(ctx_.ranks.shape().size(h.across));
-    batch<rows_entry>& to = rows_[number_of_axes(ctx_.ranks.shape(), h.across)];
-    to.axes = h.across;
-    if (!to.entries.empty() && to.bytes + bytes > most_) exchange_rows(to);
-    to.entries.push_back({&h, &reads, slot, share});
-    to.bytes += bytes;
+    for (const planned_read& r : t.reads)
+      for (const box& part : r.parts) bytes += t.bytes_of(part);
+    const axis_list& across = t.held->across;
+    bytes /= static_cast<std::size_t>(ctx_.ranks.shape().size(across));
+    add(rows_, across, t, bytes, [&](batch& all) { exchange_rows(all); });
   }
   void finish_rows() {
     for (auto& [key, one] : rows_) exchange_rows(one);
   }
 
   /// Hands the tensor all that this rank holds: its own share, and the shares of the ranks that hold copies. It does so
-  /// now, or with other tensors. `in_place`: the share lies where it belongs.
-  void add_copies(const held_tensor& h, const std::byte* share, bool in_place) {
+  /// now, or with other tensors.
+  void add_copies(const tensor_to_load& t) {
+    const held_tensor& h = *t.held;
     const mesh_shape& mesh = ctx_.ranks.shape();
     const std::int64_t copies = mesh.size(h.copies);
-    if (copies == 1 || h.size() == 0) return in_place ? void() : h.write(share);
+    if (copies == 1 || h.size() == 0) return t.in_place ? void() : h.write(t.slot);
     const std::size_t most = share_bytes(h, copies), all = most * static_cast<std::size_t>(copies);
     const bool even = all == static_cast<std::size_t>(h.size()) * h.element_bytes();
     if (even && h.target && (all >= most_ / 16 || most >= own_collective_bytes)) {  // to where it belongs
       const auto own = static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.copies));
       std::byte* const to = h.target();
       any_communicator& group = ctx_.ranks.group(h.copies);
-      if constexpr (std::is_same_v<Device, cpu>) return group.all_gather(share, to, most, dtype::u8);
-      ctx_.device.upload(to + own * most, share, most, ctx_.device.main_stream());
+      if constexpr (std::is_same_v<Device, cpu>) return group.all_gather(t.slot, to, most, dtype::u8);
+      ctx_.device.upload(to + own * most, t.slot, most, ctx_.device.main_stream());
       return group.all_gather(to + own * most, to, most, dtype::u8);
     }
-    batch<copies_entry>& to = copies_[number_of_axes(ctx_.ranks.shape(), h.copies)];
-    to.axes = h.copies;
-    if (!to.entries.empty() && to.bytes + all > most_) exchange_copies(to);
-    to.entries.push_back({&h, share});
-    to.bytes += all;
+    add(copies_, h.copies, t, all, [&](batch& some) { exchange_copies(some); });
   }
   void finish_copies() {
     for (auto& [key, one] : copies_) exchange_copies(one);
@@ -103,23 +117,22 @@ class share_exchange {
   /// Bytes of a share that take longer to be copied than a collective of its own takes to begin.
   static constexpr std::size_t own_collective_bytes = std::size_t{128} << 10;
 
-  struct rows_entry {
-    const held_tensor* h;
-    const std::vector<planned_read>* reads;
-    std::byte* slot;
-    std::size_t share;
-  };
-  struct copies_entry {
-    const held_tensor* h;
-    const std::byte* share;
-  };
-  template <class Entry>
   struct batch {
     axis_list axes;
-    std::vector<Entry> entries;
+    std::vector<const tensor_to_load*> entries;
     std::size_t bytes = 0;
   };
+  using batches = std::map<unsigned, batch>;
 
+  /// Adds a tensor to those that are sent along `axes`, which `exchange` sends first where they would be too many.
+  template <class Exchange>
+  void add(batches& all, const axis_list& axes, const tensor_to_load& t, std::size_t bytes, Exchange&& exchange) {
+    batch& to = all[number_of_axes(ctx_.ranks.shape(), axes)];
+    to.axes = axes;
+    if (!to.entries.empty() && to.bytes + bytes > most_) exchange(to);
+    to.entries.push_back(&t);
+    to.bytes += bytes;
+  }
   /// Bytes of the largest share.
   static std::size_t share_bytes(const held_tensor& h, std::int64_t copies) {
     return static_cast<std::size_t>((h.size() + copies - 1) / copies) * h.element_bytes();
@@ -144,16 +157,16 @@ class share_exchange {
       ctx_.device.download(here_.data() + from, there() + from, bytes, ctx_.device.main_stream());
   }
 
-  void exchange_rows(batch<rows_entry>& all) {
+  void exchange_rows(batch& all) {
     if (all.entries.empty()) return;
     any_communicator& group = ctx_.ranks.group(all.axes);
     const auto ranks = static_cast<std::size_t>(group.size());
     std::vector<std::size_t> send(ranks, 0), receive(ranks, 0), send_at(ranks, 0), receive_at(ranks, 0);
-    for (const rows_entry& e : all.entries)
-      for (const planned_read& r : *e.reads)
+    for (const tensor_to_load* e : all.entries)
+      for (const planned_read& r : e->reads)
         for (std::size_t i = 0; r.by_rows() && i < ranks; ++i) {
-          send[i] += bytes_of(e, part_in(r.parts[i], r.slabs[r.self]));
-          receive[i] += bytes_of(e, part_in(r.own.where, r.slabs[i]));
+          send[i] += e->bytes_of(part_in(r.parts[i], r.slabs[r.self]));
+          receive[i] += e->bytes_of(part_in(r.own.where, r.slabs[i]));
         }
     std::size_t out = 0, in = 0;
     for (std::size_t i = 0; i < ranks; ++i) {
@@ -162,12 +175,12 @@ class share_exchange {
     }
     std::byte* const here = staged(out + in);
     std::vector<std::size_t> next = send_at;
-    for (const rows_entry& e : all.entries) pack(e, here, next);
+    for (const tensor_to_load* e : all.entries) pack(*e, here, next);
     to_device(0, out);
     group.all_to_all_v(there(), send, send_at, there() + out, receive, receive_at, dtype::u8);
     to_host(out, in);
     next = receive_at;
-    for (const rows_entry& e : all.entries) unpack(e, here + out, next);
+    for (const tensor_to_load* e : all.entries) unpack(*e, here + out, next);
     all.entries.clear();
     all.bytes = 0;
   }
@@ -177,44 +190,39 @@ class share_exchange {
     part.local[0] = slab.local[0];
     return part;
   }
-  static std::size_t bytes_of(const rows_entry& e, const box& b) {
-    return static_cast<std::size_t>(b.local_size()) * e.h->element_bytes();
-  }
-  static void pack(const rows_entry& e, std::byte* out, std::vector<std::size_t>& next) {
+  static void pack(const tensor_to_load& e, std::byte* out, std::vector<std::size_t>& next) {
     const std::byte* at = e.slot;
-    const std::size_t width = e.h->element_bytes();
-    for (const planned_read& r : *e.reads) {
+    const std::size_t width = e.held->element_bytes();
+    for (const planned_read& r : e.reads) {
       for (std::size_t i = 0; i < r.parts.size(); ++i) {
         const box part = part_in(r.parts[i], r.read());
         each_common_run(part, r.read(), part, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
           std::memcpy(out + next[i] + static_cast<std::size_t>(to) * width, at + static_cast<std::size_t>(from) * width,
                       static_cast<std::size_t>(n) * width);
         });
-        next[i] += bytes_of(e, part);
+        next[i] += e.bytes_of(part);
       }
-      at += bytes_of(e, r.read());
+      at += e.bytes_of(r.read());
     }
   }
-  void unpack(const rows_entry& e, const std::byte* in, std::vector<std::size_t>& next) {
-    std::size_t read = 0;
-    for (const planned_read& r : *e.reads) read += bytes_of(e, r.read());
-    kept_.assign(e.slot, e.slot + read);  // what is not by rows goes to its place, which may lie elsewhere
+  void unpack(const tensor_to_load& e, const std::byte* in, std::vector<std::size_t>& next) {
+    kept_.assign(e.slot, e.slot + e.read_bytes());  // what is not by rows goes to its place, which may lie elsewhere
     const std::byte* from = kept_.data();
-    std::memset(e.slot, 0, e.share);
-    for (const planned_read& r : *e.reads) {
-      std::byte* to = e.slot + static_cast<std::size_t>(r.own.at) * e.h->element_bytes();
-      if (!r.by_rows()) std::memcpy(to, from, bytes_of(e, r.own.where));
+    std::memset(e.slot, 0, e.share_bytes());
+    for (const planned_read& r : e.reads) {
+      std::byte* to = e.slot + static_cast<std::size_t>(r.own.at) * e.held->element_bytes();
+      if (!r.by_rows()) std::memcpy(to, from, e.bytes_of(r.own.where));
       for (std::size_t i = 0; i < r.slabs.size(); ++i) {
-        const std::size_t bytes = bytes_of(e, part_in(r.own.where, r.slabs[i]));
+        const std::size_t bytes = e.bytes_of(part_in(r.own.where, r.slabs[i]));
         std::memcpy(to, in + next[i], bytes);
         next[i] += bytes;
         to += bytes;
       }
-      from += bytes_of(e, r.read());
+      from += e.bytes_of(r.read());
     }
   }
 
-  void exchange_copies(batch<copies_entry>& all) {
+  void exchange_copies(batch& all) {
     if (all.entries.empty()) return;
     const mesh_shape& mesh = ctx_.ranks.shape();
     const std::int64_t copies = mesh.size(all.axes), own = mesh.index_in(ctx_.ranks.rank(), all.axes);
@@ -222,28 +230,29 @@ class share_exchange {
       return static_cast<std::size_t>(h.size() * i / copies) * h.element_bytes();
     };
     std::size_t room = 0;  // of one rank's shares
-    for (const copies_entry& e : all.entries) room += share_bytes(*e.h, copies);
+    for (const tensor_to_load* e : all.entries) room += share_bytes(*e->held, copies);
     std::byte* const here = staged(room * static_cast<std::size_t>(copies));
     std::size_t at = room * static_cast<std::size_t>(own);
     const std::size_t mine = at;
-    for (const copies_entry& e : all.entries) {
-      std::memcpy(here + at, e.share, first(*e.h, own + 1) - first(*e.h, own));
-      at += share_bytes(*e.h, copies);
+    for (const tensor_to_load* e : all.entries) {
+      std::memcpy(here + at, e->slot, first(*e->held, own + 1) - first(*e->held, own));
+      at += share_bytes(*e->held, copies);
     }
     to_device(mine, room);
     ctx_.ranks.group(all.axes).all_gather(there() + mine, there(), room, dtype::u8);
     to_host(0, room * static_cast<std::size_t>(copies));
     at = 0;
-    for (const copies_entry& e : all.entries) {
-      const bool to_target = std::is_same_v<Device, cpu> && e.h->target;
-      if (!to_target && kept_.size() < first(*e.h, copies)) kept_.resize(first(*e.h, copies));
-      std::byte* const to = to_target ? e.h->target() : kept_.data();
+    for (const tensor_to_load* e : all.entries) {
+      const held_tensor& h = *e->held;
+      const bool to_target = std::is_same_v<Device, cpu> && h.target;
+      if (!to_target && kept_.size() < first(h, copies)) kept_.resize(first(h, copies));
+      std::byte* const to = to_target ? h.target() : kept_.data();
       for (std::int64_t i = 0; i < copies; ++i) {
-        const std::byte* const from = i == own ? e.share : here + room * static_cast<std::size_t>(i) + at;
-        if (to + first(*e.h, i) != from) std::memcpy(to + first(*e.h, i), from, first(*e.h, i + 1) - first(*e.h, i));
+        const std::byte* const from = i == own ? e->slot : here + room * static_cast<std::size_t>(i) + at;
+        if (to + first(h, i) != from) std::memcpy(to + first(h, i), from, first(h, i + 1) - first(h, i));
       }
-      if (!to_target) e.h->write(to);
-      at += share_bytes(*e.h, copies);
+      if (!to_target) h.write(to);
+      at += share_bytes(h, copies);
     }
     all.entries.clear();
     all.bytes = 0;
@@ -251,8 +260,7 @@ class share_exchange {
 
   const context<Device>& ctx_;
   std::size_t most_;
-  std::map<unsigned, batch<rows_entry>> rows_;
-  std::map<unsigned, batch<copies_entry>> copies_;
+  batches rows_, copies_;
   std::optional<buffer<Device>> there_;
   byte_buffer here_;
   std::vector<std::byte> kept_;
@@ -411,36 +419,33 @@ class state_loader {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
     make_groups(held);
-    std::vector<std::vector<planned_read>> reads(held.size());
-    std::vector<std::size_t> begin;
-    std::vector<std::byte*> slots;
-    std::vector<bool> early;
-    std::size_t end = 0;
+    std::vector<tensor_to_load> all;
     byte_buffer shares;
     std::optional<reads_ahead> ahead;
     attempt([&] {
       if (const std::string fault = fault_of(rules_.read_ahead, "read_ahead.threads", "read_ahead.bytes");
           !fault.empty())
         fail(fault);
-      for (std::size_t i = 0; i < held.size(); ++i) {
-        reads[i] = plan(held[i]);
-        early.push_back(is_sent_early(held[i]));
-        begin.push_back(end + padding_before(held[i], reads[i], end));
-        if (!in_place(held[i], reads[i])) end = begin.back() + slot_bytes(held[i], reads[i]);
+      std::vector<std::size_t> begin;
+      std::size_t end = 0;
+      for (const held_tensor& h : held) {
+        const tensor_to_load& t = all.emplace_back(plan(h));
+        begin.push_back(end + padding_before(t, end));
+        if (!t.in_place) end = begin.back() + slot_bytes(t);
       }
       shares.grow(end);
       std::vector<wanted_box> wanted;
-      for (std::size_t i = 0; i < held.size(); ++i) {
-        slots.push_back(in_place(held[i], reads[i]) ? own_place(held[i]) : shares.data() + begin[i]);
-        add_wanted(held[i], reads[i], slots[i], i, wanted);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        all[i].slot = all[i].in_place ? own_place(all[i]) : shares.data() + begin[i];
+        add_wanted(all[i], i, wanted);
       }
       ahead.emplace(saved_, *data_, std::move(wanted), rules_.read_ahead);
     });
     share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
-    for (std::size_t i = 0; i < held.size(); ++i) {
-      if (!early[i]) continue;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (!all[i].early) continue;
       static_cast<void>(ahead->wait(i));  // `finish` throws what has failed
-      exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
+      exchange.add_copies(all[i]);
     }
     exchange.finish_copies();
     attempt_to_read([&] { ahead->finish(); });
@@ -451,11 +456,11 @@ class state_loader {
       attempt_to_read([&] {
         sums.compare(saved_, *data_, static_cast<std::size_t>(ranks_.rank()), static_cast<std::size_t>(ranks_.size()));
       });
-    for (std::size_t i = 0; i < held.size(); ++i)
-      if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], slots[i], share_bytes(held[i]));
+    for (const tensor_to_load& t : all)
+      if (t.by_rows()) exchange.add_rows(t);
     exchange.finish_rows();
-    for (std::size_t i = 0; i < held.size(); ++i)
-      if (!early[i]) exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
+    for (const tensor_to_load& t : all)
+      if (!t.early) exchange.add_copies(t);
     exchange.finish_copies();
   }
 
@@ -545,44 +550,36 @@ class state_loader {
       if (std::count(theirs.begin(), theirs.end(), ranges[set]) != group.size()) read_alone_.push_back(axes);
     }
   }
-  std::size_t share_bytes(const held_tensor& h) const {
-    const auto [begin, end] = own_share(ctx_, h);
-    return static_cast<std::size_t>(end - begin) * h.element_bytes();
-  }
-  static bool by_rows(const std::vector<planned_read>& reads) {
-    return std::any_of(reads.begin(), reads.end(), [](const planned_read& r) { return r.by_rows(); });
-  }
   /// Returns the bytes of this rank's share, and of what it reads of it and for others.
-  std::size_t slot_bytes(const held_tensor& h, const std::vector<planned_read>& reads) const {
-    std::size_t read = 0;
-    for (const planned_read& r : reads) read += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
-    return std::max(share_bytes(h), read);
-  }
-  /// Returns whether a tensor's share is read to where it belongs.
-  bool in_place(const held_tensor& h, const std::vector<planned_read>& reads) const {
-    return std::is_same_v<Device, cpu> && rules_.in_place && h.target && !by_rows(reads);
-  }
-  std::byte* own_place(const held_tensor& h) const {
-    return h.target() + static_cast<std::size_t>(own_share(ctx_, h).first - h.begin) * h.element_bytes();
+  static std::size_t slot_bytes(const tensor_to_load& t) { return std::max(t.share_bytes(), t.read_bytes()); }
+  static std::byte* own_place(const tensor_to_load& t) {
+    return t.held->target() + static_cast<std::size_t>(t.begin - t.held->begin) * t.held->element_bytes();
   }
   /// Returns how many bytes after `end` a slot begins. A small one begins on a multiple of 64. A large one has the page
   /// offset of its bytes in the file, so that the system can read it to where it belongs.
-  std::size_t padding_before(const held_tensor& h, const std::vector<planned_read>& reads, std::size_t end) {
+  std::size_t padding_before(const tensor_to_load& t, std::size_t end) {
     constexpr std::size_t page = 4096;
-    const stored_tensor& t = *by_name_.at(stored_name(h));
-    const bool large = !reads.empty() && slot_bytes(h, reads) >= std::size_t{64} * page;
-    if (!large || safetensors_dtype_of(h.type) != t.dtype) return (64 - end % 64) % 64;
-    const std::size_t first = by_rows(reads) ? 0 : static_cast<std::size_t>(reads[0].own.at) * h.element_bytes();
-    return (data_->boxes().place_of(t, reads[0].read()) + 2 * page - first % page - end % page) % page;
+    const bool large = !t.reads.empty() && slot_bytes(t) >= std::size_t{64} * page;
+    if (!large || safetensors_dtype_of(t.held->type) != t.stored->dtype) return (64 - end % 64) % 64;
+    const auto at = static_cast<std::size_t>(t.reads[0].own.at);
+    const std::size_t first = t.by_rows() ? 0 : at * t.held->element_bytes();
+    return (data_->boxes().place_of(*t.stored, t.reads[0].read()) + 2 * page - first % page - end % page) % page;
   }
   /// Returns what this rank reads for a tensor. No file is opened.
-  std::vector<planned_read> plan(const held_tensor& h) {
-    const stored_tensor& t = *by_name_.at(stored_name(h));
-    const mesh_shape& mesh = ctx_.ranks.shape();
+  tensor_to_load plan(const held_tensor& h) {
     const auto [begin, end] = own_share(ctx_, h);
+    tensor_to_load t{&h, by_name_.at(stored_name(h)), begin, end};
+    t.reads = planned(t);
+    t.in_place = std::is_same_v<Device, cpu> && rules_.in_place && h.target && !t.by_rows();
+    t.early = is_sent_early(t);
+    return t;
+  }
+  std::vector<planned_read> planned(const tensor_to_load& t) {
+    const held_tensor& h = *t.held;
+    const mesh_shape& mesh = ctx_.ranks.shape();
     const std::int64_t ranks = mesh.size(h.across);
     const auto alone = [&] {
-      return plan_reads({boxes_of_part(h.part, begin, end, h.shape, h.name)}, 0, [](const box&) { return false; });
+      return plan_reads({boxes_of_part(h.part, t.begin, t.end, h.shape, h.name)}, 0, [](const box&) { return false; });
     };
     if (ranks == 1 || !h.part_across ||
         std::find(read_alone_.begin(), read_alone_.end(), h.across) != read_alone_.end())
@@ -591,38 +588,37 @@ class state_loader {
     for (std::int64_t i = 0; i < ranks; ++i) {
       const box part = h.part_across(i);
       if (part.local_size() != h.part.local_size()) return alone();  // which ranks read what is not known here
-      shares.push_back(boxes_of_part(part, begin, end, h.shape, h.name));
+      shares.push_back(boxes_of_part(part, t.begin, t.end, h.shape, h.name));
     }
     return plan_reads(shares, static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.across)),
-                      [&](const box& b) { return data_->boxes().has_short_runs(t, b); });
+                      [&](const box& b) { return data_->boxes().has_short_runs(*t.stored, b); });
   }
   /// Adds what is planned for a tensor, each box where it belongs, or one after the other where some of them are for
   /// others too.
-  void add_wanted(const held_tensor& h, const std::vector<planned_read>& reads, std::byte* slot, std::size_t owner,
-                  std::vector<wanted_box>& wanted) const {
-    const stored_tensor& t = *by_name_.at(stored_name(h));
-    const bool in_turn = by_rows(reads);
-    std::size_t stored = 0;
-    for (const planned_read& r : reads) stored += static_cast<std::size_t>(r.own.where.local_size());
-    if (!in_turn && stored * h.element_bytes() < share_bytes(h)) std::memset(slot, 0, share_bytes(h));  // padding
-    std::byte* out = slot;
-    for (const planned_read& r : reads) {
-      if (!in_turn) out = slot + static_cast<std::size_t>(r.own.at) * h.element_bytes();
-      wanted.push_back({&t, r.read(), out, h.type, owner});
-      out += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
+  static void add_wanted(const tensor_to_load& t, std::size_t owner, std::vector<wanted_box>& wanted) {
+    const bool in_turn = t.by_rows();
+    std::size_t own = 0;
+    for (const planned_read& r : t.reads) own += t.bytes_of(r.own.where);
+    if (!in_turn && own < t.share_bytes()) std::memset(t.slot, 0, t.share_bytes());  // padding
+    std::byte* out = t.slot;
+    for (const planned_read& r : t.reads) {
+      if (!in_turn) out = t.slot + static_cast<std::size_t>(r.own.at) * t.held->element_bytes();
+      wanted.push_back({t.stored, r.read(), out, t.held->type, owner});
+      out += t.bytes_of(r.read());
     }
   }
   /// Returns whether a tensor is sent to the ranks that hold copies while other tensors are read. All of these ranks
   /// get one answer. Other tensors wait until every checksum is right: what is not written in place, rows read for
   /// other ranks, and tensors that a function writes.
-  bool is_sent_early(const held_tensor& h) {
+  bool is_sent_early(const tensor_to_load& t) {
+    const held_tensor& h = *t.held;
     if (!rules_.in_place || !h.target) return false;
     const std::int64_t ranks = ctx_.ranks.shape().size(h.across);
     for (std::int64_t i = 0; ranks > 1 && i < ranks; ++i) {
       if (!h.part_across) break;
       const box part = h.part_across(i);
       for (const placed_box& b : boxes_of_part(part, 0, part.local_size(), h.shape, h.name))
-        if (data_->boxes().has_short_runs(*by_name_.at(stored_name(h)), b.where)) return false;
+        if (data_->boxes().has_short_runs(*t.stored, b.where)) return false;
     }
     return true;
   }
