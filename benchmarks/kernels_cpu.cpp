@@ -151,7 +151,8 @@ void rms_norm(benchmark::State& state) {
   const auto x = values(elements), w = values(columns);
   std::vector<float> y(x.size()), inv(static_cast<std::size_t>(rows));
   cpu device;
-  for (auto _ : state) kernels::rms_norm_forward(device, x.data(), w.data(), y.data(), inv.data(), rows, columns, 1e-5);
+  for (auto _ : state)
+    kernels::norm_forward(device, x.data(), w.data(), nullptr, y.data(), nullptr, inv.data(), rows, columns, 1e-5);
   count_bytes(state, elements * 8);
 }
 BENCHMARK(rms_norm);
@@ -162,7 +163,8 @@ void rms_norm_backward(benchmark::State& state) {
   std::vector<float> dx(x.size()), dw(w.size()), inv(static_cast<std::size_t>(rows), 1.0f);
   cpu device;
   for (auto _ : state) {
-    kernels::rms_norm_backward(device, x.data(), w.data(), dy.data(), inv.data(), dx.data(), dw.data(), rows, columns);
+    kernels::norm_backward(device, x.data(), w.data(), dy.data(), nullptr, inv.data(), dx.data(), dw.data(), nullptr,
+                           rows, columns);
   }
   count_bytes(state, elements * 12);
 }

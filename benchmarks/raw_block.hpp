@@ -70,7 +70,7 @@ class raw_block {
 
   void forward(const float* x) {
     namespace k = plait::kernels;
-    k::rms_norm_forward(device_, x, w_[0], n1_, inv1_, own_, s_.hidden, s_.eps);
+    k::norm_forward(device_, x, w_[0], nullptr, n1_, nullptr, inv1_, own_, s_.hidden, s_.eps);
     const float* in = gather(n1_, g1_);
     times_transposed(in, w_[1], qkv_, 3 * width_, s_.hidden);
     k::rope_forward(device_, qkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_, s_.seq);
@@ -78,7 +78,7 @@ class raw_block {
     project(attended_, w_[2], inner_, width_);
     k::accumulate(device_, x, inner_, own_ * s_.hidden);
 
-    k::rms_norm_forward(device_, inner_, w_[3], n2_, inv2_, own_, s_.hidden, s_.eps);
+    k::norm_forward(device_, inner_, w_[3], nullptr, n2_, nullptr, inv2_, own_, s_.hidden, s_.eps);
     in = gather(n2_, g2_);
     times_transposed(in, w_[4], gate_up_, 2 * ffn_, s_.hidden);
     k::swiglu_forward(device_, gate_up_, act_, rows_, ffn_);
@@ -94,7 +94,7 @@ class raw_block {
     k::swiglu_backward(device_, gate_up_, dact_, dgate_up_, rows_, ffn_);
     unproject(dgate_up_, w_[4], 2 * ffn_);
     add_weight_gradient(dgate_up_, ranks_ > 1 ? g2_ : n2_, d_[4], 2 * ffn_, s_.hidden);
-    k::rms_norm_backward(device_, inner_, w_[3], dn_, inv2_, dinner_, d_[3], own_, s_.hidden, dy);
+    k::norm_backward(device_, inner_, w_[3], dn_, nullptr, inv2_, dinner_, d_[3], nullptr, own_, s_.hidden, dy);
 
     d = gather(dinner_, gathered_);
     times(d, w_[2], dattended_, width_, s_.hidden);
@@ -104,8 +104,8 @@ class raw_block {
     k::rope_backward(device_, dqkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_, s_.seq);
     unproject(dqkv_, w_[1], 3 * width_);
     add_weight_gradient(dqkv_, ranks_ > 1 ? g1_ : n1_, d_[1], 3 * width_, s_.hidden);
-    k::rms_norm_backward(device_, x, w_[0], dn_, inv1_, dx_, d_[0], own_, s_.hidden,
-                         static_cast<const float*>(dinner_));
+    k::norm_backward(device_, x, w_[0], dn_, nullptr, inv1_, dx_, d_[0], nullptr, own_, s_.hidden,
+                     static_cast<const float*>(dinner_));
   }
 
   /// The norms' weights saw this rank's part of the sequence only.

@@ -75,11 +75,12 @@ void add_residual_norm(pairs& c) {
   c.add(
       "residual_norm", "a sum, then a norm", sets, 0,
       [=, &c](int i) {
-        kernels::rms_norm_forward(c.device, x(i), weight(0), y(i), inverse(0), rows, columns, eps, addend(i), sum(i));
+        kernels::norm_forward(c.device, x(i), weight(0), nullptr, y(i), nullptr, inverse(0), rows, columns, eps,
+                              addend(i), sum(i));
       },
       [=, &c](int i) {
         kernels::add(c.device, x(i), addend(i), sum(i), n);
-        kernels::rms_norm_forward(c.device, sum(i), weight(0), y(i), inverse(0), rows, columns, eps);
+        kernels::norm_forward(c.device, sum(i), weight(0), nullptr, y(i), nullptr, inverse(0), rows, columns, eps);
       });
 }
 

@@ -29,8 +29,8 @@ VECTOR_KERNELS = """
 #include "plait/kernels/cuda/elementwise.hpp"
 using plait::bf16;
 void use(plait::cuda& d, bf16* x, float* s) {
-  plait::kernels::rms_norm_forward<bf16>(d, x, x, x, s, 1, 8, 1e-5);
-  plait::kernels::rms_norm_backward<bf16>(d, x, x, x, s, x, s, 1, 8);
+  plait::kernels::norm_forward<bf16>(d, x, x, nullptr, x, nullptr, s, 1, 8, 1e-5);
+  plait::kernels::norm_backward<bf16>(d, x, x, x, nullptr, s, x, s, nullptr, 1, 8);
   plait::kernels::swiglu_forward<bf16>(d, x, x, 1, 8);
   plait::kernels::swiglu_backward<bf16>(d, x, x, x, 1, 8);
 }

@@ -62,19 +62,20 @@ void add_norms(calls& c) {
   const arrays<float> mean(c.device, rows, 1), inverse(c.device, rows, 1);
   const double eps = c.model.rms_eps;
   const double norms = 2 * c.layers() + c.microbatches;
-  c.add("rms_norm_forward", 2 * bf * size + f32 * r + bf * w, sets, norms,
-        [=, &c](int i) { kernels::rms_norm_forward(c.device, x(i), weight(0), y(i), inverse(0), rows, columns, eps); });
+  c.add("rms_norm_forward", 2 * bf * size + f32 * r + bf * w, sets, norms, [=, &c](int i) {
+    kernels::norm_forward(c.device, x(i), weight(0), nullptr, y(i), nullptr, inverse(0), rows, columns, eps);
+  });
   const auto addend = random_arrays<bf16>(c.device, n, sets);
   c.add("rms_norm_backward", 4 * bf * size + f32 * r + (bf + 2 * f32) * w, sets, norms, [=, &c](int i) {
-    kernels::rms_norm_backward(c.device, x(i), weight(0), dy(i), inverse(0), y(i), dweight(0), rows, columns,
-                               addend(i));
+    kernels::norm_backward(c.device, x(i), weight(0), dy(i), nullptr, inverse(0), y(i), dweight(0), nullptr, rows,
+                           columns, addend(i));
   });
   c.add("layer_norm_forward", 2 * bf * size + 2 * f32 * r + 2 * bf * w, sets, 0, [=, &c](int i) {
-    kernels::layer_norm_forward(c.device, x(i), weight(0), bias(0), y(i), mean(0), inverse(0), rows, columns, eps);
+    kernels::norm_forward(c.device, x(i), weight(0), bias(0), y(i), mean(0), inverse(0), rows, columns, eps);
   });
   c.add("layer_norm_backward", 3 * bf * size + 2 * f32 * r + (bf + 4 * f32) * w, sets, 0, [=, &c](int i) {
-    kernels::layer_norm_backward(c.device, x(i), weight(0), dy(i), mean(0), inverse(0), y(i), dweight(0), dbias(0),
-                                 rows, columns);
+    kernels::norm_backward(c.device, x(i), weight(0), dy(i), mean(0), inverse(0), y(i), dweight(0), dbias(0), rows,
+                           columns);
   });
 }
 

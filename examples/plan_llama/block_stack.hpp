@@ -146,7 +146,8 @@ class block_stack {
     const std::int64_t t = z_.tokens, h = z_.hidden, f = z_.ffn();
     const auto norm = [&](const std::vector<T>& x) {
       timed(bytes_work(2 * h), [&] {
-        plait::kernels::rms_norm_forward(d_, x.data(), l.w_norm.data(), l.normed.data(), l.inverse.data(), t, h, 1e-5);
+        plait::kernels::norm_forward(d_, x.data(), l.w_norm.data(), nullptr, l.normed.data(), nullptr, l.inverse.data(),
+                                     t, h, 1e-5);
       });
     };
     norm(l.x);
@@ -171,8 +172,8 @@ class block_stack {
           [&] { plait::kernels::swiglu_backward(d_, l.wide.data(), b_.data(), c_.data(), t, f); });
     product_backward(l.normed, l.w_up, c_, b_, l.g_up, h, 2 * f);
     timed(bytes_work(3 * h), [&] {
-      plait::kernels::rms_norm_backward(d_, l.middle.data(), l.w_norm.data(), b_.data(), l.inverse.data(), a_.data(),
-                                        l.g_norm.data(), t, h);
+      plait::kernels::norm_backward(d_, l.middle.data(), l.w_norm.data(), b_.data(), nullptr, l.inverse.data(),
+                                    a_.data(), l.g_norm.data(), nullptr, t, h);
     });
     product_backward(l.attended, l.w_out, a_, b_, l.g_out, h, h);
     auto shape = shape_;

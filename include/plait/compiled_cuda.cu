@@ -42,20 +42,13 @@
   PLAIT_LAUNCHER(add_bias<T>)                                                                                        \
   PLAIT_LAUNCHER(bias_gradient<T>)                                                                                   \
   PLAIT_LAUNCHER(row_sums<T>)                                                                                        \
-  PLAIT_LAUNCHER(row_centred_squares<T>)                                                                             \
-  PLAIT_LAUNCHER(layer_norm_apply<T>)                                                                                \
-  PLAIT_LAUNCHER(layer_norm_forward<T>)                                                                              \
-  PLAIT_LAUNCHER(layer_norm_backward_dots<T>)                                                                        \
-  PLAIT_LAUNCHER(layer_norm_backward_dx<T>)                                                                          \
-  PLAIT_LAUNCHER(layer_norm_backward_dweight<T>)                                                                     \
-  PLAIT_LAUNCHER(layer_norm_backward<T>)                                                                             \
-  PLAIT_LAUNCHER(row_sum_squares<T>)                                                                                 \
-  PLAIT_LAUNCHER(rms_apply<T>)                                                                                       \
-  PLAIT_LAUNCHER(rms_norm_forward<T>)                                                                                \
-  PLAIT_LAUNCHER(rms_norm_backward_dot<T>)                                                                           \
-  PLAIT_LAUNCHER(rms_norm_backward_dx<T>)                                                                            \
-  PLAIT_LAUNCHER(rms_norm_backward_dweight<T>)                                                                       \
-  PLAIT_LAUNCHER(rms_norm_backward<T>)                                                                               \
+  PLAIT_LAUNCHER(row_squares<T>)                                                                                     \
+  PLAIT_LAUNCHER(norm_apply<T>)                                                                                      \
+  PLAIT_LAUNCHER(norm_forward<T>)                                                                                    \
+  PLAIT_LAUNCHER(norm_backward_dots<T>)                                                                              \
+  PLAIT_LAUNCHER(norm_backward_dx<T>)                                                                                \
+  PLAIT_LAUNCHER(norm_backward_dweight<T>)                                                                           \
+  PLAIT_LAUNCHER(norm_backward<T>)                                                                                   \
   PLAIT_LAUNCHER(attention_delta<T, T>)                                                                              \
   PLAIT_LAUNCHER(join_sinks<T, T>)                                                                                   \
   PLAIT_LAUNCHER(sink_gradients<T>)                                                                                  \
@@ -116,8 +109,7 @@
   PLAIT_LAUNCHER(cross_entropy_rescale<S>)            \
   PLAIT_LAUNCHER(cross_entropy_loss<S, std::int64_t>) \
   PLAIT_LAUNCHER(cross_entropy_loss<S, std::int32_t>) \
-  PLAIT_LAUNCHER(layer_norm_statistics<S>)            \
-  PLAIT_LAUNCHER(rms_inverse<S>)                      \
+  PLAIT_LAUNCHER(norm_statistics<S>)                  \
   PLAIT_LAUNCHER(rope_table<S>)                       \
   PLAIT_LAUNCHER(divide_by_norm<S>)
 

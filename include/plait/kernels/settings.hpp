@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "plait/core/compiled.hpp"
@@ -335,6 +336,22 @@ PLAIT_INLINE std::vector<double> rope_inverse_frequencies(std::int64_t head_dim,
   return frequencies;
 }
 #endif
+
+// ---- norms (kernels/cpu/norms.hpp) -------------------------------------------------------------------------------
+
+namespace detail {
+
+/// Calls f with whether a norm has a mean, as a constant.
+template <class F>
+void with_centre(const void* mean, F&& f) {
+  if (mean == nullptr) {
+    f(std::false_type());
+  } else {
+    f(std::true_type());
+  }
+}
+
+}  // namespace detail
 
 // ---- a loss (its steps: kernels/cpu/cross_entropy.hpp) -----------------------------------------------------------
 

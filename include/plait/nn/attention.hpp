@@ -181,8 +181,8 @@ void head_norms<Precision, Device>::forward(const context<Device>& ctx, T* qkv, 
     before = moved(ctx.device, gather_[i], std::move(before));
     auto after = make_buffer<T>(ctx.device, count(i));
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(vectors(i)));
-    kernels::rms_norm_forward(ctx.device, before.template data<T>(), weights_[i]->used_value(),
-                              after.template data<T>(), inv.template data<S>(), vectors(i), width(i), epsilon_);
+    kernels::norm_forward(ctx.device, before.template data<T>(), weights_[i]->used_value(), nullptr,
+                          after.template data<T>(), nullptr, inv.template data<S>(), vectors(i), width(i), epsilon_);
     after = moved(ctx.device, cut_[i], std::move(after));
     if (rotation.cosine)
       kernels::rope_forward(ctx.device, static_cast<const T*>(after.template data<T>()), heads_[i] * head_dim_,
@@ -213,14 +213,15 @@ void head_norms<Precision, Device>::backward(const microbatch<Device>& mb, T* dq
     const T* const x = kept.before[i].template data<T>();
     const S* const inv = kept.inv_rms[i].template data<S>();
     auto& weight = *weights_[i];
-    kernels::rms_norm_backward(device, x, weight.used_value(), dy.template data<T>(), inv, dx.template data<T>(),
-                               static_cast<gradient_of<T>*>(nullptr), vectors(i), width(i));
+    kernels::norm_backward(device, x, weight.used_value(), dy.template data<T>(), nullptr, inv, dx.template data<T>(),
+                           static_cast<gradient_of<T>*>(nullptr), nullptr, vectors(i), width(i));
     dx = moved(device, gather_back_[i], std::move(dx));
     put(device, dx.template data<T>(), i, dqkv);
     if (weight.trainable())
       mb.on_weights([this, &device, i, x, inv, dy = std::move(dy)] {
         with_kernel_sum<T>(device, weights_[i]->used_gradient(device), width(i), [&](auto* sums) {
-          kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, sums, vectors(i), width(i));
+          kernels::norm_backward_dweight(device, x, dy.template data<T>(), nullptr, inv, sums, nullptr, vectors(i),
+                                         width(i));
         });
       });
   }

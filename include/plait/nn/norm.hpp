@@ -64,8 +64,9 @@ class norm_core {
   using W = weight_of<Precision>;
   using G = gradient_of<Precision>;
   using S = statistic_of<Precision>;
-  using K = gradient_of<activation_of<Precision>>;  ///< in which kernels sum gradients
-  static constexpr bool in_place = sums_in_place<activation_of<Precision>, G>;
+  using T = activation_of<Precision>;
+  using K = gradient_of<T>;  ///< in which kernels sum gradients
+  static constexpr bool in_place = sums_in_place<T, G>;
 
   norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
             const std::string& name, bool with_bias, const parameter_memory<Precision>& callers);
@@ -92,13 +93,22 @@ class norm_core {
     if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
   }
 
-  /// The input: x, or x + addend where there is one.
-  template <class T>
-  const T* added(Device& device, const T* x, const T* addend, T* sum) const {
-    if (addend == nullptr) return x;
-    kernels::add(device, x, addend, sum, rows * columns);
-    return sum;
+  /// The statistics of rows, which the forward pass makes: the inverses of the roots, then, for LayerNorm, the means.
+  std::int64_t statistics() const { return (bias ? 2 : 1) * rows; }
+  template <class Statistic>
+  Statistic* means(Statistic* s) const {
+    return bias ? s + rows : nullptr;
   }
+  const W* bias_value() const { return bias ? bias->used_value() : nullptr; }
+
+  /// y and the statistics of x, or of x + addend where there is one, which goes to `sum`. Returns the input.
+  const T* forward(Device& device, const T* x, T* y, S* s, double eps, const T* addend, T* sum) const;
+  /// dx, where there is one, and, with `weights`, the gradients of the parameters in the same pass.
+  void backward(Device& device, const T* x, const T* dy, const S* s, T* dx, bool weights, const T* addend) const;
+  /// Adds the gradients of the parameters.
+  void weight_gradients(Device& device, const T* x, const T* dy, const S* s) const;
+  /// Adds them to the `gradient_terms` of the parameters, for microbatch `index` of `count`.
+  void sum_gradients(Device& device, std::int64_t index, std::int64_t count, const T* x, const T* dy, const S* s) const;
 
   void require_forward_sizes(std::int64_t x, std::int64_t y) const {
     require_size(names.checked(weight)->name(), "x", x, rows * columns);
@@ -115,7 +125,6 @@ class norm_core {
     require_array(weight->name(), name, other, rows * columns);
   }
   /// Throws where a backward pass would read what no forward pass has kept, or what it has overwritten.
-  template <class T>
   void check_backward(const buffer<Device>& kept, const T* x, const T* dy, const T* dx, const T* addend) const {
     if (kept.empty() && rows != 0)
       fail({"the norm of ", weight->name(),
@@ -128,7 +137,7 @@ class norm_core {
   }
 
   /// Adds to the `gradient_terms` of a parameter: add(row of x, ..., G* out) of some rows adds to out.
-  template <class T, class Add>
+  template <class Add>
   void add_terms(Device& device, parameter<Precision, Device>& p, std::int64_t index, std::int64_t count, const T* x,
                  const T* dy, const S* inverse, const S* mean, Add&& add) const {
     if (!p.trainable()) return;
@@ -158,7 +167,7 @@ class norm_core {
   /// Where kernels add gradients in a pass that makes dx as well; null for a frozen parameter, or if they are deferred,
   /// or narrower than what kernels sum in.
   K* weight_sum(Device& device, bool now) const { return sum_of(device, *weight, now); }
-  K* bias_sum(Device& device, bool now) const { return sum_of(device, *bias, now); }
+  K* bias_sum(Device& device, bool now) const { return bias ? sum_of(device, *bias, now) : nullptr; }
   /// The gradient; null for a frozen parameter.
   G* weight_gradient(Device& device) const { return weight->trainable() ? weight->used_gradient(device) : nullptr; }
   G* bias_gradient(Device& device) const { return bias->trainable() ? bias->used_gradient(device) : nullptr; }
@@ -216,134 +225,83 @@ void norm_core<Precision, Device>::require_sizes(const context<Device>& ctx) con
   sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
 }
 
+template <class Precision, compute_device Device>
+auto norm_core<Precision, Device>::forward(Device& device, const T* x, T* y, S* s, double eps, const T* addend,
+                                           T* sum) const -> const T* {
+  const T* const input = addend == nullptr ? x : sum;
+  const W* const w = weight->used_value();
+  S* const mean = means(s);
+  if (!row_group) {
+    kernels::norm_forward(device, x, w, bias_value(), y, mean, s, rows, columns, eps, addend, sum);
+    return input;
+  }
+  if (addend != nullptr) kernels::add(device, x, addend, sum, rows * columns);
+  if (mean != nullptr) {
+    kernels::row_sums(device, input, mean, rows, columns);
+    sum_rows(mean, rows);
+  }
+  kernels::row_squares(device, input, mean, s, rows, columns, columns_global);
+  sum_rows(s, rows);
+  kernels::norm_statistics(device, mean, s, mean, s, rows, columns_global, eps);
+  kernels::norm_apply(device, input, mean, s, w, bias_value(), y, rows, columns);
+  return input;
+}
+
+template <class Precision, compute_device Device>
+void norm_core<Precision, Device>::backward(Device& device, const T* x, const T* dy, const S* s, T* dx, bool weights,
+                                            const T* addend) const {
+  const W* const w = weight->used_value();
+  if (!row_group)
+    return kernels::norm_backward(device, x, w, dy, means(s), s, dx, weight_sum(device, weights),
+                                  bias_sum(device, weights), rows, columns, addend);
+  if (dx == nullptr) return;
+  auto dots = make_buffer<S>(device, static_cast<std::size_t>(statistics()));
+  S* const d = dots.template data<S>();
+  kernels::norm_backward_dots(device, x, w, dy, means(s), s, d, rows, columns);
+  sum_rows(d, statistics());
+  kernels::norm_backward_dx(device, x, w, dy, means(s), s, d, dx, rows, columns, columns_global, addend);
+}
+
+template <class Precision, compute_device Device>
+void norm_core<Precision, Device>::weight_gradients(Device& device, const T* x, const T* dy, const S* s) const {
+  const auto to_weight = [&](K* bias_sums) {
+    with_kernel_sum<T>(device, weight_gradient(device), columns, [&](K* sums) {
+      kernels::norm_backward_dweight(device, x, dy, means(s), s, sums, bias_sums, rows, columns);
+    });
+  };
+  if (!bias) return to_weight(nullptr);
+  with_kernel_sum<T>(device, bias_gradient(device), columns, [&](K* sums) {
+    if (weight->trainable())
+      to_weight(sums);
+    else
+      kernels::bias_gradient(device, dy, sums, rows, columns);
+  });
+}
+
+template <class Precision, compute_device Device>
+void norm_core<Precision, Device>::sum_gradients(Device& device, std::int64_t index, std::int64_t count, const T* x,
+                                                 const T* dy, const S* s) const {
+  const S* const none = nullptr;
+  add_terms(device, *weight, index, count, x, dy, s, means(s),
+            [&](const T* rows_x, const T* rows_dy, const S* inverse, const S* mean, K* out, std::int64_t n) {
+              kernels::norm_backward_dweight(device, rows_x, rows_dy, mean, inverse, out, nullptr, n, columns);
+            });
+  if (!bias) return;
+  add_terms(device, *bias, index, count, x, dy, s, none,
+            [&](const T*, const T* rows_dy, const S*, const S*, K* out, std::int64_t n) {
+              kernels::bias_gradient(device, rows_dy, out, n, columns);
+            });
+}
+
 PLAIT_COMPILED_TEMPLATE(class norm_core<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class norm_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class norm_core<double, cpu>)
 
-// The kinds of norms: the kernels of rows that a rank has whole, of rows that ranks share, and of weight gradients.
-// `s` are the statistics of rows: `row_statistics` arrays [rows].
-
-/// y = x w / sqrt(mean(x^2) + eps); the statistic of a row is the inverse of the root.
-struct root_mean_square {
-  static constexpr bool with_bias = false;
-  static constexpr std::int64_t row_statistics = 1;
-
-  template <class Core, class Device, class T, class S>
-  static void forward(const Core& n, Device& device, const T* x, T* y, S* s, double eps, const T* addend, T* sum) {
-    kernels::rms_norm_forward(device, x, n.weight->used_value(), y, s, n.rows, n.columns, eps, addend, sum);
-  }
-  template <class Core, class Device, class T, class S>
-  static void forward_shared(const Core& n, Device& device, const T* x, T* y, S* s, double eps) {
-    kernels::row_sum_squares(device, x, s, n.rows, n.columns);
-    n.sum_rows(s, n.rows);
-    kernels::rms_apply(device, x, s, n.weight->used_value(), y, n.rows, n.columns, n.columns_global, eps);
-    kernels::rms_inverse(device, s, s, n.rows, n.columns_global, eps);
-  }
-  template <class Core, class Device, class T, class S>
-  static void backward(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx, bool weights,
-                       const T* addend) {
-    kernels::rms_norm_backward(device, x, n.weight->used_value(), dy, s, dx, n.weight_sum(device, weights), n.rows,
-                               n.columns, addend);
-  }
-  template <class Core, class Device, class T, class S>
-  static void backward_shared(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx,
-                              const T* addend) {
-    auto dot = make_buffer<S>(device, static_cast<std::size_t>(n.rows));
-    S* const d = dot.template data<S>();
-    kernels::rms_norm_backward_dot(device, x, n.weight->used_value(), dy, d, n.rows, n.columns);
-    n.sum_rows(d, n.rows);
-    kernels::rms_norm_backward_dx(device, x, n.weight->used_value(), dy, s, d, dx, n.rows, n.columns, n.columns_global,
-                                  addend);
-  }
-  template <class Core, class Device, class T, class S>
-  static void weight_gradients(const Core& n, Device& device, std::int64_t, std::int64_t, const T* x, const T* dy,
-                               const S* s) {
-    with_kernel_sum<T>(device, n.weight_gradient(device), n.columns, [&](auto* sums) {
-      kernels::rms_norm_backward_dweight(device, x, dy, s, sums, n.rows, n.columns);
-    });
-  }
-  template <class Core, class Device, class T, class S>
-  static void sum_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
-                            const T* dy, const S* s) {
-    n.add_terms(device, *n.weight, index, count, x, dy, s, static_cast<const S*>(nullptr),
-                [&](const T* rows_x, const T* rows_dy, const S* inverse, const S*, auto* out, std::int64_t rows) {
-                  kernels::rms_norm_backward_dweight(device, rows_x, rows_dy, inverse, out, rows, n.columns);
-                });
-  }
-};
-
-/// y = (x - mean) / sqrt(var + eps) w + b; the statistics are the means, then the inverses of the roots.
-struct mean_and_variance {
-  static constexpr bool with_bias = true;
-  static constexpr std::int64_t row_statistics = 2;
-
-  template <class Core, class Device, class T, class S>
-  static void forward(const Core& n, Device& device, const T* x, T* y, S* s, double eps, const T* addend, T* sum) {
-    kernels::layer_norm_forward(device, x, n.weight->used_value(), n.bias->used_value(), y, s, s + n.rows, n.rows,
-                                n.columns, eps, addend, sum);
-  }
-  template <class Core, class Device, class T, class S>
-  static void forward_shared(const Core& n, Device& device, const T* x, T* y, S* s, double eps) {
-    S *const mean = s, *const inverse = s + n.rows;
-    kernels::row_sums(device, x, mean, n.rows, n.columns);
-    n.sum_rows(mean, n.rows);
-    kernels::row_centred_squares(device, x, mean, inverse, n.rows, n.columns, n.columns_global);
-    n.sum_rows(inverse, n.rows);
-    kernels::layer_norm_statistics(device, mean, inverse, mean, inverse, n.rows, n.columns_global, eps);
-    kernels::layer_norm_apply(device, x, mean, inverse, n.weight->used_value(), n.bias->used_value(), y, n.rows,
-                              n.columns);
-  }
-  template <class Core, class Device, class T, class S>
-  static void backward(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx, bool weights,
-                       const T* addend) {
-    kernels::layer_norm_backward(device, x, n.weight->used_value(), dy, s, s + n.rows, dx,
-                                 n.weight_sum(device, weights), n.bias_sum(device, weights), n.rows, n.columns, addend);
-  }
-  template <class Core, class Device, class T, class S>
-  static void backward_shared(const Core& n, Device& device, const T* x, const T* dy, const S* s, T* dx,
-                              const T* addend) {
-    auto dots = make_buffer<S>(device, static_cast<std::size_t>(2 * n.rows));
-    S* const d = dots.template data<S>();
-    kernels::layer_norm_backward_dots(device, x, n.weight->used_value(), dy, s, s + n.rows, d, n.rows, n.columns);
-    n.sum_rows(d, 2 * n.rows);
-    kernels::layer_norm_backward_dx(device, x, n.weight->used_value(), dy, s, s + n.rows, d, dx, n.rows, n.columns,
-                                    n.columns_global, addend);
-  }
-  template <class Core, class Device, class T, class S>
-  static void weight_gradients(const Core& n, Device& device, std::int64_t, std::int64_t, const T* x, const T* dy,
-                               const S* s) {
-    const auto to_bias = [&](auto&& add) { with_kernel_sum<T>(device, n.bias_gradient(device), n.columns, add); };
-    if (!n.weight->trainable())
-      return to_bias([&](auto* sums) { kernels::bias_gradient(device, dy, sums, n.rows, n.columns); });
-    with_kernel_sum<T>(device, n.weight_gradient(device), n.columns, [&](auto* sums) {
-      to_bias([&](auto* bias_sums) {
-        kernels::layer_norm_backward_dweight(device, x, dy, s, s + n.rows, sums, bias_sums, n.rows, n.columns);
-      });
-    });
-  }
-  template <class Core, class Device, class T, class S>
-  static void sum_gradients(const Core& n, Device& device, std::int64_t index, std::int64_t count, const T* x,
-                            const T* dy, const S* s) {
-    n.add_terms(device, *n.weight, index, count, x, dy, s + n.rows, s,
-                [&](const T* rows_x, const T* rows_dy, const S* inverse, const S* mean, auto* out, std::int64_t rows) {
-                  using G = gradient_of<T>;
-                  auto unused = make_buffer<G>(device, static_cast<std::size_t>(n.columns));
-                  device.zero(unused.data(), unused.bytes(), device.main_stream());
-                  kernels::layer_norm_backward_dweight(device, rows_x, rows_dy, mean, inverse, out,
-                                                       unused.template data<G>(), rows, n.columns);
-                });
-    n.add_terms(device, *n.bias, index, count, x, dy, s + n.rows, static_cast<const S*>(nullptr),
-                [&](const T*, const T* rows_dy, const S*, const S*, auto* out, std::int64_t rows) {
-                  kernels::bias_gradient(device, rows_dy, out, rows, n.columns);
-                });
-  }
-};
-
-/// A norm over the last dim of `Input`, with the input's spec: what `Layer`, `rms_norm` or `layer_norm`, has of its
-/// kind. Under sequence parallelism the gradients of its parameters are partial over the axes of the sequence too.
-/// Their type records it, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced
-/// inside, forward and backward.
-template <class Layer, class Kind, class Precision, spec_like Input, compute_device Device>
+/// A norm over the last dim of `Input`, with the input's spec: the base of `Layer`, `rms_norm` or
+/// `layer_norm`. Under sequence parallelism the gradients of its parameters are partial over the axes of the sequence
+/// too. Their type records it, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are
+/// reduced inside, forward and backward.
+template <class Layer, bool WithBias, class Precision, spec_like Input, compute_device Device>
 class norm_layer : public layer_types<activation_of<Precision>, Input, Input, Device>,
                    public other_arrays<Layer, activation_of<Precision>, Input, Input, Device> {
   using T = activation_of<Precision>;
@@ -373,10 +331,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   /// `stored` is how the parameters lie between steps; by default, as the last dim.
   explicit norm_layer(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
                       const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
-      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, Kind::with_bias, callers),
-        eps_(eps),
-        gradients_(core_.adds_terms ? &Kind::template sum_gradients<core, Device, T, S>
-                                    : &Kind::template weight_gradients<core, Device, T, S>) {}
+      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, WithBias, callers), eps_(eps) {}
   /// On the caller's memory, as in `parameter_memory`: this rank's part of the last dim.
   norm_layer(const context<Device>& ctx, double eps, const std::string& name,
              const parameter_memory<Precision>& callers)
@@ -469,17 +424,12 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     core_.require_sizes(ctx);
     core_.require_arrays(x, "y", y);
     if (addend) core_.require_arrays(addend, "sum", sum);
-    auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(Kind::row_statistics * core_.rows));
+    auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.statistics()));
     S* const s = statistics.template data<S>();
-    if (!core_.row_group) {
-      Kind::forward(core_, ctx.device, x, y, s, eps_, addend, sum);
-    } else {
-      x = core_.added(ctx.device, x, addend, sum);
-      Kind::forward_shared(core_, ctx.device, x, y, s, eps_);
-    }
+    const T* const input_array = core_.forward(ctx.device, x, y, s, eps_, addend, sum);
     if (keep) {
       keep->statistics = std::move(statistics);
-      keep->stamp.make(core_.weight.get(), mb.index, addend ? sum : x);
+      keep->stamp.make(core_.weight.get(), mb.index, input_array);
     }
     note_forward(mb, static_cast<Layer&>(*this), layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
@@ -494,32 +444,27 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     const S* const s = kept.statistics.template data<S>();
     // In one pass over x and dy, unless the weights' part of it is deferred.
     const bool one_pass = core_.one_pass && !mb.deferred && core_.weight->trainable();
-    if (!core_.row_group)
-      Kind::backward(core_, ctx.device, x, dy, s, dx, one_pass, addend);
-    else if (dx)
-      Kind::backward_shared(core_, ctx.device, x, dy, s, dx, addend);
+    core_.backward(ctx.device, x, dy, s, dx, one_pass, addend);
     if (one_pass || !core_.trainable()) return;
     with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, s, i = mb.index, n = mb.count](const T* d) {
       const range weights_shown(ctx.device, core_.names.weights());
-      gradients_(core_, ctx.device, i, n, x, d, s);
+      if (core_.adds_terms)
+        core_.sum_gradients(ctx.device, i, n, x, d, s);
+      else
+        core_.weight_gradients(ctx.device, x, d, s);
     });
   }
 
-  using core = norm_core<Precision, Device>;
-  core core_;
+  norm_core<Precision, Device> core_;
   double eps_;
-  /// The stage of the parameters' gradients.
-  void (*gradients_)(const core&, Device&, std::int64_t index, std::int64_t count, const T* x, const T* dy,
-                     const S* statistics);
 };
 
 }  // namespace detail
 
 /// RMSNorm (Zhang and Sennrich 2019): y = x w / sqrt(mean(x^2) + eps).
 template <class Precision, spec_like Input, compute_device Device = cpu>
-class rms_norm : public detail::norm_layer<rms_norm<Precision, Input, Device>, detail::root_mean_square, Precision,
-                                           Input, Device> {
-  using base = detail::norm_layer<rms_norm, detail::root_mean_square, Precision, Input, Device>;
+class rms_norm : public detail::norm_layer<rms_norm<Precision, Input, Device>, false, Precision, Input, Device> {
+  using base = detail::norm_layer<rms_norm, false, Precision, Input, Device>;
 
  public:
   using base::base;
@@ -531,10 +476,9 @@ class rms_norm : public detail::norm_layer<rms_norm<Precision, Input, Device>, d
 
 /// LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(var + eps) w + b.
 template <class Precision, spec_like Input, compute_device Device = cpu>
-class layer_norm : public detail::norm_layer<layer_norm<Precision, Input, Device>, detail::mean_and_variance, Precision,
-                                             Input, Device> {
+class layer_norm : public detail::norm_layer<layer_norm<Precision, Input, Device>, true, Precision, Input, Device> {
  public:
-  using detail::norm_layer<layer_norm, detail::mean_and_variance, Precision, Input, Device>::norm_layer;
+  using detail::norm_layer<layer_norm, true, Precision, Input, Device>::norm_layer;
 };
 
 }  // namespace plait

@@ -30,9 +30,10 @@ norm_arrays rms_norm_on_cpu(const std::vector<double>& x, const std::vector<doub
   norm_arrays made = sized(x.size(), weight.size());
   const auto columns = static_cast<std::int64_t>(weight.size());
   const auto rows = static_cast<std::int64_t>(made.inverse.size());
-  kernels::rms_norm_forward(device, x.data(), weight.data(), made.y.data(), made.inverse.data(), rows, columns, eps);
-  kernels::rms_norm_backward(device, x.data(), weight.data(), dy.data(), made.inverse.data(), made.dx.data(),
-                             made.dweight.data(), rows, columns, addend.data());
+  kernels::norm_forward(device, x.data(), weight.data(), nullptr, made.y.data(), nullptr, made.inverse.data(), rows,
+                        columns, eps);
+  kernels::norm_backward(device, x.data(), weight.data(), dy.data(), nullptr, made.inverse.data(), made.dx.data(),
+                         made.dweight.data(), nullptr, rows, columns, addend.data());
   return made;
 }
 
@@ -43,10 +44,10 @@ norm_arrays layer_norm_on_cpu(const std::vector<double>& x, const std::vector<do
   norm_arrays made = sized(x.size(), weight.size());
   const auto columns = static_cast<std::int64_t>(weight.size());
   const auto rows = static_cast<std::int64_t>(made.inverse.size());
-  kernels::layer_norm_forward(device, x.data(), weight.data(), bias.data(), made.y.data(), made.mean.data(),
-                              made.inverse.data(), rows, columns, eps);
-  kernels::layer_norm_backward(device, x.data(), weight.data(), dy.data(), made.mean.data(), made.inverse.data(),
-                               made.dx.data(), made.dweight.data(), made.dbias.data(), rows, columns, addend.data());
+  kernels::norm_forward(device, x.data(), weight.data(), bias.data(), made.y.data(), made.mean.data(),
+                        made.inverse.data(), rows, columns, eps);
+  kernels::norm_backward(device, x.data(), weight.data(), dy.data(), made.mean.data(), made.inverse.data(),
+                         made.dx.data(), made.dweight.data(), made.dbias.data(), rows, columns, addend.data());
   return made;
 }
 
@@ -141,28 +142,29 @@ void check_rms(const problem& p) {
   const values ones(in.w.size(), 1.0);
   number_array<G> dw(device, ones), again(device, ones), alone(device, ones);
 
-  kernels::rms_norm_forward(device, x.view(), w.view(), y.data(), inverse.data(), p.rows, p.columns, eps);
+  kernels::norm_forward(device, x.view(), w.view(), nullptr, y.data(), nullptr, inverse.data(), p.rows, p.columns, eps);
   CHECK(difference(y.read(), expected.y) < tolerance<T>);
   CHECK(difference(inverse.read(), expected.inverse) < tolerance<S>);
   check_sum<T>(device, p, in, y, [&](const T* from, const T* added, T* sum, T* to) {
-    kernels::rms_norm_forward(device, from, w.view(), to, inverse.data(), p.rows, p.columns, eps, added, sum);
+    kernels::norm_forward(device, from, w.view(), nullptr, to, nullptr, inverse.data(), p.rows, p.columns, eps, added,
+                          sum);
   });
-  kernels::rms_norm_forward(device, x.view(), w.view(), y.data(), inverse.data(), p.rows, p.columns, eps);
-  kernels::rms_norm_backward(device, x.view(), w.view(), dy.view(), inverse.view(), dx.data(), dw.data(), p.rows,
-                             p.columns, addend.view());
+  kernels::norm_forward(device, x.view(), w.view(), nullptr, y.data(), nullptr, inverse.data(), p.rows, p.columns, eps);
+  kernels::norm_backward(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), dx.data(), dw.data(), nullptr,
+                         p.rows, p.columns, addend.view());
   CHECK(difference(dx.read(), expected.dx) < tolerance<T>);
   CHECK(difference(dw.read(), sum_of(expected.dweight, ones)) < tolerance<G>);
 
   const auto first = dx.raw();
-  kernels::rms_norm_backward(device, x.view(), w.view(), dy.view(), inverse.view(), dx.data(), again.data(), p.rows,
-                             p.columns, addend.view());
+  kernels::norm_backward(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), dx.data(), again.data(),
+                         nullptr, p.rows, p.columns, addend.view());
   CHECK(same_bits(first, dx.raw()));
   CHECK(same_bits(dw.raw(), again.raw()));
-  kernels::rms_norm_backward(device, x.view(), w.view(), dy.view(), inverse.view(), static_cast<T*>(nullptr),
-                             alone.data(), p.rows, p.columns);
+  kernels::norm_backward(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), static_cast<T*>(nullptr),
+                         alone.data(), nullptr, p.rows, p.columns);
   CHECK(difference(alone.read(), sum_of(expected.dweight, ones)) < tolerance<G>);
-  kernels::rms_norm_backward(device, x.view(), w.view(), dy.view(), inverse.view(), dy.data(), static_cast<G*>(nullptr),
-                             p.rows, p.columns);  // over dy
+  kernels::norm_backward(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), dy.data(),
+                         static_cast<G*>(nullptr), nullptr, p.rows, p.columns);  // over dy
   CHECK(difference(dy.read(), minus(expected.dx, in.addend)) < 2 * tolerance<T>);
 }
 
@@ -186,29 +188,31 @@ void check_split_rms(const problem& p) {
   values squares(static_cast<std::size_t>(p.rows)), dots = squares;
   number_array<S> mine(device, p.rows);
   parts([&](int64_t, int64_t count, auto x, auto, auto) {
-    kernels::row_sum_squares(device, x.view(), mine.data(), p.rows, count);
+    kernels::row_squares(device, x.view(), nullptr, mine.data(), p.rows, count, count);
     squares = sum_of(squares, mine.read());
   });
   number_array<S> reduced(device, squares), inverse(device, p.rows);
-  kernels::rms_inverse(device, reduced.view(), inverse.data(), p.rows, p.columns, eps);
+  kernels::norm_statistics(device, nullptr, reduced.view(), nullptr, inverse.data(), p.rows, p.columns, eps);
   CHECK(difference(inverse.read(), expected.inverse) < tolerance<S>);
   parts([&](int64_t first, int64_t count, auto x, auto w, auto dy) {
     number_array<T> y(device, p.rows * count);
-    kernels::rms_apply(device, x.view(), reduced.view(), w.view(), y.data(), p.rows, count, p.columns, eps);
+    kernels::norm_apply(device, x.view(), nullptr, inverse.view(), w.view(), nullptr, y.data(), p.rows, count);
     CHECK(difference(y.read(), part_of(expected.y, p.columns, first, count)) < tolerance<T>);
-    kernels::rms_norm_backward_dot(device, x.view(), w.view(), dy.view(), mine.data(), p.rows, count);
+    kernels::norm_backward_dots(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), mine.data(), p.rows,
+                                count);
     dots = sum_of(dots, mine.read());
   });
   number_array<S> dot(device, dots);
   parts([&](int64_t first, int64_t count, auto x, auto w, auto dy) {
     number_array<T> addend(device, part_of(in.addend, p.columns, first, count), p.lead), dx(device, p.rows * count);
     number_array<G> dw(device, count);
-    kernels::rms_norm_backward_dx(device, x.view(), w.view(), dy.view(), inverse.view(), dot.view(), dx.data(), p.rows,
-                                  count, p.columns);
-    kernels::rms_norm_backward_dweight(device, x.view(), dy.view(), inverse.view(), dw.data(), p.rows, count);
+    kernels::norm_backward_dx(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), dot.view(), dx.data(),
+                              p.rows, count, p.columns);
+    kernels::norm_backward_dweight(device, x.view(), dy.view(), nullptr, inverse.view(), dw.data(), nullptr, p.rows,
+                                   count);
     CHECK(difference(dw.read(), part_of(expected.dweight, p.columns, first, count)) < tolerance<G>);
-    kernels::rms_norm_backward_dx(device, x.view(), w.view(), dy.view(), inverse.view(), dot.view(), dy.data(), p.rows,
-                                  count, p.columns, addend.view());
+    kernels::norm_backward_dx(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), dot.view(), dy.data(),
+                              p.rows, count, p.columns, addend.view());
     CHECK(difference(dy.read(), part_of(expected.dx, p.columns, first, count)) < tolerance<T>);
     CHECK(difference(sum_of(dx.read(), addend.read()), dy.read()) < 2 * tolerance<T>);
   });
@@ -232,31 +236,31 @@ void check_layer(const problem& p) {
   const values ones(in.w.size(), 1.0);
   number_array<G> dw(device, ones), db(device, ones), alone(device, ones), bias_alone(device, ones);
 
-  kernels::layer_norm_forward(device, x.view(), w.view(), b.view(), y.data(), mean.data(), inverse.data(), p.rows,
-                              p.columns, eps);
+  kernels::norm_forward(device, x.view(), w.view(), b.view(), y.data(), mean.data(), inverse.data(), p.rows, p.columns,
+                        eps);
   CHECK(difference(y.read(), expected.y) < tolerance<T>);
   CHECK(difference(mean.read(), expected.mean) < tolerance<S>);
   CHECK(difference(inverse.read(), expected.inverse) < tolerance<S>);
   check_sum<T>(device, p, in, y, [&](const T* from, const T* added, T* sum, T* to) {
-    kernels::layer_norm_forward(device, from, w.view(), b.view(), to, mean.data(), inverse.data(), p.rows, p.columns,
-                                eps, added, sum);
+    kernels::norm_forward(device, from, w.view(), b.view(), to, mean.data(), inverse.data(), p.rows, p.columns, eps,
+                          added, sum);
   });
-  kernels::layer_norm_forward(device, x.view(), w.view(), b.view(), y.data(), mean.data(), inverse.data(), p.rows,
-                              p.columns, eps);
-  kernels::layer_norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dx.data(), dw.data(),
-                               db.data(), p.rows, p.columns, addend.view());
+  kernels::norm_forward(device, x.view(), w.view(), b.view(), y.data(), mean.data(), inverse.data(), p.rows, p.columns,
+                        eps);
+  kernels::norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dx.data(), dw.data(),
+                         db.data(), p.rows, p.columns, addend.view());
   CHECK(difference(dx.read(), expected.dx) < tolerance<T>);
   CHECK(difference(dw.read(), sum_of(expected.dweight, ones)) < tolerance<G>);
   CHECK(difference(db.read(), sum_of(expected.dbias, ones)) < tolerance<G>);
-  kernels::layer_norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(),
-                               static_cast<T*>(nullptr), alone.data(), bias_alone.data(), p.rows, p.columns);
+  kernels::norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), static_cast<T*>(nullptr),
+                         alone.data(), bias_alone.data(), p.rows, p.columns);
   CHECK(difference(alone.read(), sum_of(expected.dweight, ones)) < tolerance<G>);
   CHECK(difference(bias_alone.read(), sum_of(expected.dbias, ones)) < tolerance<G>);
-  kernels::layer_norm_backward_dweight(device, x.view(), dy.view(), mean.view(), inverse.view(), alone.data(),
-                                       static_cast<G*>(nullptr), p.rows, p.columns);
+  kernels::norm_backward_dweight(device, x.view(), dy.view(), mean.view(), inverse.view(), alone.data(),
+                                 static_cast<G*>(nullptr), p.rows, p.columns);
   CHECK(difference(alone.read(), sum_of(sum_of(expected.dweight, expected.dweight), ones)) < tolerance<G>);
-  kernels::layer_norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dy.data(),
-                               static_cast<G*>(nullptr), static_cast<G*>(nullptr), p.rows, p.columns);  // over dy
+  kernels::norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dy.data(),
+                         static_cast<G*>(nullptr), static_cast<G*>(nullptr), p.rows, p.columns);  // over dy
   CHECK(difference(dy.read(), minus(expected.dx, in.addend)) < 2 * tolerance<T>);
 }
 
@@ -288,29 +292,28 @@ void check_split_layer(const problem& p) {
   });
   number_array<S> reduced(device, sums), inverse(device, p.rows);
   parts([&](int64_t, int64_t count, auto x, auto, auto) {
-    kernels::row_centred_squares(device, x.view(), reduced.view(), mine.data(), p.rows, count, p.columns);
+    kernels::row_squares(device, x.view(), reduced.view(), mine.data(), p.rows, count, p.columns);
     squares = sum_of(squares, first_rows());
   });
   number_array<S> centred(device, squares);
-  kernels::layer_norm_statistics(device, reduced.view(), centred.view(), reduced.data(), inverse.data(), p.rows,
-                                 p.columns, eps);
+  kernels::norm_statistics(device, reduced.view(), centred.view(), reduced.data(), inverse.data(), p.rows, p.columns,
+                           eps);
   auto& mean = reduced;
   CHECK(difference(mean.read(), expected.mean) < tolerance<S>);
   CHECK(difference(inverse.read(), expected.inverse) < tolerance<S>);
   parts([&](int64_t first, int64_t count, auto x, auto w, auto dy) {
     number_array<T> b(device, part_of(in.b, p.columns, first, count), p.lead), y(device, p.rows * count);
-    kernels::layer_norm_apply(device, x.view(), mean.view(), inverse.view(), w.view(), b.view(), y.data(), p.rows,
-                              count);
+    kernels::norm_apply(device, x.view(), mean.view(), inverse.view(), w.view(), b.view(), y.data(), p.rows, count);
     CHECK(difference(y.read(), part_of(expected.y, p.columns, first, count)) < tolerance<T>);
-    kernels::layer_norm_backward_dots(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), mine.data(),
-                                      p.rows, count);
+    kernels::norm_backward_dots(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), mine.data(), p.rows,
+                                count);
     dots = sum_of(dots, mine.read());
   });
   number_array<S> dot(device, dots);
   parts([&](int64_t first, int64_t count, auto x, auto w, auto dy) {
     number_array<T> addend(device, part_of(in.addend, p.columns, first, count), p.lead);
-    kernels::layer_norm_backward_dx(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dot.view(),
-                                    dy.data(), p.rows, count, p.columns, addend.view());
+    kernels::norm_backward_dx(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dot.view(), dy.data(),
+                              p.rows, count, p.columns, addend.view());
     CHECK(difference(dy.read(), part_of(expected.dx, p.columns, first, count)) < tolerance<T>);
   });
 }
@@ -342,10 +345,10 @@ TEST_CASE("norms on CUDA of no rows do nothing") {
   float* const none = nullptr;
   const float* const nothing = nullptr;
   number_array<float> dw(device, values{1, 2, 3, 4});
-  kernels::rms_norm_forward(device, nothing, nothing, none, none, 0, 4, eps);
-  kernels::rms_norm_backward(device, nothing, nothing, nothing, nothing, none, dw.data(), 0, 4);
-  kernels::rms_norm_backward_dweight(device, nothing, nothing, nothing, dw.data(), 0, 4);
-  kernels::layer_norm_forward(device, nothing, nothing, nothing, none, none, none, 0, 4, eps);
+  kernels::norm_forward(device, nothing, nothing, nullptr, none, nullptr, none, 0, 4, eps);
+  kernels::norm_backward(device, nothing, nothing, nothing, nullptr, nothing, none, dw.data(), nullptr, 0, 4);
+  kernels::norm_backward_dweight(device, nothing, nothing, nullptr, nothing, dw.data(), nullptr, 0, 4);
+  kernels::norm_forward(device, nothing, nothing, nothing, none, none, none, 0, 4, eps);
   kernels::row_sums(device, nothing, none, 0, 4);
   device.synchronize();
   CHECK(dw.read() == values{1, 2, 3, 4});

@@ -189,27 +189,29 @@ TEST_CASE("norms, with an addend and without") {
       auto y = zeros<T>(rows * n), dx = y;
       auto inverse = zeros<statistic_of<T>>(rows), mean = inverse, dots = zeros<statistic_of<T>>(2 * rows);
       auto dw = numbers<gradient_of<T>>(n, 6), db = numbers<gradient_of<T>>(n, 7);
-      kernels::rms_norm_forward(device, x.data(), w.data(), y.data(), inverse.data(), rows, n, 1e-5);
+      kernels::norm_forward(device, x.data(), w.data(), nullptr, y.data(), nullptr, inverse.data(), rows, n, 1e-5);
       out(y), out.exact(inverse);
-      kernels::rms_norm_backward(device, x.data(), w.data(), dy.data(), inverse.data(), dx.data(), dw.data(), rows, n,
-                                 addend.data());
+      kernels::norm_backward(device, x.data(), w.data(), dy.data(), nullptr, inverse.data(), dx.data(), dw.data(),
+                             nullptr, rows, n, addend.data());
       out(dx), out.exact(dw);
-      kernels::row_sum_squares(device, x.data(), mean.data(), rows, n), out.exact(mean);
-      kernels::rms_apply(device, x.data(), mean.data(), w.data(), y.data(), rows, n, n, 1e-5), out(y);
-      kernels::rms_norm_backward_dot(device, x.data(), w.data(), dy.data(), mean.data(), rows, n), out.exact(mean);
-      kernels::rms_norm_backward_dx(device, x.data(), w.data(), dy.data(), inverse.data(), mean.data(), dx.data(), rows,
-                                    n, n);
-      kernels::rms_norm_backward_dweight(device, x.data(), dy.data(), inverse.data(), dw.data(), rows, n);
+      kernels::row_squares(device, x.data(), nullptr, mean.data(), rows, n, n), out.exact(mean);
+      kernels::norm_statistics(device, nullptr, mean.data(), nullptr, mean.data(), rows, n, 1e-5);
+      kernels::norm_apply(device, x.data(), nullptr, mean.data(), w.data(), nullptr, y.data(), rows, n), out(y);
+      kernels::norm_backward_dots(device, x.data(), w.data(), dy.data(), nullptr, inverse.data(), mean.data(), rows, n);
+      out.exact(mean);
+      kernels::norm_backward_dx(device, x.data(), w.data(), dy.data(), nullptr, inverse.data(), mean.data(), dx.data(),
+                                rows, n, n);
+      kernels::norm_backward_dweight(device, x.data(), dy.data(), nullptr, inverse.data(), dw.data(), nullptr, rows, n);
       out(dx), out.exact(dw);
 
-      kernels::layer_norm_forward(device, x.data(), w.data(), bias.data(), y.data(), mean.data(), inverse.data(), rows,
-                                  n, 1e-5);
+      kernels::norm_forward(device, x.data(), w.data(), bias.data(), y.data(), mean.data(), inverse.data(), rows, n,
+                            1e-5);
       out(y), out.exact(mean), out.exact(inverse);
-      kernels::layer_norm_backward_dots(device, x.data(), w.data(), dy.data(), mean.data(), inverse.data(), dots.data(),
-                                        rows, n);
+      kernels::norm_backward_dots(device, x.data(), w.data(), dy.data(), mean.data(), inverse.data(), dots.data(), rows,
+                                  n);
       out.exact(dots);
-      kernels::layer_norm_backward(device, x.data(), w.data(), dy.data(), mean.data(), inverse.data(), dx.data(),
-                                   dw.data(), db.data(), rows, n, addend.data());
+      kernels::norm_backward(device, x.data(), w.data(), dy.data(), mean.data(), inverse.data(), dx.data(), dw.data(),
+                             db.data(), rows, n, addend.data());
       out(dx), out.exact(dw), out.exact(db);
     });
 }
@@ -221,9 +223,10 @@ TEST_CASE("the norm of a sum is that of the rounded sum") {
   auto sum = x, expected = x, y = x, expected_y = x;
   std::vector<float> inverse(rows);
   kernels::add(device, x.data(), addend.data(), expected.data(), n);
-  kernels::rms_norm_forward(device, expected.data(), w.data(), expected_y.data(), inverse.data(), rows, columns, 1e-5);
-  kernels::rms_norm_forward(device, x.data(), w.data(), y.data(), inverse.data(), rows, columns, 1e-5, addend.data(),
-                            sum.data());
+  kernels::norm_forward(device, expected.data(), w.data(), nullptr, expected_y.data(), nullptr, inverse.data(), rows,
+                        columns, 1e-5);
+  kernels::norm_forward(device, x.data(), w.data(), nullptr, y.data(), nullptr, inverse.data(), rows, columns, 1e-5,
+                        addend.data(), sum.data());
   for (std::size_t i = 0; i < sum.size(); ++i) {
     CHECK(sum[i].bits == expected[i].bits);
     CHECK(y[i].bits == expected_y[i].bits);

@@ -70,10 +70,11 @@ void check_rms(int64_t rows, int64_t columns, double tolerance) {
   const auto xt = as<T>(x), wt = as<T>(w), dyt = as<T>(dy);
   std::vector<T> y(x.size()), inv(static_cast<std::size_t>(rows)), dx(x.size()), dw(w.size(), T(1));
   check_sum(device, xt, [&](const T* from, const T* addend, T* sum, T* to) {
-    kernels::rms_norm_forward(device, from, wt.data(), to, inv.data(), rows, columns, eps, addend, sum);
+    kernels::norm_forward(device, from, wt.data(), nullptr, to, nullptr, inv.data(), rows, columns, eps, addend, sum);
   });
-  kernels::rms_norm_forward(device, xt.data(), wt.data(), y.data(), inv.data(), rows, columns, eps);
-  kernels::rms_norm_backward(device, xt.data(), wt.data(), dyt.data(), inv.data(), dx.data(), dw.data(), rows, columns);
+  kernels::norm_forward(device, xt.data(), wt.data(), nullptr, y.data(), nullptr, inv.data(), rows, columns, eps);
+  kernels::norm_backward(device, xt.data(), wt.data(), dyt.data(), nullptr, inv.data(), dx.data(), dw.data(), nullptr,
+                         rows, columns);
   for (auto& v : dw) v -= T(1);  // the gradient was added to ones
   CHECK(difference(y, rms_reference(x, w)) < tolerance);
   CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(rms_reference(in, w), dy); })) <
@@ -84,10 +85,10 @@ void check_rms(int64_t rows, int64_t columns, double tolerance) {
   // dx alone, over dy; the weight gradient alone.
   auto in_place = dyt;
   std::vector<T> dw_alone(w.size());
-  kernels::rms_norm_backward(device, xt.data(), wt.data(), in_place.data(), inv.data(), in_place.data(),
-                             static_cast<T*>(nullptr), rows, columns);
-  kernels::rms_norm_backward(device, xt.data(), wt.data(), dyt.data(), inv.data(), static_cast<T*>(nullptr),
-                             dw_alone.data(), rows, columns);
+  kernels::norm_backward(device, xt.data(), wt.data(), in_place.data(), nullptr, inv.data(), in_place.data(),
+                         static_cast<T*>(nullptr), nullptr, rows, columns);
+  kernels::norm_backward(device, xt.data(), wt.data(), dyt.data(), nullptr, inv.data(), static_cast<T*>(nullptr),
+                         dw_alone.data(), nullptr, rows, columns);
   CHECK(in_place == dx);
   CHECK(difference(dw_alone, dw) < tolerance);
 
@@ -103,25 +104,27 @@ void check_rms(int64_t rows, int64_t columns, double tolerance) {
   };
   parts([&](const auto& xp, const auto& wp, const auto&, int64_t, int64_t count) {
     std::vector<T> mine(squares.size());
-    kernels::row_sum_squares(device, xp.data(), mine.data(), rows, count);
+    kernels::row_squares(device, xp.data(), nullptr, mine.data(), rows, count, count);
     kernels::accumulate(device, mine.data(), squares.data(), rows);
     CHECK(wp.size() == static_cast<std::size_t>(count));
   });
   std::vector<T> inverse(squares.size());
-  kernels::rms_inverse(device, squares.data(), inverse.data(), rows, columns, eps);
+  kernels::norm_statistics(device, nullptr, squares.data(), nullptr, inverse.data(), rows, columns, eps);
   CHECK(difference(inverse, inv) < tolerance);
   parts([&](const auto& xp, const auto& wp, const auto& dyp, int64_t first, int64_t count) {
     std::vector<T> yp(xp.size()), mine(squares.size());
-    kernels::rms_apply(device, xp.data(), squares.data(), wp.data(), yp.data(), rows, count, columns, eps);
+    kernels::norm_apply(device, xp.data(), nullptr, inverse.data(), wp.data(), nullptr, yp.data(), rows, count);
     CHECK(difference(yp, columns_of(y, columns, first, count)) < tolerance);
-    kernels::rms_norm_backward_dot(device, xp.data(), wp.data(), dyp.data(), mine.data(), rows, count);
+    kernels::norm_backward_dots(device, xp.data(), wp.data(), dyp.data(), nullptr, inverse.data(), mine.data(), rows,
+                                count);
     kernels::accumulate(device, mine.data(), dots.data(), rows);
   });
   parts([&](const auto& xp, const auto& wp, const auto& dyp, int64_t first, int64_t count) {
     std::vector<T> dxp(xp.size()), dwp(wp.size());
-    kernels::rms_norm_backward_dx(device, xp.data(), wp.data(), dyp.data(), inverse.data(), dots.data(), dxp.data(),
-                                  rows, count, columns);
-    kernels::rms_norm_backward_dweight(device, xp.data(), dyp.data(), inverse.data(), dwp.data(), rows, count);
+    kernels::norm_backward_dx(device, xp.data(), wp.data(), dyp.data(), nullptr, inverse.data(), dots.data(),
+                              dxp.data(), rows, count, columns);
+    kernels::norm_backward_dweight(device, xp.data(), dyp.data(), nullptr, inverse.data(), dwp.data(), nullptr, rows,
+                                   count);
     CHECK(difference(dxp, columns_of(dx, columns, first, count)) < 3 * tolerance);
     CHECK(difference(dwp, columns_of(dw, columns, first, count)) < 3 * tolerance);
   });
@@ -138,13 +141,12 @@ void check_layer(int64_t rows, int64_t columns, double tolerance) {
   const auto n = static_cast<std::size_t>(rows);
   std::vector<T> y(x.size()), mean(n), inv(n), dx(x.size()), dw(w.size()), db(w.size());
   check_sum(device, xt, [&](const T* from, const T* addend, T* sum, T* to) {
-    kernels::layer_norm_forward(device, from, wt.data(), bt.data(), to, mean.data(), inv.data(), rows, columns, eps,
-                                addend, sum);
+    kernels::norm_forward(device, from, wt.data(), bt.data(), to, mean.data(), inv.data(), rows, columns, eps, addend,
+                          sum);
   });
-  kernels::layer_norm_forward(device, xt.data(), wt.data(), bt.data(), y.data(), mean.data(), inv.data(), rows, columns,
-                              eps);
-  kernels::layer_norm_backward(device, xt.data(), wt.data(), dyt.data(), mean.data(), inv.data(), dx.data(), dw.data(),
-                               db.data(), rows, columns);
+  kernels::norm_forward(device, xt.data(), wt.data(), bt.data(), y.data(), mean.data(), inv.data(), rows, columns, eps);
+  kernels::norm_backward(device, xt.data(), wt.data(), dyt.data(), mean.data(), inv.data(), dx.data(), dw.data(),
+                         db.data(), rows, columns);
   const double numeric = std::max(tolerance, 1e-7);
   CHECK(difference(y, layer_reference(x, w, b)) < tolerance);
   CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(layer_reference(in, w, b), dy); })) <
@@ -164,28 +166,28 @@ void check_layer(int64_t rows, int64_t columns, double tolerance) {
     kernels::accumulate(device, mine.data(), sums.data(), rows);
   });
   parts([&](int64_t first, int64_t count) {
-    kernels::row_centred_squares(device, columns_of(xt, columns, first, count).data(), sums.data(), mine.data(), rows,
-                                 count, columns);
+    kernels::row_squares(device, columns_of(xt, columns, first, count).data(), sums.data(), mine.data(), rows, count,
+                         columns);
     kernels::accumulate(device, mine.data(), squares.data(), rows);
   });
-  kernels::layer_norm_statistics(device, sums.data(), squares.data(), mean2.data(), inv2.data(), rows, columns, eps);
+  kernels::norm_statistics(device, sums.data(), squares.data(), mean2.data(), inv2.data(), rows, columns, eps);
   CHECK(difference(mean2, mean) < tolerance);
   CHECK(difference(inv2, inv) < tolerance);
   parts([&](int64_t first, int64_t count) {
     const auto xp = columns_of(xt, columns, first, count), dyp = columns_of(dyt, columns, first, count);
     std::vector<T> yp(xp.size()), mine2(2 * n);
-    kernels::layer_norm_apply(device, xp.data(), mean2.data(), inv2.data(), wt.data() + first, bt.data() + first,
-                              yp.data(), rows, count);
+    kernels::norm_apply(device, xp.data(), mean2.data(), inv2.data(), wt.data() + first, bt.data() + first, yp.data(),
+                        rows, count);
     CHECK(difference(yp, columns_of(y, columns, first, count)) < tolerance);
-    kernels::layer_norm_backward_dots(device, xp.data(), wt.data() + first, dyp.data(), mean2.data(), inv2.data(),
-                                      mine2.data(), rows, count);
+    kernels::norm_backward_dots(device, xp.data(), wt.data() + first, dyp.data(), mean2.data(), inv2.data(),
+                                mine2.data(), rows, count);
     kernels::accumulate(device, mine2.data(), dots.data(), 2 * rows);
   });
   parts([&](int64_t first, int64_t count) {
     const auto xp = columns_of(xt, columns, first, count);
     auto dxp = columns_of(dyt, columns, first, count);  // in place
-    kernels::layer_norm_backward_dx(device, xp.data(), wt.data() + first, dxp.data(), mean2.data(), inv2.data(),
-                                    dots.data(), dxp.data(), rows, count, columns);
+    kernels::norm_backward_dx(device, xp.data(), wt.data() + first, dxp.data(), mean2.data(), inv2.data(), dots.data(),
+                              dxp.data(), rows, count, columns);
     CHECK(difference(dxp, columns_of(dx, columns, first, count)) < 5 * tolerance);
   });
 }
@@ -222,18 +224,19 @@ TEST_CASE_TEMPLATE("a norm's input gradient takes an addend", T, float, double) 
   };
   T* const none = nullptr;
   check([&](T* dx, const T* add) {
-    kernels::rms_norm_backward(device, x.data(), w.data(), dy.data(), inv.data(), dx, none, rows, columns, add);
+    kernels::norm_backward(device, x.data(), w.data(), dy.data(), nullptr, inv.data(), dx, none, nullptr, rows, columns,
+                           add);
   });
   check([&](T* dx, const T* add) {
-    kernels::rms_norm_backward_dx(device, x.data(), w.data(), dy.data(), inv.data(), dots.data(), dx, rows, columns,
-                                  2 * columns, add);
+    kernels::norm_backward_dx(device, x.data(), w.data(), dy.data(), nullptr, inv.data(), dots.data(), dx, rows,
+                              columns, 2 * columns, add);
   });
   check([&](T* dx, const T* add) {
-    kernels::layer_norm_backward(device, x.data(), w.data(), dy.data(), mean.data(), inv.data(), dx, none, none, rows,
-                                 columns, add);
+    kernels::norm_backward(device, x.data(), w.data(), dy.data(), mean.data(), inv.data(), dx, none, none, rows,
+                           columns, add);
   });
   check([&](T* dx, const T* add) {
-    kernels::layer_norm_backward_dx(device, x.data(), w.data(), dy.data(), mean.data(), inv.data(), dots.data(), dx,
-                                    rows, columns, 2 * columns, add);
+    kernels::norm_backward_dx(device, x.data(), w.data(), dy.data(), mean.data(), inv.data(), dots.data(), dx, rows,
+                              columns, 2 * columns, add);
   });
 }

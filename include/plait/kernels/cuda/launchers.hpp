@@ -156,110 +156,51 @@ void rope_backward(cuda& device, const T* from, std::int64_t from_stride, T* dx,
                    const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
                    std::int64_t row_stride, std::int64_t table_rows);
 
-// ---- RMS norm (kernels/cpu/norms.hpp) ----------------------------------------------------------------------------
+// ---- norms (kernels/cpu/norms.hpp) -------------------------------------------------------------------------------
+//
+// Where `mean`, `sums`, `bias` and `dbias` are null, they are RMS norm.
 
-/// out[r] = sum over c of x[r, c]^2.
-template <class T>
-void row_sum_squares(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns);
-
-/// inv_rms[r] from the sum of the squares of the whole row; inv_rms may be the array of sum_squares.
-template <class S>
-void rms_inverse(cuda& device, const S* sum_squares, S* inv_rms, std::int64_t rows, std::int64_t columns_global,
-                 double eps);
-
-/// y from the sums of the squares of the whole rows; y may be x.
-template <class T>
-void rms_apply(cuda& device, const T* x, const statistic_of<T>* sum_squares, const T* weight, T* y, std::int64_t rows,
-               std::int64_t columns, std::int64_t columns_global, double eps);
-
-/// The whole forward pass where rows are whole; writes y and inv_rms. Reads x once. Where `addend` is not null, its
-/// input is x + addend, rounded to T, which goes to `sum`; sum may be x.
-template <class T>
-void rms_norm_forward(cuda& device, const T* x, const T* weight, T* y, statistic_of<T>* inv_rms, std::int64_t rows,
-                      std::int64_t columns, double eps, const std::type_identity_t<T>* addend = nullptr,
-                      std::type_identity_t<T>* sum = nullptr);
-
-/// dot[r] = sum over the local columns of dy w x.
-template <class T>
-void rms_norm_backward_dot(cuda& device, const T* x, const T* weight, const T* dy, statistic_of<T>* dot,
-                           std::int64_t rows, std::int64_t columns);
-
-/// dx from the dots of the whole rows, plus `addend` (such as the gradient of a residual connection) where that is not
-/// null; dx may be dy, not addend.
-template <class T>
-void rms_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
-                          const statistic_of<T>* dot, T* dx, std::int64_t rows, std::int64_t columns,
-                          std::int64_t columns_global, const std::type_identity_t<T>* addend = nullptr);
-
-/// dweight[c] += sum over r of dy x inv_rms.
-template <class T>
-void rms_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* inv_rms,
-                               gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns);
-
-/// The whole backward pass where rows are whole. Either of dx and dweight may be null, which skips it; dweight is added
-/// to, dx may be dy if dweight is null. `addend` (such as the gradient of a residual connection) is added to dx where
-/// it is not null; it must not be dx.
-template <class T>
-void rms_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms, T* dx,
-                       gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns,
-                       const std::type_identity_t<T>* addend = nullptr);
-
-// ---- layer norm --------------------------------------------------------------------------------------------------
-
-/// out[r] = sum over c of x[r, c].
 template <class T>
 void row_sums(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns);
 
-/// out[r] = sum over the local columns of (x - mean)^2, where mean = sums[r] / columns_global.
 template <class T>
-void row_centred_squares(cuda& device, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
-                         std::int64_t columns, std::int64_t columns_global);
+void row_squares(cuda& device, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
+                 std::int64_t columns, std::int64_t columns_global);
 
-/// mean and inv_std of whole rows from the two reduced sums; either may be written over its source.
 template <class S>
-void layer_norm_statistics(cuda& device, const S* sums, const S* centred_squares, S* mean, S* inv_std,
-                           std::int64_t rows, std::int64_t columns_global, double eps);
+void norm_statistics(cuda& device, const std::type_identity_t<S>* sums, const S* squares, std::type_identity_t<S>* mean,
+                     S* inverse, std::int64_t rows, std::int64_t columns_global, double eps);
 
-/// y = (x - mean) inv_std w + b; y may be x.
 template <class T>
-void layer_norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inv_std,
-                      const T* weight, const T* bias, T* y, std::int64_t rows, std::int64_t columns);
+void norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inverse, const T* weight,
+                const std::type_identity_t<T>* bias, T* y, std::int64_t rows, std::int64_t columns);
 
-/// The whole forward pass where rows are whole; writes y, mean and inv_std. Reads x once. Where `addend` is not null,
-/// its input is x + addend, rounded to T, which goes to `sum`; sum may be x.
+/// Reads x once.
 template <class T>
-void layer_norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, statistic_of<T>* mean,
-                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps,
-                        const std::type_identity_t<T>* addend = nullptr, std::type_identity_t<T>* sum = nullptr);
+void norm_forward(cuda& device, const T* x, const T* weight, const std::type_identity_t<T>* bias, T* y,
+                  statistic_of<T>* mean, statistic_of<T>* inverse, std::int64_t rows, std::int64_t columns, double eps,
+                  const std::type_identity_t<T>* addend = nullptr, std::type_identity_t<T>* sum = nullptr);
 
-/// dots[r, 0] = sum of dy w and dots[r, 1] = sum of dy w (x - mean) inv_std over the local columns; dots is [rows, 2].
 template <class T>
-void layer_norm_backward_dots(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
-                              const statistic_of<T>* inv_std, statistic_of<T>* dots, std::int64_t rows,
-                              std::int64_t columns);
+void norm_backward_dots(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                        const statistic_of<T>* inverse, statistic_of<T>* dots, std::int64_t rows, std::int64_t columns);
 
-/// dx = inv_std (dy w - (dots[r, 0] + normalised x * dots[r, 1]) / columns_global) from the dots of the whole rows; dx
-/// may be dy. `addend` (such as the gradient of a residual connection) is added where it is not null; it must not be
-/// dx.
 template <class T>
-void layer_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
-                            const statistic_of<T>* inv_std, const statistic_of<T>* dots, T* dx, std::int64_t rows,
-                            std::int64_t columns, std::int64_t columns_global,
-                            const std::type_identity_t<T>* addend = nullptr);
+void norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                      const statistic_of<T>* inverse, const statistic_of<T>* dots, T* dx, std::int64_t rows,
+                      std::int64_t columns, std::int64_t columns_global,
+                      const std::type_identity_t<T>* addend = nullptr);
 
-/// dweight[c] += sum over r of dy (x - mean) inv_std and dbias[c] += sum over r of dy; dbias may be null. One pass.
+/// Both in one pass.
 template <class T>
-void layer_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* mean,
-                                 const statistic_of<T>* inv_std, gradient_of<T>* dweight, gradient_of<T>* dbias,
-                                 std::int64_t rows, std::int64_t columns);
+void norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* mean,
+                           const statistic_of<T>* inverse, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                           std::int64_t rows, std::int64_t columns);
 
-/// The whole backward pass where rows are whole. dx or dweight may be null, which skips it (dbias goes with dweight);
-/// dweight and dbias are added to, dx may be dy if dweight is null. `addend` is added to dx where it is not null; it
-/// must not be dx.
 template <class T>
-void layer_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
-                         const statistic_of<T>* inv_std, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
-                         std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend = nullptr);
+void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                   const statistic_of<T>* inverse, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                   std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend = nullptr);
 
 // ---- attention ---------------------------------------------------------------------------------------------------
 

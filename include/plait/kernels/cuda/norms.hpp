@@ -2,24 +2,23 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "plait/kernels/cuda/arrays.hpp"
 #include "plait/kernels/cuda/launchers.hpp"
+#include "plait/kernels/settings.hpp"
 
 namespace plait::kernels::detail {
 
-// ---- whole rows, for both norms: y = n w + b with n = (x - mean) inverse -----------------------------------------
+// y = n w + b with n = (x - mean) inverse. RMS norm has neither mean nor b (`Centred` is false). All arithmetic is in
+// S = arithmetic<T>.
 //
-// RMS norm has neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>.
+// ---- whole rows --------------------------------------------------------------------------------------------------
 
 inline __host__ __device__ float inverse_root(float x) { return 1.0f / sqrtf(x); }
 inline __host__ __device__ double inverse_root(double x) { return 1.0 / sqrt(x); }
-
-template <class S>
-struct row_moments {
-  S mean, inverse;
-};
 
 /// Row r of x + addend, rounded to T, into registers and into `sum`, where chunks that are not held are read again.
 template <class S, int Width, class T>
@@ -106,20 +105,6 @@ static __global__ void __launch_bounds__(most_row_threads, Sum ? 1 : 0)
         },
         in);
   }
-}
-
-template <bool Centred, class T, class S>
-void norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, S* mean, S* inverse,
-                  std::int64_t rows, std::int64_t columns, double eps, const T* addend, T* sum) {
-  if (rows <= 0) return;
-  with_row_chunk<T>(aligned16(x, weight, bias, y, addend, sum), columns, [&](auto chosen) {
-    constexpr int n = decltype(chosen)::value;
-    const dim3 block = row_block<n>(columns);
-    plait::detail::launch(
-        device, {plait::detail::blocks_for(rows, block.y), block},
-        addend == nullptr ? norm_forward_kernel<n, Centred, false, T, S> : norm_forward_kernel<n, Centred, true, T, S>,
-        x, weight, bias, y, mean, inverse, rows, columns, static_cast<S>(eps), addend, sum);
-  });
 }
 
 /// dx of a chunk: inverse (dy w - shift - n pull) + addend, where shift and pull are the row's means of dy w and dy w
@@ -261,200 +246,20 @@ struct norm_weight_term {
   }
 };
 
-template <bool Centred, class T, class G, class S>
-void norm_backward_weight(cuda& device, const T* x, const T* dy, const S* mean, const S* inverse, G* dweight, G* dbias,
-                          std::int64_t rows, std::int64_t columns) {
-  add_column_sums_of<T>(device, aligned16(x, dy), rows, columns,
-                        norm_weight_term<Centred, T>{x, dy, mean, inverse, columns}, dweight, dbias);
-}
+// ---- rows that ranks share, step by step -------------------------------------------------------------------------
 
-/// The whole backward pass of whole rows, in one pass over x and dy if a row fits into the registers of a block.
-template <bool Centred, class T, class G, class S>
-void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const S* mean, const S* inverse, T* dx,
-                   G* dweight, G* dbias, std::int64_t rows, std::int64_t columns, const T* addend) {
-  if (rows <= 0 || columns <= 0) return;
-  if (dx == nullptr) {
-    if (dweight != nullptr) norm_backward_weight<Centred>(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
-    return;
-  }
-  with_row_chunk<T>(aligned16(x, weight, dy, dx, addend), columns, [&](auto chosen) {
-    constexpr int n = decltype(chosen)::value;
-    if (dweight != nullptr && columns <= std::int64_t{norm_backward_threads} * held_chunks * n) {
-      const dim3 block = row_block<n>(columns, norm_backward_threads);
-      constexpr std::int64_t blocks = 512;  // fill the largest GPUs; beyond, four rows to each keep the scratch small
-      const std::int64_t groups = std::clamp((rows + 4 * block.y - 1) / (4 * block.y), std::int64_t{1}, blocks);
-      auto partial = make_buffer<S>(device, static_cast<std::size_t>((Centred ? 2 : 1) * groups * columns));
-      plait::detail::launch(device, {static_cast<unsigned>(groups), block},
-                            norm_backward_kernel<n, Centred, true, T, S>, x, weight, dy, mean, inverse, dx,
-                            partial.template data<S>(), rows, columns, addend);
-      finish_columns(device, static_cast<const S*>(partial.template data<S>()), dweight, dbias, groups, columns);
-      return;
+/// The mean and the inverse of a row; the mean is a constant 0 where there is none.
+template <bool Centred, class S>
+struct norm_moments {
+  S mean, inverse;
+  static __device__ norm_moments of(const S* mean, const S* inverse, std::int64_t r) {
+    if constexpr (Centred) {
+      return {mean[r], inverse[r]};
+    } else {
+      return {S(0), inverse[r]};
     }
-    if (dweight != nullptr) norm_backward_weight<Centred>(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
-    const dim3 block = row_block<n>(columns);
-    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block},
-                          norm_backward_kernel<n, Centred, false, T, S>, x, weight, dy, mean, inverse, dx,
-                          static_cast<S*>(nullptr), rows, columns, addend);
-  });
-}
-
-}  // namespace plait::kernels::detail
-
-namespace plait::kernels {
-
-// ---- RMS norm ----------------------------------------------------------------------------------------------------
-
-namespace detail {
-
-template <class T>
-struct squares_term {
-  static constexpr int outputs = 1;
-  using S = arithmetic<T>;
-  const T* x;
-  std::int64_t columns;
-
-  __device__ int row(std::int64_t) const { return 0; }
-  template <int Width>
-  __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
-    const auto v = load_chunk<Width>(x + r * columns + c);
-    PLAIT_UNROLL
-    for (int j = 0; j < Width; ++j) sums[0] += number<S>(v.at[j]) * number<S>(v.at[j]);
   }
 };
-
-template <class T>
-struct rms_dot_term {
-  static constexpr int outputs = 1;
-  using S = arithmetic<T>;
-  const T *x, *weight, *dy;
-  std::int64_t columns;
-
-  __device__ int row(std::int64_t) const { return 0; }
-  template <int Width>
-  __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
-    const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
-    const auto w = load_chunk<Width>(weight + c);
-    PLAIT_UNROLL
-    for (int j = 0; j < Width; ++j) sums[0] += number<S>(d.at[j]) * number<S>(w.at[j]) * number<S>(v.at[j]);
-  }
-};
-
-template <class T>
-struct rms_apply_rows {
-  using S = arithmetic<T>;
-  const T *x, *weight;
-  const S* sum_squares;
-  T* y;
-  std::int64_t columns;
-  S columns_global, eps;
-
-  __device__ S row(std::int64_t r) const { return inverse_root(sum_squares[r] / columns_global + eps); }
-  template <int Width>
-  __device__ void at(std::int64_t r, std::int64_t c, S inverse) const {
-    const auto v = load_chunk<Width>(x + r * columns + c), w = load_chunk<Width>(weight + c);
-    chunk<Width, T> out;
-    PLAIT_UNROLL
-    for (int j = 0; j < Width; ++j) out.at[j] = number<T>(number<S>(v.at[j]) * inverse * number<S>(w.at[j]));
-    store_chunk(y + r * columns + c, out);
-  }
-};
-
-template <class T>
-struct rms_dx_rows {
-  using S = arithmetic<T>;
-  struct numbers {
-    S inverse, pull;
-  };
-  const T *x, *weight, *dy;
-  const S *inverse, *dot;
-  T* dx;
-  std::int64_t columns;
-  S columns_global;
-  const T* addend;
-
-  __device__ numbers row(std::int64_t r) const { return {inverse[r], dot[r] * inverse[r] / columns_global}; }
-  template <int Width>
-  __device__ void at(std::int64_t r, std::int64_t c, numbers of) const {
-    const std::int64_t at = r * columns + c;
-    store_norm_dx(load_chunk<Width>(x + at), load_chunk<Width>(weight + c), load_chunk<Width>(dy + at), S(0),
-                  of.inverse, S(0), of.pull, addend == nullptr ? nullptr : addend + at, dx + at);
-  }
-};
-
-template <class S>
-struct mean_to_inverse {
-  double columns_global, eps;
-  __device__ S operator()(S sum) const {
-    return static_cast<S>(inverse_root(static_cast<double>(sum) / columns_global + eps));
-  }
-};
-
-}  // namespace detail
-
-template <class T>
-void row_sum_squares(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
-  detail::row_sums_of<T>(device, aligned16(x), rows, columns, detail::squares_term<T>{x, columns}, out);
-}
-
-template <class S>
-void rms_inverse(cuda& device, const S* sum_squares, S* inv_rms, std::int64_t rows, std::int64_t columns_global,
-                 double eps) {
-  detail::map(device, rows, detail::mean_to_inverse<S>{static_cast<double>(columns_global), eps}, inv_rms, sum_squares);
-}
-
-template <class T>
-void rms_apply(cuda& device, const T* x, const statistic_of<T>* sum_squares, const T* weight, T* y, std::int64_t rows,
-               std::int64_t columns, std::int64_t columns_global, double eps) {
-  using S = statistic_of<T>;
-  detail::row_map<T>(device, aligned16(x, weight, y), rows, columns,
-                     detail::rms_apply_rows<T>{x, weight, sum_squares, y, columns, static_cast<S>(columns_global),
-                                               static_cast<S>(eps)});
-}
-
-template <class T>
-void rms_norm_forward(cuda& device, const T* x, const T* weight, T* y, statistic_of<T>* inv_rms, std::int64_t rows,
-                      std::int64_t columns, double eps, const std::type_identity_t<T>* addend,
-                      std::type_identity_t<T>* sum) {
-  detail::norm_forward<false>(device, x, weight, static_cast<const T*>(nullptr), y,
-                              static_cast<statistic_of<T>*>(nullptr), inv_rms, rows, columns, eps,
-                              static_cast<const T*>(addend), static_cast<T*>(sum));
-}
-
-template <class T>
-void rms_norm_backward_dot(cuda& device, const T* x, const T* weight, const T* dy, statistic_of<T>* dot,
-                           std::int64_t rows, std::int64_t columns) {
-  detail::row_sums_of<T>(device, aligned16(x, weight, dy), rows, columns,
-                         detail::rms_dot_term<T>{x, weight, dy, columns}, dot);
-}
-
-template <class T>
-void rms_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
-                          const statistic_of<T>* dot, T* dx, std::int64_t rows, std::int64_t columns,
-                          std::int64_t columns_global, const std::type_identity_t<T>* addend) {
-  detail::row_map<T>(device, aligned16(x, weight, dy, dx, addend), rows, columns,
-                     detail::rms_dx_rows<T>{x, weight, dy, inv_rms, dot, dx, columns,
-                                            static_cast<statistic_of<T>>(columns_global), addend});
-}
-
-template <class T>
-void rms_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* inv_rms,
-                               gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns) {
-  detail::norm_backward_weight<false>(device, x, dy, static_cast<const statistic_of<T>*>(nullptr), inv_rms, dweight,
-                                      static_cast<gradient_of<T>*>(nullptr), rows, columns);
-}
-
-template <class T>
-void rms_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms, T* dx,
-                       gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns,
-                       const std::type_identity_t<T>* addend) {
-  detail::norm_backward<false>(device, x, weight, dy, static_cast<const statistic_of<T>*>(nullptr), inv_rms, dx,
-                               dweight, static_cast<gradient_of<T>*>(nullptr), rows, columns,
-                               static_cast<const T*>(addend));
-}
-
-// ---- layer norm --------------------------------------------------------------------------------------------------
-
-namespace detail {
 
 template <class T>
 struct sum_term {
@@ -472,8 +277,8 @@ struct sum_term {
   }
 };
 
-template <class T>
-struct centred_squares_term {
+template <bool Centred, class T>
+struct squares_term {
   static constexpr int outputs = 1;
   using S = arithmetic<T>;
   const T* x;
@@ -481,7 +286,13 @@ struct centred_squares_term {
   std::int64_t columns;
   S columns_global;
 
-  __device__ S row(std::int64_t r) const { return sums_in[r] / columns_global; }
+  __device__ S row(std::int64_t r) const {
+    if constexpr (Centred) {
+      return sums_in[r] / columns_global;
+    } else {
+      return S(0);
+    }
+  }
   template <int Width>
   __device__ void add(std::int64_t r, std::int64_t c, S mean, S (&sums)[1]) const {
     const auto v = load_chunk<Width>(x + r * columns + c);
@@ -493,66 +304,69 @@ struct centred_squares_term {
   }
 };
 
-/// sums[0] of dy w and sums[1] of dy w n.
-template <class T>
-struct layer_dots_term {
-  static constexpr int outputs = 2;
-  using S = arithmetic<T>;
-  const T *x, *weight, *dy;
-  const S *mean, *inverse;
-  std::int64_t columns;
-
-  __device__ row_moments<S> row(std::int64_t r) const { return {mean[r], inverse[r]}; }
-  template <int Width>
-  __device__ void add(std::int64_t r, std::int64_t c, row_moments<S> of, S (&sums)[2]) const {
-    const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
-    const auto w = load_chunk<Width>(weight + c);
-    PLAIT_UNROLL
-    for (int j = 0; j < Width; ++j) {
-      const S g = number<S>(d.at[j]) * number<S>(w.at[j]);
-      sums[0] += g;
-      sums[1] += g * ((number<S>(v.at[j]) - of.mean) * of.inverse);
-    }
-  }
-};
-
 template <class S>
-static __global__ void layer_statistics_kernel(const S* sums, const S* centred_squares, S* mean, S* inv_std,
-                                               std::int64_t rows, double columns, double eps) {
+static __global__ void norm_statistics_kernel(const S* sums, const S* squares, S* mean, S* inverse, std::int64_t rows,
+                                              double columns, double eps) {
   const std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (r >= rows) return;
-  const double sum = static_cast<double>(sums[r]), squares = static_cast<double>(centred_squares[r]);
-  mean[r] = static_cast<S>(sum / columns);
-  inv_std[r] = static_cast<S>(inverse_root(squares / columns + eps));
+  const double square = static_cast<double>(squares[r]);
+  if (mean != nullptr) mean[r] = static_cast<S>(static_cast<double>(sums[r]) / columns);
+  inverse[r] = static_cast<S>(inverse_root(square / columns + eps));
 }
 
-template <class T>
-struct layer_apply_rows {
+template <bool Centred, class T>
+struct norm_apply_rows {
   using S = arithmetic<T>;
   const T *x, *weight, *bias;
   const S *mean, *inverse;
   T* y;
   std::int64_t columns;
 
-  __device__ row_moments<S> row(std::int64_t r) const { return {mean[r], inverse[r]}; }
+  __device__ auto row(std::int64_t r) const { return norm_moments<Centred, S>::of(mean, inverse, r); }
   template <int Width>
-  __device__ void at(std::int64_t r, std::int64_t c, row_moments<S> of) const {
-    const auto v = load_chunk<Width>(x + r * columns + c);
-    const auto w = load_chunk<Width>(weight + c), b = load_chunk<Width>(bias + c);
-    chunk<Width, T> out;
+  __device__ void at(std::int64_t r, std::int64_t c, norm_moments<Centred, S> of) const {
+    const auto v = load_chunk<Width>(x + r * columns + c), w = load_chunk<Width>(weight + c);
+    chunk<Width, T> b{}, out;
+    if constexpr (Centred) b = load_chunk<Width>(bias + c);
     PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) {
-      out.at[j] = number<T>((number<S>(v.at[j]) - of.mean) * of.inverse * number<S>(w.at[j]) + number<S>(b.at[j]));
+      S value = (number<S>(v.at[j]) - of.mean) * of.inverse * number<S>(w.at[j]);
+      if constexpr (Centred) value += number<S>(b.at[j]);
+      out.at[j] = number<T>(value);
     }
     store_chunk(y + r * columns + c, out);
   }
 };
 
-template <class T>
-struct layer_dx_rows {
+/// sums[0] of dy w n and, if `Centred`, sums[1] of dy w.
+template <bool Centred, class T>
+struct norm_dots_term {
+  static constexpr int outputs = Centred ? 2 : 1;
+  using S = arithmetic<T>;
+  const T *x, *weight, *dy;
+  const S *mean, *inverse;
+  std::int64_t columns;
+
+  __device__ auto row(std::int64_t r) const { return norm_moments<Centred, S>::of(mean, inverse, r); }
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, norm_moments<Centred, S> of, S (&sums)[outputs]) const {
+    const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
+    const auto w = load_chunk<Width>(weight + c);
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) {
+      const S g = number<S>(d.at[j]) * number<S>(w.at[j]);
+      sums[0] += g * ((number<S>(v.at[j]) - of.mean) * of.inverse);
+      if constexpr (Centred) sums[1] += g;
+    }
+  }
+};
+
+template <bool Centred, class T>
+struct norm_dx_rows {
   using S = arithmetic<T>;
   struct numbers {
-    S mean, inverse, shift, pull;
+    norm_moments<Centred, S> moments;
+    S shift, pull;
   };
   const T *x, *weight, *dy;
   const S *mean, *inverse, *dots;
@@ -562,17 +376,91 @@ struct layer_dx_rows {
   const T* addend;
 
   __device__ numbers row(std::int64_t r) const {
-    return {mean[r], inverse[r], dots[2 * r] / columns_global, dots[2 * r + 1] / columns_global};
+    const auto moments = norm_moments<Centred, S>::of(mean, inverse, r);
+    if constexpr (Centred) {
+      return {moments, dots[2 * r + 1] / columns_global, dots[2 * r] / columns_global};
+    } else {
+      return {moments, S(0), dots[r] / columns_global};
+    }
   }
   template <int Width>
   __device__ void at(std::int64_t r, std::int64_t c, numbers of) const {
     const std::int64_t at = r * columns + c;
-    store_norm_dx(load_chunk<Width>(x + at), load_chunk<Width>(weight + c), load_chunk<Width>(dy + at), of.mean,
-                  of.inverse, of.shift, of.pull, addend == nullptr ? nullptr : addend + at, dx + at);
+    store_norm_dx(load_chunk<Width>(x + at), load_chunk<Width>(weight + c), load_chunk<Width>(dy + at), of.moments.mean,
+                  of.moments.inverse, of.shift, of.pull, addend == nullptr ? nullptr : addend + at, dx + at);
   }
 };
 
-}  // namespace detail
+}  // namespace plait::kernels::detail
+
+namespace plait::kernels {
+
+template <class T>
+void norm_forward(cuda& device, const T* x, const T* weight, const std::type_identity_t<T>* bias, T* y,
+                  statistic_of<T>* mean, statistic_of<T>* inverse, std::int64_t rows, std::int64_t columns, double eps,
+                  const std::type_identity_t<T>* addend, std::type_identity_t<T>* sum) {
+  using S = statistic_of<T>;
+  if (rows <= 0) return;
+  detail::with_row_chunk<T>(aligned16(x, weight, bias, y, addend, sum), columns, [&](auto chosen) {
+    constexpr int n = decltype(chosen)::value;
+    const dim3 block = detail::row_block<n>(columns);
+    detail::with_centre(mean, [&](auto centred) {
+      constexpr bool is_centred = decltype(centred)::value;
+      plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block},
+                            addend == nullptr ? detail::norm_forward_kernel<n, is_centred, false, T, S>
+                                              : detail::norm_forward_kernel<n, is_centred, true, T, S>,
+                            x, weight, bias, y, mean, inverse, rows, columns, static_cast<S>(eps), addend, sum);
+    });
+  });
+}
+
+template <class T>
+void norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* mean,
+                           const statistic_of<T>* inverse, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                           std::int64_t rows, std::int64_t columns) {
+  detail::with_centre(mean, [&](auto centred) {
+    detail::add_column_sums_of<T>(device, aligned16(x, dy), rows, columns,
+                                  detail::norm_weight_term<decltype(centred)::value, T>{x, dy, mean, inverse, columns},
+                                  dweight, dbias);
+  });
+}
+
+// In one pass over x and dy if a row fits into the registers of a block.
+template <class T>
+void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                   const statistic_of<T>* inverse, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                   std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend) {
+  using S = statistic_of<T>;
+  if (rows <= 0 || columns <= 0) return;
+  const auto launch = [&](auto chosen, auto centred) {
+    constexpr int n = decltype(chosen)::value;
+    constexpr bool is_centred = decltype(centred)::value;
+    if (dweight != nullptr && columns <= std::int64_t{detail::norm_backward_threads} * detail::held_chunks * n) {
+      const dim3 block = detail::row_block<n>(columns, detail::norm_backward_threads);
+      constexpr std::int64_t blocks = 512;  // fill the largest GPUs; beyond, four rows to each keep the scratch small
+      const std::int64_t groups = std::clamp((rows + 4 * block.y - 1) / (4 * block.y), std::int64_t{1}, blocks);
+      auto partial = make_buffer<S>(device, static_cast<std::size_t>((is_centred ? 2 : 1) * groups * columns));
+      S* const sums = partial.template data<S>();
+      plait::detail::launch(device, {static_cast<unsigned>(groups), block},
+                            detail::norm_backward_kernel<n, is_centred, true, T, S>, x, weight, dy, mean, inverse, dx,
+                            sums, rows, columns, addend);
+      detail::finish_columns(device, static_cast<const S*>(sums), dweight, dbias, groups, columns);
+      return;
+    }
+    if (dweight != nullptr) norm_backward_dweight(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
+    const dim3 block = detail::row_block<n>(columns);
+    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block},
+                          detail::norm_backward_kernel<n, is_centred, false, T, S>, x, weight, dy, mean, inverse, dx,
+                          static_cast<S*>(nullptr), rows, columns, addend);
+  };
+  if (dx == nullptr) {
+    if (dweight != nullptr) norm_backward_dweight(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
+    return;
+  }
+  detail::with_row_chunk<T>(aligned16(x, weight, dy, dx, addend), columns, [&](auto chosen) {
+    detail::with_centre(mean, [&](auto centred) { launch(chosen, centred); });
+  });
+}
 
 template <class T>
 void row_sums(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
@@ -580,66 +468,55 @@ void row_sums(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows,
 }
 
 template <class T>
-void row_centred_squares(cuda& device, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
-                         std::int64_t columns, std::int64_t columns_global) {
-  detail::row_sums_of<T>(
-      device, aligned16(x), rows, columns,
-      detail::centred_squares_term<T>{x, sums, columns, static_cast<statistic_of<T>>(columns_global)}, out);
+void row_squares(cuda& device, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
+                 std::int64_t columns, std::int64_t columns_global) {
+  detail::with_centre(sums, [&](auto centred) {
+    detail::row_sums_of<T>(device, aligned16(x), rows, columns,
+                           detail::squares_term<decltype(centred)::value, T>{
+                               x, sums, columns, static_cast<statistic_of<T>>(columns_global)},
+                           out);
+  });
 }
 
 template <class S>
-void layer_norm_statistics(cuda& device, const S* sums, const S* centred_squares, S* mean, S* inv_std,
-                           std::int64_t rows, std::int64_t columns_global, double eps) {
+void norm_statistics(cuda& device, const std::type_identity_t<S>* sums, const S* squares, std::type_identity_t<S>* mean,
+                     S* inverse, std::int64_t rows, std::int64_t columns_global, double eps) {
   if (rows <= 0) return;
-  plait::detail::launch(device, {plait::detail::blocks_for(rows, 128), 128}, detail::layer_statistics_kernel<S>, sums,
-                        centred_squares, mean, inv_std, rows, static_cast<double>(columns_global), eps);
+  plait::detail::launch(device, {plait::detail::blocks_for(rows, 128), 128}, detail::norm_statistics_kernel<S>, sums,
+                        squares, mean, inverse, rows, static_cast<double>(columns_global), eps);
 }
 
 template <class T>
-void layer_norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inv_std,
-                      const T* weight, const T* bias, T* y, std::int64_t rows, std::int64_t columns) {
-  detail::row_map<T>(device, aligned16(x, weight, bias, y), rows, columns,
-                     detail::layer_apply_rows<T>{x, weight, bias, mean, inv_std, y, columns});
+void norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inverse, const T* weight,
+                const std::type_identity_t<T>* bias, T* y, std::int64_t rows, std::int64_t columns) {
+  detail::with_centre(mean, [&](auto centred) {
+    detail::row_map<T>(
+        device, aligned16(x, weight, bias, y), rows, columns,
+        detail::norm_apply_rows<decltype(centred)::value, T>{x, weight, bias, mean, inverse, y, columns});
+  });
 }
 
 template <class T>
-void layer_norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, statistic_of<T>* mean,
-                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps,
-                        const std::type_identity_t<T>* addend, std::type_identity_t<T>* sum) {
-  detail::norm_forward<true>(device, x, weight, bias, y, mean, inv_std, rows, columns, eps,
-                             static_cast<const T*>(addend), static_cast<T*>(sum));
+void norm_backward_dots(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                        const statistic_of<T>* inverse, statistic_of<T>* dots, std::int64_t rows,
+                        std::int64_t columns) {
+  detail::with_centre(mean, [&](auto centred) {
+    detail::row_sums_of<T>(device, aligned16(x, weight, dy), rows, columns,
+                           detail::norm_dots_term<decltype(centred)::value, T>{x, weight, dy, mean, inverse, columns},
+                           dots);
+  });
 }
 
 template <class T>
-void layer_norm_backward_dots(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
-                              const statistic_of<T>* inv_std, statistic_of<T>* dots, std::int64_t rows,
-                              std::int64_t columns) {
-  detail::row_sums_of<T>(device, aligned16(x, weight, dy), rows, columns,
-                         detail::layer_dots_term<T>{x, weight, dy, mean, inv_std, columns}, dots);
-}
-
-template <class T>
-void layer_norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
-                            const statistic_of<T>* inv_std, const statistic_of<T>* dots, T* dx, std::int64_t rows,
-                            std::int64_t columns, std::int64_t columns_global, const std::type_identity_t<T>* addend) {
-  detail::row_map<T>(device, aligned16(x, weight, dy, dx, addend), rows, columns,
-                     detail::layer_dx_rows<T>{x, weight, dy, mean, inv_std, dots, dx, columns,
-                                              static_cast<statistic_of<T>>(columns_global), addend});
-}
-
-template <class T>
-void layer_norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* mean,
-                                 const statistic_of<T>* inv_std, gradient_of<T>* dweight, gradient_of<T>* dbias,
-                                 std::int64_t rows, std::int64_t columns) {
-  detail::norm_backward_weight<true>(device, x, dy, mean, inv_std, dweight, dbias, rows, columns);
-}
-
-template <class T>
-void layer_norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
-                         const statistic_of<T>* inv_std, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
-                         std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend) {
-  detail::norm_backward<true>(device, x, weight, dy, mean, inv_std, dx, dweight, dbias, rows, columns,
-                              static_cast<const T*>(addend));
+void norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                      const statistic_of<T>* inverse, const statistic_of<T>* dots, T* dx, std::int64_t rows,
+                      std::int64_t columns, std::int64_t columns_global, const std::type_identity_t<T>* addend) {
+  detail::with_centre(mean, [&](auto centred) {
+    detail::row_map<T>(
+        device, aligned16(x, weight, dy, dx, addend), rows, columns,
+        detail::norm_dx_rows<decltype(centred)::value, T>{x, weight, dy, mean, inverse, dots, dx, columns,
+                                                          static_cast<statistic_of<T>>(columns_global), addend});
+  });
 }
 
 }  // namespace plait::kernels
