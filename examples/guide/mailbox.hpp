@@ -70,13 +70,14 @@ struct awaited_letter {
   std::string box;
   void* to;
 
-  void take() const {
+  void wait() const {
     const post_office::letter got = office->take(box);
     if (!got.empty()) std::memcpy(to, got.data(), got.size());
   }
+  bool done() const { return office->has(box); }
   void drop() const noexcept {
     try {
-      take();
+      wait();
     } catch (const pl::error&) {  // the office is closed: the next operation throws
     }
   }
@@ -100,8 +101,7 @@ class mailbox : public pl::verbs<mailbox> {
     const auto* const in = static_cast<const std::byte*>(c.in);
     auto* const out = static_cast<std::byte*>(c.out);
     if (c.kind == pl::collective::receive)
-      return pl::request(
-          later, std::make_shared<awaited_letter>(awaited_letter{office_, box(c.peer, rank_, c.tag), out}), nullptr);
+      return pl::request(std::make_shared<awaited_letter>(awaited_letter{office_, box(c.peer, rank_, c.tag), out}));
     if (c.kind == pl::collective::send) return office_->put(box(rank_, c.peer, c.tag), in, bytes), pl::request();
 
     const bool in_pieces = c.kind == pl::collective::reduce_scatter || c.kind == pl::collective::all_to_all;
@@ -143,12 +143,6 @@ class mailbox : public pl::verbs<mailbox> {
   void abort(const std::string& why) noexcept { office_->close(why); }
 
  private:
-  static constexpr pl::request_ops later = {[](void* p, void*) { static_cast<awaited_letter*>(p)->take(); },
-                                            [](void* p, void*) {
-                                              auto* const letter = static_cast<awaited_letter*>(p);
-                                              return letter->office->has(letter->box);
-                                            },
-                                            [](void* p, void*) noexcept { static_cast<awaited_letter*>(p)->drop(); }};
   std::string box(int from, int to, int tag = -1) const { return pl::cat({id_, "/", from, "/", to, "/", tag}); }
 
   std::shared_ptr<post_office> office_;

@@ -219,6 +219,9 @@ class request {
   request() = default;
   request(const request_ops& ops, std::shared_ptr<void> owner, void* object)
       : ops_(&ops), owner_(std::move(owner)), object_(object) {}
+  /// Of an operation that has `wait()`, `done()` and `drop() noexcept`, as `request_ops` documents them.
+  template <class Operation>
+  explicit request(std::shared_ptr<Operation> operation) : request(ops_of<Operation>, std::move(operation), nullptr) {}
   request(request&& other) noexcept { swap(other); }
   request& operator=(request&& other) noexcept {
     request(std::move(other)).swap(*this);
@@ -279,6 +282,11 @@ class request {
   }
 
  private:
+  template <class Operation>
+  static constexpr request_ops ops_of = {[](void* owner, void*) { static_cast<Operation*>(owner)->wait(); },
+                                         [](void* owner, void*) { return static_cast<Operation*>(owner)->done(); },
+                                         [](void* owner, void*) noexcept { static_cast<Operation*>(owner)->drop(); }};
+
   void begin_wait() {
     if (times_.completed == 0) times_.completed = completed_at();
     times_.waited_from = comm_clock();

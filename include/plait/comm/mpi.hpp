@@ -232,7 +232,7 @@ class communicator : public verbs<communicator> {
   [[nodiscard]] request start(const call& c) {
     pending p = post(false, c);
     const bool moved = p.bytes >= large && self().size > 1;
-    return started(std::make_shared<operation>(std::move(p), moved));
+    return request(std::make_shared<operation>(std::move(p), moved));
   }
 
   communicator split(int color, int key, std::string_view label = {}) {
@@ -287,22 +287,6 @@ class communicator : public verbs<communicator> {
     p.sequence = s.sequence++;
     p.ticket = s.flight->start(s.label, p.sequence, name, bytes);
     return p;
-  }
-
-  static request started(std::shared_ptr<operation> o) {
-    static constexpr request_ops table = {[](void* owner, void*) { static_cast<operation*>(owner)->wait(); },
-                                          [](void* owner, void*) {
-                                            if (static_cast<operation*>(owner)->test()) return true;
-                                            std::this_thread::yield();
-                                            return false;
-                                          },
-                                          [](void* owner, void*) noexcept {
-                                            // While an exception unwinds this rank, others may never join; the
-                                            // exception is about to end all ranks.
-                                            auto& dropped = *static_cast<operation*>(owner);
-                                            std::uncaught_exceptions() == 0 ? dropped.drop() : dropped.abandon();
-                                          }};
-    return request(table, std::move(o), nullptr);
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(self().size); }

@@ -385,6 +385,13 @@ class operation {
     return true;
   }
 
+  /// Returns whether it is complete, and gives up the processor where it is not.
+  bool done() {
+    if (test()) return true;
+    std::this_thread::yield();
+    return false;
+  }
+
   /// Polls politely, since ranks may outnumber cores: every look is followed by a yield.
   void wait() {
     mover& others = *pending_.home->moves;
@@ -402,18 +409,19 @@ class operation {
     }
   }
 
-  /// Waits without throwing.
+  /// Waits without throwing. While an exception unwinds this rank, others may never join, and it is about to end all
+  /// ranks: then no thread moves the operation from here on, and the library keeps what it may still write to.
   void drop() noexcept {
+    if (std::uncaught_exceptions() > 0) {
+      const std::lock_guard lock(mutex_);
+      if (!std::exchange(over_, true)) static_cast<void>(new std::vector<std::byte>(std::move(pending_.buffer)));
+      return;
+    }
     try {
       wait();
     } catch (const std::exception& e) {
       pending_.home->dropped = e.what();
     }
-  }
-  /// No thread moves it from here on. The library keeps what it may still write to.
-  void abandon() noexcept {
-    const std::lock_guard lock(mutex_);
-    if (!std::exchange(over_, true)) static_cast<void>(new std::vector<std::byte>(std::move(pending_.buffer)));
   }
 
   /// Advances it, and returns whether it is over. Any thread may; errors are kept for the rank.

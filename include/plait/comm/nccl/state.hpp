@@ -625,10 +625,7 @@ struct pending {
   }
 
   static request started(std::shared_ptr<session> home, std::shared_ptr<operation> op) {
-    static constexpr request_ops table = {[](void* owner, void*) { static_cast<pending*>(owner)->wait(); },
-                                          [](void* owner, void*) { return static_cast<pending*>(owner)->done(); },
-                                          [](void* owner, void*) noexcept { static_cast<pending*>(owner)->drop(); }};
-    return request(table, std::make_shared<pending>(pending{std::move(home), std::move(op)}), nullptr);
+    return request(std::make_shared<pending>(pending{std::move(home), std::move(op)}));
   }
 };
 
