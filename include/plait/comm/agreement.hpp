@@ -36,7 +36,12 @@ struct setting {
 };
 
 /// A number as a field's value: two numbers have one text only if they are equal.
-std::string exact_text(double number);
+inline std::string exact_text(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", number);
+  if (std::strtod(text, nullptr) != number) std::snprintf(text, sizeof text, "%.17g", number);
+  return text;
+}
 
 /// The error that `require_agreement` throws.
 class disagreement : public error_of_all {
@@ -105,13 +110,6 @@ void require_agreement(Device& device, any_communicator& ranks, std::span<const 
 
 #ifndef PLAIT_COMPILED
 namespace plait {
-
-PLAIT_INLINE std::string exact_text(double number) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", number);
-  if (std::strtod(text, nullptr) != number) std::snprintf(text, sizeof text, "%.17g", number);
-  return text;
-}
 
 namespace detail {
 

@@ -133,40 +133,37 @@ launch_place place_from(const Get& get) {
     const char* const text = get(name);
     return text != nullptr && *text != '\0';
   };
-  if (set("RANK") || set("WORLD_SIZE")) {
-    const char* const who = "torchrun, or whoever starts the processes,";
-    out.size = detail::number_in(get, "WORLD_SIZE", who, 1, detail::any_number);
-    out.rank = detail::number_in(get, "RANK", who, 0, out.size - 1);
-    out.local_rank = detail::number_in(get, "LOCAL_RANK", who, 0, out.size - 1);
-    if (!set("MASTER_ADDR")) fail({"nccl: MASTER_ADDR is not set; ", who, " sets it"});
-    out.address = get("MASTER_ADDR");
-    const bool taken =
-        set("TORCHELASTIC_USE_AGENT_STORE") && std::string_view(get("TORCHELASTIC_USE_AGENT_STORE")) == "True";
-    out.port = set("PLAIT_PORT")
-                   ? detail::number_in(get, "PLAIT_PORT", who, 1, 65535)
-                   : detail::number_in(get, "MASTER_PORT", who, 1, taken ? 65534 : 65535) + (taken ? 1 : 0);
-    return out;
-  }
-  if (!set("SLURM_PROCID")) {
+  const bool torchrun = set("RANK") || set("WORLD_SIZE");
+  if (!torchrun && !set("SLURM_PROCID")) {
     fail(
         "nccl: the environment names no ranks: neither RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT "
         "(torchrun) nor SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID (srun) are set");
   }
-  out.size = detail::number_in(get, "SLURM_NTASKS", "srun", 1, detail::any_number);
-  out.rank = detail::number_in(get, "SLURM_PROCID", "srun", 0, out.size - 1);
-  out.local_rank = detail::number_in(get, "SLURM_LOCALID", "srun", 0, out.size - 1);
+  const auto number = [&](const char* of_torchrun, const char* of_slurm, int least, int most) {
+    const char* const who = torchrun ? "torchrun, or whoever starts the processes," : "srun";
+    return detail::number_in(get, torchrun ? of_torchrun : of_slurm, who, least, most);
+  };
+  out.size = number("WORLD_SIZE", "SLURM_NTASKS", 1, detail::any_number);
+  out.rank = number("RANK", "SLURM_PROCID", 0, out.size - 1);
+  out.local_rank = number("LOCAL_RANK", "SLURM_LOCALID", 0, out.size - 1);
   if (set("MASTER_ADDR")) {
     out.address = get("MASTER_ADDR");
+  } else if (torchrun) {
+    fail("nccl: MASTER_ADDR is not set; torchrun, or whoever starts the processes, sets it");
   } else {
     for (const char* const name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
       if (out.address.empty() && set(name)) out.address = detail::first_host(get(name));
     }
     if (out.address.empty()) fail("nccl: neither MASTER_ADDR nor SLURM_STEP_NODELIST is set; srun sets the latter");
   }
-  out.port = set("PLAIT_PORT") ? detail::number_in(get, "PLAIT_PORT", "the job's script", 1, 65535)
-             : set("MASTER_PORT")
-                 ? detail::number_in(get, "MASTER_PORT", "the job's script", 1, 65535)
-                 : 20000 + detail::number_in(get, "SLURM_JOB_ID", "Slurm", 0, detail::any_number) % 20000;
+  const bool taken = torchrun && set("TORCHELASTIC_USE_AGENT_STORE") &&
+                     std::string_view(get("TORCHELASTIC_USE_AGENT_STORE")) == "True";
+  if (set("PLAIT_PORT"))
+    out.port = number("PLAIT_PORT", "PLAIT_PORT", 1, 65535);
+  else if (torchrun || set("MASTER_PORT"))
+    out.port = number("MASTER_PORT", "MASTER_PORT", 1, taken ? 65534 : 65535) + (taken ? 1 : 0);
+  else
+    out.port = 20000 + detail::number_in(get, "SLURM_JOB_ID", "Slurm", 0, detail::any_number) % 20000;
   return out;
 }
 
