@@ -192,39 +192,41 @@ concept counted_array = requires(Array& a) {
   a.data();
   { a.size() } -> std::convertible_to<std::size_t>;
 };
+/// Returns a pointer to the whole array.
+template <class Whole>
+auto whole_elements(const char* call, const box& part, Whole& whole) {
+  if constexpr (counted_array<Whole>) {
+    require_whole(call, part, static_cast<std::int64_t>(whole.size()));
+    return whole.data();
+  } else {
+    return whole;
+  }
+}
 
 }  // namespace detail
 
 /// Copies the elements of `part` from the row-major array `whole` to `out`, of part.local elements. Both are in the
 /// device's memory; the copy is in its main stream. Nothing is sent: every rank has the whole. `whole` has part.global
 /// elements, without the rows that `part` calls padding, which become zero in `out`. Only the part of a parameter knows
-/// its padding: a part that a spec and a context give has none.
-template <class T, compute_device Device>
-void take_part(Device& device, const box& part, const T* whole, T* out) {
+/// its padding: a part that a spec and a context give has none. `whole` is a pointer, or a vector or a span, and then
+/// this throws where it has another number of elements.
+template <class T, compute_device Device, class Whole>
+void take_part(Device& device, const box& part, const Whole& whole, T* out) {
+  const T* const from = detail::whole_elements("take_part", part, whole);
   if (part.local_size() == 0) return;
-  detail::require_arrays("take_part", part, whole, "out", out);
+  detail::require_arrays("take_part", part, from, "out", out);
   const box kept = without_padding(part);
-  kernels::copy_box(device, whole, detail::whole_box(kept), out, kept, kept, static_cast<std::int64_t>(sizeof(T)));
+  kernels::copy_box(device, from, detail::whole_box(kept), out, kept, kept, static_cast<std::int64_t>(sizeof(T)));
   detail::zero_padding(device, part, out);
 }
 /// Copies them back to their place in the whole array, whose other elements stay. Padding is left out.
-template <class T, compute_device Device>
-void put_part(Device& device, const box& part, const T* in, T* whole) {
-  if (part.local_size() == 0) return;
-  detail::require_arrays("put_part", part, whole, "in", in);
-  const box kept = without_padding(part);
-  kernels::copy_box(device, in, kept, whole, detail::whole_box(kept), kept, static_cast<std::int64_t>(sizeof(T)));
-}
-/// `take_part` and `put_part` of a vector or a span: they throw where it has not as many elements as the whole array.
-template <class T, compute_device Device, detail::counted_array Whole>
-void take_part(Device& device, const box& part, const Whole& whole, T* out) {
-  detail::require_whole("take_part", part, static_cast<std::int64_t>(whole.size()));
-  take_part<T>(device, part, static_cast<const T*>(whole.data()), out);
-}
-template <class T, compute_device Device, detail::counted_array Whole>
+template <class T, compute_device Device, class Whole>
 void put_part(Device& device, const box& part, const T* in, Whole&& whole) {
-  detail::require_whole("put_part", part, static_cast<std::int64_t>(whole.size()));
-  put_part<T>(device, part, in, static_cast<T*>(whole.data()));
+  T* const to = detail::whole_elements("put_part", part, whole);
+  if (part.local_size() == 0) return;
+  detail::require_arrays("put_part", part, to, "in", in);
+  const box kept = without_padding(part);
+  kernels::copy_box(device, in, kept, to, detail::whole_box(kept), kept, static_cast<std::int64_t>(sizeof(T)));
 }
 
 /// Both for a typed pointer, which knows where its part lies.
