@@ -58,7 +58,7 @@ struct facts {
   static constexpr verdict v = Verdict::value;
 
   template <dim_id Dim>
-  using dim_tag_of = typename tag_or_unknown<index_of_dim(Dim, Dims{}), Dims>::type;
+  using dim_tag_of = typename tag_or_unknown<index_of(Dim, Dims{}), Dims>::type;
   template <template <class...> class List, std::size_t... Is>
   static List<dim_tag_of<v.expected[Is]>...> expected(std::index_sequence<Is...>);
   template <template <class...> class List, std::size_t... Is>
@@ -66,7 +66,7 @@ struct facts {
 
   static constexpr auto axis() {
     if constexpr (static_cast<bool>(v.axis))
-      return type_list<on_axis<typename tag_or_unknown<index_of_axis(v.axis, Axes{}), Axes>::type>>{};
+      return type_list<on_axis<typename tag_or_unknown<index_of(v.axis, Axes{}), Axes>::type>>{};
     else
       return type_list<>{};
   }

@@ -15,19 +15,11 @@ namespace plait {
 
 /// The collective that a transition issues; none where nothing leaves a rank.
 constexpr std::optional<collective> collective_of(transition_kind m) {
-  switch (m) {
-    case transition_kind::all_reduce:
-      return collective::all_reduce;
-    case transition_kind::all_gather:
-      return collective::all_gather;
-    case transition_kind::reduce_scatter:
-      return collective::reduce_scatter;
-    case transition_kind::all_to_all:
-      return collective::all_to_all;
-    default:
-      return std::nullopt;
-  }
+  if (!communicates(m)) return std::nullopt;
+  return static_cast<collective>(static_cast<int>(m) - static_cast<int>(transition_kind::all_reduce));
 }
+static_assert(collective_of(transition_kind::all_reduce) == collective::all_reduce &&
+              collective_of(transition_kind::all_to_all) == collective::all_to_all);
 
 /// One collective of a plan as the ledger will count it: for one rank's group.
 struct collective_cost {

@@ -89,16 +89,12 @@ struct mesh_shape {
 
 namespace detail {
 
-constexpr bool all_distinct(const axis_list& axes) {
+/// Whether differ(a, b) holds for every two of the axes.
+template <class Differ>
+constexpr bool all_differ(const axis_list& axes, Differ differ) {
   for (std::size_t i = 0; i < axes.size(); ++i)
     for (std::size_t j = i + 1; j < axes.size(); ++j)
-      if (axes[i] == axes[j]) return false;
-  return true;
-}
-constexpr bool all_ordered_by_name(const axis_list& axes) {
-  for (std::size_t i = 0; i < axes.size(); ++i)
-    for (std::size_t j = i + 1; j < axes.size(); ++j)
-      if (!before(axes[i], axes[j]) && !before(axes[j], axes[i])) return false;
+      if (!differ(axes[i], axes[j])) return false;
   return true;
 }
 
@@ -117,9 +113,11 @@ struct mesh {
     (list.push_back(axis_of<typename Axes::tag>), ...);
     return list;
   }()};
-  static_assert(detail::all_distinct(axes), "a mesh names each axis once");
-  static_assert(!detail::all_distinct(axes) || detail::all_ordered_by_name(axes),
-                "two axes of a mesh have the same name: give each axis_tag its own");
+  static constexpr bool distinct = detail::all_differ(axes, [](axis_id a, axis_id b) { return !(a == b); });
+  static constexpr bool ordered =
+      detail::all_differ(axes, [](axis_id a, axis_id b) { return before(a, b) || before(b, a); });
+  static_assert(distinct, "a mesh names each axis once");
+  static_assert(!distinct || ordered, "two axes of a mesh have the same name: give each axis_tag its own");
 
   constexpr mesh()
     requires(rank_dynamic == 0)

@@ -57,9 +57,6 @@ constexpr transition_kind transition(state from, state to) {
   using enum state;
   switch (from) {
     case invariant:
-      return to == varying   ? transition_kind::slice
-             : to == partial ? transition_kind::keep_one
-                             : transition_kind::relabel;
     case replicated:
       return to == varying   ? transition_kind::slice
              : to == partial ? transition_kind::keep_one

@@ -74,33 +74,25 @@ constexpr layout layout_of_items() {
   return a;
 }
 
-template <class... Tags>
-constexpr bool axes_once(type_list<Tags...>) {
-  axis_list seen;
-  bool once = true;
-  ((once = once && !seen.contains(axis_of<Tags>), once ? seen.push_back(axis_of<Tags>) : void()), ...);
-  return once;
+/// The identity of an axis or a dim.
+template <class Tag>
+constexpr auto id_of() {
+  if constexpr (axis_like<Tag>)
+    return axis_of<Tag>;
+  else
+    return dim_of<Tag>;
 }
-template <class... Tags>
-constexpr bool dims_once(type_list<Tags...>) {
-  dim_list seen;
-  bool once = true;
-  ((once = once && !seen.contains(dim_of<Tags>), once ? seen.push_back(dim_of<Tags>) : void()), ...);
-  return once;
-}
-
-/// The tag among `Tags` whose identity is `id`.
-template <class... Tags>
-constexpr std::size_t index_of_axis(axis_id id, type_list<Tags...>) {
+/// The place among `Tags` of the tag whose identity is `id`, or their number.
+template <class Id, class... Tags>
+constexpr std::size_t index_of(Id id, type_list<Tags...>) {
   std::size_t i = 0, found = sizeof...(Tags);
-  ((found = found == sizeof...(Tags) && axis_of<Tags> == id ? i : found, ++i), ...);
+  ((found = found == sizeof...(Tags) && id_of<Tags>() == id ? i : found, ++i), ...);
   return found;
 }
 template <class... Tags>
-constexpr std::size_t index_of_dim(dim_id id, type_list<Tags...>) {
-  std::size_t i = 0, found = sizeof...(Tags);
-  ((found = found == sizeof...(Tags) && dim_of<Tags> == id ? i : found, ++i), ...);
-  return found;
+constexpr bool each_once([[maybe_unused]] type_list<Tags...> all) {
+  [[maybe_unused]] std::size_t i = 0;
+  return ((index_of(id_of<Tags>(), all) == i++) && ...);
 }
 
 template <class Dim, class... Axes>
@@ -119,8 +111,8 @@ struct place {
 
   template <std::size_t D, std::size_t... Is>
   static auto dim_item(std::index_sequence<Is...>) ->
-      typename shard_or_whole<type_at<index_of_dim(value.dims[D].dim, Dims{}), Dims>,
-                              type_at<index_of_axis(value.dims[D].axes[Is], Axes{}), Axes>...>::type;
+      typename shard_or_whole<type_at<index_of(value.dims[D].dim, Dims{}), Dims>,
+                              type_at<index_of(value.dims[D].axes[Is], Axes{}), Axes>...>::type;
   template <std::size_t... Ds>
   static auto dim_items(std::index_sequence<Ds...>)
       -> type_list<decltype(dim_item<Ds>(std::make_index_sequence<value.dims[Ds].axes.size()>{}))...>;
@@ -130,7 +122,7 @@ struct place {
     if constexpr (sizeof...(Is) == 0) {
       return type_list<>{};
     } else {
-      return type_list<Word<type_at<index_of_axis(set_of(State)[Is], Axes{}), Axes>...>>{};
+      return type_list<Word<type_at<index_of(set_of(State)[Is], Axes{}), Axes>...>>{};
     }
   }
   static constexpr const axis_list& set_of(state s) {
@@ -159,9 +151,9 @@ struct checked_spec {
                 "inside, a dim comes first and axes follow");
   using dims = concat<typename item_traits<Items>::dims...>;
   using axes = concat<typename item_traits<Items>::axes...>;
-  static constexpr bool once_each = dims_once(dims{}) && axes_once(axes{});
-  static_assert(dims_once(dims{}), "a spec names a dim twice");
-  static_assert(axes_once(axes{}), "a spec uses an axis twice: one axis has one state, and shards at most one dim");
+  static constexpr bool once_each = each_once(dims{}) && each_once(axes{});
+  static_assert(each_once(dims{}), "a spec names a dim twice");
+  static_assert(each_once(axes{}), "a spec uses an axis twice: one axis has one state, and shards at most one dim");
   struct value_holder {
     static constexpr layout value = once_each ? layout_of_items<Items...>() : layout{};
   };

@@ -10,12 +10,12 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/types.hpp"
 #include "plait/version.hpp"
 
 namespace plait::testing::conformance_parts {
@@ -105,20 +105,11 @@ class array {
 
 template <class T>
 T make(int v) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return plait::to_bf16(static_cast<float>(v));
-  } else {
-    return static_cast<T>(v);
-  }
+  return converted<T>(v);
 }
-
 template <class T>
 double value(T x) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return static_cast<double>(plait::to_float(x));
-  } else {
-    return static_cast<double>(x);
-  }
+  return converted<double>(x);
 }
 
 /// In 0..7: element `i` of rank `rank`, for test number `salt`.
@@ -233,12 +224,7 @@ void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool 
   };
   const std::vector<double> mine = values(static_cast<std::size_t>(comm.rank()));
   std::vector<T> typed(all);
-  for (std::size_t i = 0; i < all; ++i) {
-    if constexpr (std::is_same_v<T, bf16>)
-      typed[i] = plait::to_bf16(static_cast<float>(mine[i]));
-    else
-      typed[i] = static_cast<T>(mine[i]);
-  }
+  std::transform(mine.begin(), mine.end(), typed.begin(), [](double x) { return converted<T>(x); });
   array<T> in(std::move(typed)), other(n);
   const std::size_t shift = scatter ? n * static_cast<std::size_t>(comm.rank()) : 0;
   T* const out = in_place(h) ? in.data() + shift : other.data();
