@@ -170,16 +170,13 @@ PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
 #endif
 
 /// The inverse frequencies of the rotary positions, head_dim / 2 of them.
-std::vector<double> rotary_frequencies(const llama_config& c);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE std::vector<double> rotary_frequencies(const llama_config& c) {
+inline std::vector<double> rotary_frequencies(const llama_config& c) {
   std::optional<kernels::llama3_rope_scaling> scaling;
   if (c.rope.kind == rope_kind::llama3)
     scaling = {c.rope.factor, c.rope.low_freq_factor, c.rope.high_freq_factor,
                static_cast<double>(c.rope.original_max_position)};
   return kernels::rope_inverse_frequencies(c.head_dim, c.rope_theta, scaling);
 }
-#endif
 
 namespace detail {
 
@@ -241,252 +238,109 @@ struct llama_preset {
   llama_config config;
 };
 
+namespace detail {
+
+// What families of published models have besides their sizes.
+
+constexpr llama_config tied(llama_config c) {
+  c.tie_embeddings = true;
+  return c;
+}
+constexpr llama_config llama3(llama_config c, rope_scaling rope = {}) {
+  c.rope_theta = 500000;
+  c.rope = rope;
+  return c;
+}
+constexpr llama_config mistral(llama_config c) {
+  c.sliding_window = 4096;
+  return c;
+}
+constexpr llama_config qwen(llama_config c) {
+  c.rms_eps = 1e-6;
+  c.rope_theta = 1000000;
+  return c;
+}
+constexpr llama_config qwen2(llama_config c) {
+  c.qkv_bias = true;
+  return qwen(c);
+}
+constexpr llama_config qwen3(llama_config c) {
+  c.qk_norm = true;
+  return qwen(c);
+}
+constexpr llama_config olmoe(llama_config c) {
+  c.qk_norm = c.qk_norm_over_heads = true;
+  return c;
+}
+/// The router of DeepSeek-V3, with groups of experts.
+constexpr llama_config dots1(llama_config c, mixture_config m) {
+  c.qk_norm = true;
+  m.router.scores = kernels::expert_scores::sigmoid;
+  m.router.group_scores = kernels::group_scores::two_largest;
+  m.correction_bias = true;
+  m.dense_layers = 1;
+  c.mixture = m;
+  return c;
+}
+constexpr llama_config with_mixture(llama_config c, mixture_config m) {
+  c.mixture = m;
+  return c;
+}
+
+}  // namespace detail
+
 /// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
-/// that benchmarks compare; the others are the published shapes, without weights.
-inline constexpr std::array<llama_preset, 26> llama_presets{{
-    {"tiny", {}},
-    {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
-    {"tiny-experts", {.ffn = 128, .mixture = {.experts = 8, .router = {.chosen = 2}}}},
-    {"tiny-dots1",
-     {.ffn = 64,
-      .qk_norm = true,
-      .mixture = {.experts = 8,
-                  .router = {.chosen = 2,
-                             .scores = kernels::expert_scores::sigmoid,
-                             .groups = 4,
-                             .chosen_groups = 2,
-                             .group_scores = kernels::group_scores::two_largest},
-                  .correction_bias = true,
-                  .shared_ffn = 128,
-                  .dense_layers = 1,
-                  .dense_ffn = 256}}},
-    {"tiny-olmoe",
-     {.ffn = 128,
-      .qk_norm = true,
-      .qk_norm_over_heads = true,
-      .mixture = {.experts = 8, .router = {.chosen = 2, .normalised = false}}}},
-    {"bench-128", {.vocab = 4096, .hidden = 128, .layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 32, .ffn = 384}},
-    {"bench-512", {.vocab = 4096, .hidden = 512, .layers = 4, .heads = 8, .kv_heads = 8, .head_dim = 64, .ffn = 1536}},
-    {"bench-1024",
-     {.vocab = 4096, .hidden = 1024, .layers = 4, .heads = 16, .kv_heads = 8, .head_dim = 64, .ffn = 3072}},
-    {"bench-experts",
-     {.vocab = 4096,
-      .hidden = 512,
-      .layers = 4,
-      .heads = 8,
-      .kv_heads = 8,
-      .head_dim = 64,
-      .ffn = 768,
-      .mixture = {.experts = 8, .router = {.chosen = 2}}}},
-    {"smollm-135m",
-     {.vocab = 49152,
-      .hidden = 576,
-      .layers = 30,
-      .heads = 9,
-      .kv_heads = 3,
-      .head_dim = 64,
-      .ffn = 1536,
-      .max_position = 2048,
-      .tie_embeddings = true}},
-    {"smollm-360m",
-     {.vocab = 49152,
-      .hidden = 960,
-      .layers = 32,
-      .heads = 15,
-      .kv_heads = 5,
-      .head_dim = 64,
-      .ffn = 2560,
-      .max_position = 2048,
-      .tie_embeddings = true}},
-    {"smollm-1.7b",
-     {.vocab = 49152,
-      .hidden = 2048,
-      .layers = 24,
-      .heads = 32,
-      .kv_heads = 32,
-      .head_dim = 64,
-      .ffn = 8192,
-      .max_position = 2048,
-      .tie_embeddings = true}},
-    {"llama-2-7b",
-     {.vocab = 32000,
-      .hidden = 4096,
-      .layers = 32,
-      .heads = 32,
-      .kv_heads = 32,
-      .head_dim = 128,
-      .ffn = 11008,
-      .max_position = 4096}},
-    {"llama-3-8b",
-     {.vocab = 128256,
-      .hidden = 4096,
-      .layers = 32,
-      .heads = 32,
-      .kv_heads = 8,
-      .head_dim = 128,
-      .ffn = 14336,
-      .max_position = 8192,
-      .rope_theta = 500000}},
-    {"llama-3.1-8b",
-     {.vocab = 128256,
-      .hidden = 4096,
-      .layers = 32,
-      .heads = 32,
-      .kv_heads = 8,
-      .head_dim = 128,
-      .ffn = 14336,
-      .max_position = 131072,
-      .rope_theta = 500000,
-      .rope = {.kind = rope_kind::llama3}}},
-    {"llama-3.2-1b",
-     {.vocab = 128256,
-      .hidden = 2048,
-      .layers = 16,
-      .heads = 32,
-      .kv_heads = 8,
-      .head_dim = 64,
-      .ffn = 8192,
-      .max_position = 131072,
-      .rope_theta = 500000,
-      .rope = {.kind = rope_kind::llama3, .factor = 32},
-      .tie_embeddings = true}},
-    {"mistral-7b-v0.1",
-     {.vocab = 32000,
-      .hidden = 4096,
-      .layers = 32,
-      .heads = 32,
-      .kv_heads = 8,
-      .head_dim = 128,
-      .ffn = 14336,
-      .max_position = 32768,
-      .sliding_window = 4096}},
-    {"mixtral-8x7b-v0.1",
-     {.vocab = 32000,
-      .hidden = 4096,
-      .layers = 32,
-      .heads = 32,
-      .kv_heads = 8,
-      .head_dim = 128,
-      .ffn = 14336,
-      .max_position = 32768,
-      .rope_theta = 1000000,
-      .mixture = {.experts = 8, .router = {.chosen = 2}}}},
-    {"qwen1.5-moe-a2.7b",
-     {.vocab = 151936,
-      .hidden = 2048,
-      .layers = 24,
-      .heads = 16,
-      .kv_heads = 16,
-      .head_dim = 128,
-      .ffn = 1408,
-      .max_position = 8192,
-      .rms_eps = 1e-6,
-      .rope_theta = 1000000,
-      .qkv_bias = true,
-      .mixture =
-          {.experts = 60, .router = {.chosen = 4, .normalised = false}, .shared_ffn = 5632, .shared_gate = true}}},
-    {"qwen3-30b-a3b",
-     {.vocab = 151936,
-      .hidden = 2048,
-      .layers = 48,
-      .heads = 32,
-      .kv_heads = 4,
-      .head_dim = 128,
-      .ffn = 768,
-      .max_position = 40960,
-      .rms_eps = 1e-6,
-      .rope_theta = 1000000,
-      .qk_norm = true,
-      .mixture = {.experts = 128, .router = {.chosen = 8}}}},
-    {"olmoe-1b-7b",
-     {.vocab = 50304,
-      .hidden = 2048,
-      .layers = 16,
-      .heads = 16,
-      .kv_heads = 16,
-      .head_dim = 128,
-      .ffn = 1024,
-      .max_position = 4096,
-      .qk_norm = true,
-      .qk_norm_over_heads = true,
-      .pad_token = 1,
-      .mixture = {.experts = 64, .router = {.chosen = 8, .normalised = false}}}},
-    {"dots.llm1",
-     {.vocab = 152064,
-      .hidden = 4096,
-      .layers = 62,
-      .heads = 32,
-      .kv_heads = 32,
-      .head_dim = 128,
-      .ffn = 1408,
-      .max_position = 32768,
-      .rope_theta = 10000000,
-      .qk_norm = true,
-      .mixture = {.experts = 128,
-                  .router = {.chosen = 6,
-                             .scores = kernels::expert_scores::sigmoid,
-                             .scale = 2.5,
-                             .group_scores = kernels::group_scores::two_largest},
-                  .correction_bias = true,
-                  .shared_ffn = 2816,
-                  .dense_layers = 1,
-                  .dense_ffn = 10944}}},
-    {"qwen2.5-0.5b",
-     {.vocab = 151936,
-      .hidden = 896,
-      .layers = 24,
-      .heads = 14,
-      .kv_heads = 2,
-      .head_dim = 64,
-      .ffn = 4864,
-      .max_position = 32768,
-      .rms_eps = 1e-6,
-      .rope_theta = 1000000,
-      .tie_embeddings = true,
-      .qkv_bias = true}},
-    {"qwen2.5-7b",
-     {.vocab = 152064,
-      .hidden = 3584,
-      .layers = 28,
-      .heads = 28,
-      .kv_heads = 4,
-      .head_dim = 128,
-      .ffn = 18944,
-      .max_position = 131072,
-      .rms_eps = 1e-6,
-      .rope_theta = 1000000,
-      .qkv_bias = true}},
-    {"qwen3-0.6b",
-     {.vocab = 151936,
-      .hidden = 1024,
-      .layers = 28,
-      .heads = 16,
-      .kv_heads = 8,
-      .head_dim = 128,
-      .ffn = 3072,
-      .max_position = 40960,
-      .rms_eps = 1e-6,
-      .rope_theta = 1000000,
-      .tie_embeddings = true,
-      .qk_norm = true}},
-    {"qwen3-8b",
-     {.vocab = 151936,
-      .hidden = 4096,
-      .layers = 36,
-      .heads = 32,
-      .kv_heads = 8,
-      .head_dim = 128,
-      .ffn = 12288,
-      .max_position = 40960,
-      .rms_eps = 1e-6,
-      .rope_theta = 1000000,
-      .qk_norm = true}},
-}};
+/// that benchmarks compare; the others are the published shapes, without weights. Numbers in a row are vocab, hidden,
+/// layers, heads, kv_heads, head_dim, ffn and max_position.
+inline constexpr std::array<llama_preset, 26> llama_presets = [] {
+  using namespace detail;
+  llama_config olmoe_1b = olmoe({50304, 2048, 16, 16, 16, 128, 1024, 4096});
+  olmoe_1b.pad_token = 1;
+  llama_config mixtral{32000, 4096, 32, 32, 8, 128, 14336, 32768};
+  mixtral.rope_theta = 1000000;
+  llama_config dots{152064, 4096, 62, 32, 32, 128, 1408, 32768};
+  dots.rope_theta = 10000000;
+  return std::array<llama_preset, 26>{{
+      {"tiny", {}},
+      {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
+      {"tiny-experts", {.ffn = 128, .mixture = {.experts = 8, .router = {.chosen = 2}}}},
+      {"tiny-dots1", dots1({.ffn = 64}, {.experts = 8,
+                                         .router = {.chosen = 2, .groups = 4, .chosen_groups = 2},
+                                         .shared_ffn = 128,
+                                         .dense_ffn = 256})},
+      {"tiny-olmoe", with_mixture(olmoe({.ffn = 128}), {.experts = 8, .router = {.chosen = 2, .normalised = false}})},
+      {"bench-128", {4096, 128, 4, 4, 4, 32, 384}},
+      {"bench-512", {4096, 512, 4, 8, 8, 64, 1536}},
+      {"bench-1024", {4096, 1024, 4, 16, 8, 64, 3072}},
+      {"bench-experts", with_mixture({4096, 512, 4, 8, 8, 64, 768}, {.experts = 8, .router = {.chosen = 2}})},
+      {"smollm-135m", tied({49152, 576, 30, 9, 3, 64, 1536, 2048})},
+      {"smollm-360m", tied({49152, 960, 32, 15, 5, 64, 2560, 2048})},
+      {"smollm-1.7b", tied({49152, 2048, 24, 32, 32, 64, 8192, 2048})},
+      {"llama-2-7b", {32000, 4096, 32, 32, 32, 128, 11008, 4096}},
+      {"llama-3-8b", llama3({128256, 4096, 32, 32, 8, 128, 14336, 8192})},
+      {"llama-3.1-8b", llama3({128256, 4096, 32, 32, 8, 128, 14336, 131072}, {.kind = rope_kind::llama3})},
+      {"llama-3.2-1b",
+       tied(llama3({128256, 2048, 16, 32, 8, 64, 8192, 131072}, {.kind = rope_kind::llama3, .factor = 32}))},
+      {"mistral-7b-v0.1", mistral({32000, 4096, 32, 32, 8, 128, 14336, 32768})},
+      {"mixtral-8x7b-v0.1", with_mixture(mixtral, {.experts = 8, .router = {.chosen = 2}})},
+      {"qwen1.5-moe-a2.7b",
+       with_mixture(
+           qwen2({151936, 2048, 24, 16, 16, 128, 1408, 8192}),
+           {.experts = 60, .router = {.chosen = 4, .normalised = false}, .shared_ffn = 5632, .shared_gate = true})},
+      {"qwen3-30b-a3b",
+       with_mixture(qwen3({151936, 2048, 48, 32, 4, 128, 768, 40960}), {.experts = 128, .router = {.chosen = 8}})},
+      {"olmoe-1b-7b", with_mixture(olmoe_1b, {.experts = 64, .router = {.chosen = 8, .normalised = false}})},
+      {"dots.llm1",
+       dots1(dots, {.experts = 128, .router = {.chosen = 6, .scale = 2.5}, .shared_ffn = 2816, .dense_ffn = 10944})},
+      {"qwen2.5-0.5b", tied(qwen2({151936, 896, 24, 14, 2, 64, 4864, 32768}))},
+      {"qwen2.5-7b", qwen2({152064, 3584, 28, 28, 4, 128, 18944, 131072})},
+      {"qwen3-0.6b", tied(qwen3({151936, 1024, 28, 16, 8, 128, 3072, 40960}))},
+      {"qwen3-8b", qwen3({151936, 4096, 36, 32, 8, 128, 12288, 40960})},
+  }};
+}();
 
 /// The names of all presets, separated by commas.
-std::string llama_preset_names();
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE std::string llama_preset_names() {
+inline std::string llama_preset_names() {
   std::string names;
   for (const llama_preset& preset : llama_presets) {
     if (!names.empty()) names += ", ";
@@ -494,27 +348,20 @@ PLAIT_INLINE std::string llama_preset_names() {
   }
   return names;
 }
-#endif
 
 /// The preset called `name`, or null.
-const llama_config* find_llama_preset(std::string_view name);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE const llama_config* find_llama_preset(std::string_view name) {
+inline const llama_config* find_llama_preset(std::string_view name) {
   for (const llama_preset& preset : llama_presets) {
     if (preset.name == name) return &preset.config;
   }
   return nullptr;
 }
-#endif
 
 /// The preset called `name`; `error` naming `field` and all presets otherwise.
-llama_config llama_preset_config(std::string_view name, const std::string& field = "model");
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE llama_config llama_preset_config(std::string_view name, const std::string& field) {
+inline llama_config llama_preset_config(std::string_view name, const std::string& field = "model") {
   if (const llama_config* config = find_llama_preset(name)) return *config;
   fail({field, ": unknown model '", name, "'; presets are ", llama_preset_names()});
 }
-#endif
 
 // Over how many tensor-parallel ranks a Llama of given sizes goes. A checkpoint's sizes are fixed, so that advice is
 // about the mesh. How the ranks share kv heads: split_tensor_ranks in nn/strategy.hpp.
@@ -527,21 +374,16 @@ constexpr bool goes_over(const llama_config& c, std::int64_t tp) {
 }
 
 /// The extents of tp up to `most` for which that is so, separated by commas.
-std::string legal_tensor_ranks(const llama_config& c, std::int64_t most = 64);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE std::string legal_tensor_ranks(const llama_config& c, std::int64_t most) {
+inline std::string legal_tensor_ranks(const llama_config& c, std::int64_t most = 64) {
   std::string legal;
   for (std::int64_t tp = 1; tp <= most && tp <= c.heads; ++tp)
     if (goes_over(c, tp)) append(legal, {legal.empty() ? "" : ", ", tp});
   return legal;
 }
-#endif
 
 /// Throws `error`, its text starting with `source`, unless it is so for `tp`: it names the sizes, and the extents that
 /// would do.
-void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std::string& source);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std::string& source) {
+inline void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std::string& source) {
   if (goes_over(c, tp)) return;
   const std::string advice =
       cat({"; the model's sizes are what they are, and the extents of tp up to 64 that suit all of them are ",
@@ -552,7 +394,6 @@ PLAIT_INLINE void check_tensor_ranks(const llama_config& c, std::int64_t tp, con
   fail({source, ": tp=", tp, " is more than num_key_value_heads, which is ", c.kv_heads,
         ", and no multiple of it: the ranks that share a kv head must be equally many", advice});
 }
-#endif
 
 }  // namespace plait
 
