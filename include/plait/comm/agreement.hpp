@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -126,27 +125,23 @@ inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
   return sorted;
 }
 
-/// Writes each word after its length, so that different lists have different bytes.
+/// Ends each word with a zero byte, which no word has, so that different lists have different bytes.
 inline std::string packed_settings(std::span<const setting> settings) {
   std::string bytes;
   for (const setting& k : sorted_settings(settings))
-    for (const std::string* word : {&k.name, &k.value}) {
-      const std::uint64_t length = word->size();
-      bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(*word);
-    }
+    for (const std::string* word : {&k.name, &k.value}) bytes.append(*word).push_back('\0');
   return bytes;
 }
 
+/// Reads settings up to the end, or to a name that is empty.
 inline std::vector<setting> unpacked_settings(std::string_view bytes) {
   std::vector<setting> settings;
   const auto word = [&] {
-    std::uint64_t length = 0;
-    std::memcpy(&length, bytes.data(), sizeof length);
-    std::string text(bytes.substr(sizeof length, length));
-    bytes.remove_prefix(sizeof length + text.size());
+    std::string text(bytes.substr(0, bytes.find('\0')));
+    bytes.remove_prefix(text.size() + 1);
     return text;
   };
-  while (!bytes.empty()) {
+  while (!bytes.empty() && bytes[0] != '\0') {
     setting& k = settings.emplace_back();
     k.name = word();
     k.value = word();
@@ -218,26 +213,21 @@ PLAIT_INLINE void require_agreement(int ranks, std::span<const setting> settings
                                     function_ref<void(std::int64_t*, std::size_t)> greatest,
                                     function_ref<void(const char*, char*, std::size_t)> gather, std::string_view who,
                                     const agreement_words& words) {
-  const std::string mine = packed_settings(settings);
+  std::string mine = packed_settings(settings);
   const auto hash = static_cast<std::int64_t>(fnv1a(mine));
   std::int64_t most[] = {hash, ~hash};  // the greatest complement is the least value's
   greatest(most, 2);
   if (most[0] == ~most[1]) return;
 
-  std::int64_t sizes[] = {static_cast<std::int64_t>(mine.size())};
-  greatest(sizes, 1);
-  const std::size_t size = static_cast<std::size_t>(sizes[0]), record = sizeof(std::uint64_t) + size;
-  std::string out(record, '\0'), all(record * static_cast<std::size_t>(ranks), '\0');
-  const std::uint64_t length = mine.size();
-  std::memcpy(out.data(), &length, sizeof length);
-  std::memcpy(out.data() + sizeof length, mine.data(), mine.size());
-  gather(out.data(), all.data(), record);
+  auto size = static_cast<std::int64_t>(mine.size());
+  greatest(&size, 1);
+  const auto bytes = static_cast<std::size_t>(size);
+  mine.resize(bytes);
+  std::string all(bytes * static_cast<std::size_t>(ranks), '\0');
+  gather(mine.data(), all.data(), bytes);
   std::vector<std::vector<setting>> of_ranks;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
-    std::uint64_t used = 0;
-    std::memcpy(&used, all.data() + r * record, sizeof used);
-    of_ranks.push_back(unpacked_settings(std::string_view(all).substr(r * record + sizeof used, used)));
-  }
+  for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r)
+    of_ranks.push_back(unpacked_settings(std::string_view(all).substr(r * bytes, bytes)));
   throw disagreement(std::string(who) + disagreement_text(of_ranks, words));
 }
 
