@@ -126,13 +126,6 @@ struct mesh {
     requires(sizeof...(Extents) == rank_dynamic && rank_dynamic > 0 &&
              (std::convertible_to<Extents, std::int64_t> && ...))
   constexpr explicit mesh(Extents... extents) : dynamic_{static_cast<std::int64_t>(extents)...} {}
-  /// From a shape, such as a parsed command line; the static extents must agree (`parse_mesh` checks them).
-  static constexpr mesh from(const mesh_shape& shape) {
-    mesh m{uninitialised{}};
-    std::size_t next = 0;
-    ((Axes::extent == dynamic ? void(m.dynamic_[next++] = shape.extent(axis_of<typename Axes::tag>)) : void()), ...);
-    return m;
-  }
 
   constexpr mesh_shape shape() const {
     mesh_shape result;
@@ -149,9 +142,6 @@ struct mesh {
   constexpr std::int64_t size() const { return shape().size(); }
 
  private:
-  struct uninitialised {};
-  constexpr explicit mesh(uninitialised) {}
-
   std::int64_t dynamic_[rank_dynamic == 0 ? 1 : rank_dynamic]{};
 };
 

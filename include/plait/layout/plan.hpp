@@ -362,7 +362,7 @@ class plan_search {
         if (a.place[i] >= first_dim) at[i] = rest % extent_[i], rest /= extent_[i];
       double common = 1, own = 1;
       for (std::size_t d = 0; d < from_.dims.size(); ++d) {
-        const std::int8_t place = static_cast<std::int8_t>(first_dim + static_cast<int>(d));
+        const std::int8_t place = place_of(d);
         const auto [ia, na] = part(a, place, at);
         const auto [ib, nb] = part(b, place, at);
         const std::int64_t low = ia * nb > ib * na ? ia * nb : ib * na;  // in units of 1 / (na nb) of the dim

@@ -127,22 +127,15 @@ struct microbatch {
   }
   /// Returns this microbatch under another policy.
   microbatch keeping(recompute what) const {
-    microbatch other = *this;
-    other.policy = what;
-    other.policies = {};
-    return other;
+    return with([&](microbatch& m) { m.policy = what, m.policies = {}; });
   }
   /// Returns this microbatch for a forward pass that a backward pass runs again.
   microbatch repeated() const {
-    microbatch other = *this;
-    other.repeats = true;
-    return other;
+    return with([](microbatch& m) { m.repeats = true; });
   }
   /// Returns this microbatch for a stack whose blocks have these policies; they must outlive it.
   microbatch keeping(std::span<const recompute> of_blocks) const {
-    microbatch other = *this;
-    other.policies = of_blocks;
-    return other;
+    return with([&](microbatch& m) { m.policies = of_blocks; });
   }
   /// Returns this microbatch for one block of a stack.
   microbatch at_block(std::size_t i) const {
@@ -150,9 +143,7 @@ struct microbatch {
   }
   /// Returns this microbatch for a stack whose first block is unit `first` of its stage.
   microbatch units_from(int first) const {
-    microbatch other = *this;
-    other.first_unit = first;
-    return other;
+    return with([&](microbatch& m) { m.first_unit = first; });
   }
   /// Announces that the pass uses the parameters of this unit from here on, in both directions. Returns this microbatch
   /// for layers within the unit, which announce none.
@@ -169,6 +160,14 @@ struct microbatch {
       deferred->add(std::forward<F>(task));
     else
       task();
+  }
+
+ private:
+  template <class Change>
+  microbatch with(const Change& change) const {
+    microbatch other = *this;
+    change(other);
+    return other;
   }
 };
 
