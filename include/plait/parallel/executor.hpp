@@ -204,7 +204,7 @@ class step_executor {
           continue;
         }
         ++at_entry;
-        e.op == step_op::send ? send(e.transfer) : receive(e.transfer);
+        e.op == step_op::send ? send(e) : receive(e);
       }
       watch(nullptr);
     }
@@ -336,28 +336,23 @@ class step_executor {
       }
     }
 
-    void send(const transfer& t) {
-      slot& s = at(owner.shape().chunk_of(t.from_stage), t.microbatch);
-      const std::size_t event = begin({step_op::send, -1, {}, t});
-      sent.emplace_back();
-      if (t.kind == transfer_kind::activation) {
-        sent.back().value = std::move(s.out);
-        start_send(sent.back().value, t, event);
-      } else {
-        sent.back().back = std::move(s.gradient_out);
-        start_send(sent.back().back, t, event);
-      }
+    void send(const step_entry& e) {
+      slot& s = at(owner.shape().chunk_of(e.transfer.from_stage), e.transfer.microbatch);
+      outgoing& o = sent.emplace_back();
+      if (e.transfer.kind == transfer_kind::activation)
+        start(o.value = std::move(s.out), e);
+      else
+        start(o.back = std::move(s.gradient_out), e);
     }
-    void receive(const transfer& t) {
-      const int chunk = owner.shape().chunk_of(t.to_stage);
-      slot& s = at(chunk, t.microbatch);
-      const std::size_t event = begin({step_op::receive, -1, {}, t});
-      if (t.kind == transfer_kind::activation) {
+    void receive(const step_entry& e) {
+      const int chunk = owner.shape().chunk_of(e.transfer.to_stage);
+      slot& s = at(chunk, e.transfer.microbatch);
+      if (e.transfer.kind == transfer_kind::activation) {
         s.in.data = stages.input(ctx, chunk);
-        start_receive(s.in, t, event);
+        start(s.in, e);
       } else {
         s.gradient_in.data = stages.output_gradient(ctx, chunk);
-        start_receive(s.gradient_in, t, event);
+        start(s.gradient_in, e);
       }
     }
 
@@ -366,23 +361,22 @@ class step_executor {
       for (outgoing& o : sent) release(o);
     }
 
+    /// Starts a send or a receive.
     template <class Tensor>
-    void start_send(message<Tensor>& m, const transfer& t, std::size_t event) {
-      m.event = event;
-      owner.channel(t)
-          .start_send(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
-                      owner.shape().rank_of(t.to_stage), tag_of(t))
-          .swap(m.pending);
-      sized(event, m.data);
-    }
-    template <class Tensor>
-    void start_receive(message<Tensor>& m, const transfer& t, std::size_t event) {
-      m.event = event;
-      owner.channel(t)
-          .start_receive(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
-                         owner.shape().rank_of(t.from_stage), tag_of(t))
-          .swap(m.pending);
-      sized(event, m.data);
+    void start(message<Tensor>& m, const step_entry& e) {
+      using element = typename Tensor::value_type;
+      const transfer& t = e.transfer;
+      const auto n = static_cast<std::size_t>(m.data.size());
+      m.event = begin(e);
+      if (e.op == step_op::send)
+        owner.channel(t)
+            .start_send(m.data.data(), n, dtype_of<element>, owner.shape().rank_of(t.to_stage), tag_of(t))
+            .swap(m.pending);
+      else
+        owner.channel(t)
+            .start_receive(m.data.data(), n, dtype_of<element>, owner.shape().rank_of(t.from_stage), tag_of(t))
+            .swap(m.pending);
+      if (owner.events) (*owner.events)[m.event].bytes = std::uint64_t{n} * sizeof(element);
     }
     template <class Tensor>
     void arrive(message<Tensor>& m) {
@@ -402,10 +396,6 @@ class step_executor {
       } else {
         for (; oldest < sent.size() && sent[oldest].pending().done(); ++oldest) release(sent[oldest]);
       }
-    }
-    template <class Tensor>
-    static constexpr dtype type_of(const Tensor&) {
-      return dtype_of<typename Tensor::value_type>;
     }
     /// Distinguishes the messages from one rank to another, on the communicator of their kind: small, because MPI
     /// promises tags up to 32767 only.
@@ -431,12 +421,6 @@ class step_executor {
       }
       e.end = comm_clock();
     }
-    template <class Tensor>
-    void sized(std::size_t event, const Tensor& data) {
-      if (owner.events)
-        (*owner.events)[event].bytes = static_cast<std::uint64_t>(data.size()) * sizeof(typename Tensor::value_type);
-    }
-
     step_executor& owner;
     const context<Device>& ctx;
     Stages& stages;

@@ -395,6 +395,7 @@ class pipeline {
  private:
   using activation = typename Stage::activation;
   using gradient = typename Stage::gradient;
+  using saved = typename Stage::saved;
 
   /// Refers to any visitor of parameters for the length of a visit, so that a stage compiles its visit once for all
   /// visitors.
@@ -415,9 +416,15 @@ class pipeline {
   using reduced_gradient_type = reduced_gradient<precision_type, device>;
   /// The base of all passes that the executor runs.
   struct passes {
+    using activation = typename Stage::activation;
+    using gradient = typename Stage::gradient;
+    using saved = typename Stage::saved;
+
     pipeline& owner;
     unit_watcher* watcher = nullptr;
 
+    activation input(const context<device>& ctx, int) { return activation(ctx); }
+    gradient output_gradient(const context<device>& ctx, int) { return gradient(ctx); }
     int local(int unit) const { return owner.local_[static_cast<std::size_t>(unit)]; }
     void watch(unit_watcher* who) { watcher = who; }
     void enter(const context<device>& ctx, int unit, action_kind kind) {
@@ -433,16 +440,10 @@ class pipeline {
   /// A training step as the executor sees it.
   template <class Optimizer>
   struct training : passes {
-    using activation = typename Stage::activation;
-    using gradient = typename Stage::gradient;
-    using saved = typename Stage::saved;
-
     training(pipeline& all, batch& b, mean& m, std::int64_t first, std::span<const std::int32_t* const> documents,
              Optimizer& updates)
         : passes{all}, data(b), loss(m), first_sample(first), starts(documents), optimizer(updates) {}
 
-    activation input(const context<device>& ctx, int) { return activation(ctx); }
-    gradient output_gradient(const context<device>& ctx, int) { return gradient(ctx); }
     activation forward(const context<device>& ctx, int chunk, int i, activation x, saved* kept) {
       const microbatch<device> mb = at(ctx, i);
       auto& [ids, labels] = data[static_cast<std::size_t>(i)];
@@ -524,15 +525,9 @@ class pipeline {
   /// Forward passes alone: `ids(i)` are the tokens of microbatch i, `last(x, i)` takes what leaves the layers.
   template <class Ids, class Last>
   struct inference : passes {
-    using activation = typename Stage::activation;
-    using gradient = typename Stage::gradient;
-    using saved = typename Stage::saved;
-
     inference(pipeline& all, Ids& tokens_of, Last& to, std::span<const std::int32_t* const> documents)
         : passes{all}, ids(tokens_of), last(to), starts(documents) {}
 
-    activation input(const context<device>& ctx, int) { return activation(ctx); }
-    gradient output_gradient(const context<device>&, int) { return {}; }
     activation forward(const context<device>& ctx, int chunk, int number, activation x, saved*) {
       Stage& stage = this->owner.at(chunk);
       const auto i = static_cast<std::size_t>(number);
