@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <stdexcept>
 
@@ -8,8 +7,7 @@
 #include "support/placed_value.hpp"
 
 /// Executes plans on integers, by what each step means for the ranks of a group. Counts the elements that a
-/// ring-optimal algorithm puts on the wire: one for each element that a rank takes, or adds, from another. In gathers
-/// and scatters all messages are as long as the longest.
+/// ring-optimal algorithm puts on the wire: one for each element that a rank takes, or adds, from another.
 namespace plait::test {
 
 class plan_simulator {
@@ -50,11 +48,11 @@ class plan_simulator {
             const std::size_t r = member(rank, s.axes, i);
             paste(result.back(), held[r], inside(w_.part(before, static_cast<std::int64_t>(r)), w_.part(after, rank)));
           }
-          sent_ += static_cast<std::uint64_t>((count - 1) * longest(before, s.axes, rank));
+          sent_ += result.back().data.size() - mine.data.size();
           break;
         case transition_kind::reduce_scatter:
           result.push_back(cut(sum(held, rank, s.axes), inside(w_.part(after, rank), w_.part(before, rank))));
-          sent_ += static_cast<std::uint64_t>((count - 1) * longest(after, s.axes, rank));
+          sent_ += static_cast<std::uint64_t>(count - 1) * result.back().data.size();
           break;
         case transition_kind::all_reduce:
           result.push_back(sum(held, rank, s.axes));
@@ -90,13 +88,6 @@ class plan_simulator {
   array zeros(const layout& a, std::int64_t rank) const {
     const box part = w_.part(a, rank);
     return {dims_of(a), {part.local.begin(), part.local.begin() + part.dims}};
-  }
-  /// Elements of the largest part in the group of `rank`.
-  std::int64_t longest(const layout& a, const axis_list& axes, std::int64_t rank) const {
-    std::int64_t most = 0;
-    for (std::int64_t i = 0; i < w_.mesh.size(axes); ++i)
-      most = std::max(most, w_.part(a, static_cast<std::int64_t>(member(rank, axes, i))).local_size());
-    return most;
   }
   array exchanged(const shards& held, const layout& before, const layout& after, const axis_list& axes,
                   std::int64_t rank) {

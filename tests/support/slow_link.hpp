@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -43,6 +44,7 @@ class slow_communicator : public verbs<slow_communicator> {
   int size() const { return inner_.size(); }
   std::string label() const { return std::string(inner_.label()); }
   bool enqueues() const { return inner_.enqueues(); }
+  bool unequal_parts(std::size_t bytes) const { return inner_.unequal_parts(bytes); }
 
   [[nodiscard]] request start(const call& c) {
     const double bytes = static_cast<double>(c.wire(rank(), size())) / (c.kind == collective::send ? 1 : size());

@@ -149,6 +149,9 @@ class any_communicator : public verbs<any_communicator> {
   /// costs memory and time.
   bool serves_groups() const { return held().serves_groups(); }
 
+  /// Whether it takes ragged gathers and scatters whose largest part has `bytes`; see `plait::communicator`.
+  bool unequal_parts(std::size_t bytes) const { return held().unequal_parts(bytes); }
+
   void run(const call& c);
   [[nodiscard]] request start(const call& c);
 
@@ -188,6 +191,7 @@ class any_communicator : public verbs<any_communicator> {
     virtual void watch(const char*) = 0;
     virtual bool enqueues() const = 0;
     virtual bool serves_groups() const = 0;
+    virtual bool unequal_parts(std::size_t) const = 0;
     virtual void begin_group() = 0;
     virtual void end_group() = 0;
     int rank, size;
@@ -216,6 +220,10 @@ class any_communicator : public verbs<any_communicator> {
     }
     bool serves_groups() const override {
       if constexpr (requires { comm.serves_groups(); }) return comm.serves_groups();
+      return false;
+    }
+    bool unequal_parts(std::size_t bytes) const override {
+      if constexpr (requires { comm.unequal_parts(bytes); }) return comm.unequal_parts(bytes);
       return false;
     }
     void begin_group() override {

@@ -38,21 +38,23 @@ struct call {
   reduce_op op = reduce_op::sum;
   int peer = 0;         ///< the root of a broadcast, the other rank of a message
   int tag = 0;          ///< of a message
-  bool ragged = false;  ///< all_to_all with a count and an offset for each peer, in place of `count`
+  bool ragged = false;  ///< parts of unequal sizes: counts and offsets for each peer; see `all_to_all_v` and the others
   counts send_counts{}, send_offsets{}, receive_counts{}, receive_offsets{};
 
-  constexpr const char* name() const { return ragged ? "all_to_all_v" : name_of(kind); }
+  constexpr const char* name() const { return ragged ? ragged_name_of(kind) : name_of(kind); }
 
   /// Returns the bytes that a rank of a group of `ranks` hands in, as in wire_bytes.
   constexpr std::uint64_t payload(int ranks) const {
-    if (ragged) return sum(send_counts) * size_of(type);
+    if (ragged && kind != collective::all_gather) return sum(send_counts) * size_of(type);
     const bool for_each = kind == collective::reduce_scatter || kind == collective::all_to_all;
     return count * size_of(type) * (for_each ? static_cast<std::uint64_t>(ranks) : 1);
   }
 
-  /// Returns the bytes on the wire, as wire_bytes counts them; see `ledger` for ragged ones.
+  /// Returns the bytes on the wire, as wire_bytes counts them; see `ledger` for a ragged all_to_all.
   constexpr std::uint64_t wire(int rank, int ranks) const {
-    if (!ragged) return wire_bytes(kind, ranks, payload(ranks));
+    if (ragged && kind == collective::all_gather)
+      return sum(receive_counts) * size_of(type) * static_cast<std::uint64_t>(ranks - 1);
+    if (!ragged || kind == collective::reduce_scatter) return wire_bytes(kind, ranks, payload(ranks));
     const std::size_t own = static_cast<std::size_t>(rank);
     const std::size_t kept = own < send_counts.size() ? send_counts[own] : 0;
     return (sum(send_counts) - kept) * size_of(type) * static_cast<std::uint64_t>(ranks);
@@ -100,7 +102,7 @@ inline void check_buffers(const char* what, const void* in, std::size_t in_bytes
         "; use separate buffers"});
 }
 
-/// Checks a ragged all_to_all: each part that is received overlaps no other and nothing that is sent.
+/// Checks ragged moves: each part that is received overlaps no other and nothing that is sent.
 inline void check_parts(const call& c) {
   const char* const what = c.name();
   const std::size_t size = size_of(c.type);
@@ -137,6 +139,13 @@ PLAIT_INLINE void check(const call& c, int rank, int ranks) {
   const std::size_t place = part * static_cast<std::size_t>(rank);
   if ((c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) && !reducible(c.type))
     fail({what, ": dtype is ", name_of(c.type), "; reductions exist for float, double, bf16, int32, int64"});
+  if (c.ragged) {
+    for (const call::counts& list : {c.send_counts, c.send_offsets, c.receive_counts, c.receive_offsets})
+      if (list.size() != n)
+        fail({what, ": counts and offsets need one entry for each of the ", ranks, " ranks of the group"});
+    if (c.kind != collective::reduce_scatter) return detail::check_parts(c);
+    return detail::check_buffers(what, c.in, c.payload(ranks), c.out, part, 0, false);
+  }
   switch (c.kind) {
     case collective::all_reduce:
       return detail::check_buffers(what, c.in, part, c.out, part, 0, true);
@@ -145,11 +154,7 @@ PLAIT_INLINE void check(const call& c, int rank, int ranks) {
     case collective::reduce_scatter:
       return detail::check_buffers(what, c.in, part * n, c.out, part, place, true);
     case collective::all_to_all:
-      if (!c.ragged) return detail::check_buffers(what, c.in, part * n, c.out, part * n, 0, ranks == 1);
-      for (const call::counts& list : {c.send_counts, c.send_offsets, c.receive_counts, c.receive_offsets})
-        if (list.size() != n)
-          fail({what, ": counts and offsets need one entry for each of the ", ranks, " ranks of the group"});
-      return detail::check_parts(c);
+      return detail::check_buffers(what, c.in, part * n, c.out, part * n, 0, ranks == 1);
     case collective::broadcast:
       detail::check_peer(what, "root", c.peer, ranks);
       return detail::check_pointer(what, c.out, part);
@@ -354,11 +359,49 @@ class verbs {
   /// the call returns; only the data must stay.
   void all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
                     counts receive_offsets, dtype t) {
-    self().run(ragged(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
+    self().run({.kind = collective::all_to_all,
+                .in = in,
+                .out = out,
+                .type = t,
+                .ragged = true,
+                .send_counts = send_counts,
+                .send_offsets = send_offsets,
+                .receive_counts = receive_counts,
+                .receive_offsets = receive_offsets});
   }
   [[nodiscard]] request start_all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out,
                                            counts receive_counts, counts receive_offsets, dtype t) {
-    return self().start(ragged(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
+    return self().start({.kind = collective::all_to_all,
+                         .in = in,
+                         .out = out,
+                         .type = t,
+                         .ragged = true,
+                         .send_counts = send_counts,
+                         .send_offsets = send_offsets,
+                         .receive_counts = receive_counts,
+                         .receive_offsets = receive_offsets});
+  }
+
+  /// all_gather of parts of unequal sizes: `parts[k]` elements of rank k are put at `offsets[k]`. Parts and offsets are
+  /// equal on all ranks, and are read before the call returns. in and out must not overlap. It is there where
+  /// `unequal_parts` says so; see the concept.
+  void all_gather_v(const void* in, void* out, counts parts, counts offsets, dtype t) {
+    with_parts(collective::all_gather, in, out, parts, offsets, t, {}, [&](const call& c) { self().run(c); });
+  }
+  [[nodiscard]] request start_all_gather_v(const void* in, void* out, counts parts, counts offsets, dtype t) {
+    return with_parts(collective::all_gather, in, out, parts, offsets, t, {},
+                      [&](const call& c) { return self().start(c); });
+  }
+
+  /// reduce_scatter into parts of unequal sizes: rank k gets the reduction of the `parts[k]` elements of all ranks that
+  /// begin at `offsets[k]`. The rest is as for all_gather_v.
+  void reduce_scatter_v(const void* in, void* out, counts parts, counts offsets, dtype t, reduce_op op) {
+    with_parts(collective::reduce_scatter, in, out, parts, offsets, t, op, [&](const call& c) { self().run(c); });
+  }
+  [[nodiscard]] request start_reduce_scatter_v(const void* in, void* out, counts parts, counts offsets, dtype t,
+                                               reduce_op op) {
+    return with_parts(collective::reduce_scatter, in, out, parts, offsets, t, op,
+                      [&](const call& c) { return self().start(c); });
   }
 
   /// data = data of root.
@@ -392,16 +435,25 @@ class verbs {
   friend Self;
   verbs() = default;
 
-  static call ragged(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    return {.kind = collective::all_to_all,
-            .in = in,
-            .out = out,
-            .type = t,
-            .ragged = true,
-            .send_counts = sc,
-            .send_offsets = so,
-            .receive_counts = rc,
-            .receive_offsets = ro};
+  /// Calls f(call) with a gather or scatter as an exchange in which all pairs of a rank have its own part in common.
+  template <class F>
+  auto with_parts(collective kind, const void* in, void* out, counts parts, counts offsets, dtype t, reduce_op op,
+                  const F& f) {
+    const auto rank = static_cast<std::size_t>(self().rank());
+    const std::size_t own = rank < parts.size() ? parts[rank] : 0;
+    const std::vector<std::size_t> same(parts.size(), own), begin(parts.size());
+    const bool gathers = kind == collective::all_gather;
+    return f({.kind = kind,
+              .in = in,
+              .out = out,
+              .count = own,
+              .type = t,
+              .op = op,
+              .ragged = true,
+              .send_counts = gathers ? counts(same) : parts,
+              .send_offsets = gathers ? counts(begin) : offsets,
+              .receive_counts = gathers ? parts : counts(same),
+              .receive_offsets = gathers ? offsets : counts(begin)});
   }
   Self& self() { return static_cast<Self&>(*this); }
 };
@@ -418,7 +470,9 @@ class verbs {
 ///
 /// `split` makes the subgroups: the ranks of one color, ordered by key, then by rank; a negative color gives an empty
 /// communicator (false as a bool). `abort` ends every rank of the world with an error. Where it has `begin_group()` and
-/// `end_group()`, comm_group calls them around its messages.
+/// `end_group()`, comm_group calls them around its messages. Where it has `bool unequal_parts(std::size_t bytes) const`
+/// and that is true, it takes ragged all_gathers and reduce_scatters whose largest part has so many bytes. Otherwise
+/// redistributions pad their parts to the largest one.
 template <class C>
 concept communicator = std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> &&
                        requires(C& c, const C& same, const call& what, std::string_view label, const std::string& why) {

@@ -108,10 +108,10 @@ inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t 
   p.buffer = {};
 }
 
-/// Posts a reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up
-/// its own in the order of the ranks. For an all-reduce, it then sends its sum to the others. That has the tag after
-/// `tag`, for a rank may begin it after it has started other reductions. Where `per` is 0, each rank sends the others
-/// all of its elements, and adds up all.
+/// Posts a reduce-scatter of slices of `per` of `total` elements, or of the slices of a ragged call, of at most `per`:
+/// each rank sends the others their slices, and adds up its own in the order of the ranks. For an all-reduce, it then
+/// sends its sum to the others. That has the tag after `tag`, for a rank may begin it after it has started other
+/// reductions. Where `per` is 0, each rank sends the others all of its elements, and adds up all.
 inline void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total, int tag) {
   const std::size_t size = size_of(c.type), n = static_cast<std::size_t>(p.home->size),
                     own = static_cast<std::size_t>(p.home->rank);
@@ -120,19 +120,23 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
   const bool for_all = c.kind == collective::all_reduce;
   const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
   const auto length = [=](std::size_t k) { return per == 0 ? total : begin(k + 1) - begin(k); };
-  const std::size_t bytes = length(own) * size;
+  const std::size_t own_begin = c.ragged ? c.send_offsets[own] : begin(own);
+  const std::size_t own_length = c.ragged ? c.send_counts[own] : length(own);
+  const std::size_t bytes = own_length * size;
   p.buffer.resize(bytes * (n - 1));
   exchange(
       p,
       [&](pending& q, std::size_t k, std::size_t i) {
-        add_receive(q, q.buffer.data() + i * bytes, length(own), c.type, static_cast<int>(k), tag, most[k]);
+        add_receive(q, q.buffer.data() + i * bytes, own_length, c.type, static_cast<int>(k), tag, most[k]);
       },
       [&](pending& q, std::size_t k) {
-        add_send(q, at(c.in, begin(k) * size), length(k), c.type, static_cast<int>(k), tag, most[k]);
+        const std::size_t first = c.ragged ? c.send_offsets[k] : begin(k);
+        const std::size_t count = c.ragged ? c.send_counts[k] : length(k);
+        add_send(q, at(c.in, first * size), count, c.type, static_cast<int>(k), tag, most[k]);
       });
   p.then = [=](pending& q) {
-    std::byte* const out = for_all ? at(c.out, begin(own) * size) : static_cast<std::byte*>(c.out);
-    add_up(q, c, at(c.in, begin(own) * size), length(own), out);
+    std::byte* const out = for_all ? at(c.out, own_begin * size) : static_cast<std::byte*>(c.out);
+    add_up(q, c, at(c.in, own_begin * size), own_length, out);
     if (!for_all || per == 0) return;
     exchange(
         q,
@@ -140,7 +144,7 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
           add_receive(r, at(c.out, begin(k) * size), length(k), c.type, static_cast<int>(k), tag + 1, most[k]);
         },
         [&](pending& r, std::size_t k) {
-          add_send(r, out, length(own), c.type, static_cast<int>(k), tag + 1, most[k]);
+          add_send(r, out, own_length, c.type, static_cast<int>(k), tag + 1, most[k]);
         });
   };
 }
@@ -215,6 +219,7 @@ class communicator : public verbs<communicator> {
   int rank() const { return self().rank; }
   int size() const { return self().size; }
   const std::string& label() const { return self().label; }
+  bool unequal_parts(std::size_t) const { return true; }
   MPI_Comm get() const { return self().comm; }
 
   /// Seconds until an operation that has not finished ends all ranks; 0 waits for ever. Splits inherit it.
@@ -249,7 +254,7 @@ class communicator : public verbs<communicator> {
   void abort(const std::string& why) noexcept { detail::end_all("called abort: " + why); }
 
  private:
-  static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; of all_to_all_v
+  static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; of ragged calls
   static constexpr int exchange_tag = 1 << 15, exchange_tags = 1 << 19;  // of collectives by messages, where there are
   static constexpr std::size_t large = 1 << 15;  // bytes from which a started operation is moved while a rank computes
 
@@ -313,13 +318,18 @@ class communicator : public verbs<communicator> {
           post_all_reduce(p, blocking, c);
         break;
       case collective::all_gather:
-        if (!blocking && by_messages(c))
+        if (c.ragged)
+          post_all_to_all_v(p, c);
+        else if (!blocking && by_messages(c))
           detail::post_gather(p, c, exchange_tags_of());
         else
           post_all_gather(p, blocking, c);
         break;
       case collective::reduce_scatter:
-        if (!blocking && by_messages(c))
+        if (c.ragged)
+          detail::post_reduction(p, c, *std::max_element(c.send_counts.begin(), c.send_counts.end()),
+                                 call::sum(c.send_counts), reserved_tag);
+        else if (!blocking && by_messages(c))
           detail::post_reduction(p, c, c.count, c.count * ranks(), exchange_tags_of());
         else
           post_reduce_scatter(p, blocking, c);

@@ -51,6 +51,11 @@ class communicator : public verbs<communicator> {
   /// Whether a mesh may use it for the group of all its ranks, and save another. Not one of the caller's, which nothing
   /// aborts: what layers send in it would never end where a rank is lost.
   bool serves_groups() const { return self().link.owned; }
+  /// Large parts of unequal sizes move as they are, by one group of a broadcast or a reduction for each rank. Parts of
+  /// less than `grouped_bytes` are padded, for one collective starts sooner than a group of several. (The limit is an
+  /// estimate: a link of 100 GB/s moves so many bytes in less than a microsecond.)
+  bool unequal_parts(std::size_t bytes) const { return bytes >= grouped_bytes; }
+  static constexpr std::size_t grouped_bytes = std::size_t{64} << 10;
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 
@@ -168,6 +173,7 @@ class communicator : public verbs<communicator> {
   /// Asks NCCL for an operation.
   ncclResult_t ask(const call& c, cudaStream_t stream) const {
     const ncclDataType_t type = detail::type_of(c.type);
+    if (c.ragged && c.kind != collective::all_to_all) return for_each_part(c, stream);
     switch (c.kind) {
       case collective::all_reduce:
         return ncclAllReduce(c.in, c.out, c.count, type, detail::op_of(c.op), get(), stream);
@@ -205,6 +211,26 @@ class communicator : public verbs<communicator> {
         if (sent != 0)
           keep(result, ncclSend(static_cast<const std::byte*>(c.in) + from, sent, type, peer, get(), stream));
         if (got != 0) keep(result, ncclRecv(static_cast<std::byte*>(c.out) + to, got, type, peer, get(), stream));
+      }
+      return result;
+    });
+  }
+
+  /// One group of a call for the part of each rank: a gather's broadcasts, or a scatter's reductions.
+  ncclResult_t for_each_part(const call& c, cudaStream_t stream) const {
+    const ncclDataType_t type = detail::type_of(c.type);
+    return grouped([&] {
+      ncclResult_t result = ncclSuccess;
+      for (std::size_t k = 0; k < ranks(); ++k) {
+        const int root = static_cast<int>(k);
+        if (c.kind == collective::all_gather && c.receive_counts[k] != 0) {
+          std::byte* const to = static_cast<std::byte*>(c.out) + c.receive_offsets[k] * size_of(c.type);
+          keep(result, ncclBroadcast(c.in, to, c.receive_counts[k], type, root, get(), stream));
+        }
+        if (c.kind == collective::reduce_scatter && c.send_counts[k] != 0) {
+          const std::byte* const from = static_cast<const std::byte*>(c.in) + c.send_offsets[k] * size_of(c.type);
+          keep(result, ncclReduce(from, c.out, c.send_counts[k], type, detail::op_of(c.op), root, get(), stream));
+        }
       }
       return result;
     });

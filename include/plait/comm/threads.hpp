@@ -569,15 +569,15 @@ class member {
                          " sends ", sent.count, " ", plait::name_of(sent.type), ", but rank ", op.world_ranks[1],
                          " receives ", received.count, " ", plait::name_of(received.type)}));
   }
-  /// all_to_all_v: what this rank sends and expects, compared with the ranks that are here already.
+  /// A ragged call: what this rank sends and expects, compared with the ranks that are here already.
   void check_pairs(const operation& op) const {
     const auto me = static_cast<std::size_t>(rank_);
     const part& mine = op.parts[me];
     const auto check = [&](std::size_t from, std::size_t to, std::size_t sent, std::size_t expected) {
       if (sent == expected) return;
-      run_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': in all_to_all_v rank ",
-                           group_->members[from], " sends ", sent, " ", plait::name_of(op.what.type), " to rank ",
-                           group_->members[to], ", which expects ", expected}));
+      run_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': in ", op.what.name(),
+                           " rank ", group_->members[from], " sends ", sent, " ", plait::name_of(op.what.type),
+                           " to rank ", group_->members[to], ", which expects ", expected}));
     };
     check(me, me, mine.send_counts[me], mine.receive_counts[me]);
     for (std::size_t k = 0; k < op.parts.size(); ++k) {
@@ -627,6 +627,7 @@ class communicator : public verbs<communicator> {
   const std::string& label() const { return self().storage().label; }
   /// Whether calls return before a device has done what they ask for.
   bool enqueues() const { return self().on_device(); }
+  bool unequal_parts(std::size_t) const { return true; }
 
   void run(const call& c);
   [[nodiscard]] request start(const call& c);

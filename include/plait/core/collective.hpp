@@ -29,6 +29,13 @@ constexpr const char* name_of(collective kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
+/// The name of a collective of parts of unequal sizes.
+constexpr const char* ragged_name_of(collective kind) {
+  return kind == collective::all_gather       ? "all_gather_v"
+         : kind == collective::reduce_scatter ? "reduce_scatter_v"
+                                              : "all_to_all_v";
+}
+
 constexpr const char* name_of(reduce_op op) {
   constexpr const char* names[] = {"sum", "max", "min"};
   return names[static_cast<std::size_t>(op)];

@@ -1,7 +1,6 @@
 // The bytes that a plan sends, computed from layouts and sizes. comm/metrics.hpp counts the bytes of a run.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -44,20 +43,9 @@ constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to,
   return moved;
 }
 
-/// Elements of the largest part of a tensor among the ranks that `rank` has in its group of `axes`: of one message of
-/// a gather or a scatter, in which smaller parts are padded.
-constexpr std::int64_t largest_part(const layout& a, const axis_list& axes, const mesh_shape& mesh,
-                                    const dim_sizes& sizes, std::int64_t rank) {
-  std::int64_t largest = local_box(a, mesh, sizes, rank).local_size();
-  if (even(a, mesh, sizes)) return largest;
-  const std::int64_t group = mesh.group_of(rank, axes);
-  for (std::int64_t r = 0; r < mesh.size(); ++r)
-    if (mesh.group_of(r, axes) == group) largest = std::max(largest, local_box(a, mesh, sizes, r).local_size());
-  return largest;
-}
-
 /// Returns the cost of step `i` of a plan in the group of `rank`, for elements of `element_bytes`. Groups of one rank
-/// cost nothing, and neither do steps that issue no collective.
+/// cost nothing, and neither do steps that issue no collective. Parts of unequal sizes are not padded; for a
+/// communicator that pads them, `ready_plan::visit_collectives` counts what it sends.
 constexpr collective_cost cost(const plan& p, std::size_t i, const mesh_shape& mesh, const dim_sizes& sizes,
                                std::uint64_t element_bytes, std::int64_t rank = 0) {
   const redistribution_step& s = p.steps[i];
@@ -69,10 +57,12 @@ constexpr collective_cost cost(const plan& p, std::size_t i, const mesh_shape& m
     return {*kind, s.axes,
             static_cast<std::uint64_t>(local_box(p.before(i), mesh, sizes, rank).local_size()) * element_bytes,
             exchanged_elements(p.before(i), s.after, s.axes, mesh, sizes, rank) * element_bytes};
-  const std::int64_t sent = *kind == collective::reduce_scatter
-                                ? ranks * largest_part(s.after, s.axes, mesh, sizes, rank)
-                                : largest_part(p.before(i), s.axes, mesh, sizes, rank);
-  const std::uint64_t payload = static_cast<std::uint64_t>(sent) * element_bytes;
+  const auto sent = [&](const layout& a) {
+    return static_cast<std::uint64_t>(local_box(a, mesh, sizes, rank).local_size()) * element_bytes;
+  };
+  const std::uint64_t payload = sent(p.before(i));
+  if (*kind == collective::all_gather)  // each part goes to the other ranks
+    return {*kind, s.axes, payload, static_cast<std::uint64_t>(ranks - 1) * sent(s.after)};
   return {*kind, s.axes, payload, wire_bytes(*kind, static_cast<int>(ranks), payload)};
 }
 

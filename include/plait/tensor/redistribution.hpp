@@ -86,7 +86,14 @@ class ready_plan {
   /// count.
   template <class F>
   void visit_collectives(F&& f, std::size_t element_bytes) const {
-    for (collective_cost c : costs_) {
+    std::size_t next = 0;
+    for (const ready_step& s : ready_) {
+      if (!communicates(s.kind)) continue;
+      collective_cost c = costs_[next++];
+      if (s.padded(element_bytes)) {
+        c.payload = s.message() * (s.kind == transition_kind::all_gather ? 1 : static_cast<std::size_t>(s.ranks));
+        c.wire = wire_bytes(c.kind, static_cast<int>(s.ranks), c.payload);
+      }
       c.payload *= element_bytes;
       c.wire *= element_bytes;
       f(c);
@@ -100,6 +107,12 @@ class ready_plan {
 
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  /// A box of a row-major array seen as [outer, rows, inner] around dimension `dim`.
+  struct view {
+    std::int64_t outer = 1, rows = 1, inner = 1;
+  };
+  static view around(const box& b, int dim);
 
   /// The exchange of an all-to-all with one rank of its group: boxes in the coordinates of the global tensor.
   struct peer {
@@ -116,23 +129,29 @@ class ready_plan {
     /// `after` or `before`; none where they are equal.
     std::vector<std::int64_t> begins;
 
-    /// The rows of the largest part along `dim`: those of a message.
-    std::int64_t largest() const {
+    /// The gathered array, or the one that is scattered, around `dim`.
+    view whole() const { return around(kind == transition_kind::all_gather ? after : before, dim); }
+    /// Elements of the largest part: of a padded message.
+    std::size_t message() const {
       std::int64_t rows = 0;
       for (std::size_t r = 0; r + 1 < begins.size(); ++r) rows = std::max(rows, begins[r + 1] - begins[r]);
-      return rows;
+      return static_cast<std::size_t>(rows * whole().outer * whole().inner);
     }
+    /// Whether parts of unequal sizes are sent as large as the largest, because the communicator asks for it.
+    bool padded(std::size_t element) const { return !begins.empty() && !comm->unequal_parts(message() * element); }
   };
+
+  /// The messages with the parts of all ranks, one after the other: elements, and where each begins.
+  struct messages {
+    std::vector<std::size_t> counts, offsets;
+    std::size_t size = 0;
+  };
+  static messages messages_of(const ready_step& s, bool padded);
 
   std::size_t last_active() const;
 
   std::vector<peer> peers(const redistribution_step& s, std::size_t i, const world& w, const dim_sizes& sizes) const;
 
-  /// A box of a row-major array seen as [outer, rows, inner] around dimension `dim`.
-  struct view {
-    std::int64_t outer = 1, rows = 1, inner = 1;
-  };
-  static view around(const box& b, int dim);
   /// `ready_step::begins` of step i for the group of this rank.
   std::vector<std::int64_t> begins(const redistribution_step& s, std::size_t i, const world& w,
                                    const dim_sizes& sizes) const;
@@ -167,7 +186,7 @@ class ready_plan {
       case transition_kind::all_reduce:
         return s.comm->run({.kind = collective::all_reduce, .in = in, .out = out, .count = whole, .type = type});
       case transition_kind::all_gather: {
-        if (!s.begins.empty()) return gather_padded(device, s, in, out, type);
+        if (!s.begins.empty()) return gather_unequal(device, s, in, out, type);
         const view small = around(s.before, s.dim);
         if (small.outer == 1)
           return s.comm->run({.kind = collective::all_gather, .in = in, .out = out, .count = whole, .type = type});
@@ -179,7 +198,7 @@ class ready_plan {
         return;
       }
       case transition_kind::reduce_scatter: {
-        if (!s.begins.empty()) return scatter_padded(device, s, in, out, type);
+        if (!s.begins.empty()) return scatter_unequal(device, s, in, out, type);
         const view small = around(s.after, s.dim);
         const auto part = static_cast<std::size_t>(s.after.local_size());
         if (small.outer == 1)
@@ -196,46 +215,57 @@ class ready_plan {
     }
   }
 
-  // Parts of different sizes: each message has room for the largest one, and begins with a part as it lies on its rank.
+  // Parts of unequal sizes. Each message is a part as it lies on its rank; a padded one has room for the largest.
 
-  /// Calls f(message, its first byte in `whole`, bytes of a row of the part) for the part of each rank.
+  /// Calls f(first byte in the messages, first byte in the array, bytes of a row of the part) for the part of each
+  /// rank.
   template <class F>
-  static void each_message(const ready_step& s, const view& whole, std::int64_t element, F&& f) {
-    const std::int64_t message = s.largest() * whole.outer * whole.inner * element;
+  static void each_message(const ready_step& s, const messages& all, std::int64_t element, F&& f) {
+    const std::int64_t row = s.whole().inner * element;
     for (std::size_t r = 0; r + 1 < s.begins.size(); ++r)
-      f(static_cast<std::int64_t>(r) * message, s.begins[r] * whole.inner * element,
-        (s.begins[r + 1] - s.begins[r]) * whole.inner * element);
+      f(static_cast<std::int64_t>(all.offsets[r]) * element, s.begins[r] * row, (s.begins[r + 1] - s.begins[r]) * row);
   }
   template <class Device>
-  static void gather_padded(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
-    const auto element = static_cast<std::int64_t>(size_of(type));
-    const view whole = around(s.after, s.dim);
-    const auto count = static_cast<std::size_t>(s.largest() * whole.outer * whole.inner);
-    auto own = buffer<Device>::for_collectives(device, count * size_of(type)),
-         all = buffer<Device>::for_collectives(device, count * size_of(type) * static_cast<std::size_t>(s.ranks));
-    device.zero(own.data(), count * size_of(type), device.main_stream());
-    device.copy(own.data(), in, static_cast<std::size_t>(s.before.local_size()) * size_of(type), device.main_stream());
-    s.comm->run({.kind = collective::all_gather, .in = own.data(), .out = all.data(), .count = count, .type = type});
-    each_message(s, whole, element, [&](std::int64_t message, std::int64_t first, std::int64_t row) {
-      kernels::copy_2d(device, at(all.data(), message), at(out, first), whole.outer, row, row,
-                       whole.rows * whole.inner * element);
+  static void gather_unequal(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
+    const std::size_t element = size_of(type);
+    const bool padded = s.padded(element);
+    const view whole = s.whole();
+    const messages all = messages_of(s, padded);
+    if (!padded && whole.outer == 1) return s.comm->all_gather_v(in, out, all.counts, all.offsets, type);
+    auto parts = buffer<Device>::for_collectives(device, all.size * element);
+    if (padded) {
+      auto own = buffer<Device>::for_collectives(device, s.message() * element);
+      device.zero(own.data(), own.bytes(), device.main_stream());
+      device.copy(own.data(), in, static_cast<std::size_t>(s.before.local_size()) * element, device.main_stream());
+      s.comm->all_gather(own.data(), parts.data(), s.message(), type);
+    } else {
+      s.comm->all_gather_v(in, parts.data(), all.counts, all.offsets, type);
+    }
+    const auto bytes = static_cast<std::int64_t>(element);
+    each_message(s, all, bytes, [&](std::int64_t message, std::int64_t first, std::int64_t row) {
+      kernels::copy_2d(device, at(parts.data(), message), at(out, first), whole.outer, row, row,
+                       whole.rows * whole.inner * bytes);
     });
   }
   template <class Device>
-  static void scatter_padded(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
-    const auto element = static_cast<std::int64_t>(size_of(type));
-    const view whole = around(s.before, s.dim);
-    const auto count = static_cast<std::size_t>(s.largest() * whole.outer * whole.inner);
-    auto own = buffer<Device>::for_collectives(device, count * size_of(type)),
-         all = buffer<Device>::for_collectives(device, count * size_of(type) * static_cast<std::size_t>(s.ranks));
-    device.zero(all.data(), all.bytes(), device.main_stream());
-    each_message(s, whole, element, [&](std::int64_t message, std::int64_t first, std::int64_t row) {
-      kernels::copy_2d(device, at(in, first), at(all.data(), message), whole.outer, row,
-                       whole.rows * whole.inner * element, row);
+  static void scatter_unequal(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
+    const std::size_t element = size_of(type);
+    const bool padded = s.padded(element);
+    const view whole = s.whole();
+    const messages all = messages_of(s, padded);
+    if (!padded && whole.outer == 1)
+      return s.comm->reduce_scatter_v(in, out, all.counts, all.offsets, type, reduce_op::sum);
+    auto parts = buffer<Device>::for_collectives(device, all.size * element);
+    if (padded) device.zero(parts.data(), parts.bytes(), device.main_stream());
+    const auto bytes = static_cast<std::int64_t>(element);
+    each_message(s, all, bytes, [&](std::int64_t message, std::int64_t first, std::int64_t row) {
+      kernels::copy_2d(device, at(in, first), at(parts.data(), message), whole.outer, row,
+                       whole.rows * whole.inner * bytes, row);
     });
-    s.comm->run(
-        {.kind = collective::reduce_scatter, .in = all.data(), .out = own.data(), .count = count, .type = type});
-    device.copy(out, own.data(), static_cast<std::size_t>(s.after.local_size()) * size_of(type), device.main_stream());
+    if (!padded) return s.comm->reduce_scatter_v(parts.data(), out, all.counts, all.offsets, type, reduce_op::sum);
+    auto own = buffer<Device>::for_collectives(device, s.message() * element);
+    s.comm->reduce_scatter(parts.data(), own.data(), s.message(), type, reduce_op::sum);
+    device.copy(out, own.data(), static_cast<std::size_t>(s.after.local_size()) * element, device.main_stream());
   }
 
   template <class Device>
@@ -266,7 +296,7 @@ class ready_plan {
   plan plan_;
   box source_, target_;
   std::vector<ready_step> ready_;
-  std::vector<collective_cost> costs_;  ///< in elements
+  std::vector<collective_cost> costs_;  ///< of the steps that communicate, in elements, without padding
 };
 
 template <compute_device Device>
@@ -470,6 +500,18 @@ PLAIT_INLINE std::vector<std::int64_t> ready_plan::begins(const redistribution_s
     if (mesh.group_of(r, s.axes) == mesh.group_of(w.rank(), s.axes))
       all[static_cast<std::size_t>(mesh.index_in(r, s.axes))] =
           local_box(parts, mesh, sizes, r).offset[d] - whole.offset[d];
+  return all;
+}
+
+PLAIT_INLINE ready_plan::messages ready_plan::messages_of(const ready_step& s, bool padded) {
+  messages all;
+  const view whole = s.whole();
+  for (std::size_t r = 0; r + 1 < s.begins.size(); ++r) {
+    const std::int64_t part = (s.begins[r + 1] - s.begins[r]) * whole.outer * whole.inner;
+    all.counts.push_back(padded ? s.message() : static_cast<std::size_t>(part));
+    all.offsets.push_back(all.size);
+    all.size += all.counts.back();
+  }
   return all;
 }
 

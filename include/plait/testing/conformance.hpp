@@ -303,6 +303,52 @@ void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
   }
 }
 
+/// Parts of unequal sizes: n, n + 1 and none in turn; gaps of one element between them.
+struct unequal_parts {
+  unequal_parts(std::size_t ranks, std::size_t n, unsigned salt) : counts(ranks), offsets(ranks) {
+    for (std::size_t k = 0; k < ranks; ++k) {
+      const std::size_t kind = (k + salt) % 3;
+      counts[k] = kind == 2 ? 0 : n + kind, offsets[k] = size, size += counts[k] + 1;
+    }
+  }
+  std::vector<std::size_t> counts, offsets;
+  std::size_t size = 0;
+};
+
+/// Whether a backend has ragged all_gathers and reduce_scatters, of any size.
+template <class C>
+constexpr bool has_unequal_parts = requires(const C& comm, std::size_t bytes) { comm.unequal_parts(bytes); };
+
+template <class T, class C>
+void check_all_gather_v(C& comm, std::size_t n, how h, unsigned salt) {
+  const unequal_parts all(static_cast<std::size_t>(comm.size()), n, salt);
+  const auto in = data<T>(comm.rank(), all.counts[static_cast<std::size_t>(comm.rank())], salt);
+  array<T> out(std::vector<T>(all.size, make<T>(9)));
+  if (started(h))
+    comm.start_all_gather_v(in.data(), out.data(), all.counts, all.offsets, dtype_of<T>).wait();
+  else
+    comm.all_gather_v(in.data(), out.data(), all.counts, all.offsets, dtype_of<T>);
+  for (std::size_t k = 0; k < all.counts.size(); ++k)
+    expect("all_gather_v", out.data() + all.offsets[k], all.counts[k] + 1,
+           [&](std::size_t i) { return i == all.counts[k] ? 9 : pattern(static_cast<int>(k), i, salt); });
+}
+
+template <class T, class C>
+void check_reduce_scatter_v(C& comm, std::size_t n, reduce_op op, how h, unsigned salt) {
+  const unequal_parts all(static_cast<std::size_t>(comm.size()), n, salt);
+  const std::size_t me = static_cast<std::size_t>(comm.rank()), own = all.counts[me];
+  const auto in = data<T>(comm.rank(), all.size, salt);
+  array<T> out(std::vector<T>(own + 1, make<T>(9)));
+  if (started(h))
+    comm.start_reduce_scatter_v(in.data(), out.data(), all.counts, all.offsets, dtype_of<T>, op).wait();
+  else
+    comm.reduce_scatter_v(in.data(), out.data(), all.counts, all.offsets, dtype_of<T>, op);
+  expect("reduce_scatter_v", out.data(), own + 1, [&](std::size_t i) {
+    return i == own ? 9 : static_cast<int>(reduced(comm.size(), all.offsets[me] + i, salt, op));
+  });
+  expect("input", in.data(), all.size, [&](std::size_t i) { return pattern(comm.rank(), i, salt); });
+}
+
 template <class T, class C>
 void check_broadcast(C& comm, std::size_t n, int root, how h, unsigned salt) {
   auto x = data<T>(comm.rank(), n, salt);
@@ -354,6 +400,12 @@ void check_type(C& comm, std::size_t n, unsigned salt) {
     if (in_place(h)) continue;
     check_all_to_all<T>(comm, n, h, salt++);
     check_all_to_all_v<T>(comm, n, h, salt++);
+    if constexpr (has_unequal_parts<C>) {
+      check_all_gather_v<T>(comm, n, h, salt++);
+      if constexpr (reducible(dtype_of<T>))
+        for (const reduce_op op : {reduce_op::sum, reduce_op::max, reduce_op::min})
+          check_reduce_scatter_v<T>(comm, n, op, h, salt++);
+    }
     check_broadcast<T>(comm, n, comm.size() - 1, h, salt++);
   }
   check_ring<T>(comm, n, salt);
@@ -381,6 +433,10 @@ void check_large(C& comm) {
       check_all_gather<float>(comm, n, h, 9);
       check_all_to_all<bf16>(comm, n, h, 10);
       check_all_to_all_v<std::int32_t>(comm, n / 4, h, 11);
+      if constexpr (has_unequal_parts<C>) {
+        check_all_gather_v<float>(comm, n, h, 19);
+        check_reduce_scatter_v<bf16>(comm, n, reduce_op::sum, h, 20);
+      }
       check_broadcast<double>(comm, n, 0, h, 12);
     }
     check_ring<float>(comm, n, 13);
@@ -578,6 +634,12 @@ void check_arguments(C& comm) {
     for (std::size_t k = 0; k < places.size(); ++k) places[k] = k;
     expect_refused([&] { comm.all_to_all_v(x.data(), ones, places, x.data() + 1, ones, places, dtype::f32); },
                    "in and out overlap");
+    if constexpr (has_unequal_parts<C>) {
+      expect_refused([&] { comm.all_gather_v(x.data(), x.data(), {}, {}, dtype::f32); }, "one entry for each");
+      expect_refused([&] { comm.all_gather_v(x.data(), x.data(), ones, places, dtype::f32); }, "in and out overlap");
+      expect_refused([&] { comm.reduce_scatter_v(x.data(), x.data(), ones, places, dtype::f32, reduce_op::sum); },
+                     "in and out overlap");
+    }
     expect_refused([&] { comm.all_to_all_v(x.data() + 32, ones, zeros, x.data(), ones, zeros, dtype::f32); },
                    "parts that are received overlap");
   }
@@ -614,6 +676,10 @@ void short_conformance(C& comm, unsigned seed = 1, int random_steps = 10) {
     check_all_gather<float>(comm, 128, h, seed);
     check_all_to_all<std::int32_t>(comm, 65, h, seed);
     check_all_to_all_v<bf16>(comm, 19, h, seed);
+    if constexpr (has_unequal_parts<C>) {
+      check_all_gather_v<bf16>(comm, 21, h, seed);
+      check_reduce_scatter_v<float>(comm, 35, reduce_op::sum, h, seed);
+    }
     check_broadcast<double>(comm, 100, comm.size() / 2, h, seed);
   }
   check_ring<float>(comm, 77, seed);

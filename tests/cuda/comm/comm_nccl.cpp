@@ -18,6 +18,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/parallel/world.hpp"
+#include "plait/tensor/redistribution.hpp"
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"
 #include "support/nccl_runs.hpp"
@@ -118,6 +119,53 @@ TEST_CASE("nccl: a call is behind what its communicator started, however many op
     along.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::sum);
     test::expect("the sum of sums", y.data(), n, [](std::size_t) { return 4; });
     r.wait();
+  }));
+}
+
+TEST_CASE("nccl: small parts of unequal sizes are padded, and large ones move as they are") {
+  if (devices(3).empty()) return;
+  using parts = spec<batch, shard<seq, tp>, hidden>;
+  using whole = spec<batch, seq, hidden, invariant<tp>>;
+  using terms = spec<batch, seq, hidden, partial<tp>>;
+  CHECK_NOTHROW(nccl::run(devices(3), small, careful, [](rank_comm& comm, cuda& device) {
+    world ranks(mesh<axis<tp, 3>>().shape(), comm);
+    test::device_memory memory(device);
+    const test::memory_scope scope(memory);
+    for (const std::int64_t outer : {1, 2})
+      for (const std::int64_t width : {5, 10000}) {
+        const dim_sizes sizes = sizes_of<batch, seq, hidden>(outer, 7, width);
+        const ready_plan gather(layout_v<parts>, layout_v<whole>, ranks, sizes, "test"),
+            scatter(layout_v<terms>, layout_v<parts>, ranks, sizes, "test");
+        const box& own = gather.source();
+        std::vector<std::int32_t> values;
+        for (std::int64_t i = 0; i < own.local_size(); ++i) {
+          const std::int64_t row = i / width % own.local[1] + own.offset[1], block = i / width / own.local[1];
+          values.push_back(static_cast<std::int32_t>((block * 7 + row) * width + i % width));
+        }
+        const test::array<std::int32_t> in(values);
+        const auto all = static_cast<std::size_t>(outer * 7 * width);
+        test::array<std::int32_t> out(all), back(values.size());
+        ranks.ledger().clear();
+        gather.run(device, in.data(), out.data(), dtype::i32);
+        scatter.run(device, out.data(), back.data(), dtype::i32);
+        test::expect("gathered", out.data(), all, [](std::size_t i) { return static_cast<double>(i); });
+        test::expect("scattered", back.data(), values.size(), [&](std::size_t i) { return 3.0 * values[i]; });
+        const std::size_t largest = static_cast<std::size_t>(outer * 3 * width);
+        const bool padded = width == 5;
+        const auto gathered = ranks.ledger().total("tp", collective::all_gather),
+                   scattered = ranks.ledger().total("tp", collective::reduce_scatter);
+        test::expect(gathered.payload == 4 * (padded ? largest : values.size()), "payload of the gather");
+        test::expect(gathered.wire == 4 * 2 * (padded ? 3 * largest : all), "bytes of the gather");
+        test::expect(scattered.payload == 4 * (padded ? 3 * largest : all), "payload of the scatter");
+        test::expect(scattered.wire == 2 * scattered.payload, "bytes of the scatter");
+        for (const ready_plan* moves : {&gather, &scatter})
+          moves->visit_collectives(
+              [&](const collective_cost& c) {
+                const ledger::entry sent = ranks.ledger().total("tp", c.kind);
+                test::expect(sent.payload == c.payload && sent.wire == c.wire, "the plan's bytes");
+              },
+              4);
+      }
   }));
 }
 

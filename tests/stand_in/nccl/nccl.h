@@ -23,11 +23,12 @@ namespace plait::nccl_stand_in {
 
 inline ncclResult_t run_collective(const char* name, ncclComm_t comm, cudaStream_t stream, collective kind,
                                    std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root, const void* in,
-                                   void* out) {
+                                   void* out, bool to_root = false) {
   return enqueue(name, comm, stream, [=](cudaStream_t on) -> issued {
     threads::detail::signature s{.kind = kind, .count = count, .type = type_of(type), .root = root};
     if (kind == collective::all_reduce || kind == collective::reduce_scatter) s.op = op_of(op);
-    if (kind == collective::broadcast) plait::detail::check_peer(name, "root", root, comm->member->size());
+    if (kind == collective::broadcast || to_root) plait::detail::check_peer(name, "root", root, comm->member->size());
+    if (to_root) s.ragged = true, s.count = 0;
     if (count != 0) comm->member->check_memory(name, kind == collective::broadcast ? out : in, out);
     if (count != 0) check_peers(name, comm, in, out);
     note_windows(comm, count, in, out);
@@ -36,6 +37,13 @@ inline ncclResult_t run_collective(const char* name, ncclComm_t comm, cudaStream
     const auto fill = [&](threads::detail::part& p) {
       p.in = static_cast<const std::byte*>(in);
       p.out = static_cast<std::byte*>(out);
+      if (!to_root) return;
+      const auto ranks = static_cast<std::size_t>(comm->member->size());
+      p.send_counts.assign(ranks, 0);
+      p.send_counts[static_cast<std::size_t>(root)] = count;
+      p.receive_counts.assign(ranks, comm->member->rank() == root ? count : 0);
+      p.send_offsets.assign(ranks, 0);
+      p.receive_offsets.assign(ranks, 0);
     };
 #ifdef PLAIT_CUDA_STAND_IN
     if (meets_in_streams()) return {comm, on, -1, nullptr, bytes, in, out, meet(comm, s, fill)};
@@ -115,6 +123,12 @@ inline ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, n
                                       ncclComm_t comm, cudaStream_t stream) {
   using namespace plait::nccl_stand_in;
   return run_collective("ncclReduceScatter", comm, stream, collective::reduce_scatter, count, type, op, 0, in, out);
+}
+/// A reduce_scatter in which only the root has a part.
+inline ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                               ncclComm_t comm, cudaStream_t stream) {
+  using namespace plait::nccl_stand_in;
+  return run_collective("ncclReduce", comm, stream, collective::reduce_scatter, count, type, op, root, in, out, true);
 }
 inline ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
                                   cudaStream_t stream) {

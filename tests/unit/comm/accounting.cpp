@@ -127,6 +127,35 @@ TEST_CASE("all_to_all_v: the mean over the ranks is the traffic of the group") {
   CHECK(wire[0] + wire[1] + wire[2] == 3 * (sent[0] + sent[1] + sent[2]));
 }
 
+TEST_CASE("gathers and scatters of unequal parts count what is sent, without padding") {
+  threads::run(3, [&](threads::communicator& world) {
+    auto book = std::make_shared<ledger>();
+    auto events = std::make_shared<recorder>();
+    any_communicator c = any_communicator(world).counted(book, events, "tp");
+    const std::vector<std::size_t> parts{3, 2, 2}, places{0, 3, 5};
+    const std::size_t own = parts[static_cast<std::size_t>(c.rank())];
+    std::vector<float> x(7), y(7);
+    c.all_gather_v(x.data(), y.data(), parts, places, dtype::f32);
+    c.start_reduce_scatter_v(y.data(), x.data(), parts, places, dtype::f32, reduce_op::sum).wait();
+    const ledger::entry gathered = book->total("tp", collective::all_gather),
+                        scattered = book->total("tp", collective::reduce_scatter);
+    CHECK(gathered.payload == own * 4);
+    CHECK(scattered.payload == 7 * 4);
+    for (const ledger::entry& e : {gathered, scattered}) {
+      CHECK(e.calls == 1);
+      CHECK(e.wire == 2 * 7 * 4);
+    }
+    const auto list = events->events();
+    REQUIRE(list.size() == 2);
+    CHECK(list[0].kind == collective::all_gather);
+    CHECK(list[0].bytes == own * 4);
+    CHECK(list[1].kind == collective::reduce_scatter);
+    CHECK(list[1].asynchronous);
+    CHECK(world.unequal_parts(1));
+    CHECK(c.unequal_parts(1));
+  });
+}
+
 TEST_CASE("a recorder that is cleared takes no ticket of before for one of its events") {
   recorder r;
   CHECK(r.label("dp") == r.label("dp"));

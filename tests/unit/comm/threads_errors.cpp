@@ -269,6 +269,13 @@ TEST_CASE("mismatched roots, messages and counts per peer") {
                                     : c.all_to_all_v(a, none, none, b, none, none, dtype::f64);
                     }),
             "in all_to_all_v rank 0 sends 2 double to rank 1, which expects 0"));
+  CHECK(has(text_of(2,
+                    [&](rank_comm& c) {
+                      const std::size_t mine[] = {1, c.rank() == 0 ? 2u : 1u}, places[] = {0, 1};
+                      double a[4] = {}, b[4] = {};
+                      c.all_gather_v(a, b, mine, places, dtype::f64);
+                    }),
+            "in all_gather_v rank 1 sends 1 double to rank 0, which expects 2"));
 }
 
 TEST_CASE("abort through any_communicator; a stopped world refuses everything") {

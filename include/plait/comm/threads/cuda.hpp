@@ -207,10 +207,11 @@ class cuda_operations {
       case collective::all_reduce:
       case collective::reduce_scatter:
         return plait::detail::with_reduction(s.op, s.type, [&]<reduce_op Op, class T>() {
+          if (s.ragged) return reduce_v<Op, T>(op);
           s.kind == collective::all_reduce ? reduce<Op, T, false>(op) : reduce<Op, T, true>(op);
         });
       case collective::all_gather:
-        return move<spread::gather>(op, size);
+        return s.ragged ? exchange_v(op, size) : move<spread::gather>(op, size);
       case collective::all_to_all:
         return s.ragged ? exchange_v(op, size) : move<spread::exchange>(op, size);
       case collective::broadcast:
@@ -262,6 +263,25 @@ class cuda_operations {
     const unsigned rows = Scatter ? static_cast<unsigned>(ranks) : 1u;
     plait::detail::launch(side_, {dim3(blocks(count, sizeof(T)), rows), dim3(threads), 0}, reduce_parts<Op, T, Scatter>,
                           table, ranks, static_cast<long long>(count), aligned);
+  }
+
+  /// A reduce_scatter into parts of unequal sizes: a launch for each part.
+  template <reduce_op Op, class T>
+  void reduce_v(operation& op) {
+    const auto ranks = static_cast<int>(op.parts.size());
+    for (std::size_t r = 0; r < op.parts.size(); ++r) {
+      const std::size_t count = op.parts[r].send_counts[r];
+      if (count == 0) continue;
+      part_table table = table_of(op, 0).first;
+      bool aligned = kernels::aligned16(op.parts[r].out);
+      for (std::size_t k = 0; k < op.parts.size(); ++k) {
+        table.in[k] = static_cast<const T*>(table.in[k]) + op.parts[k].send_offsets[r];
+        aligned = aligned && kernels::aligned16(table.in[k]);
+      }
+      table.out[0] = op.parts[r].out;
+      plait::detail::launch(side_, {dim3(blocks(count, sizeof(T))), dim3(threads), 0}, reduce_parts<Op, T, true>, table,
+                            ranks, static_cast<long long>(count), aligned);
+    }
   }
 
   template <spread How>

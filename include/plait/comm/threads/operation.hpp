@@ -59,7 +59,7 @@ namespace plait::threads::detail {
 
 struct group;
 
-/// The ranks of one operation must agree on this. `count` is the call's count. For a ragged all_to_all it is 0, and the
+/// The ranks of one operation must agree on this. `count` is the call's count. For a ragged call it is 0, and the
 /// counts are compared pair by pair.
 struct signature {
   collective kind = collective::barrier;  ///< `send` for a message, also on its receiver
@@ -72,8 +72,10 @@ struct signature {
 
   bool is_message() const { return kind == collective::send; }
   const char* name() const {
-    return is_split ? "split" : is_message() ? "message" : ragged ? "all_to_all_v" : name_of(kind);
+    return is_split ? "split" : is_message() ? "message" : ragged ? ragged_name_of(kind) : name_of(kind);
   }
+  /// How its work is cut: a ragged all_gather is an exchange between all pairs.
+  collective work_kind() const { return ragged && kind == collective::all_gather ? collective::all_to_all : kind; }
 };
 
 /// "all_reduce(1024 float, sum)"
@@ -95,7 +97,7 @@ struct part {
   bool here = false;
   bool starts = false;       ///< the rank continues, and waits later
   std::uint64_t ticket = 0;  ///< in the rank's flight recorder
-  // all_to_all_v: counts and offsets per peer, in elements (the vectors keep their memory between operations)
+  // a ragged call: counts and offsets per peer, in elements (the vectors keep their memory between operations)
   std::vector<std::size_t> send_counts, send_offsets, receive_counts, receive_offsets;
   // split
   int color = 0, key = 0;
@@ -188,8 +190,9 @@ class work {
 
   /// Bytes written by all units together.
   std::size_t bytes() const {
-    const bool to_all = op_.what.kind == collective::all_reduce || op_.what.kind == collective::broadcast ||
-                        op_.what.kind == collective::all_gather;
+    const collective kind = op_.what.work_kind();
+    const bool to_all =
+        kind == collective::all_reduce || kind == collective::broadcast || kind == collective::all_gather;
     return blocks() * bytes_ * (to_all ? n_ : 1);
   }
 
@@ -199,15 +202,20 @@ class work {
     const std::size_t who = unit / pieces_;
     const std::byte* from = nullptr;
     std::size_t shift = 0;  // of what goes to every rank, in its output
-    switch (op_.what.kind) {
+    switch (op_.what.work_kind()) {
       case collective::all_reduce:
         return reduce(0, begin, end, 0, n_);
-      case collective::reduce_scatter:
-        return reduce(who * bytes_, begin, end, who, who + 1);
+      case collective::reduce_scatter: {
+        if (!op_.what.ragged) return reduce(who * bytes_, begin, end, who, who + 1);
+        const part& own = op_.parts[who];
+        const std::size_t total = own.send_counts[who] * size_;
+        if (begin < total) reduce(own.send_offsets[who] * size_, begin, std::min(total, end), who, who + 1);
+        return;
+      }
       case collective::send:
         return copy(op_.parts[1].out + begin, op_.parts[0].in + begin, end - begin);
       case collective::broadcast:
-        from = op_.parts[static_cast<std::size_t>(op_.what.root)].out;
+        from = op_.parts[static_cast<std::size_t>(op_.what.root)].in;
         break;
       case collective::all_gather:
         from = op_.parts[who].in;
@@ -236,7 +244,7 @@ class work {
  private:
   /// The blocks of `bytes_` that are cut into pieces.
   std::size_t blocks() const {
-    switch (op_.what.kind) {
+    switch (op_.what.work_kind()) {
       case collective::all_reduce:
       case collective::broadcast:
       case collective::send:
