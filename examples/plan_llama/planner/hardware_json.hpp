@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -80,47 +82,118 @@ class members_reader {
 /// Whether a description must have a number. Rare ones are written only where they are not the default.
 enum class number_key : std::uint8_t { needed, usual, rare };
 
-/// Calls f(key, kind, member) for each number of a machine.
+/// What a number may be: above 0; 0 or more; bytes per second, with 0 for none or without; above 0 and at most 1; 0 or
+/// more and below 1.
+enum class number_rule : std::uint8_t { positive, natural, speed, speed_or_none, share, part };
+
+/// Throws `error`, which begins with `source` and names the key, unless the value is legal.
+inline void check_number(const std::string& source, const std::string& key, double value, number_rule rule) {
+  const auto require = [&](bool legal, const char* text) {
+    if (!(legal && std::isfinite(value))) fail({source, ": ", key, " is ", value, text});
+  };
+  switch (rule) {
+    case number_rule::positive:
+      return require(value > 0, "; legal is a positive number");
+    case number_rule::natural:
+      return require(value >= 0, "; legal is 0 or more");
+    case number_rule::speed_or_none:
+      if (value == 0) return;
+      [[fallthrough]];
+    case number_rule::speed:
+      return require(value >= 1e6, " bytes per second; legal is 1e6 or more, and 50 GB/s is 50e9");
+    case number_rule::share:
+      return require(value > 0 && value <= 1, "; legal is a share above 0, at most 1");
+    case number_rule::part:
+      return require(value >= 0 && value < 1, "; legal is 0 or more and below 1");
+  }
+}
+
+/// Calls f(key, kind, rule, member) for each number of a machine.
 template <class F>
 void each_machine_number(F&& f) {
   using enum number_key;
-  f("memory", needed, &hardware::memory);
-  f("memory_bandwidth", needed, &hardware::memory_bandwidth);
-  f("reserved", usual, &hardware::reserved);
-  f("fragmentation", usual, &hardware::fragmentation);
-  f("host_bandwidth", usual, &hardware::host_bandwidth);
-  f("host_memory", usual, &hardware::host_memory);
-  f("product_depth", usual, &hardware::product_depth);
-  f("product_area", usual, &hardware::product_area);
-  f("adding_depth", usual, &hardware::adding_depth);
-  f("attention_share", needed, &hardware::attention_share);
-  f("attention_block", usual, &hardware::attention_block);
-  f("activation", usual, &hardware::activation);
-  f("flash1", usual, &hardware::flash1);
-  f("flash2", usual, &hardware::flash2);
-  f("memory_share", needed, &hardware::memory_share);
-  f("launch", needed, &hardware::launch);
-  f("tensor_hidden", usual, &hardware::tensor_hidden);
-  f("data_hidden", usual, &hardware::data_hidden);
-  f("straggling", usual, &hardware::straggling);
+  using enum number_rule;
+  f("memory", needed, positive, &hardware::memory);
+  f("memory_bandwidth", needed, speed, &hardware::memory_bandwidth);
+  f("reserved", usual, natural, &hardware::reserved);
+  f("fragmentation", usual, part, &hardware::fragmentation);
+  f("host_bandwidth", usual, speed_or_none, &hardware::host_bandwidth);
+  f("host_memory", usual, natural, &hardware::host_memory);
+  f("product_depth", usual, natural, &hardware::product_depth);
+  f("product_area", usual, natural, &hardware::product_area);
+  f("adding_depth", usual, natural, &hardware::adding_depth);
+  f("attention_share", needed, share, &hardware::attention_share);
+  f("attention_block", usual, natural, &hardware::attention_block);
+  f("activation", usual, natural, &hardware::activation);
+  f("flash1", usual, share, &hardware::flash1);
+  f("flash2", usual, share, &hardware::flash2);
+  f("memory_share", needed, share, &hardware::memory_share);
+  f("launch", needed, natural, &hardware::launch);
+  f("tensor_hidden", usual, part, &hardware::tensor_hidden);
+  f("data_hidden", usual, part, &hardware::data_hidden);
+  f("straggling", usual, natural, &hardware::straggling);
 }
 
-/// Calls f(key, kind, member) for each number of a level of its network.
+/// Calls f(key, kind, rule, member) for each number of a level of its network. `ranks` and `shared_by` have rules of
+/// their own as well.
 template <class F>
 void each_level_number(F&& f) {
   using enum number_key;
-  f("ranks", needed, &network_level::ranks);
-  f("bandwidth", needed, &network_level::bandwidth);
-  f("all_reduce_share", usual, &network_level::all_reduce_share);
-  f("latency", needed, &network_level::latency);
-  f("launch", usual, &network_level::launch);
-  f("fill", usual, &network_level::fill);
-  f("shared_by", rare, &network_level::shared_by);
-  f("message_latency", rare, &network_level::message_latency);
-  f("message_bandwidth", rare, &network_level::message_bandwidth);
+  using enum number_rule;
+  f("ranks", needed, natural, &network_level::ranks);
+  f("bandwidth", needed, speed, &network_level::bandwidth);
+  f("all_reduce_share", usual, positive, &network_level::all_reduce_share);
+  f("latency", needed, natural, &network_level::latency);
+  f("launch", usual, natural, &network_level::launch);
+  f("fill", usual, natural, &network_level::fill);
+  f("shared_by", rare, natural, &network_level::shared_by);
+  f("message_latency", rare, natural, &network_level::message_latency);
+  f("message_bandwidth", rare, speed_or_none, &network_level::message_bandwidth);
+}
+
+inline void check_levels(const std::vector<network_level>& levels, const std::string& source) {
+  if (levels.empty()) fail({source, ": levels is empty; legal is one level or more, from the inside to the outside"});
+  if (levels.size() > max_levels)
+    fail({source, ": levels has ", levels.size(), " entries; legal are 1 to ", max_levels});
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const network_level& l = levels[i];
+    const std::string key = cat({"levels[", i, "]."});
+    const bool last = i + 1 == levels.size();
+    if (last ? l.ranks != 0 : l.ranks < 1)
+      fail({source, ": ", key, "ranks is ", l.ranks, "; legal is ",
+            last ? "0 for the outermost level, which joins all" : "1 or more, 0 being for the outermost level"});
+    if (!last && i > 0 && (l.ranks <= levels[i - 1].ranks || l.ranks % levels[i - 1].ranks != 0))
+      fail({source, ": ", key, "ranks is ", l.ranks, "; legal is a multiple of the level inside it, ",
+            levels[i - 1].ranks});
+    if (l.shared_by < 1) fail({source, ": ", key, "shared_by is ", l.shared_by, "; legal is 1 or more"});
+    each_level_number([&](const char* name, number_key, number_rule rule, auto member) {
+      check_number(source, key + name, static_cast<double>(l.*member), rule);
+    });
+  }
 }
 
 }  // namespace detail
+
+/// Throws `error`, its text starting with `source` and naming the key, unless `h` can be priced with.
+inline void validate(const hardware& h, const std::string& source) {
+  if (h.name.empty()) fail({source, ": name is empty; legal is any name"});
+  for (std::size_t i = 0; i < h.peak.size(); ++i) {
+    const std::string kind = name_of(static_cast<number_kind>(i));
+    detail::check_number(source, "peak." + kind, h.peak[i], detail::number_rule::natural);
+    if (h.peak[i] > 0)
+      detail::check_number(source, "product_share." + kind, h.product_share[i], detail::number_rule::share);
+  }
+  if (*std::max_element(h.peak.begin(), h.peak.end()) == 0)
+    fail({source, ": peak names no number type; legal are f32, bf16 and fp8"});
+  detail::each_machine_number([&](const char* key, detail::number_key, detail::number_rule rule, auto member) {
+    detail::check_number(source, key, h.*member, rule);
+  });
+  if (h.reserved >= h.memory)
+    fail({source, ": reserved is ", h.reserved, " and memory ", h.memory, "; nothing is left to allocate"});
+  if (h.cores < 0) fail({source, ": cores is ", h.cores, "; legal is 1 or more, or 0 where each rank has its own"});
+  detail::check_number(source, "turn", h.turn, detail::number_rule::natural);
+  detail::check_levels(h.levels, source);
+}
 
 /// The hardware that the text of a description names. With "like": "h100" it begins as a known machine, and other keys
 /// replace that machine's; else all keys but shares with a natural default are needed. Bandwidths are in bytes per
@@ -147,7 +220,7 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   };
   by_kind("peak", h.peak);
   by_kind("product_share", h.product_share);
-  detail::each_machine_number([&](const char* key, detail::number_key kind, auto member) {
+  detail::each_machine_number([&](const char* key, detail::number_key kind, detail::number_rule, auto member) {
     top.number(key, h.*member, needed && kind == detail::number_key::needed);
   });
   top.number("cores", h.cores, false);
@@ -159,7 +232,7 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
       network_level& level = h.levels.emplace_back();
       detail::members_reader members((*levels)[i], source, cat({"levels[", i, "]."}));
       members.text("name", level.name);
-      detail::each_level_number([&](const char* key, detail::number_key kind, auto member) {
+      detail::each_level_number([&](const char* key, detail::number_key kind, detail::number_rule, auto member) {
         members.number(key, level.*member, kind == detail::number_key::needed);
       });
       members.finish();
@@ -178,7 +251,7 @@ inline std::string hardware_text(const hardware& h) {
     return out;
   };
   const auto add_to = [](json_object& out, const auto& from) {
-    return [&](const char* key, detail::number_key kind, auto member) {
+    return [&](const char* key, detail::number_key kind, detail::number_rule, auto member) {
       const std::remove_cvref_t<decltype(from)> usual{};
       if (kind != detail::number_key::rare || from.*member != usual.*member) out.add(key, from.*member);
     };

@@ -2,9 +2,7 @@
 // network, and the machines that are known by name.
 #pragma once
 
-#include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -77,100 +75,6 @@ struct hardware {
   double peak_of(number_kind kind) const { return peak[static_cast<std::size_t>(kind)]; }
   double share_of(number_kind kind) const { return product_share[static_cast<std::size_t>(kind)]; }
 };
-
-namespace detail {
-
-/// Checks of a description's numbers; each throws `error`, which begins with `source` and names the key.
-struct number_checks {
-  const std::string& source;
-
-  void positive(const std::string& key, double value) const {
-    if (!(value > 0 && std::isfinite(value))) fail({source, ": ", key, " is ", value, "; legal is a positive number"});
-  }
-  void natural(const std::string& key, double value) const {
-    if (!(value >= 0 && std::isfinite(value))) fail({source, ": ", key, " is ", value, "; legal is 0 or more"});
-  }
-  void speed(const std::string& key, double value) const {
-    if (!(value >= 1e6 && std::isfinite(value)))
-      fail({source, ": ", key, " is ", value, " bytes per second; legal is 1e6 or more, and 50 GB/s is 50e9"});
-  }
-  void share(const std::string& key, double value) const {
-    if (!(value > 0 && value <= 1)) fail({source, ": ", key, " is ", value, "; legal is a share above 0, at most 1"});
-  }
-  void part(const std::string& key, double value) const {
-    if (!(value >= 0 && value < 1)) fail({source, ": ", key, " is ", value, "; legal is 0 or more and below 1"});
-  }
-};
-
-inline void validate_products(const hardware& h, const number_checks& check) {
-  double most = 0;
-  for (std::size_t i = 0; i < h.peak.size(); ++i) {
-    const std::string kind = name_of(static_cast<number_kind>(i));
-    check.natural("peak." + kind, h.peak[i]);
-    if (h.peak[i] > 0) check.share("product_share." + kind, h.product_share[i]);
-    most = std::max(most, h.peak[i]);
-  }
-  if (most == 0) fail({check.source, ": peak names no number type; legal are f32, bf16 and fp8"});
-}
-
-inline void validate_levels(const std::vector<network_level>& levels, const number_checks& check) {
-  const std::string& source = check.source;
-  if (levels.empty()) fail({source, ": levels is empty; legal is one level or more, from the inside to the outside"});
-  if (levels.size() > max_levels)
-    fail({source, ": levels has ", levels.size(), " entries; legal are 1 to ", max_levels});
-  for (std::size_t i = 0; i < levels.size(); ++i) {
-    const network_level& l = levels[i];
-    const std::string key = cat({"levels[", i, "]."});
-    const bool last = i + 1 == levels.size();
-    if (last ? l.ranks != 0 : l.ranks < 1)
-      fail({source, ": ", key, "ranks is ", l.ranks, "; legal is ",
-            last ? "0 for the outermost level, which joins all" : "1 or more, 0 being for the outermost level"});
-    if (!last && i > 0 && (l.ranks <= levels[i - 1].ranks || l.ranks % levels[i - 1].ranks != 0))
-      fail({source, ": ", key, "ranks is ", l.ranks, "; legal is a multiple of the level inside it, ",
-            levels[i - 1].ranks});
-    check.speed(key + "bandwidth", l.bandwidth);
-    check.positive(key + "all_reduce_share", l.all_reduce_share);
-    check.natural(key + "latency", l.latency);
-    check.natural(key + "launch", l.launch);
-    check.natural(key + "fill", l.fill);
-    if (l.shared_by < 1) fail({source, ": ", key, "shared_by is ", l.shared_by, "; legal is 1 or more"});
-    check.natural(key + "message_latency", l.message_latency);
-    if (l.message_bandwidth != 0) check.speed(key + "message_bandwidth", l.message_bandwidth);
-  }
-}
-
-}  // namespace detail
-
-/// Throws `error`, its text starting with `source` and naming the key, unless `h` can be priced with.
-inline void validate(const hardware& h, const std::string& source) {
-  const detail::number_checks check{source};
-  if (h.name.empty()) fail({source, ": name is empty; legal is any name"});
-  detail::validate_products(h, check);
-  check.positive("memory", h.memory);
-  check.speed("memory_bandwidth", h.memory_bandwidth);
-  check.natural("reserved", h.reserved);
-  if (h.reserved >= h.memory)
-    fail({source, ": reserved is ", h.reserved, " and memory ", h.memory, "; nothing is left to allocate"});
-  check.part("fragmentation", h.fragmentation);
-  if (h.host_bandwidth != 0) check.speed("host_bandwidth", h.host_bandwidth);
-  check.natural("host_memory", h.host_memory);
-  check.natural("product_depth", h.product_depth);
-  check.natural("product_area", h.product_area);
-  check.natural("adding_depth", h.adding_depth);
-  check.share("attention_share", h.attention_share);
-  check.natural("attention_block", h.attention_block);
-  check.natural("activation", h.activation);
-  check.share("flash1", h.flash1);
-  check.share("flash2", h.flash2);
-  check.share("memory_share", h.memory_share);
-  check.natural("launch", h.launch);
-  check.part("tensor_hidden", h.tensor_hidden);
-  check.part("data_hidden", h.data_hidden);
-  check.natural("straggling", h.straggling);
-  if (h.cores < 0) fail({source, ": cores is ", h.cores, "; legal is 1 or more, or 0 where each rank has its own"});
-  check.natural("turn", h.turn);
-  detail::validate_levels(h.levels, check);
-}
 
 // The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks. Shares are
 // fitted to the runs of benchmarks/planner/README.md.

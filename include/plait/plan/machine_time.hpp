@@ -130,7 +130,7 @@ struct axis_place {
 inline group_place place_group(const hardware& h, axis_place a, axis_place b = {}) {
   group_place g;
   g.size = a.extent * b.extent;
-  g.levels = h.levels.size();  // `validate` has counted them
+  g.levels = h.levels.size();  // at most `max_levels`
   const auto within = [](axis_place axis, std::int64_t unit) {
     return std::clamp<std::int64_t>(unit / axis.stride, 1, axis.extent);
   };
