@@ -24,8 +24,15 @@
 #include "plait/schedule/verify.hpp"
 #include "plait/testing/findings.hpp"
 #include "plait/testing/layer_parity.hpp"
+#include "support/differences.hpp"
 
 namespace plait::testing {
+
+/// A text that a model can learn: the next token follows from the last, except one in nine.
+inline std::int64_t learnable_token(std::int64_t sample, std::int64_t position, std::int64_t vocab) {
+  const std::int64_t noise = (sample * 7919 + position * 104729) % 9 == 0 ? sample + position : 0;
+  return (sample * 11 + position * 5 + noise + (sample * sample) % 13) % vocab;
+}
 
 /// A parameter or a gradient as a whole array.
 struct named_values {

@@ -54,12 +54,6 @@ inline double random_at(std::uint64_t stream, std::int64_t i) {
   return static_cast<double>(x >> 11) / 9007199254740992.0 * 2 - 1;
 }
 
-/// A text that a model can learn: the next token follows from the last, except one in nine.
-inline std::int64_t learnable_token(std::int64_t sample, std::int64_t position, std::int64_t vocab) {
-  const std::int64_t noise = (sample * 7919 + position * 104729) % 9 == 0 ? sample + position : 0;
-  return (sample * 11 + position * 5 + noise + (sample * sample) % 13) % vocab;
-}
-
 /// `a` on one rank: every dim whole.
 inline layout whole_of(const layout& a) {
   layout whole;

@@ -174,16 +174,16 @@ class program_record {
  public:
   /// Records to memory. `into` must outlive this.
   program_record(const context<Device>& ctx, program_run& into)
-      : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), into) {}
+      : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), &into, {}) {}
   /// Records to files of `directory`, which is made where it is missing: one for each rank and step. Throws where it
   /// has a record of this rank.
   program_record(const context<Device>& ctx, std::string directory)
-      : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), std::move(directory)) {}
+      : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), nullptr, std::move(directory)) {}
   /// Does so for a program without a context; all of its ranks are those of the mesh.
   program_record(Device& device, const rank_place& here, program_run& into)
-      : program_record(device, here.mesh, here.rank, rank_of(here), into) {}
+      : program_record(device, here.mesh, here.rank, rank_of(here), &into, {}) {}
   program_record(Device& device, const rank_place& here, std::string directory)
-      : program_record(device, here.mesh, here.rank, rank_of(here), std::move(directory)) {}
+      : program_record(device, here.mesh, here.rank, rank_of(here), nullptr, std::move(directory)) {}
   program_record(const program_record&) = delete;
   program_record& operator=(const program_record&) = delete;
 
@@ -236,17 +236,15 @@ class program_record {
   static rank_record rank_of(const rank_place& here) {
     return {static_cast<int>(here.rank), static_cast<int>(here.mesh.size()), false, {}};
   }
-  program_record(Device& device, const mesh_shape& mesh, std::int64_t place, const rank_record& of, program_run& into)
-      : device_(device), mesh_(mesh), place_(place), log_(into.open(of.rank, of.ranks)) {}
-  program_record(Device& device, const mesh_shape& mesh, std::int64_t place, const rank_record& of,
+  program_record(Device& device, const mesh_shape& mesh, std::int64_t place, const rank_record& of, program_run* into,
                  std::string directory)
       : device_(device),
         mesh_(mesh),
         place_(place),
         directory_(std::move(directory)),
-        own_(std::make_unique<rank_record>(of)),
-        log_(*own_) {
-    if constexpr (only_counts<Device>) return;
+        own_(into == nullptr ? std::make_unique<rank_record>(of) : nullptr),
+        log_(into == nullptr ? *own_ : into->open(of.rank, of.ranks)) {
+    if (into != nullptr || only_counts<Device>) return;
     std::error_code problem;
     std::filesystem::create_directories(directory_, problem);
     if (problem) fail({"program_record: cannot make the directory '", directory_, "': ", problem.message()});

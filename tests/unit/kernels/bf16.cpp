@@ -14,6 +14,7 @@
 
 #include "plait/kernels/kernels.hpp"
 #include "plait/testing/findings.hpp"
+#include "support/differences.hpp"
 #include "support/kernel_support.hpp"
 
 namespace {
