@@ -49,6 +49,7 @@ auto maker(llama_config config, layer_recompute keep = {}, double limit = 0, std
     const lora_options adapter{.rank = rank, .scale = 2, .init = {0, 0.3}};
     const llama_options options{.keep = keep,
                                 .mlp = {.gate = adapter, .up = adapter, .down = adapter},
+                                .experts = {.gate = adapter, .up = adapter, .down = adapter},
                                 .mixture_losses = {.balance = {0.1}, .z_loss = 0.01},
                                 .expert_limit = limit,
                                 .expert_bias_rate = config.mixture.correction_bias ? 0.05 : 0};

@@ -29,7 +29,8 @@ struct llama_options {
   /// The context-parallel policy and adapters. Its frequencies, biases, norms and initialisers are taken from the
   /// configuration.
   attention_options attention{};
-  mlp_lora mlp{};  ///< `attention` has adapters of its own
+  mlp_lora mlp{};      ///< of MLPs and shared experts; `attention` has adapters of its own
+  mlp_lora experts{};  ///< of a mixture's experts
   router_losses mixture_losses{};
   double expert_limit = 0;      ///< `expert_limit::factor` of each mixture
   double expert_bias_rate = 0;  ///< `moe_options::bias_rate` of each mixture whose configuration has a bias
@@ -202,6 +203,8 @@ struct llama_mlp {
                     const llama_options& options, std::int64_t) {
     if (options.mixture_losses.any())
       fail({"llama: llama_options::mixture_losses, and ", name, " is no mixture; legal is none of them"});
+    if (options.experts.any())
+      fail({"llama: llama_options::experts, and ", name, " is no mixture; legal is a lora of rank 0"});
     return layer(ctx, name, {0, config.initializer_range}, config.mlp_bias, options.mlp, options.overlap);
   }
 };

@@ -37,8 +37,8 @@ struct llama_mixture {
                   .losses = options.mixture_losses,
                   .limit = {options.expert_limit, sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)},
                   .bias_rate = m.correction_bias ? std::optional(options.expert_bias_rate) : std::nullopt,
-                  .lora = options.mlp},
-                 m.shared_ffn > 0, {init, m.shared_gate});
+                  .lora = options.experts},
+                 m.shared_ffn > 0, {init, m.shared_gate, options.mlp});
   }
 };
 
@@ -47,8 +47,8 @@ struct llama_mixture {
 /// As `llama`, with a mixture of experts after attention (`llama_config::mixture`), in all layers but the first
 /// `dense_layers`. Parameters have Hugging Face's
 /// names; the experts of a layer are one tensor, such as `model.layers.0.mlp.experts.gate_proj.weight` [experts, width,
-/// hidden], which directories have expert by expert. `llama_options::mlp` gives adapters to each expert, and to the
-/// MLPs of the first layers; shared experts have none.
+/// hidden], which directories have expert by expert. `llama_options::mlp` gives adapters to the shared experts and to
+/// the MLPs of the first layers, `llama_options::experts` to each expert that the router chooses.
 template <class Precision, mixture_strategy S, compute_device Device = cpu>
 class mixture_llama : public detail::llama_of<Precision, S, Device, detail::llama_mixture<Precision, S, Device>> {
  public:

@@ -66,8 +66,7 @@ inline constexpr renamed_tensor meta_inner[] = {
 
 /// The names of a router's weight and of an expert's matrices, as Mixtral's directories and others have them.
 inline constexpr std::string_view router_weight_name = "gate.weight";
-inline constexpr renamed_tensor mixtral_experts[] = {
-    {"w1.weight", "gate_proj.weight"}, {"w3.weight", "up_proj.weight"}, {"w2.weight", "down_proj.weight"}};
+inline constexpr renamed_tensor mixtral_experts[] = {{"w1", "gate_proj"}, {"w3", "up_proj"}, {"w2", "down_proj"}};
 /// Whether the directories of a mixture have Mixtral's names.
 inline bool has_mixtral_names(const llama_config& c) { return c.mixture.experts > 0 && !c.qk_norm && !c.qkv_bias; }
 
@@ -106,6 +105,14 @@ inline std::string_view renamed(std::span<const renamed_tensor> all, std::string
   return {};
 }
 
+/// A tensor of one of Mixtral's experts, such as "w1.weight" or "w1.lora_A.weight": its matrix has another name here.
+/// Empty where there is no such matrix.
+inline std::string renamed_of_expert(std::string_view name, bool to_here) {
+  const std::size_t dot = std::min(name.find('.'), name.size());
+  const std::string_view matrix = renamed(mixtral_experts, name.substr(0, dot), to_here);
+  return matrix.empty() ? std::string() : std::string(matrix) + std::string(name.substr(dot));
+}
+
 /// Where a directory of Hugging Face has a tensor of a mixture: each expert's rows in a tensor of their own.
 inline weight_place place_in_hub(const std::string& name, const llama_config& c) {
   const auto [layer, rest] = layer_and_rest(name, "model.layers.");
@@ -118,7 +125,7 @@ inline weight_place place_in_hub(const std::string& name, const llama_config& c)
     return {block + "shared_experts" + std::string(inside.substr(inside.find('.')))};
   if (!inside.starts_with("experts.")) return {name};
   const std::string_view here = inside.substr(8);
-  const std::string_view matrix = mixtral ? renamed(mixtral_experts, here, false) : here;
+  const std::string matrix = mixtral ? renamed_of_expert(here, false) : std::string(here);
   weight_place place;
   for (std::int64_t e = 0; e < c.mixture.experts; ++e) place.parts.push_back(cat({block, "experts.", e, ".", matrix}));
   return place;
@@ -367,7 +374,7 @@ inline std::vector<weight_tensor> weights_of_experts(std::span<const weight_tens
     const std::string_view inside = rest.substr(rest.find('.') + 1);
     const auto [number, matrix] = detail::layer_and_rest(inside, "experts.");
     if (!number.empty()) {
-      const std::string_view here = mixtral ? detail::renamed(detail::mixtral_experts, matrix, true) : matrix;
+      const std::string here = mixtral ? detail::renamed_of_expert(matrix, true) : std::string(matrix);
       if (here.empty()) to.unknown(e, "Mixtral");
       std::int64_t expert = -1;
       if (number.size() < 8) std::from_chars(number.data(), number.data() + number.size(), expert);

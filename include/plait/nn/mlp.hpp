@@ -17,6 +17,8 @@ namespace plait {
 /// Low-rank adapters of an MLP's linears.
 struct mlp_lora {
   lora_options gate{}, up{}, down{};
+
+  constexpr bool any() const { return gate.rank != 0 || up.rank != 0 || down.rank != 0; }
 };
 
 /// The caller's memory for an MLP's weights (`parameter_memory`), this rank's part. The weights of gate and up lie one

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,28 +43,83 @@ std::map<std::string, std::vector<std::byte>> tensors_of(const std::string& file
   return all;
 }
 
-/// Values for a model's adapters under peft's names, which have each expert's number.
+/// A model's adapters, each of its own values.
 template <class Model>
 std::vector<weight_tensor> adapters_of(Model& model) {
   std::vector<weight_tensor> all;
-  const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
-    const auto read = [seed = std::hash<std::string>()(name) % 101](std::int64_t i, std::int64_t end, std::byte* out) {
+  model.visit([&](auto& p) {
+    if (!is_of_adapter(p.name())) return;
+    const std::size_t seed = std::hash<std::string>()(p.name()) % 101;
+    const auto read = [=](std::int64_t i, std::int64_t end, std::byte* out) {
       for (; i < end; ++i, out += sizeof(float)) {
-        const float value = 0.01f * static_cast<float>((seed + 7 * static_cast<std::size_t>(i)) % 101);
+        const float value = 0.004f * static_cast<float>((seed + 7 * static_cast<std::size_t>(i)) % 101) - 0.2f;
         std::memcpy(out, &value, sizeof value);
       }
     };
-    all.push_back({std::move(name), safetensors_dtype::f32, std::move(shape), read});
-  };
-  model.visit([&](auto& p) {
-    if (!is_of_adapter(p.name())) return;
-    const std::vector<std::int64_t>& shape = p.info().shape;
-    const std::size_t at = p.name().find("experts.") + 8;
-    if (shape.size() == 2) return add(p.name(), shape);
-    for (std::int64_t e = 0; e < shape[0]; ++e)
-      add(cat({p.name().substr(0, at), e, ".", p.name().substr(at)}), {shape[1], shape[2]});
+    all.push_back({p.name(), safetensors_dtype::f32, p.info().shape, read});
   });
   return all;
+}
+
+/// The same tensors under the names that peft has for the linears of transformers' models: each expert's are apart.
+std::vector<weight_tensor> named_by_peft(const std::vector<weight_tensor>& adapters, bool mixtral,
+                                         bool several_shared) {
+  std::vector<weight_tensor> all;
+  const auto renamed = [](std::string name, const std::string& from, const std::string& to) {
+    if (const std::size_t at = name.find(from); at != name.npos) name.replace(at, from.size(), to);
+    return name;
+  };
+  for (const weight_tensor& t : adapters) {
+    if (t.shape.size() == 2) {
+      all.push_back(t);
+      if (several_shared) all.back().name = renamed(t.name, ".shared_expert.", ".shared_experts.");
+      continue;
+    }
+    const std::int64_t size = t.shape[1] * t.shape[2];
+    for (std::int64_t e = 0; e < t.shape[0]; ++e) {
+      std::string name = renamed(t.name, ".experts.", cat({".experts.", e, "."}));
+      if (mixtral) {
+        name = renamed(name, ".mlp.", ".block_sparse_moe.");
+        name = renamed(renamed(renamed(name, "gate_proj", "w1"), "up_proj", "w3"), "down_proj", "w2");
+      }
+      const auto read = [from = t.read, first = e * size](std::int64_t begin, std::int64_t end, std::byte* out) {
+        from(first + begin, first + end, out);
+      };
+      all.push_back({std::move(name), t.dtype, {t.shape[1], t.shape[2]}, read});
+    }
+  }
+  return all;
+}
+
+/// The logits of some tokens on a mesh, [8, 8, vocab]; fill(ctx, model, all ranks) gives the model its weights.
+template <class Fill>
+std::vector<double> logits_on(const mesh_shape& mesh, const llama_config& config, const llama_options& options,
+                              Fill&& fill) {
+  using model_type = mixture_llama<float, megatron_experts>;
+  constexpr std::int64_t samples = 8, length = 8;
+  std::vector<double> logits;
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator all) {
+    world ranks(mesh, all);
+    cpu device;
+    const context<cpu> ctx{device, ranks, llama_sizes<megatron_experts>(config, mesh, samples, length)};
+    model_type model(ctx, config, options);
+    any_communicator whole(all);
+    fill(ctx, model, whole);
+    gather_parameters(ctx, model);
+    typename model_type::tokens ids(ctx);
+    const box& own = ids.part();
+    for (std::int64_t i = 0; i < ids.size(); ++i) {
+      const std::int64_t sample = own.offset[0] + i / own.local[1], position = own.offset[1] + i % own.local[1];
+      ids.data()[i] = (7 * sample + 3 * position) % config.vocab;
+    }
+    const auto scores = model.score(ctx, ids);
+    const auto whole_scores = plait::test::gathered(ctx, layout_v<typename decltype(scores)::spec>, scores.data());
+    const std::int64_t padded = ctx.sizes.of(dim_of<vocab>);
+    if (ranks.rank() == 0)
+      for (std::int64_t i = 0; i < samples * length * config.vocab; ++i)
+        logits.push_back(whole_scores[static_cast<std::size_t>(i / config.vocab * padded + i % config.vocab)]);
+  });
+  return logits;
 }
 
 template <strategy S>
@@ -120,34 +176,45 @@ TEST_CASE("a mixture goes back to a directory with the same bits, from every mes
   }
 }
 
-TEST_CASE("adapters of experts are merged into what every mesh exports") {
-  const model_directory from = open_model_directory(folder_of("dots1"));
-  const auto published = tensors_of(folder_of("dots1") + "/model.safetensors");
-  const temp_folder out;
+TEST_CASE("adapters under peft's names, of experts and of shared ones, are merged into what every mesh exports") {
   const lora_options adapter{.rank = 2, .scale = 2};
-  std::vector<std::map<std::string, std::vector<std::byte>>> exports;
-  for (const mesh_shape& mesh : {ranks_of(1, 1, 1, 1), ranks_of(1, 2, 1, 2), ranks_of(2, 4, 1, 1)}) {
-    const std::string to = out / std::to_string(exports.size());
-    threads::run(static_cast<int>(mesh.size()), [&](threads::communicator all) {
-      world ranks(mesh, all);
-      cpu device;
-      const context<cpu> ctx{device, ranks, llama_sizes<megatron_experts>(from.config, mesh, 8, 8)};
-      mixture_llama<float, megatron_experts> model(ctx, from.config, {.mlp = {.gate = adapter, .down = adapter}});
-      std::vector<weight_tensor> entries = weights_of_experts(adapters_of(model), from.config, "adapters");
-      entries.insert(entries.end(), from.entries.begin(), from.entries.end());
-      load_weights(ctx, model, std::span<const weight_tensor>(entries), from.source());
-      any_communicator whole(all);
-      export_hugging_face(ctx, whole, model, from.config, to);
-    });
-    exports.push_back(tensors_of(to + "/model.safetensors"));
-  }
-  CHECK(exports[1] == exports[0]);
-  CHECK(exports[2] == exports[0]);
-  CHECK(exports[0].size() == published.size());
-  for (const auto& [name, bytes] : exports[0]) {
+  const llama_options adapted{.attention = {.lora = {.q = adapter}},
+                              .mlp = {.up = adapter, .down = adapter},
+                              .experts = {.gate = adapter, .up = adapter, .down = adapter}};
+  for (const std::string name : {"mixtral", "qwen2_moe", "olmoe", "dots1"}) {
     CAPTURE(name);
-    const bool adapted = name.find("gate_proj") != name.npos || name.find("down_proj") != name.npos;
-    CHECK((bytes != published.at(name)) == (adapted && name.find("shared_experts") == name.npos));
+    const model_directory from = open_model_directory(folder_of(name));
+    const temp_folder out;
+    std::set<std::string> files;
+    std::vector<double> logits;
+    for (const mesh_shape& mesh : {ranks_of(1, 1, 1, 1), ranks_of(1, 2, 1, 2), ranks_of(2, 4, 1, 1)}) {
+      const std::string to = out / std::to_string(mesh.size());
+      const auto of_mesh = logits_on(mesh, from.config, adapted, [&](const auto& ctx, auto& model, auto& all) {
+        std::vector<weight_tensor> entries = weights_of_experts(
+            named_by_peft(adapters_of(model), name == "mixtral", name == "dots1"), from.config, "adapters");
+        entries.insert(entries.end(), from.entries.begin(), from.entries.end());
+        load_weights(ctx, model, std::span<const weight_tensor>(entries), from.source());
+        export_hugging_face(ctx, all, model, from.config, to);
+      });
+      files.insert(read_file(to + "/model.safetensors", ""));
+      if (logits.empty()) logits = of_mesh;
+      CHECK(plait::test::distance(of_mesh, logits) < 4e-6);
+    }
+    CHECK(files.size() == 1);
+    const model_directory merged = open_model_directory(out / "1");
+    const auto of_merged = logits_on(ranks_of(1, 1, 1, 1), merged.config, {}, [&](const auto& ctx, auto& model, auto&) {
+      load_weights(ctx, model, std::span<const weight_tensor>(merged.entries), merged.source());
+    });
+    CHECK(plait::test::distance(of_merged, logits) < 4e-6);
+    const auto published = tensors_of(folder_of(name) + "/model.safetensors");
+    const auto written = tensors_of(out / "1/model.safetensors");
+    CHECK(written.size() == published.size());
+    for (const auto& [tensor, bytes] : written) {
+      CAPTURE(tensor);
+      const auto has = [&](const char* part) { return tensor.find(part) != tensor.npos; };
+      const bool shared_or_mlp = has(".up_proj.") || has(".down_proj.");
+      CHECK((bytes != published.at(tensor)) == (has(".q_proj.weight") || has(".experts.") || shared_or_mlp));
+    }
   }
 }
 
@@ -177,6 +244,8 @@ TEST_CASE("a model without experts, and one with them, are different types") {
                 "mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
     CHECK_ERROR((llama<float, megatron_experts>(ctx, dense, {.mixture_losses = {.z_loss = 1}})),
                 "llama: llama_options::mixture_losses, and model.layers.0.mlp is no mixture; legal is none of them");
+    CHECK_ERROR((llama<float, megatron_experts>(ctx, dense, {.experts = {.up = {.rank = 2}}})),
+                "llama: llama_options::experts, and model.layers.0.mlp is no mixture; legal is a lora of rank 0");
     CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.expert_bias_rate = 0.1})),
                 "mixture_llama: llama_options::expert_bias_rate is 0.1, and the configuration has no correction bias; "
                 "legal is 0");

@@ -45,6 +45,7 @@ struct gate_of_tokens {
 struct shared_expert_options {
   initializer init{};
   bool gated = false;  ///< the output is multiplied by a sigmoid of one product per token, as in Qwen2-MoE
+  mlp_lora lora{};     ///< of the MLP's linears; the gate has no adapter
 };
 
 /// The expert of a mixture that all tokens have (DeepSeek-MoE, Dai et al. 2024), under a strategy: SwiGLU of the width
@@ -80,7 +81,7 @@ class shared_expert : public layer_types<activation_of<Precision>, typename S::r
   };
 
   shared_expert(const context<Device>& ctx, const std::string& name, const shared_expert_options& how = {})
-      : mlp_(ctx, name + ".shared_expert", how.init) {
+      : mlp_(ctx, name + ".shared_expert", how.init, false, how.lora) {
     if (how.gated)
       gate_.emplace(ctx, name + ".shared_expert_gate", linear_options<Precision, Device>{.init = how.init});
   }
