@@ -200,7 +200,8 @@ void rope(benchmark::State& state) {
   kernels::rope_table<float>(device, positions.data(), 1024, kernels::rope_inverse_frequencies(dim, 1e4), cosine.data(),
                              sine.data());
   for (auto _ : state)
-    kernels::rope_forward(device, x.data(), cosine.data(), sine.data(), rows, heads, dim, heads * dim, 1024);
+    kernels::rope_forward(device, x.data(), heads * dim, x.data(), cosine.data(), sine.data(), rows, heads, dim,
+                          heads * dim, 1024);
   count_bytes(state, elements * 8);
 }
 BENCHMARK(rope);

@@ -73,7 +73,8 @@ class raw_block {
     k::norm_forward(device_, x, w_[0], nullptr, n1_, nullptr, inv1_, own_, s_.hidden, s_.eps);
     const float* in = gather(n1_, g1_);
     times_transposed(in, w_[1], qkv_, 3 * width_, s_.hidden);
-    k::rope_forward(device_, qkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_, s_.seq);
+    k::rope_forward(device_, qkv_, 3 * width_, qkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_,
+                    s_.seq);
     k::attention_forward(device_, qkv_, qkv_ + width_, qkv_ + 2 * width_, attended_, lse_, shape_);
     project(attended_, w_[2], inner_, width_);
     k::accumulate(device_, x, inner_, own_ * s_.hidden);
@@ -101,7 +102,8 @@ class raw_block {
     add_weight_gradient(d, attended_, d_[2], s_.hidden, width_);
     k::attention_backward(device_, qkv_, qkv_ + width_, qkv_ + 2 * width_, attended_, lse_, dattended_, dqkv_,
                           dqkv_ + width_, dqkv_ + 2 * width_, shape_);
-    k::rope_backward(device_, dqkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_, s_.seq);
+    k::rope_backward(device_, dqkv_, 3 * width_, dqkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_,
+                     s_.seq);
     unproject(dqkv_, w_[1], 3 * width_);
     add_weight_gradient(dqkv_, ranks_ > 1 ? g1_ : n1_, d_[1], 3 * width_, s_.hidden);
     k::norm_backward(device_, x, w_[0], dn_, nullptr, inv1_, dx_, d_[0], nullptr, own_, s_.hidden,

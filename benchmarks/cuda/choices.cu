@@ -58,7 +58,7 @@ void add_rope(pairs& c, std::int64_t table_rows) {
       },
       [=, &c](int i) {
         kernels::copy_2d(c.device, qkv(i), keys(i), tokens, width * 2, row * 2, width * 2);
-        kernels::rope_forward(c.device, keys(i), static_cast<const float*>(cosine(0)),
+        kernels::rope_forward(c.device, keys(i), width, keys(i), static_cast<const float*>(cosine(0)),
                               static_cast<const float*>(sine(0)), tokens, heads, head, width, table_rows);
       });
 }

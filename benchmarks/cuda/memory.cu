@@ -103,8 +103,8 @@ void add_rope(calls& c, std::int64_t table_rows) {
   const auto sine = random_arrays<float>(c.device, table_rows * half, 1);
   const auto add = [&](const std::string& name, auto rotate) {
     c.add(name, bytes, sets, c.layers(), [=, &c](int i) {
-      rotate(c.device, qkv(i), static_cast<const float*>(cosine(0)), static_cast<const float*>(sine(0)), c.tokens,
-             turned, c.model.head_dim, width, table_rows);
+      rotate(c.device, qkv(i), width, qkv(i), static_cast<const float*>(cosine(0)), static_cast<const float*>(sine(0)),
+             c.tokens, turned, c.model.head_dim, width, table_rows);
     });
   };
   add("rope_forward", [](auto&&... a) { kernels::rope_forward(a...); });

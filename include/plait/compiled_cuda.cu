@@ -20,69 +20,63 @@
   PLAIT_LAUNCHER(embedding_backward<T, Id>)
 
 /// The launchers that take activations or weights of T, with statistics and gradients of weights of S.
-#define PLAIT_LAUNCHERS_OF(T, S)                                                                                     \
-  PLAIT_LAUNCHERS_OF_IDS(T, S, std::int64_t)                                                                         \
-  PLAIT_LAUNCHERS_OF_IDS(T, S, std::int32_t)                                                                         \
-  PLAIT_LAUNCHER(relu_forward<T>)                                                                                    \
-  PLAIT_LAUNCHER(relu_backward<T>)                                                                                   \
-  PLAIT_LAUNCHER(silu_forward<T>)                                                                                    \
-  PLAIT_LAUNCHER(silu_backward<T>)                                                                                   \
-  PLAIT_LAUNCHER(gelu_forward<T>)                                                                                    \
-  PLAIT_LAUNCHER(gelu_backward<T>)                                                                                   \
-  PLAIT_LAUNCHER(gelu_tanh_forward<T>)                                                                               \
-  PLAIT_LAUNCHER(gelu_tanh_backward<T>)                                                                              \
-  PLAIT_LAUNCHER(swiglu_forward<T>)                                                                                  \
-  PLAIT_LAUNCHER(swiglu_backward<T>)                                                                                 \
-  PLAIT_LAUNCHER(add<T>)                                                                                             \
-  PLAIT_LAUNCHER(accumulate<T>)                                                                                      \
-  PLAIT_LAUNCHER(scale<T>)                                                                                           \
-  PLAIT_LAUNCHER(axpy<T>)                                                                                            \
-  PLAIT_LAUNCHER(multiply<T>)                                                                                        \
-  PLAIT_LAUNCHER(fill<T, T>)                                                                                         \
-  PLAIT_LAUNCHER(add_bias<T>)                                                                                        \
-  PLAIT_LAUNCHER(bias_gradient<T>)                                                                                   \
-  PLAIT_LAUNCHER(row_sums<T>)                                                                                        \
-  PLAIT_LAUNCHER(row_squares<T>)                                                                                     \
-  PLAIT_LAUNCHER(norm_apply<T>)                                                                                      \
-  PLAIT_LAUNCHER(norm_forward<T>)                                                                                    \
-  PLAIT_LAUNCHER(norm_backward_dots<T>)                                                                              \
-  PLAIT_LAUNCHER(norm_backward_dx<T>)                                                                                \
-  PLAIT_LAUNCHER(norm_backward_dweight<T>)                                                                           \
-  PLAIT_LAUNCHER(norm_backward<T>)                                                                                   \
-  PLAIT_LAUNCHER(attention_delta<T, T>)                                                                              \
-  PLAIT_LAUNCHER(join_sinks<T, T>)                                                                                   \
-  PLAIT_LAUNCHER(sink_gradients<T>)                                                                                  \
-  PLAIT_LAUNCHER(cross_entropy_max<T>)                                                                               \
-  PLAIT_LAUNCHER(choose_experts<T, S, S>)                                                                            \
-  PLAIT_LAUNCHER(choose_experts_backward<T, S>)                                                                      \
-  PLAIT_LAUNCHER(router_loss<T>)                                                                                     \
-  PLAIT_LAUNCHER(add_router_loss_gradient<T>)                                                                        \
-  PLAIT_LAUNCHER(take_rows<T>)                                                                                       \
-  PLAIT_LAUNCHER(sum_rows<T, S>)                                                                                     \
-  PLAIT_LAUNCHER(sum_rows_backward<T, S>)                                                                            \
-  PLAIT_LAUNCHER(multiply_by_gates<T>)                                                                               \
-  PLAIT_LAUNCHER(multiply_by_gates_backward<T>)                                                                      \
-  PLAIT_LAUNCHER(fill_normal<T>)                                                                                     \
-  PLAIT_LAUNCHER(fill_uniform<T>)                                                                                    \
-  PLAIT_LAUNCHER(dropout_forward<T>)                                                                                 \
-  PLAIT_LAUNCHER(dropout_backward<T>)                                                                                \
-  PLAIT_LAUNCHER(fill_from<T>)                                                                                       \
-  PLAIT_LAUNCHER(sum<T>)                                                                                             \
-  PLAIT_LAUNCHER(sum_of_multiples<T>)                                                                                \
-  PLAIT_LAUNCHER(digest<T>)                                                                                          \
-  PLAIT_LAUNCHER(muon_update<S, T>)                                                                                  \
-  PLAIT_LAUNCHER(adamw_update<S, S, T>)                                                                              \
-  PLAIT_LAUNCHER(adamw_update<S, S, T, bf16>)                                                                        \
-  PLAIT_LAUNCHER(adamw_update<S, S, T, std::uint8_t>)                                                                \
-  PLAIT_ATTENTION(T, T, T, S)                                                                                        \
-  template void rope_forward(cuda&, T*, const S*, const S*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,  \
-                             std::int64_t);                                                                          \
-  template void rope_backward(cuda&, T*, const S*, const S*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, \
-                              std::int64_t);                                                                         \
-  template void rope_forward(cuda&, const T*, std::int64_t, T*, const S*, const S*, std::int64_t, std::int64_t,      \
-                             std::int64_t, std::int64_t, std::int64_t);                                              \
-  template void rope_backward(cuda&, const T*, std::int64_t, T*, const S*, const S*, std::int64_t, std::int64_t,     \
-                              std::int64_t, std::int64_t, std::int64_t);
+#define PLAIT_LAUNCHERS_OF(T, S)                      \
+  PLAIT_LAUNCHERS_OF_IDS(T, S, std::int64_t)          \
+  PLAIT_LAUNCHERS_OF_IDS(T, S, std::int32_t)          \
+  PLAIT_LAUNCHER(relu_forward<T>)                     \
+  PLAIT_LAUNCHER(relu_backward<T>)                    \
+  PLAIT_LAUNCHER(silu_forward<T>)                     \
+  PLAIT_LAUNCHER(silu_backward<T>)                    \
+  PLAIT_LAUNCHER(gelu_forward<T>)                     \
+  PLAIT_LAUNCHER(gelu_backward<T>)                    \
+  PLAIT_LAUNCHER(gelu_tanh_forward<T>)                \
+  PLAIT_LAUNCHER(gelu_tanh_backward<T>)               \
+  PLAIT_LAUNCHER(swiglu_forward<T>)                   \
+  PLAIT_LAUNCHER(swiglu_backward<T>)                  \
+  PLAIT_LAUNCHER(add<T>)                              \
+  PLAIT_LAUNCHER(accumulate<T>)                       \
+  PLAIT_LAUNCHER(scale<T>)                            \
+  PLAIT_LAUNCHER(axpy<T>)                             \
+  PLAIT_LAUNCHER(multiply<T>)                         \
+  PLAIT_LAUNCHER(fill<T, T>)                          \
+  PLAIT_LAUNCHER(add_bias<T>)                         \
+  PLAIT_LAUNCHER(bias_gradient<T>)                    \
+  PLAIT_LAUNCHER(row_sums<T>)                         \
+  PLAIT_LAUNCHER(row_squares<T>)                      \
+  PLAIT_LAUNCHER(norm_apply<T>)                       \
+  PLAIT_LAUNCHER(norm_forward<T>)                     \
+  PLAIT_LAUNCHER(norm_backward_dots<T>)               \
+  PLAIT_LAUNCHER(norm_backward_dx<T>)                 \
+  PLAIT_LAUNCHER(norm_backward_dweight<T>)            \
+  PLAIT_LAUNCHER(norm_backward<T>)                    \
+  PLAIT_LAUNCHER(attention_delta<T, T>)               \
+  PLAIT_LAUNCHER(join_sinks<T, T>)                    \
+  PLAIT_LAUNCHER(sink_gradients<T>)                   \
+  PLAIT_LAUNCHER(cross_entropy_max<T>)                \
+  PLAIT_LAUNCHER(choose_experts<T, S, S>)             \
+  PLAIT_LAUNCHER(choose_experts_backward<T, S>)       \
+  PLAIT_LAUNCHER(router_loss<T>)                      \
+  PLAIT_LAUNCHER(add_router_loss_gradient<T>)         \
+  PLAIT_LAUNCHER(take_rows<T>)                        \
+  PLAIT_LAUNCHER(sum_rows<T, S>)                      \
+  PLAIT_LAUNCHER(sum_rows_backward<T, S>)             \
+  PLAIT_LAUNCHER(multiply_by_gates<T>)                \
+  PLAIT_LAUNCHER(multiply_by_gates_backward<T>)       \
+  PLAIT_LAUNCHER(fill_normal<T>)                      \
+  PLAIT_LAUNCHER(fill_uniform<T>)                     \
+  PLAIT_LAUNCHER(dropout_forward<T>)                  \
+  PLAIT_LAUNCHER(dropout_backward<T>)                 \
+  PLAIT_LAUNCHER(fill_from<T>)                        \
+  PLAIT_LAUNCHER(sum<T>)                              \
+  PLAIT_LAUNCHER(sum_of_multiples<T>)                 \
+  PLAIT_LAUNCHER(digest<T>)                           \
+  PLAIT_LAUNCHER(muon_update<S, T>)                   \
+  PLAIT_LAUNCHER(adamw_update<S, S, T>)               \
+  PLAIT_LAUNCHER(adamw_update<S, S, T, bf16>)         \
+  PLAIT_LAUNCHER(adamw_update<S, S, T, std::uint8_t>) \
+  PLAIT_ATTENTION(T, T, T, S)                         \
+  PLAIT_LAUNCHER(rope_forward<T>)                     \
+  PLAIT_LAUNCHER(rope_backward<T>)
 
 /// Attention of T whose output is of O and whose gradients are of G.
 #define PLAIT_ATTENTION_FORWARD(T, O, S)                                                               \

@@ -29,8 +29,8 @@ template void merge_lse<float, float>(cuda&, float*, float*, const float*, const
 template void cast<float, bf16>(cuda&, const float*, bf16*, std::int64_t);
 template void norm_forward<bf16>(cuda&, const bf16*, const bf16*, const bf16*, bf16*, float*, float*, std::int64_t,
                                  std::int64_t, double, const bf16*, bf16*);
-template void rope_forward<bf16>(cuda&, bf16*, const float*, const float*, std::int64_t, std::int64_t, std::int64_t,
-                                 std::int64_t, std::int64_t);
+template void rope_forward<bf16>(cuda&, const bf16*, std::int64_t, bf16*, const float*, const float*, std::int64_t,
+                                 std::int64_t, std::int64_t, std::int64_t, std::int64_t);
 template void swiglu_forward<bf16>(cuda&, const bf16*, bf16*, std::int64_t, std::int64_t);
 
 }  // namespace plait::kernels

@@ -68,13 +68,10 @@ void attend(counting_device& device, double operations, const Arguments&... argu
   (take(arguments), ...);
 }
 
-/// Rotary positions of rows by heads by head_dim, which follow the pointers to the tables.
-template <class T, class First, class... Arguments>
-void rotate_heads(counting_device& device, const First& first, const Arguments&... arguments) {
-  if constexpr (std::is_same_v<First, std::int64_t>)  // the stride of where the values come from
-    pass<T>(device, 2, elements<3>(arguments...));
-  else
-    pass<T>(device, 2, elements<3>(first, arguments...));
+/// Rotary positions of rows by heads by head_dim, which follow the stride of the source.
+template <class T, class... Arguments>
+void rotate_heads(counting_device& device, std::int64_t, const Arguments&... arguments) {
+  pass<T>(device, 2, elements<3>(arguments...));
 }
 
 /// A part is read and written: the box among the arguments.

@@ -556,8 +556,9 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   template <class F>
   void rotate(const context<Device>& ctx, T* qkv, F kernel) {
     if (!rotates()) return;
-    kernel(ctx.device, qkv, static_cast<const statistic*>(cosine()), static_cast<const statistic*>(sine()),
-           shape_.batch * shape_.q_len, shape_.heads + kv_heads_, shape_.head_dim, qkv_.columns(), shape_.q_len);
+    kernel(ctx.device, qkv, qkv_.columns(), qkv, static_cast<const statistic*>(cosine()),
+           static_cast<const statistic*>(sine()), shape_.batch * shape_.q_len, shape_.heads + kv_heads_,
+           shape_.head_dim, qkv_.columns(), shape_.q_len);
   }
 
   detail::layer_names names_;

@@ -92,9 +92,11 @@ std::vector<double> rope_on_cpu(std::vector<double> x, const std::vector<double>
   cpu device;
   const auto table_rows = static_cast<std::int64_t>(cosine.size()) / (head_dim / 2);
   if (backward) {
-    kernels::rope_backward(device, x.data(), cosine.data(), sine.data(), rows, heads, head_dim, row_stride, table_rows);
+    kernels::rope_backward(device, x.data(), row_stride, x.data(), cosine.data(), sine.data(), rows, heads, head_dim,
+                           row_stride, table_rows);
   } else {
-    kernels::rope_forward(device, x.data(), cosine.data(), sine.data(), rows, heads, head_dim, row_stride, table_rows);
+    kernels::rope_forward(device, x.data(), row_stride, x.data(), cosine.data(), sine.data(), rows, heads, head_dim,
+                          row_stride, table_rows);
   }
   return x;
 }
@@ -253,11 +255,11 @@ void check_rope(int64_t rows, int64_t heads, int64_t head_dim, int64_t row_strid
   for (const bool backward : {false, true}) {
     number_array<T> y(device, x, lead);
     if (backward) {
-      kernels::rope_backward(device, y.data(), cosine.view(), sine.view(), rows, heads, head_dim, row_stride,
-                             table_rows);
+      kernels::rope_backward(device, y.data(), row_stride, y.data(), cosine.view(), sine.view(), rows, heads, head_dim,
+                             row_stride, table_rows);
     } else {
-      kernels::rope_forward(device, y.data(), cosine.view(), sine.view(), rows, heads, head_dim, row_stride,
-                            table_rows);
+      kernels::rope_forward(device, y.data(), row_stride, y.data(), cosine.view(), sine.view(), rows, heads, head_dim,
+                            row_stride, table_rows);
     }
     CHECK(difference(y.read(), rope_on_cpu(x, cosine.read(), sine.read(), rows, heads, head_dim, row_stride,
                                            backward)) < tolerance<T>);
@@ -270,15 +272,15 @@ void check_rope(int64_t rows, int64_t heads, int64_t head_dim, int64_t row_strid
                              head_dim, width, table_rows);
       kernels::rope_forward(device, packed.view(), width, back.data(), cosine.view(), sine.view(), rows, heads,
                             head_dim, row_stride, table_rows);
-      kernels::rope_forward(device, y.data(), cosine.view(), sine.view(), rows, heads, head_dim, row_stride,
-                            table_rows);
+      kernels::rope_forward(device, y.data(), row_stride, y.data(), cosine.view(), sine.view(), rows, heads, head_dim,
+                            row_stride, table_rows);
     } else {
       kernels::rope_forward(device, from.view(), row_stride, packed.data(), cosine.view(), sine.view(), rows, heads,
                             head_dim, width, table_rows);
       kernels::rope_backward(device, packed.view(), width, back.data(), cosine.view(), sine.view(), rows, heads,
                              head_dim, row_stride, table_rows);
-      kernels::rope_backward(device, y.data(), cosine.view(), sine.view(), rows, heads, head_dim, row_stride,
-                             table_rows);
+      kernels::rope_backward(device, y.data(), row_stride, y.data(), cosine.view(), sine.view(), rows, heads, head_dim,
+                             row_stride, table_rows);
     }
     CHECK(same_bits(back.raw(), y.raw()));
   }

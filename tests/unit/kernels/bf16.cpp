@@ -245,9 +245,13 @@ TEST_CASE("rotations, tables and the loss") {
                         sine.data());
     const auto from = numbers<T>(tokens * stride, 1);
     auto x = from;
-    kernels::rope_forward(device, x.data(), cosine.data(), sine.data(), tokens, heads, head_dim, stride, 3), out(x);
+    kernels::rope_forward(device, x.data(), stride, x.data(), cosine.data(), sine.data(), tokens, heads, head_dim,
+                          stride, 3),
+        out(x);
     x = from;
-    kernels::rope_backward(device, x.data(), cosine.data(), sine.data(), tokens, heads, head_dim, stride, 3), out(x);
+    kernels::rope_backward(device, x.data(), stride, x.data(), cosine.data(), sine.data(), tokens, heads, head_dim,
+                           stride, 3),
+        out(x);
     kernels::rope_backward(device, from.data(), stride, x.data(), cosine.data(), sine.data(), tokens, heads, head_dim,
                            stride, 3);
     out(x);

@@ -56,7 +56,8 @@ TEST_CASE_TEMPLATE("rotation is a product of complex numbers, in place in a fuse
   kernels::rope_table<T>(device, positions.data(), seq, frequencies, cosine.data(), sine.data());
   const auto x = random_values<T>(batch * seq * stride, 1);
   auto y = x;
-  kernels::rope_forward(device, y.data() + 4, cosine.data(), sine.data(), batch * seq, heads, dim, stride, seq);
+  kernels::rope_forward(device, y.data() + 4, stride, y.data() + 4, cosine.data(), sine.data(), batch * seq, heads, dim,
+                        stride, seq);
   const double tolerance = sizeof(T) == 4 ? 2e-6 : 1e-14;
   for (int64_t r = 0; r < batch * seq; ++r) {
     for (int64_t c = 0; c < stride; ++c) {
@@ -84,7 +85,8 @@ TEST_CASE_TEMPLATE("rotation is a product of complex numbers, in place in a fuse
     CHECK(std::equal(packed.begin() + r * width, packed.begin() + (r + 1) * width, y.begin() + r * stride + 4));
   kernels::rope_backward(device, packed.data(), width, z.data() + 4, cosine.data(), sine.data(), batch * seq, heads,
                          dim, stride, seq);
-  kernels::rope_backward(device, y.data() + 4, cosine.data(), sine.data(), batch * seq, heads, dim, stride, seq);
+  kernels::rope_backward(device, y.data() + 4, stride, y.data() + 4, cosine.data(), sine.data(), batch * seq, heads,
+                         dim, stride, seq);
   CHECK(difference(y, x) < tolerance);
   CHECK(z == y);
 }

@@ -148,8 +148,9 @@ TEST_CASE("the core equals self-attention's engine, and its rotation the kernel'
                         table.data() + 16);
     auto turned_q = copy_of(ctx, q);
     auto turned_k = copy_of(ctx, k);
-    kernels::rope_forward(device, turned_q.data(), table.data(), table.data() + 16, 16, 4, 4, 16, 8);
-    kernels::rope_forward(device, turned_k.data(), table.data(), table.data() + 16, 16, 2, 4, 8, 8);
+    kernels::rope_forward(device, turned_q.data(), 16, turned_q.data(), table.data(), table.data() + 16, 16, 4, 4, 16,
+                          8);
+    kernels::rope_forward(device, turned_k.data(), 8, turned_k.data(), table.data(), table.data() + 16, 16, 2, 4, 8, 8);
     const auto rotated = output({.frequencies = frequencies}, q, k);
     check_near(rotated, output({}, turned_q, turned_k), 1e-14, "rotated");
     CHECK(largest_difference(rotated, output({}, q, k)) > 1e-3);

@@ -343,17 +343,10 @@ void rotate(const T* from, std::int64_t from_stride, T* x, const statistic_of<T>
 }
 }  // namespace detail
 
-/// Rotates x [rows, heads, head_dim] in place; row_stride is the elements between rows, so queries or keys inside a
-/// fused projection can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows,
-/// head_dim / 2]: pass the local sequence length where rows are batch times sequence.
-template <class T>
-void rope_forward(cpu&, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
-                  std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rotate<T>(x, row_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, 1);
-}
-
-/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has a row stride of
-/// from_stride elements, and must not overlap x.
+/// Writes to x [rows, heads, head_dim] the rotation of `from`, which may be x and must not overlap it otherwise.
+/// `from_stride` and `row_stride` are the elements between rows of each, so queries or keys inside a fused projection
+/// can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows, head_dim / 2]: pass the
+/// local sequence length where rows are batch times sequence.
 template <class T>
 void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
@@ -361,14 +354,8 @@ void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const sta
   detail::rotate<T>(from, from_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, 1);
 }
 
-/// Turns the gradient of the rotated values into the gradient of the original ones, in place: the inverse rotation.
-template <class T>
-void rope_backward(cpu&, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
-                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rotate<T>(dx, row_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, -1);
-}
-
-/// Writes to dx the inverse rotation of another array, whose rows lie as for `rope_forward`.
+/// Turns the gradient of the rotated values into the gradient of the original ones: the inverse rotation, of arrays as
+/// for `rope_forward`.
 template <class T>
 void rope_backward(cpu&, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
                    const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,

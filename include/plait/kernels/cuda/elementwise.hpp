@@ -517,25 +517,11 @@ void rope(cuda& device, const T* from, std::int64_t from_stride, T* x, const S* 
 }  // namespace detail
 
 template <class T>
-void rope_forward(cuda& device, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
-                  std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rope<T>(device, x, row_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows,
-                  statistic_of<T>(1));
-}
-
-template <class T>
 void rope_forward(cuda& device, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
                   std::int64_t row_stride, std::int64_t table_rows) {
   detail::rope<T>(device, from, from_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows,
                   statistic_of<T>(1));
-}
-
-template <class T>
-void rope_backward(cuda& device, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
-                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rope<T>(device, dx, row_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows,
-                  statistic_of<T>(-1));
 }
 
 template <class T>

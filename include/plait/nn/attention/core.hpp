@@ -227,8 +227,8 @@ class attention_core {
     if (q_rotations_.empty()) return;
     const auto apply = [&](T* x, const buffer<Device>& table, std::int64_t tokens, std::int64_t heads) {
       const S* const cosine = table.template data<S>();
-      kernel(ctx.device, x, cosine, cosine + tokens * shape_.head_dim / 2, shape_.batch * tokens, heads,
-             shape_.head_dim, heads * shape_.head_dim, tokens);
+      kernel(ctx.device, x, heads * shape_.head_dim, x, cosine, cosine + tokens * shape_.head_dim / 2,
+             shape_.batch * tokens, heads, shape_.head_dim, heads * shape_.head_dim, tokens);
     };
     apply(q, q_rotations_, shape_.q_len, shape_.heads);
     apply(k, k_rotations_, shape_.k_len, kv_heads_);
