@@ -24,7 +24,6 @@ namespace plait::kernels {
 
 // ---- element by element (kernels/cpu/elementwise.hpp) ------------------------------------------------------------
 
-/// y = a + b
 template <class T>
 void add(cuda& device, const T* a, const T* b, T* y, std::int64_t n);
 
@@ -37,27 +36,21 @@ void accumulate(cuda& device, const T* a, T* y, std::int64_t n);
 template <class T>
 void scale(cuda& device, T* y, std::int64_t n, double factor);
 
-/// y += factor * x
 template <class T>
 void axpy(cuda& device, const T* x, T* y, std::int64_t n, double factor);
 
-/// y = a * b
 template <class T>
 void multiply(cuda& device, const T* a, const T* b, T* y, std::int64_t n);
 
-/// y = value, which may be of any number type.
 template <class T, class Value>
 void fill(cuda& device, T* y, std::int64_t n, Value value);
 
-/// y = x in another type: float, double or bf16, rounded to nearest even (double to bf16 by way of float).
 template <class From, class To>
 void cast(cuda& device, const From* x, To* y, std::int64_t n);
 
-/// y[r, c] += bias[c] for y [rows, columns], whose row stride is `stride` elements (0: columns).
 template <class T>
 void add_bias(cuda& device, const T* bias, T* y, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0);
 
-/// dbias[c] += sum over r of dy[r, c], whose row stride is `stride` elements (0: columns).
 template <class T>
 void bias_gradient(cuda& device, const T* dy, gradient_of<T>* dbias, std::int64_t rows, std::int64_t columns,
                    std::int64_t stride = 0);
@@ -66,28 +59,24 @@ void bias_gradient(cuda& device, const T* dy, gradient_of<T>* dbias, std::int64_
 //
 // `backward` takes the input x of the forward pass and dy, and writes dx, which may be the array of x or of dy.
 
-/// y = max(x, 0)
 template <class T>
 void relu_forward(cuda& device, const T* x, T* y, std::int64_t n);
 
 template <class T>
 void relu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
 
-/// y = x / (1 + e^-x)
 template <class T>
 void silu_forward(cuda& device, const T* x, T* y, std::int64_t n);
 
 template <class T>
 void silu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
 
-/// y = x Phi(x) with the exact normal distribution function Phi (Hendrycks and Gimpel 2016).
 template <class T>
 void gelu_forward(cuda& device, const T* x, T* y, std::int64_t n);
 
 template <class T>
 void gelu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
 
-/// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 uses.
 template <class T>
 void gelu_tanh_forward(cuda& device, const T* x, T* y, std::int64_t n);
 
@@ -97,7 +86,6 @@ void gelu_tanh_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64
 template <class T>
 void swiglu_forward(cuda& device, const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn);
 
-/// dgate_up [rows, 2, ffn] from the forward input and dy; dgate_up may be the array of gate_up.
 template <class T>
 void swiglu_backward(cuda& device, const T* gate_up, const T* dy, T* dgate_up, std::int64_t rows, std::int64_t ffn);
 
@@ -105,19 +93,13 @@ void swiglu_backward(cuda& device, const T* gate_up, const T* dy, T* dgate_up, s
 //
 // Each is one launch, or a copy by the device itself where nothing is strided.
 
-/// Copies `planes` planes of `rows` rows of `row_bytes` bytes, with a byte stride for planes and one for rows on either
-/// side. Source and destination must not overlap.
 void copy_3d(cuda& device, const void* from, void* to, std::int64_t planes, std::int64_t rows, std::int64_t row_bytes,
              std::int64_t from_plane_stride, std::int64_t from_row_stride, std::int64_t to_plane_stride,
              std::int64_t to_row_stride);
 
-/// Copies `rows` rows of `row_bytes` bytes; strides are the bytes between the starts of consecutive rows. Source and
-/// destination must not overlap.
 void copy_2d(cuda& device, const void* from, void* to, std::int64_t rows, std::int64_t row_bytes,
              std::int64_t from_stride, std::int64_t to_stride);
 
-/// Copies `part` from an array that holds the box `from` to one that holds the box `to`, elements of `element_bytes`.
-/// Both arrays are row-major without gaps, and `part` lies in both boxes.
 void copy_box(cuda& device, const void* in, const box& from, void* out, const box& to, const box& part,
               std::int64_t element_bytes);
 
@@ -205,35 +187,23 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
   attention_forward(device, q, k, v, o, lse, shape, attention_choice_of(device));
 }
 
-/// Gives each query's softmax one more term, the exponential of its head's sink, whose value is 0 (Xiao et al. 2023): o
-/// and lse of attention without sinks become those with them. sinks: [heads]. Uses batch, q_len, heads, head_dim,
-/// q_batch, o_stride and lse_stride of the shape. With the new o and lse, `attention_backward` gives the gradients. O
-/// is T or statistic_of<T>.
+/// O is T or statistic_of<T>.
 template <class T, attention_result<T> O>
 void join_sinks(cuda& device, const T* sinks, O* o, statistic_of<T>* lse, const attention_shape& shape);
 
-/// ends [batch, q_len]: for the query tokens at `first` to `first + count - 1` of a text, the position behind the last
-/// token of each one's document, for `attention_shape::end_visible`. starts [batch, length] are the positions at which
-/// the documents of all tokens of the text begin, and do not decrease along it. Batches of ends are `stride` apart.
 void document_ends(cuda& device, const std::int32_t* starts, std::int64_t length, std::int32_t* ends,
                    std::int64_t batch, std::int64_t first, std::int64_t count, std::int64_t stride);
 
-/// dsinks [heads]: the gradients of the sinks, from lse with them and delta.
 template <class T>
 void sink_gradients(cuda& device, const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,
                     statistic_of<T>* dsinks, const attention_shape& shape);
 
-/// delta [batch, heads, q_len], in the layout of lse: the sum of o * d_o over a head's elements, all that
-/// `attention_backward` needs to know of o. Calls for several pieces of the keys share it. O is T or statistic_of<T>.
+/// O is T or statistic_of<T>.
 template <class T, attention_result<T> O>
 void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape);
 
-/// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
-/// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
-/// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
-/// d_o; null has it made here. Where it is given, plait's kernels do not read o, which may be null, and a library does.
-/// O, the type of o, and G, the type of the gradients, are T or statistic_of<T>. Every sum has one order, so equal
-/// inputs give equal bits. Demands on the shape as for `attention_forward`.
+/// Where delta is given, plait's kernels do not read o, which may be null, and a library does. Every sum has one order,
+/// so equal inputs give equal bits. Demands on the shape as for `attention_forward`.
 template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
@@ -275,10 +245,7 @@ inline void require_attention(const cuda& device, dtype type, std::int64_t head_
           asks ? "" : "an attention_library such as cuDNN's, ", "or a GPU with more"});
 }
 
-/// Combines the attention of one set of queries over two disjoint sets of keys. From o, lse of one set and o_other,
-/// lse_other of the other, o and lse become what attention over both would have given. Uses batch, q_len, heads,
-/// head_dim, q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose
-/// batches and lse lie as for o. Where many sets are merged, a float o collects the parts without rounding each time.
+/// Where many sets are merged, a float o collects the parts without rounding each time.
 template <class T, class Other>
 void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape);
@@ -288,14 +255,10 @@ void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, c
 // The vocabulary may be split over ranks and padded. A target outside the vocabulary is reported by the next
 // `synchronize`, and until then is ignored.
 
-/// row_max[r] over the valid local columns; -infinity where there are none.
 template <class T>
 void cross_entropy_max(cuda& device, const T* logits, statistic_of<T>* row_max, std::int64_t rows,
                        const vocabulary_range& range);
 
-/// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the
-/// logit of the target (0 if it is another rank's), and the sum of the logits. Label smoothing needs the last, which
-/// may otherwise be null.
 template <class T, class Id>
 void cross_entropy_statistics(cuda& device, const T* logits, const Id* targets, const statistic_of<T>* row_max,
                               statistic_of<T>* sum_exp, statistic_of<T>* target_logit, statistic_of<T>* sum_logits,
@@ -309,19 +272,14 @@ void cross_entropy_local_statistics(cuda& device, const T* logits, const Id* tar
                                     statistic_of<T>* sum_logits, std::int64_t rows, const vocabulary_range& range,
                                     const cross_entropy_settings& settings);
 
-/// sum_exp[r] *= exp(local_max[r] - global_max[r]).
 template <class S>
 void cross_entropy_rescale(cuda& device, const S* local_max, const S* global_max, S* sum_exp, std::int64_t rows);
 
-/// loss[r] = (1 - eps) (lse - x_target) + eps (lse - mean x) + z lse^2, with lse = max + log(sum_exp). The statistics
-/// are over the whole vocabulary. The loss of an ignored row is 0. sum_logits may be null without label smoothing.
 template <class S, class Id>
 void cross_entropy_loss(cuda& device, const Id* targets, const S* row_max, const S* sum_exp, const S* target_logit,
                         const S* sum_logits, S* loss, std::int64_t rows, const vocabulary_range& range,
                         const cross_entropy_settings& s);
 
-/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]). scale[r] is the
-/// gradient of loss[r]. dlogits are 0 in padding and ignored rows. dlogits may be logits.
 template <class T, class Id>
 void cross_entropy_backward(cuda& device, const T* logits, const Id* targets, const statistic_of<T>* row_max,
                             const statistic_of<T>* sum_exp, const statistic_of<T>* scale, T* dlogits, std::int64_t rows,
@@ -332,7 +290,6 @@ void cross_entropy_backward(cuda& device, const T* logits, const Id* targets, co
 // `table` [rows_local, width] holds the rows first ... first + rows_local - 1. An id outside [0, vocab) is reported by
 // the next `synchronize`, and until then has zeros for a row; an id in another rank's range contributes zeros.
 
-/// y[t] = table[ids[t] - first], or zeros; y is [tokens, width].
 template <class T, class Id>
 void embedding_forward(cuda& device, const Id* ids, const T* table, T* y, std::int64_t tokens, std::int64_t width,
                        std::int64_t first, std::int64_t rows_local, std::int64_t vocab);
@@ -427,46 +384,32 @@ void multiply_by_gates_backward(cuda& device, const T* x, const T* gates, const 
 //
 // Each is a few launches for many tensors. `scalars` lies in device memory.
 
-/// One step of AdamW on every tensor, in place, by one launch for 60 tensors or so:
-///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
-///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
-///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing changes. `scalars` lies in device memory. M, G, W: (float, float, float),
-/// (double, double, double), (float, float, bf16), (float, bf16, bf16).
+/// By one launch for 60 tensors or so. M, G, W: (float, float, float), (double, double, double), (float, float, bf16),
+/// (float, bf16, bf16).
 template <class M, class G, class W>
 void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars);
 
-/// One step of AdamW on every tensor, in place, by the formula above, with moments that are rounded for memory. Where M
-/// is bf16, values are rounded too. The random bits are the processor's. `scalars` lies in device memory. G is the type
-/// of the arithmetic, or bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
+/// The random bits are the processor's.
 template <class M, class G, class W, class S>
 void adamw_update(cuda& device, std::span<const adamw_rounded_tensor<M, G, W, S>> tensors,
                   const adamw_settings& settings, const adamw_scalars* scalars);
 
-/// The momentum of one step on every tensor:
-///   g = gradient * gradient_scale;  momentum += (1 - b) (g - momentum);
-///   direction = g + b (momentum - g), or momentum without Nesterov.
-/// Where `scalars->update` is 0, the momentum stays as it is and the direction is 0. `scalars` lies in device memory.
 /// M, G: (float, float), (double, double), (float, bf16).
 template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars);
 
-/// As above, with momenta in bf16, rounded by the processor's random bits.
+/// The random bits are the processor's.
 template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars);
 
-/// The update of one step on every tensor, in place:
-///   master = master (1 - lr * weight_decay) - lr * scale * direction;
-///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing changes. `scalars` lies in device memory. M, W: (float, float),
-/// (double, double), (float, bf16).
+/// M, W: (float, float), (double, double), (float, bf16).
 template <class M, class W>
 void muon_update(cuda& device, std::span<const muon_tensor<M, W>> tensors, const adamw_scalars* scalars);
 
-/// y = x / (sqrt(*squares) + epsilon), of n elements; y may be x. `squares` lies in device memory. T: float, double.
+/// T: float, double.
 template <class T>
 void divide_by_norm(cuda& device, const T* x, T* y, std::int64_t n, const double* squares, double epsilon);
 
@@ -480,18 +423,14 @@ template <class T>
 void fill_normal(cuda& device, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double mean,
                  double std);
 
-/// x uniform between low and high.
 template <class T>
 void fill_uniform(cuda& device, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double low,
                   double high);
 
-/// y = x / (1 - p) where an element is kept, x times 0 with probability p. y may be x. Throws `plait::error` unless 0
-/// <= p < 1.
 template <class T>
 void dropout_forward(cuda& device, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream,
                      double p);
 
-/// dx from dy with the mask of the forward pass, made anew from its (seed, stream). dx may be dy.
 template <class T>
 void dropout_backward(cuda& device, const T* dy, T* dx, const box& part, std::uint64_t seed, std::uint64_t stream,
                       double p);
@@ -511,30 +450,22 @@ void sum(cuda& device, const S* x, std::int64_t n, double* out);
 template <class T>
 void digest(cuda& device, const T* x, std::int64_t n, value_digest* out);
 
-/// *out += the sum of the squares of all elements of all parts.
 template <class G>
 void add_sum_squares(cuda& device, std::span<const const_elements<G>> parts, double* out);
 
-/// *out = the sum of n elements, each rounded to a multiple of `quantum`: exact, so that it depends on no order.
 template <class S>
 void sum_of_multiples(cuda& device, const S* x, std::int64_t n, double quantum, double* out);
 
 /// Adds the squares of all elements of all parts to `bins`, as integers (kernels/sums.hpp).
 template <class G>
 void add_exact_squares(cuda& device, std::span<const const_elements<G>> parts, std::int64_t* bins);
-/// *out = the sum that the bins are.
 void sum_of_bins(cuda& device, const std::int64_t* bins, double* out);
 
-/// *y = 1 / *x where *x > 0, else 0.
 void reciprocal(cuda& device, const double* x, double* y);
 
-/// y[i] = *value, rounded to T.
 template <class T>
 void fill_from(cuda& device, T* y, std::int64_t n, const double* value);
 
-/// norm = sqrt(*squares). factor is what clipping to `limit` multiplies gradients with: limit / (norm + 1e-6) where
-/// that is below 1, as in PyTorch's clip_grad_norm_. A limit of 0 does not clip. update = 1. Where the norm is not
-/// finite, update and factor are 0, and the step must be skipped.
 void clip(cuda& device, const double* squares, double limit, clip_numbers* out);
 
 }  // namespace plait::kernels
