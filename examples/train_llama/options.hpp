@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -247,30 +248,14 @@ auto with_strategy(const options& opt, F&& f) {
                               : f.template operator()<plait::megatron_tp>();
 }
 
-/// What CMake's option PLAIT_TRAINER_PRECISIONS calls a precision.
-template <class Precision>
-inline constexpr std::string_view precision_name{};
-template <>
-inline constexpr std::string_view precision_name<float> = "float";
-template <>
-inline constexpr std::string_view precision_name<double> = "double";
-template <>
-inline constexpr std::string_view precision_name<plait::bf16> = "bf16";
-template <>
-inline constexpr std::string_view precision_name<plait::bf16_no_masters> = "bf16_no_masters";
-template <>
-inline constexpr std::string_view precision_name<plait::bf16_gradients> = "bf16_gradients";
-template <>
-inline constexpr std::string_view precision_name<plait::bf16_gradients_float_masters> = "bf16_gradients_float_masters";
-
-/// Whether this program is built for a precision: for all of them, unless the option says for which.
+/// Whether this program is built for a precision: for all of them, unless CMake's option PLAIT_TRAINER_PRECISIONS says
+/// for which types.
 template <class Precision>
 constexpr bool is_built() {
 #ifdef PLAIT_TRAINER_PRECISIONS
-  std::string_view rest = PLAIT_TRAINER_PRECISIONS;  // with a blank behind each
-  for (std::size_t end; (end = rest.find(' ')) != rest.npos; rest.remove_prefix(end + 1))
-    if (rest.substr(0, end) == precision_name<Precision>) return true;
-  return false;
+  return []<class... Built>(std::type_identity<void(Built...)>) {
+    return (std::is_same_v<Precision, Built> || ...);
+  }(std::type_identity<void(PLAIT_TRAINER_PRECISIONS)>());
 #else
   return true;
 #endif

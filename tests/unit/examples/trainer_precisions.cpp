@@ -1,8 +1,9 @@
 // A trainer that is built for some precisions runs those, and says of the others what to do.
-#define PLAIT_TRAINER_PRECISIONS "float bf16_gradients "
+#define PLAIT_TRAINER_PRECISIONS float, plait::bf16_gradients
 #include <doctest/doctest.h>
 
 #include <string>
+#include <type_traits>
 
 #include "../../../examples/train_llama/options.hpp"
 
@@ -13,7 +14,11 @@ std::string chosen(const std::string& precision, const std::string& gradients = 
   options opt;
   opt.precision = precision;
   opt.gradients = gradients;
-  return with_types(opt, []<class Precision, class>() { return std::string(precision_name<Precision>); });
+  return with_types(opt, []<class Precision, class>() {
+    return std::string(std::is_same_v<Precision, float>                   ? "float"
+                       : std::is_same_v<Precision, plait::bf16_gradients> ? "bf16_gradients"
+                                                                          : "another");
+  });
 }
 
 }  // namespace
