@@ -1,10 +1,9 @@
 #include "table.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "plait/core/error.hpp"
+#include "train_llama/data/tokens.hpp"
 
 namespace {
 
@@ -16,22 +15,7 @@ std::size_t width_of(std::string_view text) {
 
 }  // namespace
 
-std::string printable(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    // Terminals take U+0080 to U+009F, c2 80 to c2 9f in UTF-8, for commands too.
-    const bool upper = c == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
-    if (c == '\n')
-      out += "\\n";
-    else if (c < 0x20 || c == 0x7f || upper)
-      out += fmt::format("\\x{:02x}", c);
-    else
-      out += text[i];
-    if (upper) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[++i]));
-  }
-  return out;
-}
+std::string printable(std::string_view text) { return plait::printable(text, true); }
 
 void table::add(const std::vector<std::string>& cells) {
   if (cells.size() != columns_.size()) plait::fail("a row of a table has another number of cells than it has columns");

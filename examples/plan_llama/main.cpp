@@ -31,12 +31,11 @@ namespace pp = plait::planner;
 struct options {
   std::map<std::string, std::string> properties;
   std::string layout, layouts, print_hardware, timeline, scaling, html, train_tokens;
-  std::vector<std::int64_t> tp, cp, pp, ep, microbatch;
+  pp::search_options search{};  ///< the options that are numbers
   std::vector<std::string> schedules, recompute, zero, replicate, context, offload;
   std::string calibrate, backend = "threads";
   std::int64_t ranks = 0;
-  double hour_price = 0, jitter = 0, slow_rank = 1, memory_share = pp::usual_memory_share;
-  std::size_t most = 10;
+  double hour_price = 0, jitter = 0, slow_rank = 1;
   bool json = false;
 };
 
@@ -59,11 +58,11 @@ void declare(CLI::App& app, options& opt) {
   }
   app.add_option("--layout", opt.layout, "prices one layout, as in tp=8,pp=16,dp=128,schedule=interleaved:2");
   app.add_option("--layouts", opt.layouts, "prices the rows of a CSV file; its columns may replace all options");
-  app.add_option("--tp", opt.tp, "the extents to search, as in 4,8")->delimiter(',');
-  app.add_option("--cp", opt.cp, "the same of cp")->delimiter(',');
-  app.add_option("--pp", opt.pp, "the same of pp")->delimiter(',');
-  app.add_option("--ep", opt.ep, "the same of ep, ranks of dp that share out experts")->delimiter(',');
-  app.add_option("--microbatch", opt.microbatch, "the microbatches to search, in sequences")->delimiter(',');
+  app.add_option("--tp", opt.search.tp, "the extents to search, as in 4,8")->delimiter(',');
+  app.add_option("--cp", opt.search.cp, "the same of cp")->delimiter(',');
+  app.add_option("--pp", opt.search.pp, "the same of pp")->delimiter(',');
+  app.add_option("--ep", opt.search.ep, "the same of ep, ranks of dp that share out experts")->delimiter(',');
+  app.add_option("--microbatch", opt.search.microbatch, "the microbatches to search, in sequences")->delimiter(',');
   app.add_option("--schedule", opt.schedules,
                  "the schedules to search: gpipe, 1f1b, interleaved (or interleaved:V), zb_h1, zb_h2, zb_v, automatic")
       ->delimiter(',');
@@ -79,8 +78,10 @@ void declare(CLI::App& app, options& opt) {
          "what may be in the host's memory, to search: none, optimizer, activations, both (default: all of them "
          "where the hardware has a host_bandwidth)")
       ->delimiter(',');
-  app.add_option("--top", opt.most, "how many layouts to show")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--memory-share", opt.memory_share, "the share of a device's memory that layouts fill at most")
+  app.add_option("--top", opt.search.most, "how many layouts to show")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--memory-share", opt.search.memory_share, "the share of a device's memory that layouts fill at most")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
   app.add_option("--train-tokens", opt.train_tokens,
@@ -148,12 +149,9 @@ double token_count(const std::string& text) {
 }
 
 pp::search_options search_of(const options& opt) {
-  pp::search_options out;
-  out.tp = opt.tp, out.cp = opt.cp, out.pp = opt.pp, out.ep = opt.ep, out.microbatch = opt.microbatch,
-  out.most = opt.most;
-  out.memory_share = opt.memory_share;
+  pp::search_options out = opt.search;
   const std::pair<const char*, const std::vector<std::int64_t>*> extents[] = {
-      {"--tp", &opt.tp}, {"--cp", &opt.cp}, {"--pp", &opt.pp}, {"--ep", &opt.ep}, {"--microbatch", &opt.microbatch}};
+      {"--tp", &out.tp}, {"--cp", &out.cp}, {"--pp", &out.pp}, {"--ep", &out.ep}, {"--microbatch", &out.microbatch}};
   for (const auto& [flag, values] : extents)
     for (const std::int64_t extent : *values)
       if (extent < 1) plait::fail({flag, " is ", extent, "; legal is 1 or more"});
@@ -167,30 +165,25 @@ pp::search_options search_of(const options& opt) {
     if (l.schedule == pp::schedule_kind::interleaved) out.chunks.push_back(l.chunks);
   }
   if (any_chunks) out.chunks.clear();
-  for (const std::string& name : opt.recompute) {
-    pp::set_layout_key(l, "recompute", name, "--recompute");
+  const auto each = [&](const std::vector<std::string>& values, const char* key, auto&& add) {
+    for (const std::string& value : values) {
+      pp::set_layout_key(l, key, value, plait::cat({"--", key}));
+      add();
+    }
+  };
+  each(opt.recompute, "recompute", [&] {
     if (l.recompute_every > 1) plait::fail("--recompute: every:K is priced with --layout, and not searched");
     out.recompute.push_back(l.recompute);
-  }
-  for (const std::string& name : opt.zero) {
-    pp::set_layout_key(l, "zero", name, "--zero");
-    out.zero.push_back(l.zero);
-  }
-  for (const std::string& name : opt.replicate) {
-    pp::set_layout_key(l, "replicate", name, "--replicate");
+  });
+  each(opt.zero, "zero", [&] { out.zero.push_back(l.zero); });
+  each(opt.replicate, "replicate", [&] {
     if (l.replicate == pp::replication::over_part_of_dp)
       plait::fail("--replicate: dp:R is priced with --layout, and not searched; dp searches all of dp and its parts");
     out.replicate.push_back(l.replicate);
     if (l.replicate == pp::replication::over_dp) out.replicate.push_back(pp::replication::over_part_of_dp);
-  }
-  for (const std::string& name : opt.context) {
-    pp::set_layout_key(l, "context", name, "--context");
-    out.context.push_back(l.context);
-  }
-  for (const std::string& name : opt.offload) {
-    pp::set_layout_key(l, "offload", name, "--offload");
-    out.offload.push_back({l.offload_activations, l.offload_optimizer});
-  }
+  });
+  each(opt.context, "context", [&] { out.context.push_back(l.context); });
+  each(opt.offload, "offload", [&] { out.offload.push_back({l.offload_activations, l.offload_optimizer}); });
   return out;
 }
 

@@ -135,11 +135,9 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
   } else if (const auto one = flags.find(name); one != flags.end()) {
     *one->second = switch_value(value, flag);
   } else if (name == "precision") {
-    int found = -1;
-    for (int i = 0; i < pp::number_kinds; ++i)
-      if (value == pp::name_of(static_cast<pp::number_kind>(i))) found = i;
-    if (found < 0) plait::fail({flag, ": unknown precision '", value, "'; legal are f32, bf16 and fp8"});
-    pp::set_products(s, static_cast<pp::number_kind>(found));
+    const auto kind = pp::value_called<pp::number_kind>(value, pp::number_kinds);
+    if (!kind) plait::fail({flag, ": unknown precision '", value, "'; legal are f32, bf16 and fp8"});
+    pp::set_products(s, *kind);
   } else if (name == "attention") {
     constexpr std::array<std::string_view, 4> names{"unfused", "flash1", "flash2", "flash3"};
     const auto at = std::find(names.begin(), names.end(), value);

@@ -93,19 +93,16 @@ class chunk_choices {
       std::vector<state> best = undominated(std::move(all));
       steps_.push_back(std::move(best));
     }
-    order_.assign(ends().size(), 0);
-    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<int>(i);
-    std::sort(order_.begin(), order_.end(), [&](int a, int b) {
-      return ends()[static_cast<std::size_t>(a)].sum.cost < ends()[static_cast<std::size_t>(b)].sum.cost;
-    });
+    std::sort(steps_.back().begin(), steps_.back().end(),
+              [](const state& a, const state& b) { return a.sum.cost < b.sum.cost; });
   }
 
   /// The choices for all layers, by their cost.
-  constexpr std::size_t size() const { return order_.size(); }
-  constexpr const recompute_price& sum(std::size_t i) const { return ends()[static_cast<std::size_t>(order_[i])].sum; }
+  constexpr std::size_t size() const { return steps_.back().size(); }
+  constexpr const recompute_price& sum(std::size_t i) const { return steps_.back()[i].sum; }
   constexpr std::vector<int> modes(std::size_t i) const {
     std::vector<int> out(steps_.size() - 1, 0);
-    int at = order_[i];
+    auto at = static_cast<int>(i);
     for (std::size_t layer = out.size(); layer-- > 0;) {
       const state& s = steps_[layer + 1][static_cast<std::size_t>(at)];
       out[layer] = s.mode;
@@ -115,8 +112,6 @@ class chunk_choices {
   }
 
  private:
-  constexpr const std::vector<state>& ends() const { return steps_.back(); }
-
   /// By rising bytes; `stairs` are the pairs of deferred bytes and cost seen so far, of falling cost.
   static constexpr std::vector<state> undominated(std::vector<state> all) {
     std::sort(all.begin(), all.end(), [](const state& a, const state& b) {
@@ -138,8 +133,7 @@ class chunk_choices {
     return out;
   }
 
-  std::vector<std::vector<state>> steps_;  ///< of the first 0, 1, ... layers
-  std::vector<int> order_{};
+  std::vector<std::vector<state>> steps_;  ///< of the first 0, 1, ... layers; those of all by their cost
 };
 
 /// A search through the choices of all chunks, the cheapest of each first.

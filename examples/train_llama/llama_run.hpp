@@ -671,7 +671,7 @@ class llama_run final : public model_run {
   const std::vector<plait::stage_layers>& stages() const override { return stages_; }
   std::vector<std::vector<plait::step_event>> traced() override {
     if (!heard_) return {};
-    return plait::gather_events(device_, world_.root(), seen_);
+    return plait::gather_records(device_, world_.root(), seen_, 0);
   }
   std::int64_t counted_steps() const override { return counted_; }
   std::size_t peak_bytes() const override { return device_.peak_bytes(); }

@@ -212,12 +212,6 @@ void check_machine(const pp::hardware& machine, const pp::training_job& job, con
            pp::name_of(job.program.products));
 }
 
-pp::context_kind context_of(const options& opt) {
-  return opt.attention.starts_with("all_gather_kv") ? pp::context_kind::all_gather_kv
-         : opt.attention.starts_with("ulysses")     ? pp::context_kind::ulysses
-                                                    : pp::context_kind::ring;
-}
-
 /// What the options fix of a layout; extents are set elsewhere.
 pp::training_layout given_layout(const options& opt) {
   pp::training_layout l;
@@ -227,7 +221,7 @@ pp::training_layout given_layout(const options& opt) {
   l.zero = level_of(opt);
   pp::set_layout_key(l, "replicate", opt.replicate_over, "--replicate-over");
   l.sequence_parallel = opt.strategy == "sp";
-  l.context = context_of(opt);
+  pp::set_layout_key(l, "context", opt.attention.substr(0, opt.attention.find(':')), "--attention");
   pp::set_layout_key(l, "offload", opt.offload, "--offload");
   return l;
 }

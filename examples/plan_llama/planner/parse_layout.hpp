@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -37,6 +38,14 @@ inline std::int64_t parse_count(std::string_view text, const std::string& flag, 
   return value * unit;
 }
 
+/// Returns the first of so many values of an enumeration that is called `name`; nothing where none is.
+template <class E>
+std::optional<E> value_called(std::string_view name, int values) {
+  for (int i = 0; i < values; ++i)
+    if (name == name_of(static_cast<E>(i))) return static_cast<E>(i);
+  return {};
+}
+
 /// Sets one key of a layout. Throws `error` naming `flag`, the key and what is legal.
 inline void set_layout_key(training_layout& l, std::string_view key, std::string_view value, const std::string& flag) {
   // An option or a column may have the key's name.
@@ -56,11 +65,9 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
   if (key == "schedule") {
     const std::string_view name = value.substr(0, value.find(':'));
     const std::string_view chunks = name.size() < value.size() ? value.substr(name.size() + 1) : std::string_view{};
-    int found = -1;
-    for (int i = 0; i < schedule_kinds; ++i)
-      if (name == name_of(static_cast<schedule_kind>(i))) found = i;
-    if (found < 0) one_of("gpipe, 1f1b, interleaved:V, zb_h1, zb_h2, zb_v and automatic");
-    l.schedule = static_cast<schedule_kind>(found);
+    const auto kind = value_called<schedule_kind>(name, schedule_kinds);
+    if (!kind) one_of("gpipe, 1f1b, interleaved:V, zb_h1, zb_h2, zb_v and automatic");
+    l.schedule = *kind;
     l.chunks = l.schedule == schedule_kind::zb_v ? 2 : 1;
     if (l.schedule == schedule_kind::interleaved)
       l.chunks = parse_count(chunks, where + ": the chunks of interleaved, as in interleaved:2", 2);
@@ -68,11 +75,9 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
       fail({where, ": '", value, "': only interleaved has a number of chunks to choose"});
   } else if (key == "recompute") {
     const std::string_view mode = value.starts_with("every:") ? "full" : value;
-    int found = -1;
-    for (int i = 0; i < recompute_modes; ++i)
-      if (mode == plait::name_of(static_cast<plait::recompute>(i))) found = i;
-    if (found < 0) one_of("none, selective, full and every:K");
-    l.recompute = static_cast<plait::recompute>(found);
+    const auto policy = value_called<plait::recompute>(mode, recompute_modes);
+    if (!policy) one_of("none, selective, full and every:K");
+    l.recompute = *policy;
     if (mode != value) l.recompute_every = parse_count(value.substr(6), where);
   } else if (key == "zero") {
     if (value.size() != 1 || value[0] < '0' || value[0] > '3') one_of("0, 1, 2 and 3");
@@ -94,14 +99,9 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
     if (value != "0" && value != "1") one_of("0 and 1");
     l.sequence_parallel = value == "1";
   } else if (key == "context") {
-    if (value == "ring")
-      l.context = context_kind::ring;
-    else if (value == "all_gather_kv")
-      l.context = context_kind::all_gather_kv;
-    else if (value == "ulysses")
-      l.context = context_kind::ulysses;
-    else
-      one_of("ring, all_gather_kv and ulysses");
+    const auto kind = value_called<context_kind>(value, context_kinds);
+    if (!kind) one_of("ring, all_gather_kv and ulysses");
+    l.context = *kind;
   } else if (key == "offload") {
     if (value != "none" && value != "optimizer" && value != "activations" && value != "both")
       one_of("none, optimizer, activations and both");

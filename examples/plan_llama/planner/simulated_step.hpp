@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/kernels/philox.hpp"
 #include "plait/schedule/parse.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/step_time.hpp"
@@ -111,14 +112,14 @@ struct disturbance {
 class disturbed_costs {
  public:
   disturbed_costs(const step_costing& even, const training_layout& l, const disturbance& d)
-      : even_(even), group_(static_cast<double>(l.tp * l.cp)), d_(d), state_(d.seed * 0x9e3779b97f4a7c15ull + 1) {}
+      : even_(even), group_(static_cast<double>(l.tp * l.cp)), d_(d) {}
 
   /// The first replica has the slow rank.
   schedule_costs of_replica(std::int64_t replica) {
     schedule_costs costs = even_.costs;
     for (int stage = 0; stage < even_.schedule.shape.stages(); ++stage) {
       // The largest of so many uniform draws has the distribution function u^group.
-      double slower = 1 + d_.jitter * (2 * std::pow(uniform(), 1 / group_) - 1);
+      double slower = 1 + d_.jitter * (2 * std::pow(kernels::uniform(d_.seed, 0, drawn_++), 1 / group_) - 1);
       if (replica == 0 && even_.schedule.shape.rank_of(stage) == d_.slow_at) slower *= d_.slow_rank;
       action_times& t = costs.stages[static_cast<std::size_t>(stage)];
       t = {slower * t.forward, slower * t.backward, slower * t.input_backward, slower * t.weight_backward};
@@ -127,18 +128,10 @@ class disturbed_costs {
   }
 
  private:
-  double uniform() {  // SplitMix64 (Steele et al. 2014)
-    state_ += 0x9e3779b97f4a7c15ull;
-    std::uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
-  }
-
   const step_costing& even_;
   double group_;
   disturbance d_;
-  std::uint64_t state_;
+  std::uint64_t drawn_ = 0;
 };
 
 }  // namespace plait::planner

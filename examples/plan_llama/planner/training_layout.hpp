@@ -28,6 +28,7 @@ constexpr const char* name_of(schedule_kind kind) {
 
 /// How keys and values come to the ranks that share a sequence.
 enum class context_kind : std::uint8_t { ring, all_gather_kv, ulysses };
+inline constexpr int context_kinds = 3;
 
 constexpr const char* name_of(context_kind kind) {
   constexpr const char* names[] = {"ring", "all_gather_kv", "ulysses"};

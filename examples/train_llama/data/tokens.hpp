@@ -559,19 +559,22 @@ inline std::vector<std::int64_t> encode_bytes(std::string_view text) {
   return tokens;
 }
 
-/// `text` made safe for a terminal: line feeds, tabs, printable ASCII and well-formed UTF-8 stay; control characters
-/// (also U+0080 to U+009F, which some terminals obey) and stray bytes become `\xHH`.
-inline std::string printable(std::string_view text) {
+/// `text` made safe for a terminal: line feeds and tabs, unless it must be `one_line`, printable ASCII and well-formed
+/// UTF-8 stay; control characters (also U+0080 to U+009F, which some terminals obey) and stray bytes become `\xHH`.
+inline std::string printable(std::string_view text, bool one_line = false) {
   constexpr char digits[] = "0123456789abcdef";
   std::string out;
   const auto escape = [&](char c) {
     const auto value = static_cast<unsigned char>(c);
-    out += {'\\', 'x', digits[value >> 4], digits[value & 15]};
+    if (c == '\n')
+      out += "\\n";
+    else
+      out += {'\\', 'x', digits[value >> 4], digits[value & 15]};
   };
   while (!text.empty()) {
     const std::size_t length = utf8_length(text);
     const auto lead = static_cast<unsigned char>(text[0]);
-    const bool control = (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7f;
+    const bool control = (lead < 0x20 && (one_line || (lead != '\n' && lead != '\t'))) || lead == 0x7f;
     const bool upper_control = length == 2 && lead == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
     const std::size_t taken = std::max<std::size_t>(length, 1);
     if (length == 0 || control || upper_control) {

@@ -136,18 +136,18 @@ class report_writer {
   }
   void charts() {
     chart("Loss (nats per token)", loss_curves(log_));
-    chart("Gradient norm before clipping", {series("norm", [](const logged_numbers& n) { return n.grad_norm; })});
-    chart("Learning rate", {series("rate", [](const logged_numbers& n) { return n.lr; })});
-    chart("Tokens per second", {series("all ranks", [](const logged_numbers& n) { return n.tokens_per_second; })});
+    chart("Gradient norm before clipping", {series("norm", [](const step_record& n) { return n.grad_norm; })});
+    chart("Learning rate", {series("rate", [](const step_record& n) { return n.lr; })});
+    chart("Tokens per second", {series("all ranks", [](const step_record& n) { return n.tokens_per_second; })});
     chart("Most chosen expert over the mean",
-          {series("worst layer", [](const logged_numbers& n) { return n.expert_imbalance; })});
+          {series("worst layer", [](const step_record& n) { return n.expert_imbalance; })});
     std::vector<curve_series> exposed;
     for (const std::string& axes : axes_)
-      exposed.push_back(series(axes, [&](const logged_numbers& n) { return 1e3 * times_over(n, axes).waited; }));
+      exposed.push_back(series(axes, [&](const step_record& n) { return 1e3 * times_over(n, axes).waited; }));
     chart("Exposed communication (ms a step)", std::move(exposed));
   }
 
-  static axis_communication times_over(const logged_numbers& n, const std::string& axes) {
+  static axis_communication times_over(const step_record& n, const std::string& axes) {
     for (const axis_communication& c : n.communication)
       if (c.axes == axes) return c;
     return {axes, nan, nan};

@@ -376,18 +376,11 @@ class json_log {
 /// Hashes of parameters by their names, in the order of the model.
 using named_hashes = std::vector<std::pair<std::string, std::uint64_t>>;
 
-/// The numbers of a step; NaN where the log has null.
-struct logged_numbers {
-  double loss = 0, grad_norm = 0, lr = 0;
-  double tokens_per_second = std::numeric_limits<double>::quiet_NaN();  ///< also NaN where the log has none
-  double expert_imbalance = std::numeric_limits<double>::quiet_NaN();   ///< also NaN where the log has none
-  std::vector<axis_communication> communication{};                      ///< empty: none is logged
-};
-
-/// A step as a log has it. The hashes are those of the state after it; before the first step, they are all there is.
+/// A step as a log has it. Of its numbers those are read that a report shows; NaN is what the log has not, or null. The
+/// hashes are those of the state after it; before the first step, they are all there is.
 struct logged_step {
   std::int64_t step = 0;
-  std::optional<logged_numbers> numbers{};
+  std::optional<step_record> numbers{};
   named_hashes weights{}, gradients{};  ///< empty: not hashed
 };
 
@@ -478,8 +471,12 @@ class run_log_reader {
       drop_held_out(step);
     }
     begun_ = true;
-    logged_numbers numbers{number(line, "loss"), number(line, "grad_norm"), number(line, "lr"),
-                           optional_number(line, "tokens_per_second"), optional_number(line, "expert_imbalance")};
+    step_record numbers{.step = step,
+                        .loss = number(line, "loss"),
+                        .grad_norm = number(line, "grad_norm"),
+                        .lr = number(line, "lr"),
+                        .tokens_per_second = optional_number(line, "tokens_per_second")};
+    numbers.expert_imbalance = optional_number(line, "expert_imbalance");
     if (line.contains("communication"))
       for (const auto& [axes, value] : object(line, "communication").items()) {
         const json& times = object(line["communication"], axes.c_str(), "communication.");

@@ -125,13 +125,6 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
   return all;
 }
 
-/// The events of all ranks, on rank 0; nothing on the others. Collective over `ranks`.
-template <compute_device Device>
-std::vector<std::vector<step_event>> gather_events(Device& device, any_communicator& ranks,
-                                                   const std::vector<step_event>& mine) {
-  return gather_records(device, ranks, mine, 0);
-}
-
 /// For chrome://tracing and ui.perfetto.dev: on each rank what it computes, its collectives and its messages.
 inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
   trace t;

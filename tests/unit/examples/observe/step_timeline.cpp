@@ -49,7 +49,7 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
     ranks.stage().group(over).all_reduce(&sum, &sum, 1, dtype::f64, reduce_op::sum);
     const auto group = static_cast<std::uint64_t>(whole.coordinate(c.rank(), axis_of<dp>));
     const auto mine = events_of(plan.shape, events, *heard, group, origin);
-    auto gathered = gather_events(device, ranks.root(), mine);
+    auto gathered = gather_records(device, ranks.root(), mine, 0);
     CHECK(gathered.empty() == (c.rank() != 0));
     if (c.rank() == 0) all = std::move(gathered);
   });
@@ -140,7 +140,8 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
     executor.run(ctx, stages);
     const timed_program program{executor.step(), ranks.along().rank(), times};
     const auto group = static_cast<std::uint64_t>(whole.coordinate(c.rank(), axis_of<dp>));
-    auto gathered = gather_events(device, ranks.root(), events_of(plan.shape, events, *heard, group, origin, &program));
+    auto gathered =
+        gather_records(device, ranks.root(), events_of(plan.shape, events, *heard, group, origin, &program), 0);
     if (c.rank() == 0) all = std::move(gathered);
     const step_wait longest =
         longest_wait(executor.step(), ranks.along().rank(), executor.measured().waits(), "dp", {"first", "second"});
