@@ -116,20 +116,17 @@ class rank_batches {
              plait::first_sample_in_step(ctx_.deterministic, i, s_.microbatches, part.global[0], part.offset[0],
                                          part.local[0]);
     };
-    fill_with(
-        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill(sample(row), rest...); },
-        [&](std::int64_t row, auto... rest) { s_.data->starts(sample(row), rest...); });
+    fill_with(*s_.data, ids, labels, starts, [&](std::int64_t row) { return s_.data->training(sample(row)); });
   }
 
   /// Fills microbatch i of those that are held out. Where the last has more sequences than are left, the labels of the
   /// others are `ignored`, so that every mesh judges by the same tokens.
   void fill_held_out(std::int64_t i, std::int64_t ignored, plait::host_tokens& ids, plait::host_tokens& labels,
                      plait::host_starts& starts) const {
-    const std::int64_t last = s_.judged()->held_out_samples() - 1;
-    const auto sample = [&](std::int64_t row) { return std::min(last, i * s_.sequences + row); };
-    fill_with(
-        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.judged()->fill_held_out(sample(row), rest...); },
-        [&](std::int64_t row, auto... rest) { s_.judged()->starts_held_out(sample(row), rest...); });
+    const plait::sampler& judged = *s_.judged();
+    fill_with(judged, ids, labels, starts, [&](std::int64_t row) {
+      return judged.evaluation(std::min(judged.held_out_samples() - 1, i * s_.sequences + row));
+    });
     std::fill(labels.row(held_out_rows(i, ids.stored_part())), labels.data() + labels.size(), ignored);
   }
 
@@ -159,16 +156,17 @@ class rank_batches {
                                     part.local[0]);
   }
 
-  /// `read` is given a sample of the microbatch, the first position of some tokens that follow each other, how many,
-  /// and where they go; `read_starts` likewise, for the documents.
-  template <class Read, class ReadStarts>
-  void fill_with(plait::host_tokens& ids, plait::host_tokens& labels, plait::host_starts& starts, Read&& read,
-                 ReadStarts&& read_starts) const {
-    for (std::int64_t row = 0; row < ids.rows(); ++row)
+  /// `place_of` is given a sample of the microbatch.
+  template <class PlaceOf>
+  void fill_with(const plait::sampler& from, plait::host_tokens& ids, plait::host_tokens& labels,
+                 plait::host_starts& starts, PlaceOf&& place_of) const {
+    for (std::int64_t row = 0; row < ids.rows(); ++row) {
+      const plait::sampler::place place = place_of(ids.sample(row));
       for (const plait::token_run& run : ids.runs()) {
-        read(ids.sample(row), run.position, run.length, ids.row(row) + run.at, labels.row(row) + run.at);
-        if (documents_) read_starts(ids.sample(row), run.position, run.length, starts.row(row) + run.at);
+        from.fill(place, run.position, run.length, ids.row(row) + run.at, labels.row(row) + run.at);
+        if (documents_) from.starts(place, run.position, run.length, starts.row(row) + run.at);
       }
+    }
   }
 
   const setup& s_;

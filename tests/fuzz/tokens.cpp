@@ -37,7 +37,7 @@ void check(const plait::token_source& source) {
     if (token < 0 || token >= source.vocab()) std::abort();
   const plait::sampler samples(source, {.seq = 3, .seed = 1, .documents = true});
   std::vector<std::int64_t> inputs(3), targets(3);
-  samples.fill(7, inputs.data(), targets.data());
+  samples.fill(samples.training(7), 0, 3, inputs.data(), targets.data());
 }
 
 }  // namespace

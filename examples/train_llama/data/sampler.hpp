@@ -196,48 +196,67 @@ class sampler {
   }
   const token_source& source(std::size_t source = 0) const { return parts_[source].tokens; }
 
-  /// Returns the source of training sample `cursor` >= 0.
-  std::size_t source_of(std::int64_t cursor) const { return picked(cursor).source; }
-  /// Returns the window of its source that training sample `cursor` >= 0 is; in [0, epoch_samples(source)).
-  std::int64_t window(std::int64_t cursor) const { return window(picked(cursor)); }
-
-  /// Positions [first, first + count) of training sample `cursor`: `inputs[count]` and `targets[count]`. A rank that
-  /// holds a slice of the sequence asks for its slice only. Throws `error` for positions outside [0, seq()] and bad
-  /// tokens.
-  void fill(std::int64_t cursor, std::int64_t first, std::int64_t count, std::int64_t* inputs,
-            std::int64_t* targets) const {
-    fill_window(place_of(cursor), first, count, inputs, targets);
+  /// A window of a source.
+  struct place {
+    std::size_t source;
+    std::int64_t window;
+  };
+  /// Returns where training sample `cursor` >= 0 is.
+  place training(std::int64_t cursor) const {
+    const blend::pick which = picked(cursor);
+    const std::int64_t train = parts_[which.source].train, at = which.index % train;
+    if (!config_.shuffle) return {which.source, at};
+    // Sources of one size have orders of their own.
+    const std::uint64_t stream = static_cast<std::uint64_t>(which.source) << 48;
+    return {which.source,
+            permutation(train, config_.seed, stream + static_cast<std::uint64_t>(which.index / train))(at)};
   }
-  /// All positions of training sample `cursor`.
-  void fill(std::int64_t cursor, std::int64_t* inputs, std::int64_t* targets) const {
-    fill(cursor, 0, config_.seq, inputs, targets);
+  /// Returns where evaluation sample `index` is, 0 <= index < held_out_samples(). They come from the sources in
+  /// proportion to their weights, as those of training do, so that their mean loss is what is trained for, however
+  /// large the sources are; of each source in the order of its data, from its first again where its share takes more
+  /// than it has.
+  place evaluation(std::int64_t index) const {
+    if (index < 0 || index >= held_out_samples())
+      fail({"sampler: evaluation sample ", index, " asked for, and --held-out keeps ", held_out_samples()});
+    const blend::pick which = picked(index);
+    const part& p = parts_[which.source];
+    return {which.source, p.train + which.index % p.held_out};
+  }
+
+  /// Positions [first, first + count) of a sample: `inputs[count]` and `targets[count]`. A rank that holds a slice of
+  /// the sequence asks for its slice only. Throws `error` for positions outside [0, seq()] and bad tokens.
+  void fill(const place& at, std::int64_t first, std::int64_t count, std::int64_t* inputs,
+            std::int64_t* targets) const {
+    require_positions(first, count);
+    if (count == 0) return;
+    const token_source& tokens = source(at.source);
+    const std::int64_t start = at.window * config_.seq + first;
+    tokens.read(start, count, inputs);
+    std::copy(inputs + 1, inputs + count, targets);
+    tokens.read(start + count, 1, targets + count - 1);
+    if (!config_.documents) return;
+    std::vector<std::int64_t> begin(static_cast<std::size_t>(count));
+    tokens.document_starts(start, start + 1, count, begin.data());  // of the targets, seen from the first input
+    for (std::int64_t i = 0; i < count; ++i)
+      if (begin[static_cast<std::size_t>(i)] == start + i + 1) targets[i] = config_.no_target;
   }
   /// Writes where the document of each of these positions begins, as a position in the sample, 0 where it begins
   /// before: numbers for `microbatch::document_starts`. Throws `error` as `fill`, and where the sample's source knows
   /// no documents.
-  void starts(std::int64_t cursor, std::int64_t first, std::int64_t count, std::int32_t* out) const {
-    starts_of_window(place_of(cursor), first, count, out);
-  }
-  /// Positions of evaluation sample `index`, 0 <= index < held_out_samples(). They come from the sources in proportion
-  /// to their weights, as those of training do, so that their mean loss is what is trained for, however large the
-  /// sources are; of each source in the order of its data, from its first again where its share takes more than it has.
-  void fill_held_out(std::int64_t index, std::int64_t first, std::int64_t count, std::int64_t* inputs,
-                     std::int64_t* targets) const {
-    fill_window(held_out_place(index), first, count, inputs, targets);
-  }
-  /// As `starts`, of evaluation sample `index`.
-  void starts_held_out(std::int64_t index, std::int64_t first, std::int64_t count, std::int32_t* out) const {
-    starts_of_window(held_out_place(index), first, count, out);
+  void starts(const place& at, std::int64_t first, std::int64_t count, std::int32_t* out) const {
+    require_positions(first, count);
+    if (count == 0) return;
+    const std::int64_t start = at.window * config_.seq;
+    std::vector<std::int64_t> begin(static_cast<std::size_t>(count));
+    source(at.source).document_starts(start, start + first, count, begin.data());
+    for (std::int64_t i = 0; i < count; ++i)
+      out[i] = static_cast<std::int32_t>(begin[static_cast<std::size_t>(i)] - start);
   }
 
  private:
   struct part {
     token_source tokens;
     std::int64_t train, held_out;  ///< windows
-  };
-  struct place {
-    const token_source& tokens;
-    std::int64_t window;
   };
 
   void add(token_source source) {
@@ -269,54 +288,11 @@ class sampler {
     if (cursor < 0) fail({"sampler: the cursor is ", cursor, "; it counts samples from 0"});
     return parts_.size() == 1 ? blend::pick{0, cursor} : blend_.at(cursor);
   }
-  std::int64_t window(const blend::pick& which) const {
-    const std::int64_t train = parts_[which.source].train, at = which.index % train;
-    if (!config_.shuffle) return at;
-    // Sources of one size have orders of their own.
-    const std::uint64_t stream = static_cast<std::uint64_t>(which.source) << 48;
-    return permutation(train, config_.seed, stream + static_cast<std::uint64_t>(which.index / train))(at);
-  }
-  place place_of(std::int64_t cursor) const {
-    const blend::pick which = picked(cursor);
-    return {parts_[which.source].tokens, window(which)};
-  }
-  place held_out_place(std::int64_t index) const {
-    if (index < 0 || index >= held_out_samples())
-      fail({"sampler: evaluation sample ", index, " asked for, and --held-out keeps ", held_out_samples()});
-    const blend::pick which = picked(index);
-    const part& p = parts_[which.source];
-    return {p.tokens, p.train + which.index % p.held_out};
-  }
-
   void require_positions(std::int64_t first, std::int64_t count) const {
     if (first < 0 || count < 0 || first > config_.seq - count) {
       fail({"sampler: positions [", first, ", ", first, " + ", count, ") asked for, and --seq is ", config_.seq});
     }
   }
-  void fill_window(const place& at, std::int64_t first, std::int64_t count, std::int64_t* inputs,
-                   std::int64_t* targets) const {
-    require_positions(first, count);
-    if (count == 0) return;
-    const std::int64_t start = at.window * config_.seq + first;
-    at.tokens.read(start, count, inputs);
-    std::copy(inputs + 1, inputs + count, targets);
-    at.tokens.read(start + count, 1, targets + count - 1);
-    if (!config_.documents) return;
-    std::vector<std::int64_t> begin(static_cast<std::size_t>(count));
-    at.tokens.document_starts(start, start + 1, count, begin.data());  // of the targets, seen from the first input
-    for (std::int64_t i = 0; i < count; ++i)
-      if (begin[static_cast<std::size_t>(i)] == start + i + 1) targets[i] = config_.no_target;
-  }
-  void starts_of_window(const place& at, std::int64_t first, std::int64_t count, std::int32_t* out) const {
-    require_positions(first, count);
-    if (count == 0) return;
-    const std::int64_t start = at.window * config_.seq;
-    std::vector<std::int64_t> begin(static_cast<std::size_t>(count));
-    at.tokens.document_starts(start, start + first, count, begin.data());
-    for (std::int64_t i = 0; i < count; ++i)
-      out[i] = static_cast<std::int32_t>(begin[static_cast<std::size_t>(i)] - start);
-  }
-
   sampler_config config_;
   blend blend_;
   std::vector<part> parts_;

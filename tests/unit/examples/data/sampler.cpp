@@ -104,8 +104,8 @@ TEST_CASE("an epoch visits every window once; the next one in another order") {
   CHECK(samples.held_out_samples() == 0);
   std::vector<std::int64_t> first, second;
   for (std::int64_t i = 0; i < 24; ++i) {
-    first.push_back(samples.window(i));
-    second.push_back(samples.window(24 + i));
+    first.push_back(samples.training(i).window);
+    second.push_back(samples.training(24 + i).window);
   }
   CHECK(first != second);
   std::vector<std::int64_t> sorted = first, windows(24);
@@ -115,12 +115,12 @@ TEST_CASE("an epoch visits every window once; the next one in another order") {
   CHECK(first != windows);
   std::sort(second.begin(), second.end());
   CHECK(second == windows);
-  CHECK(samples.window(std::int64_t{24} * 1'000'000'000'000) >= 0);
+  CHECK(samples.training(std::int64_t{24} * 1'000'000'000'000).window >= 0);
 
   const sampler plain(samples.source(), {.seq = 10, .seed = 4, .shuffle = false});
-  CHECK(plain.window(3) == 3);
-  CHECK(plain.window(24) == 0);
-  CHECK_ERROR(plain.window(-1), "cursor", "-1");
+  CHECK(plain.training(3).window == 3);
+  CHECK(plain.training(24).window == 0);
+  CHECK_ERROR(plain.training(-1), "cursor", "-1");
 }
 
 TEST_CASE("inputs and targets are the window and the window one further; slices join up") {
@@ -129,8 +129,8 @@ TEST_CASE("inputs and targets are the window and the window one further; slices 
   const sampler samples(source_of(dir, text), {.seq = 9, .seed = 7});
   for (std::int64_t cursor = 0; cursor < 2 * samples.epoch_samples(); ++cursor) {
     tokens inputs(9), targets(9);
-    samples.fill(cursor, inputs.data(), targets.data());
-    const std::int64_t start = 9 * samples.window(cursor);
+    samples.fill(samples.training(cursor), 0, samples.seq(), inputs.data(), targets.data());
+    const std::int64_t start = 9 * samples.training(cursor).window;
     for (std::int64_t p = 0; p < 9; ++p) {
       const auto at = static_cast<std::size_t>(p), place = static_cast<std::size_t>(start + p);
       CHECK(inputs[at] == static_cast<unsigned char>(text[place]));
@@ -138,14 +138,14 @@ TEST_CASE("inputs and targets are the window and the window one further; slices 
     }
     tokens sliced_inputs(9), sliced_targets(9);
     for (std::int64_t first : {0, 3, 6}) {
-      samples.fill(cursor, first, 3, sliced_inputs.data() + first, sliced_targets.data() + first);
+      samples.fill(samples.training(cursor), first, 3, sliced_inputs.data() + first, sliced_targets.data() + first);
     }
     CHECK(sliced_inputs == inputs);
     CHECK(sliced_targets == targets);
   }
   tokens out(10);
-  samples.fill(0, 9, 0, out.data(), out.data());
-  CHECK_ERROR(samples.fill(0, 8, 2, out.data(), out.data()), "--seq", "[8, 8 + 2)");
+  samples.fill(samples.training(0), 9, 0, out.data(), out.data());
+  CHECK_ERROR(samples.fill(samples.training(0), 8, 2, out.data(), out.data()), "--seq", "[8, 8 + 2)");
 }
 
 TEST_CASE("held-out windows are the last ones and never trained on") {
@@ -153,12 +153,13 @@ TEST_CASE("held-out windows are the last ones and never trained on") {
   const sampler samples(source_of(dir, counting(101)), {.seq = 5, .seed = 1, .held_out = 0.1});
   CHECK(samples.epoch_samples() == 18);
   REQUIRE(samples.held_out_samples() == 2);
-  for (std::int64_t i = 0; i < 18; ++i) CHECK(samples.window(i) < 18);
+  for (std::int64_t i = 0; i < 18; ++i) CHECK(samples.training(i).window < 18);
   tokens inputs(5), targets(5);
-  samples.fill_held_out(1, 0, 5, inputs.data(), targets.data());
+  samples.fill(samples.evaluation(1), 0, 5, inputs.data(), targets.data());
   CHECK(inputs == tokens{95, 96, 97, 98, 99});
   CHECK(targets == tokens{96, 97, 98, 99, 100});
-  CHECK_ERROR(samples.fill_held_out(2, 0, 5, inputs.data(), targets.data()), "--held-out", "sample 2", "keeps 2");
+  CHECK_ERROR(samples.fill(samples.evaluation(2), 0, 5, inputs.data(), targets.data()), "--held-out", "sample 2",
+              "keeps 2");
   CHECK(sampler(samples.source(), {.seq = 5, .held_out = 1e-9}).held_out_samples() == 1);
 }
 
@@ -190,11 +191,11 @@ TEST_CASE("samples of several sources") {
   std::map<std::size_t, std::vector<std::int64_t>> windows;
   tokens in(8), out(8);
   for (std::int64_t i = 0; i < 64; ++i) {
-    samples.fill(i, in.data(), out.data());
+    samples.fill(samples.training(i), 0, samples.seq(), in.data(), out.data());
     CHECK(in == tokens(8, in[0]));
-    CHECK(static_cast<std::size_t>(in[0] - 'a') == samples.source_of(i));
+    CHECK(static_cast<std::size_t>(in[0] - 'a') == samples.training(i).source);
     ++counts[in[0]];
-    windows[samples.source_of(i)].push_back(samples.window(i));
+    windows[samples.training(i).source].push_back(samples.training(i).window);
   }
   CHECK(std::abs(counts['a'] - 32) <= 3);
   CHECK(std::abs(counts['b'] - 16) <= 3);
@@ -207,11 +208,11 @@ TEST_CASE("samples of several sources") {
     }
   }
   for (std::int64_t i = 0; i < 5; ++i) {
-    samples.fill_held_out(i, 0, 8, in.data(), out.data());
-    CHECK(static_cast<std::size_t>(in[0] - 'a') == samples.source_of(i));  // by weight, as samples of training
+    samples.fill(samples.evaluation(i), 0, 8, in.data(), out.data());
+    CHECK(static_cast<std::size_t>(in[0] - 'a') == samples.training(i).source);  // by weight, as samples of training
   }
-  CHECK_ERROR(samples.fill_held_out(5, 0, 8, in.data(), out.data()), "evaluation sample 5", "keeps 5");
-  CHECK_ERROR(samples.fill_held_out(-1, 0, 8, in.data(), out.data()), "evaluation sample -1");
+  CHECK_ERROR(samples.fill(samples.evaluation(5), 0, 8, in.data(), out.data()), "evaluation sample 5", "keeps 5");
+  CHECK_ERROR(samples.fill(samples.evaluation(-1), 0, 8, in.data(), out.data()), "evaluation sample -1");
   CHECK_ERROR(sampler(sources, {1, 1}, how), "--data-weights: 2 weights for 3 sources");
 
   // Evaluation weighs a source by its weight, not by its size: where a large one keeps 40 windows and a small one 3,
@@ -225,7 +226,7 @@ TEST_CASE("samples of several sources") {
     REQUIRE(both.held_out_samples() == 40 + 3);
     std::vector<std::int64_t> of_long;
     for (std::int64_t i = 0; i < 43; ++i) {
-      both.fill_held_out(i, 0, 8, in.data(), out.data());
+      both.fill(both.evaluation(i), 0, 8, in.data(), out.data());
       if (in[0] != 'z') of_long.push_back(in[0]);
     }
     REQUIRE(std::abs(static_cast<double>(of_long.size()) - 43 / 4.0) < 2);
@@ -235,7 +236,7 @@ TEST_CASE("samples of several sources") {
   // Sources of one size are not read in one order.
   const sampler twins({sources[1], sources[2]}, {1, 1}, {.seq = 2, .seed = 3});
   std::map<std::size_t, std::vector<std::int64_t>> orders;
-  for (std::int64_t i = 0; i < 60; ++i) orders[twins.source_of(i)].push_back(twins.window(i));
+  for (std::int64_t i = 0; i < 60; ++i) orders[twins.training(i).source].push_back(twins.training(i).window);
   orders[0].resize(20);
   orders[1].resize(20);
   CHECK(orders[0] != orders[1]);
@@ -246,38 +247,38 @@ TEST_CASE("documents kept apart") {
   const plait::token_source source({.paths = {dir.write("t", "ab.cde..fghij.k")}, .end_of_document = '.'});
   const sampler samples(source, {.seq = 7, .shuffle = false, .documents = true, .no_target = -1});
   tokens in(7), out(7);
-  samples.fill(0, in.data(), out.data());
+  samples.fill(samples.training(0), 0, samples.seq(), in.data(), out.data());
   CHECK(in == tokens{'a', 'b', '.', 'c', 'd', 'e', '.'});
   CHECK(out == tokens{'b', '.', -1, 'd', 'e', '.', -1});
-  samples.fill(1, in.data(), out.data());
+  samples.fill(samples.training(1), 0, samples.seq(), in.data(), out.data());
   CHECK(in == tokens{'.', 'f', 'g', 'h', 'i', 'j', '.'});
   CHECK(out == tokens{-1, 'g', 'h', 'i', 'j', '.', -1});
   using starts = std::vector<std::int32_t>;
   starts found(7);
-  samples.starts(0, 0, 7, found.data());
+  samples.starts(samples.training(0), 0, 7, found.data());
   CHECK(found == starts{0, 0, 0, 3, 3, 3, 3});
-  samples.starts(1, 0, 7, found.data());
+  samples.starts(samples.training(1), 0, 7, found.data());
   CHECK(found == starts{0, 1, 1, 1, 1, 1, 1});
   // Ranks that hold pieces of a sequence read what one rank reads.
   for (std::int64_t cursor : {0, 1})
     for (std::int64_t cut = 0; cut <= 7; ++cut) {
       tokens whole_in(7), whole_out(7), part_in(7), part_out(7);
       starts whole(7), part(7);
-      samples.fill(cursor, whole_in.data(), whole_out.data());
-      samples.starts(cursor, 0, 7, whole.data());
+      samples.fill(samples.training(cursor), 0, samples.seq(), whole_in.data(), whole_out.data());
+      samples.starts(samples.training(cursor), 0, 7, whole.data());
       for (const auto& [first, count] : {std::pair{std::int64_t{0}, cut}, {cut, 7 - cut}}) {
-        samples.fill(cursor, first, count, part_in.data() + first, part_out.data() + first);
-        samples.starts(cursor, first, count, part.data() + first);
+        samples.fill(samples.training(cursor), first, count, part_in.data() + first, part_out.data() + first);
+        samples.starts(samples.training(cursor), first, count, part.data() + first);
       }
       CHECK(part_in == whole_in);
       CHECK(part_out == whole_out);
       CHECK(part == whole);
     }
-  CHECK_ERROR(samples.starts(0, 3, 5, found.data()), "positions [3, 3 + 5)");
+  CHECK_ERROR(samples.starts(samples.training(0), 3, 5, found.data()), "positions [3, 3 + 5)");
   CHECK_ERROR(sampler(source_of(dir, "abcdefgh"), {.seq = 2, .documents = true}), "--documents: '", "is read as bytes",
               "--end-of-document");
   const sampler all(source, {.seq = 3, .held_out = 0.25, .documents = true});
-  all.starts_held_out(0, 0, 3, found.data());
+  all.starts(all.evaluation(0), 0, 3, found.data());
   CHECK(found[0] == 0);
 }
 
