@@ -59,11 +59,6 @@ bool is_stream(const std::string& path) {
   return kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
 }
 
-/// A file that is written at the end must be writable at the beginning. Leaves no trace.
-void writable(const char* flag, const std::string& path) {
-  if (!path.empty() && !is_stream(path)) plait::atomic_file(path, flag);
-}
-
 /// Whether two paths lead to one file, which need not be there.
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;
@@ -76,11 +71,11 @@ bool is_within(const std::string& path, const std::string& folder) {
   return !way.empty() && *way.begin() != "..";
 }
 
-/// A folder of saved steps, or a step, that an option names.
-using named_folder = std::pair<const char*, std::string>;
+/// A file or folder that an option names.
+using named_path = std::pair<const char*, std::string>;
 
 /// Refuses to write into a saved state, or to what a link in it leads to.
-void check_saved(const char* flag, const std::string& path, const named_folder& saved) {
+void check_saved(const char* flag, const std::string& path, const named_path& saved) {
   const auto refuse = [&](const char* why) {
     reject("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", flag, path, why,
            saved.first, saved.second);
@@ -96,8 +91,8 @@ void check_saved(const char* flag, const std::string& path, const named_folder& 
 }
 
 /// The folders of saved steps that a run reads or writes.
-std::vector<named_folder> saved_folders(const options& opt, bool begins_from_step) {
-  std::vector<named_folder> all;
+std::vector<named_path> saved_folders(const options& opt, bool begins_from_step) {
+  std::vector<named_path> all;
   if (opt.resume != "none" && opt.resume != "auto") all.emplace_back("--resume", opt.resume);
   if (!opt.checkpoint_dir.empty()) all.emplace_back("--checkpoint-dir", opt.checkpoint_dir);
   if (begins_from_step) all.emplace_back("--init-from", opt.init_from);
@@ -114,62 +109,75 @@ void check_names_in_steps(const options& opt) {
              flag);
 }
 
+/// The files that a run writes.
+std::vector<named_path> outputs_of(const options& opt) {
+  std::vector<named_path> all = {{"--log", opt.log},
+                                 {"--plot", opt.plot},
+                                 {"--report", opt.report},
+                                 {"--trace", opt.trace},
+                                 {"--timeline", opt.timeline}};
+  if (!std::filesystem::exists(opt.products)) all.emplace_back("--products", opt.products);
+  std::erase_if(all, [](const named_path& one) { return one.second.empty(); });
+  return all;
+}
+
+/// The files that a run reads, or may read.
+std::vector<named_path> inputs_of(const options& opt, bool begins_from_step) {
+  std::vector<named_path> all;
+  if (std::filesystem::exists(opt.products)) all.emplace_back("--products", opt.products);
+  for (const std::string& path : opt.data) {
+    for (const char* ending : {"", ".bin", ".idx"}) all.emplace_back("--data", path + ending);
+    if (path.ends_with(".bin") || path.ends_with(".idx"))  // which are read in pairs
+      for (const char* ending : {".bin", ".idx"}) all.emplace_back("--data", path.substr(0, path.size() - 4) + ending);
+  }
+  if (!opt.held_out_file.empty()) all.emplace_back("--held-out", opt.held_out_file);
+  if (!opt.cluster.empty()) all.emplace_back("--cluster", opt.cluster.substr(0, opt.cluster.rfind(':')));
+  all.emplace_back("--model", opt.model);
+  all.emplace_back("--tokenizer", opt.tokenizer);
+  std::error_code ignored;
+  if (!opt.init_from.empty() && !begins_from_step)
+    for (const auto& file : std::filesystem::recursive_directory_iterator(opt.init_from, ignored))
+      all.emplace_back("--init-from", file.path().string());
+  if (opt.schedule.ends_with(".csv")) all.emplace_back("--schedule", opt.schedule);
+  return all;
+}
+
+/// Refuses an export among saved states, or saved states within it.
+void check_export(const std::string& folder, const named_path& saved) {
+  if (is_within(folder, saved.second))
+    reject("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere", folder,
+           saved.first, saved.second);
+  if (is_within(saved.second, folder))
+    reject("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere", saved.first,
+           saved.second, folder);
+}
+
 /// Refuses outputs that cannot be written, that are read or written twice, or that lie among saved states. Leaves no
 /// trace.
 void check_files(const options& opt, bool begins_from_step) {
   check_names_in_steps(opt);
-  std::vector<std::pair<const char*, const std::string*>> outputs = {{"--log", &opt.log},
-                                                                     {"--plot", &opt.plot},
-                                                                     {"--report", &opt.report},
-                                                                     {"--trace", &opt.trace},
-                                                                     {"--timeline", &opt.timeline}};
-  std::vector<std::pair<const char*, std::string>> inputs;
-  if (std::filesystem::exists(opt.products))
-    inputs.emplace_back("--products", opt.products);
-  else
-    outputs.emplace_back("--products", &opt.products);
-  for (const std::string& path : opt.data) {
-    for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
-    if (path.ends_with(".bin") || path.ends_with(".idx"))  // which are read in pairs
-      for (const char* ending : {".bin", ".idx"})
-        inputs.emplace_back("--data", path.substr(0, path.size() - 4) + ending);
-  }
-  if (!opt.held_out_file.empty()) inputs.emplace_back("--held-out", opt.held_out_file);
-  if (!opt.cluster.empty()) inputs.emplace_back("--cluster", opt.cluster.substr(0, opt.cluster.rfind(':')));
-  inputs.emplace_back("--model", opt.model);
-  inputs.emplace_back("--tokenizer", opt.tokenizer);
-  std::error_code ignored;
-  if (!opt.init_from.empty() && !begins_from_step)
-    for (const auto& file : std::filesystem::recursive_directory_iterator(opt.init_from, ignored))
-      inputs.emplace_back("--init-from", file.path().string());
-  if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
+  const std::vector<named_path> outputs = outputs_of(opt), inputs = inputs_of(opt, begins_from_step);
   for (const auto& [flag, path] : outputs)
     for (const auto& [other, input] : inputs)
-      if (!path->empty() && same_file(*path, input))
-        reject("{} would overwrite '{}', which {} reads; name another file", flag, *path, other);
-  for (const named_folder& saved : saved_folders(opt, begins_from_step)) {
-    for (const auto& [flag, path] : outputs)
-      if (!path->empty()) check_saved(flag, *path, saved);
-    if (opt.export_hf.empty()) continue;
-    if (is_within(opt.export_hf, saved.second))
-      reject("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere", opt.export_hf,
-             saved.first, saved.second);
-    if (is_within(saved.second, opt.export_hf))
-      reject("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere", saved.first,
-             saved.second, opt.export_hf);
+      if (same_file(path, input))
+        reject("{} would overwrite '{}', which {} reads; name another file", flag, path, other);
+  for (const named_path& saved : saved_folders(opt, begins_from_step)) {
+    for (const auto& [flag, path] : outputs) check_saved(flag, path, saved);
+    if (!opt.export_hf.empty()) check_export(opt.export_hf, saved);
   }
   if (!opt.report.empty() && is_stream(opt.log))
     reject("--report reads --log at the end, and '{}' keeps nothing; name a file", opt.log);
-  for (const auto& [flag, path] : outputs) writable(flag, *path);
+  for (const auto& [flag, path] : outputs)  // what is written at the end must be writable at the beginning
+    if (!is_stream(path)) plait::atomic_file(path, flag);
   for (const auto& [flag, path] : outputs)
     for (const auto& [other, same] : outputs)
-      if (flag != other && !path->empty() && !same->empty() && same_file(*path, *same) && !is_stream(*path))
-        reject("{} and {} both name '{}'; they need a file each", flag, other, *path);
+      if (flag != other && same_file(path, same) && !is_stream(path))
+        reject("{} and {} both name '{}'; they need a file each", flag, other, path);
   if (opt.export_hf.empty()) return;
   plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
   for (const auto& [flag, path] : outputs)
-    if (!path->empty() && is_within(*path, opt.export_hf))
-      reject("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", flag, *path,
+    if (is_within(path, opt.export_hf))
+      reject("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", flag, path,
              opt.export_hf);
 }
 

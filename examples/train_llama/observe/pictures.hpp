@@ -382,23 +382,16 @@ class pipeline_drawing {
 
   /// One hue for each kind, from deep for the first chunk to pale for the last.
   static std::string colour(action_kind kind, int chunk, int chunks) {
-    constexpr std::array<std::array<double, 2>, 4> deep_and_pale_lightness{{{38, 68}, {31, 60}, {30, 58}, {45, 74}}};
-    constexpr std::array<std::array<double, 2>, 4> hues_and_saturations{{{212, 62}, {140, 45}, {178, 55}, {32, 80}}};
-    const auto k = static_cast<std::size_t>(kind);
+    using rgb = std::array<double, 3>;
+    constexpr rgb deep_and_pale[4][2] = {{{37, 93, 157}, {123, 170, 224}},
+                                         {{43, 115, 67}, {107, 199, 138}},
+                                         {{34, 119, 116}, {89, 207, 203}},
+                                         {{207, 121, 23}, {242, 192, 136}}};
+    const auto& [deep, pale] = deep_and_pale[static_cast<std::size_t>(kind)];
     const double share = chunks > 1 ? static_cast<double>(chunk) / (chunks - 1) : 0;
-    const auto& [deep, pale] = deep_and_pale_lightness[k];
-    const auto& [hue, saturation] = hues_and_saturations[k];
-    return rgb_of(hue, saturation / 100, (deep + share * (pale - deep)) / 100);
-  }
-  /// "#255d9d" of 212 degrees, 0.62 and 0.38: some programs that draw SVG know no hsl(). The formula is that of CSS
-  /// Color 4.
-  static std::string rgb_of(double hue, double saturation, double lightness) {
-    const double a = saturation * std::min(lightness, 1 - lightness);
     std::string text = "#";
-    for (const double channel : {0, 8, 4}) {
-      const double k = std::fmod(channel + hue / 30, 12.0);
-      text += fmt::format("{:02x}", std::lround(255 * (lightness - a * std::max(-1.0, std::min({k - 3, 9 - k, 1.0})))));
-    }
+    for (std::size_t i = 0; i < 3; ++i)
+      text += fmt::format("{:02x}", std::lround(deep[i] + share * (pale[i] - deep[i])));
     return text;
   }
   static bool is_pale(action_kind kind, int chunk, int chunks) {
