@@ -32,6 +32,7 @@
 #include "plait/core/error.hpp"
 #include "plait/io/json.hpp"
 #include "plait/io/json_tree.hpp"
+#include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/nn/moe/router_statistics.hpp"
 #include "plait/parallel/step_result.hpp"
@@ -227,18 +228,20 @@ class json_log {
   explicit json_log(std::string path, std::string flag = "log", bool goes_on = false)
       : path_(std::move(path)), flag_(std::move(flag)) {
     open();
-    if (goes_on)
-      drop_torn_line();
-    else if (keep()) {
-      const int kept = std::exchange(file_, -1);  // locked until the new one is
-      try {
+    int kept = -1;  // the file of an earlier run, locked until the new one is
+    try {
+      if (goes_on) {
+        drop_torn_line();
+      } else if (keep()) {
+        kept = std::exchange(file_, -1);
         open();
-      } catch (...) {
-        ::close(kept);
-        throw;
       }
-      ::close(kept);
+    } catch (...) {
+      close();
+      if (kept >= 0) ::close(kept);
+      throw;
     }
+    if (kept >= 0) ::close(kept);
   }
   json_log(json_log&& other) noexcept
       : path_(std::move(other.path_)),
@@ -319,27 +322,9 @@ class json_log {
     if (::fstat(file_, &file) != 0) refuse("cannot ask for the size of");
     if (!S_ISREG(file.st_mode) || file.st_size == 0) return;
     // The log itself is open for writing alone, since a pipe that is open for both would never wait for its reader.
-    const int lines = detail::uninterrupted([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); });
-    if (lines < 0) refuse("cannot read the end of");
-    off_t whole = file.st_size;  // bytes up to the last line's end, as far as has been looked
-    char piece[4096];
-    bool ends = false;
-    while (whole > 0 && !ends) {
-      const off_t begin = whole - std::min(whole, off_t{sizeof piece});
-      const auto size = static_cast<std::size_t>(whole - begin);
-      const ssize_t got = detail::uninterrupted([&] { return ::pread(lines, piece, size, begin); });
-      if (got != static_cast<ssize_t>(size)) {
-        if (got >= 0) errno = EIO;  // nobody else writes to it
-        const int why = errno;
-        ::close(lines);
-        errno = why;
-        refuse("cannot read the end of");
-      }
-      const std::size_t end = std::string_view(piece, size).rfind('\n');
-      ends = end != std::string_view::npos;
-      whole = ends ? begin + static_cast<off_t>(end) + 1 : begin;
-    }
-    ::close(lines);
+    const mapped_file lines(path_, flag_);
+    const std::string_view text(reinterpret_cast<const char*>(lines.bytes().data()), lines.bytes().size());
+    const auto whole = static_cast<off_t>(text.rfind('\n') + 1);  // 0 where no line ends
     if (whole == file.st_size) return;
     if (detail::uninterrupted([&] { return ::ftruncate(file_, whole); }) != 0) refuse("cannot cut the torn line off");
   }
