@@ -398,21 +398,14 @@ class rendezvous_server {
   /// Refuses all ranks: the ranks that have connected, and for `refusal_grace` the ranks that connect.
   [[noreturn]] void refuse(const std::string& why) {
     refusal_ = answer_of(false, why);
-    for (const tcp_socket& s : here_) {
-      if (s) s.send_all(refusal_, comm_clock() + 1);
-    }
-    std::vector<bool> told(here_.size());
-    for (std::size_t r = 0; r < told.size(); ++r) told[r] = static_cast<bool>(here_[r]);
-    told[0] = true;
     until_ = comm_clock() + std::min(refusal_grace, seconds_);
-    while (comm_clock() < until_ && std::find(told.begin(), told.end(), false) != told.end()) {
-      for (tcp_socket& s : here_) s = tcp_socket();
-      look();
-      for (std::size_t r = 0; r < here_.size(); ++r) {
-        if (here_[r]) told[r] = here_[r].send_all(refusal_, comm_clock() + 1);
-      }
+    std::vector<bool> told(here_.size());
+    told[0] = true;
+    for (;; look()) {
+      for (std::size_t r = 1; r < here_.size(); ++r)
+        if (const tcp_socket s = std::move(here_[r])) told[r] = s.send_all(refusal_, comm_clock() + 1);
+      if (comm_clock() >= until_ || std::find(told.begin(), told.end(), false) == told.end()) fail(why);
     }
-    fail(why);
   }
 
   /// Waits for something to happen, and does what it asks for.
