@@ -11,7 +11,6 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/world.hpp"
-#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/deterministic/leaves.hpp"
@@ -26,10 +25,21 @@ struct element_range {
 };
 
 /// The even parts of `elements` for `ranks` ranks, in order; the last ones may be smaller.
-std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks);
+inline std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks) {
+  const std::int64_t size = (elements + ranks - 1) / ranks;
+  std::vector<element_range> parts;
+  for (std::int64_t r = 0; r < ranks; ++r)
+    parts.push_back({std::min(r * size, elements), std::min((r + 1) * size, elements)});
+  return parts;
+}
 
 /// The ranks of a world that are with `rank` in the group of `axes`, in the group's order.
-std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes, std::int64_t rank);
+inline std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes, std::int64_t rank) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(mesh.size(axes)));
+  for (std::int64_t r = 0; r < mesh.size(); ++r)
+    if (mesh.group_of(r, axes) == mesh.group_of(rank, axes)) all[static_cast<std::size_t>(mesh.index_in(r, axes))] = r;
+  return all;
+}
 
 /// Which partial sums the ranks of a group have, and what joining all of them leaves. Messages go once, from the rank
 /// that has a partial sum to each rank that needs a part of it. With one partial sum a rank, an all-reduce in two
@@ -38,7 +48,12 @@ class deterministic_exchange {
  public:
   deterministic_exchange() = default;
   /// `members` are the partial sums of each rank of `comm`, over a sum of `leaves` leaves.
-  deterministic_exchange(any_communicator& comm, std::vector<std::vector<tree_node>> members, std::int64_t leaves);
+  deterministic_exchange(any_communicator& comm, std::vector<std::vector<tree_node>> members, std::int64_t leaves)
+      : comm_(&comm), members_(std::move(members)), leaves_(leaves) {
+    std::vector<tree_node> all;
+    for (const auto& nodes : members_) all.insert(all.end(), nodes.begin(), nodes.end());
+    joined_ = joined_nodes(all, leaves);
+  }
 
   explicit operator bool() const { return comm_ != nullptr; }
   int ranks() const { return comm_->size(); }
@@ -204,33 +219,6 @@ class deterministic_exchange {
   std::vector<tree_node> joined_;
   std::int64_t leaves_ = 1;
 };
-
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks) {
-  const std::int64_t size = (elements + ranks - 1) / ranks;
-  std::vector<element_range> parts;
-  for (std::int64_t r = 0; r < ranks; ++r)
-    parts.push_back({std::min(r * size, elements), std::min((r + 1) * size, elements)});
-  return parts;
-}
-
-PLAIT_INLINE std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes,
-                                                      std::int64_t rank) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(mesh.size(axes)));
-  for (std::int64_t r = 0; r < mesh.size(); ++r)
-    if (mesh.group_of(r, axes) == mesh.group_of(rank, axes)) all[static_cast<std::size_t>(mesh.index_in(r, axes))] = r;
-  return all;
-}
-
-PLAIT_INLINE deterministic_exchange::deterministic_exchange(any_communicator& comm,
-                                                            std::vector<std::vector<tree_node>> members,
-                                                            std::int64_t leaves)
-    : comm_(&comm), members_(std::move(members)), leaves_(leaves) {
-  std::vector<tree_node> all;
-  for (const auto& nodes : members_) all.insert(all.end(), nodes.begin(), nodes.end());
-  joined_ = joined_nodes(all, leaves);
-}
-#endif
 
 }  // namespace plait
 

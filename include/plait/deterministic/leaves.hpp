@@ -110,12 +110,29 @@ class leaf_tree {
 };
 
 /// The partial sums that are left of `nodes`, each with all its neighbours.
-std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves);
+inline std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
+  leaf_tree<char> tree(leaves);
+  for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
+  std::vector<tree_node> joined;
+  for (const auto& e : tree.roots()) joined.push_back(e.node);
+  return joined;
+}
 /// The partial sums that a rank with the leaves of `ranges` ends with.
-std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves);
+inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
+  std::vector<tree_node> nodes;
+  for (const leaf_range& r : ranges)
+    for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) nodes.push_back({0, leaf});
+  return joined_nodes(nodes, leaves);
+}
 
 /// The layout of the rows alone, of an array whose other dims are those of `features`.
-layout without_dims(layout a, const layout& features);
+inline layout without_dims(layout a, const layout& features) {
+  const auto all = a.dims;
+  a.dims = {};
+  for (const dim_placement& p : all)
+    if (!features.has(p.dim)) a.dims.push_back(p);
+  return a;
+}
 
 /// How fine the leaves of a sum over tokens are. Sums over rows that tensor parallelism shards too, as norms' are under
 /// sequence parallelism, are `fine`: each chunk of the sequence is cut into `deterministic_leaves::features` more.
@@ -201,29 +218,6 @@ constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
 }
 
 #ifndef PLAIT_COMPILED
-PLAIT_INLINE std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
-  leaf_tree<char> tree(leaves);
-  for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
-  std::vector<tree_node> joined;
-  for (const auto& e : tree.roots()) joined.push_back(e.node);
-  return joined;
-}
-
-PLAIT_INLINE std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
-  std::vector<tree_node> nodes;
-  for (const leaf_range& r : ranges)
-    for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) nodes.push_back({0, leaf});
-  return joined_nodes(nodes, leaves);
-}
-
-PLAIT_INLINE layout without_dims(layout a, const layout& features) {
-  const auto all = a.dims;
-  a.dims = {};
-  for (const dim_placement& p : all)
-    if (!features.has(p.dim)) a.dims.push_back(p);
-  return a;
-}
-
 PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh,
                                         const dim_sizes& sizes, std::int64_t rank, token_grain grain, std::string name)
     : order_(order), tokens_(tokens), mesh_(mesh), sizes_(sizes), name_(std::move(name)) {

@@ -352,7 +352,18 @@ class saved_stamp {
   /// Throws unless the forward pass that made it was of this layer and microbatch, and no backward pass has used it.
   /// One that no forward pass has made is used as well. Throws also where several forward passes have made it since the
   /// last use, and the input is not where the last pass had it.
-  void use(std::string_view name, const void* layer, std::int64_t microbatch, const void* input);
+  void use(std::string_view name, const void* layer, std::int64_t microbatch, const void* input) {
+    constexpr const char* each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
+    if (used_) fail({name, ": this `saved` was used by a backward pass before", each});
+    if (layer_ && layer_ != layer) fail({name, ": this `saved` was made by another layer", each});
+    if (layer_ && microbatch_ != microbatch)
+      fail({name, ": this `saved` is of microbatch ", microbatch_, ", and the backward pass of ", microbatch, each});
+    if (overwritten_ && input_ != input)
+      fail({name,
+            ": several forward passes have made this `saved`, and the backward pass has the input of another than ",
+            "the last", each});
+    used_ = true;
+  }
 
  private:
   const void* layer_ = nullptr;
@@ -360,21 +371,6 @@ class saved_stamp {
   std::int64_t microbatch_ = 0;
   bool used_ = false, overwritten_ = false;
 };
-
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void saved_stamp::use(std::string_view name, const void* layer, std::int64_t microbatch,
-                                   const void* input) {
-  constexpr const char* each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
-  if (used_) fail({name, ": this `saved` was used by a backward pass before", each});
-  if (layer_ && layer_ != layer) fail({name, ": this `saved` was made by another layer", each});
-  if (layer_ && microbatch_ != microbatch)
-    fail({name, ": this `saved` is of microbatch ", microbatch_, ", and the backward pass of ", microbatch, each});
-  if (overwritten_ && input_ != input)
-    fail({name, ": several forward passes have made this `saved`, and the backward pass has the input of another than ",
-          "the last", each});
-  used_ = true;
-}
-#endif
 
 /// The name of a layer and of its ranges in profiles. Each call of a layer asks for one of them first: where the layer
 /// was moved from, every member throws, and names it.
@@ -405,18 +401,14 @@ class layer_names {
   }
 
  private:
-  [[noreturn]] void refuse() const;
+  [[noreturn]] void refuse() const {
+    fail({layer_ ? *layer_ : "a layer", ": it was moved from, and is used; use the object that it was moved to"});
+  }
 
   std::shared_ptr<const std::string> layer_;
   range_names ranges_;
   moved_mark mark_;
 };
-
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void layer_names::refuse() const {
-  fail({layer_ ? *layer_ : "a layer", ": it was moved from, and is used; use the object that it was moved to"});
-}
-#endif
 
 /// The mesh, this rank's number in it, and the global sizes of a layer's boundary dims, as they were when it was made
 /// or resized. Each call compares them with its context's: plain pointers have no sizes.
@@ -424,18 +416,41 @@ class made_for {
  public:
   made_for() = default;
   made_for(const mesh_shape& mesh, std::int64_t rank, const dim_sizes& sizes,
-           std::initializer_list<const layout*> boundaries);
+           std::initializer_list<const layout*> boundaries)
+      : mesh_(mesh), rank_(rank) {
+    for (const layout* a : boundaries) add(sizes, *a);
+  }
   /// Takes what a resized layer is made for. Throws where that is another mesh: its parameters lie in this one.
   void take(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& sizes,
-            std::initializer_list<const layout*> boundaries);
+            std::initializer_list<const layout*> boundaries) {
+    if (!mesh_.axes.empty()) require_mesh(layer, mesh, rank);
+    *this = made_for(mesh, rank, sizes, boundaries);
+  }
   /// Adds the dims of another boundary.
-  void add(const dim_sizes& sizes, const layout& a);
+  void add(const dim_sizes& sizes, const layout& a) {
+    for (const dim_placement& p : a.dims) {
+      if (size_of(p.dim)) continue;
+      const int at = sizes.dims.find(p.dim);
+      if (at >= 0) dims_.push_back({p.dim, sizes.sizes[static_cast<std::size_t>(at)], static_cast<std::size_t>(at)});
+    }
+  }
 
   /// Throws, with both, if the context of a call has another mesh or another place in it.
-  void require_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const;
+  void require_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const {
+    bool same = rank == rank_ && mesh.axes.size() == mesh_.axes.size();
+    for (std::size_t i = 0; same && i < mesh.axes.size(); ++i)
+      same = mesh.axes[i] == mesh_.axes[i] && mesh.extents[i] == mesh_.extents[i];
+    if (!same) refuse_mesh(layer, mesh, rank);
+  }
   /// Throws, with the dim and both sizes, if the context of a call has other sizes, or another mesh. Where the table of
   /// sizes has them in equal places, as one context always has, this is a few compares and no search.
-  void require(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const;
+  void require(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
+    require_mesh(layer, mesh, rank);
+    for (const made_dim& d : dims_) {
+      if (d.at < now.dims.size() && now.sizes[d.at] == d.size && now.dims[d.at] == d.dim) continue;
+      if (const std::int64_t other = now.of(d.dim); other != d.size) refuse(layer, d, other);
+    }
+  }
   /// Returns the size of a dim, or null where no boundary has it.
   const std::int64_t* size_of(dim_id dim) const {
     for (const made_dim& d : dims_)
@@ -450,63 +465,21 @@ class made_for {
     std::size_t at = 0;  ///< in the table of sizes
   };
 
-  [[noreturn]] static void refuse(std::string_view layer, const made_dim& d, std::int64_t now);
+  [[noreturn]] static void refuse(std::string_view layer, const made_dim& d, std::int64_t now) {
+    fail({layer, ": the context of this call has ", d.dim.text(), " = ", now, ", and the layer was made for ", d.size,
+          ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
+  }
 
-  [[noreturn]] void refuse_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const;
+  [[noreturn]] void refuse_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const {
+    fail({layer, ": the context of this call has rank ", rank, " of the mesh ", describe(mesh),
+          ", and the layer was made for rank ", rank_, " of ", describe(mesh_),
+          ": make the layer with a context of this mesh"});
+  }
 
   mesh_shape mesh_;
   std::int64_t rank_ = 0;
   static_vector<made_dim, 24> dims_;
 };
-
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE made_for::made_for(const mesh_shape& mesh, std::int64_t rank, const dim_sizes& sizes,
-                                std::initializer_list<const layout*> boundaries)
-    : mesh_(mesh), rank_(rank) {
-  for (const layout* a : boundaries) add(sizes, *a);
-}
-
-PLAIT_INLINE void made_for::take(std::string_view layer, const mesh_shape& mesh, std::int64_t rank,
-                                 const dim_sizes& sizes, std::initializer_list<const layout*> boundaries) {
-  if (!mesh_.axes.empty()) require_mesh(layer, mesh, rank);
-  *this = made_for(mesh, rank, sizes, boundaries);
-}
-
-PLAIT_INLINE void made_for::add(const dim_sizes& sizes, const layout& a) {
-  for (const dim_placement& p : a.dims) {
-    if (size_of(p.dim)) continue;
-    const int at = sizes.dims.find(p.dim);
-    if (at >= 0) dims_.push_back({p.dim, sizes.sizes[static_cast<std::size_t>(at)], static_cast<std::size_t>(at)});
-  }
-}
-
-PLAIT_INLINE void made_for::require_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const {
-  bool same = rank == rank_ && mesh.axes.size() == mesh_.axes.size();
-  for (std::size_t i = 0; same && i < mesh.axes.size(); ++i)
-    same = mesh.axes[i] == mesh_.axes[i] && mesh.extents[i] == mesh_.extents[i];
-  if (!same) refuse_mesh(layer, mesh, rank);
-}
-
-PLAIT_INLINE void made_for::require(std::string_view layer, const mesh_shape& mesh, std::int64_t rank,
-                                    const dim_sizes& now) const {
-  require_mesh(layer, mesh, rank);
-  for (const made_dim& d : dims_) {
-    if (d.at < now.dims.size() && now.sizes[d.at] == d.size && now.dims[d.at] == d.dim) continue;
-    if (const std::int64_t other = now.of(d.dim); other != d.size) refuse(layer, d, other);
-  }
-}
-
-PLAIT_INLINE void made_for::refuse(std::string_view layer, const made_dim& d, std::int64_t now) {
-  fail({layer, ": the context of this call has ", d.dim.text(), " = ", now, ", and the layer was made for ", d.size,
-        ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
-}
-
-PLAIT_INLINE void made_for::refuse_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const {
-  fail({layer, ": the context of this call has rank ", rank, " of the mesh ", describe(mesh),
-        ", and the layer was made for rank ", rank_, " of ", describe(mesh_),
-        ": make the layer with a context of this mesh"});
-}
-#endif
 
 /// An array of a call, by its bytes. Null is no array, and one without bytes shares none.
 struct named_array {
@@ -520,11 +493,8 @@ struct named_array {
 };
 
 /// Throws where one of the arrays that `call` of `layer` reads shares a byte with the one that it writes.
-void require_no_overlap(std::string_view layer, const char* call, const named_array& written,
-                        std::initializer_list<named_array> read);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_no_overlap(std::string_view layer, const char* call, const named_array& written,
-                                     std::initializer_list<named_array> read) {
+inline void require_no_overlap(std::string_view layer, const char* call, const named_array& written,
+                               std::initializer_list<named_array> read) {
   if (written.at == nullptr || written.bytes == 0) return;
   const auto begin_of = [](const named_array& a) { return reinterpret_cast<std::uintptr_t>(a.at); };
   const std::uintptr_t begin = begin_of(written), end = begin + written.bytes;
@@ -539,12 +509,9 @@ PLAIT_INLINE void require_no_overlap(std::string_view layer, const char* call, c
           last - (first > begin ? first : begin), " bytes"});
   }
 }
-#endif
 
 /// Throws unless a tensor of a call has the elements that the layer was made for: sizes are the context's at that time.
-void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
+inline void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
   if (has == made_for) return;
   if (has == 0)
     fail({layer, ": ", name, " has no elements, and the layer was made for ", made_for,
@@ -552,7 +519,6 @@ PLAIT_INLINE void require_size(std::string_view layer, const char* name, std::in
   fail({layer, ": ", name, " has ", has, " elements on this rank, and the layer was made for ", made_for,
         ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
 }
-#endif
 
 /// As `require_size`; an array without memory is one that the call leaves out, or that the layer names.
 template <class Part>

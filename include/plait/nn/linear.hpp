@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/compiled.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
@@ -86,16 +85,12 @@ template <class Policy>
 using linear_policy = typename policy_or<Policy, any_linear>::type;
 
 /// Throws where a mesh or sizes do not suit the specs of a linear.
-void check_linear(const layout& input, const layout& weight, const layout& output, const mesh_shape& mesh,
-                  const dim_sizes& sizes, const std::string& name);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void check_linear(const layout& input, const layout& weight, const layout& output, const mesh_shape& mesh,
-                               const dim_sizes& sizes, const std::string& name) {
+inline void check_linear(const layout& input, const layout& weight, const layout& output, const mesh_shape& mesh,
+                         const dim_sizes& sizes, const std::string& name) {
   enforce(check_boundary(input, mesh), name + ": input");
   enforce(check_boundary(output, mesh), name + ": output");
   enforce_parts(weight, mesh, sizes, name);
 }
-#endif
 
 }  // namespace detail
 
@@ -282,18 +277,14 @@ namespace plait::detail {
 
 /// The branch of a weight with this layout, whose linear has an input with that one. As a matrix, the output's dims are
 /// one and the contracted ones are one: Hugging Face stores them so.
-linear_branch describe_matrix(const layout& weight, const layout& input, const dim_sizes& sizes,
-                              const std::string& name, initializer init, const lora_options& lora);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE linear_branch describe_matrix(const layout& weight, const layout& input, const dim_sizes& sizes,
-                                           const std::string& name, initializer init, const lora_options& lora) {
+inline linear_branch describe_matrix(const layout& weight, const layout& input, const dim_sizes& sizes,
+                                     const std::string& name, initializer init, const lora_options& lora) {
   std::int64_t own = 1, summed = 1;
   for (const dim_placement& p : weight.dims) (input.has(p.dim) ? summed : own) *= sizes.of(p.dim);
   linear_branch branch{{name + ".weight", {own, summed}, init, true}, {}, false,
                        {name + ".bias", {own}, {0, 0}, false},        {}, lora};
   return branch;
 }
-#endif
 
 /// One branch of a sublayer's linears: its weight and bias as a checkpoint names them, and how they are stored.
 template <class Policy, compute_device Device>

@@ -101,7 +101,7 @@ class all_gather_kv_attention {
 
   all_gather_kv_attention() = default;
   all_gather_kv_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
-      : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size()) {
+      : part_(part), text_(part.blocks, 0, part.blocks.size()) {
     require_even_work(part);
     part_.shape = part.shape.checked();
     if (part.blocks.size() == 1)
@@ -162,6 +162,7 @@ class all_gather_kv_attention {
     write_key_gradients(ctx.device, mine.template data<S>(), part_.shape, out);
   }
 
+ protected:
   /// Where the documents of the local queries end; empty where that is not needed.
   buffer<Device> find_ends(const context<Device>& ctx, const std::int32_t* first_visible) {
     if (!detail::needs_ends(part_) || first_visible == nullptr) return {};
@@ -170,6 +171,12 @@ class all_gather_kv_attention {
     return detail::ends_of_documents(ctx.device, part_.shape, queries(), starts.template data<std::int32_t>(),
                                      text_.length());
   }
+  const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
+  std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
+  std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
+
+  attention_part part_;
+  any_communicator* comm_ = nullptr;  ///< null: one rank has all
 
  private:
   /// A backward pass whose dk and dv are deterministic sums over chunks of queries, which ranks exchange.
@@ -207,9 +214,6 @@ class all_gather_kv_attention {
   key_block<T> all_keys(const buffer<Device>& keys) const {
     return {keys.template data<T>(), keys.template data<T>() + width(), 2 * width(), text_.length(), &text_.runs()};
   }
-  const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
-  std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
-  std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
   std::int64_t o_width() const { return part_.shape.heads * part_.shape.head_dim; }
   /// Elements of a message: the keys and values of the largest block.
   std::int64_t block_size() const { return 2 * part_.shape.batch * text_.largest() * width(); }
@@ -246,10 +250,7 @@ class all_gather_kv_attention {
     return s;
   }
 
-  attention_part part_;
-  axis_list axes_;
   detail::text_assembly text_;
-  any_communicator* comm_ = nullptr;
   alone alone_;
 };
 

@@ -85,13 +85,9 @@ bool needs_positions(const kernels::attention_shape& shape, const attention_inpu
 }
 
 /// `attention_shape` for queries of one run against keys of one run.
-kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
-                                  const std::int32_t* first_visible = nullptr,
-                                  const std::int32_t* end_visible = nullptr);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q,
-                                               const token_run& k, const std::int32_t* first_visible,
-                                               const std::int32_t* end_visible) {
+inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
+                                         const std::int32_t* first_visible = nullptr,
+                                         const std::int32_t* end_visible = nullptr) {
   kernels::attention_shape s = whole;
   s.q_batch = s.lse_stride = whole.q_len;
   s.q_len = q.length, s.q_offset = q.position;
@@ -100,7 +96,6 @@ PLAIT_INLINE kernels::attention_shape piece_of(const kernels::attention_shape& w
   s.end_visible = end_visible ? end_visible + q.at : nullptr;
   return s;
 }
-#endif
 
 /// Whether documents must be known to their ends: where they are packed, and queries look ahead.
 inline bool needs_ends(const attention_part& part) { return part.documents && part.shape.mask.looks_ahead(); }
@@ -139,9 +134,7 @@ void clear(auto& device, T* data, std::int64_t count) {
 }
 
 /// The runs in pieces of `chunk` tokens, in order of position; as they are where it is 0.
-std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
+inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
   if (chunk == 0) return runs;
   std::vector<token_run> all;
   for (const token_run& run : runs)
@@ -149,7 +142,6 @@ PLAIT_INLINE std::vector<token_run> in_chunks(const std::vector<token_run>& runs
   std::sort(all.begin(), all.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
   return all;
 }
-#endif
 
 }  // namespace detail
 
@@ -177,9 +169,7 @@ std::int64_t chunk_of(const context<Device>& ctx, std::int64_t length, const std
 }  // namespace detail
 
 /// Throws where a rank's runs of tokens are no whole chunks, in the order that deterministic sums have.
-void require_whole_chunks(const attention_part& part);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_whole_chunks(const attention_part& part) {
+inline void require_whole_chunks(const attention_part& part) {
   if (part.chunk == 0) return;
   for (const auto& block : part.blocks)
     for (const token_run& run : block)
@@ -188,13 +178,10 @@ PLAIT_INLINE void require_whole_chunks(const attention_part& part) {
               " tokens (deterministic_leaves::sequence), and a rank has a run of ", run.length, " from ", run.position,
               "; legal are more chunks, so that each run is whole ones"});
 }
-#endif
 /// Throws where zigzag order gives the busiest rank over an eighth more work than the order of the text does. The work
 /// of one token more is not counted. Only masks that hide both what is far before and what is far behind a token are
 /// refused so (`attention_work`).
-void require_even_work(const attention_part& part);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void require_even_work(const attention_part& part) {
+inline void require_even_work(const attention_part& part) {
   const kernels::attention_mask& mask = part.shape.mask;
   const auto ranks = static_cast<std::int64_t>(part.blocks.size());
   const bool zigzag = std::any_of(part.blocks.begin(), part.blocks.end(), [](const auto& b) { return b.size() > 1; });
@@ -210,7 +197,6 @@ PLAIT_INLINE void require_even_work(const attention_part& part) {
         " ranks ", busiest, " pairs of a query and a key in each sequence, and the order of the text ", least,
         "; use that order (plait::contiguous)"});
 }
-#endif
 /// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride, values
 /// with a stride of their own where that is not 0.
 template <class T>

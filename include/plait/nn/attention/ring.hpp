@@ -58,43 +58,33 @@ class ring_route {
 /// time: one is computed with while the next one travels. Going back they travel again, and dk and dv with
 /// them in the type of statistics.
 ///
-/// With an `attention_part::chunk` it goes back as `all_gather_kv` does, as sums over queries have another order on a
-/// ring.
+/// It derives from the engine that gathers, which attends where one rank has all, and finds where documents end. With
+/// an `attention_part::chunk` it also goes back as that does, as sums over queries have another order on a ring.
 ///
 /// All keys and values of a rank's heads are B = 2 batch seq kv_heads head_dim elements. In zigzag order over c ranks,
 /// without a window, each rank sends (c-1)/c B elements of the activations' type in a forward pass. In a backward pass
 /// it sends these again, and (c-1)/c B elements of the type of statistics. Without zigzag it is half as much on
 /// average, from 0 to (c-1)/c B.
 template <class Precision, class Device>
-class ring_attention {
+class ring_attention : public all_gather_kv_attention<Precision, Device> {
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
-  using alone = whole_attention<Precision, Device>;
+  using gathering = all_gather_kv_attention<Precision, Device>;
   static constexpr int key_tag = 0, gradient_tag = 1, home_tag = 2;
 
  public:
-  static constexpr bool in_chunks = true, with_sinks = true;
-  using saved = typename alone::saved;
+  using saved = typename gathering::saved;
 
   ring_attention() = default;
   ring_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
-      : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.mask) {
-    require_even_work(part);
-    if (part.blocks.size() == 1)
-      alone_ = alone(ctx, part, axes);
-    else
-      comm_ = &ctx.ranks.group(axes);
-    if (part.chunk > 0 || detail::needs_ends(part)) gathered_ = {ctx, part, axes};
-  }
-
-  bool keeps_inputs() const { return true; }
+      : gathering(ctx, part, axes), route_(part.blocks, part.mine, part.shape.mask) {}
 
   void forward(const context<Device>& ctx, const attention_inputs<T>& given, T* o, saved* keep) {
-    if (route_.ranks() == 1) return alone_.forward(ctx, given, o, keep);
+    if (route_.ranks() == 1) return gathering::forward(ctx, given, o, keep);
     saved scratch;
     saved& kept = keep ? *keep : scratch;
     kept = {};  // of an earlier pass
-    kept.ends = gathered_.find_ends(ctx, given.first_visible);
+    kept.ends = this->find_ends(ctx, given.first_visible);
     const attention_inputs<T> in = kept.with_ends(given);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
     attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>(),
@@ -108,8 +98,7 @@ class ring_attention {
   template <class G>
   void backward(const context<Device>& ctx, const attention_inputs<T>& given, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
-    if (route_.ranks() == 1) return alone_.backward(ctx, given, o, d_o, kept, out);
-    if (part_.chunk > 0) return gathered_.backward(ctx, given, o, d_o, kept, out);
+    if (route_.ranks() == 1 || part_.chunk > 0) return gathering::backward(ctx, given, o, d_o, kept, out);
     const attention_inputs<T> in = kept.with_ends(given);
     attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                   kept.lse.template data<S>(), d_o);
@@ -151,9 +140,11 @@ class ring_attention {
   }
 
  private:
-  const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
-  std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
-  std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
+  using gathering::comm_;
+  using gathering::part_;
+  using gathering::queries;
+  using gathering::rows;
+  using gathering::width;
   std::int64_t tokens(int s) const { return tokens_of(part_.blocks[route_.block(s)]); }
   /// Elements of the block whose turn it is at step s.
   std::int64_t block_size(int s) const { return 2 * part_.shape.batch * tokens(s) * width(); }
@@ -193,13 +184,7 @@ class ring_attention {
     }
   }
 
-  attention_part part_;
-  axis_list axes_;
   ring_route route_;
-  any_communicator* comm_ = nullptr;
-  alone alone_;
-  all_gather_kv_attention<Precision, Device>
-      gathered_;  ///< goes back with an `attention_part::chunk`, and finds documents' ends
 };
 
 inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine,

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <type_traits>
 
-#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/mesh.hpp"
@@ -169,16 +168,13 @@ std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
 
 /// Refuses chunks for a product that nothing overlaps with: `before` is the collective that it waits for, `after` the
 /// one that waits for it.
-void check_overlap(const std::string& name, std::int64_t chunks, const ready_plan& before, const ready_plan& after);
-#ifndef PLAIT_COMPILED
-PLAIT_INLINE void check_overlap(const std::string& name, std::int64_t chunks, const ready_plan& before,
-                                const ready_plan& after) {
+inline void check_overlap(const std::string& name, std::int64_t chunks, const ready_plan& before,
+                          const ready_plan& after) {
   if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
   if (!before.trivial() && !after.trivial())
     fail({name, ": overlap is of what a product waits for or of what waits for it, and a product here has both: ",
           describe_steps(before.planned()), ", and ", describe_steps(after.planned()), "; leave overlap out"});
 }
-#endif
 
 /// Whether a linear under this policy sends anything, forward or backward, on axes of more than one rank; true also
 /// where it is refused for another reason.
