@@ -23,106 +23,74 @@ namespace plait {
 
 namespace detail {
 
-/// Reports what a class lacks to be a strategy, member by member, and which members mean nothing. Some names near to an
-/// optional member's are refused where that member is missing, since the wish would be dropped in silence; C++ cannot
-/// see what other names a class has.
+/// Which members of a strategy a class has, and which names near to theirs. C++ cannot see what other names it has.
+template <class S>
+struct strategy_members {
+  static constexpr bool mesh = requires { requires mesh_like<typename S::mesh>; };
+  static constexpr bool residual = requires { requires spec_like<typename S::residual>; };
+  static constexpr bool query_heads = requires { typename S::query_heads; };
+  static constexpr bool key_heads = requires { typename S::key_heads; };
+  static constexpr bool feed_forward = requires { typename S::feed_forward; };
+  static constexpr bool vocabulary = requires { typename S::vocabulary; };
+  static constexpr bool branch_input = requires { typename S::branch_input; };
+  static constexpr bool branch_output = requires { typename S::branch_output; };
+  static constexpr bool policy = attention_policy<typename attention_of_strategy<S>::type>;
+  // A strategy that derives from another has the members above, so that a misnamed one would change nothing.
+  static constexpr bool no_heads = !requires { typename S::heads; };
+  static constexpr bool no_kv_heads = !requires { typename S::kv_heads; };
+  static constexpr bool no_ffn = !requires { typename S::ffn; };
+  static constexpr bool no_vocab = !requires { typename S::vocab; };
+  // Optional members; where one is missing, a wish under another name would be dropped in silence.
+  static constexpr bool attention = requires { typename S::attention; };
+  static constexpr bool no_Attention = attention || !requires { typename S::Attention; };
+  static constexpr bool no_attn = attention || !requires { typename S::attn; };
+  static constexpr bool no_attention_policy = attention || !requires { typename S::attention_policy; };
+  static constexpr bool stored_is_template = !requires { typename S::stored; };
+  static constexpr bool stored = requires { typename S::template stored<spec<hidden>>; };
+  static constexpr bool no_store = stored || !requires { typename S::template store<spec<hidden>>; };
+  static constexpr bool no_Stored = stored || !requires { typename S::template Stored<spec<hidden>>; };
+  static constexpr bool no_storage = stored || !requires { typename S::template storage<spec<hidden>>; };
+
+  static constexpr bool right = mesh && residual && query_heads && key_heads && feed_forward && vocabulary && policy &&
+                                no_heads && no_kv_heads && no_ffn && no_vocab && no_Attention && no_attn &&
+                                no_attention_policy && stored_is_template && no_store && no_Stored && no_storage &&
+                                branch_input == branch_output;
+};
+
+/// Reports what a class lacks to be a strategy, member by member, and which members mean nothing.
 template <class S>
 struct strategy_requirements {
-  static_assert(
-      requires { requires mesh_like<typename S::mesh>; },
-      "a strategy names its `mesh`: using mesh = plait::mesh<axis<dp>, axis<tp>>");
-  static_assert(
-      requires { requires spec_like<typename S::residual>; },
-      "a strategy names `residual`, a spec: how the values between layers lie");
-  static_assert(
-      requires { typename S::query_heads; },
-      "a strategy names `query_heads`: using query_heads = shard<heads, tp>, or the dim");
-  static_assert(
-      requires { typename S::key_heads; },
-      "a strategy names `key_heads`: using key_heads = shard<kv_heads, tp>, or the dim");
-  static_assert(
-      requires { typename S::feed_forward; },
-      "a strategy names `feed_forward`: using feed_forward = shard<ffn, tp>, or the dim");
-  static_assert(
-      requires { typename S::vocabulary; },
-      "a strategy names `vocabulary`: using vocabulary = shard<vocab, tp>, or the dim");
-
-  // A strategy that derives from another has the members above, so that a misnamed one would change nothing.
-  static_assert(
-      !requires { typename S::heads; },
-      "the strategy has a member `heads`, which means nothing: did you mean `query_heads`?");
-  static_assert(
-      !requires { typename S::kv_heads; },
-      "the strategy has a member `kv_heads`, which means nothing: did you mean `key_heads`?");
-  static_assert(
-      !requires { typename S::ffn; },
-      "the strategy has a member `ffn`, which means nothing: did you mean `feed_forward`?");
-  static_assert(
-      !requires { typename S::vocab; },
-      "the strategy has a member `vocab`, which means nothing: did you mean `vocabulary`?");
-
-  static constexpr bool has_attention = requires { typename S::attention; };
-  static_assert(attention_policy<typename attention_of_strategy<S>::type>,
+  using has = strategy_members<S>;
+  static_assert(has::mesh, "a strategy names its `mesh`: using mesh = plait::mesh<axis<dp>, axis<tp>>");
+  static_assert(has::residual, "a strategy names `residual`, a spec: how the values between layers lie");
+  static_assert(has::query_heads, "a strategy names `query_heads`: using query_heads = shard<heads, tp>, or the dim");
+  static_assert(has::key_heads, "a strategy names `key_heads`: using key_heads = shard<kv_heads, tp>, or the dim");
+  static_assert(has::feed_forward, "a strategy names `feed_forward`: using feed_forward = shard<ffn, tp>, or the dim");
+  static_assert(has::vocabulary, "a strategy names `vocabulary`: using vocabulary = shard<vocab, tp>, or the dim");
+  static_assert(has::no_heads, "the strategy has a member `heads`, which means nothing: did you mean `query_heads`?");
+  static_assert(has::no_kv_heads,
+                "the strategy has a member `kv_heads`, which means nothing: did you mean `key_heads`?");
+  static_assert(has::no_ffn, "the strategy has a member `ffn`, which means nothing: did you mean `feed_forward`?");
+  static_assert(has::no_vocab, "the strategy has a member `vocab`, which means nothing: did you mean `vocabulary`?");
+  static_assert(has::policy,
                 "a strategy's attention is a policy: a type that names axes = type_list<...> and an engine");
-  static_assert(
-      has_attention || !requires { typename S::Attention; },
-      "the strategy has a member `Attention`, which means nothing: did you mean `attention`?");
-  static_assert(
-      has_attention || !requires { typename S::attn; },
-      "the strategy has a member `attn`, which means nothing: did you mean `attention`?");
-  static_assert(
-      has_attention || !requires { typename S::attention_policy; },
-      "the strategy has a member `attention_policy`, which means nothing: did you mean `attention`?");
-
-  static constexpr bool has_stored = requires { typename S::template stored<spec<hidden>>; };
-  static_assert(
-      !requires { typename S::stored; },
-      "a strategy's `stored` is a template: template <class Weight> using stored = ...");
-  static_assert(
-      has_stored || !requires { typename S::template store<spec<hidden>>; },
-      "the strategy has a member `store`, which means nothing: did you mean `stored`?");
-  static_assert(
-      has_stored || !requires { typename S::template Stored<spec<hidden>>; },
-      "the strategy has a member `Stored`, which means nothing: did you mean `stored`?");
-  static_assert(
-      has_stored || !requires { typename S::template storage<spec<hidden>>; },
-      "the strategy has a member `storage`, which means nothing: did you mean `stored`?");
-
-  static constexpr bool has_branch_input = requires { typename S::branch_input; };
-  static constexpr bool has_branch_output = requires { typename S::branch_output; };
-  static_assert(has_branch_input == has_branch_output,
+  static_assert(has::no_Attention,
+                "the strategy has a member `Attention`, which means nothing: did you mean `attention`?");
+  static_assert(has::no_attn, "the strategy has a member `attn`, which means nothing: did you mean `attention`?");
+  static_assert(has::no_attention_policy,
+                "the strategy has a member `attention_policy`, which means nothing: did you mean `attention`?");
+  static_assert(has::stored_is_template,
+                "a strategy's `stored` is a template: template <class Weight> using stored = ...");
+  static_assert(has::no_store, "the strategy has a member `store`, which means nothing: did you mean `stored`?");
+  static_assert(has::no_Stored, "the strategy has a member `Stored`, which means nothing: did you mean `stored`?");
+  static_assert(has::no_storage, "the strategy has a member `storage`, which means nothing: did you mean `stored`?");
+  static_assert(has::branch_input == has::branch_output,
                 "a strategy names `branch_input` and `branch_output`, both or none: one of them alone means nothing");
 };
 
-/// The demands of `strategy_requirements` as a value: nothing is derived from a strategy that it refuses.
+/// Nothing is derived from a class that `strategy_requirements` refuses.
 template <class S>
-concept complete_strategy =
-    mesh_like<typename S::mesh> && spec_like<typename S::residual> &&
-    requires {
-      typename S::query_heads;
-      typename S::key_heads;
-      typename S::feed_forward;
-      typename S::vocabulary;
-    } && !requires { typename S::heads; } && !requires { typename S::kv_heads; } && !requires { typename S::ffn; } &&
-    !requires { typename S::vocab; } && attention_policy<typename attention_of_strategy<S>::type> &&
-    !requires { typename S::stored; } &&
-    (
-        requires { typename S::attention; } || !requires { typename S::Attention; }) &&
-    (
-        requires { typename S::attention; } || !requires { typename S::attn; }) &&
-    (
-        requires { typename S::attention; } || !requires { typename S::attention_policy; }) &&
-    (
-        requires { typename S::template stored<spec<hidden>>; } ||
-        !requires { typename S::template store<spec<hidden>>; }) &&
-    (
-        requires { typename S::template stored<spec<hidden>>; } ||
-        !requires { typename S::template Stored<spec<hidden>>; }) &&
-    (
-        requires { typename S::template stored<spec<hidden>>; } ||
-        !requires { typename S::template storage<spec<hidden>>; }) &&
-    (
-        requires { typename S::branch_input; } == requires { typename S::branch_output; });
+concept complete_strategy = strategy_members<S>::right;
 
 template <class S>
 struct mesh_or_none {
