@@ -428,14 +428,12 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   void rebind(const attention_memory<Precision>& memory) {
     check_memory(names_.layer(), memory);
     const std::array of_norms{memory.q_norm, memory.k_norm};
-    qkv_.rebind(memory.qkv, detail::rebinding::checked);
-    out_.rebind(memory.out, detail::rebinding::checked);
-    if (norms_) norms_->rebind(of_norms, detail::rebinding::checked);
-    if (sinks_) rebind_sinks(memory.sinks, detail::rebinding::checked);
-    qkv_.rebind(memory.qkv);
-    out_.rebind(memory.out);
-    if (norms_) norms_->rebind(of_norms, detail::rebinding::done);
-    if (sinks_) rebind_sinks(memory.sinks, detail::rebinding::done);
+    for (const auto how : {detail::rebinding::checked, detail::rebinding::done}) {
+      qkv_.rebind(memory.qkv, how);
+      out_.rebind(memory.out, how);
+      if (norms_) norms_->rebind(of_norms, how);
+      if (sinks_) rebind_sinks(memory.sinks, how);
+    }
   }
 
   bool adds_in_product() const { return out_.adds_in_product(); }

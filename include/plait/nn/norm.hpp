@@ -110,14 +110,9 @@ class norm_core {
   /// Adds them to the `gradient_terms` of the parameters, for microbatch `index` of `count`.
   void sum_gradients(Device& device, std::int64_t index, std::int64_t count, const T* x, const T* dy, const S* s) const;
 
-  void require_forward_sizes(std::int64_t x, std::int64_t y) const {
-    require_size(names.checked(weight)->name(), "x", x, rows * columns);
-    require_size(weight->name(), "y", y, rows * columns);
-  }
-  void require_backward_sizes(std::int64_t x, std::int64_t dy, std::int64_t dx) const {
-    require_size(names.checked(weight)->name(), "x", x, rows * columns);
-    require_size(weight->name(), "dy", dy, rows * columns);
-    require_size(weight->name(), "dx", dx, rows * columns);
+  /// Throws where an array of a call has another size than the norm's rows.
+  void require_size_of(const char* array, std::int64_t size) const {
+    require_size(names.checked(weight)->name(), array, size, rows * columns);
   }
   /// Throws where the caller's x or the other array is null.
   void require_arrays(const void* x, const char* name, const void* other) const {
@@ -346,7 +341,8 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   /// Forward into a tensor that is there, such as a view of the caller's memory.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr) {
-    core_.require_forward_sizes(x.size(), y.size());
+    core_.require_size_of("x", x.size());
+    core_.require_size_of("y", y.size());
     run(mb, x.data(), y.data(), keep);
   }
   /// Forward of a sum, which is computed in the pass of the norm.
@@ -385,7 +381,9 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
-    core_.require_backward_sizes(x.size(), dy.size(), dx.size());
+    core_.require_size_of("x", x.size());
+    core_.require_size_of("dy", dy.size());
+    core_.require_size_of("dx", dx.size());
     run_back(mb, x.data(), kept, dy.data(), dx.data(), addend_array(core_.weight->name(), addend, x.size()));
   }
   /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Where it is `{}`, only the weights'

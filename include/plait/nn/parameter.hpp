@@ -47,16 +47,6 @@ namespace plait::detail {
             ? ": a backward pass adds to a gradient that has been reduced; call zero_gradient(ctx) to begin a new sum"
             : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"});
 }
-[[noreturn]] inline void refuse_taken_gradient(const std::string& name) {
-  fail({"parameter ", name,
-        ": a backward pass adds to its gradient, whose memory another parameter's gradient has taken; call "
-        "zero_gradient(ctx) before the pass, and reduce(ctx) before the memory serves the next"});
-}
-[[noreturn]] inline void refuse_unplaced(const std::string& name) {
-  fail({"parameter ", name,
-        ": a backward pass adds to its gradient, for which data parallelism has lent no memory; "
-        "enter(ctx, unit, true) comes before the pass"});
-}
 [[noreturn]] inline void refuse_reduction(const std::string& name, bool frozen, bool reduced) {
   if (frozen) fail({"parameter ", name, " is frozen, and has no gradient to reduce"});
   fail({"parameter ", name,
@@ -69,19 +59,6 @@ namespace plait::detail {
   fail({"parameter ", name,
         ": zero_gradient would lose a gradient that passes have added to and that was not reduced; call reduce(ctx) "
         "before it, or discard_gradient(ctx) in its place"});
-}
-[[noreturn]] inline void refuse_left_out(const std::string& name) {
-  fail({"parameter ", name,
-        ": a backward pass adds to a gradient of the step before, which was not reduced; zero_gradients has begun this "
-        "step without it: give its layer to zero_gradients and reduce_all, or have `visit` visit it"});
-}
-[[noreturn]] inline void refuse_incomplete(const std::string& name) {
-  fail({"parameter ", name,
-        ": its gradient is read before it is complete, so that it is this rank's term of a sum; call reduce(ctx) "
-        "before"});
-}
-[[noreturn]] inline void refuse_finish(const std::string& name) {
-  fail({"parameter ", name, ": finish_reduction without start_reduction(ctx), which starts what it waits for"});
 }
 [[noreturn]] inline void refuse_unset_values(const std::string& name, bool callers, const std::string& stored) {
   if (callers)
@@ -235,8 +212,14 @@ class parameter {
   /// The check of `used_gradient` alone.
   void require_accumulating() const {
     if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
-    if (gradient_use_ && !gradient_use_->valid && !only_counts<Device>) detail::refuse_taken_gradient(info_.name);
-    if (!ordered_ && !array_->can_have_gradients()) detail::refuse_unplaced(info_.name);
+    if (gradient_use_ && !gradient_use_->valid && !only_counts<Device>)
+      refuse(
+          ": a backward pass adds to its gradient, whose memory another parameter's gradient has taken; call "
+          "zero_gradient(ctx) before the pass, and reduce(ctx) before the memory serves the next");
+    if (!ordered_ && !array_->can_have_gradients())
+      refuse(
+          ": a backward pass adds to its gradient, for which data parallelism has lent no memory; "
+          "enter(ctx, unit, true) comes before the pass");
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
@@ -345,6 +328,7 @@ class parameter {
   std::size_t used_bytes() const {
     return static_cast<std::size_t>(used_size()) * sizeof(E);
   }
+  [[noreturn]] void refuse(std::string_view text) const { fail({"parameter ", info_.name, text}); }
   static void take_memory(const context<Device>& ctx, const std::shared_ptr<detail::memory_use>& use,
                           const void* memory, std::size_t bytes) {
     if (use && !only_counts<Device>) ctx.ranks.lent().take(memory, bytes, use);
@@ -352,7 +336,11 @@ class parameter {
   /// A pass adds to the gradient.
   void note_adding() {
     if (!added_) added_in_ = sums_->calls;
-    if (added_in_ < sums_->first && needs_reduction() && !only_counts<Device>) detail::refuse_left_out(info_.name);
+    if (added_in_ < sums_->first && needs_reduction() && !only_counts<Device>)
+      refuse(
+          ": a backward pass adds to a gradient of the step before, which was not reduced; zero_gradients has begun "
+          "this "
+          "step without it: give its layer to zero_gradients and reduce_all, or have `visit` visit it");
     added_ = true;
   }
   bool is_current() const { return current_ && (!values_use_ || values_use_->valid || only_counts<Device>); }
@@ -478,7 +466,10 @@ auto parameter<Precision, Device>::changed_slice() -> master_type* {
 
 template <class Precision, compute_device Device>
 auto parameter<Precision, Device>::gradient() const -> const gradient_type* {
-  if ((added_ || phase_ == phase::reducing) && needs_reduction()) detail::refuse_incomplete(info_.name);
+  if ((added_ || phase_ == phase::reducing) && needs_reduction())
+    refuse(
+        ": its gradient is read before it is complete, so that it is this rank's term of a sum; call reduce(ctx) "
+        "before");
   return const_cast<parameter*>(this)->stored_gradient();
 }
 
@@ -575,7 +566,8 @@ void parameter<Precision, Device>::start_reduction(const context<Device>& ctx) {
 
 template <class Precision, compute_device Device>
 reduced_gradient<Precision, Device> parameter<Precision, Device>::finish_reduction() {
-  if (phase_ != phase::reducing) detail::refuse_finish(info_.name);
+  if (phase_ != phase::reducing)
+    refuse(": finish_reduction without start_reduction(ctx), which starts what it waits for");
   tying_.wait();
   return complete_gradient();
 }
