@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
@@ -64,33 +66,15 @@ struct facts {
   template <template <class...> class List, std::size_t... Is>
   static List<dim_tag_of<v.given[Is]>...> given(std::index_sequence<Is...>);
 
-  static constexpr auto axis() {
-    if constexpr (static_cast<bool>(v.axis))
-      return type_list<on_axis<typename tag_or_unknown<index_of(v.axis, Axes{}), Axes>::type>>{};
-    else
-      return type_list<>{};
-  }
-  static constexpr auto dim() {
-    if constexpr (static_cast<bool>(v.dim) && v.code != layout_error::dims_differ)
-      return type_list<on_dim<dim_tag_of<v.dim>>>{};
-    else
-      return type_list<>{};
-  }
-  static constexpr auto both_states() {
-    if constexpr (v.first != state::invariant || v.second != state::invariant)
-      return type_list<states<v.first, v.second>>{};
-    else
-      return type_list<>{};
-  }
-  static constexpr auto lists() {
-    if constexpr (v.expected.empty() && v.given.empty())
-      return type_list<>{};
-    else
-      return type_list<of_operand<v.of>,
-                       decltype(expected<expected_dims>(std::make_index_sequence<v.expected.size()>{})),
-                       decltype(given<given_dims>(std::make_index_sequence<v.given.size()>{}))>{};
-  }
-  using type = concat<decltype(axis()), decltype(dim()), decltype(both_states()), decltype(lists())>;
+  template <bool Known, class... Facts>
+  using if_known = std::conditional_t<Known, type_list<Facts...>, type_list<>>;
+  using type = concat<
+      if_known<static_cast<bool>(v.axis), on_axis<typename tag_or_unknown<index_of(v.axis, Axes{}), Axes>::type>>,
+      if_known<static_cast<bool>(v.dim) && v.code != layout_error::dims_differ, on_dim<dim_tag_of<v.dim>>>,
+      if_known<v.first != state::invariant || v.second != state::invariant, states<v.first, v.second>>,
+      if_known<!v.expected.empty() || !v.given.empty(), of_operand<v.of>,
+               decltype(expected<expected_dims>(std::make_index_sequence<v.expected.size()>{})),
+               decltype(given<given_dims>(std::make_index_sequence<v.given.size()>{}))>>;
 };
 
 template <layout_error Error, class Facts>
