@@ -14,4 +14,3 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
   if ((all & 0x7fffffffu) > 0x7f800000u) return {0x7fff};
   return {static_cast<std::uint16_t>((all + 0x7fffu + ((all >> 16) & 1u)) >> 16)};
 }
-inline float __bfloat162float(__nv_bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }

@@ -74,10 +74,6 @@ inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stre
 
 }  // namespace plait::nccl_stand_in
 
-inline ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
-  return ncclSuccess;
-}
 inline const char* ncclGetErrorString(ncclResult_t result) { return plait::nccl_stand_in::name_of(result); }
 inline const char* ncclGetLastError(ncclComm_t comm) { return plait::nccl_stand_in::last_error(comm); }
 

@@ -53,13 +53,6 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
     return stand_in::copy(r, {to, bytes, from, bytes, bytes, 1}, kind, stream);
   });
 }
-inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                                     std::size_t width, std::size_t height, cudaMemcpyKind kind,
-                                     cudaStream_t stream = nullptr) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    return stand_in::copy(r, {to, to_pitch, from, from_pitch, width, height}, kind, stream);
-  });
-}
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (const auto error = r.refuse_unsafe()) return error;

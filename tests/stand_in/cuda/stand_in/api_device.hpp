@@ -34,7 +34,6 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   }
   return "unrecognized error code";
 }
-inline cudaError_t cudaPeekAtLastError() { return stand_in::last_error; }
 inline cudaError_t cudaGetLastError() { return std::exchange(stand_in::last_error, cudaSuccess); }
 
 // ---- devices -------------------------------------------------------------------------------------------------------
@@ -55,8 +54,6 @@ inline cudaError_t cudaGetDevice(int* device) {
   *device = stand_in::current_device;
   return cudaSuccess;
 }
-inline cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
@@ -170,33 +167,6 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribut
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
-inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    if (!kernel) return cudaErrorInvalidDeviceFunction;
-    *attributes = {};
-    attributes->maxThreadsPerBlock = 1024;
-    attributes->numRegs = 32;
-    attributes->ptxVersion = attributes->binaryVersion = 90;
-    const auto limit = r.dynamic_shared_limit.find(kernel);
-    attributes->maxDynamicSharedSizeBytes = limit == r.dynamic_shared_limit.end() ? 48 << 10 : limit->second;
-    return cudaSuccess;
-  });
-}
-template <class... Parameters>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
-  return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
-}
-
-template <class Kernel>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int threads, std::size_t shared_bytes) {
-  if (threads < 1 || threads > 1024) return stand_in::fail(cudaErrorInvalidValue);
-  const int by_threads = 2048 / ((threads + 31) / 32 * 32);
-  const auto by_shared = static_cast<int>((std::size_t{228} << 10) / (shared_bytes + 1024));
-  *blocks = by_threads < by_shared ? by_threads : by_shared;
-  if (*blocks > 32) *blocks = 32;
-  return cudaSuccess;
-}
-
 namespace stand_in {
 
 inline cudaError_t check_launch(runtime& r, const cudaLaunchConfig_t& config, const void* kernel) {
@@ -262,13 +232,4 @@ template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   return stand_in::launch(*config, kernel, {static_cast<Parameters>(std::forward<Arguments>(arguments))...});
-}
-
-template <class... Parameters>
-cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
-                             std::size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
-  const cudaLaunchConfig_t config{grid, block, shared_bytes, stream, nullptr, 0};
-  return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return stand_in::launch(config, kernel, {*static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...});
-  }(std::index_sequence_for<Parameters...>{});
 }

@@ -140,7 +140,6 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
   stand_in::set_time(stream, times.end());
   return cudaSuccess;
 }
-inline cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
   return stand_in::call([&](stand_in::runtime& r) {
     const auto g = r.graphs.find(graph);

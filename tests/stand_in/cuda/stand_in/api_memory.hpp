@@ -129,23 +129,9 @@ inline cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) 
     return cudaSuccess;
   });
 }
-inline cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    if (device < 0 || device >= stand_in::device_count()) return cudaErrorInvalidDevice;
-    *pool = r.current_pools.count(device) ? r.current_pools[device] : stand_in::default_pool(r, device);
-    return cudaSuccess;
-  });
-}
-inline cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
-    r.current_pools[device] = pool;
-    return cudaSuccess;
-  });
-}
 inline cudaError_t cudaMallocAsync(void** p, std::size_t bytes, cudaStream_t stream) {
   cudaMemPool_t pool = nullptr;
-  if (const auto error = cudaDeviceGetMemPool(&pool, stand_in::current_device)) return error;
+  if (const auto error = cudaDeviceGetDefaultMemPool(&pool, stand_in::current_device)) return error;
   return cudaMallocFromPoolAsync(p, bytes, pool, stream);
 }
 inline cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
@@ -278,20 +264,6 @@ inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr w
     return cudaSuccess;
   });
 }
-inline cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr which, void* value) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
-    bool is_int = false;
-    const std::uint64_t* from = stand_in::attribute(pool, which, is_int);
-    if (!from) return cudaErrorInvalidValue;
-    if (is_int) {
-      *static_cast<int*>(value) = static_cast<int>(*from);
-    } else {
-      *static_cast<std::uint64_t*>(value) = *from;
-    }
-    return cudaSuccess;
-  });
-}
 
 inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   return stand_in::call([&](stand_in::runtime&) {
@@ -332,26 +304,6 @@ inline cudaError_t cudaFreeHost(void* p) {
     std::memset(p, 0xff, held->second);
     r.pinned.erase(held);
     ::operator delete(p, std::align_val_t{256});
-    return cudaSuccess;
-  });
-}
-inline cudaError_t cudaHostRegister(void* p, std::size_t bytes, unsigned) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    if (!p || bytes == 0) return cudaErrorInvalidValue;
-    if (r.is_pinned(p)) return cudaErrorHostMemoryAlreadyRegistered;
-    r.pinned.emplace(static_cast<const char*>(p), bytes);
-    return cudaSuccess;
-  });
-}
-inline cudaError_t cudaHostUnregister(void* p) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    return r.pinned.erase(static_cast<const char*>(p)) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
-  });
-}
-inline cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.is_pinned(host)) return cudaErrorInvalidValue;
-    *device = host;
     return cudaSuccess;
   });
 }

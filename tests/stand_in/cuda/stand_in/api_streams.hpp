@@ -98,22 +98,6 @@ inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
     return cudaSuccess;
   });
 }
-inline cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
-    *flags = s->blocking ? cudaStreamDefault : cudaStreamNonBlocking;
-    return cudaSuccess;
-  });
-}
-inline cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
-    *device = s->device;
-    return cudaSuccess;
-  });
-}
 
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   return stand_in::call([&](stand_in::runtime& r) {

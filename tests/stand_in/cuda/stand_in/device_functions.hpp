@@ -31,13 +31,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
-inline void __nanosleep(unsigned) {}
 [[noreturn]] inline void __trap() { stand_in::die(stand_in::executor::instance().where() + " calls __trap()"); }
-inline void cudaGridDependencySynchronize() {}
-inline void cudaTriggerProgrammaticLaunchCompletion() {}
 
 // ---- shuffles ------------------------------------------------------------------------------------------------------
 
@@ -102,10 +96,6 @@ T atomicAdd(T* address, std::type_identity_t<T> value) {
   return stand_in::replace(address, [&](T old) { return old + value; });
 }
 template <class T>
-T atomicSub(T* address, std::type_identity_t<T> value) {
-  return stand_in::replace(address, [&](T old) { return old - value; });
-}
-template <class T>
 T atomicExch(T* address, std::type_identity_t<T> value) {
   return stand_in::replace(address, [&](T) { return value; });
 }
@@ -117,103 +107,15 @@ template <std::integral T>
 T atomicMax(T* address, std::type_identity_t<T> value) {
   return stand_in::replace(address, [&](T old) { return std::max<T>(old, value); });
 }
-template <std::integral T>
-T atomicMin(T* address, std::type_identity_t<T> value) {
-  return stand_in::replace(address, [&](T old) { return std::min<T>(old, value); });
-}
-template <std::integral T>
-T atomicOr(T* address, std::type_identity_t<T> value) {
-  return stand_in::replace(address, [&](T old) { return old | value; });
-}
-template <std::integral T>
-T atomicAnd(T* address, std::type_identity_t<T> value) {
-  return stand_in::replace(address, [&](T old) { return old & value; });
-}
-template <std::integral T>
-T atomicXor(T* address, std::type_identity_t<T> value) {
-  return stand_in::replace(address, [&](T old) { return old ^ value; });
-}
-inline unsigned atomicInc(unsigned* address, unsigned limit) {
-  return stand_in::replace(address, [&](unsigned old) { return old >= limit ? 0 : old + 1; });
-}
 
 // ---- loads, bits, arithmetic ---------------------------------------------------------------------------------------
 
-template <class T>
-T __ldg(const T* address) {
-  return *address;
-}
-template <class T>
-T __ldcs(const T* address) {
-  return *address;
-}
-template <class T>
-T __ldcg(const T* address) {
-  return *address;
-}
-template <class T>
-void __stcs(T* address, std::type_identity_t<T> value) {
-  *address = value;
-}
-template <class T>
-void __stcg(T* address, std::type_identity_t<T> value) {
-  *address = value;
-}
-
-inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline long long __double_as_longlong(double x) { return std::bit_cast<long long>(x); }
-inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x); }
-
 inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
-inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline int __ffsll(long long x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1; }
-inline unsigned __brev(unsigned x) {
-  unsigned y = 0;
-  for (int i = 0; i < 32; ++i) y |= (x >> i & 1u) << (31 - i);
-  return y;
-}
-inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(std::uint64_t{x} * y >> 32); }
-inline int __mulhi(int x, int y) { return static_cast<int>(std::int64_t{x} * y >> 32); }
-inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
-  __extension__ using wide = unsigned __int128;
-  return static_cast<unsigned long long>(static_cast<wide>(x) * y >> 64);
-}
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fsqrt_rn(float x) { return sqrtf(x); }
-inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
-inline float __fadd_rn(float x, float y) { return x + y; }
-inline float __fsub_rn(float x, float y) { return x - y; }
-inline float __fmul_rn(float x, float y) { return x * y; }
-inline float __fdiv_rn(float x, float y) { return x / y; }
-inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-inline double __dadd_rn(double x, double y) { return x + y; }
-inline double __dmul_rn(double x, double y) { return x * y; }
-inline double __fma_rn(double x, double y, double z) { return std::fma(x, y, z); }
-inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; }
-inline int __float2int_rn(float x) { return static_cast<int>(lrintf(x)); }
-inline float __double2float_rn(double x) { return static_cast<float>(x); }
-inline float __int2float_rn(int x) { return static_cast<float>(x); }
-inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 
 // The C library declares functions of these names for itself.
 #define __expf(x) expf(x)
-#define __logf(x) logf(x)
-#define __log2f(x) log2f(x)
-#define __log10f(x) log10f(x)
-#define __exp10f(x) exp10f(x)
-#define __powf(x, y) powf(x, y)
-#define __sinf(x) sinf(x)
-#define __cosf(x) cosf(x)
 
 #define STAND_IN_MIN_MAX(type)                                        \
   inline constexpr type min(type x, type y) { return y < x ? y : x; } \

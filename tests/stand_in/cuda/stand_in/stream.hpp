@@ -54,7 +54,7 @@ class runtime {
   std::unordered_map<CUgraph_st*, std::unique_ptr<CUgraph_st>> graphs;
   std::unordered_map<CUgraphExec_st*, std::unique_ptr<CUgraphExec_st>> executables;
   std::unordered_map<CUmemPoolHandle_st*, std::unique_ptr<CUmemPoolHandle_st>> pools;
-  std::map<int, cudaMemPool_t> current_pools, default_pools;
+  std::map<int, cudaMemPool_t> default_pools;
   std::map<const char*, std::size_t> pinned;                  // start and bytes
   std::unordered_map<const void*, int> dynamic_shared_limit;  // by kernel
   std::set<const void*> loaded;                               // kernels that have been launched, or set up
