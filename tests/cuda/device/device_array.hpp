@@ -42,10 +42,10 @@ values random_values(std::int64_t n, unsigned seed, double spread = 1.0) {
 
 /// Elements of any type in a device's memory, `lead` elements behind where the memory begins. What lies around them
 /// must stay as it is: reading them throws where a kernel has written there.
-template <class T>
+template <class T, class Device = cuda>
 class device_array {
  public:
-  device_array(cuda& device, const std::vector<T>& from, std::size_t lead = 0)
+  device_array(Device& device, const std::vector<T>& from, std::size_t lead = 0)
       : device_(&device),
         size_(from.size()),
         lead_(lead),
@@ -70,17 +70,17 @@ class device_array {
  private:
   static constexpr std::size_t behind = 16;
   static constexpr unsigned char pattern = 0xA5;
-  cuda* device_;
+  Device* device_;
   std::size_t size_, lead_;
-  buffer<cuda> memory_;
+  buffer<Device> memory_;
 };
 
 /// The same for numbers, which go in and out as doubles.
-template <class T>
+template <class T, class Device = cuda>
 class number_array {
  public:
-  number_array(cuda& device, const values& from, std::size_t lead = 0) : array_(device, rounded(from), lead) {}
-  number_array(cuda& device, std::int64_t n) : number_array(device, values(static_cast<std::size_t>(n))) {}
+  number_array(Device& device, const values& from, std::size_t lead = 0) : array_(device, rounded(from), lead) {}
+  number_array(Device& device, std::int64_t n) : number_array(device, values(static_cast<std::size_t>(n))) {}
   T* data() { return array_.data(); }
   const T* view() { return array_.data(); }
   std::vector<T> raw() { return array_.read(); }
@@ -96,8 +96,16 @@ class number_array {
     for (const double x : from) host.push_back(typed<T>(x));
     return host;
   }
-  device_array<T> array_;
+  device_array<T, Device> array_;
 };
+
+/// Columns first ... first + count - 1 of a matrix with `columns` columns.
+inline values part_of(const values& matrix, std::int64_t columns, std::int64_t first, std::int64_t count) {
+  values part;
+  for (auto row = matrix.begin(); row != matrix.end(); row += columns)
+    part.insert(part.end(), row + first, row + first + count);
+  return part;
+}
 
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {

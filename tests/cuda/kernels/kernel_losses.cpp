@@ -12,36 +12,6 @@
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/settings.hpp"
 
-/// The processor's kernels, in double unless the types say otherwise.
-namespace plait::test {
-namespace {
-
-struct losses {
-  std::vector<double> row_max, sum_exp, loss, dlogits;
-};
-
-/// The processor's losses of rows of `range.columns` logits, which are the whole vocabulary, and their gradients, where
-/// a row's loss has the gradient scale[r].
-losses losses_on_cpu(const std::vector<double>& logits, const std::vector<std::int64_t>& targets,
-                     const std::vector<double>& scale, const kernels::vocabulary_range& range,
-                     const kernels::cross_entropy_settings& settings) {
-  cpu device;
-  const std::size_t n = targets.size();
-  const auto rows = static_cast<std::int64_t>(n);
-  losses made{std::vector<double>(n), std::vector<double>(n), std::vector<double>(n), logits};
-  std::vector<double> target(n), sum(n);
-  kernels::cross_entropy_local_statistics(device, logits.data(), targets.data(), made.row_max.data(),
-                                          made.sum_exp.data(), target.data(), sum.data(), rows, range, settings);
-  kernels::cross_entropy_loss(device, targets.data(), made.row_max.data(), made.sum_exp.data(), target.data(),
-                              sum.data(), made.loss.data(), rows, range, settings);
-  kernels::cross_entropy_backward(device, logits.data(), targets.data(), made.row_max.data(), made.sum_exp.data(),
-                                  scale.data(), made.dlogits.data(), rows, range, settings);
-  return made;
-}
-
-}  // namespace
-}  // namespace plait::test
-
 namespace {
 
 using namespace plait::test;
@@ -52,19 +22,32 @@ using plait::kernels::cross_entropy_settings;
 using plait::kernels::vocabulary_range;
 using std::int64_t;
 
+struct losses {
+  values row_max, sum_exp, loss, dlogits;
+};
+
+/// The processor's losses of rows of `range.columns` logits, which are the whole vocabulary, and their gradients, where
+/// a row's loss has the gradient scale[r].
+losses losses_on_cpu(const values& logits, const std::vector<int64_t>& targets, const values& scale,
+                     const vocabulary_range& range, const cross_entropy_settings& settings) {
+  plait::cpu device;
+  const std::size_t n = targets.size();
+  const auto rows = static_cast<int64_t>(n);
+  losses made{values(n), values(n), values(n), logits};
+  values target(n), sum(n);
+  plait::kernels::cross_entropy_local_statistics(device, logits.data(), targets.data(), made.row_max.data(),
+                                                 made.sum_exp.data(), target.data(), sum.data(), rows, range, settings);
+  plait::kernels::cross_entropy_loss(device, targets.data(), made.row_max.data(), made.sum_exp.data(), target.data(),
+                                     sum.data(), made.loss.data(), rows, range, settings);
+  plait::kernels::cross_entropy_backward(device, logits.data(), targets.data(), made.row_max.data(),
+                                         made.sum_exp.data(), scale.data(), made.dlogits.data(), rows, range, settings);
+  return made;
+}
+
 struct problem {
   int64_t rows, columns, vocab;  ///< columns of the whole vocabulary, padding included
   int64_t ranks;
 };
-
-/// Columns first ... first + count - 1 of a matrix with `columns` columns.
-values part_of(const values& matrix, int64_t columns, int64_t first, int64_t count) {
-  values part;
-  for (auto row = matrix.begin(); row != matrix.end(); row += columns) {
-    part.insert(part.end(), row + first, row + first + count);
-  }
-  return part;
-}
 
 std::vector<int64_t> targets_of(const problem& p) {
   std::vector<int64_t> targets;

@@ -10,21 +10,6 @@
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/settings.hpp"
 
-/// The processor's kernels, in double unless the types say otherwise.
-namespace plait::test {
-namespace {
-
-/// The processor's `merge_lse`, in double.
-void merge_on_cpu(std::vector<double>& o, std::vector<double>& lse, const std::vector<double>& o_other,
-                  const std::vector<double>& lse_other, std::int64_t other_stride,
-                  const kernels::attention_shape& shape) {
-  cpu device;
-  kernels::merge_lse(device, o.data(), lse.data(), o_other.data(), lse_other.data(), other_stride, shape);
-}
-
-}  // namespace
-}  // namespace plait::test
-
 namespace {
 
 using namespace plait::test;
@@ -58,12 +43,13 @@ void check(int64_t batch, int64_t q_len, int64_t heads, int64_t head_dim, int64_
     if (i % 5 == 2 || i % 7 == 3) lse_other[i] = nothing;
   }
   cuda device;
+  plait::cpu host;
   number_array<T> o_(device, o);
   number_array<Other> other_(device, other);
   number_array<statistic_of<T>> lse_(device, lse), lse_other_(device, lse_other);
   plait::kernels::merge_lse<T, Other>(device, o_.data(), lse_.data(), other_.data(), lse_other_.data(), other_stride,
                                       shape);
-  merge_on_cpu(o, lse, other, lse_other, other_stride, shape);
+  plait::kernels::merge_lse(host, o.data(), lse.data(), other.data(), lse_other.data(), other_stride, shape);
   CHECK(difference(o_.read(), o) < tolerance<T>);
   CHECK(difference(lse_.read(), lse) < std::fmin(tolerance<T>, 1e-5));
   device.synchronize();

@@ -8,52 +8,6 @@
 #include "plait/kernels/cpu/norms.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 
-/// The processor's kernels, in double unless the types say otherwise.
-namespace plait::test {
-namespace {
-
-/// What a norm makes, in double; RMS norm has neither mean nor dbias.
-struct norm_arrays {
-  std::vector<double> y, mean, inverse, dx, dweight, dbias;
-};
-
-norm_arrays sized(std::size_t n, std::size_t columns) {
-  const std::size_t rows = n / columns;
-  return {std::vector<double>(n), std::vector<double>(rows),    std::vector<double>(rows),
-          std::vector<double>(n), std::vector<double>(columns), std::vector<double>(columns)};
-}
-
-/// The processor's norms. dx includes `addend`.
-norm_arrays rms_norm_on_cpu(const std::vector<double>& x, const std::vector<double>& weight,
-                            const std::vector<double>& dy, const std::vector<double>& addend, double eps) {
-  cpu device;
-  norm_arrays made = sized(x.size(), weight.size());
-  const auto columns = static_cast<std::int64_t>(weight.size());
-  const auto rows = static_cast<std::int64_t>(made.inverse.size());
-  kernels::norm_forward(device, x.data(), weight.data(), nullptr, made.y.data(), nullptr, made.inverse.data(), rows,
-                        columns, eps);
-  kernels::norm_backward(device, x.data(), weight.data(), dy.data(), nullptr, made.inverse.data(), made.dx.data(),
-                         made.dweight.data(), nullptr, rows, columns, addend.data());
-  return made;
-}
-
-norm_arrays layer_norm_on_cpu(const std::vector<double>& x, const std::vector<double>& weight,
-                              const std::vector<double>& bias, const std::vector<double>& dy,
-                              const std::vector<double>& addend, double eps) {
-  cpu device;
-  norm_arrays made = sized(x.size(), weight.size());
-  const auto columns = static_cast<std::int64_t>(weight.size());
-  const auto rows = static_cast<std::int64_t>(made.inverse.size());
-  kernels::norm_forward(device, x.data(), weight.data(), bias.data(), made.y.data(), made.mean.data(),
-                        made.inverse.data(), rows, columns, eps);
-  kernels::norm_backward(device, x.data(), weight.data(), dy.data(), made.mean.data(), made.inverse.data(),
-                         made.dx.data(), made.dweight.data(), made.dbias.data(), rows, columns, addend.data());
-  return made;
-}
-
-}  // namespace
-}  // namespace plait::test
-
 namespace {
 
 using namespace plait::test;
@@ -66,6 +20,42 @@ namespace kernels = plait::kernels;
 
 constexpr double eps = 1e-5;
 
+/// What a norm makes, in double; RMS norm has neither mean nor dbias.
+struct norm_arrays {
+  values y, mean, inverse, dx, dweight, dbias;
+};
+
+norm_arrays sized(std::size_t n, std::size_t columns) {
+  const std::size_t rows = n / columns;
+  return {values(n), values(rows), values(rows), values(n), values(columns), values(columns)};
+}
+
+/// The processor's norms. dx includes `addend`.
+norm_arrays rms_norm_on_cpu(const values& x, const values& weight, const values& dy, const values& addend) {
+  plait::cpu device;
+  norm_arrays made = sized(x.size(), weight.size());
+  const auto columns = static_cast<int64_t>(weight.size());
+  const auto rows = static_cast<int64_t>(made.inverse.size());
+  kernels::norm_forward(device, x.data(), weight.data(), nullptr, made.y.data(), nullptr, made.inverse.data(), rows,
+                        columns, eps);
+  kernels::norm_backward(device, x.data(), weight.data(), dy.data(), nullptr, made.inverse.data(), made.dx.data(),
+                         made.dweight.data(), nullptr, rows, columns, addend.data());
+  return made;
+}
+
+norm_arrays layer_norm_on_cpu(const values& x, const values& weight, const values& bias, const values& dy,
+                              const values& addend) {
+  plait::cpu device;
+  norm_arrays made = sized(x.size(), weight.size());
+  const auto columns = static_cast<int64_t>(weight.size());
+  const auto rows = static_cast<int64_t>(made.inverse.size());
+  kernels::norm_forward(device, x.data(), weight.data(), bias.data(), made.y.data(), made.mean.data(),
+                        made.inverse.data(), rows, columns, eps);
+  kernels::norm_backward(device, x.data(), weight.data(), dy.data(), made.mean.data(), made.inverse.data(),
+                         made.dx.data(), made.dweight.data(), made.dbias.data(), rows, columns, addend.data());
+  return made;
+}
+
 struct problem {
   int64_t rows, columns;
   std::size_t lead;  ///< elements between an aligned address and each array
@@ -74,14 +64,6 @@ struct problem {
 constexpr problem problems[] = {{1, 1, 0},    {5, 7, 0},    {3, 64, 0},  {3, 64, 1},   {700, 64, 0},
                                 {70, 37, 0},  {9, 576, 0},  {9, 576, 1}, {5, 2048, 0}, {5, 2048, 1},
                                 {2, 8200, 0}, {2, 8200, 1}, {9, 1030, 0}};
-
-/// Columns first ... first + count - 1 of a matrix with `columns` columns.
-values part_of(const values& matrix, int64_t columns, int64_t first, int64_t count) {
-  values part;
-  for (auto row = matrix.begin(); row != matrix.end(); row += columns)
-    part.insert(part.end(), row + first, row + first + count);
-  return part;
-}
 
 values sum_of(const values& a, const values& b) {
   values sum = a;
@@ -134,7 +116,7 @@ void check_rms(const problem& p) {
   CAPTURE(p.columns);
   CAPTURE(p.lead);
   const inputs<T> in(p);
-  const norm_arrays expected = rms_norm_on_cpu(in.x, in.w, in.dy, in.addend, eps);
+  const norm_arrays expected = rms_norm_on_cpu(in.x, in.w, in.dy, in.addend);
   cuda device;
   number_array<T> x(device, in.x, p.lead), w(device, in.w, p.lead), dy(device, in.dy, p.lead);
   number_array<T> addend(device, in.addend, p.lead), y(device, in.x, p.lead), dx(device, in.x, p.lead);
@@ -176,7 +158,7 @@ void check_split_rms(const problem& p) {
   CAPTURE(sizeof(T));
   CAPTURE(p.columns);
   const inputs<T> in(p);
-  const norm_arrays expected = rms_norm_on_cpu(in.x, in.w, in.dy, in.addend, eps);
+  const norm_arrays expected = rms_norm_on_cpu(in.x, in.w, in.dy, in.addend);
   cuda device;
   const int64_t cut = p.columns / 3;
   const auto parts = [&](auto f) {
@@ -227,7 +209,7 @@ void check_layer(const problem& p) {
   CAPTURE(p.columns);
   CAPTURE(p.lead);
   const inputs<T> in(p);
-  const norm_arrays expected = layer_norm_on_cpu(in.x, in.w, in.b, in.dy, in.addend, eps);
+  const norm_arrays expected = layer_norm_on_cpu(in.x, in.w, in.b, in.dy, in.addend);
   cuda device;
   number_array<T> x(device, in.x, p.lead), w(device, in.w, p.lead), b(device, in.b, p.lead);
   number_array<T> dy(device, in.dy, p.lead), addend(device, in.addend, p.lead);
@@ -270,7 +252,7 @@ void check_split_layer(const problem& p) {
   CAPTURE(sizeof(T));
   CAPTURE(p.columns);
   const inputs<T> in(p);
-  const norm_arrays expected = layer_norm_on_cpu(in.x, in.w, in.b, in.dy, in.addend, eps);
+  const norm_arrays expected = layer_norm_on_cpu(in.x, in.w, in.b, in.dy, in.addend);
   cuda device;
   const int64_t cut = p.columns / 3;
   const auto parts = [&](auto f) {

@@ -20,60 +20,6 @@
 #include "plait/kernels/settings.hpp"
 #include "plait/kernels/sums.hpp"
 
-/// The processor's kernels, in double unless the types say otherwise.
-namespace plait::test {
-namespace {
-
-/// One tensor's numbers between steps.
-struct adamw_numbers {
-  std::vector<double> master, m, v;
-};
-
-/// One tensor between steps whose moments are kept as S: bf16, or codes in blocks.
-template <class M, class S>
-struct rounded_numbers {
-  std::vector<M> master;
-  std::vector<S> m, v;
-  std::vector<std::uint8_t> m_scales, v_scales;
-};
-
-/// The processor's step.
-void adamw_on_cpu(adamw_numbers& tensor, const std::vector<double>& gradient, double weight_decay,
-                  const kernels::adamw_settings& settings, const kernels::adamw_scalars& scalars) {
-  cpu device;
-  const kernels::adamw_tensor<double, double, double> one{
-      tensor.master.data(), gradient.data(), tensor.m.data(),
-      tensor.v.data(),      nullptr,         static_cast<std::int64_t>(gradient.size()),
-      weight_decay};
-  kernels::adamw_update(device, std::span(&one, 1), settings, &scalars);
-}
-
-/// The processor's step with moments, and where M is bf16 values, that are rounded stochastically; `like` says
-/// everything but where the arrays are.
-template <class M, class G, class S>
-void adamw_rounded_on_cpu(rounded_numbers<M, S>& tensor, const std::vector<G>& gradient,
-                          kernels::adamw_rounded_tensor<M, G, M, S> like, const kernels::adamw_settings& settings,
-                          const kernels::adamw_scalars& scalars) {
-  cpu device;
-  like.master = tensor.master.data(), like.gradient = gradient.data();
-  like.m = tensor.m.data(), like.v = tensor.v.data();
-  like.m_scales = tensor.m_scales.data(), like.v_scales = tensor.v_scales.data();
-  like.weight = nullptr;
-  kernels::adamw_update(device, std::span<const kernels::adamw_rounded_tensor<M, G, M, S>>(&like, 1), settings,
-                        &scalars);
-}
-
-/// What the processor clips with.
-kernels::clip_numbers clip_on_cpu(double squares, double limit) {
-  cpu device;
-  kernels::clip_numbers made{-1, -1, -1};
-  kernels::clip(device, &squares, limit, &made);
-  return made;
-}
-
-}  // namespace
-}  // namespace plait::test
-
 namespace {
 
 using namespace plait::test;
@@ -85,6 +31,53 @@ using plait::kernels::adamw_tensor;
 using plait::kernels::clip_numbers;
 using plait::kernels::const_elements;
 using std::int64_t;
+
+/// One tensor's numbers between steps.
+struct adamw_numbers {
+  values master, m, v;
+};
+
+/// One tensor between steps whose moments are kept as S: bf16, or codes in blocks.
+template <class M, class S>
+struct rounded_numbers {
+  std::vector<M> master;
+  std::vector<S> m, v;
+  std::vector<std::uint8_t> m_scales, v_scales;
+};
+
+/// The processor's step.
+void adamw_on_cpu(adamw_numbers& tensor, const values& gradient, double weight_decay, const adamw_settings& settings,
+                  const adamw_scalars& scalars) {
+  plait::cpu device;
+  const adamw_tensor<double, double, double> one{
+      tensor.master.data(), gradient.data(), tensor.m.data(),
+      tensor.v.data(),      nullptr,         static_cast<int64_t>(gradient.size()),
+      weight_decay};
+  plait::kernels::adamw_update(device, std::span(&one, 1), settings, &scalars);
+}
+
+/// The processor's step with moments, and where M is bf16 values, that are rounded stochastically; `like` says
+/// everything but where the arrays are.
+template <class M, class G, class S>
+void adamw_rounded_on_cpu(rounded_numbers<M, S>& tensor, const std::vector<G>& gradient,
+                          plait::kernels::adamw_rounded_tensor<M, G, M, S> like, const adamw_settings& settings,
+                          const adamw_scalars& scalars) {
+  plait::cpu device;
+  like.master = tensor.master.data(), like.gradient = gradient.data();
+  like.m = tensor.m.data(), like.v = tensor.v.data();
+  like.m_scales = tensor.m_scales.data(), like.v_scales = tensor.v_scales.data();
+  like.weight = nullptr;
+  plait::kernels::adamw_update(device, std::span<const plait::kernels::adamw_rounded_tensor<M, G, M, S>>(&like, 1),
+                               settings, &scalars);
+}
+
+/// What the processor clips with.
+clip_numbers clip_on_cpu(double squares, double limit) {
+  plait::cpu device;
+  clip_numbers made{-1, -1, -1};
+  plait::kernels::clip(device, &squares, limit, &made);
+  return made;
+}
 
 /// More tensors than one launch takes, of sizes around those of a pack and of a chunk; some begin off a boundary.
 std::vector<int64_t> tensor_sizes() {
