@@ -22,7 +22,23 @@ class text_assembly {
  public:
   text_assembly() = default;
   /// Blocks `first` to `first + count - 1`.
-  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count);
+  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count) {
+    for (std::size_t b = 0; b < count; ++b) {
+      const std::int64_t tokens = tokens_of(blocks[first + b]);
+      largest_ = std::max(largest_, tokens);
+      for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length, tokens});
+    }
+    std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
+    std::int64_t at = 0;
+    std::vector<token_run> runs;
+    for (piece& p : pieces_) {
+      p.to = at;
+      runs.push_back({at, p.position, p.length});
+      at += p.length;
+    }
+    length_ = at;
+    runs_ = joined(std::move(runs));
+  }
 
   std::int64_t length() const { return length_; }
   /// Tokens of the largest block, and of the room of every block.
@@ -253,29 +269,6 @@ class all_gather_kv_attention {
   detail::text_assembly text_;
   alone alone_;
 };
-
-namespace detail {
-
-inline text_assembly::text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first,
-                                    std::size_t count) {
-  for (std::size_t b = 0; b < count; ++b) {
-    const std::int64_t tokens = tokens_of(blocks[first + b]);
-    largest_ = std::max(largest_, tokens);
-    for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length, tokens});
-  }
-  std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
-  std::int64_t at = 0;
-  std::vector<token_run> runs;
-  for (piece& p : pieces_) {
-    p.to = at;
-    runs.push_back({at, p.position, p.length});
-    at += p.length;
-  }
-  length_ = at;
-  runs_ = joined(std::move(runs));
-}
-
-}  // namespace detail
 
 }  // namespace plait
 

@@ -29,7 +29,19 @@ struct local_heads {
 
 /// `q` and `k` are this rank's parts [batch, seq, heads, head_dim]. Where kv heads are replicated over further axes,
 /// the queries here need only some of them. Throws unless a rank's heads are whole groups or in one group.
-local_heads share_of_heads(const box& q, const box& k, const std::string& name);
+inline local_heads share_of_heads(const box& q, const box& k, const std::string& name) {
+  const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
+  const std::int64_t begin = q.offset[2], end = begin + q.local[2], first = begin / group, last = (end - 1) / group;
+  const bool whole = begin % group == 0 && end % group == 0;
+  const bool here = first >= k.offset[2] && last < k.offset[2] + k.local[2];
+  if (q.global[2] % k.global[2] != 0 || (first != last && !whole) || !here)
+    fail({name, ": heads = ", q.global[2], ", kv_heads = ", k.global[2], ", and a rank has query heads ", begin, " to ",
+          end - 1, " and kv heads ", k.offset[2], " to ", k.offset[2] + k.local[2] - 1,
+          ": heads must be a multiple of kv_heads, and the query heads of a rank must be whole groups of ", group,
+          " or lie in one group, whose kv head it has; blocks of ", group,
+          " heads (dim_sizes::set) keep groups together"});
+  return {first - k.offset[2], last - first + 1};
+}
 
 }  // namespace plait::detail
 
@@ -243,23 +255,5 @@ class attention_core {
 };
 
 }  // namespace plait
-
-namespace plait::detail {
-
-inline local_heads share_of_heads(const box& q, const box& k, const std::string& name) {
-  const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
-  const std::int64_t begin = q.offset[2], end = begin + q.local[2], first = begin / group, last = (end - 1) / group;
-  const bool whole = begin % group == 0 && end % group == 0;
-  const bool here = first >= k.offset[2] && last < k.offset[2] + k.local[2];
-  if (q.global[2] % k.global[2] != 0 || (first != last && !whole) || !here)
-    fail({name, ": heads = ", q.global[2], ", kv_heads = ", k.global[2], ", and a rank has query heads ", begin, " to ",
-          end - 1, " and kv heads ", k.offset[2], " to ", k.offset[2] + k.local[2] - 1,
-          ": heads must be a multiple of kv_heads, and the query heads of a rank must be whole groups of ", group,
-          " or lie in one group, whose kv head it has; blocks of ", group,
-          " heads (dim_sizes::set) keep groups together"});
-  return {first - k.offset[2], last - first + 1};
-}
-
-}  // namespace plait::detail
 
 #include "plait/core/macros_on.hpp"

@@ -21,7 +21,13 @@ namespace plait {
 class ring_route {
  public:
   ring_route() = default;
-  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, const kernels::attention_mask& mask);
+  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, const kernels::attention_mask& mask)
+      : ranks_(static_cast<int>(blocks.size())), mine_(static_cast<int>(mine)), hops_(blocks.size()) {
+    for (int j = 0; j < ranks_; ++j)
+      for (int s = 1; s < ranks_; ++s)
+        if (sees(blocks[at(j + s)], blocks[at(j)], mask)) hops_[at(j)] = s;
+    last_ = *std::max_element(hops_.begin(), hops_.end());
+  }
 
   int ranks() const { return ranks_; }
   int next() const { return static_cast<int>(at(mine_ + 1)); }
@@ -186,15 +192,6 @@ class ring_attention : public all_gather_kv_attention<Precision, Device> {
 
   ring_route route_;
 };
-
-inline ring_route::ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine,
-                              const kernels::attention_mask& mask)
-    : ranks_(static_cast<int>(blocks.size())), mine_(static_cast<int>(mine)), hops_(blocks.size()) {
-  for (int j = 0; j < ranks_; ++j)
-    for (int s = 1; s < ranks_; ++s)
-      if (sees(blocks[at(j + s)], blocks[at(j)], mask)) hops_[at(j)] = s;
-  last_ = *std::max_element(hops_.begin(), hops_.end());
-}
 
 }  // namespace plait
 

@@ -128,13 +128,55 @@ inline layout side_by_side(const layout& a, const layout& input, const axis_list
 class linear_collectives {
  public:
   /// `name` is the first weight's.
-  linear_collectives(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
+  linear_collectives(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name) {
+    const mesh_shape& mesh = ranks.shape();
+    const linear_layouts& first = d.branches[0];
+    const box gathered = local_box(d.gathered, mesh, sizes, ranks.rank());
+    for (std::size_t i = 0; i < d.gathered.dims.size(); ++i) {
+      const dim_id dim = d.gathered.dims[i].dim;
+      (!first.weight.has(dim) ? rows_ : first.output.has(dim) ? batches_ : inner_) *= gathered.local[i];
+    }
+    made_for_ = made_for(mesh, ranks.rank(), sizes, {&d.input});
+    ready_plan gather(d.input, d.gathered, ranks, sizes, "input of " + name);
+    ready_plan spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
+    for (const linear_layouts& b : d.branches) {
+      columns_.push_back(local_box(b.weight, mesh, sizes, ranks.rank()).local_size() / inner_ / batches_);
+      total_ += columns_.back();
+      made_for_.add(sizes, b.output);
+    }
+    dim_sizes side_by_side_sizes = sizes;
+    ready_plan resolve = resolution(ranks, side_by_side_sizes, d, name);
+    ready_plan unresolve(resolve.backward(), ranks, side_by_side_sizes, "gradient of the output of " + name);
+    forward_input_ = {std::move(gather), rows(), inner_};
+    backward_input_ = {std::move(spread), rows(), inner_};
+    forward_output_ = {std::move(resolve), rows(), total_};
+    backward_output_ = {std::move(unresolve), rows(), total_};
+  }
 
   /// Overlaps the collectives with their products. Throws where a product waits and is waited for.
-  void split_into_chunks(std::int64_t chunks, const std::string& name);
+  void split_into_chunks(std::int64_t chunks, const std::string& name) {
+    check_overlap(name, chunks, forward_input_.moves(), forward_output_.moves());
+    check_overlap(name, chunks, backward_output_.moves(), backward_input_.moves());
+    forward_input_.split_into_chunks(chunks, "input of " + name);
+    backward_input_.split_into_chunks(chunks, "gradient of the input of " + name);
+    forward_output_.split_into_chunks(chunks, "output of " + name);
+    backward_output_.split_into_chunks(chunks, "gradient of the output of " + name);
+    chunks_ = chunks;
+  }
 
   /// Makes everything anew for other sizes. Throws, and changes nothing, where a weight would have another size.
-  void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
+  void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name) {
+    made_for_.require_mesh(name, ranks.shape(), ranks.rank());
+    linear_collectives now(ranks, sizes, d, name);
+    for (const linear_layouts& b : d.branches)
+      for (const dim_placement& p : b.placed.dims)
+        if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != sizes.of(p.dim))
+          fail({name, ": resize changes ", p.dim.text(), " from ", *was, " to ", sizes.of(p.dim),
+                ", and the weight has this dim: only dims that the weight does not have may change, such as batch and "
+                "seq; make another layer for another weight"});
+    if (chunks_ != 1) now.split_into_chunks(chunks_, name);
+    *this = std::move(now);
+  }
 
   /// Throws unless the collectives were made for a call's sizes.
   void require_sizes(const std::string& name, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
@@ -155,81 +197,28 @@ class linear_collectives {
 
  private:
   /// Brings the products to the outputs; `sizes` gets the dim of outputs that lie side by side.
-  ready_plan resolution(world& ranks, dim_sizes& sizes, const shared_linears& d, const std::string& name) const;
+  ready_plan resolution(world& ranks, dim_sizes& sizes, const shared_linears& d, const std::string& name) const {
+    layout product = d.branches[0].product, output = d.branches[0].output;
+    if (d.branches.size() > 1) {
+      const axis_list moving = differing_axes(product, output);
+      product = side_by_side(product, d.input, moving);
+      output = side_by_side(output, d.input, moving);
+      sizes.set(dim_of<columns>, total_);
+      for (const linear_layouts& b : d.branches) {
+        if (differing_axes(b.product, b.output) == moving && side_by_side(b.product, d.input, moving) == product &&
+            side_by_side(b.output, d.input, moving) == output)
+          continue;
+        fail({"output of ", name, ": linears that share an input must be resolved alike; one goes from ",
+              describe(d.branches[0].product), " to ", describe(d.branches[0].output), ", another from ",
+              describe(b.product), " to ", describe(b.output)});
+      }
+    }
+    return ready_plan(product, output, ranks, sizes, "output of " + name);
+  }
 
   std::int64_t chunks_ = 1;
   made_for made_for_;
 };
-
-inline linear_collectives::linear_collectives(world& ranks, const dim_sizes& sizes, const shared_linears& d,
-                                              const std::string& name) {
-  const mesh_shape& mesh = ranks.shape();
-  const linear_layouts& first = d.branches[0];
-  const box gathered = local_box(d.gathered, mesh, sizes, ranks.rank());
-  for (std::size_t i = 0; i < d.gathered.dims.size(); ++i) {
-    const dim_id dim = d.gathered.dims[i].dim;
-    (!first.weight.has(dim) ? rows_ : first.output.has(dim) ? batches_ : inner_) *= gathered.local[i];
-  }
-  made_for_ = made_for(mesh, ranks.rank(), sizes, {&d.input});
-  ready_plan gather(d.input, d.gathered, ranks, sizes, "input of " + name);
-  ready_plan spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
-  for (const linear_layouts& b : d.branches) {
-    columns_.push_back(local_box(b.weight, mesh, sizes, ranks.rank()).local_size() / inner_ / batches_);
-    total_ += columns_.back();
-    made_for_.add(sizes, b.output);
-  }
-  dim_sizes side_by_side_sizes = sizes;
-  ready_plan resolve = resolution(ranks, side_by_side_sizes, d, name);
-  ready_plan unresolve(resolve.backward(), ranks, side_by_side_sizes, "gradient of the output of " + name);
-  forward_input_ = {std::move(gather), rows(), inner_};
-  backward_input_ = {std::move(spread), rows(), inner_};
-  forward_output_ = {std::move(resolve), rows(), total_};
-  backward_output_ = {std::move(unresolve), rows(), total_};
-}
-
-inline ready_plan linear_collectives::resolution(world& ranks, dim_sizes& sizes, const shared_linears& d,
-                                                 const std::string& name) const {
-  layout product = d.branches[0].product, output = d.branches[0].output;
-  if (d.branches.size() > 1) {
-    const axis_list moving = differing_axes(product, output);
-    product = side_by_side(product, d.input, moving);
-    output = side_by_side(output, d.input, moving);
-    sizes.set(dim_of<columns>, total_);
-    for (const linear_layouts& b : d.branches) {
-      if (differing_axes(b.product, b.output) == moving && side_by_side(b.product, d.input, moving) == product &&
-          side_by_side(b.output, d.input, moving) == output)
-        continue;
-      fail({"output of ", name, ": linears that share an input must be resolved alike; one goes from ",
-            describe(d.branches[0].product), " to ", describe(d.branches[0].output), ", another from ",
-            describe(b.product), " to ", describe(b.output)});
-    }
-  }
-  return ready_plan(product, output, ranks, sizes, "output of " + name);
-}
-
-inline void linear_collectives::split_into_chunks(std::int64_t chunks, const std::string& name) {
-  check_overlap(name, chunks, forward_input_.moves(), forward_output_.moves());
-  check_overlap(name, chunks, backward_output_.moves(), backward_input_.moves());
-  forward_input_.split_into_chunks(chunks, "input of " + name);
-  backward_input_.split_into_chunks(chunks, "gradient of the input of " + name);
-  forward_output_.split_into_chunks(chunks, "output of " + name);
-  backward_output_.split_into_chunks(chunks, "gradient of the output of " + name);
-  chunks_ = chunks;
-}
-
-inline void linear_collectives::take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d,
-                                           const std::string& name) {
-  made_for_.require_mesh(name, ranks.shape(), ranks.rank());
-  linear_collectives now(ranks, sizes, d, name);
-  for (const linear_layouts& b : d.branches)
-    for (const dim_placement& p : b.placed.dims)
-      if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != sizes.of(p.dim))
-        fail({name, ": resize changes ", p.dim.text(), " from ", *was, " to ", sizes.of(p.dim),
-              ", and the weight has this dim: only dims that the weight does not have may change, such as batch and "
-              "seq; make another layer for another weight"});
-  if (chunks_ != 1) now.split_into_chunks(chunks_, name);
-  *this = std::move(now);
-}
 
 }  // namespace plait::detail
 
