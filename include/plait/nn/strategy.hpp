@@ -590,14 +590,9 @@ struct mixture_policy {
 
 /// Tensor and sequence parallelism as in Megatron-LM beside experts over an axis of their own, which shards samples
 /// too. Each expert is sharded over tp as an MLP is.
-struct megatron_experts {
+struct megatron_experts : megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<ep>, axis<cp>, axis<tp>, axis<tp_rep>>;
   using residual = spec<shard<batch, dp, ep>, shard<seq, cp, tp, tp_rep>, hidden>;
-  using query_heads = shard<heads, tp, tp_rep>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp, tp_rep>;
-  using vocabulary = shard<vocab, tp, tp_rep>;
-  using attention = ring<cp>;
   using expert = shard<experts, ep>;
   using expert_feed_forward = shard<ffn, tp, tp_rep>;
 };
