@@ -296,7 +296,8 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   detail::note_axes(layout_v<typename stage_type::tokens::spec>, out.sharding);
   detail::note_axes(layout_v<typename stage_type::activation::spec>, out.sharding);
   model.visit([&](auto& p) { detail::note_axes(p.stored(), out.sharding); });
-  model.visit_once([&](auto& p) {
+  model.visit([&](auto& p) {
+    if (!p.counts()) return;  // another rank counts this copy
     std::int64_t n = 1;
     for (std::int64_t extent : p.info().shape) n *= extent;
     out.parameters += n;

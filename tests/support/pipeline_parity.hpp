@@ -87,7 +87,8 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   }
   out.last_gradients = gather_gradients(ctx, model);
   out.weights = gather_values(ctx, model);
-  model.visit_once([&](auto& p) {
+  model.visit([&](auto& p) {
+    if (!p.counts()) return;  // another rank counts this copy
     std::int64_t n = 1;
     for (std::int64_t extent : p.info().shape) n *= extent;
     out.parameters += n;

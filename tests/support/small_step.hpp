@@ -51,7 +51,7 @@ inline manifest write_small_step(file_system& files, const step_in_progress& ste
       tensors.push_back({"blob.text", safetensors_dtype::u8, {11}});
       places.push_back(&m.blobs[0].stored);
     }
-    safetensors_stream file(files, step.data_path(writer), plan_safetensors(tensors, {}, "x"));
+    safetensors_stream file(files, step.path() + "/" + data_file_name(writer), plan_safetensors(tensors, {}, "x"));
     std::vector<unsigned char> data;
     for (std::uint64_t i = file.plan().header.size(); i < file.plan().file_bytes; ++i)
       data.push_back(value(static_cast<std::int64_t>(i)));

@@ -368,8 +368,6 @@ class step_in_progress {
   std::uint64_t step() const { return step_; }
   /// Returns the directory to write into; it has an empty directory `data`. Writers in other processes need only this.
   const std::string& path() const { return path_; }
-  /// Returns the full path of a writer's data file.
-  std::string data_path(std::uint32_t writer) const { return detail::path_in(path_, data_file_name(writer)); }
 
   /// Makes the step exist. Every data file is written, synced and closed before. The data directory is synced. Then
   /// manifest.json and COMMIT are written, each as a temporary file that is synced and renamed. The directory is synced

@@ -384,13 +384,6 @@ class pipeline {
     const visitor erased(f);
     at(chunk).visit(erased);
   }
-  /// Visits all but the copy of a tied parameter that another rank counts: over all stages, each parameter once.
-  template <class F>
-  void visit_once(F&& f) {
-    visit([&](parameter& p) {
-      if (p.counts()) f(p);
-    });
-  }
 
  private:
   using activation = typename Stage::activation;

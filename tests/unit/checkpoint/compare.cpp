@@ -53,7 +53,8 @@ plait::manifest save_in_boxes(memory_file_system& files, const std::string& root
   }
   plait::step_root writer(files, root);
   plait::step_in_progress saving = writer.begin(1);
-  plait::safetensors_stream file(files, saving.data_path(0), plait::plan_safetensors(declared, {}, "x"));
+  plait::safetensors_stream file(files, saving.path() + "/" + plait::data_file_name(0),
+                                 plait::plan_safetensors(declared, {}, "x"));
   file.append(std::as_bytes(std::span(data)));
   file.finish();
   const auto& plan = file.plan();

@@ -56,7 +56,6 @@ TEST_CASE("a step on the disk: what is there at each point, and what is read bac
     CHECK(step.step() == 100);
     CHECK(step.path().starts_with(root + "/step-00000100.tmp-"));
     CHECK(step.path().size() == root.size() + 18 + 1 + 32);
-    CHECK(step.data_path(3) == step.path() + "/data/w00003.safetensors");
     saved = plait::test::write_small_step(files, step, 5);
     CHECK(committed(files, root).empty());
     CHECK(plait::list_steps(files, root).leftovers ==
@@ -109,7 +108,8 @@ TEST_CASE("a step that is not finished leaves nothing") {
   refuse([](auto& m, auto&) { m.step = 2; }, "manifest is that of step 2, and the directory that of 1");
   refuse([](auto& m, auto&) { m.tensors[0].boxes.pop_back(); }, "manifest.json'", "tensor 'w'", "in no box");
   refuse([](auto& m, auto&) { m.files[0].bytes -= 1; }, "w00000.safetensors' has ", "the manifest says");
-  refuse([&](auto&, auto& step) { files.remove_file(step.data_path(1)); }, "cannot open", "w00001");
+  refuse([&](auto&, auto& step) { files.remove_file(step.path() + "/" + plait::data_file_name(1)); }, "cannot open",
+         "w00001");
   refuse([&](auto&, auto& step) { files.make_directory(step.path() + "/manifest.json"); }, "cannot rename",
          "manifest.json");
 }
