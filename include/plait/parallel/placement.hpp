@@ -157,8 +157,6 @@ struct stage_costs {
 /// Shares out all layers over `stages` stages, at least one each. The most expensive stage costs as little as possible.
 /// Beyond that the costs are as even as possible (least sum of squares). Early stages get more where this leaves a
 /// choice. Throws where there are fewer layers than stages.
-std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages);
-
 inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages) {
   const auto layers = static_cast<std::int64_t>(costs.layers.size());
   if (stages < 1) fail({"pipeline: ", stages, " stages, must be at least 1"});
