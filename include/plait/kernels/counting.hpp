@@ -125,6 +125,9 @@ PLAIT_PASSES(norm_backward_dx, 3, 2)
 PLAIT_PASSES(norm_backward_dweight, 2, 2)
 PLAIT_PASSES(add_bias, 2, 2)
 PLAIT_PASSES(bias_gradient, 1, 2)
+PLAIT_PASSES(take_rows, 2, 2)
+PLAIT_PASSES(multiply_by_gates, 3, 2)
+PLAIT_PASSES(multiply_by_gates_backward, 3, 2)
 
 PLAIT_ACTIVATES(gelu_forward, 2, 1, false)
 PLAIT_ACTIVATES(gelu_backward, 3, 1, true)
@@ -185,10 +188,6 @@ void add_sum_squares(counting_device& device, const std::span<Part, Extent>& par
 }
 
 /// The moves between tokens and the rows of experts, each of which is read and written once.
-template <class T>
-void take_rows(counting_device& device, const T*, const std::int32_t*, T*, std::int64_t rows, std::int64_t width) {
-  device.count_moved(2.0 * static_cast<double>(rows * width) * sizeof(T));
-}
 template <class T, class S>
 void sum_rows(counting_device& device, const T*, const std::int32_t*, const S*, T*, std::int64_t tokens, std::int64_t k,
               std::int64_t width) {
@@ -198,16 +197,6 @@ template <class T, class S>
 void sum_rows_backward(counting_device& device, const T*, const std::int32_t*, const S*, const T*, T*, S*,
                        std::int64_t tokens, std::int64_t k, std::int64_t width) {
   device.count_moved(static_cast<double>(tokens * (2 * k + 1) * width) * sizeof(T));
-}
-
-template <class T>
-void multiply_by_gates(counting_device& device, const T*, const T*, T*, std::int64_t rows, std::int64_t width) {
-  device.count_moved(3.0 * static_cast<double>(rows * width) * sizeof(T));
-}
-template <class T>
-void multiply_by_gates_backward(counting_device& device, const T*, const T*, const T*, T*, T*, std::int64_t rows,
-                                std::int64_t width) {
-  device.count_moved(3.0 * static_cast<double>(rows * width) * sizeof(T));
 }
 
 // ---- kernels that are a small part of a step ---------------------------------------------------------------------
