@@ -8,6 +8,7 @@
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -86,17 +87,14 @@ struct trained {
 template <class Mesh, class Make>
 std::vector<trained> train(const Mesh& mesh, Make make) {
   std::vector<trained> all(static_cast<std::size_t>(mesh.size()));
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
-    world ranks(mesh.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, lora_sizes(), 7};
+  on_mesh(mesh, lora_sizes(), 7, [&](const context<cpu>& ctx) {
     auto layer = make(ctx);
     using L = decltype(layer);
     fill_parameters(ctx, layer, {});
     const auto x = place_full<typename L::input>(ctx, random_full(layout_v<typename L::input>, ctx.sizes, 1));
     const auto dy =
         place_full<dual_t<typename L::output>>(ctx, random_full(layout_v<typename L::output>, ctx.sizes, 2));
-    trained& out = all[static_cast<std::size_t>(ranks.rank())];
+    trained& out = all[static_cast<std::size_t>(ctx.ranks.rank())];
     {
       adamw<double, cpu> optimizer;
       for (int step = 0; step < 3; ++step) {
@@ -110,7 +108,7 @@ std::vector<trained> train(const Mesh& mesh, Make make) {
           if (p.trainable()) optimizer.update(ctx, p.reduce(ctx));
         });
       }
-      out.bytes = device.bytes_in_use();
+      out.bytes = ctx.device.bytes_in_use();
     }
     layer.visit([&](auto& p) {
       const parameter<double, cpu>& constant = p;
@@ -189,20 +187,12 @@ TEST_CASE("a frozen base has no gradient, and no memory for one or for moments")
   const std::size_t base = 16 * 8 * sizeof(double), adapter = (16 + 8) * 2 * sizeof(double);
   const std::size_t scalars = full - 4 * base;  // the rest is weight, gradient and two moments
   CHECK(adapted == base + 4 * adapter + scalars);
-  threads::run(1, [](threads::communicator c) {
-    world ranks(two{1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, lora_sizes(), 7};
+  on_mesh(two{1, 1}, lora_sizes(), 7, [](const context<cpu>& ctx) {
     auto layer = maker<column_sp>(2)(ctx);
     CHECK(!layer.weight()->trainable());
     CHECK(!layer.bias()->trainable());
     const auto refused = [&](std::int64_t rank, auto policy_of) {
-      try {
-        maker<decltype(policy_of)>(rank)(ctx);
-      } catch (const error& e) {
-        return std::string(e.what());
-      }
-      return std::string();
+      return error_of([&] { maker<decltype(policy_of)>(rank)(ctx); });
     };
     CHECK(refused(-1, column_sp{}).find("up: the rank of an adapter is -1; at least 1, or 0 for none") !=
           std::string::npos);
@@ -214,10 +204,7 @@ TEST_CASE("a frozen base has no gradient, and no memory for one or for moments")
 }
 
 TEST_CASE("an adapter begins as nothing") {
-  threads::run(1, [](threads::communicator c) {
-    world ranks(two{1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, lora_sizes(), 7};
+  on_mesh(two{1, 1}, lora_sizes(), 7, [](const context<cpu>& ctx) {
     const auto output = [&](std::int64_t rank) {
       auto layer = maker<column_tp>(rank)(ctx);
       layer.visit([&](auto& p) { p.initialize(ctx); });

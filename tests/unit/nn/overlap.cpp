@@ -14,6 +14,7 @@
 #include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
+#include "support/on_mesh.hpp"
 #include "support/slow_link.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
@@ -245,18 +246,7 @@ namespace {
 /// The text of the error that making a linear ends with, or nothing.
 template <class Policy, class Mesh = two>
 std::string refusal(const Mesh& mesh, linear_options<float, cpu> how, const dim_sizes& sizes = transformer_sizes()) {
-  std::string text;
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
-    world ranks(mesh.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, sizes, 1};
-    try {
-      const linear<float, Policy> made(ctx, "layer", how);
-    } catch (const error& e) {
-      if (c.rank() == 0) text = e.what();
-    }
-  });
-  return text;
+  return error_on_mesh(mesh, sizes, 1, [&](const context<cpu>& ctx) { linear<float, Policy>(ctx, "layer", how); });
 }
 
 struct across : axis_tag<"across"> {};
@@ -302,22 +292,19 @@ TEST_CASE("the peak of a rank's memory is what a dry run says") {
   const dim_sizes sizes = odd_sizes(2, 20);
   const auto check = [&]<class Policy>(std::int64_t chunks) {
     const auto make = making<float, Policy>(chunks);
-    threads::run(4, [&](threads::communicator& c) {
-      world ranks(two{1, 4}.shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, ranks, sizes, 1};
+    on_mesh(two{1, 4}, sizes, 1, [&](const context<cpu>& ctx) {
       auto layer = make(ctx);
       using made = decltype(layer);
       begin(ctx, layer);
       typename made::template tensor_of<typename made::input> x(ctx);
       typename made::template tensor_of<dual_t<typename made::output>> dy(ctx);
-      device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(float));
-      device.zero(dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(float));
+      ctx.device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(float));
+      ctx.device.zero(dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(float));
       typename made::saved kept;
       layer.forward(ctx, x, &kept);
       layer.backward(ctx, x, kept, dy);
-      const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make);
-      CHECK(plan.peak_bytes == static_cast<std::int64_t>(device.peak_bytes()));
+      const layer_plan plan = dry_run(ctx.ranks.shape(), sizes, ctx.ranks.rank(), make);
+      CHECK(plan.peak_bytes == static_cast<std::int64_t>(ctx.device.peak_bytes()));
     });
   };
   for (const std::int64_t chunks : {1, 2, 4}) {

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "plait/comm/threads.hpp"
+#include "plait/core/error.hpp"
+#include "plait/device/cpu.hpp"
+#include "plait/tensor/context.hpp"
+
+/// Runs of a test on the ranks of a mesh, which are threads with a processor's device each, and what they throw.
+namespace plait::test {
+
+/// What call() throws, or "".
+template <class Call>
+std::string error_of(Call&& call) {
+  try {
+    call();
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+/// Runs work(ctx) on each rank; with `leaves`, under deterministic sums.
+template <class Mesh, class Work>
+void on_mesh(const Mesh& mesh, const dim_sizes& sizes, std::uint64_t seed, Work&& work,
+             const deterministic_leaves& leaves = {}) {
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+    cpu device({.deterministic = static_cast<bool>(leaves)});
+    world ranks(mesh.shape(), c);
+    work(context<cpu>{device, ranks, sizes, seed, leaves});
+  });
+}
+
+/// What such a run throws, or "".
+template <class Mesh, class Work>
+std::string error_on_mesh(const Mesh& mesh, const dim_sizes& sizes, std::uint64_t seed, Work&& work) {
+  return error_of([&] { on_mesh(mesh, sizes, seed, work); });
+}
+
+}  // namespace plait::test
