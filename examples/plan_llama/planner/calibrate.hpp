@@ -15,6 +15,7 @@
 #include "plait/core/collective.hpp"
 #include "plait/core/error.hpp"
 #include "plait/plan/machine_time.hpp"
+#include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/pipeline_time.hpp"
 
 namespace plait::planner {
