@@ -256,7 +256,7 @@ void check_inputs(const options& opt) {
 void check_command(const options& opt) {
   if (opt.command.empty()) return;
   for (const char* flag : {"--log", "--plot", "--trace", "--timeline", "--export-hf", "--checkpoint-dir", "--resume",
-                           "--eval-every", "--lora", "--lora-alpha"})
+                           "--eval-every", "--lora", "--lora-alpha", "--lora-linears"})
     if (opt.given(flag)) reject("{} is for training, and {} trains nothing; leave it out", flag, opt.command);
   if (opt.steps != 0) reject("--steps is {}, and {} makes none; leave it out", opt.steps, opt.command);
   check_rules(opt, {{opt.command == "generate" && opt.sample == 0, "--sample is 0; generate takes at least 1"},
@@ -336,10 +336,12 @@ void check_lora(const options& opt) {
   const bool adapts = opt.lora > 0, resumes = opt.resume != "none" && opt.resume != "auto";
   if (adapts) in_range("--lora-alpha", opt.lora_alpha, 1e-6, 1e6);
   check_rules(
-      opt, {{!adapts && opt.given("--lora-alpha"), "--lora-alpha is for --lora, which gives the rank of the adapters"},
-            {adapts && opt.init_from.empty() && !resumes && !opt.dry_run,
-             "--lora {--lora} trains adapters alone, and random weights would stay random; name weights by "
-             "--init-from, or a step that has adapters by --resume"}});
+      opt,
+      {{!adapts && opt.given("--lora-alpha"), "--lora-alpha is for --lora, which gives the rank of the adapters"},
+       {!adapts && opt.given("--lora-linears"), "--lora-linears is for --lora, which gives the rank of the adapters"},
+       {adapts && opt.init_from.empty() && !resumes && !opt.dry_run,
+        "--lora {--lora} trains adapters alone, and random weights would stay random; name weights by "
+        "--init-from, or a step that has adapters by --resume"}});
 }
 
 /// Steps, and what is written and sampled of them.
@@ -586,10 +588,14 @@ void add_model(option_list& list, options& opt) {
               "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
               "megatron or meta, as --weights-order reads them");
   list.add("--lora", opt.lora, 0, 1 << 20,
-           "the rank of low-rank adapters of all linears of the blocks, which alone are trained; the weights of "
+           "the rank of low-rank adapters of the blocks' linears, which alone are trained; the weights of "
            "--init-from stay as they are; 0: no adapters");
   list.add("--lora-alpha", opt.lora_alpha,
            "with --lora, the scale of the adapters, which is divided by the rank; -1: twice the rank");
+  list.choice(
+      "--lora-linears", opt.lora_linears, {"all", "shared", "attention"},
+      "with --lora, the linears that have adapters: all of the blocks; shared, without the experts that a router "
+      "chooses; or those of attention; routers and gates have none");
 }
 
 void add_parallelism(option_list& list, options& opt) {

@@ -60,6 +60,7 @@ struct options {
   std::string weights_order = "hugging-face", export_order = "hugging-face";
   std::int64_t lora = 0;   ///< rank of the adapters of all linears of the blocks; 0: none
   double lora_alpha = -1;  ///< the adapters' product counts by alpha / rank; -1, until it is parsed: twice the rank
+  std::string lora_linears = "all";  ///< which have adapters
   std::string attention_mask = "model";
   std::string strategy = "sp";
   std::string data_parallel = "replicated";
@@ -310,6 +311,15 @@ plait::mesh_shape parse_mesh(const options& opt, std::int64_t ranks = -1);
 plait::schedule parse_schedule(const options& opt, int ranks, int microbatches,
                                const plait::schedule_costs& costs = {});
 
+/// The options of a saved step's adapters.
+struct saved_adapters {
+  std::int64_t rank = 0;        ///< 0: it has none
+  double alpha = 0;             ///< --lora-alpha
+  std::string linears = "all";  ///< --lora-linears
+
+  bool operator==(const saved_adapters&) const = default;
+};
+
 /// A model's shape, and what --init-from names.
 struct opened_model {
   plait::llama_config config;
@@ -318,7 +328,6 @@ struct opened_model {
   std::string data{};                                       ///< what that run says of its data
   std::string tokenizer{};                                  ///< the file that it had; empty: none
   std::int64_t seq = 0;                                     ///< its --seq; 0: it is not known
-  std::int64_t lora = 0;                                    ///< its --lora
-  double lora_alpha = 0;                                    ///< its --lora-alpha
+  saved_adapters adapters{};
 };
 opened_model open_model(const options& opt);

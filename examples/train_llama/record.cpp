@@ -334,7 +334,8 @@ std::string training_text(const setup& s) {
   // A switch that is off is not among the options by name, and a step has to tell it from what an older one left out.
   text += fmt::format("{}held-out {}", between,
                       s.opt.held_out_file.empty() ? s.opt.held_out_text : content_text(s.opt.held_out_file));
-  text += fmt::format("{}lora {}{}lora-alpha {}", between, s.opt.lora, between, s.opt.lora_alpha);
+  text += fmt::format("{0}lora {1}{0}lora-alpha {2}{0}lora-linears {3}", between, s.opt.lora, s.opt.lora_alpha,
+                      s.opt.lora_linears);
   return text + fmt::format("{}tf32 {}", between, s.opt.tf32);
 }
 
@@ -388,12 +389,13 @@ bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {
   return otherwise;
 }
 
-std::pair<std::int64_t, double> saved_lora(const plait::loaded_state& loaded) {
-  std::pair<std::int64_t, double> found{0, 0};
+saved_adapters adapters_saved(const plait::loaded_state& loaded) {
+  saved_adapters found;
   const std::string text = loaded.find_scalar<std::string>("train.options").value_or("");
   for (const auto& [name, value] : options_in(text)) {
-    if (name == "lora") found.first = std::atoll(std::string(value).c_str());
-    if (name == "lora-alpha") found.second = std::atof(std::string(value).c_str());
+    if (name == "lora") found.rank = std::atoll(std::string(value).c_str());
+    if (name == "lora-alpha") found.alpha = std::atof(std::string(value).c_str());
+    if (name == "lora-linears") found.linears = value;
   }
   return found;
 }
@@ -404,11 +406,14 @@ std::string why_not_resumed(const setup& s, const std::string& path, const std::
     std::vector<plait::invalid_step> passed_over;
     const std::string step = plait::detail::step_path(files, path, passed_over);
     const plait::loaded_state saved{.path = step, .scalars = plait::read_step(files, step).scalars};
-    const std::int64_t rank = saved_lora(saved).first;
-    if (rank != s.opt.lora && rank > 0)
-      return fmt::format("'{}' has adapters of rank {}, and --lora is {}; legal is --lora {}", step, rank, s.opt.lora,
-                         rank);
-    if (rank != s.opt.lora)
+    const saved_adapters there = adapters_saved(saved);
+    if (there.rank != s.opt.lora && there.rank > 0)
+      return fmt::format("'{}' has adapters of rank {}, and --lora is {}; legal is --lora {}", step, there.rank,
+                         s.opt.lora, there.rank);
+    if (there.rank > 0 && there.linears != s.opt.lora_linears)
+      return fmt::format("'{}' has adapters on {} linears, and --lora-linears is {}; legal is --lora-linears {}", step,
+                         there.linears, s.opt.lora_linears, there.linears);
+    if (there.rank != s.opt.lora)
       return fmt::format("'{}' has no adapters, and --lora is {}; --init-from begins adapters of its weights", step,
                          s.opt.lora);
     const std::string other = changed_options(s, saved);

@@ -45,9 +45,19 @@ std::string adapters_text(const setup& s) {
   if (s.opt.lora == 0) return {};
   const plait::llama_config& c = s.config;
   const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  const std::int64_t ends = 2 * (c.hidden + q) + 2 * (c.hidden + kv) + 3 * (c.hidden + c.ffn);  // of a block's linears
+  const plait::mixture_config& m = c.mixture;
+  const bool of_mlps = s.opt.lora_linears != "attention", of_experts = s.opt.lora_linears == "all";
+  const auto mlp = [&](std::int64_t width) { return 3 * (c.hidden + width); };
+  std::int64_t ends = 0;  // of all blocks' linears
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    ends += 2 * (c.hidden + q) + 2 * (c.hidden + kv);
+    if (of_mlps && m.experts == 0) ends += mlp(c.ffn);
+    if (of_mlps && i < m.dense_layers) ends += mlp(m.dense_ffn);
+    if (of_mlps && i >= m.dense_layers && m.shared_ffn > 0) ends += mlp(m.shared_ffn);
+    if (of_experts && i >= m.dense_layers) ends += m.experts * mlp(c.ffn);
+  }
   return fmt::format("adapters: rank {}, alpha {}, {} parameters, which alone are trained\n", s.opt.lora,
-                     s.opt.lora_alpha, s.opt.lora * c.layers * ends);
+                     s.opt.lora_alpha, s.opt.lora * ends);
 }
 
 std::string recompute_text(const setup& s) {

@@ -289,8 +289,8 @@ bool judges_otherwise(const setup& s, const plait::loaded_state& loaded);
 /// options of the run that are not those of the state, as far as they can be read.
 std::string why_not_resumed(const setup& s, const std::string& path, const std::string& why);
 
-/// Returns the --lora and --lora-alpha that a step was saved with; 0 where it has no adapters.
-std::pair<std::int64_t, double> saved_lora(const plait::loaded_state& loaded);
+/// Returns the options of the adapters that a step was saved with.
+saved_adapters adapters_saved(const plait::loaded_state& loaded);
 
 /// Returns a text that was saved with a step, such as "train.rate". It is empty where no step had been made. A step of
 /// an older format has none: the text then equals no other run's, and the caller asks for the option that allows a

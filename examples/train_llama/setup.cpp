@@ -211,6 +211,12 @@ plait::llama_config config_named(const std::string& model) {
   return plait::load_llama_config(model, "--model");
 }
 
+/// As the command line has them.
+std::string options_text(const saved_adapters& a) {
+  return fmt::format("--lora {}{}{}", a.rank, a.rank > 0 ? fmt::format(" --lora-alpha {}", a.alpha) : "",
+                     a.linears != "all" ? " --lora-linears " + a.linears : "");
+}
+
 /// Reads what a saved step tells of its run: its model, unless --model gives it, its data and its --seq.
 void read_first_step(const options& opt, opened_model& m) {
   const std::string& step = m.first_step;
@@ -219,12 +225,11 @@ void read_first_step(const options& opt, opened_model& m) {
   m.data = saved.find_scalar<std::string>("train.data").value_or("");
   m.seq = saved.find_scalar<std::int64_t>("train.seq").value_or(0);
   m.tokenizer = saved.find_scalar<std::string>("train.tokenizer").value_or("");
-  std::tie(m.lora, m.lora_alpha) = saved_lora(saved);
-  if (m.lora > 0 && opt.command.empty() && (m.lora != opt.lora || m.lora_alpha != opt.lora_alpha))
-    reject(
-        "--init-from: '{0}' has adapters of rank {1} and alpha {2}, and this run has --lora {3}{4}; legal "
-        "is --lora {1} --lora-alpha {2}",
-        step, m.lora, m.lora_alpha, opt.lora, opt.lora > 0 ? fmt::format(" --lora-alpha {}", opt.lora_alpha) : "");
+  m.adapters = adapters_saved(saved);
+  const saved_adapters own{opt.lora, opt.lora_alpha, opt.lora_linears};
+  if (m.adapters.rank > 0 && opt.command.empty() && m.adapters != own)
+    reject("--init-from: '{}' has adapters of rank {} and alpha {}, and this run has {}; legal is {}", step,
+           m.adapters.rank, m.adapters.alpha, options_text(own), options_text(m.adapters));
   if (opt.given("--model")) {
     m.config = config_named(opt.model);
     if (const std::string other = other_model_than(m.config, saved); !other.empty())
@@ -622,7 +627,6 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   if (opt.strategy != "sp") refuse("--strategy " + opt.strategy, "sp");
   if (opt.precision != "float" && opt.precision != "bf16") refuse("--precision " + opt.precision, "float or bf16");
   if (has_bf16_gradients(opt)) refuse("--gradients bf16", "full");
-  if (opt.lora > 0) refuse(fmt::format("--lora {}", opt.lora), "0");
 }
 
 /// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
@@ -767,7 +771,8 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   opened_model m = open_model(opt);
   if (!opt.command.empty() && !opt.given("--seq"))  // as the model was trained
     opt.seq = m.seq > 0 ? m.seq : std::min(opt.seq, m.config.max_position);
-  if (!opt.command.empty()) opt.lora = m.lora, opt.lora_alpha = m.lora_alpha;
+  if (!opt.command.empty())
+    opt.lora = m.adapters.rank, opt.lora_alpha = m.adapters.alpha, opt.lora_linears = m.adapters.linears;
   opt.tokenizer = tokenizer_file(opt, m);
   if (const std::int64_t wanted = parse_mesh(opt).size(); ranks == 1 && wanted > 1)
     reject("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}", opt.mesh, wanted,

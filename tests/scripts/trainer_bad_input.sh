@@ -217,6 +217,8 @@ refused '--muon-scale is for --optimizer muon; here it is adamw' --muon-scale or
 refused '--muon-lr-ratio is for --optimizer muon; here it is adamw' --optimizer adamw --muon-lr-ratio 2
 refused '--lora is -1; at least 0' --lora -1
 refused '--lora-alpha is for --lora, which gives the rank of the adapters' --lora-alpha 16
+refused '--lora-linears is for --lora, which gives the rank of the adapters' --lora-linears shared
+refused "--lora-linears 'experts' is unknown; legal are all, shared, attention" --lora 4 --lora-linears experts
 refused '--lora-alpha is 0; legal is at least 1e-06' --lora 4 --lora-alpha 0
 refused '--lora 4 trains adapters alone, and random weights would stay random; name weights by --init-from' --lora 4
 refused '--deterministic has one order of sums, which --lora 4 has not; legal is 0' --lora 4 --deterministic 8

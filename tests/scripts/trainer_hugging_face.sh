@@ -60,6 +60,42 @@ for a, b in zip(one, other):
         assert sum(of["dropped"]) > 0 and abs(of["entropy"] - same["entropy"]) < 1e-4, (a, b)
 PY
 
+# Adapters of a mixture: equal on every mesh, merged into equal weights, and on no more linears than are asked for.
+for linears in all shared attention; do
+  options="--steps 4 --lr 0.03 --lr-schedule constant --lora 2 --lora-linears $linears"
+  # shellcheck disable=SC2086
+  begun "adapted_$linears" "$models/llama_dots1" $options --mesh dp=2,ep=2,tp=2 --data-parallel zero3 --micro-batch 2 \
+    --checkpoint-dir "adapted_$linears"
+  # shellcheck disable=SC2086
+  begun adapted_one "$models/llama_dots1" $options
+  { grep '^{"step"' "adapted_$linears.jsonl" && tail -n 1 "adapted_$linears.jsonl"; } >adapted.jsonl
+  logs same adapted_one.jsonl adapted.jsonl 1e-5
+  python3 - "$linears" "adapted_$linears" <<'PY' || fail "--lora-linears $linears"
+import json, math, sys
+linears, run = sys.argv[1:]
+tensors = json.load(open(f"{run}/step-00000004/manifest.json"))["tensors"]
+shapes = {n: t["shape"] for n, t in tensors.items() if ".lora_" in n and not n.startswith("optim.")}
+assert any(".experts." in n for n in shapes) == (linears == "all"), shapes
+assert any(".shared_expert." in n for n in shapes) == (linears != "attention"), shapes
+assert all(".self_attn." in n or ".mlp." in n and ".gate." not in n for n in shapes), shapes
+count = sum(map(math.prod, shapes.values()))
+assert f"adapters: rank 2, alpha 4, {count} parameters, which alone are trained" in open(f"{run}.out").read(), count
+PY
+done
+for mesh in tp=1 pp=2,ep=2,tp=2; do
+  timeout 60 "$trainer" --init-from adapted_all --lora 2 --steps 0 --sample 0 --seq 32 --mesh $mesh --export-hf "adapted_$mesh" \
+    >merged.out 2>&1 || fail "--export-hf of adapted experts on $mesh: $(cat merged.out)"
+done
+cmp adapted_tp=1/model.safetensors adapted_pp=2,ep=2,tp=2/model.safetensors || fail "a mesh merges adapters of experts otherwise"
+begun on_merged adapted_tp=1 --steps 1 --lora 1
+begun on_adapters adapted_all --steps 1 --lora 2
+python3 - on_merged.jsonl on_adapters.jsonl <<'PY' || fail "the merged weights are another model"
+import json, sys
+merged, adapted = (json.loads(open(file).readline())["loss"] for file in sys.argv[1:])
+assert abs(merged - adapted) < 1e-5 * adapted, (merged, adapted)
+PY
+"$trainer" generate adapted_all --sample 3 --prompt x >generated.out 2>&1 || fail "adapted experts: $(cat generated.out)"
+
 # Training from one, on several meshes, equals one rank; and going on from what it exports begins with those weights.
 begun one "$models/llama_gqa_tied" --steps 3 --export-hf trained_one
 logs check one.jsonl 3
@@ -130,7 +166,11 @@ refused() {
   grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
 }
 mha=$models/llama_mha
-refused '--lora 2 is not there for models with experts; legal is 0' --init-from "$models/llama_mixtral" --lora 2
+adapted=adapted_all/step-00000004
+refused "has adapters of rank 2 and alpha 4, and this run has --lora 2 --lora-alpha 4 --lora-linears shared; legal is --lora 2 --lora-alpha 4" \
+  --init-from $adapted --lora 2 --lora-linears shared
+refused "'$adapted' has adapters on all linears, and --lora-linears is shared; legal is --lora-linears all" \
+  --resume adapted_all --model "$models/llama_dots1/config.json" --lora 2 --lora-linears shared
 refused '--mesh: tp=8 is more than the model.s num_attention_heads, which is 4' --init-from "$models/llama_mixtral" --mesh tp=8
 refused '--precision bf16-no-masters is not there for models with experts; legal is float or bf16' \
   --model tiny-experts --precision bf16-no-masters
