@@ -219,3 +219,26 @@ struct my_strategy {
   using attention = ring<cp>;
 };
 template class plait::swiglu_mlp<float, my_strategy>;
+
+// case: attention_not_a_policy
+// expect: a strategy's attention is a policy: a type that names axes = type_list<...> and an engine
+// An axis where a policy is meant.
+struct my_strategy : megatron_sp {
+#ifdef PLAIT_FAIL_FIX
+  using attention = ring<cp>;
+#else
+  using attention = cp;
+#endif
+};
+using residual_of_mine = transformer_specs<my_strategy>::residual;
+
+// case: strategy_branch_input_alone
+// expect: a strategy names `branch_input` and `branch_output`, both or none: one of them alone means nothing
+// Branches that take the whole sequence: what they give would have lain as the residual in silence.
+struct my_strategy : megatron_sp {
+  using branch_input = spec<shard<batch, dp>, shard<seq, cp>, hidden, invariant<tp, tp_rep>>;
+#ifdef PLAIT_FAIL_FIX
+  using branch_output = residual;
+#endif
+};
+template class plait::swiglu_mlp<float, my_strategy>;
