@@ -4,6 +4,7 @@
 
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
+#include "support/on_mesh.hpp"
 #include "support/on_pointers.hpp"
 
 using namespace plait;
@@ -45,10 +46,7 @@ TEST_CASE("a weight that lies as [in, out]") {
   check_linear<policy<wide, spec<shard<ffn, tp>, hidden>, rows_split, true>>();
   check_linear<policy<rows_whole, spec<hidden, ffn>, spec<shard<batch, dp>, seq, ffn, invariant<tp>>, true>>();
   // The same numbers as the transposed weight gives.
-  threads::run(2, [](threads::communicator c) {
-    world ranks(two{1, 2}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, transformer_sizes(), 5};
+  on_mesh(two{1, 2}, transformer_sizes(), 5, [](const context<cpu>& ctx) {
     using out_in = policy<rows_split, column, wide, true>;
     using in_out = policy<rows_split, spec<hidden, shard<ffn, tp>>, wide, true>;
     linear<double, out_in> usual(ctx, "usual");
@@ -135,25 +133,22 @@ TEST_CASE("a user's own axes and strategy: a weight sharded on both of its dims"
 }
 
 TEST_CASE("a linear over the caller's memory owns no weights") {
-  threads::run(4, [](threads::communicator c) {
-    world ranks(two{2, 2}.shape(), c);
-    cpu device;
-    context<cpu> ctx{device, ranks, transformer_sizes(), 99};
+  on_mesh(two{2, 2}, transformer_sizes(), 99, [](const context<cpu>& ctx) {
     using column_linear = linear<double, policy<rows_whole, column, wide, false>>;
     std::vector<double> weight(8 * 8), gradient(8 * 8), x(2 * 8 * 8), y(2 * 8 * 8), expected(2 * 8 * 8);
     for (std::size_t i = 0; i < weight.size(); ++i)
-      weight[i] = random_at(7, static_cast<std::int64_t>(i) + 64 * ranks.coordinate(axis_of<tp>));
+      weight[i] = random_at(7, static_cast<std::int64_t>(i) + 64 * ctx.ranks.coordinate(axis_of<tp>));
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = random_at(8, static_cast<std::int64_t>(i));
     for (std::size_t r = 0; r < 16; ++r)
       for (std::size_t o = 0; o < 8; ++o)
         for (std::size_t k = 0; k < 8; ++k) expected[r * 8 + o] += x[r * 8 + k] * weight[o * 8 + k];
     const std::vector<double> weight_before = weight;
     column_linear layer(ctx, "layer", {.memory = {weight.data(), gradient.data()}});
-    CHECK(device.bytes_in_use() == 0);
+    CHECK(ctx.device.bytes_in_use() == 0);
     CHECK(std::as_const(*layer.weight()).value() == weight.data());
     CHECK(layer.weight()->gradient() == gradient.data());
     forward_on(layer, ctx, x.data(), y.data());
-    CHECK(device.bytes_in_use() == 0);
+    CHECK(ctx.device.bytes_in_use() == 0);
     check_near(y, expected, 1e-14, "output");
     column_linear::saved kept;
     std::vector<double> dx(x.size());

@@ -15,6 +15,7 @@
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/moe/expert_mlp.hpp"
 #include "support/layer_check.hpp"
+#include "support/on_mesh.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -74,6 +75,8 @@ struct masked_and_replicated {
   using weight = spec<shard<experts, ep>, ffn, hidden>;
   using output = spec<shard<batch, dp>, shard<seq, tp>, hidden, invariant<ep>>;
 };
+
+constexpr deterministic_leaves leaves_of_four{4, 4, 4};
 
 template <class Policy>
 void check_mixture(const kernels::router_settings& router, std::initializer_list<three> meshes,
@@ -147,16 +150,12 @@ TEST_CASE("adapters of experts over two axes, and of experts of tokens that all 
   check_adapters<masked>({three{1, 2, 1}, three{2, 2, 2}});
 }
 TEST_CASE("adapters compute as weights that they are merged into") {
-  threads::run(1, [](threads::communicator& c) {
-    cpu device;
-    world ranks(three{1, 1, 1}.shape(), c);
-    const dim_sizes sizes = mixture_sizes();
-    const context<cpu> ctx{device, ranks, sizes, 1};
+  on_mesh(three{1, 1, 1}, mixture_sizes(), 1, [](const context<cpu>& ctx) {
     adapted_mixture adapted(ctx, "moe", {.router = {.chosen = 3}, .lora = three_adapters});
     moe<double, exchanged> plain(ctx, "moe", {.router = {.chosen = 3}});
     fill_parameters(ctx, adapted, {});
     fill_parameters(ctx, plain, {});
-    const auto x = place_full<exchanged::input>(ctx, random_full(layout_v<exchanged::input>, sizes, 1));
+    const auto x = place_full<exchanged::input>(ctx, random_full(layout_v<exchanged::input>, ctx.sizes, 1));
     const auto result = [&](auto& layer) { return layer.forward(ctx, x); };
     const auto y = result(adapted), without = result(plain);
     const auto all = plait::detail::gather_adapters(ctx, adapted);
@@ -229,10 +228,7 @@ trained train_mixtures(const three& mesh, std::int64_t microbatches, const route
   const std::vector<double> inputs = random_full(layout_v<typename Policy::input>, sizes, 1),
                             seeds = random_full(layout_v<typename Policy::input>, sizes, 2);
   sizes.set(dim_of<batch>, samples / microbatches);
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
-    cpu device;
-    world ranks(mesh.shape(), c);
-    const context<cpu> ctx{device, ranks, sizes, 1};
+  on_mesh(mesh, sizes, 1, [&](const context<cpu>& ctx) {
     using mixture = moe<double, Policy>;
     std::vector<mixture> layers;
     for (const char* name : {"first", "second"})
@@ -257,7 +253,7 @@ trained train_mixtures(const three& mesh, std::int64_t microbatches, const route
       both.backward(mb, x, kept, dy);
     }
     const trained mine{collect_auxiliary(ctx, auxiliary), both[1].statistics(ctx), reduce_gradients(ctx, both)};
-    if (ranks.rank() == 0) out = mine;
+    if (ctx.ranks.rank() == 0) out = mine;
   });
   return out;
 }
@@ -358,10 +354,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
   };
   for (const kernels::expert_scores kind : {kernels::expert_scores::softmax, kernels::expert_scores::sigmoid})
     for (const balance_over over : {balance_over::sequence, balance_over::microbatch})
-      threads::run(1, [&](threads::communicator& c) {
-        cpu device;
-        world ranks(three{1, 1, 1}.shape(), c);
-        const context<cpu> ctx{device, ranks, even_sizes(), 1};
+      on_mesh(three{1, 1, 1}, even_sizes(), 1, [&](const context<cpu>& ctx) {
         moe<double, alone> layer(ctx, "moe", {{.scores = kind}, {}, {{0.6, over}, 0.3}});
         fill_parameters(ctx, layer, {});
         std::vector<double> w;
@@ -371,7 +364,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
         const std::vector<double> input = random_full(layout_v<alone::input>, ctx.sizes, 1);
         const auto x = place_full<alone::input>(ctx, input);
         tensor<double, alone::input> dy(ctx);
-        kernels::fill(device, dy.data(), dy.size(), 0.0);  // so that all gradients are of auxiliary losses
+        kernels::fill(ctx.device, dy.data(), dy.size(), 0.0);  // so that all gradients are of auxiliary losses
         double value = 0;
         auxiliary_sum sum{&value};
         microbatch<cpu> mb(ctx);
@@ -391,10 +384,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
 
 // All scores are equal, so that every token chooses the first experts, and all others have no rows.
 TEST_CASE("a forward pass that runs again keeps the choice of the first") {
-  threads::run(1, [](threads::communicator c) {
-    world ranks(three{1, 1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, even_sizes(), 1};
+  on_mesh(three{1, 1, 1}, even_sizes(), 1, [](const context<cpu>& ctx) {
     using layer = moe<double, exchanged>;
     layer m(ctx, "moe", {.init = {0, 1}});
     initialize(ctx, m);
@@ -427,14 +417,11 @@ TEST_CASE("experts without rows") {
   const dim_sizes sizes = even_sizes();
   const auto first_experts = [&](const three& mesh) {
     std::vector<double> norms(8);
-    threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
-      cpu device;
-      world ranks(mesh.shape(), c);
-      const context<cpu> ctx{device, ranks, sizes, 1};
+    on_mesh(mesh, sizes, 1, [&](const context<cpu>& ctx) {
       auto layer = make(ctx);
       layer.visit([&](auto& p) {
         if (p.name() == "mixture.gate.weight")
-          kernels::fill(device, p.value(), p.size(), 0.0);
+          kernels::fill(ctx.device, p.value(), p.size(), 0.0);
         else
           p.initialize(ctx);
         p.gather(ctx), p.zero_gradient(ctx);
@@ -448,7 +435,7 @@ TEST_CASE("experts without rows") {
         const auto gradient = p.reduce(ctx);
         if (p.name() != "mixture.experts.up_proj.weight") return;
         const auto all = collect_full(ctx, dual(p.stored()), gradient.data());
-        if (ranks.rank() == 0)
+        if (ctx.ranks.rank() == 0)
           for (std::size_t i = 0; i < all.size(); ++i) norms[i / (all.size() / 8)] += all[i] * all[i];
       });
     });
@@ -460,76 +447,51 @@ TEST_CASE("experts without rows") {
 }
 
 TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
-  threads::run(1, [](threads::communicator& c) {
-    cpu device;
-    world ranks(three{1, 1, 1}.shape(), c);
-    const context<cpu> ctx{device, ranks, even_sizes(), 1};  // sequences of 8, 2 of 8 experts: a share of 2
-    for (const auto& [factor, kept] : {std::pair{0.0, 8}, {0.5, 1}, {1.0, 2}, {1.1, 3}, {4.0, 8}}) {
-      moe<float, exchanged> layer(ctx, "moe", {{.chosen = 2}, {0, 0.5}, {}, {factor}});
-      layer.visit([&](auto& p) {
-        p.initialize(ctx);
-        if (p.name() == "moe.gate.weight") p.fill_values(ctx, [&](float* v) { std::fill(v, v + p.size(), 0.0f); });
-        p.gather(ctx);
-      });
-      tensor<float, exchanged::input> x(ctx);
-      for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(i % 7) - 2.5f;
-      const auto y = layer.forward(ctx, x);  // all tokens choose the first two experts
-      const std::int64_t features = ctx.sizes.of(dim_of<hidden>);
-      for (std::int64_t token = 0; token < x.size() / features; ++token)
-        CHECK((y.data()[token * features] != 0) == (token % 8 < kept));
-    }
-  });
+  on_mesh(three{1, 1, 1}, even_sizes(), 1,
+          [](const context<cpu>& ctx) {  // sequences of 8, 2 of 8 experts: a share of 2
+            for (const auto& [factor, kept] : {std::pair{0.0, 8}, {0.5, 1}, {1.0, 2}, {1.1, 3}, {4.0, 8}}) {
+              moe<float, exchanged> layer(ctx, "moe", {{.chosen = 2}, {0, 0.5}, {}, {factor}});
+              layer.visit([&](auto& p) {
+                p.initialize(ctx);
+                if (p.name() == "moe.gate.weight")
+                  p.fill_values(ctx, [&](float* v) { std::fill(v, v + p.size(), 0.0f); });
+                p.gather(ctx);
+              });
+              tensor<float, exchanged::input> x(ctx);
+              for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(i % 7) - 2.5f;
+              const auto y = layer.forward(ctx, x);  // all tokens choose the first two experts
+              const std::int64_t features = ctx.sizes.of(dim_of<hidden>);
+              for (std::int64_t token = 0; token < x.size() / features; ++token)
+                CHECK((y.data()[token * features] != 0) == (token % 8 < kept));
+            }
+          });
 }
 
-TEST_CASE("experts over ranks that have the same tokens are refused under deterministic sums") {
-  const auto make = [](std::int64_t ep, const std::string& text) {
-    threads::run(static_cast<int>(ep), [&](threads::communicator& c) {
-      cpu device({.deterministic = true});
-      world ranks(three{1, ep, 1}.shape(), c);
-      const dim_sizes sizes = even_sizes();
-      const context<cpu> ctx{device, ranks, sizes, 1, {4, 4, 4}};
-      std::string found;
-      try {
-        moe<float, masked>(ctx, "moe").resize(ctx);
-      } catch (const error& e) {
-        found = e.what();
-      }
-      CHECK(found.find(text) != std::string::npos);
-    });
+TEST_CASE("what has no order under deterministic sums is refused") {
+  const auto refused = [](std::int64_t ep, auto make, const auto& text) {
+    on_mesh(
+        three{1, ep, 1}, even_sizes(), 1, [&](const context<cpu>& ctx) { CHECK_THROWS_WITH(make(ctx), text); },
+        leaves_of_four);
   };
-  make(2,
-       "moe: deterministic sums have no order for the sum over ranks of ep, which shards experts and no tokens; "
-       "legal are axes of experts that shard tokens too");
-  make(1, "resize with deterministic sums");
-}
-
-TEST_CASE("adapters of experts are refused under deterministic sums") {
-  threads::run(1, [](threads::communicator& c) {
-    cpu device({.deterministic = true});
-    world ranks(three{1, 1, 1}.shape(), c);
-    const context<cpu> ctx{device, ranks, even_sizes(), 1, {4, 4, 4}};
-    CHECK_THROWS_WITH((moe<float, exchanged>(ctx, "moe", {.lora = {.up = {.rank = 1}}})),
-                      "moe: experts have no adapters under deterministic sums; legal is a lora of rank 0");
-  });
-}
-
-TEST_CASE("under deterministic sums ranks have equally many experts") {
-  threads::run(3, [](threads::communicator& c) {
-    cpu device({.deterministic = true});
-    world ranks(three{1, 3, 1}.shape(), c);
-    const context<cpu> ctx{device, ranks, even_sizes(), 1, {4, 4, 4}};
-    CHECK_THROWS_WITH((moe<float, exchanged>(ctx, "moe", {{.chosen = 2}})),
-                      "moe: 8 experts over 3 ranks of ep, which must have equally many under deterministic sums; legal "
-                      "are extents that divide 8");
-  });
+  refused(
+      2, [](auto& ctx) { moe<float, masked>(ctx, "moe"); },
+      "moe: deterministic sums have no order for the sum over ranks of ep, which shards experts and no tokens; legal "
+      "are axes of experts that shard tokens too");
+  refused(
+      1, [](auto& ctx) { moe<float, masked>(ctx, "moe").resize(ctx); },
+      doctest::Contains("resize with deterministic sums"));
+  refused(
+      1, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {.lora = {.up = {.rank = 1}}}); },
+      "moe: experts have no adapters under deterministic sums; legal is a lora of rank 0");
+  refused(
+      3, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {{.chosen = 2}}); },
+      "moe: 8 experts over 3 ranks of ep, which must have equally many under deterministic sums; legal are extents "
+      "that "
+      "divide 8");
 }
 
 TEST_CASE("a mixture says what it cannot do") {
-  threads::run(1, [](threads::communicator& c) {
-    cpu device;
-    world ranks(three{1, 1, 1}.shape(), c);
-    const dim_sizes sizes = even_sizes();
-    const context<cpu> ctx{device, ranks, sizes, 1};
+  on_mesh(three{1, 1, 1}, even_sizes(), 1, [](const context<cpu>& ctx) {
     using layer = moe<float, exchanged>;
     for (const std::int64_t k : {0, 9})
       CHECK_THROWS_WITH(layer(ctx, "moe", {{.chosen = k}}),
@@ -572,7 +534,7 @@ TEST_CASE("a mixture says what it cannot do") {
     layer made(ctx, "moe");
     made.visit([&](auto& p) { p.initialize(ctx), p.gather(ctx), p.zero_gradient(ctx); });
     tensor<float, exchanged::input> x(ctx);
-    kernels::fill(device, x.data(), x.size(), 0.5f);
+    kernels::fill(ctx.device, x.data(), x.size(), 0.5f);
     layer::saved kept;
     CHECK_THROWS_WITH(made.backward(ctx, x, kept, made.forward(ctx, x)),
                       "moe: backward without what forward keeps: give forward a `saved`, and backward the same one");

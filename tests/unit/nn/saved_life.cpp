@@ -16,6 +16,7 @@
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "support/layer_check.hpp"
+#include "support/on_mesh.hpp"
 #include "support/on_pointers.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
@@ -40,16 +41,7 @@ struct back {
 /// Calls body(ctx) on two ranks; what is thrown, or "".
 template <class Body>
 std::string what_is_said(Body&& body) {
-  try {
-    threads::run(2, [&](threads::communicator c) {
-      world ranks(plait::mesh<axis<dp>>{2}.shape(), c);
-      cpu device;
-      body(context<cpu>{device, ranks, sizes_of<batch, hidden, ffn, vocab>(8, 8, 16, 12), 3});
-    });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return {};
+  return error_on_mesh(plait::mesh<axis<dp>>{2}, sizes_of<batch, hidden, ffn, vocab>(8, 8, 16, 12), 3, body);
 }
 /// Likewise for body(ctx, layer, x, saved, dy) after a forward pass of the first of two layers.
 template <class Layer, class Body>
