@@ -2,6 +2,7 @@
 // Ring attention on up to 8 ranks equals one rank: forward, all gradients, bytes sent and kept.
 #include "plait/nn/attention/chosen.hpp"
 #include "support/context_check.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -76,12 +77,8 @@ TEST_CASE("what cannot be is refused by name and value") {
 
 TEST_CASE("documents are neither forgotten nor ignored") {
   for (const bool expected : {false, true}) {
-    cpu device;
-    std::string text;
     attention_case c;
-    threads::run(1, [&](threads::communicator comm) {
-      world ranks(four{1, 1, 1, 1}.shape(), comm);
-      const context<cpu> ctx{device, ranks, c.sizes(), 99};
+    const std::string text = error_on_mesh(four{1, 1, 1, 1}, c.sizes(), 99, [&](const context<cpu>& ctx) {
       using layer_type = self_attention<double, context_parallel<megatron_sp, whole_sequence>>;
       layer_type layer(ctx, "attention", {.documents = expected});
       layer.visit([&](auto& p) { p.initialize(ctx); });
@@ -90,11 +87,7 @@ TEST_CASE("documents are neither forgotten nor ignored") {
       microbatch<cpu> mb(ctx);
       if (!expected) mb.document_starts = starts.data();
       const tensor<double, layer_type::input> x(ctx);
-      try {
-        layer.forward(mb, x);
-      } catch (const error& e) {
-        text = e.what();
-      }
+      layer.forward(mb, x);
     });
     CHECK(text.find(expected ? "the microbatch has no document_starts" : "attention_options::documents is not set") !=
           std::string::npos);
@@ -103,26 +96,18 @@ TEST_CASE("documents are neither forgotten nor ignored") {
 
 TEST_CASE("where one rank fails, the others do not wait for its keys") {
   const attention_case c{.mask = {"documents", {}, true}};
-  std::string text;
-  try {
-    threads::run(4, [&](threads::communicator comm) {
-      world ranks(four{1, 4, 1, 1}.shape(), comm);
-      cpu device;
-      const context<cpu> ctx{device, ranks, c.sizes(), 99};
-      using layer_type = self_attention<double, megatron_sp>;
-      layer_type layer(ctx, "attention", c.options());
-      layer.visit([&](auto& p) { p.initialize(ctx); });
-      gather_parameters(ctx, layer);
-      const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size / 4));
-      microbatch<cpu> mb(ctx);
-      if (ranks.rank() != 1) mb.document_starts = starts.data();
-      tensor<double, layer_type::input> x(ctx);
-      std::fill_n(x.data(), x.size(), 0.5);
-      layer.forward(mb, x);
-    });
-  } catch (const error& e) {
-    text = e.what();
-  }
+  const std::string text = error_on_mesh(four{1, 4, 1, 1}, c.sizes(), 99, [&](const context<cpu>& ctx) {
+    using layer_type = self_attention<double, megatron_sp>;
+    layer_type layer(ctx, "attention", c.options());
+    layer.visit([&](auto& p) { p.initialize(ctx); });
+    gather_parameters(ctx, layer);
+    const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size / 4));
+    microbatch<cpu> mb(ctx);
+    if (ctx.ranks.rank() != 1) mb.document_starts = starts.data();
+    tensor<double, layer_type::input> x(ctx);
+    std::fill_n(x.data(), x.size(), 0.5);
+    layer.forward(mb, x);
+  });
   CHECK(text.find("rank 1: attention_options::documents is set, but the microbatch has no document_starts") !=
         std::string::npos);
 }
@@ -136,23 +121,20 @@ struct peaks {
 template <class Policy>
 peaks most_memory(std::int64_t ranks, std::int64_t length) {
   peaks most;
-  threads::run(static_cast<int>(ranks), [&](threads::communicator comm) {
-    world w(mesh<axis<cp>>{ranks}.shape(), comm);
-    cpu device;
-    context<cpu> ctx{device, w, {}};
+  on_mesh(mesh<axis<cp>>{ranks}, {}, 0, [&](const context<cpu>& ctx) {
     kernels::attention_shape shape;
     shape.heads = 2, shape.kv_heads = 1, shape.head_dim = 32;
     context_attention<double, Policy> attention(ctx, shape, sequence_order::zigzag(length, ranks));
     const auto n = static_cast<std::size_t>(length / ranks * 64);
     std::vector<double> q(n, 0.1), k(n / 2, 0.1), v(n / 2, 0.2), o(n), dq(n), dk(n / 2), dv(n / 2);
     typename context_attention<double, Policy>::saved kept;
-    const auto held = [&] { return static_cast<std::int64_t>(device.peak_bytes() / sizeof(double)); };
+    const auto held = [&] { return static_cast<std::int64_t>(ctx.device.peak_bytes() / sizeof(double)); };
     attention.forward(ctx, {q.data(), k.data(), v.data()}, o.data(), &kept);
-    if (w.rank() == 0) most.forward = held();
-    device.reset_peak();
+    if (ctx.ranks.rank() == 0) most.forward = held();
+    ctx.device.reset_peak();
     attention.backward(ctx, {q.data(), k.data(), v.data()}, o.data(), q.data(), kept,
                        {dq.data(), dk.data(), dv.data()});
-    if (w.rank() == 0) most.backward = held();
+    if (ctx.ranks.rank() == 0) most.backward = held();
   });
   return most;
 }

@@ -14,6 +14,7 @@
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "support/layer_check.hpp"
+#include "support/on_mesh.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -43,24 +44,15 @@ struct down {
 /// Calls body(context, layer, x, dy) on every rank of dp 2 x tp 2; what a rank throws, or "".
 template <class Body>
 std::string what_is_said(Body&& body) {
-  std::string text;
-  try {
-    threads::run(4, [&](threads::communicator c) {
-      world ranks(two{2, 2}.shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, ranks, transformer_sizes(), 5};
-      up layer(ctx, "up");
-      tensor<double, rows> x(ctx);
-      tensor<double, dual_t<up_policy::output>> dy(ctx);
-      kernels::fill(device, x.data(), x.size(), 1.0);
-      kernels::fill(device, dy.data(), dy.size(), 1.0);
-      initialize(ctx, layer);
-      body(ctx, layer, x, dy);
-    });
-  } catch (const error& e) {
-    text = e.what();
-  }
-  return text;
+  return error_on_mesh(two{2, 2}, transformer_sizes(), 5, [&](const context<cpu>& ctx) {
+    up layer(ctx, "up");
+    tensor<double, rows> x(ctx);
+    tensor<double, dual_t<up_policy::output>> dy(ctx);
+    kernels::fill(ctx.device, x.data(), x.size(), 1.0);
+    kernels::fill(ctx.device, dy.data(), dy.size(), 1.0);
+    initialize(ctx, layer);
+    body(ctx, layer, x, dy);
+  });
 }
 }  // namespace
 

@@ -8,6 +8,7 @@
 
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "support/deep_llama.hpp"
+#include "support/on_mesh.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -38,6 +39,10 @@ double padded(small_llama& model, std::int64_t ranks) {
     all += rounded(unit, 128 * ranks);
   }
   return static_cast<double>(all);
+}
+
+dim_sizes sizes_on(const megatron_sp::mesh& mesh, const scenario& s) {
+  return llama_sizes<megatron_sp>(s.config, mesh.shape(), s.batch, s.seq);
 }
 
 measured measure(const scenario& s, int ranks, const pipeline_options& how) {
@@ -169,31 +174,23 @@ class with_spare : public small_llama {
 TEST_CASE("a parameter that no pass uses is refused by name at the first step, and a frozen one is not") {
   const scenario s = deep();
   const auto said = [&](zero_level level, int ranks, bool frozen) {
-    std::string text;
-    try {
-      threads::run(ranks, [&](threads::communicator c) {
-        world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
-        cpu device;
-        const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
-        with_spare model(ctx, s.config);
-        if (frozen)
-          model.visit([](auto& p) {
-            if (p.name() == "spare.weight") p.freeze();
-          });
-        adamw<double> optimizer;
-        pipeline_options how;
-        how.parallel.level = level;
-        training_step step(ctx, model, optimizer, 1, 1.0, how);
-        step.model().visit([&](auto& p) { p.initialize(ctx); });
-        step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
-        optimizer.begin_step(ctx, 1e-3);
-        step.run(ctx);
-        static_cast<void>(step.result(ctx));
-      });
-    } catch (const error& e) {
-      text = e.what();
-    }
-    return text;
+    const megatron_sp::mesh on{ranks, 1, 1, 1};
+    return error_on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) {
+      with_spare model(ctx, s.config);
+      if (frozen)
+        model.visit([](auto& p) {
+          if (p.name() == "spare.weight") p.freeze();
+        });
+      adamw<double> optimizer;
+      pipeline_options how;
+      how.parallel.level = level;
+      training_step step(ctx, model, optimizer, 1, 1.0, how);
+      step.model().visit([&](auto& p) { p.initialize(ctx); });
+      step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
+      optimizer.begin_step(ctx, 1e-3);
+      step.run(ctx);
+      static_cast<void>(step.result(ctx));
+    });
   };
   for (const int ranks : {1, 2})
     for (const zero_level level : levels) {
@@ -210,17 +207,15 @@ TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer
   const scenario s = deep();
   for (const int ranks : {2, 4}) {
     std::vector<double> loads(static_cast<std::size_t>(ranks), 0.0);
-    threads::run(ranks, [&](threads::communicator c) {
-      world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+    const megatron_sp::mesh on{ranks, 1, 1, 1};
+    on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) {
       small_llama model(ctx, s.config);
       pipeline_options how;
       how.parallel.level = zero_level::optimizer;
       how.cut = bucket_cut::whole;
       pipeline<small_llama> whole(ctx, model, 1, how);
       model.visit([&](auto& p) {
-        if (p.slice().size() > 0) loads[static_cast<std::size_t>(c.rank())] += update_cost(p.info());
+        if (p.slice().size() > 0) loads[static_cast<std::size_t>(ctx.ranks.rank())] += update_cost(p.info());
       });
     });
     double most = 0, sum = 0;
@@ -232,19 +227,9 @@ TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer
 
 TEST_CASE("what does not fit a policy is refused by name") {
   const auto said = [](auto&& body) {
-    std::string text;
-    try {
-      threads::run(2, [&](threads::communicator c) {
-        world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-        cpu device;
-        const scenario s = deep();
-        const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
-        body(ctx, s);
-      });
-    } catch (const error& e) {
-      text = e.what();
-    }
-    return text;
+    const scenario s = deep();
+    const megatron_sp::mesh on{2, 1, 1, 1};
+    return error_on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) { body(ctx, s); });
   };
   pipeline_options three;
   three.parallel.level = zero_level::parameters;

@@ -5,6 +5,7 @@
 
 #include "plait/layout/plan.hpp"
 #include "support/layer_check.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -203,19 +204,11 @@ TEST_CASE("arrays of the program's are gathered and scattered along any dim") {
     CHECK(sums[47] == 2);
     redistribute(ctx, part<const double, terms>(ctx, y.data()), in);  // reduce-scatter along the second dim
     CHECK(x[12] == 2 * (24 + 12 * c.rank()));
-    const auto refusal = [&](auto&& work) {
-      try {
-        work();
-      } catch (const error& e) {
-        return std::string(e.what());
-      }
-      return std::string();
-    };
-    CHECK(refusal([&] {
+    CHECK(test::error_of([&] {
             redistribute(ctx, in, part<double, columns>(ctx, x.data() + 1));
           }).find("redistribute: in and out overlap, and the way between them is ") != std::string::npos);
     const context<cpu> other{device, w, sizes_of<batch, seq, hidden>(2, 4, 8), 1};
-    CHECK(refusal([&] {
+    CHECK(test::error_of([&] {
             redistribute(other, in, part<double, whole>(other, y.data()));
           }).find("redistribute: in has 24 elements, and in this context there are 32") != std::string::npos);
   });
@@ -228,12 +221,7 @@ TEST_CASE("a dim with fewer elements than ranks, and dims that differ, are refus
     sizes.set(dim_of<batch>, 3), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 2);
     const layout whole = layout_v<spec<batch, seq, hidden, invariant<ax, bx, cx>>>;
     const auto text_of_move = [&](const layout& to) {
-      try {
-        ready_plan(whole, to, w, sizes, "activations");
-      } catch (const error& e) {
-        return std::string(e.what());
-      }
-      return std::string();
+      return test::error_of([&] { ready_plan(whole, to, w, sizes, "activations"); });
     };
     const layout rows = layout_v<spec<shard<batch, ax>, seq, hidden>>;
     CHECK(text_of_move(rows) ==
@@ -254,18 +242,7 @@ TEST_CASE("a dim with fewer elements than ranks, and dims that differ, are refus
 TEST_CASE("a buffer that is too small for a rank's part, and a dim that a tensor has not, are refused") {
   using rows = spec<shard<batch, dp>, hidden>;
   const auto refused = [](auto&& use) {
-    std::string found;
-    threads::run(2, [&](threads::communicator c) {
-      world w(mesh<axis<dp>>(2).shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, sizes_of<batch, hidden>(4, 6), 1};
-      try {
-        use(ctx);
-      } catch (const error& e) {
-        if (c.rank() == 0) found = e.what();
-      }
-    });
-    return found;
+    return test::error_on_mesh(mesh<axis<dp>>(2), sizes_of<batch, hidden>(4, 6), 1, use);
   };
   CHECK(refused([](const context<cpu>& ctx) {
           const tensor<float, rows> taken(ctx, make_buffer<float>(ctx.device, 12));
@@ -284,12 +261,7 @@ TEST_CASE("an axis that the mesh does not have is refused: a sum over it would b
     dim_sizes sizes;
     sizes.set(dim_of<seq>, 4);
     const auto refused = [&](const layout& from, const layout& to) {
-      try {
-        ready_plan(from, to, w, sizes, "gradient of w");
-      } catch (const error& e) {
-        return std::string(e.what());
-      }
-      return std::string();
+      return test::error_of([&] { ready_plan(from, to, w, sizes, "gradient of w"); });
     };
     const auto says = [](const std::string& text, const char* axis) {
       CHECK_MESSAGE(text.find(cat({"gradient of w: ", text_of(layout_error::axis_unknown), " [axis ", axis})) == 0,
@@ -299,12 +271,7 @@ TEST_CASE("an axis that the mesh does not have is refused: a sum over it would b
     says(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<invariant<ax>, seq, replicate<cx>>>), "cx");
     says(refused(layout_v<spec<shard<seq, bx>, invariant<ax>>>, layout_v<spec<seq, invariant<ax>>>), "bx");
     const plan foreign = make_plan(layout_v<spec<partial<bx>, seq>>, layout_v<spec<invariant<bx>, seq>>);
-    try {
-      ready_plan(foreign, w, sizes, "gradient of w");
-      FAIL("a plan over an axis that the mesh lacks");
-    } catch (const error& e) {
-      says(e.what(), "bx");
-    }
+    says(test::error_of([&] { ready_plan(foreign, w, sizes, "gradient of w"); }), "bx");
     CHECK(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<seq>>) == "");  // axes may be left unmentioned
   });
 }
