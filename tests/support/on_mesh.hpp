@@ -13,7 +13,7 @@ namespace plait::test {
 
 /// What call() throws, or "".
 template <class Call>
-std::string error_of(Call&& call) {
+std::string text_thrown_by(Call&& call) {
   try {
     call();
   } catch (const error& e) {
@@ -36,7 +36,7 @@ void on_mesh(const Mesh& mesh, const dim_sizes& sizes, std::uint64_t seed, Work&
 /// What such a run throws, or "".
 template <class Mesh, class Work>
 std::string error_on_mesh(const Mesh& mesh, const dim_sizes& sizes, std::uint64_t seed, Work&& work) {
-  return error_of([&] { on_mesh(mesh, sizes, seed, work); });
+  return text_thrown_by([&] { on_mesh(mesh, sizes, seed, work); });
 }
 
 }  // namespace plait::test

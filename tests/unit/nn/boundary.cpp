@@ -18,7 +18,7 @@ namespace {
 std::string refusal(const std::function<void(const context<cpu>&)>& action) {
   std::string text;
   test::on_mesh(mesh<axis<dp>, axis<tp>>{1, 1}, sizes_of<batch, hidden, vocab>(2, 4, 8), 1,
-                [&](const context<cpu>& ctx) { text = test::error_of([&] { action(ctx); }); });
+                [&](const context<cpu>& ctx) { text = test::text_thrown_by([&] { action(ctx); }); });
   return text;
 }
 void check_says(const std::string& text, const std::string& where, layout_error code, const std::string& axis) {

@@ -192,7 +192,7 @@ TEST_CASE("a frozen base has no gradient, and no memory for one or for moments")
     CHECK(!layer.weight()->trainable());
     CHECK(!layer.bias()->trainable());
     const auto refused = [&](std::int64_t rank, auto policy_of) {
-      return error_of([&] { maker<decltype(policy_of)>(rank)(ctx); });
+      return text_thrown_by([&] { maker<decltype(policy_of)>(rank)(ctx); });
     };
     CHECK(refused(-1, column_sp{}).find("up: the rank of an adapter is -1; at least 1, or 0 for none") !=
           std::string::npos);

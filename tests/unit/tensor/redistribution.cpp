@@ -204,11 +204,11 @@ TEST_CASE("arrays of the program's are gathered and scattered along any dim") {
     CHECK(sums[47] == 2);
     redistribute(ctx, part<const double, terms>(ctx, y.data()), in);  // reduce-scatter along the second dim
     CHECK(x[12] == 2 * (24 + 12 * c.rank()));
-    CHECK(test::error_of([&] {
+    CHECK(test::text_thrown_by([&] {
             redistribute(ctx, in, part<double, columns>(ctx, x.data() + 1));
           }).find("redistribute: in and out overlap, and the way between them is ") != std::string::npos);
     const context<cpu> other{device, w, sizes_of<batch, seq, hidden>(2, 4, 8), 1};
-    CHECK(test::error_of([&] {
+    CHECK(test::text_thrown_by([&] {
             redistribute(other, in, part<double, whole>(other, y.data()));
           }).find("redistribute: in has 24 elements, and in this context there are 32") != std::string::npos);
   });
@@ -221,7 +221,7 @@ TEST_CASE("a dim with fewer elements than ranks, and dims that differ, are refus
     sizes.set(dim_of<batch>, 3), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 2);
     const layout whole = layout_v<spec<batch, seq, hidden, invariant<ax, bx, cx>>>;
     const auto text_of_move = [&](const layout& to) {
-      return test::error_of([&] { ready_plan(whole, to, w, sizes, "activations"); });
+      return test::text_thrown_by([&] { ready_plan(whole, to, w, sizes, "activations"); });
     };
     const layout rows = layout_v<spec<shard<batch, ax>, seq, hidden>>;
     CHECK(text_of_move(rows) ==
@@ -261,7 +261,7 @@ TEST_CASE("an axis that the mesh does not have is refused: a sum over it would b
     dim_sizes sizes;
     sizes.set(dim_of<seq>, 4);
     const auto refused = [&](const layout& from, const layout& to) {
-      return test::error_of([&] { ready_plan(from, to, w, sizes, "gradient of w"); });
+      return test::text_thrown_by([&] { ready_plan(from, to, w, sizes, "gradient of w"); });
     };
     const auto says = [](const std::string& text, const char* axis) {
       CHECK_MESSAGE(text.find(cat({"gradient of w: ", text_of(layout_error::axis_unknown), " [axis ", axis})) == 0,
@@ -271,7 +271,7 @@ TEST_CASE("an axis that the mesh does not have is refused: a sum over it would b
     says(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<invariant<ax>, seq, replicate<cx>>>), "cx");
     says(refused(layout_v<spec<shard<seq, bx>, invariant<ax>>>, layout_v<spec<seq, invariant<ax>>>), "bx");
     const plan foreign = make_plan(layout_v<spec<partial<bx>, seq>>, layout_v<spec<invariant<bx>, seq>>);
-    says(test::error_of([&] { ready_plan(foreign, w, sizes, "gradient of w"); }), "bx");
+    says(test::text_thrown_by([&] { ready_plan(foreign, w, sizes, "gradient of w"); }), "bx");
     CHECK(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<seq>>) == "");  // axes may be left unmentioned
   });
 }
