@@ -350,7 +350,7 @@ class Code(unittest.TestCase):
                             f"-I{HERE.parents[1] / 'include'}", source, "-o", code], check=True)
             kernels = re.findall(r"\.entry (\w+)\((.*?)\n}\n", code.read_text(), re.DOTALL)
         vectors = [(name, text) for name, text in kernels if "kernelILi8E" in name and "column_sums" not in name]
-        self.assertEqual(len(vectors), 6)  # two of the norm: with an addend, and without one
+        self.assertEqual(len(vectors), 10)  # eight of the norms: forward and backward, centred or not, an addend or none
         for name, text in vectors:
             self.assertIn("st.global.v4.b32", text, name)
             self.assertNotRegex(text, r"st\.global\.(v2\.|v4\.)?[ub]16", name)

@@ -349,7 +349,7 @@ struct norm_dots_term {
 
   __device__ auto row(std::int64_t r) const { return norm_moments<Centred, S>::of(mean, inverse, r); }
   template <int Width>
-  __device__ void add(std::int64_t r, std::int64_t c, norm_moments<Centred, S> of, S (&sums)[outputs]) const {
+  __device__ void add(std::int64_t r, std::int64_t c, norm_moments<Centred, S> of, S (&sums)[Centred ? 2U : 1U]) const {
     const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
     const auto w = load_chunk<Width>(weight + c);
     PLAIT_UNROLL

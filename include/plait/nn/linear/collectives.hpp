@@ -140,6 +140,7 @@ class linear_collectives {
     ready_plan gather(d.input, d.gathered, ranks, sizes, "input of " + name);
     ready_plan spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
     for (const linear_layouts& b : d.branches) {
+      enforce_parts(prune(b.weight, ranks), mesh, sizes, name);  // on every rank, before one of them has no columns
       columns_.push_back(local_box(b.weight, mesh, sizes, ranks.rank()).local_size() / inner_ / batches_);
       total_ += columns_.back();
       made_for_.add(sizes, b.output);
