@@ -38,7 +38,7 @@ inline std::int64_t parse_count(std::string_view text, const std::string& flag, 
   return value * unit;
 }
 
-/// Returns the first of so many values of an enumeration that is called `name`; nothing where none is.
+/// Returns the value called `name` of an enumeration whose first `values` values are legal; nothing where none has it.
 template <class E>
 std::optional<E> value_called(std::string_view name, int values) {
   for (int i = 0; i < values; ++i)

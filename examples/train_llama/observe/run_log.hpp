@@ -221,16 +221,16 @@ inline json_object routers_object(const std::map<std::int64_t, router_statistics
 /// written.
 class json_log {
  public:
-  /// Starts an empty log, or, where the run `goes_on` from an earlier one, continues the file that is there, without
+  /// Starts an empty log, or, where the run `resumes` an earlier one, continues the file that is there, without
   /// the line at its end that a killed run may have left torn. Lines of an earlier run are kept otherwise: their file
   /// is renamed, see `kept`. Throws `error` naming `flag` when the log cannot be written, and when another log writes
   /// to it: what is there stays.
-  explicit json_log(std::string path, std::string flag = "log", bool goes_on = false)
+  explicit json_log(std::string path, std::string flag = "log", bool resumes = false)
       : path_(std::move(path)), flag_(std::move(flag)) {
     open();
     int kept = -1;  // the file of an earlier run, locked until the new one is
     try {
-      if (goes_on) {
+      if (resumes) {
         drop_torn_line();
       } else if (keep()) {
         kept = std::exchange(file_, -1);

@@ -471,7 +471,7 @@ class verbs {
 /// `split` makes the subgroups: the ranks of one color, ordered by key, then by rank; a negative color gives an empty
 /// communicator (false as a bool). `abort` ends every rank of the world with an error. Where it has `begin_group()` and
 /// `end_group()`, comm_group calls them around its messages. Where it has `bool unequal_parts(std::size_t bytes) const`
-/// and that is true, it takes ragged all_gathers and reduce_scatters whose largest part has so many bytes. Otherwise
+/// and that is true, it takes ragged all_gathers and reduce_scatters whose largest part has `bytes`. Otherwise
 /// redistributions pad their parts to the largest one.
 template <class C>
 concept communicator = std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> &&

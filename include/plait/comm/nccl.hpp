@@ -53,7 +53,7 @@ class communicator : public verbs<communicator> {
   bool serves_groups() const { return self().link.owned; }
   /// Large parts of unequal sizes move as they are, by one group of a broadcast or a reduction for each rank. Parts of
   /// less than `grouped_bytes` are padded, for one collective starts sooner than a group of several. (The limit is an
-  /// estimate: a link of 100 GB/s moves so many bytes in less than a microsecond.)
+  /// estimate: a link of 100 GB/s moves 64 KiB in less than a microsecond.)
   bool unequal_parts(std::size_t bytes) const { return bytes >= grouped_bytes; }
   static constexpr std::size_t grouped_bytes = std::size_t{64} << 10;
   ncclComm_t get() const { return self().link.comm; }

@@ -240,7 +240,7 @@ struct llama_preset {
 
 namespace detail {
 
-// What families of published models have besides their sizes.
+// Each function adds what a family of published models has besides its sizes.
 
 constexpr llama_config tied(llama_config c) {
   c.tie_embeddings = true;

@@ -145,7 +145,7 @@ inline group_place place_group(const hardware& h, axis_place a, axis_place b = {
 inline double sharing(const network_level& level) { return static_cast<double>(level.shared_by); }
 
 /// Calls f(level, inside, together) for each level of the network that a group crosses, from the inside to the outside:
-/// so many ranks of the group share a unit of the level before, and of this one.
+/// `inside` and `together` ranks of the group share a unit of the level before, and one of this level.
 template <class F>
 void each_crossed_level(const hardware& h, const group_place& g, F&& f) {
   double inside = 1;

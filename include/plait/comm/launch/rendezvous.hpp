@@ -140,7 +140,7 @@ launch_place place_from(const Get& get) {
         "(torchrun) nor SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID (srun) are set");
   }
   const auto number = [&](const char* of_torchrun, const char* of_slurm, int least, int most) {
-    const char* const who = torchrun ? "torchrun, or whoever starts the processes," : "srun";
+    const char* const who = torchrun ? "torchrun or another launcher" : "srun";
     return detail::number_in(get, torchrun ? of_torchrun : of_slurm, who, least, most);
   };
   out.size = number("WORLD_SIZE", "SLURM_NTASKS", 1, detail::any_number);
@@ -149,7 +149,7 @@ launch_place place_from(const Get& get) {
   if (set("MASTER_ADDR")) {
     out.address = get("MASTER_ADDR");
   } else if (torchrun) {
-    fail("nccl: MASTER_ADDR is not set; torchrun, or whoever starts the processes, sets it");
+    fail("nccl: MASTER_ADDR is not set; torchrun or another launcher sets it");
   } else {
     for (const char* const name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
       if (out.address.empty() && set(name)) out.address = detail::first_host(get(name));
