@@ -77,8 +77,7 @@ class feature_sum {
       if (moved_->kind == transition_kind::all_reduce)
         own = exchange_.run_everywhere(device, std::move(own), elements, into);
       else
-        own = exchange_.run(device, in_parts(device, std::move(own), elements), even_parts(elements, moved_->ranks),
-                            into);
+        own = exchange_.run(device, in_parts(device, std::move(own), elements), parts(), into);
     }
     if (own.values.size() != 1) fail({name_, ": a deterministic sum over ", leaves_, " leaves is not complete"});
     done(own.values[0]);
@@ -89,14 +88,25 @@ class feature_sum {
   template <class A>
   partial_sums<A, Device> in_parts(Device& device, partial_sums<A, Device> own, std::int64_t elements) const {
     if (moved_->outer == 1) return own;
-    const std::int64_t row = moved_->rows * moved_->inner * static_cast<std::int64_t>(sizeof(A)), n = moved_->ranks;
+    const std::int64_t block = elements / moved_->outer * static_cast<std::int64_t>(sizeof(A));
     for (A*& values : own.values) {
       own.memory.push_back(make_collective_buffer<A>(device, static_cast<std::size_t>(elements)));
       A* const to = own.memory.back().template data<A>();
-      kernels::copy_3d(device, values, to, n, moved_->outer, row, row, n * row, moved_->outer * row, row);
+      for (const element_range& part : parts()) {
+        const std::int64_t row = part.size() / moved_->outer * static_cast<std::int64_t>(sizeof(A));
+        kernels::copy_2d(device, values + part.begin / moved_->outer, to + part.begin, moved_->outer, row, block, row);
+      }
       values = to;
     }
     return own;
+  }
+  /// The elements of the ranks' parts of the sum.
+  std::vector<element_range> parts() const {
+    std::vector<element_range> all;
+    const std::int64_t row = moved_->outer * moved_->inner;
+    for (std::size_t k = 0; k + 1 < moved_->begins.size(); ++k)
+      all.push_back({moved_->begins[k] * row, moved_->begins[k + 1] * row});
+    return all;
   }
 
   std::int64_t leaves_ = 0, local_ = 0, first_ = 0;

@@ -43,22 +43,20 @@ class chunks_under_way {
   std::size_t next_ = 0;
 };
 
-/// A gather of all rows that may be under way, with the memory that it writes. Destroyed or not, it ends.
+class chunked_collective;
+
+/// A gather of all rows that may be under way, with the memory that it writes. Destroyed or not, it ends. It must not
+/// outlive the collective that started it.
 template <compute_device Device>
 class whole_gather {
  public:
   /// Has the rows where they are to be, in the main stream's order. Where none were gathered, nothing.
-  void finish(Device& device) {
-    coming_.wait();
-    if (parts_.empty()) return;
-    const std::int64_t run = rows_ * row_;
-    kernels::copy_3d(device, parts_.data(), out_, ranks_, outers_, run, outers_ * run, run, run, ranks_ * run);
-    parts_.reset();
-  }
+  void finish(Device& device);
 
  private:
   friend class chunked_collective;
-  std::int64_t ranks_ = 1, outers_ = 1, rows_ = 0, row_ = 0;  ///< `row_`: bytes
+  const chunked_collective* from_ = nullptr;
+  std::int64_t row_ = 0;  ///< bytes
   void* out_ = nullptr;
   buffer<Device> parts_;  ///< of the ranks, where they do not lie so in the matrix; outlives the request
   request coming_;
@@ -66,15 +64,16 @@ class whole_gather {
 
 /// The all-gather, reduce-scatter or all-reduce that a plan consists of, cut into chunks of a matrix's rows: a piece of
 /// each rank's part at a time. Of p ranks' parts [outer, rows, width] a chunk has whole outer blocks where there are
-/// enough, otherwise some rows of one; neither needs to divide. Each rank starts the chunks in one order. What is
-/// gathered lies as without chunks, and each sum has the terms that it has without chunks. Two chunks are in flight at
-/// a time.
+/// enough, otherwise some rows of one; neither needs to divide, and parts may differ in rows. Each rank starts the
+/// chunks in one order. What is gathered lies as without chunks, and each sum has the terms that it has without chunks.
+/// Two chunks are in flight at a time.
 class chunked_collective {
  public:
   /// No collective.
   chunked_collective() = default;
   /// `width` are the elements of a row of the matrix. Throws `plait::error` that names `where` if the plan is another
-  /// one, or moves something else than whole rows, or has fewer rows than `chunks`.
+  /// one, or moves something else than whole rows, or has fewer rows than `chunks`. It throws as well if parts of
+  /// unequal sizes meet a communicator that does not take them.
   chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks, std::string_view where);
 
   explicit operator bool() const { return comm_ != nullptr; }
@@ -96,27 +95,95 @@ class chunked_collective {
                                   function_ref<void(std::int64_t, std::int64_t, void*)> make) const;
 
  private:
-  /// Outer blocks, and rows of each rank's part in them: of several blocks, all rows.
+  template <compute_device Device>
+  friend class whole_gather;
+
+  /// Outer blocks, of which each rank's part is cut into `of` pieces: this is number `index`. Of several blocks, all.
   struct piece {
-    std::int64_t outer, outers, row, rows;
+    std::int64_t outer, outers, index, of;
   };
 
   void cut(std::int64_t outer, std::int64_t chunks);
 
-  bool in_place(const piece& p) const { return p.outers == 1 && p.rows == rows_; }
-  /// The first row in a rank's own part, and in the matrix of all.
-  std::int64_t local_row(const piece& p) const { return p.outer * rows_ + p.row; }
-  std::int64_t first_row(const piece& p) const { return p.outer * ranks_ * rows_ + p.row; }
-  std::size_t count(const piece& p) const { return static_cast<std::size_t>(p.outers * p.rows * width_); }
+  static std::int64_t share(std::int64_t n, std::int64_t i, std::int64_t of) { return n * i / of; }
+  /// The rows of a piece in the part of rank k of a block.
+  detail::row_range rows(const piece& p, std::size_t k) const {
+    const std::int64_t part = begins_[k + 1] - begins_[k], first = share(part, p.index, p.of);
+    return {first, share(part, p.index + 1, p.of) - first};
+  }
+  std::size_t ranks() const { return begins_.size() - 1; }
+  /// The rows of a block, with all parts.
+  std::int64_t block() const { return begins_.back(); }
+  piece whole() const { return {0, pieces_.back().outer + pieces_.back().outers, 0, 1}; }
+
+  bool in_place(const piece& p) const { return p.outers == 1 && p.of == 1; }
+  /// The first row in this rank's part.
+  std::int64_t local_row(const piece& p) const {
+    return p.outer * (begins_[own_ + 1] - begins_[own_]) + rows(p, own_).first;
+  }
+  /// The messages of a piece: elements of each rank, and where they begin.
+  struct messages {
+    std::vector<std::size_t> counts, offsets;
+  };
+  messages messages_of(const piece& p) const;
+  /// Rows of a piece, of all ranks.
+  std::int64_t all_rows(const piece& p) const;
   template <class Device>
   buffer<Device> room(Device& device, std::int64_t row) const {
-    return buffer<Device>::for_collectives(device, static_cast<std::size_t>(largest_ * ranks_ * row));
+    return buffer<Device>::for_collectives(device, static_cast<std::size_t>(largest_ * row));
   }
   /// Calls f(first row, rows, rows of the piece before it) for each run of a piece's rows in the matrix.
   template <class F>
   void each_run(const piece& p, F&& f) const {
-    if (p.rows == rows_) return f(first_row(p), p.outers * ranks_ * rows_, std::int64_t{0});
-    for (std::int64_t k = 0; k < ranks_; ++k) f(first_row(p) + k * rows_, p.rows, k * p.rows);
+    if (p.of == 1) return f(p.outer * block(), p.outers * block(), std::int64_t{0});
+    std::int64_t before = 0;
+    for (std::size_t k = 0; k < ranks(); ++k) {
+      const detail::row_range part = rows(p, k);
+      if (part.count > 0) f(p.outer * block() + begins_[k] + part.first, part.count, before);
+      before += part.count;
+    }
+  }
+  /// Copies the messages of a piece to their places in its blocks, or from them, in rows of `row` bytes.
+  template <class Device>
+  void to_blocks(Device& device, const piece& p, const void* parts, void* blocks, std::int64_t row) const {
+    each_copy(p, row,
+              [&](std::int64_t n, std::int64_t part, std::int64_t at_block, std::int64_t run, std::int64_t step) {
+                kernels::copy_3d(device, at(parts, part), at(blocks, at_block), n, p.outers, run, p.outers * run, run,
+                                 step, block() * row);
+              });
+  }
+  template <class Device>
+  void from_blocks(Device& device, const piece& p, const void* blocks, void* parts, std::int64_t row) const {
+    each_copy(p, row,
+              [&](std::int64_t n, std::int64_t part, std::int64_t at_block, std::int64_t run, std::int64_t step) {
+                kernels::copy_3d(device, at(blocks, at_block), at(parts, part), n, p.outers, run, step, block() * row,
+                                 p.outers * run, run);
+              });
+  }
+  /// Calls f(parts, byte in the messages, byte in the blocks, bytes of a part in a block, bytes from part to part):
+  /// once for equal parts, and for each of unequal ones.
+  template <class F>
+  void each_copy(const piece& p, std::int64_t row, F&& f) const {
+    const std::int64_t calls = equal_ ? 1 : static_cast<std::int64_t>(ranks());
+    std::int64_t before = 0;
+    for (std::int64_t k = 0; k < calls; ++k) {
+      const detail::row_range part = rows(p, static_cast<std::size_t>(k));
+      const std::int64_t begin = begins_[static_cast<std::size_t>(k)], step = begins_[static_cast<std::size_t>(k) + 1];
+      if (part.count > 0)
+        f(static_cast<std::int64_t>(ranks()) / calls, before, (begin + part.first) * row, part.count * row,
+          (step - begin) * row);
+      before += p.outers * part.count * row;
+    }
+  }
+  request start_gather(const piece& p, const void* in, void* out, dtype type) const {
+    const messages all = messages_of(p);
+    return equal_ ? comm_->start_all_gather(in, out, all.counts[0], type)
+                  : comm_->start_all_gather_v(in, out, all.counts, all.offsets, type);
+  }
+  request start_scatter(const piece& p, const void* in, void* out, dtype type) const {
+    const messages all = messages_of(p);
+    return equal_ ? comm_->start_reduce_scatter(in, out, all.counts[0], type, reduce_op::sum)
+                  : comm_->start_reduce_scatter_v(in, out, all.counts, all.offsets, type, reduce_op::sum);
   }
 
   static const void* at(const void* p, std::int64_t bytes) { return static_cast<const char*>(p) + bytes; }
@@ -124,10 +191,21 @@ class chunked_collective {
 
   transition_kind kind_ = transition_kind::relabel;
   any_communicator* comm_ = nullptr;
-  std::int64_t ranks_ = 1, rows_ = 0, width_ = 1;
-  std::int64_t largest_ = 0;  ///< of a piece, rows on each rank
+  std::vector<std::int64_t> begins_;  ///< of the ranks' parts of a block, and its end, in rows
+  std::size_t own_ = 0;               ///< this rank's place there
+  bool equal_ = true;                 ///< whether the parts have equally many rows
+  std::int64_t width_ = 1;
+  std::int64_t largest_ = 0;  ///< of a piece, rows of all ranks
   std::vector<piece> pieces_;
 };
+
+template <compute_device Device>
+void whole_gather<Device>::finish(Device& device) {
+  coming_.wait();
+  if (parts_.empty()) return;
+  from_->to_blocks(device, from_->whole(), parts_.data(), out_, row_);
+  parts_.reset();
+}
 
 template <compute_device Device>
 void chunked_collective::gather(Device& device, const void* in, void* out, dtype type,
@@ -141,12 +219,12 @@ void chunked_collective::gather(Device& device, const void* in, void* out, dtype
   const auto start = [&](std::size_t i) {
     const piece& p = pieces_[i];
     slot& s = slots[i % 2];
-    void* to = at(out, first_row(p) * row);
+    void* to = at(out, p.outer * block() * row);
     if (!in_place(p)) {
       if (s.parts.empty()) s.parts = room(device, row);
       to = s.parts.data();
     }
-    comm_->start_all_gather(at(in, local_row(p) * row), to, count(p), type).swap(s.coming);
+    start_gather(p, at(in, local_row(p) * row), to, type).swap(s.coming);
   };
   start(0);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
@@ -154,9 +232,7 @@ void chunked_collective::gather(Device& device, const void* in, void* out, dtype
     const piece& p = pieces_[i];
     slot& s = slots[i % 2];
     s.coming.wait();
-    if (!in_place(p))
-      kernels::copy_3d(device, s.parts.data(), at(out, first_row(p) * row), ranks_, p.outers, p.rows * row,
-                       p.outers * p.rows * row, p.rows * row, rows_ * row, ranks_ * rows_ * row);
+    if (!in_place(p)) to_blocks(device, p, s.parts.data(), at(out, p.outer * block() * row), row);
     each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t) { use(first, rows); });
   }
 }
@@ -164,13 +240,12 @@ void chunked_collective::gather(Device& device, const void* in, void* out, dtype
 template <compute_device Device>
 whole_gather<Device> chunked_collective::start_whole(Device& device, const void* in, void* out, dtype type) const {
   whole_gather<Device> all;
-  all.ranks_ = ranks_, all.outers_ = pieces_.back().outer + pieces_.back().outers, all.rows_ = rows_;
+  const piece p = whole();
+  all.from_ = this, all.out_ = out;
   all.row_ = width_ * static_cast<std::int64_t>(size_of(type));
-  all.out_ = out;
-  const auto n = static_cast<std::size_t>(all.outers_ * rows_ * width_);
-  if (all.outers_ > 1)
-    all.parts_ = buffer<Device>::for_collectives(device, static_cast<std::size_t>(ranks_) * n * size_of(type));
-  comm_->start_all_gather(in, all.outers_ > 1 ? all.parts_.data() : out, n, type).swap(all.coming_);
+  if (p.outers > 1)
+    all.parts_ = buffer<Device>::for_collectives(device, static_cast<std::size_t>(all_rows(p) * all.row_));
+  start_gather(p, in, p.outers > 1 ? all.parts_.data() : out, type).swap(all.coming_);
   return all;
 }
 
@@ -186,21 +261,21 @@ chunks_under_way<Device> chunked_collective::reduce(Device& device, void* out, d
     all.going_[mine].wait();
     void* const to_rank = at(out, local_row(p) * row);
     if (kind_ == transition_kind::all_reduce) {
-      make(p.row, p.rows, to_rank);
-      comm_->start_all_reduce(to_rank, to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
+      const detail::row_range part = rows(p, own_);
+      make(part.first, part.count, to_rank);
+      comm_->start_all_reduce(to_rank, to_rank, static_cast<std::size_t>(part.count * width_), type, reduce_op::sum)
+          .swap(all.going_[mine]);
     } else {
       buffer<Device>& parts = all.parts_[mine];
       if (parts.empty()) parts = room(device, row);
       if (p.outers > 1 && product.empty())
-        product = make_buffer<char>(device, static_cast<std::size_t>(largest_ * ranks_ * row));
+        product = make_buffer<char>(device, static_cast<std::size_t>(largest_ * row));
       void* const made = p.outers > 1 ? product.data() : parts.data();
       each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t before) {
         make(first, rows, at(made, before * row));
       });
-      if (p.outers > 1)
-        kernels::copy_3d(device, made, parts.data(), ranks_, p.outers, p.rows * row, p.rows * row,
-                         ranks_ * p.rows * row, p.outers * p.rows * row, p.rows * row);
-      comm_->start_reduce_scatter(parts.data(), to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
+      if (p.outers > 1) from_blocks(device, p, made, parts.data(), row);
+      start_scatter(p, parts.data(), to_rank, type).swap(all.going_[mine]);
     }
     all.next_ = (mine + 1) % all.slots;
   }
@@ -216,19 +291,26 @@ PLAIT_COMPILED_TEMPLATE(chunks_under_way<cpu> chunked_collective::reduce<cpu>(
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE chunked_collective::chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks,
                                                     std::string_view where) {
-  if (moves.uneven())
-    fail({where, ": overlap in ", chunks, " chunks needs ranks with equally many rows; a dim of this array does not ",
-          "divide by the ranks that shard it"});
   const auto found = moves.single();
   if (!found || width < 1 || found->inner % width != 0)
     fail({where, ": overlap in ", chunks, " chunks is of one all-gather, reduce-scatter or all-reduce of whole rows;",
           " here it would be of ", describe_steps(moves.planned())});
   kind_ = found->kind;
   comm_ = found->comm;
-  ranks_ = kind_ == transition_kind::all_reduce ? 1 : found->ranks;
-  rows_ = found->rows * (found->inner / width);
   width_ = width;
-  const std::int64_t most = found->outer * rows_;
+  begins_ = found->begins;
+  std::int64_t least = 0;
+  for (std::int64_t& row : begins_) row *= found->inner / width;
+  for (std::size_t k = 0; k < ranks(); ++k) {
+    const std::int64_t part = begins_[k + 1] - begins_[k];
+    equal_ = equal_ && part == begins_[1];
+    least = k == 0 ? part : std::min(least, part);
+  }
+  if (kind_ != transition_kind::all_reduce) own_ = static_cast<std::size_t>(comm_->rank());
+  if (!equal_ && !comm_->unequal_parts(~std::size_t{0}))
+    fail({where, ": overlap in ", chunks, " chunks of a dim that does not divide by the ranks needs a communicator ",
+          "that takes parts of unequal sizes (unequal_parts), and '", comm_->label(), "' does not"});
+  const std::int64_t most = found->outer * least;
   if (chunks < 1 || chunks > most)
     fail(
         {where, ": overlap in ", chunks, " chunks, of ", most, " rows on each rank; legal are 1 to ", most, " chunks"});
@@ -236,22 +318,35 @@ PLAIT_INLINE chunked_collective::chunked_collective(const ready_plan& moves, std
 }
 
 PLAIT_INLINE void chunked_collective::cut(std::int64_t outer, std::int64_t chunks) {
-  const auto share = [](std::int64_t n, std::int64_t i, std::int64_t of) { return n * i / of; };
   if (outer >= chunks) {
     for (std::int64_t c = 0; c < chunks; ++c) {
       const std::int64_t begin = share(outer, c, chunks);
-      pieces_.push_back({begin, share(outer, c + 1, chunks) - begin, 0, rows_});
+      pieces_.push_back({begin, share(outer, c + 1, chunks) - begin, 0, 1});
     }
   } else {
     for (std::int64_t o = 0; o < outer; ++o) {
       const std::int64_t here = share(chunks, o + 1, outer) - share(chunks, o, outer);
-      for (std::int64_t c = 0; c < here; ++c) {
-        const std::int64_t begin = share(rows_, c, here);
-        pieces_.push_back({o, 1, begin, share(rows_, c + 1, here) - begin});
-      }
+      for (std::int64_t c = 0; c < here; ++c) pieces_.push_back({o, 1, c, here});
     }
   }
-  for (const piece& p : pieces_) largest_ = std::max(largest_, p.outers * p.rows);
+  for (const piece& p : pieces_) largest_ = std::max(largest_, all_rows(p));
+}
+
+PLAIT_INLINE std::int64_t chunked_collective::all_rows(const piece& p) const {
+  std::int64_t all = 0;
+  for (std::size_t k = 0; k < ranks(); ++k) all += p.outers * rows(p, k).count;
+  return all;
+}
+
+PLAIT_INLINE chunked_collective::messages chunked_collective::messages_of(const piece& p) const {
+  messages all;
+  std::size_t before = 0;
+  for (std::size_t k = 0; k < ranks(); ++k) {
+    all.counts.push_back(static_cast<std::size_t>(p.outers * rows(p, k).count * width_));
+    all.offsets.push_back(before);
+    before += all.counts.back();
+  }
+  return all;
 }
 #endif
 

@@ -42,12 +42,13 @@ layout prune(const layout& a, const world& w);
 /// Returns the moves of a plan in words: "all_gather over tp".
 std::string describe_steps(const plan& moves);
 
-/// A collective on arrays that are [outer, rows, inner] around the dim that it gathers or scatters, with the rows of
-/// one rank's part; for an all-reduce, all is `inner`.
+/// A collective on arrays that are [outer, rows, inner] around the dim that it gathers or scatters. `begins` are the
+/// rows at which the parts of the ranks begin, and the last one ends; for an all-reduce, all is `inner` of one part.
 struct single_collective {
   transition_kind kind;
   any_communicator* comm;
-  std::int64_t ranks, outer, rows, inner;
+  std::int64_t ranks, outer, inner;
+  std::vector<std::int64_t> begins;
 };
 
 /// A redistribution made ready for one rank: the plan for the actual extents and sizes, its groups and its boxes. Runs
@@ -73,14 +74,8 @@ class ready_plan {
     return true;
   }
 
-  /// The all-gather, reduce-scatter or all-reduce that moves all that is moved. None for another plan, or where ranks
-  /// have parts of different sizes.
+  /// The all-gather, reduce-scatter or all-reduce that moves all that is moved. None for another plan.
   std::optional<single_collective> single() const;
-
-  /// Whether ranks gather or scatter parts of different sizes.
-  bool uneven() const {
-    return std::any_of(ready_.begin(), ready_.end(), [](const ready_step& s) { return !s.begins.empty(); });
-  }
 
   /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
   /// count.
@@ -448,15 +443,17 @@ PLAIT_INLINE std::optional<single_collective> ready_plan::single() const {
   const ready_step* only = nullptr;
   for (const ready_step& s : ready_) {
     if (s.kind == transition_kind::relabel) continue;
-    if (only != nullptr || !communicates(s.kind) || s.kind == transition_kind::all_to_all || !s.begins.empty())
-      return {};
+    if (only != nullptr || !communicates(s.kind) || s.kind == transition_kind::all_to_all) return {};
     only = &s;
   }
   if (only == nullptr) return {};
   if (only->kind == transition_kind::all_reduce)
-    return single_collective{only->kind, only->comm, only->ranks, 1, 1, only->before.local_size()};
-  const view part = around(only->kind == transition_kind::all_gather ? only->before : only->after, only->dim);
-  return single_collective{only->kind, only->comm, only->ranks, part.outer, part.rows, part.inner};
+    return single_collective{only->kind, only->comm, only->ranks, 1, only->before.local_size(), {0, 1}};
+  const view whole = only->whole();
+  single_collective found{only->kind, only->comm, only->ranks, whole.outer, whole.inner, only->begins};
+  if (found.begins.empty())
+    for (std::int64_t k = 0; k <= only->ranks; ++k) found.begins.push_back(k * whole.rows / only->ranks);
+  return found;
 }
 
 PLAIT_INLINE std::size_t ready_plan::last_active() const {

@@ -12,6 +12,7 @@
 #include "plait/nn/linear/policy.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/strategy.hpp"
+#include "support/equal_parts_only.hpp"
 #include "support/layer_check.hpp"
 #include "support/linear_policies.hpp"
 #include "support/on_mesh.hpp"
@@ -65,7 +66,8 @@ void check_same(const std::vector<layer_values>& whole, const std::vector<layer_
 template <class T, class Policy>
 void check_bits(std::uint64_t collectives) {
   for (const two& mesh : {two{1, 2}, two{1, 4}, two{2, 2}, two{2, 4}})
-    for (const dim_sizes& sizes : {odd_sizes(2, 20, sizeof(T) == 8), odd_sizes(10, 8, sizeof(T) == 8)})
+    for (const dim_sizes& sizes : {odd_sizes(2, 20, sizeof(T) == 8), odd_sizes(10, 8, sizeof(T) == 8),
+                                   odd_sizes(2, 23, sizeof(T) == 8), odd_sizes(6, 9, sizeof(T) == 8)})
       for (const recompute policy : {recompute::none, recompute::selective}) {
         const layer_run how{.policy = policy, .deferred = policy == recompute::selective};
         const auto whole = run_on(mesh, sizes, making<T, Policy>(1), how, on_fixed_order);
@@ -244,9 +246,20 @@ TEST_CASE("a strategy says it for all its linears") {
 namespace {
 
 /// The text of the error that making a linear ends with, or nothing.
-template <class Policy, class Mesh = two>
+template <class Policy, class Mesh = two, class Communicator = threads::communicator>
 std::string refusal(const Mesh& mesh, linear_options<float, cpu> how, const dim_sizes& sizes = transformer_sizes()) {
-  return error_on_mesh(mesh, sizes, 1, [&](const context<cpu>& ctx) { linear<float, Policy>(ctx, "layer", how); });
+  std::string text;
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
+    world ranks(mesh.shape(), Communicator(c));
+    cpu device;
+    const context<cpu> ctx{device, ranks, sizes, 1};
+    try {
+      const linear<float, Policy> made(ctx, "layer", how);
+    } catch (const error& e) {
+      if (c.rank() == 0) text = e.what();
+    }
+  });
+  return text;
 }
 
 struct across : axis_tag<"across"> {};
@@ -274,9 +287,14 @@ TEST_CASE("what cannot be cut is refused with the reason") {
   CHECK(has(refusal<up>(two{1, 2}, {.overlap = 17}),
             "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
   CHECK(refusal<up>(two{1, 2}, {.overlap = 16}).empty());
-  CHECK(has(refusal<up>(two{1, 2}, {.overlap = 2}, transformer_sizes(4, 9)),
-            "input of layer.weight: overlap in 2 chunks needs ranks with equally many rows; a dim of this array does "
-            "not divide by the ranks that shard it"));
+  CHECK(refusal<up>(two{1, 2}, {.overlap = 16}, transformer_sizes(4, 9)).empty());
+  CHECK(has(refusal<up>(two{1, 2}, {.overlap = 17}, transformer_sizes(4, 9)),  // a rank has 16 rows, and one 20
+            "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
+  CHECK(
+      has(refusal<up, two, equal_parts_only>(two{1, 2}, {.overlap = 2}, transformer_sizes(4, 9)),
+          "input of layer.weight: overlap in 2 chunks of a dim that does not divide by the ranks needs a communicator "
+          "that takes parts of unequal sizes (unequal_parts), and 'tp' does not"));
+  CHECK(refusal<up, two, equal_parts_only>(two{1, 2}, {.overlap = 2}).empty());
   CHECK(refusal<up>(two{2, 1}, {.overlap = 16}).empty());  // one rank along tp sends nothing
   CHECK(
       has(refusal<both_sides>(grid{2, 2}, {.overlap = 2}),

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "plait/layout/plan.hpp"
+#include "support/equal_parts_only.hpp"
 #include "support/layer_check.hpp"
 #include "support/on_mesh.hpp"
 
@@ -85,28 +86,6 @@ layout random_layout(std::mt19937& random, bool shuffled_axes) {
   }
   return a;
 }
-
-/// A backend that takes no parts of unequal sizes.
-class equal_parts_only : public verbs<equal_parts_only> {
- public:
-  equal_parts_only() = default;
-  explicit equal_parts_only(threads::communicator inner) : inner_(std::move(inner)) {}
-  explicit operator bool() const { return static_cast<bool>(inner_); }
-  int rank() const { return inner_.rank(); }
-  int size() const { return inner_.size(); }
-  std::string label() const { return inner_.label(); }
-  [[nodiscard]] request start(const call& c) {
-    if (c.ragged && c.kind != collective::all_to_all) fail({c.name(), " is not there"});
-    return inner_.start(c);
-  }
-  equal_parts_only split(int color, int key, std::string_view label = {}) {
-    return equal_parts_only(inner_.split(color, key, label));
-  }
-  void abort(const std::string& why) noexcept { inner_.abort(why); }
-
- private:
-  threads::communicator inner_;
-};
 
 }  // namespace
 
