@@ -44,8 +44,6 @@ class deterministic_experts {
   template <class Derivation>
   deterministic_experts(const context<Device>& ctx, const Derivation& d, const std::string& name) {
     const mesh_shape& mesh = ctx.ranks.shape();
-    if constexpr (!std::is_same_v<Device, cpu> && !only_counts<Device>)
-      require_any_order(ctx, name, "mixtures of experts on this device");
     for (axis_id axis : ctx.ranks.pruned(d.up.dims[0].axes))
       if (!d.moved.contains(axis))
         fail({name, ": deterministic sums have no order for the sum over ranks of ", axis.text(),
@@ -133,8 +131,11 @@ class deterministic_experts {
       const auto n = static_cast<std::int64_t>(l.rows.size());
       auto of_a = make_buffer<T>(device, static_cast<std::size_t>(n * a.stride)),
            of_b = make_buffer<T>(device, static_cast<std::size_t>(n * b.stride));
-      kernels::take_rows(device, a.first, l.rows.data(), of_a.template data<T>(), n, a.stride);
-      kernels::take_rows(device, b.first, l.rows.data(), of_b.template data<T>(), n, b.stride);
+      auto rows_of_leaf = make_buffer<std::int32_t>(device, l.rows.size());
+      auto* const from = rows_of_leaf.template data<std::int32_t>();
+      device.upload(from, l.rows.data(), l.rows.size() * sizeof(std::int32_t), device.main_stream());
+      kernels::take_rows(device, a.first, from, of_a.template data<T>(), n, a.stride);
+      kernels::take_rows(device, b.first, from, of_b.template data<T>(), n, b.stride);
       to.add_leaf(device, l.number, [&](G* out) {
         device.zero(out, (l.begin.size() - 1) * static_cast<std::size_t>(size) * sizeof(G), device.main_stream());
         for (std::size_t e = 0; e + 1 < l.begin.size(); ++e)

@@ -10,12 +10,14 @@ using namespace plait;
 using namespace plait::test;
 
 namespace {
+constexpr auto launch = [](int ranks, const cuda::options& device, auto&& body) {
+  threads::run(ranks, device, [&](threads::communicator c, cuda& own) { body(c, own); });
+};
 outcome on_threads(const deterministic_layout& l, bool deterministic = true) {
-  return train_deterministic(
-      [](int ranks, const cuda::options& device, auto&& body) {
-        threads::run(ranks, device, [&](threads::communicator c, cuda& own) { body(c, own); });
-      },
-      l, deterministic);
+  return train_deterministic(launch, l, deterministic);
+}
+outcome mixture_on_threads(const deterministic_layout& l, bool deterministic = true) {
+  return train_deterministic_mixture(launch, l, deterministic);
 }
 }  // namespace
 
@@ -31,10 +33,22 @@ TEST_CASE("one hash, loss and norm on every layout") {
   CHECK(on_threads({}, false).loss == doctest::Approx(one.loss).epsilon(2e-2));
 }
 
+TEST_CASE("one hash, loss and norm of a mixture of experts on every layout") {
+  const different_orders unkind;
+  const outcome one = mixture_on_threads({});
+  CHECK(one.norm > 0.1);
+  CHECK(mixture_on_threads({.tp = 2, .microbatches = 2, .ep = 2}) == one);
+  CHECK(mixture_on_threads({.dp = 2, .level = zero_level::parameters, .ep = 2}) == one);
+  CHECK(mixture_on_threads({.cp = 2, .level = zero_level::gradients, .ep = 2}) == one);
+  CHECK(mixture_on_threads({.tp = 2, .ep = 4}) == one);
+  CHECK(mixture_on_threads({}, false).loss == doctest::Approx(one.loss).epsilon(2e-2));
+}
+
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("without it the bits depend on the layout, so that the stand-in shows what a GPU would") {
   const different_orders unkind;
   CHECK(on_threads({}, false).hash != on_threads({1, 1, 2, 1}, false).hash);
+  CHECK(mixture_on_threads({}, false).hash != mixture_on_threads({.ep = 2}, false).hash);
 }
 #endif
 

@@ -1,4 +1,5 @@
-// A small Llama with deterministic sums on a GPU, or several: what one run leaves, for whatever starts the ranks.
+// A small Llama, or one with experts, with deterministic sums on a GPU or several: what one run leaves, for whatever
+// starts the ranks.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -7,6 +8,7 @@
 
 #include "plait/device/cuda.hpp"
 #include "plait/models/llama.hpp"
+#include "plait/models/mixture_llama.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/train_step.hpp"
@@ -27,11 +29,13 @@ struct different_orders {
 };
 
 using strategy_type = context_parallel<megatron_sp, chosen<cp>, zigzag>;
+using mixture_strategy_type = context_parallel<megatron_experts, chosen<cp>, zigzag>;
 
 struct deterministic_layout {
   std::int64_t dp = 1, cp = 1, tp = 1, microbatches = 1;
   zero_level level = zero_level::replicated;
   chosen_policy context = chosen_policy::ring;
+  std::int64_t ep = 1;
 };
 
 struct outcome {
@@ -40,30 +44,31 @@ struct outcome {
   friend bool operator==(const outcome&, const outcome&) = default;
 };
 
-/// Three steps of a small Llama in bf16 on ranks that `launch(ranks, device options, body(communicator, device))`
-/// starts.
-template <class Launch>
-outcome train_deterministic(const Launch& launch, const deterministic_layout& l, bool deterministic = true) {
-  const strategy_type::mesh mesh{l.dp, l.cp, l.tp, 1};
+inline llama_config deterministic_config() {
   llama_config config;
   config.vocab = 64, config.hidden = 64, config.ffn = 128, config.layers = 1, config.heads = 4, config.kv_heads = 2;
   config.head_dim = 16;
+  return config;
+}
+
+/// Three steps of a small model in bf16 on ranks that `launch(ranks, device options, body(communicator, device))`
+/// starts.
+template <class S, class Model, class Launch>
+outcome train_model(const Launch& launch, const mesh_shape& mesh, const llama_config& config,
+                    const llama_options& model_options, const deterministic_layout& l, bool deterministic) {
   outcome all;
   launch(static_cast<int>(mesh.size()), cuda::options{.deterministic = deterministic}, [&](auto& c, cuda& device) {
-    world ranks(mesh.shape(), c);
-    const deterministic_leaves order =
-        deterministic ? leaves_under<strategy_type>({2, 4, 4}, mesh.shape()) : deterministic_leaves{};
+    world ranks(mesh, c);
+    const deterministic_leaves order = deterministic ? leaves_under<S>({2, 4, 4}, mesh) : deterministic_leaves{};
     const context<cuda> ctx{
-        device, ranks,
-        llama_sizes<strategy_type>(config, mesh.shape(), 4 / l.microbatches, 32, deterministic_leaves{2, 4, 4}), 7,
-        order};
-    llama<bf16, strategy_type, cuda> model(ctx, config, {.attention = {.context = l.context}});
+        device, ranks, llama_sizes<S>(config, mesh, 4 / l.microbatches, 32, deterministic_leaves{2, 4, 4}), 7, order};
+    Model model(ctx, config, model_options);
     model.visit([&](auto& p) { p.initialize(ctx); });
     adamw<bf16, cuda> optimizer;
     pipeline_options options;
     options.parallel.level = l.level;
     training_step step(ctx, model, optimizer, l.microbatches, 0.1, options);
-    const sequence_order places = sequence_order_of<strategy_type>(mesh.shape(), ctx.sizes);
+    const sequence_order places = sequence_order_of<S>(mesh, ctx.sizes);
     step_result last;
     for (std::int64_t i = 0; i < 3; ++i) {
       step.load(ctx, i * 4, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
@@ -85,6 +90,25 @@ outcome train_deterministic(const Launch& launch, const deterministic_layout& l,
     if (ranks.rank() == 0) all = {hash, last.loss, last.gradient_norm};
   });
   return all;
+}
+
+template <class Launch>
+outcome train_deterministic(const Launch& launch, const deterministic_layout& l, bool deterministic = true) {
+  const strategy_type::mesh mesh{l.dp, l.cp, l.tp, 1};
+  return train_model<strategy_type, llama<bf16, strategy_type, cuda>>(
+      launch, mesh.shape(), deterministic_config(), {.attention = {.context = l.context}}, l, deterministic);
+}
+
+/// With eight experts and a shared one, auxiliary losses and a limit of rows.
+template <class Launch>
+outcome train_deterministic_mixture(const Launch& launch, const deterministic_layout& l, bool deterministic = true) {
+  const mixture_strategy_type::mesh mesh{l.dp, l.ep, l.cp, l.tp, 1};
+  llama_config config = deterministic_config();
+  config.mixture = {.experts = 8, .router = {.chosen = 3}, .shared_ffn = 64};
+  return train_model<mixture_strategy_type, mixture_llama<bf16, mixture_strategy_type, cuda>>(
+      launch, mesh.shape(), config,
+      {.attention = {.context = l.context}, .mixture_losses = {.balance = {0.1}, .z_loss = 0.01}, .expert_limit = 1.5},
+      l, deterministic);
 }
 
 }  // namespace plait::test
