@@ -11,13 +11,13 @@
 /// Calls of attention for tests, on the cpu and on a GPU.
 namespace plait::test {
 
-/// A call on a piece of longer arrays, which begins some tokens behind where they begin.
+/// Arguments of attention for a piece of longer sequences. The piece begins some tokens after the sequence does.
 struct attention_piece {
   kernels::attention_shape shape;
   std::int64_t q_lead = 0, k_lead = 0, lse_lead = 0;
   kernels::attention_accumulate accumulate{};
   bool given_delta = false;
-  bool sinks = false;  ///< each head has one
+  bool sinks = false;  ///< whether each head has a sink
 };
 
 inline kernels::attention_shape shape_of(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int64_t heads,
@@ -37,22 +37,22 @@ inline kernels::attention_shape shape_of(std::int64_t batch, std::int64_t q_len,
   return s;
 }
 
-/// The numbers that tests are made from.
+/// Random choices that build test cases.
 class picker {
  public:
   explicit picker(unsigned seed) : generator_(seed) {}
   std::int64_t pick(std::int64_t from, std::int64_t to) {
     return std::uniform_int_distribution<std::int64_t>(from, to)(generator_);
   }
-  /// False once in so many times.
+  /// False once in `of` calls, on average.
   bool often(std::int64_t of) { return pick(0, of - 1) != 0; }
 
  private:
   std::mt19937 generator_;
 };
 
-/// Where the document of each of `count` tokens from `first` on begins; the last tokens may belong to none and see
-/// nothing.
+/// The start of the document of each of `count` tokens, counted from token `first`. The last tokens may belong to no
+/// document and see nothing.
 inline std::vector<std::int32_t> random_documents(picker& numbers, std::int64_t first, std::int64_t count) {
   const std::int64_t longest = numbers.pick(1, 200), padding = numbers.often(4) ? 0 : numbers.pick(0, count);
   std::int64_t begin = std::max<std::int64_t>(first - numbers.pick(0, 100), 0), end = first + numbers.pick(1, longest);
@@ -67,14 +67,14 @@ inline std::vector<std::int32_t> random_documents(picker& numbers, std::int64_t 
   return result;
 }
 
-/// How large `random_piece` may be: most have up to q_len and k_len tokens. Strides and head_dim are multiples of
-/// `unit`.
+/// Upper bounds for `random_piece`: most pieces have at most q_len and k_len tokens. Strides and head_dim are multiples
+/// of `unit`.
 struct piece_sizes {
   std::int64_t q_len = 80, k_len = 100, batch = 2, heads = 6, head_dim = 9, unit = 1;
 };
 
-/// A piece with everything a shape can say; `documents` is what its first_visible and end_visible, if any, point to:
-/// the ends of documents lie behind the starts.
+/// A piece that uses every field of a shape. `documents` holds the values that its first_visible and end_visible point
+/// to: starts of documents first, then their ends.
 inline attention_piece random_piece(picker& numbers, const piece_sizes& most, std::vector<std::int32_t>& documents) {
   const auto units = [&](std::int64_t least, std::int64_t largest) {
     return most.unit * numbers.pick(least, std::max(largest / most.unit, least));

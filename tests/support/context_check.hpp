@@ -14,8 +14,8 @@
 /// Self-attention under context-parallel strategies, in any order of the sequence, against one rank.
 namespace plait::test {
 
-/// A mask, and whether documents are packed: three in each sequence; or one, whose last quarter (all of some ranks)
-/// sees nothing. And what else becomes of scores.
+/// A mask, the kind of packed documents, and what changes scores. Documents: three in each sequence; or one, whose last
+/// quarter (all tokens of some ranks) sees nothing.
 struct masking {
   const char* name = "causal";
   kernels::attention_mask mask{};
@@ -24,7 +24,7 @@ struct masking {
   bool sinks = false;
 };
 using masks = kernels::attention_mask;
-/// Chunks of 6 tokens, as in Llama 4; and every third token, with those near by, as in sparse transformers.
+/// Chunks of 6 tokens, as in Llama 4. The other mask has every third token and near ones, as in sparse transformers.
 inline bool same_chunk(std::int64_t query, std::int64_t key) { return query / 6 == key / 6; }
 inline bool strided(std::int64_t query, std::int64_t key) { return key % 3 == 0 || query - key < 2; }
 inline const std::vector<masking> maskings{
@@ -107,7 +107,7 @@ self_attention<T, S, Device> attention_of(const context<Device>& ctx, const atte
   return self_attention<T, S, Device>(ctx, "attention", std::move(how));
 }
 
-/// What the layer keeps and sends, without anything running.
+/// What the layer keeps and sends, by a dry run.
 template <class T, strategy S>
 layer_plan plan_of_attention(const mesh_shape& mesh, std::int64_t rank, const attention_case& c) {
   world ranks = world::counting(mesh, rank);
@@ -138,7 +138,7 @@ layer_plan plan_of_attention(const mesh_shape& mesh, std::int64_t rank, const at
   return plan;
 }
 
-/// One rank's share: everything in original order. What is kept and what is communicated is as predicted.
+/// One rank's results, in the original order. Checks that kept bytes and communication are as predicted.
 template <class T, strategy S>
 layer_values attend_on_rank(world& ranks, const attention_case& c) {
   cpu device;
@@ -193,7 +193,7 @@ std::vector<layer_values> attend_on(const typename S::mesh& mesh, const attentio
   return all;
 }
 
-/// Bytes that the ranks of a cp group send each other in attention, forward and backward, without anything running.
+/// Bytes that the ranks of a cp group send each other in attention, forward and backward, by a dry run.
 struct sent_bytes {
   std::uint64_t forward = 0, backward = 0;
 };
@@ -208,7 +208,7 @@ sent_bytes context_bytes(const typename S::mesh& mesh, const attention_case& c) 
         for (int k = 0; k < collective_kinds; ++k) {
           const auto kind = static_cast<collective>(k);
           const std::uint64_t wire = row.kinds[static_cast<std::size_t>(k)].wire;
-          // The wire bytes of a send are its own; of a collective, those of all ranks of the group.
+          // A send counts the bytes of one rank; a collective counts those of all ranks of the group.
           *bytes +=
               wire / (kind == collective::send ? 1 : static_cast<std::uint64_t>(mesh.shape().extent(axis_of<cp>)));
         }
@@ -217,7 +217,7 @@ sent_bytes context_bytes(const typename S::mesh& mesh, const attention_case& c) 
   return sum;
 }
 
-/// What an attention layer that cannot be made says.
+/// The text of the error for an attention layer that cannot be made.
 template <class T, strategy S>
 std::string layer_refusal(const typename S::mesh& mesh, const attention_case& c, const attention_options& options) {
   try {
@@ -235,7 +235,7 @@ std::string layer_refusal(const typename S::mesh& mesh, const attention_case& c,
 
 using four = megatron_sp::mesh;
 
-/// Every case on every mesh against one rank in double; most sequences do not divide by the ranks.
+/// Compares every case on every mesh with one rank in double. Most sequence lengths do not divide by the ranks.
 template <class T, strategy S>
 void check_context(std::initializer_list<typename S::mesh> meshes) {
   using alone = context_parallel<megatron_sp, whole_sequence>;

@@ -2,7 +2,7 @@
 
 #include "support/llama_parity.hpp"
 
-/// Small Llamas in double, of two layers or of six.
+/// Small Llamas in double, with two or six layers.
 namespace plait::test {
 
 using small_llama = llama<double, megatron_sp, cpu>;

@@ -8,18 +8,18 @@
 
 #include "support/llama_parity.hpp"
 
-/// Trains a small Llama with gradients that are functions of the step, the parameter and the element alone, so that
-/// whatever differs between meshes is an optimizer's doing.
+/// Trains a small Llama with gradients that depend on the step, the parameter and the element only. A difference
+/// between meshes then comes from the optimizer.
 namespace plait::test {
 
-/// The number of an element: of sizes from 1/1000 to 1, each exact in a float with bits to spare.
+/// The gradient of an element: a size from 1/1000 to 1, exact in a float with bits to spare.
 inline double made_gradient(const std::string& name, std::int64_t step, std::int64_t element) {
   const auto seed = kernels::rounding_seed_of(fnv1a(name), static_cast<std::uint64_t>(1000 * step));
   const auto word = kernels::random_words(seed, 1, static_cast<std::uint64_t>(element))[0];
   return static_cast<double>(static_cast<std::int32_t>(word) >> 16) * (element % 3 == 0 ? 0x1p-25 : 0x1p-15);
 }
 
-/// What a step of made gradients runs on.
+/// The layout, the optimizer and the steps of a run with made gradients.
 struct made_run {
   std::int64_t dp = 1, tp = 1, cp = 1;
   zero_level level = zero_level::replicated;
@@ -27,11 +27,12 @@ struct made_run {
   gradient_wire wire = gradient_wire::full;
   data_axes axes{};
   std::int64_t steps = 3;
-  bool every_rank = false;  ///< whether each data rank has a term of its own of a pending sum, not the first alone
+  bool every_rank =
+      false;  ///< whether each data rank adds its own term of a pending sum, instead of the first rank only
   llama_config config = small_config(8, 4);
 };
 
-/// What it leaves on rank 0: all values, the bytes that the optimizer keeps there, and those that reductions sent.
+/// Results of a run on rank 0: all values, the bytes of optimizer state there, and the bytes sent by reductions.
 struct made_outcome {
   std::vector<named_values> values;
   std::size_t state_bytes = 0, state_predicted = 0;
@@ -98,7 +99,7 @@ made_outcome run_made_gradients(const made_run& how, const optimizer_options& op
   return out;
 }
 
-/// Whether two runs end in the same bits.
+/// Whether two runs have bitwise equal results.
 inline bool equal_bits(const made_outcome& a, const made_outcome& b) {
   if (a.values.empty() || a.values.size() != b.values.size()) return false;
   for (std::size_t i = 0; i < a.values.size(); ++i)

@@ -1,4 +1,4 @@
-// A communicator that takes no parts of unequal sizes, as a backend may.
+// A communicator that refuses parts of unequal sizes, as some backends do.
 #pragma once
 
 #include <string>

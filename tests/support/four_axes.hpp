@@ -8,8 +8,8 @@
 #include "pipeline_parity.hpp"
 #include "plait/schedule/generators.hpp"
 
-/// Meshes dp x pp x cp x tp, each under another schedule and another way to see a sharded sequence, so that all of them
-/// meet all kinds of meshes.
+/// Tests on meshes dp x pp x cp x tp. Schedules and policies of context parallelism alternate, so that all of them run
+/// on all kinds of meshes.
 namespace plait::test {
 
 inline std::vector<pipeline_mesh> factorisations(std::int64_t ranks) {
@@ -21,7 +21,7 @@ inline std::vector<pipeline_mesh> factorisations(std::int64_t ranks) {
   return all;
 }
 
-/// The i-th of the schedules that so many layers are enough for.
+/// The i-th of the schedules that this number of layers allows.
 inline schedule some_schedule(int i, int ranks, int microbatches, int layers) {
   const bool two_chunks = 2 * ranks <= layers && ranks > 1;
   switch (i % (two_chunks ? 7 : 4)) {
@@ -44,7 +44,8 @@ inline schedule some_schedule(int i, int ranks, int microbatches, int layers) {
 
 inline constexpr chosen_policy choices[] = {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses};
 
-/// In double, few meshes divide the sequence and no mesh the inner width; rounding of float grows too fast there.
+/// In double few meshes divide the sequence, and no mesh divides the inner width. Float has other sizes, because its
+/// rounding grows too fast with these.
 template <class T = double>
 scenario four_axes_scenario() {
   scenario s{small_config(16, 4)};
@@ -56,7 +57,8 @@ scenario four_axes_scenario() {
   return s;
 }
 
-/// Compares every factorisation of so many ranks with one rank; returns how many there were. Strategies take turns.
+/// Compares every factorisation of this number of ranks with one rank, with the two strategies in alternation. Returns
+/// the number of factorisations.
 template <class T, strategy First, strategy Second>
 int check_four_axes(std::initializer_list<std::int64_t> sizes) {
   std::map<std::pair<std::int64_t, std::int64_t>, rank_outcome> one_rank;  // by microbatches and layers
@@ -64,11 +66,11 @@ int check_four_axes(std::initializer_list<std::int64_t> sizes) {
   for (const std::int64_t ranks : sizes)
     for (const pipeline_mesh& m : factorisations(ranks)) {
       scenario s = four_axes_scenario<T>();
-      // AdamW divides a gradient by its own size, so that what is rounded in small ones grows from step to step.
+      // AdamW divides a gradient by its own size, so rounding errors of small gradients grow from step to step.
       if (sizeof(T) == 4) s.steps = 2;
-      // An odd number of layers, more than there are stages of two chunks a rank, or at least one more than ranks.
+      // An odd number of layers: at least one more than stages of two chunks a rank, up to 17.
       s.config.layers = std::min<std::int64_t>(17, 2 * m.pp + 1);
-      // dp = 16 leaves one sequence a rank and one microbatch; deeper pipelines have more of them.
+      // With dp = 16 each rank has one sequence and one microbatch; deeper pipelines have more.
       s.microbatches = m.pp == 1 ? 1 : std::min(16 / m.dp, 2 * m.pp);
       auto& one = one_rank[{s.microbatches, s.config.layers}];
       if (one.steps.empty()) one = train_one<T, First>(s);

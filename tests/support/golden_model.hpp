@@ -1,4 +1,4 @@
-// A Llama on a mesh beside the golden values of one of transformers' (tests/data/make_llama_goldens.py).
+// Compares a Llama on a mesh with golden values from transformers (tests/data/make_llama_goldens.py).
 #pragma once
 
 #include <doctest/doctest.h>
@@ -28,14 +28,14 @@ parameter_aliases tied_names(const Config& config) {
   return {{"lm_head.weight", "model.embed_tokens.weight"}};
 }
 
-/// How far a model's numbers are from the golden ones, relative to the largest of each.
+/// Differences between a model's numbers and the golden ones, relative to the largest of each kind.
 struct golden_findings {
   double logits = 0, loss = 0;
   std::vector<std::pair<std::string, double>> gradients;
   bool padding_is_zero = true;
 };
 
-/// The golden gradients under the names that the model has for its parameters.
+/// The golden gradients, by the model's names of its parameters.
 inline std::vector<weight_tensor> golden_gradients(const std::string& file, const llama_config& config) {
   std::vector<weight_tensor> all;
   for (weight_tensor& e : weights_of_file(file, "path"))
@@ -102,7 +102,7 @@ golden_findings run_golden(const std::string& folder, const llama_config& config
       found.loss = std::abs(loss - golden.read<double>("loss")[0]) / golden.read<double>("loss")[0];
     }
     model.visit([&](auto& p) {
-      if (!p.trainable()) return;  // a buffer of transformers'
+      if (!p.trainable()) return;  // transformers has it as a buffer
       const auto reduced = p.reduce(ctx);
       const auto gradient = gathered(ctx, p.stored(), reduced.data());
       if (!first) return;
@@ -115,7 +115,7 @@ golden_findings run_golden(const std::string& folder, const llama_config& config
   return found;
 }
 
-/// Checks that all numbers are within `limit`, and that there are at least so many gradients.
+/// Checks that all differences are within `limit`, and that at least this number of gradients was compared.
 inline void check_golden(const golden_findings& found, std::size_t gradients, double limit) {
   CHECK(found.logits < limit);
   CHECK(found.loss < limit);

@@ -22,7 +22,7 @@ std::vector<T> random_values(int64_t n, unsigned seed, double spread = 1.0) {
   return values;
 }
 
-/// The largest difference relative to the largest magnitude (at least 0.01); NaN counts as infinitely wrong.
+/// The largest difference relative to the largest magnitude (at least 0.01). NaN counts as infinitely wrong.
 template <class A, class B>
 double difference(const std::vector<A>& got, const std::vector<B>& expected) {
   if (got.size() != expected.size()) return HUGE_VAL;

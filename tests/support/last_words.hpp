@@ -10,8 +10,8 @@
 
 namespace plait::test {
 
-/// What a child process that runs `body` writes to its error stream before it is ended; empty if it ends well. Thread
-/// sanitizer does not follow it there.
+/// The error stream of a child process that runs `body` and is aborted there; empty if it ends without an error. Thread
+/// sanitizer does not follow a child.
 template <class Body>
 std::string last_words(Body body) {
   int ends[2];

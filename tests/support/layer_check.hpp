@@ -4,7 +4,7 @@
 
 #include "plait/testing/layer_parity.hpp"
 
-/// plait/testing in doctest's words, and the sizes that most tests of layers use.
+/// The checks of plait/testing as doctest checks, and the sizes that most tests of layers use.
 namespace plait::test {
 
 using namespace plait::testing;
@@ -16,7 +16,7 @@ inline void check_near(const std::vector<double>& a, const std::vector<double>& 
   CHECK(largest_difference(a, b) <= tolerance);
 }
 
-/// The values of one rank, its gradients against finite differences.
+/// The values of one rank, after its gradients passed a check against finite differences.
 template <class Mesh, class Make>
 layer_values check_one(const Mesh& one, const dim_sizes& sizes, Make&& make, std::int64_t samples = 40) {
   layer_values at = run_on(one, sizes, make)[0];
@@ -25,7 +25,7 @@ layer_values check_one(const Mesh& one, const dim_sizes& sizes, Make&& make, std
   return at;
 }
 
-/// Every rank of the meshes against the values of one rank.
+/// Compares every rank of the meshes with the values of one rank.
 template <class Mesh, class Make>
 void check_meshes(std::initializer_list<Mesh> meshes, const dim_sizes& sizes, const layer_values& one, Make&& make) {
   for (const Mesh& mesh : meshes) CHECK(check_mesh(mesh, sizes, one, make).text() == "");

@@ -3,7 +3,7 @@
 #include "plait/layout/mesh.hpp"
 #include "plait/layout/spec.hpp"
 
-/// Specs of linears on a mesh dp x tp, and a policy of any three.
+/// Specs of linears on a mesh dp x tp, and a policy made of any three of them.
 namespace plait::test {
 
 using two = plait::mesh<axis<dp>, axis<tp>>;

@@ -8,7 +8,7 @@
 /// Texts of config.json files.
 namespace plait::test {
 
-/// As it is published, values included.
+/// Mistral's config.json as published, with its values.
 inline const std::string mistral_config = R"({
   "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
   "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
@@ -20,7 +20,7 @@ inline const std::string minimal_config =
     R"({"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
   "num_attention_heads": 4, "intermediate_size": 48})";
 
-/// `minimal_config` with `member` added, or put in the place of the key it names.
+/// `minimal_config` with `member` added, or with `member` instead of the member of the same key.
 inline std::string config_with(const std::string& member) {
   auto json = nlohmann::json::parse(minimal_config);
   json.update(nlohmann::json::parse("{" + member + "}"));

@@ -23,7 +23,8 @@ namespace plait::test {
 
 using namespace plait::testing;
 
-/// What is trained. Every token is a function of its global sample and position, so that all meshes see the same data.
+/// The model and the steps of a test. Every token depends on its global sample and position only, so all meshes see the
+/// same data.
 struct scenario {
   llama_config config;
   llama_options options{};
@@ -31,24 +32,24 @@ struct scenario {
   std::int64_t seq = 16;
   std::int64_t microbatches = 1;
   std::int64_t steps = 5;
-  std::int64_t masked_from = -1;  ///< all labels of the samples of a batch from this one to `masked_to` are ignored
+  std::int64_t masked_from = -1;  ///< labels of samples [masked_from, masked_to) of a batch are ignored; -1: none
   std::int64_t masked_to = -1;
   bool documents = false;  ///< whether sequences are packed from documents
   double learning_rate = 3e-3;
   optimizer_options optimizer{};
   pipeline_options parallel{};
   double clip = 1.0;
-  bool late_results = false;  ///< whether nobody asks for the numbers of a step but of the last
+  bool late_results = false;  ///< whether only the last step's results are read
 
   bool asks_after(std::int64_t step) const { return !late_results || step + 1 == steps; }
 };
 
-/// What one rank saw; tensors are gathered to their full logical shape.
+/// Results of one rank; tensors are gathered to their full logical shape.
 struct rank_outcome {
   std::vector<step_result> steps;
   std::vector<named_values> initial, first_gradients, last_gradients, weights;
   ledger measured, predicted;  ///< of the last step
-  posted_program posted;       ///< what the dry run starts, where there is one
+  posted_program posted;       ///< collectives and messages that the dry run starts; empty without a dry run
   std::int64_t saved_predicted = 0, saved_measured = 0;
   std::uint64_t initial_hash = 0;
 };
@@ -85,12 +86,12 @@ inline void fill_starts(const scenario& s, std::int64_t first_sample, host_start
   });
 }
 
-/// Whether a test compares a step with its dry run. For floats and bf16 on the cpu it does not: all that differs from
-/// doubles are sizes, and the layers would be compiled once more for it.
+/// Whether a test compares a step with its dry run. For float and bf16 on the cpu it does not: only sizes differ from
+/// double there, and the layers would be compiled once more for it.
 template <class T, class Device>
 inline constexpr bool predicted_here = sizeof(T) == 8 || !std::is_same_v<Device, cpu>;
 
-/// What one rank will send in a step, and keep between the forward and the backward pass of a microbatch.
+/// Predictions for one rank: what a step sends, and what a microbatch keeps between its forward and backward passes.
 struct plans {
   step_plan step;
   std::int64_t kept_bytes = 0;
@@ -114,11 +115,11 @@ plans plan_of(const scenario& s, const mesh_shape& mesh, std::int64_t rank) {
   const auto before = static_cast<std::int64_t>(device.bytes_in_use());
   typename model_type::saved kept;
   const auto sum = model.forward(mb, ids, ids, &kept);
-  found.kept_bytes = static_cast<std::int64_t>(device.bytes_in_use()) - before - 8;  // but for the sum
+  found.kept_bytes = static_cast<std::int64_t>(device.bytes_in_use()) - before - 8;  // 8: the sum of losses
   return found;
 }
 
-/// Trains on one rank's share of `ranks`.
+/// Trains one rank of `ranks`.
 template <class T, strategy S, class Device>
 rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   const std::int64_t microbatch = s.batch / s.microbatches;
@@ -165,7 +166,8 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   {
     typename llama<T, S, Device>::saved kept;
     const auto sum = model.forward(ctx, ids, labels, &kept);
-    out.saved_measured = static_cast<std::int64_t>(device.bytes_in_use() - before - sizeof(double));  // and the sum
+    out.saved_measured =
+        static_cast<std::int64_t>(device.bytes_in_use() - before - sizeof(double));  // the sum of losses
   }
   return out;
 }
@@ -194,8 +196,8 @@ inline void check_tensors(const std::vector<named_values>& a, const std::vector<
   CHECK(compare_named(a, b, tolerance).text() == "");
 }
 
-/// Compares what each rank saw with one rank. Random numbers do not depend on the mesh, so initial weights are equal
-/// bit for bit.
+/// Compares the results of each rank with one rank. Random numbers do not depend on the mesh, so initial weights are
+/// bitwise equal.
 inline void check_parity(const rank_outcome& one, const rank_outcome& got, double tolerance) {
   REQUIRE(one.steps.size() == got.steps.size());
   for (std::size_t i = 0; i < one.steps.size(); ++i) {
@@ -214,7 +216,7 @@ inline void check_parity(const rank_outcome& one, const rank_outcome& got, doubl
 template <class T>
 inline constexpr double parity_tolerance = sizeof(T) == 8 ? 1e-10 : 1e-5;
 
-/// All ranks' collectives and messages, tensor and context parallelism's included, stand in one order.
+/// Checks that the collectives and messages of all ranks, with those of tensor and context parallelism, have one order.
 template <class Outcome>
 void check_order(const std::vector<Outcome>& all) {
   std::vector<posted_program> ranks;
@@ -243,7 +245,7 @@ rank_outcome train_one(const scenario& s) {
   return std::move(train_mesh<T, S>(s, 1, 1)[0]);
 }
 
-/// Every factorisation dp x tp of 1, 2, 4, 8 and 16 ranks; from tp = 4 on there are fewer kv heads than ranks.
+/// Every factorisation dp x tp of 1, 2, 4, 8 and 16 ranks; from tp = 4 there are fewer kv heads than ranks.
 template <class T, strategy S>
 void check_powers_of_two(scenario s) {
   s.config.heads = 16, s.config.kv_heads = 2, s.batch = s.seq = 16;
@@ -259,7 +261,7 @@ void check_powers_of_two(scenario s) {
 template <class T, strategy S>
 void check_odd(scenario s) {
   s.config.heads = 18, s.config.kv_heads = 6, s.config.ffn = 97, s.batch = 13, s.seq = 14;
-  if (sizeof(T) == 4) {  // AdamW divides small gradients by themselves, so that their rounding becomes a whole step
+  if (sizeof(T) == 4) {  // AdamW divides a small gradient by itself, so its rounding becomes a whole step
     s.steps = 2;
     s.optimizer = adamw_options{.epsilon = 1e-3};
   }

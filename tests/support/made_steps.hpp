@@ -11,10 +11,10 @@
 #include "plait/schedule/simulate.hpp"
 #include "plait/schedule/verify.hpp"
 
-/// Steps of units of one size, as text, and faults that are put into them.
+/// Steps of units of equal size, as text, and faults that a test inserts into them.
 namespace plait::test {
 
-/// `each` units in every stage; with more than one stage, the first and the last unit may be tied.
+/// `each` units in every stage. With more than one stage, the first and the last unit may be tied.
 inline std::vector<step_unit> units_of(int stages, int each, bool tied = false) {
   std::vector<step_unit> units;
   for (int stage = 0; stage < stages; ++stage)

@@ -1,4 +1,4 @@
-// Ranks in threads that meet over TCP on this machine, and what each of them gets.
+// Ranks in threads that rendezvous over TCP on this machine, and the result of each.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -20,10 +20,10 @@ inline int free_port() {
   sockaddr_in6 address{};
   socklen_t length = sizeof address;
   REQUIRE(::getsockname(s.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  return ntohs(address.sin6_port);  // the port stands at the same place for both families
+  return ntohs(address.sin6_port);  // both address families have the port at this offset
 }
 
-/// What each rank got, or the text of its error after "error: ".
+/// The payload that each rank received, or the text of its error after "error: ".
 inline std::vector<std::string> outcomes(std::vector<nccl::launch_place> ranks, double deadline, int late_ms = 0) {
   std::vector<std::string> out(ranks.size());
   std::vector<std::thread> threads;

@@ -17,26 +17,26 @@
 
 namespace plait::test {
 
-/// Thrown by every operation from a crash on. It is no `plait::error`, so that no code takes it for one.
+/// Thrown by every operation after a crash. It does not derive from `plait::error`, so no code handles it as one.
 struct crashed {};
 
-/// What a crash leaves of what was not synced: nothing, everything, each block and each name or not, a part of a block,
-/// other bytes in its place. After `none` and `all` nothing is left to chance.
+/// The unsynced changes that a crash leaves: none, all, a random choice of blocks and names, a part of a block, or
+/// other bytes in its place. `none` and `all` are not random.
 enum class keep { none, all, some, torn, garbage };
 inline constexpr keep all_keeps[] = {keep::none, keep::all, keep::some, keep::torn, keep::garbage};
 
-/// What one operation does in place of succeeding. A short write takes half of the bytes, and the next finds no space.
+/// How an operation fails. A short write writes half of the bytes, and the next one finds no space.
 enum class fault { io_error, no_space, short_write };
 
-/// Files in memory that know what a disk would have of them: the bytes of a file since its last sync in blocks, and the
-/// names in a directory since its last sync one by one. Only a rename is one step for both of its names.
+/// Files in memory, with the state that a disk would have. It keeps the changed blocks of a file since its last sync,
+/// and each changed name of a directory since its last sync. Only a rename changes both of its names in one step.
 class memory_file_system final : public file_system {
  public:
   static constexpr std::size_t block = 64;
 
   memory_file_system() { root_->directory = true; }
 
-  /// Every operation from number `n` on throws `crashed`.
+  /// Every operation from number `n` throws `crashed`.
   void crash_at(std::size_t n) {
     const std::lock_guard lock(mutex_);
     crash_at_ = n;
@@ -56,15 +56,15 @@ class memory_file_system final : public file_system {
     const std::lock_guard lock(mutex_);
     return fault_happened_;
   }
-  /// Writes that are begun are made by later calls, two of them at once under way, as a ring of the system makes them.
+  /// Later calls complete the writes that were started, with up to two in flight, as io_uring does.
   void defer_writes() { defers_ = true; }
 
-  /// The file system of the machine after it has crashed now.
+  /// The file system after the machine crashes now.
   std::unique_ptr<memory_file_system> after_crash(keep mode, unsigned seed) const {
     std::mt19937 random(seed);
     const auto chance = [&] { return random() % 2 == 0; };
     auto out = std::make_unique<memory_file_system>();
-    // A change is there only if those before it to the same name or file are.
+    // A change is durable only if earlier changes to the same name or file are.
     std::map<const node*, std::map<std::string, std::shared_ptr<node>>> names;
     std::set<std::pair<const node*, std::string>> lost_names;
     std::set<const node*> lost_nodes;
@@ -106,7 +106,7 @@ class memory_file_system final : public file_system {
     return out;
   }
 
-  /// All names and bytes as they are now: equal for file systems that nobody can tell apart before a crash.
+  /// All names and bytes as they are now. Two file systems with equal images look the same until a crash.
   std::string image() const {
     const std::lock_guard lock(mutex_);
     std::string all;
@@ -122,7 +122,7 @@ class memory_file_system final : public file_system {
     return all;
   }
 
-  /// The bytes of a file, to look at or to damage.
+  /// The bytes of a file, to read or to damage.
   std::string& contents(const std::string& path) { return file_at(path, "look at")->now; }
 
   std::unique_ptr<open_file> create(const std::string& path) override {
@@ -219,10 +219,10 @@ class memory_file_system final : public file_system {
   struct node {
     bool directory = false;
     std::string now, durable;                                           ///< of a file
-    std::set<std::size_t> unsynced;                                     ///< its blocks
+    std::set<std::size_t> unsynced;                                     ///< blocks of `now`
     std::map<std::string, std::shared_ptr<node>> names, durable_names;  ///< of a directory
   };
-  /// In each directory, the name has the target, or none, after the change.
+  /// The entries that a change sets: directory, name, and the target, or null to remove the name.
   using change = std::vector<std::tuple<std::shared_ptr<node>, std::string, std::shared_ptr<node>>>;
 
   class handle final : public open_file {
@@ -232,7 +232,7 @@ class memory_file_system final : public file_system {
     ~handle() override {
       try {
         finish_writes();
-      } catch (...) {  // there is nobody to tell
+      } catch (...) {  // a destructor must not throw
       }
     }
     std::uint64_t size() const override {
@@ -271,7 +271,7 @@ class memory_file_system final : public file_system {
       if (n != 0) std::memcpy(bytes.data(), file_->now.data() + offset, n);
       return n;
     }
-    /// As on Linux, what a failed sync could not write counts as written from then on.
+    /// As on Linux, blocks that a failed sync could not write count as written afterwards.
     void sync_once() override {
       const std::lock_guard lock(files_.mutex_);
       auto unsynced = std::exchange(file_->unsynced, {});
@@ -317,7 +317,7 @@ class memory_file_system final : public file_system {
       names.erase(name);
   }
 
-  /// Counts an operation, and fails or crashes in its place if it is the one; returns how many bytes it may write.
+  /// Counts an operation, and throws if it must fail or crash. Returns the number of bytes that it may write.
   std::size_t operation(const char* what, const std::string& path, std::size_t bytes = 0) {
     if (operations_ >= crash_at_) throw crashed{};
     const std::size_t number = operations_++;

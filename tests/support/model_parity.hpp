@@ -1,5 +1,5 @@
-// Whether a model trains on every mesh, and as every pipeline, as it does on one rank: losses, gradient norms,
-// gradients, weights and what is sent.
+// Checks that a model trains on every mesh, and as every pipeline, as it does on one rank. Compares losses, gradient
+// norms, gradients, weights and bytes sent.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@
 
 namespace plait::testing {
 
-/// A text that a model can learn: the next token follows from the last, except one in nine.
+/// A text that a model can learn: the next token follows from the previous one, except one in nine.
 inline std::int64_t learnable_token(std::int64_t sample, std::int64_t position, std::int64_t vocab) {
   const std::int64_t noise = (sample * 7919 + position * 104729) % 9 == 0 ? sample + position : 0;
   return (sample * 11 + position * 5 + noise + (sample * sample) % 13) % vocab;
@@ -60,7 +60,7 @@ std::vector<named_values> gather_values(const context<Device>& ctx, Model& model
   model.visit([&](auto& p) { all.push_back(gather_full(ctx, p, std::as_const(p).value())); });
   return all;
 }
-/// Reduced gradients of the trainable parameters, as the last step has left them. Collective.
+/// Reduced gradients of the trainable parameters after the last step. Collective.
 template <class Device, class Model>
 std::vector<named_values> gather_gradients(const context<Device>& ctx, Model& model) {
   std::vector<named_values> all;
@@ -70,7 +70,7 @@ std::vector<named_values> gather_gradients(const context<Device>& ctx, Model& mo
   return all;
 }
 
-/// The most microbatches that a rank kept at a time, as its events tell.
+/// The largest number of microbatches that a rank kept at a time, from its events.
 inline int most_kept(const std::vector<pipeline_event>& events) {
   int now = 0, most = 0;
   for (const pipeline_event& e : events) {
@@ -141,12 +141,13 @@ struct model_setup {
   pipeline_options parallel{};
   std::uint64_t seed = 2026;
   double tolerance = 1e-10;  ///< relative, in the Euclidean norm of each parameter
-  /// Whether the sizes of exchanges depend on values, as those of experts do: only their number is compared.
+  /// Whether the sizes of exchanges depend on values, as those of experts do. Then only the number of exchanges is
+  /// compared.
   bool ragged = false;
-  /// The token of a sample at a position; none: `learnable_token`.
+  /// The token of a sample at a position; empty: `learnable_token`.
   std::function<std::int64_t(std::int64_t sample, std::int64_t position)> token{};
-  /// Whether the gradient of a parameter is zero by its mathematics, so that what is computed is rounding. An example
-  /// is a bias of attention's keys.
+  /// Whether the gradient of a parameter is mathematically zero, so that computed values are rounding errors. An
+  /// example is the bias of attention's keys.
   std::function<bool(const std::string& name)> vanishes{};
 };
 
@@ -155,7 +156,7 @@ struct model_outcome {
   std::vector<step_result> steps;
   std::vector<named_values> initial, first_gradients, last_gradients, weights;
   std::uint64_t initial_hash = 0;
-  ledger sent, predicted;                           ///< in the last step
+  ledger sent, predicted;                           ///< by the last step
   std::int64_t kept_bytes = 0, predicted_kept = 0;  ///< between passes, at most
   double kept = 0, kept_by_schedule = 0;            ///< most microbatches in the chunks of this rank at a time
   std::int64_t parameters = 0;                      ///< logical elements that count on this rank
@@ -168,7 +169,7 @@ template <class Make, class Device>
 using made_stage = std::remove_pointer_t<
     decltype(std::declval<Make&>()(std::declval<const context<Device>&>(), stage_layers{}, nullptr).get())>;
 
-/// This rank's stages: of the schedule, or the whole model.
+/// This rank's stages by the schedule, or the whole model.
 template <class Device, class Make>
 class made_model {
  public:
@@ -305,8 +306,8 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   return out;
 }
 
-/// All ranks of a mesh, as `launch` starts them. `plan` is the schedule of a pipeline over the mesh's axis pp; without
-/// one the model is whole on every rank of the mesh, which has no such axis.
+/// Runs all ranks of a mesh, started by `launch`. `plan` is the schedule of a pipeline over the mesh's axis pp. Without
+/// a plan the mesh has no axis pp, and every rank has the whole model.
 template <class Make, class Launch = on_cpu>
 std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& how, Make& make,
                                     const schedule* plan = nullptr, const Launch& launch = {}) {
@@ -319,8 +320,8 @@ std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& h
   return all;
 }
 
-/// Returns what one rank alone sees, on a mesh with the axes of `mesh`, at ZeRO level `replicated`. Finds a case that
-/// shows nothing: a parameter without a gradient, a loss or weights that do not change.
+/// Returns the results of one rank alone, on a mesh with the axes of `mesh`, at ZeRO level `replicated`. Reports a case
+/// that tests nothing: a parameter without a gradient, or a constant loss or constant weights.
 template <class Make, class Launch = on_cpu>
 model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found,
                           const Launch& launch = {}) {
@@ -349,8 +350,8 @@ model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& 
   return one;
 }
 
-/// One rank of a mesh against one rank alone. Random numbers do not depend on the mesh, so that initial weights are
-/// equal bit for bit.
+/// Compares one rank of a mesh with one rank alone. Random numbers do not depend on the mesh, so initial weights are
+/// bitwise equal.
 inline findings compare_models(const model_outcome& got, const model_outcome& one, const model_setup& how) {
   findings found;
   for (std::size_t i = 0; i < one.steps.size(); ++i) {
@@ -376,7 +377,8 @@ inline findings compare_models(const model_outcome& got, const model_outcome& on
   return found;
 }
 
-/// Every rank of `mesh` against `one`. Finds also a parameter that is on no stage or on two. Finds an axis of several
+/// Compares every rank of `mesh` with `one`. Also reports a parameter that is on no stage or on two, and an axis of
+/// several ranks that shards nothing and sends nothing.
 /// ranks that shards nothing and sends nothing, so that the case does not test it.
 template <class Make, class Launch = on_cpu>
 findings check_model_on(const mesh_shape& mesh, const model_setup& how, const model_outcome& one, Make& make,
@@ -392,7 +394,7 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
     if (!(all[r].kept == all[r].kept_by_schedule))
       found.add(cat({rank, " keeps ", all[r].kept, " microbatches, and its schedule says ", all[r].kept_by_schedule}));
     if (!plan && !how.ragged &&
-        all[r].kept_bytes != all[r].predicted_kept)  // of a pipeline, messages arrive when they will
+        all[r].kept_bytes != all[r].predicted_kept)  // in a pipeline, the time when messages arrive varies
       found.add(cat({rank, " keeps ", all[r].kept_bytes, " bytes, and the dry run said ", all[r].predicted_kept}));
     if (mesh.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
     for (axis_id axis : mesh.axes)

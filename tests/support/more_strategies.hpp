@@ -10,7 +10,7 @@
 #include "plait/nn/strategy.hpp"
 #include "support/model_parity.hpp"
 
-/// Strategies that the library does not have, each a few lines, and Llamas under them.
+/// Strategies that the library does not have, each in a few lines, and Llamas with them.
 namespace plait::test {
 
 using namespace plait::testing;
@@ -31,7 +31,7 @@ struct grid {
   using vocabulary = shard<vocab, row>;
 };
 
-/// The same with the residual's sequence sharded over `row`: each rank has one part of (row x column) of everything.
+/// `grid` with the residual's sequence sharded over `row`: each rank has one part of row x column of every tensor.
 struct grid_sp : grid {
   using residual = spec<shard<batch, dp>, shard<seq, row>, shard<hidden, column>>;
 };
@@ -45,8 +45,8 @@ struct grid_with_depth : grid {
 /// The grid with parameters stored over the data-parallel ranks as well.
 using stored_grid = stored_over_dp<grid>;
 
-/// Hybrid sharding: the batch is over two axes, and parameters are stored sharded over one of them alone, which is the
-/// faster network's.
+/// Hybrid sharding: the batch is sharded over two axes, and stored parameters over one of them only, the one with the
+/// faster network.
 struct hybrid {
   using mesh = plait::mesh<axis<replica>, axis<dp>, axis<tp>>;
   using residual = spec<shard<batch, replica, dp>, seq, hidden, invariant<tp>>;
@@ -58,7 +58,7 @@ struct hybrid {
   using stored = shard_further<Weight, hidden, dp>;
 };
 
-/// The same with a sequence-parallel residual.
+/// `hybrid` with a sequence-parallel residual.
 struct hybrid_sp : hybrid {
   using residual = spec<shard<batch, replica, dp>, shard<seq, tp>, hidden>;
 };
@@ -70,7 +70,7 @@ inline llama_config tiny_llama() {
   return config;
 }
 
-/// A Llama under S on each mesh, given by its extents, against one rank.
+/// Compares a Llama with strategy S on each mesh, given by its extents, with one rank.
 template <strategy S, class Launch = on_cpu>
 findings check_llama(std::initializer_list<std::vector<std::int64_t>> meshes, const llama_config& config = tiny_llama(),
                      const llama_options& options = {}, const Launch& launch = {}) {

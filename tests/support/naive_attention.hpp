@@ -10,7 +10,7 @@
 
 namespace plait::test {
 
-/// Where attention finds its inputs and puts its results, all in double.
+/// The inputs and results of attention, all in double.
 struct attention_pointers {
   const double *q, *k, *v, *d_o;
   double *o, *lse, *dq, *dk, *dv;
@@ -18,8 +18,8 @@ struct attention_pointers {
   double* dsinks = nullptr;
 };
 
-/// Attention and its gradients by the definition: a query and a key at a time, every probability in memory. Which key a
-/// query sees is decided from the positions of the two.
+/// Attention and its gradients by the definition: one query and one key at a time, with every probability in memory.
+/// The positions of a query and a key decide whether the query sees the key.
 inline void naive_attention(const kernels::attention_shape& given, const attention_pointers& at,
                             kernels::attention_accumulate accumulate = {}) {
   const kernels::attention_shape s = given.checked();

@@ -7,8 +7,8 @@
 
 #include "plait/layout/layout.hpp"
 
-/// Arrays of integers with named dims: what the tests of the algebra compute with. Unsigned, so that sums and products
-/// are exact modulo 2^64 whatever their size.
+/// Arrays of integers with named dims, for tests of the algebra. Elements are unsigned, so sums and products are exact
+/// modulo 2^64.
 namespace plait::test {
 
 using element = std::uint64_t;
@@ -36,7 +36,7 @@ struct array {
     const int i = find(dim);
     return i < 0 ? 1 : sizes[static_cast<std::size_t>(i)];
   }
-  /// Distance of neighbours along `dim`; 0 if the array lacks it, so that it is broadcast.
+  /// Distance of neighbours along `dim`; 0 (broadcast) if the array does not have the dim.
   std::int64_t stride(dim_id dim) const {
     const int i = find(dim);
     if (i < 0) return 0;

@@ -7,8 +7,8 @@
 
 namespace plait::test {
 
-/// A GPU for each of `ranks` NCCL ranks; empty if there are too few. Ranks of the stand-in share those that it has, but
-/// where PLAIT_TEST_ONE_GPU is set.
+/// A GPU for each of `ranks` NCCL ranks; empty if there are too few. Ranks of the stand-in share its GPUs, unless
+/// PLAIT_TEST_ONE_GPU is set.
 inline std::vector<int> devices(int ranks) {
   std::vector<int> out;
 #ifdef PLAIT_CUDA_STAND_IN

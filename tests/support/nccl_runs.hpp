@@ -7,11 +7,11 @@
 
 namespace plait::test {
 
-/// What tests of communicators ask of a device and of NCCL: little memory, and a deadline that busy machines keep.
+/// Options of a device for tests of communicators: a small workspace. NCCL gets a deadline that busy machines meet.
 inline const cuda::options small{.workspace_bytes = 4096};
 inline const nccl::options careful{.deadline = 60, .check_pointers = true};
 
-/// The text of the error that ends `ranks` NCCL ranks of `body`; empty where none does, or there are too few GPUs.
+/// The text of the error that stops `ranks` NCCL ranks running `body`; empty without an error or with too few GPUs.
 template <class F>
 std::string text_of(int ranks, const nccl::options& settings, const F& body) {
   if (devices(ranks).empty()) return "";

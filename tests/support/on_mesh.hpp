@@ -8,10 +8,10 @@
 #include "plait/device/cpu.hpp"
 #include "plait/tensor/context.hpp"
 
-/// Runs of a test on the ranks of a mesh, which are threads with a processor's device each, and what they throw.
+/// Runs a test on the ranks of a mesh, which are threads with a cpu device each, and returns their errors.
 namespace plait::test {
 
-/// What call() throws, or "".
+/// The text of the error that call() throws, or "".
 template <class Call>
 std::string text_thrown_by(Call&& call) {
   try {
@@ -33,7 +33,7 @@ void on_mesh(const Mesh& mesh, const dim_sizes& sizes, std::uint64_t seed, Work&
   });
 }
 
-/// What such a run throws, or "".
+/// The text of the error that the same run throws, or "".
 template <class Mesh, class Work>
 std::string error_on_mesh(const Mesh& mesh, const dim_sizes& sizes, std::uint64_t seed, Work&& work) {
   return text_thrown_by([&] { on_mesh(mesh, sizes, seed, work); });

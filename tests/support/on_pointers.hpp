@@ -1,4 +1,4 @@
-// Calls of layers on plain memory, for tests whose arrays are vectors: each pointer gets the spec that the layer names.
+// Calls layers on plain memory, for tests whose arrays are vectors: each pointer gets the spec that the layer names.
 #pragma once
 
 #include <concepts>
@@ -10,7 +10,7 @@
 
 namespace plait::test {
 
-/// A part of the caller's array, or none where the pointer is null.
+/// A part of the caller's array; an empty part where the pointer is null.
 template <class Spec, class Device, class T>
 part<T, Spec> typed(const context<Device>& ctx, T* data) {
   return data ? part<T, Spec>(ctx, data) : part<T, Spec>();
@@ -35,7 +35,7 @@ void backward_on(Layer& layer, const microbatch<typename Layer::device>& mb, con
   layer.backward(mb, typed<input>(mb.ctx, x), saved, typed<gradient>(mb.ctx, dy), typed<dual_t<input>>(mb.ctx, dx),
                  typed<dual_t<input>>(mb.ctx, addend));
 }
-/// Of a layer with its saved.
+/// Calls of a layer with its saved values.
 template <class Layer, class T>
 void backward_on(Layer& layer, const microbatch<typename Layer::device>& mb, const T* x, const T* dy, T* dx,
                  const T* addend = nullptr) {
@@ -44,7 +44,7 @@ void backward_on(Layer& layer, const microbatch<typename Layer::device>& mb, con
   layer.backward(mb, typed<input>(mb.ctx, x), typed<gradient>(mb.ctx, dy), typed<dual_t<input>>(mb.ctx, dx),
                  typed<dual_t<input>>(mb.ctx, addend));
 }
-/// Of an embedding.
+/// Calls of an embedding.
 template <class Layer, std::integral Id, class T>
 void backward_on(Layer& layer, const microbatch<typename Layer::device>& mb, const Id* ids, const T* dy) {
   layer.backward(mb, typed<typename Layer::input>(mb.ctx, ids), typed<dual_t<typename Layer::output>>(mb.ctx, dy));

@@ -9,13 +9,12 @@
 #include "plait/layout/rules.hpp"
 #include "support/placed_value.hpp"
 
-/// Finds out by brute force what a rule should say. An operation runs on every rank's local parts, for every tuple of
-/// operand layouts; a result layout is right if and only if
+/// Finds by brute force what a rule should accept and return. An operation runs on every rank's local parts, for every
+/// tuple of operand layouts. A layout of the result is right if and only if two conditions hold:
 ///
-///   * value: the local results, assembled by that layout, are the result of the operation on whole tensors; and
-///   * adjoint: a random gradient of the result, laid out by the dual of that layout, goes through the local adjoint,
-///   and
-///     what comes out, assembled by the dual of each operand's layout, is the true gradient.
+/// * value: the local results, assembled by that layout, equal the operation on whole tensors;
+/// * adjoint: take a random gradient of the result, laid out by the dual of that layout, through the local adjoint. The
+/// outputs, assembled by the dual of each operand's layout, are the true gradient.
 ///
 /// The rule must accept a tuple if some layout of the result is right, and name that one.
 namespace plait::test {
@@ -23,15 +22,15 @@ namespace plait::test {
 /// Operands of all ranks: `operands[i][rank]`.
 using placed_operands = std::vector<shards>;
 
-/// Where an operation runs: the mesh, and how its operands lie there. One rank with whole operands gives the truth.
+/// The mesh of an operation and the layouts of its operands. One rank with whole operands gives the true result.
 struct place_of_work {
   world w;
   std::vector<layout> operands;
   std::int64_t ranks() const { return w.mesh.size(); }
 };
 
-/// An operation as all ranks execute it. `forward` gives nothing where local sizes do not fit. `backward` gives one
-/// gradient for each operand, an empty one for operands that have none.
+/// An operation as all ranks execute it. `forward` returns nothing where local sizes do not fit. `backward` returns one
+/// gradient for each operand, empty for operands without a gradient.
 struct operation {
   std::string text;
   std::vector<std::vector<dim_id>> operands;
@@ -43,7 +42,7 @@ struct operation {
   std::function<void(std::size_t operand, array&)> restrict_values;  ///< makes valid indices; optional
 };
 
-/// Whether all operands of every rank have one local size for each dim they share.
+/// Whether, on every rank, operands with a common dim have the same local size of it.
 inline bool sizes_agree(const placed_operands& operands) {
   for (std::size_t rank = 0; rank < operands[0].size(); ++rank)
     for (const shards& a : operands)
@@ -66,7 +65,7 @@ inline array result_array(const std::vector<dim_id>& dims, const placed_operands
 }
 
 /// An operation of one rank at a time, as a local product-like formula over the joint index space of operands and
-/// result: `term(x)` is added to the result, `derivative(x, i)` is its derivative by operand i.
+/// result. `term(x)` is added to the result; `derivative(x, i)` is its derivative by operand i.
 inline void set_local_formula(operation& op, std::function<element(const std::vector<element>&)> term,
                               std::function<element(const std::vector<element>&, std::size_t)> derivative) {
   const std::vector<dim_id> out = op.out;
@@ -106,7 +105,7 @@ inline void set_local_formula(operation& op, std::function<element(const std::ve
   };
 }
 
-/// Sums what the ranks of each group hold, in place: the all-reduce inside an operation.
+/// Sums the values of the ranks of each group in place: the all-reduce inside an operation.
 inline void sum_in_groups(shards& values, const axis_list& axes, const mesh_shape& mesh) {
   if (mesh.size(axes) == 1) return;
   shards sums = values;
@@ -146,7 +145,7 @@ class oracle {
     for (const layout& a : results_) dy_spread_.push_back(spread(dy_, dual(a), w, random_));
   }
 
-  /// Compares the rule with the truth for every tuple of operand layouts.
+  /// Compares the rule with the brute-force result for every tuple of operand layouts.
   oracle_outcome run() {
     oracle_outcome outcome;
     std::vector<std::size_t> at(choices_.size(), 0);

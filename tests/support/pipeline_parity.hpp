@@ -15,12 +15,12 @@ namespace plait::test {
 
 struct pipeline_outcome : rank_outcome {
   int kept = 0;                 ///< most microbatches in a chunk at a time
-  double kept_by_schedule = 0;  ///< the same as the schedule has it
+  double kept_by_schedule = 0;  ///< the same number by the schedule
   std::int64_t parameters = 0;  ///< logical elements, each parameter once
   bool compares = false;        ///< whether the traffic is compared with a dry run
 };
 
-/// What a rank of the pipeline will do in a step.
+/// Predictions for one rank of the pipeline in a step.
 template <class T, strategy S>
 step_plan plan_of_stage(const scenario& s, pipeline_world& ranks, const schedule& plan,
                         const std::vector<stage_layers>& parts) {
@@ -111,7 +111,7 @@ struct pipeline_mesh {
   std::int64_t size() const { return dp * pp * tp * cp; }
 };
 
-/// `launch(ranks, body)` calls body(communicator, device) on so many ranks.
+/// Calls `launch(ranks, body)`, which calls body(communicator, device) on `ranks` ranks.
 template <class Precision, strategy S, class Launch>
 void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& one, const pipeline_mesh& m,
                        const schedule& plan, double tolerance) {
@@ -134,7 +134,7 @@ void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& o
   for (const named_values& p : one.initial) expected += static_cast<std::int64_t>(p.values.size());
   for (std::size_t r = 0; r < all.size(); ++r) {
     INFO("rank " << r);
-    rank_outcome mine;  // one rank's, of this rank's parameters
+    rank_outcome mine;  // one rank's results for the parameters of this rank
     mine.steps = one.steps;
     mine.initial_hash = one.initial_hash;
     mine.initial = pick(one.initial, all[r].initial);
@@ -151,7 +151,7 @@ void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& o
 }
 
 #ifndef __CUDACC__
-/// The same on the cpu.
+/// The same comparison on the cpu.
 template <class T, strategy S>
 void check_pipeline(const scenario& s, const rank_outcome& one, const pipeline_mesh& m, const schedule& plan) {
   const auto launch = [](int ranks, auto&& body) {

@@ -5,7 +5,7 @@
 /// Values spread over the ranks of a mesh, and every layout that a value can have.
 namespace plait::test {
 
-/// What each rank holds.
+/// The local part of each rank.
 using shards = std::vector<array>;
 
 /// A mesh and the global sizes of dims.
@@ -38,8 +38,8 @@ inline shards spread(const array& whole, const layout& a, const world& w, std::m
   return placed;
 }
 
-/// The value that shards mean under a layout, or nothing where they are no value of that layout: a local size is wrong,
-/// or ranks that should hold copies differ.
+/// The value that shards represent under a layout. Returns nothing where they do not fit it: a local size is wrong, or
+/// copies differ.
 inline std::optional<array> assemble(const shards& held, const layout& a, const world& w) {
   array whole;
   for (dim_id dim : dims_of(a)) whole.dims.push_back(dim), whole.sizes.push_back(w.sizes.of(dim));
@@ -66,7 +66,7 @@ inline std::optional<array> assemble(const shards& held, const layout& a, const 
   return whole;
 }
 
-/// Every layout of `dims` on the mesh: each axis in each state, sharded axes in each order. Axes are all mentioned.
+/// Every layout of `dims` on the mesh: each axis in each state, sharded axes in each order. Each layout names all axes.
 inline std::vector<layout> all_layouts(const std::vector<dim_id>& dims, const mesh_shape& mesh) {
   layout bare;
   for (dim_id dim : dims) bare.dims.push_back({dim, {}});

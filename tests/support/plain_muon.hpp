@@ -8,7 +8,7 @@
 
 #include "plait/parallel/optim/muon.hpp"
 
-/// Muon on one matrix by loops in double, written from the papers alone.
+/// Muon on one matrix by loops in double, written from the papers.
 namespace plait::test {
 
 inline std::vector<double> random_numbers(std::int64_t n, unsigned seed) {
@@ -49,7 +49,7 @@ inline plain_matrix combined(double x, const plain_matrix& a, double y, const pl
   return c;
 }
 
-/// With the matrix transposed where it has more rows than columns, as the paper has it.
+/// Newton-Schulz iteration. As in the paper, a matrix with more rows than columns is transposed first.
 inline std::vector<double> plain_newton_schulz(const std::vector<double>& g, std::int64_t rows, std::int64_t columns,
                                                const newton_schulz_options& how = {}) {
   plain_matrix x(rows, columns, g);

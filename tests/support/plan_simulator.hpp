@@ -6,8 +6,8 @@
 #include "plait/layout/plan.hpp"
 #include "support/placed_value.hpp"
 
-/// Executes plans on integers, by what each step means for the ranks of a group. Counts the elements that a
-/// ring-optimal algorithm puts on the wire: one for each element that a rank takes, or adds, from another.
+/// Executes the steps of plans on integers for the ranks of a group. Counts the elements that a ring-optimal algorithm
+/// sends: one for each element that a rank copies, or adds, from another.
 namespace plait::test {
 
 class plan_simulator {
@@ -56,7 +56,8 @@ class plan_simulator {
           break;
         case transition_kind::all_reduce:
           result.push_back(sum(held, rank, s.axes));
-          // Each element is added n - 1 times across ranks, wherever the sum is made, and then copied to n - 1 ranks.
+          // Each element is added n - 1 times across ranks, wherever the sum is computed, and then copied to n - 1
+          // ranks.
           if (index == 0) sent_ += 2 * static_cast<std::uint64_t>(count - 1) * mine.data.size();
           break;
         case transition_kind::all_to_all:
@@ -80,7 +81,7 @@ class plan_simulator {
     return total;
   }
 
-  /// A part of a tensor as a part of what holds it.
+  /// A part of a tensor, relative to the box that contains it.
   static box inside(box part, const box& whole) {
     for (int d = 0; d < part.dims; ++d) part.offset[d] -= whole.offset[d], part.global[d] = whole.local[d];
     return part;

@@ -11,18 +11,18 @@
 
 #include "four_axes.hpp"
 
-/// Policies of data parallelism whose settings are drawn one independently of the other, on all kinds of meshes, each
-/// compared with one rank.
+/// Policies of data parallelism whose settings are drawn independently, on all kinds of meshes, each compared with one
+/// rank.
 namespace plait::test {
 
 inline constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
                                             zero_level::parameters};
 
-/// Numbers that depend on a key and a seed alone (splitmix64), so that a sweep is the same on every machine.
+/// Numbers that depend on a key and a seed only (splitmix64), so a sweep is the same on every machine.
 class drawn_numbers {
  public:
   drawn_numbers(std::uint64_t key, std::uint64_t seed) : state_(key * 0x2545f4914f6cdd1dull + seed) {}
-  /// The next one, from 0 to n - 1.
+  /// The next number, from 0 to n - 1.
   int below(int n) {
     std::uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -34,7 +34,7 @@ class drawn_numbers {
   std::uint64_t state_;
 };
 
-/// How buckets are cut, and the optimizer of their pieces: every legal pair.
+/// How buckets are split, and which optimizer updates the pieces: every valid pair.
 enum class cut_for : std::uint8_t { even, whole, blocks, whole_by_muon, muon_on_copies };
 
 struct policy_settings {
@@ -61,7 +61,7 @@ inline int hybrids_of(zero_level level, const pipeline_mesh& m) {
   return level != zero_level::replicated && m.dp > 1 && m.cp > 1 ? 3 : 1;
 }
 
-/// Draws every field, each from all of its values that are legal.
+/// Draws every field from all of its valid values.
 inline policy_settings draw_settings(zero_level level, const pipeline_mesh& m, bool with_muon, drawn_numbers from) {
   policy_settings k;
   k.level = level;
@@ -91,7 +91,7 @@ inline pipeline_options options_of(const policy_settings& k) {
     how.axes.shard = k.hybrid == 1 ? axis_list(axis_of<dp>) : axis_list(axis_of<cp>);
     how.axes.replicate = k.hybrid == 1 ? axis_list(axis_of<cp>) : axis_list(axis_of<dp>);
   }
-  if (k.level >= zero_level::gradients && k.microbatches == 1 && k.overlap)  // a tie holds a buffer to the end
+  if (k.level >= zero_level::gradients && k.microbatches == 1 && k.overlap)  // tied weights hold a buffer to the end
     how.parallel.gradient_buffers = k.tied && k.buffers == 1 ? 2 : k.buffers;
   if (k.level == zero_level::parameters) {
     how.parallel.prefetch = k.prefetch;
@@ -100,7 +100,7 @@ inline pipeline_options options_of(const policy_settings& k) {
   return how;
 }
 
-/// Runs policies beside one rank, which trains once for all that differ in nothing that it has.
+/// Runs policies and compares them with one rank. One run on one rank serves all policies that it does not depend on.
 template <class T>
 class policy_sweep {
  public:
@@ -113,8 +113,8 @@ class policy_sweep {
     s.clip = k.clip ? 1.0 : 0.0;
     s.config.tie_embeddings = k.tied;
     s.late_results = k.microbatches == 2;
-    // AdamW divides a gradient by its own size, so that it enlarges what is rounded in small ones: not with this
-    // epsilon.
+    // AdamW divides a gradient by its own size, so it enlarges rounding errors of small gradients. This epsilon
+    // prevents that.
     if (sizeof(T) == 4) s.optimizer = adamw_options{.epsilon = 1e-2};
     if (k.muon()) s.optimizer = muon_options{};
     auto& one = one_rank_[{k.microbatches, m.pp, k.clip, k.tied, k.muon()}];
@@ -132,7 +132,7 @@ class policy_sweep {
     note(k, m);
   }
   int runs() const { return runs_; }
-  /// How many different pairs of values two settings have had together.
+  /// The number of different pairs of values that two settings have had together.
   std::size_t pairs(const std::string& settings) const { return met_.at(settings).size(); }
 
  private:
@@ -161,9 +161,9 @@ class policy_sweep {
   int runs_ = 0;
 };
 
-/// Runs drawn policies on every factorisation of `sizes` ranks that has data ranks: of every level up to 8 ranks, and
-/// of one level in turn above. With PLAIT_FULL_GRID=1 in the environment every combination of level, clipping,
-/// microbatches, cut, optimizer, hybrid and reshard is one, and only the other settings are drawn.
+/// Runs drawn policies on every factorisation of `sizes` ranks that has data ranks. Up to 8 ranks every level runs,
+/// above them one level in alternation. With PLAIT_FULL_GRID=1 in the environment every combination of level, clipping,
+/// microbatches, cut, optimizer, hybrid and reshard runs, and only the other settings are drawn.
 template <class T>
 void sweep_policies(policy_sweep<T>& sweep, std::initializer_list<std::int64_t> sizes, bool with_muon,
                     std::uint64_t seed) {

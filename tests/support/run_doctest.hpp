@@ -1,4 +1,4 @@
-// Runs the test cases that the command line chooses; a choice of none fails.
+// Runs the test cases that the command line selects. It is an error to select none.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -7,7 +7,7 @@
 
 namespace plait::test {
 
-/// Counts the test cases that the filters of the command line let through.
+/// Counts the test cases that pass the filters of the command line.
 struct chosen_cases : doctest::IReporter {
   static inline unsigned count = 0;
 
@@ -30,7 +30,7 @@ inline int run_doctest(int count, char** arguments) {
   doctest::registerReporter<chosen_cases>("chosen_cases", 0, false);
   doctest::Context context(count, arguments);
   const int result = context.run();
-  if (context.shouldExit()) return result;  // the command line asked for a list, or for help
+  if (context.shouldExit()) return result;  // --help, or a list of test cases
   if (chosen_cases::count == 0) {
     std::fputs("the command line chooses none of this program's test cases\n", stderr);
     return 1;

@@ -18,7 +18,7 @@
 /// Small Llamas whose training state is saved on one layout and loaded on another.
 namespace plait::test {
 
-/// A layout: a mesh, a schedule, and where parameters and what belongs to them lie.
+/// A layout: a mesh, a schedule, and the placement of parameters, gradients and optimizer state.
 struct saved_layout {
   pipeline_mesh mesh;
   int schedule = 0;  ///< see `some_schedule`
@@ -26,15 +26,15 @@ struct saved_layout {
   chosen_policy context = chosen_policy::ring;
 };
 
-/// What a training state is, by name: hashes of whole tensors without padding, and the numbers of steps.
+/// A digest of a training state, by name: hashes of whole tensors without padding, and the numbers of steps.
 struct state_digest {
   std::map<std::string, std::uint64_t> tensors;
   std::int64_t optimizer_steps = 0;
-  std::vector<double> losses;  ///< of the steps that were run
+  std::vector<double> losses;  ///< of the steps of the run
   friend bool operator==(const state_digest&, const state_digest&) = default;
 };
 
-/// The names of the tensors that are not the same in both.
+/// The names of tensors that differ or that only one of them has.
 inline std::string differences(const state_digest& a, const state_digest& b) {
   std::string names;
   for (const auto& [name, hash] : a.tensors)
@@ -48,7 +48,7 @@ inline std::string differences(const state_digest& a, const state_digest& b) {
 template <class Precision>
 using saved_strategy = context_parallel<megatron_sp, chosen<cp>, zigzag>;
 
-/// One rank's model and optimizer, as `body` sees them.
+/// The model and optimizer of one rank, the argument of `body`.
 template <class Precision>
 struct saved_run {
   using stage_type = llama<Precision, saved_strategy<Precision>, cpu>;
@@ -81,7 +81,8 @@ struct saved_run {
   }
 };
 
-/// Runs body(saved_run&) on every rank of a layout, with weights of this `seed`, and returns the state that it leaves.
+/// Runs body(saved_run&) on every rank of a layout, with weights of this `seed`. Returns the digest of the state after
+/// it.
 template <class Precision, class Body>
 state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, const Body& body) {
   s.options.attention.context = how.context;
@@ -140,7 +141,7 @@ state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, 
         const std::string full = "optim." + p.name() + "." + name;
         const auto as = [&]<class T>(T) {
           std::vector<T> values(static_cast<std::size_t>(p.slice().size()));
-          if (const auto found = held.find(full); found != held.end())  // none where this rank has no piece
+          if (const auto found = held.find(full); found != held.end())  // this rank has a part of the tensor
             found->second.read(found->second.begin, found->second.end, reinterpret_cast<std::byte*>(values.data()));
           add(full, p, values.data());
         };
@@ -214,7 +215,7 @@ inline scenario saved_scenario() {
   return s;
 }
 
-/// What a layout chooses, setting by setting.
+/// The settings of a layout as numbers.
 inline std::array<std::int64_t, 8> settings_of(const saved_layout& l) {
   const int level = static_cast<int>(l.parallel.parallel.level);
   const int cut = l.parallel.cut == bucket_cut::even ? 0 : l.parallel.cut == bucket_cut::whole ? 1 : 2;
@@ -222,8 +223,8 @@ inline std::array<std::int64_t, 8> settings_of(const saved_layout& l) {
           l.schedule, level,     cut,       l.parallel.axes.replicate.empty() ? 0 : 1};
 }
 
-/// The pairs (saved on, loaded on) of layouts that tests run: each layout with itself and, both ways, with the first;
-/// and others until every value of a setting was saved on with every value of that setting loaded on.
+/// The pairs (saved layout, loading layout) that tests run. Each layout is paired with itself and, both ways, with the
+/// first. Further pairs follow until every value of a setting was loaded by every value of that setting.
 inline std::vector<std::pair<std::size_t, std::size_t>> pairs_of(const std::vector<saved_layout>& layouts) {
   std::vector<std::pair<std::size_t, std::size_t>> pairs;
   std::set<std::array<std::int64_t, 3>> met;
@@ -239,7 +240,7 @@ inline std::vector<std::pair<std::size_t, std::size_t>> pairs_of(const std::vect
   return pairs;
 }
 
-/// Every layout saves two steps of its own training, and the layouts of pairs_of() load them, over other weights.
+/// Every layout trains and saves two steps. The layouts of pairs_of() load them into models with other weights.
 template <class Precision = double>
 void check_pairs(const scenario& s, const std::vector<saved_layout>& layouts) {
   const auto pairs = pairs_of(layouts);

@@ -18,7 +18,7 @@
 #include "plait/comm/threads.hpp"
 #include "temp_folder.hpp"
 
-/// Tensors that are no model's, saved by in-process ranks.
+/// Tensors of no model, saved by in-process ranks.
 namespace plait::test {
 
 /// Calls body(context, all ranks) on dp x tp ranks.
@@ -36,8 +36,8 @@ inline void on_ranks(std::pair<int, int> mesh,
   });
 }
 
-/// Two tensors: rows that tensor-parallel ranks share out, the last ones short, and a vector that all of them hold.
-/// Every element follows from its place and a seed.
+/// Two tensors: a matrix whose rows tensor-parallel ranks shard, the last ranks with fewer rows, and a vector that all
+/// of them have. Every element is a function of its index and a seed.
 struct own_tensors {
   static constexpr std::int64_t height = 13, width = 6, elements = 15;
   static constexpr double all_bytes = 4 * (height * width + elements);
@@ -104,7 +104,7 @@ inline std::vector<std::uint64_t> steps_in(file_system& files, const std::string
   return steps;
 }
 
-/// Another file system's files; what derives from it changes some operations.
+/// Passes every call to another file system; derived classes change some operations.
 class other_files : public file_system {
  public:
   explicit other_files(file_system& files) : files_(files) {}
@@ -125,7 +125,7 @@ class other_files : public file_system {
   file_system& files_;
 };
 
-/// A file of another file system; what derives from it sees some operations.
+/// Passes every call to another open file; derived classes observe some operations.
 class other_file : public open_file {
  public:
   explicit other_file(std::unique_ptr<open_file> file) : open_file(file->path()), file_(std::move(file)) {}
@@ -146,11 +146,11 @@ class other_file : public open_file {
   std::unique_ptr<open_file> file_;
 };
 
-/// Data files are created only when the gate has been opened.
+/// Files that are created only after the gate opens.
 class gated_files final : public other_files {
  public:
   using other_files::other_files;
-  /// Only files with this in their names wait.
+  /// Only files with this text in their names wait.
   void only(std::string part) { part_ = std::move(part); }
   void open_gate() {
     {
@@ -174,7 +174,7 @@ class gated_files final : public other_files {
   bool is_open_ = false;
 };
 
-/// A file system that is never destroyed: a thread that a saver has left behind may use it after the test's end.
+/// A file system that is never destroyed: a thread that outlives its saver may use it after the test.
 template <class Files, class... Args>
 Files& never_destroyed(Args&... args) {
   static auto& all = *new std::vector<std::shared_ptr<void>>;
@@ -183,7 +183,7 @@ Files& never_destroyed(Args&... args) {
   return *made;
 }
 
-/// One rank's file cannot be written.
+/// A file system on which one rank's file cannot be written.
 class failing_files final : public other_files {
  public:
   failing_files(file_system& files, std::uint32_t writer) : other_files(files), writer_(writer) {}
@@ -196,8 +196,8 @@ class failing_files final : public other_files {
   std::uint32_t writer_;
 };
 
-/// Whoever lists the data of a step that is none yet, to remove it, meets another rank that makes a file there by the
-/// directory's first name, between the list and the removal.
+/// A race of two ranks. One lists a directory of an uncommitted step to remove it. Before it does, another rank creates
+/// a file in that directory by its first name.
 class crossing_files final : public other_files {
  public:
   using other_files::other_files;
@@ -222,8 +222,8 @@ class crossing_files final : public other_files {
   bool has_met_ = false;
 };
 
-/// One step is committed with a bit of its data that is another than was written: from the commit on, or, `early`, from
-/// when rank 1's file of it is first opened.
+/// Flips a bit in the data of one committed step: after the commit or, with `early`, when rank 1's file is first
+/// opened.
 class damaging_files final : public other_files {
  public:
   explicit damaging_files(memory_file_system& disk) : other_files(disk), disk_(disk) {}
@@ -255,7 +255,7 @@ class damaging_files final : public other_files {
   std::string early_, late_;
 };
 
-/// Counts how often data files of committed steps are opened, and how often what was opened was closed again.
+/// Counts how often data files of committed steps are opened and closed.
 class counting_files final : public other_files {
  public:
   using other_files::other_files;
@@ -289,7 +289,7 @@ class counting_files final : public other_files {
   std::map<std::string, int> opened_, closed_;
 };
 
-/// Keeps what would be left if the machine crashed before any of its operations.
+/// Records the files that a crash before each operation would leave.
 class watched_files final : public other_files {
  public:
   explicit watched_files(memory_file_system& disk) : other_files(disk), disk_(disk) {}
@@ -332,7 +332,7 @@ class watched_files final : public other_files {
     watched_files& files_;
   };
 
-  /// An operation, behind what a crash before it would leave.
+  /// Records the files that a crash would leave now, then performs an operation.
   template <class Operation>
   std::invoke_result_t<Operation> noted(Operation&& operation) {
     const std::lock_guard lock(mutex_);

@@ -21,23 +21,24 @@ inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   return a ^ (a >> 33);
 }
 
-/// Runs programs as an executor would, written without a look at the verifier: messages carry values, the heads
-/// of two queues pair up whatever the two ends think they are, and ranks move in random order. True if all steps are
-/// done and every action saw the right inputs.
+/// Runs programs as an executor does, without using the verifier. Messages carry values, the heads of two queues match
+/// without a look at their labels, and ranks move in random order. True if all steps finish and every action has the
+/// right inputs.
 inline bool runs_right(const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& all, posting_rule rule,
                        std::mt19937& random) {
   struct post {
     step_entry step;
     int peer;
-    std::uint64_t value;  // of a send: what was there when it was posted
+    std::uint64_t value;  // of a send: the value when it was posted
   };
   struct rank_state {
     std::size_t next = 0;
     std::deque<post> queue;
-    std::map<std::tuple<char, int, int>, std::uint64_t> values;  // by 'a' or 'g', stage it enters, microbatch
-    std::map<std::tuple<int, int>, std::uint64_t> kept;          // activations by stage and microbatch
+    std::map<std::tuple<char, int, int>, std::uint64_t>
+        values;  // by kind ('a' or 'g'), the stage that receives it, and microbatch
+    std::map<std::tuple<int, int>, std::uint64_t> kept;  // activations by stage and microbatch
   };
-  const auto number = [&](int stage, int mb, bool forward) {  // what is right, without any pipeline
+  const auto number = [&](int stage, int mb, bool forward) {  // the right value, computed without a pipeline
     std::uint64_t value = static_cast<std::uint64_t>(mb) + 1;
     std::vector<std::uint64_t> inputs;
     for (int i = 0; i < shape.stages(); ++i) {

@@ -1,5 +1,5 @@
-// A model whose blocks sleep in place of computing, and the step that a simulation expects of it: to try what a policy
-// of data parallelism hides of a slow link, where sleeping ranks outnumber cores.
+// A model whose blocks sleep instead of computing, and the simulation of its step. Tests measure with it how much of a
+// slow link's time a policy of data parallelism hides, where ranks outnumber cores.
 #pragma once
 
 #include <algorithm>
@@ -19,16 +19,16 @@
 
 namespace plait::testing {
 
-/// A step of sleeping blocks, between an embedding and a head that take next to no time.
+/// A step of sleeping blocks between an embedding and a head that take almost no time.
 struct sleeping_shape {
   int ranks = 2, layers = 1;
   double block = 0;           ///< seconds of a block's forward pass; its backward pass takes twice that
-  std::int64_t elements = 0;  ///< of a block's one parameter
+  std::int64_t elements = 0;  ///< of the parameter of a block
   double bandwidth = 0;       ///< bytes per second that a rank sends; 0: communication takes no time
   std::int64_t microbatches = 1;
 };
 
-/// A block with one parameter, which takes its time.
+/// A block with one parameter, whose passes sleep.
 class sleeping_block : public layer_types<float, transformer_specs<megatron_sp>::residual,
                                           transformer_specs<megatron_sp>::residual, cpu> {
   using parameter = plait::parameter<float, cpu>;

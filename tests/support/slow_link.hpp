@@ -1,5 +1,5 @@
-// A communicator whose operations take as long as one says: to try what a step hides of a slow network, or whether an
-// order holds under any delays. It moves nothing faster or slower, but completes it later.
+// A communicator that delays the completion of its operations by given times. Tests measure with it how much of a slow
+// network's time a step hides, or whether an order is right under any delays.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,12 @@
 
 namespace plait::testing {
 
-/// When an operation that this rank starts at `now` is through at the earliest, in seconds of `comm_clock`: called once
-/// for each, in order, by the rank's own thread, with the bytes that the rank sends. It may sleep.
+/// The earliest time at which an operation that this rank starts at `now` may complete, in seconds of `comm_clock`. The
+/// rank's own thread calls it once for each operation, in order, with the bytes that the rank sends. It may sleep.
 using link_time = std::function<double(const call& c, double bytes, double now)>;
 
-/// A link of `bytes_per_second` that what a rank sends goes through one by one, each after `latency` seconds. What is
-/// no larger than a few packets goes between those of others.
+/// A link of `bytes_per_second`. The operations of a rank pass through it one by one, each after `latency` seconds.
+/// Operations of a few packets at most do not wait for larger ones.
 inline link_time throttled_link(double bytes_per_second, double latency = 0) {
   return [=, free = 0.0](const call&, double bytes, double now) mutable {
     if (bytes <= 4096) return now + bytes / bytes_per_second + latency;
@@ -32,7 +32,7 @@ inline link_time throttled_link(double bytes_per_second, double latency = 0) {
   };
 }
 
-/// A rank's communicator, and those split from it, over one link.
+/// A rank's communicator, and those split from it, on one shared link.
 class slow_communicator : public verbs<slow_communicator> {
  public:
   slow_communicator() = default;
@@ -78,7 +78,7 @@ class slow_communicator : public verbs<slow_communicator> {
     const auto& o = *static_cast<operation*>(owner);
     try {
       return done(owner, nullptr) ? std::max(o.through, o.inner.completed_at()) : 0;
-    } catch (const std::exception&) {  // `wait` meets the same
+    } catch (const std::exception&) {  // `wait` throws the same error
       return 0;
     }
   }

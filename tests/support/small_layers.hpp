@@ -10,7 +10,7 @@
 
 namespace plait::test {
 
-/// Gives layers their first values, and gradients of zero.
+/// Initializes layers and sets their gradients to zero.
 template <class... Layers>
 void begin(const context<cpu>& ctx, Layers&... layers) {
   each_parameter([&](auto& p) { p.initialize(ctx); }, layers...);
@@ -20,7 +20,7 @@ void begin(const context<cpu>& ctx, Layers&... layers) {
 
 }  // namespace plait::test
 
-/// Policies of small layers on one axis, and runs of them on a rank or two.
+/// Policies of small layers on one axis, and runs of them on one or two ranks.
 namespace plait::test::small_layers {
 
 using two = plait::mesh<axis<tp>>;
@@ -59,7 +59,7 @@ inline dim_sizes sizes_for(std::int64_t length, std::int64_t samples = 1) {
                                                                              2);
 }
 
-/// Runs work(ctx) on each of `ranks` ranks and returns what was thrown, or nothing.
+/// Runs work(ctx) on each of `ranks` ranks and returns the text of the error, or "".
 template <class F>
 std::string on_ranks(std::int64_t ranks, F work) {
   try {
@@ -89,7 +89,7 @@ std::vector<double> numbers(const T* from, std::int64_t count) {
   return all;
 }
 
-/// The output, the input's gradient and the weights' gradients of a pass with numbers that follow from the sizes.
+/// The output, the input's gradient and the weights' gradients of a pass on numbers derived from the sizes.
 template <class Layer>
 std::vector<double> pass(const context<cpu>& ctx, Layer& layer) {
   using T = typename Layer::value_type;

@@ -11,8 +11,8 @@
 
 namespace plait::test {
 
-/// Writes a small step of two files: a tensor in three boxes, a scalar, a tensor of eight-byte elements, and a blob,
-/// all their values made from `seed`.
+/// Writes a small step of two files: a tensor in three boxes, a scalar, a tensor of eight-byte elements, and a blob.
+/// All values are made from `seed`.
 inline manifest write_small_step(file_system& files, const step_in_progress& step, unsigned seed) {
   const auto value = [&](std::int64_t index) { return static_cast<unsigned char>(31 * index + 7 * seed + 1); };
   manifest m;

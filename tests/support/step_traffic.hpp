@@ -1,5 +1,5 @@
-// The bytes that one rank hands to communication in a step, by axis, from a layout's formulas. A run's own are counted
-// by its ledger (comm/metrics.hpp), with which a test compares these. Their time is in step_time.hpp.
+// The bytes that one rank hands to communication in a step, by axis, from a layout's formulas. Tests compare them with
+// the ledger of a run (comm/metrics.hpp). Their time is in step_time.hpp.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace plait::planner {
 
-/// Bytes that one rank hands in in a step: its part to an all-gather, all of it to a reduce-scatter or an all-reduce
-/// (the payload of `wire_bytes`), and what it sends to other stages. Scalars, such as losses and norms, do not count,
-/// nor do gradients of norms over tp.
+/// Bytes that one rank hands to communication in a step. An all-gather counts the rank's part; a reduce-scatter or an
+/// all-reduce counts the whole array (the payload of `wire_bytes`); messages to other stages count in full. Scalars,
+/// such as losses and norms, and gradients of norms over tp do not count.
 struct step_traffic {
   double tensor = 0, context = 0, experts = 0, pipeline = 0, data = 0;
   double ends = 0;  ///< gradients of an embedding that the first and the last stage hold
@@ -18,8 +18,9 @@ struct step_traffic {
   constexpr double total() const { return tensor + context + experts + pipeline + data + ends; }
 };
 
-/// Of a rank of the pipeline. Around a block's two halves an all-gather and a reduce-scatter pass, forward and
-/// backward; around an embedding and a head, one of them each way. What a layer recomputes in full it sends again, and
+/// Traffic of a rank of the pipeline. A block's two halves each have an all-gather and a reduce-scatter, forward and
+/// backward; an embedding and a head each have one of them in each direction. A layer that recomputes in full sends
+/// again; gathered inputs that are not kept are gathered again. A hybrid sums reduced pieces over its copies.
 /// gathered inputs that are not kept are gathered again. A hybrid sums reduced pieces over its copies.
 inline step_traffic rank_traffic(const training_job& job, const training_layout& l, std::int64_t rank) {
   const software& program = job.program;
@@ -43,21 +44,21 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
       };
       out.tensor = microbatches * (of_blocks(job.model, blocks.alike) + ends * (cut + whole));
       if (blocks.first > 0) out.tensor += microbatches * of_blocks(job.model.of_first_blocks(), blocks.first);
-      // What tokens chose and the weights of that are gathered in 4 bytes each, and the weights' gradients reduced.
+      // The experts that tokens chose and their weights are gathered, 4 bytes each; the weights' gradients are reduced.
       if (!l.folds_experts)
         out.tensor += microbatches * routers * static_cast<double>(job.model.chosen) *
                       (8 * (1 + again) * z.cut_tokens + 4 * z.tokens);
-      // What a head gathers is not kept either.
+      // The head does not keep its gathered input either.
       if (rank == last_rank(l) && l.recompute != plait::recompute::none && !program.selective_drops_scores_only)
         out.tensor += microbatches * cut;
     } else {
       out.tensor = microbatches * (layers * (4 + 2 * again) + ends) * whole;
     }
   }
-  // Queries and keys are gathered, and backward their gradients.
+  // Queries and keys are gathered, and their gradients in the backward pass.
   if (l.tp > 1 && job.model.qk_norm_over_heads)
     out.tensor += microbatches * layers * (2 + again) * e * z.tokens * (z.query + z.kv);
-  // Rows go there and back, forward and backward, after the numbers of them in 4 bytes for each expert.
+  // Rows go to their experts and back, forward and backward, after 4 bytes for each expert with its number of rows.
   if (l.ep > 1)
     out.experts =
         microbatches * routers *
@@ -68,10 +69,10 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
       out.context = microbatches * layers * (passes + 1) * 2 * z.tokens * (z.query + z.exchanged_kv) * e;
     else if (l.context == context_kind::all_gather_kv)
       out.context = microbatches * layers * (passes * own + own + own * static_cast<double>(l.cp));
-    else  // blocks travel, and backward their gradients with them
+    else  // blocks of keys and values travel; in the backward pass their gradients travel with them
       out.context = microbatches * layers * static_cast<double>(l.cp - 1) * (passes + 2) * own;
   }
-  // Ranks of a sequence gather what its tokens chose, in 4 bytes each.
+  // Ranks of a sequence gather the experts that its tokens chose, 4 bytes each.
   if (job.model.limited && l.cp * l.tp > 1)
     (l.cp > 1 ? out.context : out.tensor) +=
         microbatches * routers * (1 + again) * 4 * static_cast<double>(job.model.chosen) * z.cut_tokens;

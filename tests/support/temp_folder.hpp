@@ -14,7 +14,7 @@
 
 #include "plait/core/error.hpp"
 
-/// A folder of its own for one test, removed at the end.
+/// A new folder for one test, removed at the end.
 class temp_folder {
  public:
   temp_folder() {
@@ -38,7 +38,7 @@ class temp_folder {
     std::ifstream in(*this / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  /// Number of entries, to see that nothing is left behind.
+  /// Number of entries, to check that no file is left.
   std::size_t entries() const {
     return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
   }
@@ -47,7 +47,7 @@ class temp_folder {
   std::filesystem::path path_;
 };
 
-/// The text of the `plait::error` that `action` throws; fails the test if there is none.
+/// The text of the `plait::error` that `action` throws; the test fails without one.
 template <class Action>
 std::string error_of(Action&& action) {
   try {

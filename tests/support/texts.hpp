@@ -8,14 +8,14 @@
 
 namespace plait::test {
 
-/// Whether `part` stands in `text`; both are printed if it does not.
+/// Whether `text` contains `part`; prints both if it does not.
 inline bool has(const std::string& text, const std::string& part) {
   const bool found = text.find(part) != std::string::npos;
   if (!found) MESSAGE("not found: " << part << "\nin: " << text);
   return found;
 }
 
-/// How often `part` stands in `text`.
+/// The number of occurrences of `part` in `text`.
 inline std::size_t occurrences(std::string_view text, std::string_view part) {
   std::size_t n = 0;
   for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++n;

@@ -9,7 +9,7 @@ namespace plait::test {
 
 using runs_of = std::vector<token_run>;
 
-/// The runs of each rank's block of tokens.
+/// The runs of tokens in each rank's block.
 inline std::vector<runs_of> blocks_of(const sequence_order& order, std::int64_t ranks) {
   std::vector<runs_of> blocks;
   for (std::int64_t r = 0; r < ranks; ++r) {

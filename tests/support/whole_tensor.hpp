@@ -7,7 +7,7 @@
 #include "plait/device/cpu.hpp"
 #include "plait/tensor/redistribution.hpp"
 
-/// Whole tensors of a mesh, and how far they are from others.
+/// Gathers whole tensors from a mesh and compares them with others.
 namespace plait::test {
 
 /// The whole tensor on every rank.

@@ -9,10 +9,10 @@
 
 #include "plait/parallel/executor.hpp"
 
-/// A pipeline of stages that compute a few numbers each, of which every two neighbours exchange another count.
+/// A pipeline of stages that compute a few numbers each. Every stage sends one number more than it receives.
 namespace plait::test {
 
-/// What travels: a few numbers in the device's memory.
+/// A message: a few numbers in the device's memory.
 struct numbers {
   using value_type = double;
   buffer<cpu> memory;
@@ -38,7 +38,7 @@ struct widening {
   int rank;
   std::vector<double> weights;  ///< of each chunk
   std::vector<double> gradients;
-  std::vector<int> finished_at;  ///< how many passes each chunk had had when it was finished
+  std::vector<int> finished_at;  ///< the number of passes of each chunk when it was finished
   std::vector<int> passes;
   double loss = 0;
   int kept = 0, most_kept = 0;
@@ -107,7 +107,7 @@ struct widening {
 };
 static_assert(pipeline_stages<widening, cpu>);
 
-/// Gpipe's order, or with `split` its backward passes in two halves, the weights' after everything else.
+/// The order of gpipe. With `split`, backward passes have two halves, and those of weights come last.
 inline schedule all_forward_all_backward(int ranks, int chunks, int microbatches, stage_placement placement,
                                          bool split) {
   const pipeline_shape shape{ranks, chunks, microbatches, placement};

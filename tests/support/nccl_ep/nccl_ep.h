@@ -1,5 +1,5 @@
-// A stand-in for NCCL EP: the part of its C API 0.1 and of NCCL's that nccl_ep_exchange uses, on ranks that are threads
-// of one process. Rows of an expert come in another order than by all-to-all.
+// A stand-in for NCCL EP on ranks that are threads of one process. It has the calls of its C API 0.1, and of NCCL's,
+// that nccl_ep_exchange uses. The rows of an expert arrive in another order than by all-to-all.
 #pragma once
 
 #include <atomic>
@@ -67,9 +67,9 @@ struct ncclEpCombineConfig_t {
 
 struct ncclEpHandle {
   struct ncclEpGroup* group;
-  std::vector<std::int64_t> experts;                      // of the rows that leave
-  std::vector<std::pair<std::size_t, std::size_t>> came;  // the rank and row of each row here
-  const char* rows = nullptr;                             // that others read
+  std::vector<std::int64_t> experts;                      // experts of the rows to send
+  std::vector<std::pair<std::size_t, std::size_t>> came;  // source rank and row of each received row
+  const char* rows = nullptr;                             // rows that other ranks read
 };
 using ncclEpHandle_t = ncclEpHandle*;
 
@@ -80,7 +80,7 @@ struct meeting {
   std::condition_variable all_came;
   std::vector<ncclEpHandle*> handles;
   std::size_t came = 0, turn = 0;
-  // Returns when all ranks have called it, or false after a minute.
+  // Returns when all ranks have called it; false after a minute.
   bool wait(std::size_t rank, ncclEpHandle* handle) {
     std::unique_lock lock(mutex);
     handles[rank] = handle;
@@ -163,7 +163,7 @@ inline ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
 
 namespace nccl_ep_stand_in {
 inline std::size_t row_bytes(const ncclEpTensor_t& t) { return t.sizes[1] * (t.datatype == ncclFloat64 ? 8 : 4); }
-// Has `move` read the rows of others: those here that dispatch fills, or those that come back.
+// Calls `move` to read rows of other ranks: the rows that dispatch fills here, or the results that return.
 template <class Move>
 ncclResult_t exchange(ncclEpHandle_t h, const ncclEpTensor_t& in, const Move& move) {
   const auto& [ranks, rank] = *h->group->comm;
