@@ -1,4 +1,4 @@
-// A Llama learns to count, on four in-process ranks: two of data parallelism by two of tensor and sequence parallelism.
+// A small Llama learns to count on four in-process ranks: two for data, two for tensor and sequence parallelism.
 #include <cstdio>
 
 #include "plait/comm/threads.hpp"
@@ -20,7 +20,7 @@ int main() try {
   const strategy::mesh mesh{2, 2};
   const pl::llama_config config{
       .vocab = 16, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 64};
-  constexpr int microbatches = 2, samples = 8, length = 16;  // samples of a microbatch, on all ranks together
+  constexpr int microbatches = 2, samples = 8, length = 16;  // `samples` of one microbatch, on all ranks together
   pl::threads::run(static_cast<int>(mesh.size()), [&](pl::threads::communicator ranks) {
     pl::world world(mesh.shape(), ranks);
     pl::cpu device;

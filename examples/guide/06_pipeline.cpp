@@ -12,7 +12,7 @@
 
 namespace pl = plait;
 
-using rows = pl::spec<pl::batch, pl::hidden>;  // on the mesh of a stage, which is without pp
+using rows = pl::spec<pl::batch, pl::hidden>;  // on the mesh of a stage: the mesh without pp
 
 struct own_stages {
   using activation = pl::tensor<float, rows>;

@@ -357,7 +357,7 @@ TEST_CASE("the policy of data parallelism") {
       pl::llama<float, megatron_sp> model(context, config);
       model.visit([&](auto& p) { p.initialize(context); });
       pl::adamw<float> optimizer;
-      pl::pipeline_options options;  // replicated, unless something is said
+      pl::pipeline_options options;  // replicated by default
       if (zero3) {
         options.parallel = {.level = pl::zero_level::parameters, .prefetch = 2};
       }
