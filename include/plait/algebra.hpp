@@ -1,5 +1,5 @@
-// Meshes, specs, redistribution plans and pipeline schedules: all that is decided before anything runs. It needs
-// nothing but the standard library, has no device and no communicator, and most of it is `constexpr`.
+// Meshes, specs, redistribution plans and pipeline schedules: everything that is decided before a program runs. This
+// header needs only the standard library, and most of it is `constexpr`.
 #pragma once
 
 #include "plait/layout/check.hpp"

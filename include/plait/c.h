@@ -1,5 +1,6 @@
-// Collectives, kernels and layers for C: a header of the program's lists them by these macros. A C compiler reads
-// prototypes and a struct type for each array, and the one C++ file that defines PLAIT_C_DEFINE makes the functions.
+// Collectives, kernels and layers for C: a program lists those that it needs in a header of its own, by these macros. A
+// C compiler reads prototypes and one struct type per array. One C++ file of the program defines PLAIT_C_DEFINE, and
+// compiles the functions.
 #pragma once
 
 #include <stddef.h>
@@ -11,8 +12,8 @@
 #define PLAIT_C_FUNCTION
 #endif
 
-// C++ alone reads this. In the file that makes the functions it has their bodies, and what is known of arrays and
-// layers.
+// Only C++ reads this part. In the file that defines PLAIT_C_DEFINE, it has the functions' bodies and the C++ types of
+// arrays and layers.
 #if defined(__cplusplus) && defined(PLAIT_C_DEFINE)
 #include "plait/c.hpp"
 #define PLAIT_C_CALL(type, signature, ...)                          \
@@ -38,33 +39,35 @@
 #define PLAIT_C_LIST(...) __VA_ARGS__
 #define PLAIT_C_END struct plait_context /* before a semicolon that C++ or C would not take */
 
-/// One rank: its place on the mesh, its layers, and the text of its error. One thread uses it. Arrays lie in the
-/// processor's memory.
+/// One rank: its place on the mesh, its layers, and the text of its error. Only one thread may use it. Arrays are in
+/// the CPU's memory.
 typedef struct plait_context plait_context;
-/// The function that a rank runs. Returns 0, or another number after an error; all ranks end then.
+/// The function that a rank runs. It returns 0, or another number after an error; then all ranks end.
 typedef int (*plait_body)(plait_context* c, void* user);
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// A function that makes an array or a layer returns it. Any other returns 0, or 1 after an error. After the first error
-// on a context, all calls do nothing, those that return a number return 1, and the rank's run ends with an error. No
-// exception leaves a function.
+// A function that makes an array or a layer returns it. Every other function returns 0, or 1 after an error. After the
+// first error on a context, all calls do nothing, and those that return a number return 1. The rank's run then ends
+// with an error. No function throws an exception.
 
-/// Returns 1 after an error on this context, else 0. A program asks before it writes to arrays that it has made.
+/// Returns 1 after an error on this context, else 0. A program calls it before it writes to arrays that it has made.
 int plait_failed(const plait_context* c);
-/// Returns the text of that error; empty without one.
+/// Returns the text of the context's error, or an empty text.
 const char* plait_error(const plait_context* c);
 /// Returns the number of this rank.
 int plait_rank(const plait_context* c);
 /// Returns the number of ranks.
 int plait_ranks(const plait_context* c);
-/// Runs `body` on `ranks` threads. After an error of a rank, all end, and up to `size` bytes of its text are in `text`.
+/// Runs `body` on `ranks` threads. After an error of one rank all ranks end, and `text` gets up to `size` bytes of the
+/// error's text.
 int plait_run_threads(int ranks, plait_body body, void* user, char* text, size_t size);
-/// Begins a step of all layers: checks that ranks have equal values where their types say so, and sets gradients to 0.
+/// Begins a step of all layers: checks that values are equal on the ranks where types promise it, and sets gradients to
+/// 0.
 int plait_begin_step(plait_context* c);
-/// Completes the gradients of all layers: sums each over the ranks on which it is a pending sum.
+/// Completes the gradients of all layers: sums each over the ranks that hold a partial sum of it.
 int plait_reduce_gradients(plait_context* c);
 
 #ifdef __cplusplus
@@ -117,7 +120,7 @@ int plait_reduce_gradients(plait_context* c) { return plait::c::reduce_gradients
 ///
 ///     rows sum_terms(plait_context* c, terms in);    // in the memory of `in`
 ///
-/// After the arrays come, here and below, the axes of the ranks that take part.
+/// Here and below, the axes after the arrays name the group of ranks.
 #define PLAIT_C_ALL_REDUCE(name, from, to, ...) \
   PLAIT_C_CALL(to, name(plait_context* c, from in), all_reduce<to, __VA_ARGS__>(c, #name, in))
 
@@ -131,7 +134,7 @@ int plait_reduce_gradients(plait_context* c) { return plait::c::reduce_gradients
   PLAIT_C_CALL(to, name(plait_context* c, from in, to##_element* memory), \
                reduce_scatter<to, __VA_ARGS__>(c, #name, in, memory))
 
-/// A change of the spec alone, as from invariant to replicated: PLAIT_C_RELABEL(copy_rows, rows, copies) makes
+/// A change of the spec only, as from invariant to replicated: PLAIT_C_RELABEL(copy_rows, rows, copies) makes
 ///
 ///     copies copy_rows(plait_context* c, rows in);    // nothing is sent or copied
 #define PLAIT_C_RELABEL(name, from, to) PLAIT_C_CALL(to, name(plait_context* c, from in), relabel<to>(c, #name, in))
@@ -145,14 +148,14 @@ int plait_reduce_gradients(plait_context* c) { return plait::c::reduce_gradients
 #define PLAIT_C_RECEIVE(name, array, ...) \
   PLAIT_C_CALL(int, name(plait_context* c, array x, int peer, int tag), receive<__VA_ARGS__>(c, #name, x, peer, tag))
 
-/// The numbers of one rank for all: PLAIT_C_BROADCAST(share_rows, rows, tp) makes
+/// A broadcast of one rank's array: PLAIT_C_BROADCAST(share_rows, rows, tp) makes
 ///
 ///     int share_rows(plait_context* c, rows x, int root);
 #define PLAIT_C_BROADCAST(name, array, ...) \
   PLAIT_C_CALL(int, name(plait_context* c, array x, int root), broadcast<__VA_ARGS__>(c, #name, x, root))
 
-/// A kernel of the program's, in C: its name, its parameters, and its rule (layout/apply.hpp). The first array is the
-/// output, the others are operands. The C++ compiler checks that they go together under the rule:
+/// A kernel of the program, in C: its name, its parameters, and its rule (layout/apply.hpp). The first array is the
+/// output, the others are operands. The C++ compiler checks that their specs satisfy the rule:
 ///
 ///     PLAIT_C_KERNEL(gelu, (inner y, inner x), pl::rule::nonlinear);    // void gelu(inner y, inner x);
 #define PLAIT_C_KERNEL(name, parameters, ...) \
@@ -165,14 +168,14 @@ int plait_reduce_gradients(plait_context* c) { return plait::c::reduce_gradients
 ///     int up_forward(plait_context* c, up* layer, rows x, inner y);
 ///     int up_backward(plait_context* c, up* layer, rows x, inner dy, rows dx);
 ///
-/// `backward` adds to the weight's gradient and overwrites dx; where dx is {0}, it computes none. A gradient of an
-/// array has the array's own type here.
+/// `backward` adds to the weight's gradient and overwrites dx; it computes no dx if that is {0}. A gradient has the
+/// type of the array that it belongs to.
 #define PLAIT_C_LINEAR(name, input, output, weight)                                  \
   PLAIT_C_PASSES(name, input, output, weight);                                       \
   PLAIT_C_CALL(name*, name##_make(plait_context* c, weight w, weight##_element* dw), \
                make_layer<name>(c, #name "_make", w, dw))
-/// A linear layer with a bias, y = x W' + b: PLAIT_C_BIASED_LINEAR(up, rows, inner, up_weight, up_bias) makes these
-/// functions, the first with a bias and its gradient:
+/// A linear layer with a bias, y = x W' + b: PLAIT_C_BIASED_LINEAR(up, rows, inner, up_weight, up_bias) makes the same
+/// functions, but the first also takes a bias and its gradient:
 ///
 ///     up* up_make(plait_context* c, up_weight weight, float* gradient, up_bias bias, float* bias_gradient);
 #define PLAIT_C_BIASED_LINEAR(name, input, output, weight, bias)                                                 \

@@ -62,12 +62,12 @@ struct plait_context {
   void begin(const plait::mesh_shape& mesh, const plait::dim_sizes& sizes) {
     if (here_) plait::fail("the context has a mesh already");
     world_.emplace(mesh, ranks);
-    for (const plait::axis_id axis : mesh.axes)  // collective, where a message may be of a few ranks
+    for (const plait::axis_id axis : mesh.axes)  // collective over the mesh; a message may involve only a few ranks
       if (mesh.extent(axis) > 1) world_->group(plait::axis_list(axis));
     here_.emplace(plait::context<plait::cpu>{device_, *world_, sizes});
   }
-  /// Calls `f` and returns 0, or keeps the text of its exception, after the name of the function, and returns 1. Does
-  /// nothing and returns 1 after an error.
+  /// Calls `f` and returns 0. If `f` throws, keeps the exception's text after the name of the function, and returns 1.
+  /// After an earlier error it does nothing and returns 1.
   template <class F>
   int call(const char* name, F&& f) noexcept {
     if (!text_.empty()) return 1;
@@ -92,7 +92,7 @@ struct plait_context {
 
 namespace plait::c {
 
-/// The element type and the spec of a struct of the program's.
+/// The element type and the spec of one of the program's array structs.
 template <class Array>
 struct array;
 template <class T, spec_like Spec>
@@ -119,8 +119,7 @@ Result make(plait_context* c, const char* name, Result otherwise, F&& f) noexcep
   return otherwise;
 }
 
-/// Returns an array of the program's as a typed pointer. Throws where the pointer is null or the size is not this
-/// rank's.
+/// Returns an array of the program as a typed pointer. Throws if the pointer is null or the size is not this rank's.
 template <class Array>
 part_type<Array> part_from(plait_context& c, const Array& from) {
   const std::int64_t size = part_of<spec_of<Array>>(c.here()).local_size();
@@ -198,7 +197,7 @@ int broadcast(plait_context* c, const char* name, const Array& x, int root) {
   return call(c, name, [&] { group_over<Axes...>(c->here().ranks).broadcast(part_from(*c, x), root); });
 }
 
-/// Whether nothing is sent, written or lost between two layouts.
+/// Whether a plan sends and changes no data.
 constexpr bool only_relabels(const plan& way) {
   for (const redistribution_step& step : way.steps)
     if (step.kind != transition_kind::relabel) return false;
@@ -216,7 +215,7 @@ To relabel(plait_context* c, const char* name, const From& in) {
 template <class Array>
 concept array_like = requires { typename spec_of<Array>; };
 
-/// Refuses to compile unless the arrays of a kernel, the output first, go together under the rule.
+/// Refuses to compile unless the arrays of a kernel satisfy the rule. The output is the first array.
 template <class Rule, class Out, class... Ins>
 constexpr bool arrays_follow(type_list<Out, Ins...>) {
   constexpr bool countable = plait::detail::takes_operands<Rule, sizeof...(Ins)>;
@@ -235,19 +234,19 @@ constexpr auto arrays_among(type_list<Arrays...>, type_list<Next, Rest...>) {
   using found = std::conditional_t<array_like<Next>, type_list<Arrays..., Next>, type_list<Arrays...>>;
   return arrays_among(found{}, type_list<Rest...>{});
 }
-/// Does so for a kernel with these parameters, of which those that are no arrays do not matter.
+/// Does so for a kernel with these parameters; those that are not arrays are ignored.
 template <class Rule, class... Parameters>
 constexpr bool follows_rule(Rule, void (*)(Parameters...)) {
   return arrays_follow<Rule>(arrays_among(type_list<>{}, type_list<Parameters...>{}));
 }
 
-/// Whether a spec is this layout, in which an axis may be invariant or left out.
+/// Whether a spec has this layout. An axis that a layout leaves out counts as invariant.
 template <class Spec>
 constexpr bool lies_as(const layout& other) {
   return layout_v<Spec>.dim_order() == other.dim_order() && differing_axes(layout_v<Spec>, other).empty();
 }
 
-/// A linear layer under a policy of the program's arrays.
+/// A linear layer whose policy uses the program's arrays.
 template <class Input, class Output, class Weight, class... Bias>
 class layer : public any_layer {
   struct policy : layer_policy<spec_of<Input>, spec_of<Weight>, spec_of<Output>> {
@@ -260,7 +259,7 @@ class layer : public any_layer {
   layer(const context<cpu>& here, const std::string& name, const parameter_memory<numbers>& memory)
       : linear_(here, name, {.memory = memory}) {}
 
-  /// Refuses to compile where a gradient, or the bias, does not lie as the array that the program has for it.
+  /// Refuses to compile if a gradient or the bias has another spec than the program's array for it.
   static constexpr bool arrays_fit() {
     constexpr bool self_dual = std::is_same_v<spec_of<Input>, dual_t<spec_of<Input>>> &&
                                std::is_same_v<spec_of<Output>, dual_t<spec_of<Output>>>;
@@ -285,7 +284,7 @@ class layer : public any_layer {
   with_saved<linear_type> linear_;
 };
 
-/// Calls `f` with the linear of a layer that is not null.
+/// Calls `f` with the linear of `layer`, which must not be null.
 template <class Layer, class F>
 int call_layer(plait_context* c, const char* name, Layer* layer, F&& f) {
   return call(c, name, [&] {
@@ -338,7 +337,7 @@ inline int reduce_gradients(plait_context* c) {
   });
 }
 
-/// Runs the body of a C program as one rank. Throws after an error, and where it returns another number than 0.
+/// Runs the body of a C program as one rank. Throws after an error, or if the body returns a nonzero number.
 inline void run_rank(const any_communicator& ranks, int (*body)(plait_context*, void*), void* user) {
   plait_context c(ranks);
   const int code = body(&c, user);

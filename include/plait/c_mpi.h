@@ -1,4 +1,4 @@
-// The start of ranks on an MPI communicator, for C programs (plait/c.h).
+// Starts the ranks of C programs (plait/c.h) on an MPI communicator.
 #pragma once
 
 #include <mpi.h>
@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/// Runs `body` on this process as one rank of `comm`, which stays the caller's. Collective over it. Returns as
-/// `plait_run_threads` does; after an error the other ranks may still wait, and the caller ends them by MPI_Abort.
+/// Runs `body` on this process as one rank of `comm`, which the caller keeps. Collective over `comm`. Returns as
+/// `plait_run_threads` does. After an error the other ranks may still wait, and the caller ends them by MPI_Abort.
 int plait_run_mpi(MPI_Comm comm, plait_body body, void* user, char* text, size_t size);
 
 #ifdef __cplusplus

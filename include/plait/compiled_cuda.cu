@@ -1,14 +1,14 @@
-// Programs that define PLAIT_COMPILED_CUDA link with this file, compiled_cuda_double.cu and compiled_cuda_sort.cu: they
-// compile the CUDA kernels of plait once, with nvcc, for the programs' architectures. Any compiler may then compile the
-// programs' own files. CMake's target is plait::compiled_cuda; without CMake, compile all three.
-#undef PLAIT_COMPILED_CUDA  // which may be defined for all files of a program
+// plait's CUDA kernels, compiled once by nvcc for the architectures of a program that defines PLAIT_COMPILED_CUDA. The
+// program links this file, compiled_cuda_double.cu and compiled_cuda_sort.cu; any compiler may then compile its own
+// files. CMake's target is plait::compiled_cuda; without CMake, compile all three.
+#undef PLAIT_COMPILED_CUDA  // a program may define it for all its files
 #ifndef PLAIT_COMPILING_CUDA_DOUBLE
 #define PLAIT_COMPILING_CUDA
 #include "plait/comm/threads/cuda.hpp"
 #endif
 #include "plait/kernels/cuda/kernels.hpp"
 
-/// Instantiates a launcher, and with it the kernels that it launches. Overloads are written out instead.
+/// Instantiates a launcher, and with it the kernels that it launches. Overloaded launchers are written out instead.
 #define PLAIT_LAUNCHER(...) template decltype(__VA_ARGS__) __VA_ARGS__;
 
 /// The launchers that read token ids.
@@ -19,7 +19,7 @@
   PLAIT_LAUNCHER(embedding_forward<T, Id>)              \
   PLAIT_LAUNCHER(embedding_backward<T, Id>)
 
-/// The launchers that take activations or weights of T, with statistics and gradients of weights of S.
+/// The launchers for activations or weights of T, with statistics and gradients of weights of S.
 #define PLAIT_LAUNCHERS_OF(T, S)                      \
   PLAIT_LAUNCHERS_OF_IDS(T, S, std::int64_t)          \
   PLAIT_LAUNCHERS_OF_IDS(T, S, std::int32_t)          \
@@ -78,7 +78,7 @@
   PLAIT_LAUNCHER(rope_forward<T>)                     \
   PLAIT_LAUNCHER(rope_backward<T>)
 
-/// Attention of T whose output is of O and whose gradients are of G.
+/// Attention with operands of T, an output of O and gradients of G.
 #define PLAIT_ATTENTION_FORWARD(T, O, S)                                                               \
   template void attention_forward(cuda&, const T*, const T*, const T*, O*, S*, const attention_shape&, \
                                   const attention_choice&);
@@ -87,7 +87,7 @@
                                    const attention_shape&, attention_accumulate, const S*, const attention_choice&);
 #define PLAIT_ATTENTION(T, O, G, S) PLAIT_ATTENTION_FORWARD(T, O, S) PLAIT_ATTENTION_BACKWARD(T, O, G, S)
 
-/// The launchers that read gradients of G, where the arithmetic is in S.
+/// The launchers that read gradients of G and compute in S.
 #define PLAIT_LAUNCHERS_OF_GRADIENTS(S, G)                                                              \
   PLAIT_LAUNCHER(add_exact_squares<G>)                                                                  \
   PLAIT_LAUNCHER(add_sum_squares<G>)                                                                    \
@@ -96,7 +96,7 @@
   template void muon_momentum(cuda&, std::span<const muon_rounded_tensor<S, G>>, const muon_settings&,  \
                               const adamw_scalars*);
 
-/// The launchers that take statistics alone.
+/// The launchers that read only statistics.
 #define PLAIT_LAUNCHERS_OF_STATISTICS(S)              \
   PLAIT_LAUNCHERS_OF_GRADIENTS(S, S)                  \
   PLAIT_LAUNCHER(merge_lse<S, S>)                     \

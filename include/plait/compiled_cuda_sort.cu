@@ -1,5 +1,5 @@
-// The sort of kernels/cuda/launchers.hpp, which the gradients of embeddings need. No other file includes CUB. It is
-// part of plait::compiled_cuda; programs that compile the other kernels by their headers also compile this file.
+// The sort that kernels/cuda/launchers.hpp declares for gradients of embeddings. It is the only file that includes CUB,
+// and a part of plait::compiled_cuda. Programs that compile the other kernels from headers must compile this file too.
 #include <cstddef>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -19,7 +19,7 @@ void sort_pairs(cuda& device, key_values& pairs, int count, int bits) {
         cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, values, count, 0, bits, device.main_stream().handle()),
         "sorting");
   };
-  sort(nullptr);  // asks for the bytes
+  sort(nullptr);  // computes the needed bytes
   buffer<cuda> scratch(device, bytes);
   sort(scratch.data());
   if (keys.Current() != pairs.keys[now]) pairs.now = other;

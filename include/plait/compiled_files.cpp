@@ -1,7 +1,7 @@
-// The part of plait::compiled that reads and writes files, which needs nlohmann/json: see compiled.cpp. A program
-// without model directories and training states needs none of it.
+// The part of plait::compiled that reads and writes files; it needs nlohmann/json (see compiled.cpp). A program without
+// model directories and training states does not need it.
 #ifndef PLAIT_COMPILED
-#define PLAIT_COMPILED  // everything else is in compiled.cpp
+#define PLAIT_COMPILED  // compiled.cpp has everything else
 #endif
 #define PLAIT_COMPILING_FILES
 #include "plait/checkpoint/manifest.hpp"

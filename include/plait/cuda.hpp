@@ -1,6 +1,6 @@
-// Layers and training on GPUs, for files that nvcc compiles or programs that link plait::compiled_cuda: the device, its
-// kernels, in-process ranks on device memory, and steps as CUDA graphs. NCCL is separate: comm/launch/nccl.hpp, and
-// tensor/nccl_attach.hpp for an existing `ncclComm_t`.
+// Layers and training on GPUs: the device, its kernels, in-process ranks on device memory, and steps as CUDA graphs.
+// Include it in files that nvcc compiles, or in programs that link plait::compiled_cuda. For NCCL, include
+// comm/launch/nccl.hpp, or tensor/nccl_attach.hpp for an existing `ncclComm_t`.
 #pragma once
 
 #include "plait/core/compiled.hpp"

@@ -1,4 +1,4 @@
-// Training steps: pipelines, optimizers, and what makes a model of layers. Not a trainer; examples/train_llama is one.
+// Training steps: pipelines, optimizers, and models made of layers. examples/train_llama is a full trainer.
 #pragma once
 
 #include "plait/comm/host_values.hpp"

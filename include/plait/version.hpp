@@ -1,8 +1,8 @@
-// The version of plait, and `pl`, its short name.
+// The version of plait, and its short namespace name `pl`.
 #pragma once
 
 #if __cplusplus < 202002L
-// A missing file is the one error that ends a compilation at once; #error would be followed by a thousand others.
+// Compilers stop at a missing file; after #error they would go on to report a thousand other errors.
 #include "plait needs C++20: compile with -std=c++20"
 #endif
 #if !defined(__cpp_exceptions) && !defined(__CUDACC__)
@@ -14,4 +14,4 @@
 #define PLAIT_VERSION_PATCH 0
 
 namespace plait {}
-namespace pl = plait;  // the name that users' code reads best with
+namespace pl = plait;  // users' code reads best with this name

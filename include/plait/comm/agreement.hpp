@@ -1,6 +1,5 @@
-// A check that all ranks of a run were given equal options, before a difference costs a wrong result or a hang. It
-// does not make them equal: no value is taken over from another rank, and a difference throws on every rank. Test:
-// tests/unit/comm/agreement.cpp.
+// A check that all ranks of a run were given equal options, before a difference costs a wrong result or a hang. A
+// difference throws on every rank; the check changes no value. Test: tests/unit/comm/agreement.cpp.
 #pragma once
 
 #include <algorithm>
@@ -27,14 +26,14 @@
 
 namespace plait {
 
-/// Something that every rank of a run must have been given alike: an option, a size of the model, a digest of a file.
+/// A value that must be equal on all ranks of a run: an option, a size of the model, a digest of a file.
 struct setting {
   std::string name;
-  std::string value;  ///< short, as an error shows it; empty for a switch, which a rank has or lacks
+  std::string value;  ///< short, as an error shows it; empty for a switch that is set
   bool operator==(const setting&) const = default;
 };
 
-/// A number as a field's value: two numbers have one text only if they are equal.
+/// A number as a setting's value: two numbers have equal texts only if they are equal.
 inline std::string exact_text(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", number);
@@ -50,7 +49,7 @@ class disagreement : public error_of_all {
 
 namespace detail {
 
-/// The words around a difference, as in "rank 1 was started with clip 1, rank 0 with clip 2; every rank needs the same
+/// The words of the error text, as in "rank 1 was started with clip 1, rank 0 with clip 2; every rank needs the same
 /// options".
 struct agreement_words {
   const char* one = " was started";
@@ -58,14 +57,14 @@ struct agreement_words {
   const char* end = "; every rank needs the same options";
 };
 
-/// How the ranks compare: `greatest(values, n)` replaces each of n int64 by the greatest among the ranks, `gather(in,
-/// out, bytes)` collects the bytes of all.
+/// Compares settings by two collectives. `greatest(values, n)` replaces each of n int64 by the maximum over the ranks,
+/// and `gather(in, out, bytes)` gathers the bytes of all ranks.
 void require_agreement(int ranks, std::span<const setting> settings,
                        function_ref<void(std::int64_t*, std::size_t)> greatest,
                        function_ref<void(const char*, char*, std::size_t)> gather, std::string_view who = {},
                        const agreement_words& words = {});
 
-/// Compares the settings of ranks that use the host's memory: nothing is allocated for them.
+/// Compares the settings of ranks that communicate through host memory. It allocates no device memory.
 void require_agreement_on_host(any_communicator& ranks, std::span<const setting> settings, std::string_view who = {},
                                const agreement_words& words = {});
 
@@ -83,7 +82,7 @@ void require_agreement_on(Device& device, any_communicator& ranks, std::span<con
         words);
 }
 
-/// Throws `disagreement` unless all ranks have equal values of what `who` is or does.
+/// Throws `disagreement` unless all ranks have equal values. `who` is the start of the error text.
 template <compute_device Device>
 void require_equal_values(Device& device, any_communicator& ranks, std::string_view who,
                           std::span<const setting> values) {
@@ -93,13 +92,13 @@ void require_equal_values(Device& device, any_communicator& ranks, std::string_v
 
 }  // namespace detail
 
-/// Throws `disagreement` on every rank unless all were given equal settings; the text names the ranks, the settings and
-/// the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
-/// `ranks`, which use the host's memory: threads and MPI.
+/// Throws `disagreement` on every rank unless all were given equal settings, in any order. The text names the ranks,
+/// the settings and the values. If all agree, it costs one reduction of two numbers. Collective over `ranks`, which
+/// communicate through host memory: threads and MPI.
 inline void require_agreement(any_communicator& ranks, std::span<const setting> settings) {
   detail::require_agreement_on_host(ranks, settings);
 }
-/// This overload serves ranks that communicate through device memory, as NCCL's do. It waits for the main stream.
+/// This overload serves ranks that communicate through device memory, as with NCCL. It waits for the main stream.
 template <compute_device Device>
 void require_agreement(Device& device, any_communicator& ranks, std::span<const setting> settings) {
   detail::require_agreement_on(device, ranks, settings, {}, {});
@@ -112,7 +111,7 @@ namespace plait {
 
 namespace detail {
 
-/// Sorts settings by name, and gives a repeated name all its values: lists of equal settings become equal.
+/// Sorts settings by name, and joins the values of a repeated name, so that lists of equal settings become equal.
 inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
   std::vector<setting> sorted;
   for (const setting& k : settings) {
@@ -125,7 +124,7 @@ inline std::vector<setting> sorted_settings(std::span<const setting> settings) {
   return sorted;
 }
 
-/// Ends each word with a zero byte, which no word has, so that different lists have different bytes.
+/// Writes settings as zero-terminated words. No word contains a zero byte, so different lists have different bytes.
 inline std::string packed_settings(std::span<const setting> settings) {
   std::string bytes;
   for (const setting& k : sorted_settings(settings))
@@ -133,7 +132,7 @@ inline std::string packed_settings(std::span<const setting> settings) {
   return bytes;
 }
 
-/// Reads settings up to the end, or to a name that is empty.
+/// Reads settings up to the end, or to an empty name.
 inline std::vector<setting> unpacked_settings(std::string_view bytes) {
   std::vector<setting> settings;
   const auto word = [&] {
@@ -149,15 +148,16 @@ inline std::vector<setting> unpacked_settings(std::string_view bytes) {
   return settings;
 }
 
-/// Returns which ranks have which value of the field `name`, the most frequent value last; empty if all are equal.
+/// Returns which ranks have which value of the setting `name`, the most frequent value last. Returns an empty text if
+/// all are equal.
 inline std::string difference_text(const std::vector<std::vector<setting>>& of_ranks, const std::string& name,
                                    const agreement_words& words) {
   struct party {
-    const setting* has;  // null: the rank lacks it
+    const setting* has;  // null: these ranks lack the setting
     std::vector<std::size_t> ranks;
   };
   std::vector<party> parties;
-  for (std::size_t r = of_ranks.size(); r-- > 0;) {  // among equals, rank 0 comes last
+  for (std::size_t r = of_ranks.size(); r-- > 0;) {  // of equally frequent values, rank 0's comes last
     const auto& all = of_ranks[r];
     const auto at = std::find_if(all.begin(), all.end(), [&](const setting& k) { return k.name == name; });
     const setting* const has = at == all.end() ? nullptr : &*at;
@@ -172,7 +172,7 @@ inline std::string difference_text(const std::vector<std::vector<setting>>& of_r
     return a.ranks.size() != b.ranks.size() ? a.ranks.size() < b.ranks.size() : a.ranks.back() > b.ranks.back();
   });
   constexpr std::size_t most = 4;
-  if (parties.size() > most) {  // three, and the value that most ranks have
+  if (parties.size() > most) {  // three of them, and the most frequent value
     std::swap(parties[most - 1], parties.back());
   }
   std::string text;
@@ -215,7 +215,7 @@ PLAIT_INLINE void require_agreement(int ranks, std::span<const setting> settings
                                     const agreement_words& words) {
   std::string mine = packed_settings(settings);
   const auto hash = static_cast<std::int64_t>(fnv1a(mine));
-  std::int64_t most[] = {hash, ~hash};  // the greatest complement is the least value's
+  std::int64_t most[] = {hash, ~hash};  // the maximum of the complements is the complement of the minimum
   greatest(most, 2);
   if (most[0] == ~most[1]) return;
 

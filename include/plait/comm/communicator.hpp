@@ -1,5 +1,5 @@
-// The interface of every backend: one operation as a value, the handle of a started one, the verbs, the concept of a
-// communicator, and groups of messages. The backends are comm/threads.hpp, comm/mpi.hpp and comm/nccl.hpp;
+// The interface of every backend: calls as values, the handle of an asynchronous operation, the verbs, the concept
+// `communicator`, and groups of messages. The backends are comm/threads.hpp, comm/mpi.hpp and comm/nccl.hpp;
 // examples/guide/mailbox.hpp is a small one.
 #pragma once
 
@@ -24,16 +24,16 @@
 
 namespace plait {
 
-/// One operation of a communicator as a value: what a rank asks for, how it is counted and recorded, and what a backend
-/// is given. Counts are elements of the dtype. `verbs` documents each kind; a member that a kind does not name
-/// is not read.
+/// One operation of a communicator as a value, for backends that run it and for metrics that count and record it.
+/// Counts are elements of the dtype. `verbs` documents each kind of call, with the members that it uses.
 struct call {
   using counts = std::span<const std::size_t>;
 
   collective kind = collective::barrier;
-  const void* in = nullptr;  ///< what this rank hands in: all kinds but receive
-  void* out = nullptr;       ///< what it gets: all kinds but send; equals `in` for a broadcast
-  std::size_t count = 0;     ///< of a rank's part (all_gather, reduce_scatter), of a pair's (all_to_all), else of all
+  const void* in = nullptr;  ///< this rank's input: all kinds but receive
+  void* out = nullptr;       ///< this rank's output: all kinds but send; equals `in` for a broadcast
+  /// of a rank's part (all_gather, reduce_scatter), a pair's part (all_to_all), or the whole array (others)
+  std::size_t count = 0;
   dtype type = dtype::u8;
   reduce_op op = reduce_op::sum;
   int peer = 0;         ///< the root of a broadcast, the other rank of a message
@@ -43,7 +43,7 @@ struct call {
 
   constexpr const char* name() const { return ragged ? ragged_name_of(kind) : name_of(kind); }
 
-  /// Returns the bytes that a rank of a group of `ranks` hands in, as in wire_bytes.
+  /// Returns the bytes of one rank's input, as in wire_bytes, for a group of `ranks` ranks.
   constexpr std::uint64_t payload(int ranks) const {
     if (ragged && kind != collective::all_gather) return sum(send_counts) * size_of(type);
     const bool for_each = kind == collective::reduce_scatter || kind == collective::all_to_all;
@@ -67,7 +67,7 @@ struct call {
   }
 };
 
-/// Whether reductions of this element type exist (bytes can be moved, not added).
+/// Whether reductions of this element type exist; u8 values can only be moved.
 constexpr bool reducible(dtype type) { return type != dtype::u8; }
 
 namespace detail {
@@ -78,7 +78,7 @@ inline void check_peer(const char* what, const char* role, int peer, int size) {
 
 }  // namespace detail
 
-/// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.
+/// Throws unless `rank` of a group of `ranks` may make this call. All backends share these checks.
 void check(const call& c, int rank, int ranks);
 
 #ifndef PLAIT_COMPILED
@@ -88,7 +88,7 @@ inline void check_pointer(const char* what, const void* data, std::size_t bytes)
   if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
 }
 
-/// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
+/// in and out must not overlap, except that the smaller one may be at `place` bytes into the larger one.
 inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
                           std::size_t out_bytes, std::size_t place, bool may_alias) {
   check_pointer(what, in, in_bytes);
@@ -102,7 +102,7 @@ inline void check_buffers(const char* what, const void* in, std::size_t in_bytes
         "; use separate buffers"});
 }
 
-/// Checks ragged moves: each part that is received overlaps no other and nothing that is sent.
+/// Checks ragged moves: a received part must overlap neither another received part nor a sent part.
 inline void check_parts(const call& c) {
   const char* const what = c.name();
   const std::size_t size = size_of(c.type);
@@ -122,7 +122,7 @@ inline void check_parts(const call& c) {
   add(c.in, c.send_counts, c.send_offsets, false);
   add(c.out, c.receive_counts, c.receive_offsets, true);
   std::sort(parts.begin(), parts.end(), [](const part& a, const part& b) { return a.begin < b.begin; });
-  std::uintptr_t sent = 0, received = 0;  // the ends of what begins before
+  std::uintptr_t sent = 0, received = 0;  // the greatest ends of the parts so far
   for (const part& p : parts) {
     if (p.begin < received || (p.received && p.begin < sent))
       fail({what, p.received && p.begin < received ? ": parts that are received overlap" : ": in and out overlap",
@@ -172,7 +172,7 @@ PLAIT_INLINE void check(const call& c, int rank, int ranks) {
 
 namespace detail {
 
-/// Returns what a handle of a communicator holds. Throws where it holds nothing.
+/// Returns what a communicator's handle holds. Throws if the handle is empty.
 template <class Pointer>
 auto& held_by(const Pointer& held) {
   if (!held)
@@ -184,30 +184,30 @@ auto& held_by(const Pointer& held) {
 
 }  // namespace detail
 
-/// The functions of a backend that a request calls: a constant table and no virtual object, so that a backend that
-/// reuses its operations allocates nothing to start one. `owner` keeps alive what `object` points to.
+/// The functions of a backend that a request calls, as a constant table without virtual functions. A backend that
+/// reuses its operations then allocates nothing to start one. `owner` keeps `object` alive.
 struct request_ops {
-  /// Blocks until the operation is complete; throws plait::error if it never will be.
+  /// Blocks until the operation is complete. Throws plait::error if it can never complete.
   void (*wait)(void* owner, void* object);
-  /// True once complete (the operation must still be waited for); throws if it never will be.
+  /// True once the operation is complete; the caller must still wait for it. Throws if it can never complete.
   bool (*done)(void* owner, void* object);
-  /// Waits without throwing, because the buffers are about to go; used by the destructor.
+  /// Waits without throwing; the destructor of a request calls it, because the buffers are about to be freed.
   void (*drop)(void* owner, void* object) noexcept;
-  /// When the operation was complete, in seconds of `comm_clock`; 0: it is not, or it is unknown. Null: it is unknown.
+  /// Completion time in seconds of `comm_clock`; 0: not complete, or the time is unknown. Null: the time is never
+  /// known.
   double (*completed)(void* owner, void* object) noexcept = nullptr;
 };
 
-/// When a started operation was under way, in seconds of `comm_clock`.
+/// The times of an asynchronous operation, in seconds of `comm_clock`.
 struct request_times {
   double started = 0;  ///< when `start` returned
-  /// When it was complete, as the backend knows it, or else when `done` first returned true. It is 0 where neither was
-  /// before `wait`, and `wait` found it complete when it returned. An operation that is never asked about seems to last
-  /// until it is waited for.
+  /// Completion time: from the backend if it knows, else the first time that `done` returned true, else the end of
+  /// `wait`. So an operation that nobody polls seems to last until it is waited for.
   double completed = 0;
-  double waited_from = 0, waited_to = 0;  ///< when the rank stood in `wait`
+  double waited_from = 0, waited_to = 0;  ///< the span that the rank spent in `wait`
 };
 
-/// Observes when a request has been waited for: the ledger and the recorder see asynchronous operations by it.
+/// Called when a request has been waited for. The ledger and the recorder measure asynchronous operations with it.
 class request_observer {
  public:
   virtual void waited(std::uint64_t token, const request_times& times) noexcept = 0;
@@ -216,15 +216,15 @@ class request_observer {
   ~request_observer() = default;
 };
 
-/// Handle of an asynchronous operation. The buffers belong to the operation until `wait` returns. A request that is
-/// destroyed waits first, so buffers that outlive it are safe; an error met there is reported by the next operation.
-/// Functions that return one are `[[nodiscard]]`; the class is not, because nvcc 13 would warn of every assignment.
+/// Handle of an asynchronous operation. The operation may use the buffers until `wait` returns. The destructor waits,
+/// so buffers that outlive the request are safe; the next operation reports an error met there. Functions that return a
+/// request are `[[nodiscard]]`. The class is not, because nvcc 13 would warn at every assignment.
 class request {
  public:
   request() = default;
   request(const request_ops& ops, std::shared_ptr<void> owner, void* object)
       : ops_(&ops), owner_(std::move(owner)), object_(object) {}
-  /// Of an operation that has `wait()`, `done()` and `drop() noexcept`, as `request_ops` documents them.
+  /// Wraps an operation that has `wait()`, `done()` and `drop() noexcept`, as `request_ops` documents them.
   template <class Operation>
   explicit request(std::shared_ptr<Operation> operation) : request(ops_of<Operation>, std::move(operation), nullptr) {}
   request(request&& other) noexcept { swap(other); }
@@ -241,7 +241,7 @@ class request {
     if (observer_) end_wait();
   }
 
-  /// Blocks until the operation is complete. A request without an operation, or already waited for, returns at once.
+  /// Blocks until the operation is complete. Returns at once without an operation, or after an earlier wait.
   void wait() {
     if (ops_ == nullptr) return;
     if (observer_) begin_wait();
@@ -252,7 +252,7 @@ class request {
     observer_.reset();
   }
 
-  /// True if `wait` would not block. Gives up the processor when not, because ranks may outnumber cores.
+  /// True if `wait` would not block. Otherwise it yields the processor, because there may be more ranks than cores.
   bool done() const {
     if (ops_ == nullptr) return true;
     if (!ops_->done(owner_.get(), object_)) return false;
@@ -262,15 +262,15 @@ class request {
     }
     return true;
   }
-  /// When the operation was complete, in seconds of `comm_clock`; 0: it is not, or the backend does not know.
+  /// Completion time in seconds of `comm_clock`; 0: not complete, or the backend does not know.
   double completed_at() const {
     return ops_ != nullptr && ops_->completed ? ops_->completed(owner_.get(), object_) : 0;
   }
 
-  /// True while there is an operation that was not waited for.
+  /// True while there is an operation that has not been waited for.
   explicit operator bool() const noexcept { return ops_ != nullptr; }
 
-  /// `started` is when the operation was, in seconds of `comm_clock`.
+  /// `started` is the start of the operation, in seconds of `comm_clock`.
   void observe(std::shared_ptr<request_observer> observer, std::uint64_t token, double started) {
     observer_ = std::move(observer);
     token_ = token;
@@ -306,23 +306,23 @@ class request {
   void* object_ = nullptr;
   std::shared_ptr<request_observer> observer_;
   std::uint64_t token_ = 0;
-  mutable request_times times_;  ///< where an observer is set
+  mutable request_times times_;  ///< set where there is an observer
 };
 
-/// The operations of a communicator, by name: each is a `call` that `run` completes or `start` begins. Counts are
-/// elements of the dtype. Every rank of a group calls the collectives of one communicator in one order and with equal
-/// counts. All run a collective, or all start it.
+/// The operations of a communicator, by name. Each makes a `call`, and `run` completes or `start` begins it. Counts are
+/// elements of the dtype. Every rank of a group makes the collective calls of one communicator in one order and with
+/// equal counts. For one collective, all ranks call `run` or all call `start`.
 ///
-/// `Self` derives from it, and has `start(const call&)`, which returns a request. Where it also has `run`, that is used
-/// in place of starting and waiting.
+/// `Self` derives from this class, and has `start(const call&)`, which returns a request. If it also has `run`, verbs
+/// that block call that instead of starting and waiting.
 template <class Self>
 class verbs {
   using counts = call::counts;
 
  public:
-  /// out[i] = in_0[i] op ... op in_{p-1}[i], equal in every bit on every rank; in == out is allowed. The maximum and
-  /// the minimum of numbers with a NaN among them is a NaN, whichever rank has it. (NCCL gives the result of the other
-  /// numbers: ask for the sum as well where a NaN must be seen there.)
+  /// out[i] = in_0[i] op ... op in_{p-1}[i], bit-identical on every rank; in == out is allowed. The maximum and the
+  /// minimum are NaN if any rank has a NaN. NCCL ignores NaNs in these two: reduce the sum as well where a NaN must be
+  /// seen.
   void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     self().run({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});
   }
@@ -330,7 +330,7 @@ class verbs {
     return self().start({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});
   }
 
-  /// out[r * n + i] = in_r[i]; in may be its own place in out.
+  /// out[r * n + i] = in_r[i]; in may be this rank's part of out.
   void all_gather(const void* in, void* out, std::size_t n, dtype t) {
     self().run({.kind = collective::all_gather, .in = in, .out = out, .count = n, .type = t});
   }
@@ -338,7 +338,7 @@ class verbs {
     return self().start({.kind = collective::all_gather, .in = in, .out = out, .count = n, .type = t});
   }
 
-  /// out[i] = the reduction of in_k[rank * n + i] over k; out may be its own place in in.
+  /// out[i] = the reduction of in_k[rank * n + i] over k; out may be this rank's part of in.
   void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     self().run({.kind = collective::reduce_scatter, .in = in, .out = out, .count = n, .type = t, .op = op});
   }
@@ -354,9 +354,9 @@ class verbs {
     return self().start({.kind = collective::all_to_all, .in = in, .out = out, .count = n, .type = t});
   }
 
-  /// all_to_all with a count and an offset for each peer, in elements: to rank k go `send_counts[k]` from
-  /// `send_offsets[k]` on, and what comes from it is put at `receive_offsets[k]`. Counts and offsets are read before
-  /// the call returns; only the data must stay.
+  /// all_to_all with a count and an offset for each peer, in elements. This rank sends rank k `send_counts[k]` elements
+  /// from `send_offsets[k]` on, and puts rank k's elements at `receive_offsets[k]`. Counts and offsets are read before
+  /// the call returns; only the data must stay valid.
   void all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
                     counts receive_offsets, dtype t) {
     self().run({.kind = collective::all_to_all,
@@ -383,8 +383,8 @@ class verbs {
   }
 
   /// all_gather of parts of unequal sizes: `parts[k]` elements of rank k are put at `offsets[k]`. Parts and offsets are
-  /// equal on all ranks, and are read before the call returns. in and out must not overlap. It is there where
-  /// `unequal_parts` says so; see the concept.
+  /// equal on all ranks, and are read before the call returns. in and out must not overlap. Only communicators whose
+  /// `unequal_parts` returns true support it; see the concept.
   void all_gather_v(const void* in, void* out, counts parts, counts offsets, dtype t) {
     with_parts(collective::all_gather, in, out, parts, offsets, t, {}, [&](const call& c) { self().run(c); });
   }
@@ -393,8 +393,8 @@ class verbs {
                       [&](const call& c) { return self().start(c); });
   }
 
-  /// reduce_scatter into parts of unequal sizes: rank k gets the reduction of the `parts[k]` elements of all ranks that
-  /// begin at `offsets[k]`. The rest is as for all_gather_v.
+  /// reduce_scatter into parts of unequal sizes: rank k gets the reduction of `parts[k]` elements from `offsets[k]` on.
+  /// The other rules of all_gather_v hold here too.
   void reduce_scatter_v(const void* in, void* out, counts parts, counts offsets, dtype t, reduce_op op) {
     with_parts(collective::reduce_scatter, in, out, parts, offsets, t, op, [&](const call& c) { self().run(c); });
   }
@@ -404,7 +404,7 @@ class verbs {
                       [&](const call& c) { return self().start(c); });
   }
 
-  /// data = data of root.
+  /// Copies root's data to all ranks.
   void broadcast(void* data, std::size_t n, dtype t, int root) {
     self().run({.kind = collective::broadcast, .in = data, .out = data, .count = n, .type = t, .peer = root});
   }
@@ -412,8 +412,8 @@ class verbs {
     return self().start({.kind = collective::broadcast, .in = data, .out = data, .count = n, .type = t, .peer = root});
   }
 
-  /// Messages are matched by (sender, receiver, tag), in order. A send may wait for its receive, so a ring of sends
-  /// belongs in a comm_group.
+  /// Messages are matched by (sender, receiver, tag), in order. A send may block until its receive, so send around a
+  /// ring with a comm_group.
   void send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
     self().run({.kind = collective::send, .in = data, .count = n, .type = t, .peer = peer, .tag = tag});
   }
@@ -435,7 +435,8 @@ class verbs {
   friend Self;
   verbs() = default;
 
-  /// Calls f(call) with a gather or scatter as an exchange in which all pairs of a rank have its own part in common.
+  /// Calls f(call), where the call is a ragged gather or scatter written as an exchange: this rank's own part is equal
+  /// for all peers.
   template <class F>
   auto with_parts(collective kind, const void* in, void* out, counts parts, counts offsets, dtype t, reduce_op op,
                   const F& f) {
@@ -458,21 +459,22 @@ class verbs {
   Self& self() { return static_cast<Self&>(*this); }
 };
 
-/// A cheap handle: copies share the sequence of operations, and belong to the thread of their rank. A backend derives
-/// from `verbs<itself>` and has
+/// A communicator is a cheap handle: copies share the sequence of operations, and are used by the thread of their rank.
+/// A backend derives from `verbs<itself>` and has
 ///
 ///     int rank() const;
 ///     int size() const;
-///     label() const;                             // what the group is called in messages
+///     label() const;                             // the name of the group in messages
 ///     request start(const call&);
 ///     Self split(int color, int key, std::string_view label = {});
 ///     void abort(const std::string& why) noexcept;
 ///
-/// `split` makes the subgroups: the ranks of one color, ordered by key, then by rank; a negative color gives an empty
-/// communicator (false as a bool). `abort` ends every rank of the world with an error. Where it has `begin_group()` and
-/// `end_group()`, comm_group calls them around its messages. Where it has `bool unequal_parts(std::size_t bytes) const`
-/// and that is true, it takes ragged all_gathers and reduce_scatters whose largest part has `bytes`. Otherwise
-/// redistributions pad their parts to the largest one.
+/// `split` makes subgroups: the ranks of one color, ordered by key, then by rank. A negative color gives an empty
+/// communicator (false as a bool). `abort` ends every rank of the world with an error.
+///
+/// Two members are optional. comm_group calls `begin_group()` and `end_group()` around its messages. If `bool
+/// unequal_parts(std::size_t bytes) const` returns true, the backend takes ragged all_gathers and reduce_scatters whose
+/// largest part has `bytes`. Otherwise redistributions pad their parts to the largest one.
 template <class C>
 concept communicator = std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> &&
                        requires(C& c, const C& same, const call& what, std::string_view label, const std::string& why) {
@@ -486,16 +488,16 @@ concept communicator = std::copyable<C> && std::default_initializable<C> && std:
                          { c.abort(why) } noexcept;
                        };
 
-/// Sends and receives that progress together, whatever their order: nothing waits before the end of the group, so
-/// rings and exchanges cannot block each other.
+/// Sends and receives that progress together, in any order. Nothing blocks before the end of the group, so rings and
+/// exchanges cannot deadlock.
 ///
 ///     comm_group ring(comm);
 ///     ring.send(out, n, dtype::f32, next);
 ///     ring.receive(in, n, dtype::f32, previous);
 ///     ring.end();                     // or start(), and wait() when they are needed
 ///
-/// A group that is destroyed waits for what it has started, and forgets the rest; an error met there is reported by the
-/// next operation.
+/// The destructor waits for the messages that were started, and drops the others. The next operation reports an error
+/// met there.
 template <class C>
 class comm_group {
  public:
@@ -514,7 +516,7 @@ class comm_group {
   void start() {
     if (calls_.empty()) return;
     const std::vector<call> calls = std::exchange(calls_, {});
-    const open_group all(comm_);  // where a start throws, the group ends without half of its messages going
+    const open_group all(comm_);  // if a start throws, this ends the group
     for (const call& c : calls) requests_.push_back(comm_.start(c));
   }
   void wait() {
@@ -544,7 +546,7 @@ class comm_group {
         }
         try {
           comm.end_group();
-        } catch (...) {  // the first error is on its way
+        } catch (...) {  // an exception is already in flight
         }
       }
     }

@@ -1,6 +1,5 @@
-// Metrics of one rank's communication: the clock, the places of a program where a rank waits, the sums by axes and
-// kind, and single operations, for timelines and for errors. A `counted` communicator (comm/any_communicator.hpp)
-// writes them.
+// Metrics of one rank's communication: a clock, waits by place in the program, sums by axes and kind, and single
+// operations. Timelines and error texts use them; a `counted` communicator (comm/any_communicator.hpp) writes them.
 #pragma once
 
 #include <algorithm>
@@ -23,16 +22,16 @@
 
 namespace plait {
 
-/// Seconds of a clock that never goes back; its zero is arbitrary, and one for all threads of a process.
+/// Seconds of a monotonic clock with an arbitrary zero, common to all threads of a process.
 inline double comm_clock() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// The length of the union of spans of time, which may be added in any order while operations overlap: two that are
-/// under way together count once.
+/// The length of the union of time spans: overlapping operations count once. Spans may be added in any order while
+/// operations overlap.
 class busy_time {
  public:
-  /// An operation begins whose span is reported later; `last` ends it.
+  /// Begins an operation whose span is added later. The last open operation ends with `last`.
   void open() { ++open_; }
   void last() {
     if (--open_ > 0) return;
@@ -60,7 +59,7 @@ class busy_time {
     merged.merge();
     return total_ + merged.sum();
   }
-  /// Starts at 0 again. What is open stays open, and counts with its whole length once it is reported.
+  /// Starts at 0 again. Open operations stay open, and later count with their whole length.
   void clear() {
     total_ = 0;
     spans_.clear();
@@ -89,21 +88,21 @@ class busy_time {
 
   double total_ = 0;
   int open_ = 0;
-  std::vector<std::pair<double, double>> spans_;  ///< of the time since anything was open without a break
+  std::vector<std::pair<double, double>> spans_;  ///< spans since the last moment without an open operation
 };
 
-/// The seconds that one rank has spent inside communicators since it was made. They are kept by the rank's place in its
-/// program, and by the place at which the operation was started; parallel/executor.hpp numbers the places. Not
-/// synchronised: one for each rank.
+/// The seconds that one rank has spent inside communicators. They are recorded by the place in the program where the
+/// rank waited, and by the place where the operation was started. parallel/executor.hpp numbers the places. Not
+/// synchronised: each rank has its own.
 class wait_book {
  public:
   struct entry {
-    int started;       ///< the place of the start: the place itself for a call, -1 for none
+    int started;       ///< where the operation was started: this place for a blocking call, -1 if unknown
     std::string axes;  ///< as the ledger names them
     double seconds;
   };
 
-  /// The rank is at this place from now on; -1: at none, where nothing is recorded.
+  /// Sets the rank's current place. At -1 nothing is recorded.
   void at(int place) {
     place_ = place;
     if (place >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(place) + 1);
@@ -122,9 +121,9 @@ class wait_book {
     here.push_back({started, axes, seconds});
   }
 
-  /// By place; later places had no waits.
+  /// The entries by place; places after the last had no waits.
   const std::vector<std::vector<entry>>& places() const { return places_; }
-  /// Seconds in all, with or without a place.
+  /// Total seconds, with or without a place.
   double seconds() const { return all_; }
 
  private:
@@ -134,15 +133,15 @@ class wait_book {
 };
 
 /// The sums of one rank's communication, per label (the group's name, usually its mesh axes) and kind of collective.
-/// Not synchronised: one ledger per rank. `wire` follows wire_bytes: it is the traffic of the whole group, and equal on
-/// all its ranks. For all_to_all_v, each rank counts n times what it sends to others, and the group's traffic is the
-/// mean over its ranks.
+/// Not synchronised: each rank has its own. `wire` follows wire_bytes: it is the traffic of the whole group, equal on
+/// all its ranks. For all_to_all_v each rank counts n times the bytes that it sends to others; the mean over the group
+/// is the traffic.
 struct ledger {
   struct entry {
     std::uint64_t calls = 0;
-    std::uint64_t payload = 0;  ///< bytes that this rank handed in, as in wire_bytes
+    std::uint64_t payload = 0;  ///< bytes of this rank's inputs, as in wire_bytes
     std::uint64_t wire = 0;
-    double seconds = 0;  ///< time this rank spent inside the communicator: in calls, in starting and in waiting
+    double seconds = 0;  ///< time inside the communicator: in blocking calls, in starts and in waits
 
     entry& operator+=(const entry& other) {
       calls += other.calls;
@@ -155,15 +154,15 @@ struct ledger {
   struct row {
     std::string label;
     std::array<entry, collective_kinds> kinds{};
-    /// How long operations over several ranks were under way: a call while it lasts, and a started operation until it
-    /// is complete (`request_times`), which is counted once it has been waited for. The seconds of `kinds` are the part
-    /// of this time that was spent inside the communicator; the rest was hidden.
+    /// The time during which operations over several ranks were in progress. A blocking call counts while it lasts. An
+    /// asynchronous one counts until it is complete (`request_times`), and is added when it has been waited for. The
+    /// seconds of `kinds` are the exposed part of this time; the rest was hidden.
     busy_time under_way{};
-    bool timed = true;  ///< false: calls only enqueue work on a device, so that seconds do not measure communication
+    bool timed = true;  ///< false: calls only enqueue work on a device, so seconds do not measure communication
   };
 
-  std::deque<row> rows;        ///< in the order of first use; a row never moves
-  wait_book* waits = nullptr;  ///< where waits are recorded by their place in a program; null: nowhere
+  std::deque<row> rows;        ///< in order of first use; rows never move in memory
+  wait_book* waits = nullptr;  ///< records waits by place in the program; null: not recorded
 
   row& of(std::string_view label) {
     for (row& r : rows) {
@@ -189,8 +188,8 @@ struct ledger {
       r.under_way.clear();
     }
   }
-  /// Forgets what has been communicated since `before` was copied from this ledger, as by an observer; the rows stay.
-  /// Nothing may be under way, then or now.
+  /// Removes the counts since `before` was copied from this ledger, so that an observer's calls do not count; rows
+  /// stay. No operation may be in progress, at the copy or now.
   void restore(const ledger& before) {
     clear();
     for (std::size_t i = 0; i < before.rows.size(); ++i) rows[i] = before.rows[i];
@@ -203,12 +202,12 @@ class recorder {
   struct event {
     int label = 0;  ///< index into labels()
     collective kind = collective::barrier;
-    std::uint64_t bytes = 0;  ///< what this rank hands in, as in wire_bytes
+    std::uint64_t bytes = 0;  ///< bytes of this rank's input, as in wire_bytes
     double start = 0;         ///< comm_clock seconds
-    double end = 0;           ///< 0 while a started operation has not been waited for, then as in `request_times`
+    double end = 0;           ///< 0 until a started operation has been waited for, then as in `request_times`
     double waited = 0;        ///< seconds of [start, end] that the rank spent inside the communicator
     bool asynchronous = false;
-    int place = -1;  ///< where in its program the rank was (`wait_book`); -1: at no place
+    int place = -1;  ///< the rank's place in its program (`wait_book`); -1: none
   };
 
   int label(std::string_view name) {
@@ -225,15 +224,15 @@ class recorder {
     return first_ + events_.size() - 1;
   }
 
-  /// The event of a ticket, or nullptr after `clear`.
+  /// Returns the event of a ticket, or nullptr after `clear`.
   event* find(std::uint64_t ticket) {
     return ticket < first_ || ticket - first_ >= events_.size() ? nullptr : &events_[ticket - first_];
   }
 
-  /// Oldest first.
+  /// The events, oldest first.
   const std::vector<event>& events() const { return events_; }
   const std::vector<std::string>& labels() const { return labels_; }
-  /// Forgets all events. Tickets continue, so that an operation under way finds no other's event.
+  /// Removes all events. Tickets continue, so an operation in progress never finds another operation's event.
   void clear() {
     first_ += events_.size();
     events_.clear();
@@ -245,7 +244,7 @@ class recorder {
   std::vector<std::string> labels_;
 };
 
-/// "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
+/// Bytes as text, such as "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
 inline std::string bytes_text(std::uint64_t bytes) {
   if (bytes < 1024) return cat({bytes, " B"});
   const char* const units[] = {"KB", "MB", "GB", "TB", "PB"};
@@ -259,8 +258,8 @@ inline std::string bytes_text(std::uint64_t bytes) {
   return cat({out, " ", units[unit]});
 }
 
-/// The last operations of one rank, kept by plait's backends for the text of an error. Written by its rank for every
-/// operation, so it is a fixed array and never allocates; the states may be read while the rank runs.
+/// The last operations of one rank, which backends put into error texts. The rank writes it for every operation, so it
+/// is a fixed array and never allocates. Other threads may read the states while the rank runs.
 class flight_recorder {
  public:
   static constexpr std::size_t capacity = 16;
@@ -279,12 +278,13 @@ class flight_recorder {
     return next_++;
   }
 
-  /// Sets the state of operation `ticket`, unless it has left the ring already.
+  /// Sets the state of operation `ticket`, unless newer operations have overwritten it.
   void mark(std::uint64_t ticket, state now) {
     if (next_ - ticket <= capacity) entries_[ticket % capacity].now.store(now, std::memory_order_relaxed);
   }
 
-  /// One line, oldest first: "all_reduce #3 on 'tp' 4 KB completed; send #1 on 'pp' 64 B waiting". The last `most`.
+  /// Returns the last `most` operations in one line, oldest first: "all_reduce #3 on 'tp' 4 KB completed; send #1 on
+  /// 'pp' 64 B waiting".
   std::string text(std::size_t most = 4) const {
     std::string out;
     const std::uint64_t count = std::min<std::uint64_t>({next_, capacity, most});

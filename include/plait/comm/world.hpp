@@ -1,5 +1,5 @@
-// One rank's place on a mesh, with a communicator for every group of axes and the ledger of their calls: of a run, or
-// of a program that is counted and not run.
+// One rank's place on a mesh, with a communicator for every group of axes and a ledger of their calls. A world belongs
+// to a run, or to a dry run that only counts the calls.
 #pragma once
 
 #include <cstddef>
@@ -26,19 +26,19 @@ namespace plait {
 
 namespace detail {
 
-/// The use of some memory by one parameter.
+/// One parameter's use of a piece of memory.
 struct memory_use {
   const std::string* name;
-  const bool* adds;    ///< whether it has begun a sum there that is not reduced; null: it has values there
-  bool valid = false;  ///< whether its numbers are still there
+  const bool* adds;    ///< whether this gradient has terms that are not reduced; null: the memory holds values
+  bool valid = false;  ///< whether the memory still holds this parameter's numbers
   std::uintptr_t at = 0;
 };
 
-/// The uses of a rank's memory, by addresses.
+/// Records, by address, which parameter uses which of the rank's memory.
 class lent_memory {
  public:
-  /// `by` puts its numbers into these bytes, so that other numbers there are gone. Throws where they are a gradient
-  /// that was not reduced.
+  /// Gives these bytes to `by`, whose numbers overwrite those of other users. Throws if they hold a gradient that was
+  /// not reduced.
   void take(const void* memory, std::size_t bytes, const std::shared_ptr<memory_use>& by) {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
     if (begin == end) return;
@@ -65,25 +65,25 @@ class lent_memory {
 
 }  // namespace detail
 
-/// Where the communicators of one rank of a mesh that does not run write what the rank starts, in order.
+/// The log of what one rank starts, in order, on a mesh that does not run.
 struct call_log {
   posted_program posted;
-  /// Its `waits` has the rank's place in its program; null: unknown.
+  /// Its `waits` has the rank's current place in its program. Null: the place is unknown.
   const ledger* book = nullptr;
-  /// The ranks of this rank's stage, by their place in the whole mesh.
+  /// The ranks of this rank's stage, as ranks of the whole mesh.
   std::vector<int> stage_ranks;
-  int together = -1;   ///< the number of the group of messages that is open
-  int next_group = 0;  ///< of messages
+  int together = -1;   ///< the number of the open group of messages; -1: none
+  int next_group = 0;  ///< the number of the next group of messages
 };
 
-/// A communicator without other ranks, to find out what a program would send: it has a rank, a size and a label, and
-/// every operation is over at once and moves nothing. A `world` made for counting counts its calls as any others, and
-/// writes them into its `call_log`. Its one subgroup is itself, because no other rank can be asked.
+/// A communicator for dry runs: its operations move nothing and complete at once. It has a rank, a size and a label,
+/// but no other ranks. A `world` made for counting counts its calls like others, and writes them into its `call_log`.
+/// `split` returns the whole group, because no other rank can tell its color.
 class counting_communicator : public verbs<counting_communicator> {
  public:
   counting_communicator() = default;
   counting_communicator(int rank, int size, std::string label) : rank_(rank), size_(size), label_(std::move(label)) {}
-  /// One whose calls are logged; `name` also has its purpose, and `ranks` are its ranks on the whole mesh.
+  /// A communicator whose calls are logged. `name` includes its purpose, and `ranks` are its ranks on the whole mesh.
   counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log, std::string name,
                         std::vector<int> ranks)
       : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
@@ -106,7 +106,8 @@ class counting_communicator : public verbs<counting_communicator> {
     const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
     return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
   }
-  /// Returns the communicator of two of its ranks; this rank is the one at `rank`.
+  /// Returns the communicator of two of this group's ranks, `first` and `second`, for this rank's place `rank` among
+  /// them.
   counting_communicator pair(int rank, int first, int second, const std::string& label) const {
     if (!log_) return counting_communicator(rank, 2, label);
     const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
@@ -138,13 +139,13 @@ class counting_communicator : public verbs<counting_communicator> {
 
 static_assert(communicator<counting_communicator>);
 
-/// The name of a group of axes in messages, ledgers and plans: `dp`, `cp+tp`.
+/// The name of a group of axes in messages, ledgers and plans, such as `dp` or `cp+tp`.
 inline std::string label_of(const axis_list& axes) {
   std::string label;
   for (axis_id axis : axes) append(label, {label.empty() ? "" : "+", axis.text()});
   return label.empty() ? "none" : label;
 }
-/// "dp=2,tp=4".
+/// A mesh as text, such as "dp=2,tp=4".
 inline std::string text_of(const mesh_shape& mesh) {
   std::string text;
   for (std::size_t i = 0; i < mesh.axes.size(); ++i)
@@ -153,10 +154,10 @@ inline std::string text_of(const mesh_shape& mesh) {
 }
 
 namespace detail {
-/// The calls of `zero_gradients` on a rank.
+/// How often a rank has called `zero_gradients`.
 struct begun_sums {
   std::int64_t calls = 0;
-  std::int64_t first = 0;  ///< the first of this step: each step begins where a parameter begins again
+  std::int64_t first = 0;  ///< the first call of this step: a step begins when a parameter is zeroed again
 };
 }  // namespace detail
 
@@ -164,11 +165,10 @@ struct begun_sums {
 /// of these communicators is counted in `ledger()` under the axes' label.
 class world {
  public:
-  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ, or `root` is empty.
+  /// Makes all ranks of `root`, in order, the ranks of `shape`. Throws if the sizes differ or `root` is empty.
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr);
-  /// The view of `rank` on a mesh that does not run: everything is counted, and nothing communicated.
-  /// `stage_ranks` are the ranks of a larger mesh that has `shape` as a stage, by their place in this one; empty: this
-  /// is the whole mesh.
+  /// The view of `rank` in a dry run: calls are counted, and nothing is communicated. If `shape` is one stage of a
+  /// larger mesh, `stage_ranks[r]` is the rank on the larger mesh of rank r. Empty: `shape` is the whole mesh.
   static world counting(const mesh_shape& shape, std::int64_t rank = 0, std::vector<int> stage_ranks = {}) {
     return world(shape, rank, std::move(stage_ranks));
   }
@@ -181,25 +181,25 @@ class world {
   std::int64_t size() const { return shape_.size(); }
   std::int64_t coordinate(axis_id axis) const { return shape_.coordinate(rank(), axis); }
   any_communicator& root() { return root_; }
-  /// The ranks that run one program: the ranks of all stages of a pipeline, or else of this mesh. No ledger counts its
-  /// calls.
+  /// All ranks that run one program: the ranks of all stages of a pipeline, or else the ranks of this mesh. No ledger
+  /// counts its calls.
   any_communicator& everyone() { return everyone_ ? everyone_ : root_; }
-  /// This mesh is one stage of a pipeline; `all` are the ranks of all stages.
+  /// Makes this mesh one stage of a pipeline; `all` are the ranks of all stages.
   void set_everyone(any_communicator all) { everyone_ = std::move(all); }
   plait::ledger& ledger() { return *ledger_; }
-  /// Where a world that is made for counting writes what its rank starts, in order; null in others.
+  /// The log of what the rank starts, in a world made for counting; null in others.
   const std::shared_ptr<call_log>& calls() const { return calls_; }
-  /// Which values of this rank are compared with the values of other ranks, and in which steps:
+  /// The checks that compare this rank's values with other ranks', and the steps that they run in:
   /// `checks().set(value_check::every(100))`.
   value_checks& checks() { return checks_; }
-  /// Which parameter uses which of the program's memory.
+  /// Records which parameter uses which of the program's memory.
   detail::lent_memory& lent() { return lent_; }
-  /// Which sums of gradients have begun.
+  /// Records which sums of gradients have begun.
   detail::begun_sums& sums() { return sums_; }
-  /// Another communicator of this rank, counted in this ledger under its own label.
+  /// Counts another communicator of this rank in this ledger, under its own label.
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
-  /// The axes of `axes` along which there is more than one rank.
+  /// Returns those of `axes` along which there is more than one rank.
   axis_list pruned(const axis_list& axes) const {
     axis_list rest;
     for (axis_id axis : axes)
@@ -207,13 +207,12 @@ class world {
     return rest;
   }
 
-  /// The purpose of a communicator. Gathers of parameters and reductions of gradients have their own, so they wait for
-  /// nothing that layers send between these ranks.
+  /// The purpose of a communicator. Gathers of parameters and reductions of gradients have communicators of their own,
+  /// so they do not wait for the layers' operations on the same ranks.
   enum class channel : std::uint8_t { layers, gathers, reductions };
-  /// The group that `axes` span, its ranks ordered with the first axis major; valid as long as the world. It is made
-  /// when it is first asked for, which is collective over the whole world: layers, losses and optimizers ask as they
-  /// are built, so a world has the communicators that its model needs. A program that wants a group on some ranks alone
-  /// asks on all ranks first.
+  /// The group that `axes` span, with ranks ordered so that the first axis is major. It is valid as long as the world.
+  /// The first call for a group makes it, which is collective over the whole world. Layers, losses and optimizers call
+  /// it when they are built. A program that uses a group on some ranks only must first call this on all ranks.
   any_communicator& group(const axis_list& axes, channel purpose = channel::layers);
   /// Returns how many communicators have been made.
   std::size_t communicators() const { return groups_.size(); }
@@ -236,7 +235,7 @@ class world {
   value_checks checks_;
   detail::lent_memory lent_;
   detail::begun_sums sums_;
-  std::shared_ptr<call_log> calls_;  ///< of a world that is made for counting
+  std::shared_ptr<call_log> calls_;  ///< in a world made for counting
 };
 
 }  // namespace plait
@@ -271,7 +270,7 @@ PLAIT_INLINE any_communicator& world::group(const axis_list& axes, channel purpo
                               ? root_
                               : root_.split(static_cast<int>(shape_.group_of(rank(), wanted)),
                                             static_cast<int>(shape_.index_in(rank(), wanted)), label);
-  groups_.push_back({wanted, part.counted(ledger_, events_, label), purpose});  // every purpose under one label
+  groups_.push_back({wanted, part.counted(ledger_, events_, label), purpose});  // all purposes share one label
   return groups_.back().comm;
 }
 

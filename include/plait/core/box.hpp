@@ -1,5 +1,5 @@
-// One rank's part of a global tensor in numbers: sizes and offsets. A box knows neither axes nor dims:
-// layout/layout.hpp makes it from a layout and a mesh. Copies between boxes: kernels/strided_copy.hpp.
+// A box: one rank's part of a global tensor, as sizes and offsets. layout/layout.hpp computes it from a layout and a
+// mesh; kernels/strided_copy.hpp copies between boxes.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace plait {
 /// The most logical dimensions that one tensor may have.
 inline constexpr int max_dims = 6;
 
-/// A number for each dimension of a tensor. Signed and unsigned counters index it alike: loops over dimensions count
+/// One number for each dimension of a tensor. The index may be signed or unsigned, because loops over dimensions count
 /// with `int`, as `box::dims` does.
 struct per_dim : std::array<std::int64_t, max_dims> {
   template <std::integral I>
@@ -30,15 +30,15 @@ struct per_dim : std::array<std::int64_t, max_dims> {
   }
 };
 
-/// The part of a global row-major tensor that one rank holds: `local[d]` of `global[d]` elements, from `offset[d]`,
-/// along each dimension, stored row-major without gaps. Kernels use it to key random numbers by the global element
-/// index, so initial weights and dropout are equal on every mesh.
+/// The part of a global row-major tensor that one rank holds. Along dimension d it has `local[d]` of `global[d]`
+/// elements, from `offset[d]` on, and is stored row-major without gaps. Kernels key random numbers by the global
+/// element index that a box gives, so initial weights and dropout are equal on every mesh.
 struct box {
   int dims = 0;
   per_dim global{};
   per_dim offset{};
   per_dim local{};
-  /// How many of the last rows of dim 0 are padding: a program's whole array lacks them.
+  /// Number of padding rows at the end of dim 0. A program's whole array does not have these rows.
   std::int64_t padding = 0;
 
   constexpr std::int64_t local_size() const {
@@ -53,7 +53,7 @@ struct box {
   }
 };
 
-/// Returns the box of the same part in the whole array without padding. A part that is padding alone has no rows then.
+/// Returns the box of the same part in the whole array without padding. A part that consists of padding has no rows.
 constexpr box without_padding(box part) {
   if (part.padding == 0) return part;
   part.global[0] -= part.padding;
@@ -62,15 +62,15 @@ constexpr box without_padding(box part) {
   return part;
 }
 
-/// Whether two boxes are of tensors of one shape.
+/// Whether two boxes belong to tensors of one shape.
 constexpr bool same_tensor(const box& a, const box& b) {
   bool same = a.dims == b.dims;
   for (int d = 0; same && d < a.dims; ++d) same = a.global[d] == b.global[d];
   return same;
 }
 
-/// Returns what `a` and `b`, boxes of one tensor, have in common, or nothing. Throws `error` if the tensors differ in
-/// shape.
+/// Returns the intersection of `a` and `b`, boxes of one tensor, or nothing if it is empty. Throws `error` if the
+/// tensors differ in shape.
 constexpr std::optional<box> intersect(const box& a, const box& b) {
   if (!same_tensor(a, b)) fail("boxes of tensors of different shape have no intersection");
   box common = a;

@@ -29,7 +29,7 @@ constexpr const char* name_of(collective kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// The name of a collective of parts of unequal sizes.
+/// The name of a collective whose parts have unequal sizes.
 constexpr const char* ragged_name_of(collective kind) {
   return kind == collective::all_gather       ? "all_gather_v"
          : kind == collective::reduce_scatter ? "reduce_scatter_v"
@@ -41,11 +41,11 @@ constexpr const char* name_of(reduce_op op) {
   return names[static_cast<std::size_t>(op)];
 }
 
-/// Bytes on the wire, summed over the n ranks of the group, of a ring-optimal algorithm. The sum over the group is
-/// what makes it an exact integer: one rank's share of an all-reduce, 2 (n-1)/n B, is not.
+/// Returns the bytes on the wire of a ring-optimal algorithm, summed over the n ranks of the group. The sum over the
+/// group is an exact integer; one rank's share of an all-reduce, 2 (n-1)/n B, is not.
 ///
-/// `bytes` is what one rank hands in: its own contribution to an all-gather, its whole input of a reduce-scatter,
-/// all-reduce or all-to-all, the message of a broadcast or a send. A receive is counted where it is sent.
+/// `bytes` is the size of one rank's input: its contribution to an all-gather, its whole input of a reduce-scatter,
+/// all-reduce or all-to-all, the message of a broadcast or a send. The bytes of a message are counted at the sender.
 constexpr std::uint64_t wire_bytes(collective kind, int ranks, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(ranks < 1 ? 1 : ranks);
   switch (kind) {

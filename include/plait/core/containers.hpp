@@ -1,4 +1,4 @@
-// Small types that others are made of: a vector of fixed capacity, lists of types, and a mark of objects moved from.
+// Small building blocks: a vector of fixed capacity, lists of types, and a mark of objects that were moved from.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@
 
 namespace plait {
 
-/// Called when a fixed capacity is exceeded. Not constexpr on purpose: in a constant expression the call itself is the
-/// compile error, and its name is what the user reads.
+/// Called when a fixed capacity is exceeded. It is not constexpr on purpose: in a constant expression the call itself
+/// is the compile error, and the user reads its name.
 [[noreturn]] inline void static_vector_capacity_exceeded() {
   throw std::length_error("more axes, dims or steps than plait has room for");
 }
 
-/// A vector of at most `Capacity` elements without allocation, usable in constant expressions and as a member of types
-/// that are compared memberwise.
+/// A vector of at most `Capacity` elements that does not allocate. It can be used in constant expressions and as a
+/// member of types that are compared memberwise.
 template <class T, std::size_t Capacity>
 struct static_vector {
   T items[Capacity]{};
@@ -73,7 +73,7 @@ struct static_vector {
   }
 };
 
-/// A list of types: of the tags of a mesh or a spec, or of the facts of an error.
+/// A list of types: the tags of a mesh or a spec, or the facts of an error.
 template <class... Ts>
 struct type_list {
   static constexpr std::size_t size = sizeof...(Ts);
@@ -117,12 +117,13 @@ using type_at = typename detail::type_at_impl<I, List>::type;
 template <class... Lists>
 using concat = typename detail::concat_impl<Lists...>::type;
 
-/// False, but only once `Ts` are known: a `static_assert(always_false<T>)` in a template fires when it is instantiated.
+/// False, but dependent on `Ts`: a `static_assert(always_false<T>)` in a template fires when the template is
+/// instantiated.
 template <class...>
 inline constexpr bool always_false = false;
 
-/// A member that is set once its object was moved from, until another is moved or copied into it. Calls of an object
-/// with this mark can be refused.
+/// A member that records that its object was moved from, until another object is moved or copied into it. It lets a
+/// class refuse calls on such an object.
 class moved_mark {
  public:
   moved_mark() = default;

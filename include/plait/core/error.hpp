@@ -14,43 +14,42 @@
 
 namespace plait {
 
-/// Every error that plait reports at run time. The text names the field that is wrong, its value, and what would be
-/// legal.
+/// Every error that plait reports at run time. The text names the wrong field, its value, and the legal values.
 class error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// An error that every rank of a run throws with an identical text, so that one rank may report it for all.
+/// An error that every rank of a run throws with the same text, so that one rank may report it for all.
 class error_of_all : public error {
  public:
   using error::error;
 };
 
-/// Throws `error(text)` unless `condition` holds. `text` is evaluated by the caller: pass literals, or build it in the
-/// failing branch with `fail`.
+/// Throws `error(text)` unless `condition` holds. The caller evaluates `text` in any case: pass literals, or call
+/// `fail` in the failing branch.
 inline void require(bool condition, const char* text) {
   if (!condition) throw error(text);
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail(const std::string& text) { throw error(text); }
-/// Throws an error with the pieces as its text: `fail({"rank is ", rank, "; the group has ", size, " ranks"})`.
+/// Throws an error whose text joins the pieces: `fail({"rank is ", rank, "; the group has ", size, " ranks"})`.
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::initializer_list<text_piece> pieces) {
   throw error(cat(pieces));
 }
 
-/// The text of an error, a value of an enumeration such as `layout_error`.
+/// The text of an error. An error is a value of an enumeration such as `layout_error`.
 template <auto Error>
 inline constexpr const char* error_text = nullptr;
 
-/// Instantiated when a check refuses. `Facts` are types that a compiler prints: where, in which states, by whom. No two
-/// errors share a number, even in different enumerations: clang 16 takes specialisations for both for ambiguous, and
-/// prints that instead of the text.
+/// Instantiated when a check fails. `Facts` are types that the compiler prints, such as the place, the states and the
+/// operation. No two errors share a number, even in different enumerations. Otherwise clang 16 reports ambiguous
+/// specialisations instead of the text.
 template <auto Error, class... Facts>
 struct refused {};
 
-/// Gives an error its text, PLAIT_TEXT, and begins its `refused`, whose body is a `static_assert` with that text. The
-/// body stands outside of the macro, so that messages of compilers speak of no macro.
+/// Gives an error its text, PLAIT_TEXT, and begins its `refused`. The body that follows is a `static_assert` with that
+/// text. The body stands outside of the macro, so that compilers' messages mention no macro.
 #define PLAIT_ERROR(error)                                     \
   template <>                                                  \
   inline constexpr const char* error_text<error> = PLAIT_TEXT; \
@@ -59,7 +58,7 @@ struct refused {};
 
 namespace detail {
 
-/// The texts of the errors of an enumeration, from the first to the last of them.
+/// The texts of an enumeration's errors, from the first error to the last.
 template <class Error, Error First, Error Last>
 inline constexpr auto error_texts = []<std::size_t... Is>(std::index_sequence<Is...>) {
   constexpr auto first = static_cast<std::size_t>(First);

@@ -1,4 +1,4 @@
-// A reference to any function of a signature, for parameters of functions that are compiled once for all callers.
+// A reference to any function of one signature, as a parameter of functions that are compiled once for all callers.
 #pragma once
 
 #include <concepts>
@@ -13,8 +13,8 @@ namespace plait {
 template <class Signature>
 class function_ref;
 
-/// Refers to a function or a lambda that the caller keeps until the call is over. A call goes through one pointer.
-/// Compilers need far less time for it than for std::function.
+/// Refers to a function or a lambda that the caller keeps until the call returns. A call costs one indirection. It
+/// compiles much faster than std::function.
 template <class Result, class... Arguments>
 class function_ref<Result(Arguments...)> {
  public:

@@ -1,6 +1,6 @@
 // Undefines the program's macros whose names plait uses, until core/macros_on.hpp restores them. Every header that uses
-// one of these names includes core/macros_on.hpp at its end. Both may be included any number of times.
-// Test: tests/consumer/plain.sh warnings.
+// one of these names includes core/macros_on.hpp at its end. Both may be included many times. Test:
+// tests/consumer/plain.sh warnings.
 #include "plait/version.hpp"
 
 #pragma push_macro("min")

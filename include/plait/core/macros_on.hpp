@@ -1,4 +1,4 @@
-// Restores the program's macros that core/macros_off.hpp has undefined. A name that is added there must be added here.
+// Restores the program's macros that core/macros_off.hpp has undefined. Both files must list the same names.
 #include "plait/version.hpp"
 
 #pragma pop_macro("min")

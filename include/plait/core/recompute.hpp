@@ -1,4 +1,5 @@
-// How much the layers of a model keep for their backward passes, as data. Layers act on it in nn/combinators.hpp.
+// Activation recomputation as data: how much each layer of a model keeps for its backward pass (see
+// nn/combinators.hpp).
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,9 @@
 
 namespace plait {
 
-/// How much a layer keeps for its backward pass. `none`: everything it will need. `selective`: not what is cheap to
-/// make again (normalised values, activations, gathered inputs). `full`: its input only; the forward pass runs again.
+/// How much a layer keeps for its backward pass. `none`: everything that the pass needs. `selective`: all but values
+/// that are cheap to compute again (normalised values, activations, gathered inputs). `full`: its input only; the
+/// forward pass runs again.
 enum class recompute : std::uint8_t { none, selective, full };
 inline constexpr int recompute_modes = 3;
 
@@ -20,13 +22,13 @@ constexpr const char* name_of(recompute policy) {
   return policy == recompute::none ? "none" : policy == recompute::selective ? "selective" : "full";
 }
 
-/// The mode of each layer of a model, by its number in the whole model, and the head after them. The head's product is
-/// expensive, so the head has `none` or `selective`. One mode converts to a list with this mode for all layers.
+/// The mode of each layer, by its number in the whole model, and the mode of the head. The head's matrix product is
+/// expensive, so the head supports `none` or `selective` only. One mode converts to a list that has it for all layers.
 class layer_recompute {
  public:
   constexpr layer_recompute(recompute all = recompute::none)  // NOLINT: the conversion is the purpose
       : all_(all), head_(for_head(all)) {}
-  /// A list for all layers of the model, and the head's.
+  /// Sets the modes of all layers of the model, and the head's mode.
   constexpr layer_recompute(std::vector<recompute> layers, recompute head)
       : by_layer_(std::move(layers)), head_(for_head(head)) {}
   /// Recomputes layers k - 1, 2 k - 1, ... in full, the head selectively, and nothing else. Throws for k < 1.
@@ -54,7 +56,7 @@ class layer_recompute {
 
   recompute all_ = recompute::none;
   std::int64_t every_ = 1;
-  std::vector<recompute> by_layer_{};  ///< empty: by `all_` and `every_`
+  std::vector<recompute> by_layer_{};  ///< empty: modes are given by `all_` and `every_`
   recompute head_ = recompute::none;
 };
 

@@ -1,4 +1,4 @@
-// Axes and dims as tags: the bases of a user's own, their ids in `constexpr` code, and the tags of the literature.
+// Axes and dims as tags: base classes for a user's tags, tag ids for `constexpr` code, and the tags of the literature.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace plait {
 
-/// A name of at most 16 characters as two words: a template argument that every compiler prints, compares and mangles
-/// alike (arrays of characters do not survive nvcc).
+/// A name of at most 16 characters, stored in two words. As a template argument, all compilers print, compare and
+/// mangle it alike (nvcc breaks arrays of characters).
 struct name {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 
   constexpr name(std::uint64_t low_word, std::uint64_t high_word)
-      : low(low_word), high(high_word) {}  // nvcc writes this
+      : low(low_word), high(high_word) {}  // nvcc generates calls of this constructor
   template <std::size_t N>
     requires(N <= 17)
   consteval name(const char (&text)[N]) {  // NOLINT: implicit, so that a literal can be a template argument
@@ -26,7 +26,7 @@ struct name {
   }
 };
 
-/// A tag at run time: its name as characters, ended by zero, and a hash of its type's qualified name.
+/// A tag at run time: its name as a zero-terminated string, and a hash of its type's qualified name.
 struct tag_info {
   char text[17]{};
   std::uint64_t type = 0;
@@ -72,8 +72,8 @@ template <dim_like T>
 inline constexpr tag_info dim_info_of{T::plait_dim_name, detail::hash_of_type<T>()};
 
 /// Identity of a tag at run time and in `constexpr` code: the address of a variable that knows the tag. Shared
-/// libraries that hide their symbols each have that variable once, so at run time two of one type are one identity,
-/// too. Two tags with one name are two identities. `Kind` distinguishes axes and dims.
+/// libraries that hide their symbols each have such a variable, so at run time two variables of one type count as one
+/// identity. Two tags with one name are two identities. `Kind` distinguishes axes and dims.
 template <class Kind>
 struct tag_id {
   const tag_info* info = nullptr;
@@ -103,7 +103,7 @@ inline constexpr axis_id axis_of{&axis_info_of<T>};
 template <dim_like T>
 inline constexpr dim_id dim_of{&dim_info_of<T>};
 
-/// The axes and dims of the training literature. Nothing in plait treats them differently from a user's own.
+/// The axes and dims of the training literature. plait treats a user's own tags in the same way.
 struct dp : axis_tag<"dp"> {};
 struct pp : axis_tag<"pp"> {};
 struct cp : axis_tag<"cp"> {};
@@ -112,7 +112,7 @@ struct ep : axis_tag<"ep"> {};
 
 struct batch : dim_tag<"batch"> {};
 struct seq : dim_tag<"seq"> {};
-/// The sequence in zigzag order, in which causal attention is shared out evenly (plait/tensor/sequence_order.hpp).
+/// The sequence in zigzag order, which balances causal attention over ranks (plait/tensor/sequence_order.hpp).
 struct zseq : dim_tag<"zseq"> {};
 struct hidden : dim_tag<"hidden"> {};
 struct heads : dim_tag<"heads"> {};
@@ -124,14 +124,14 @@ struct vocab : dim_tag<"vocab"> {};
 struct experts : dim_tag<"experts"> {};
 struct expert_slot : dim_tag<"slot"> {};
 struct expert_choice : dim_tag<"choice"> {};
-/// The width of an expert that all tokens have, and its gate's one number for each token.
+/// The width of the expert that all tokens share, and the single output of its gate.
 struct shared_ffn : dim_tag<"shared_ffn"> {};
 struct shared_gate : dim_tag<"shared_gate"> {};
-/// The width of the MLP of a layer without experts, in a model that has experts in others.
+/// The MLP width of layers without experts, in a model where other layers have experts.
 struct dense_ffn : dim_tag<"dense_ffn"> {};
 /// The rows of a table of learned positions.
 struct position : dim_tag<"position"> {};
-/// The sequence that an encoder made, as a decoder's cross-attention sees it.
+/// The sequence of the encoder's output, which a decoder's cross-attention reads.
 struct source_seq : dim_tag<"source_seq"> {};
 /// The width of a low-rank adapter.
 struct rank_dim : dim_tag<"rank"> {};

@@ -1,4 +1,4 @@
-// Texts put together from pieces, without format strings, and a hash of bytes.
+// Texts that are joined from pieces, without format strings, and a hash of bytes.
 #pragma once
 
 #include <bit>
@@ -14,16 +14,16 @@
 
 namespace plait {
 
-/// A piece of a text: text as it is, or a number that is written out. It refers to text that its caller keeps until the
-/// call is over. So a message costs two stores a piece at the place that may need it. Sums of strings cost it a
-/// destructor each, and compilers most of their time.
+/// A piece of a text: a string as it is, or a number to be formatted. It refers to a string that its caller keeps until
+/// the call returns. A message then costs the caller only two stores per piece; sums of std::string cost a destructor
+/// each and much compile time.
 class text_piece {
  public:
   text_piece(const std::string_view& text) : view_(&text), kind_(kind::view) {}                // NOLINT
   text_piece(const char* text) : literal_(text), kind_(kind::literal) {}                       // NOLINT
   text_piece(const std::string& text) : text_(&text), kind_(kind::text) {}                     // NOLINT
   text_piece(char letter) : bits_(static_cast<unsigned char>(letter)), kind_(kind::letter) {}  // NOLINT
-  text_piece(bool) = delete;  ///< which would be written as a letter: say what it means
+  text_piece(bool) = delete;  ///< a bool would be formatted as a number: pass a word instead
   template <std::signed_integral T>
   text_piece(T number) : bits_(static_cast<std::uint64_t>(std::int64_t{number})), kind_(kind::integer) {}  // NOLINT
   template <std::unsigned_integral T>
@@ -32,7 +32,7 @@ class text_piece {
   template <std::floating_point T>
   text_piece(T number) : bits_(std::bit_cast<std::uint64_t>(double{number})), kind_(kind::real) {}  // NOLINT
 
-  /// Real numbers are written with six digits at most, as "%g" does.
+  /// Formats real numbers with at most six digits, as "%g" does.
   void append_to(std::string& out) const;
 
  private:
@@ -41,7 +41,7 @@ class text_piece {
     const std::string_view* view_;
     const char* literal_;
     const std::string* text_;
-    std::uint64_t bits_;  ///< the number
+    std::uint64_t bits_;  ///< the bits of the number
   };
   kind kind_;
 };
@@ -79,8 +79,8 @@ inline void text_piece::append_to(std::string& out) const {
   return out;
 }
 
-/// Returns FNV-1a, 64 bits, of some bytes; `hash` is the hash of the bytes before them. It has one value on all ranks
-/// and machines, and is not cryptographic.
+/// Returns the 64-bit FNV-1a hash of some bytes; `hash` is the hash of the preceding bytes. The value is equal on all
+/// ranks and machines. The hash is not cryptographic.
 constexpr std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 14695981039346656037ull) {
   for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
   return hash;

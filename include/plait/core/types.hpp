@@ -1,5 +1,5 @@
-// The element types of arrays, the number types of a layer's weights, gradients, masters and statistics, and into how
-// many parts deterministic sums are cut.
+// Element types of arrays, the number types of a layer (weights, gradients, masters, statistics), and the numbers of
+// leaves of deterministic sums.
 #pragma once
 
 #include <bit>
@@ -12,12 +12,12 @@
 
 namespace plait {
 
-/// Brain floating point: the upper half of an IEEE binary32. Storage only; arithmetic happens in float.
+/// Brain floating point: the upper half of an IEEE binary32. It is for storage only; arithmetic is done in float.
 struct bf16 {
   std::uint16_t bits = 0;
 };
 
-/// Returns the float that a bf16 stands for.
+/// Returns the value of a bf16 as a float.
 constexpr float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
 
 /// Returns the nearest bf16, ties to even; a NaN stays a (quiet) NaN.
@@ -57,12 +57,12 @@ inline constexpr dtype dtype_of<std::int64_t> = dtype::i64;
 template <>
 inline constexpr dtype dtype_of<std::uint8_t> = dtype::u8;
 
-/// The number types of a layer that computes in `T`. Layers, optimizers and parameters take all their types from here,
-/// so another precision is another specialisation: a struct of the user's own may stand where `T` stands.
+/// The number types of a layer that computes in `T`. Layers, optimizers and parameters take all their types from here.
+/// To add a precision, specialise it: a struct of the user's own may take the place of `T`.
 ///
-///   activation   what flows between layers, and its gradient
+///   activation   values between layers, and their gradients
 ///   weight       a parameter where layers use it
-///   gradient     what a parameter's gradient is summed in, over microbatches and ranks
+///   gradient     sums of a parameter's gradient, over microbatches and ranks
 ///   master       a parameter between steps, as the optimizer updates it
 ///   statistic    per-row numbers: norms, softmax, losses, rotary tables
 template <class T>
@@ -74,7 +74,7 @@ struct precision {
   using statistic = T;
 };
 
-/// Mixed precision (Micikevicius et al. 2018): bf16 products summed in float, float master weights and gradients.
+/// Mixed precision (Micikevicius et al. 2018): bf16 products with float sums, float master weights and gradients.
 template <>
 struct precision<bf16> {
   using activation = bf16;
@@ -84,11 +84,11 @@ struct precision<bf16> {
   using statistic = float;
 };
 
-/// bf16 without masters: a parameter is kept in bf16 alone, and every update is rounded stochastically (as in Zamirai
-/// et al. 2020, arXiv 2010.06192), because the nearest bf16 of a weight and a small step is the weight. A parameter and
-/// AdamW's two moments take 10 bytes for each element, 6 with moments in bf16, 4 with moments in int8 (with masters:
-/// 14, 10 and 8). Gradients are summed in float. bf16 has the exponents of float, so that no format here needs the loss
-/// to be scaled.
+/// bf16 without masters: a parameter is kept in bf16 only, and every update is rounded stochastically (as in Zamirai et
+/// al. 2020, arXiv 2010.06192). Rounding to nearest would lose small updates: the bf16 nearest to weight plus update is
+/// often the old weight. A parameter and AdamW's two moments take 10 bytes per element, 6 with moments in bf16, 4 with
+/// moments in int8 (with masters: 14, 10 and 8). Gradients are summed in float. bf16 has the exponents of float, so no
+/// format here needs loss scaling.
 struct bf16_no_masters {};
 template <>
 struct precision<bf16_no_masters> {
@@ -99,9 +99,10 @@ struct precision<bf16_no_masters> {
   using statistic = float;
 };
 
-/// bf16 with gradients in bf16 as well, and no masters. Each pass sums in float what it adds, and rounds when it adds
-/// it. So gradients of many microbatches lose what is below 2^-9 of them. A parameter, its gradient and AdamW's two
-/// moments in bf16 take 8 bytes for each element. Ranks sum gradients in bf16, or, with `gradient_wire::f32`, in float.
+/// bf16 with gradients in bf16 as well, and no masters. Each pass sums its terms in float, and rounds when it adds the
+/// sum to the gradient. A gradient summed over many microbatches therefore loses terms below 2^-9 of its value. A
+/// parameter, its gradient and AdamW's two moments in bf16 take 8 bytes per element. Ranks sum gradients in bf16, or,
+/// with `gradient_wire::f32`, in float.
 struct bf16_gradients {};
 template <>
 struct precision<bf16_gradients> {
@@ -130,11 +131,11 @@ using master_of = typename precision<T>::master;
 template <class T>
 using statistic_of = typename precision<T>::statistic;
 
-/// The type in which arithmetic on T happens: float for bf16, T for the others.
+/// The type in which arithmetic on T is done: float for bf16, T for the others.
 template <class T>
 using arithmetic = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
-/// Returns x in another type, on the host: rounded to nearest even, double to bf16 by way of float.
+/// Returns x in another type, on the host, rounded to nearest even. double converts to bf16 by way of float.
 template <class To, class From>
 constexpr To converted(From x) {
   if constexpr (std::is_same_v<To, From>) {
@@ -148,20 +149,19 @@ constexpr To converted(From x) {
   }
 }
 
-/// Returns x in the type in which arithmetic on it happens.
+/// Returns x in the type in which arithmetic on it is done.
 template <class T>
 constexpr arithmetic<T> widened(T x) {
   return converted<arithmetic<T>>(x);
 }
 
-/// Whether `Other`, a type that is not plait's, has the bit format of the element type T. CUDA's __nv_bfloat16 has the
-/// format of `bf16` (device/cuda.hpp). Specialise it for a type of your own: layers then take pointers to it without a
-/// cast.
+/// Whether `Other`, an external type, has the bit format of the element type T. CUDA's __nv_bfloat16 has the format of
+/// `bf16` (device/cuda.hpp). Specialise it for your own type: layers then take pointers to it without a cast.
 template <class Other, class T>
 inline constexpr bool same_bits = false;
 
-/// Returns a pointer to elements of T for a pointer to a type with its bit format, const if that is const. Any other
-/// argument is returned as it is.
+/// Converts a pointer to a type with T's bit format to a pointer to T, and keeps const. Returns any other argument
+/// unchanged.
 template <class T, class Argument>
 decltype(auto) elements_of(Argument&& argument) {
   using Other = std::remove_pointer_t<std::remove_reference_t<Argument>>;
@@ -171,23 +171,24 @@ decltype(auto) elements_of(Argument&& argument) {
     return std::forward<Argument>(argument);
 }
 
-/// The leaves of deterministic sums. Each sum that some layout may cut is cut into leaves whose number and places
-/// depend on no layout. The terms of a leaf are added one after the other, and leaves by a binary tree. A program then
-/// has equal bits on every mesh, schedule, number of microbatches and backend. Runs are comparable where these numbers
-/// are equal. A context with none, which is the default, makes sums in the fastest way.
+/// The leaves of deterministic sums. Each sum that some layout may split is split into leaves, whose number and places
+/// depend on no layout. The terms of a leaf are added in order, and leaves by a binary tree. A program then gives equal
+/// bits on every mesh, schedule, number of microbatches and backend. Only runs with equal numbers here are comparable.
+/// A context without leaves, the default, computes sums in the fastest way.
 struct deterministic_leaves {
-  /// Leaves of each dim of features that may be sharded: heads, kv_heads, ffn, vocab, and those that a policy shards. A
-  /// dim whose size they do not divide has as many as are common divisors. 0: sums are made in the fastest way.
+  /// Leaves of each feature dim that may be sharded: heads, kv_heads, ffn, vocab, and those that a policy shards. For a
+  /// dim whose size this number does not divide, the greatest common divisor is used. 0: sums are not deterministic.
   std::int64_t features = 0;
-  /// Leaves of the samples of a step, so at least as many as ranks along dp times microbatches.
+  /// Leaves of a step's samples: at least the number of ranks along dp times the number of microbatches.
   std::int64_t samples = 0;
-  /// Leaves of a sequence, so at least as many as ranks along cp, twice as many in zigzag order. Attention meets keys
-  /// by these leaves.
+  /// Leaves of a sequence: at least the number of ranks along cp, and twice that in zigzag order. Attention reads keys
+  /// leaf by leaf.
   std::int64_t sequence = 0;
-  /// Ranks of a zigzag order, which `leaves_under<strategy>` knows; 0: not known, as for sequences in original order.
+  /// Ranks of a zigzag order, which `leaves_under<strategy>` knows. 0: unknown, or the sequence is in original order.
   std::int64_t zigzag = 0;
-  /// Chunks of a microbatch's tokens that layers take one after the other, and the neighbouring positions of each that
-  /// a rank has. Chunk i of microbatch m is then microbatch m * token_chunks + i of its step.
+  /// Layers process a microbatch's tokens in `token_chunks` chunks, one after the other. A rank has `chunk_positions`
+  /// neighbouring positions of each chunk. Chunk i of microbatch m counts as microbatch m * token_chunks + i of its
+  /// step.
   std::int64_t token_chunks = 1, chunk_positions = 1;
 
   /// Whether sums are deterministic.
