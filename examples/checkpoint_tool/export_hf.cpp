@@ -26,6 +26,11 @@ void export_hf(const export_hf_options& opt) {
       plait::fail({"--dtype is ", opt.dtype, "; legal are F64, F32 and BF16"});
   }
   how.like = opt.config;
+  for (const plait::stored_tensor& t : from.saved.tensors)
+    if (plait::is_of_adapter(t.name))
+      plait::fail({"STEP: '", opt.step, "' has low-rank adapters, such as '", t.name,
+                   "', and the trainer merges those: train_llama --init-from ", opt.step,
+                   " --lora RANK --steps 0 --export-hf ", opt.out});
   std::string config = opt.config;
   if (std::filesystem::is_directory(config)) config = (std::filesystem::path(config) / "config.json").string();
   if (lies_in(opt.out, from.path))

@@ -200,6 +200,16 @@ for order in megatron meta; do
 done
 expect 0 export-hf imported/step-00000000 back --config "$mha"
 python3 "$here/lib/tensors.py" "$mha" back || fail "what is imported and exported is another model"
+for mixture in dots1 mixtral; do
+  of=$SOURCE/tests/data/llama_$mixture
+  expect 0 import-hf "$of" $mixture
+  expect 0 export-hf $mixture/step-00000000 back_$mixture --config "$of"
+  python3 "$here/lib/tensors.py" "$of" back_$mixture || fail "$mixture imported and exported is another model"
+done
+train adapted --model "$mha/config.json" --init-from imported --steps 1 --sample 0 --lora 2 --checkpoint-dir adapted
+refused "STEP: 'adapted/step-00000001' has low-rank adapters, such as 'model.layers.0.self_attn.q_proj.lora_A" \
+  export-hf adapted/step-00000001 x --config "$mha"
+says err "train_llama --init-from adapted/step-00000001 --lora RANK --steps 0 --export-hf x"
 expect 0 import-hf back twice
 expect 0 diff imported/step-00000000 twice/step-00000000
 expect 0 import-hf "$mha" narrow --dtype BF16
