@@ -1,5 +1,5 @@
-// A program's own kernels, typed by a rule: `apply` calls a kernel on bare pointers where the specs of its arrays go
-// together under the rule, and else does not compile. A pending sum thus reaches no nonlinear kernel.
+// Typed calls of a program's own kernels. `apply` calls a kernel on bare pointers if the specs of its arrays agree with
+// a rule; otherwise the call does not compile. So no nonlinear kernel can read a pending sum.
 #pragma once
 
 #include <concepts>
@@ -30,7 +30,8 @@ struct kernel_operand {
 };
 using kernel_operands = std::initializer_list<kernel_operand>;
 
-/// Indices only have to hold the right part, so invariant and replicated are one for them.
+/// The layout of operand `a`, with the states of indices adapted to the operand `first`. A rank only needs the right
+/// part of indices, so for them invariant and replicated are equivalent.
 constexpr layout beside(kernel_operand a, const layout& first) {
   if (a.indices)
     for (axis_id axis : union_of(a.lies.mentioned(), first.mentioned()))
@@ -39,7 +40,7 @@ constexpr layout beside(kernel_operand a, const layout& first) {
   return a.lies;
 }
 
-/// The dims that a kernel mixes must be whole, and are left out of what follows.
+/// Removes the dims `mixed` from `a`. The kernel mixes their elements, so they must be whole.
 constexpr void take_out(layout& a, const dim_list& mixed, verdict& v) {
   for (dim_id dim : mixed) {
     const int at = a.find(dim);
@@ -50,13 +51,13 @@ constexpr void take_out(layout& a, const dim_list& mixed, verdict& v) {
   }
 }
 
-/// The layout of what a kernel makes element by element along all dims but `mixed`, along which it may do anything.
-/// `out` are the dims of the result.
+/// The layout of a kernel's result that is elementwise along all dims except `mixed`; along these the kernel may do
+/// anything. `out` are the dims of the result.
 constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, const dim_list& out,
                                           kernel_operands all) {
   derived_layout r;
   static_vector<layout, 5> in;
-  std::size_t widest = 0;  // the operand that has all dims of the result that are not mixed
+  std::size_t widest = 0;  // the index of the operand that has all dims of the result except the mixed ones
   for (const kernel_operand& a : all) {
     in.push_back(beside(a, all.begin()->lies));
     take_out(in.back(), mixed, r.verdict);
@@ -81,11 +82,11 @@ constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, co
 
 }  // namespace detail
 
-/// The rules by which `apply` takes a program's kernels. Which rule is true of a kernel is for the program to say; the
-/// rest is derived.
+/// The rules that `apply` knows. The program names the rule that its kernel follows; plait derives the layouts.
 namespace rule {
 
-/// Element by element along all dims but `Mixed`, along which the kernel may do anything: these must be whole.
+/// A kernel that works element by element along all dims except `Mixed`. Along `Mixed` it may do anything, and these
+/// dims must be whole.
 template <combine How, dim_like... Mixed>
 struct elementwise {
   /// The rule of a kernel that also mixes the elements along these dims, as attention does along seq and head_dim.
@@ -103,17 +104,16 @@ struct elementwise {
 inline constexpr elementwise<combine::sum> sum{};
 /// Linear in each operand: the backward kernel of a function, dx = f'(x) dy, or a gate.
 inline constexpr elementwise<combine::product> product{};
-/// Neither: an activation, a softmax, a norm.
+/// Not linear: an activation, a softmax, a norm.
 inline constexpr elementwise<combine::nonlinear> nonlinear{};
 
-/// Adds its operands to what is in the output, which is an operand of the sum, too: y += x.
+/// Adds its operands to the output's current content, which counts as an operand of the sum: y += x.
 struct add_rule : elementwise<combine::sum> {
   static constexpr bool updates = true;
 };
 inline constexpr add_rule add{};
 
-/// A contraction of two operands over every dim that the output does not have: a product of matrices, the gradient of a
-/// scale.
+/// A contraction of two operands over every dim that the output lacks: a matrix product, or the gradient of a scale.
 struct contraction_rule {
   static constexpr std::size_t operands = 2;
   static constexpr derived_layout derive(const dim_list& out, detail::kernel_operands in) {
@@ -122,7 +122,7 @@ struct contraction_rule {
 };
 inline constexpr contraction_rule contraction{};
 
-/// A sum of one operand over every dim that the output does not have: the gradient of a bias.
+/// A sum of one operand over every dim that the output lacks: the gradient of a bias.
 struct reduction_rule {
   static constexpr std::size_t operands = 1;
   static constexpr derived_layout derive(const dim_list& out, detail::kernel_operands in) {
@@ -134,8 +134,8 @@ struct reduction_rule {
 };
 inline constexpr reduction_rule reduction{};
 
-/// The rows of a table, the first operand, at the ids in the second. Rows that a rank does not hold must come out as
-/// zeros.
+/// Rows of a table (the first operand) at the ids in the second operand. The kernel must write zeros for rows that this
+/// rank does not hold.
 template <dim_like Rows>
 struct lookup_rule {
   static constexpr std::size_t operands = 2;
@@ -198,11 +198,11 @@ struct kernel_value {
   }();
 };
 
-/// The facts that a refusal of `apply` shows: the rule, the output, the operands.
+/// Carries the facts that a compile error of `apply` shows: the rule, the output and the operands.
 template <class Rule, class Out, class... Ins>
 struct kernel_with {};
 
-/// Refuses to compile unless this output of a kernel is the one that the rule derives.
+/// Refuses to compile unless the spec of `Out` is the one that the rule derives from `Ins`.
 template <class Rule, class Out, class... Ins>
 inline constexpr bool follows =
     enforced<kernel_value<Rule, Out, Ins...>, kernel_with<Rule, typename Out::spec, typename Ins::spec...>,
@@ -215,7 +215,7 @@ template <class Rule, std::size_t Operands>
   requires requires { Rule::operands; }
 inline constexpr bool takes_operands<Rule, Operands> = Operands == Rule::operands;
 
-/// Whether a kernel can be called with its outputs, its operands and what follows.
+/// Whether a kernel can be called with its outputs, its operands and the further argument `More`; void: none.
 template <class Kernel, class More, class First, class Others, class... Ts>
 inline constexpr bool takes_kernel_arguments = false;
 template <class Kernel, class More, class First, class... Outs, class... Ts>
@@ -233,7 +233,7 @@ inline constexpr bool takes_kernel_arguments<Kernel, void, First, outputs<Outs..
   fail("apply: an array of this kernel has no memory");
 }
 
-/// Throws unless the arrays were made for equal sizes of the dims that they share.
+/// Throws unless the two arrays have equal global sizes of the dims that they share.
 template <class Out, class In>
 void require_equal_sizes(const Out& out, const In& in) {
   int d = 0;
@@ -247,16 +247,18 @@ void require_equal_sizes(const Out& out, const In& in) {
 
 }  // namespace detail
 
-/// A kernel that takes further arguments after its arrays: `bind_back(attention, samples, length)`.
+/// Returns a kernel that appends these arguments to its arrays: `bind_back(attention, samples, length)`.
 template <class Kernel, class... Arguments>
 auto bind_back(Kernel kernel, Arguments... arguments) {
   return [=](auto*... arrays) { return kernel(arrays..., arguments...); };
 }
 
-/// Calls a kernel of the program's on bare pointers: kernel(out, in...). Where it takes `local_sizes` after them, it
-/// gets these; where it takes a number, the local elements of the first output. Does not compile where the specs do not
-/// go together under the rule, or an output's is not the one that the rule derives. Throws where an array has no
-/// memory, or the arrays were made for other sizes. Nothing else happens: the outputs are what the kernel has written.
+/// Calls a program's kernel on bare pointers: kernel(out, in...). A kernel may take one argument after them:
+/// `local_sizes`, or the number of local elements of the first output.
+///
+/// Does not compile if the specs disagree with the rule, or if an output's spec is not the derived one. Throws if an
+/// array has no memory, or if the arrays have different sizes of a dim. `apply` does nothing else: the kernel alone
+/// writes the outputs.
 ///
 ///     pl::apply(pl::rule::nonlinear, gelu_forward, active, up);       // void gelu_forward(float*, const float*, long)
 ///     pl::apply(pl::rule::product, gelu_backward, dup, dactive, up);  // dup has the dual of up's spec

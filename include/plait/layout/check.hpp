@@ -1,5 +1,5 @@
-// Verdicts as errors: `enforced` and `boundary` refuse to compile, with the facts as types that the compiler prints,
-// and `enforce` throws. For their texts, layouts, meshes and plans in words.
+// Turns verdicts into errors. `enforced` and `boundary` refuse to compile and show the facts as types; `enforce`
+// throws. `describe` writes layouts, meshes and plans as text for the messages.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace plait {
 
-/// The facts of a refusal, as types that a compiler prints; those that a rule does not know are left out.
+/// The facts of a compile error, as types that the compiler prints. Facts that a rule does not know are left out.
 template <class Axis>
 struct on_axis {};
 template <class Dim>
@@ -37,8 +37,8 @@ template <class... Specs>
 struct among {};
 struct unknown_tag {};
 
-/// Whether a check has refused `Where`, a policy or a strategy, before anything was derived from it: then checks of
-/// what was derived are silent, so that one mistake is one error.
+/// Whether an earlier check has refused `Where`, a policy or a strategy. Later checks of what is derived from it are
+/// then silent, so one mistake gives one error.
 template <class Where>
 inline constexpr bool refused_before = false;
 
@@ -92,15 +92,15 @@ struct layout_refusal {
 /// `accepted`, or the class whose instantiation is the error.
 template <class Verdict, class Where, class... Specs>
 using consequence = typename consequence_of<Verdict::value.ok(), layout_refusal<Verdict, Where, Specs...>>::type;
-/// As `consequence`, but silent after an earlier refusal.
+/// Like `consequence`, but `accepted` after an earlier refusal.
 template <class Verdict, class Where, class... Specs>
 using later_consequence = typename consequence_of<refused_before<Where> || Verdict::value.ok(),
                                                   layout_refusal<Verdict, Where, Specs...>>::type;
 
 }  // namespace detail
 
-/// Refuses to compile unless the verdict `Verdict::value` is ok. The message shows the offending axis and dim, looked
-/// up among the tags of `Specs`, and the states that met there. It also shows `Where`, the policy or layer that is
+/// Refuses to compile unless the verdict `Verdict::value` is ok. The message shows the offending axis and dim, found
+/// among the tags of `Specs`, and the states of the operands there. It also shows `Where`, the policy or layer that is
 /// wrong.
 template <class Verdict, class Where, class... Specs>
 inline constexpr bool enforced = sizeof(detail::later_consequence<Verdict, Where, Specs...>) > 0;
@@ -159,14 +159,15 @@ inline std::string describe(const dim_list& dims) {
   return cat({"<", text, ">"});
 }
 
-/// The rule that was broken, then its facts: " [axis tp, dim hidden, varying and replicated]", or, where dims differ,
-/// " [weight: <ffn, hidden> expected, <hidden, ffn> given]".
+/// The broken rule, then its facts: " [axis tp, dim hidden, varying and replicated]". Where dims differ: " [weight:
+/// <ffn, hidden> expected, <hidden, ffn> given]".
 std::string describe(const verdict& v);
 
-/// The two ends of a plan, then one line for each step.
+/// The two layouts of a plan, then one line for each step.
 std::string describe(const plan& p);
 
-/// Throws the run-time twin of the `static_assert` unless the verdict is ok. `where` names the layer or the tensor.
+/// Throws, unless the verdict is ok, an `error` with the text of the corresponding `static_assert`. `where` names the
+/// layer or the tensor.
 inline void enforce(const verdict& v, std::string_view where) {
   if (!v.ok()) fail({where, ": ", describe(v)});
 }

@@ -12,7 +12,7 @@
 
 namespace plait {
 
-/// The collective that a transition issues; none where nothing leaves a rank.
+/// The collective that a transition issues, or none if it needs no communication.
 constexpr std::optional<collective> collective_of(transition_kind m) {
   if (!communicates(m)) return std::nullopt;
   return static_cast<collective>(static_cast<int>(m) - static_cast<int>(transition_kind::all_reduce));
@@ -20,16 +20,16 @@ constexpr std::optional<collective> collective_of(transition_kind m) {
 static_assert(collective_of(transition_kind::all_reduce) == collective::all_reduce &&
               collective_of(transition_kind::all_to_all) == collective::all_to_all);
 
-/// One collective of a plan as the ledger will count it: for one rank's group.
+/// The cost of one collective of a plan for one rank's group, as `comm/metrics.hpp` counts it at run time.
 struct collective_cost {
   collective kind = collective::barrier;
   axis_list axes;
-  std::uint64_t payload = 0;  ///< bytes that one rank hands in
+  std::uint64_t payload = 0;  ///< bytes of this rank's input
   std::uint64_t wire = 0;     ///< bytes on the wire, summed over the group's ranks
 };
 
-/// Elements that leave their rank in an all-to-all between two layouts, summed over the group of `axes` that `rank` is
-/// in.
+/// Elements that ranks send to other ranks in an all-to-all between two layouts. They are summed over the group along
+/// `axes` that contains `rank`.
 constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to, const axis_list& axes,
                                            const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank = 0) {
   std::uint64_t moved = 0;
@@ -43,9 +43,9 @@ constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to,
   return moved;
 }
 
-/// Returns the cost of step `i` of a plan in the group of `rank`, for elements of `element_bytes`. Groups of one rank
-/// cost nothing, and neither do steps that issue no collective. Parts of unequal sizes are not padded; for a
-/// communicator that pads them, `ready_plan::visit_collectives` counts what it sends.
+/// Returns the cost of step `i` of a plan in the group of `rank`, for elements of `element_bytes`. The cost is zero for
+/// groups of one rank and for steps without a collective. Parts of unequal sizes count without padding;
+/// `ready_plan::visit_collectives` counts the traffic of communicators that pad.
 constexpr collective_cost cost(const plan& p, std::size_t i, const mesh_shape& mesh, const dim_sizes& sizes,
                                std::uint64_t element_bytes, std::int64_t rank = 0) {
   const redistribution_step& s = p.steps[i];
@@ -72,7 +72,7 @@ constexpr std::uint64_t bytes(const plan& p, const mesh_shape& mesh, const dim_s
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < p.steps.size(); ++i) {
     if (!communicates(p.steps[i].kind)) continue;
-    if (even(p.before(i), mesh, sizes) && even(p.steps[i].after, mesh, sizes)) {  // all groups send alike
+    if (even(p.before(i), mesh, sizes) && even(p.steps[i].after, mesh, sizes)) {  // all groups send equal amounts
       const collective_cost c = cost(p, i, mesh, sizes, element_bytes);
       total += c.wire * static_cast<std::uint64_t>(mesh.size() / mesh.size(c.axes));
       continue;

@@ -1,5 +1,5 @@
-// The errors of layouts and the text of each, for compilers and exceptions alike, and verdicts, which rules give: ok,
-// or an error with the axis, dim and states that it is about. layout/check.hpp raises them; messages: tests/fail.
+// The errors of layouts with their texts, used by compile errors and exceptions alike. A `verdict` is a rule's outcome:
+// ok, or an error with its axis, dim and states. layout/check.hpp raises errors; tests/fail shows their messages.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,7 @@
 
 namespace plait {
 
-/// Every way in which a layout can be refused, in order of severity: where several axes offend, the last of these is
-/// the one reported.
+/// Every error of a layout, least severe first. If several axes are wrong, the most severe error is reported.
 enum class layout_error : std::uint8_t {
   ok,
   layers_do_not_fit,
@@ -200,12 +199,12 @@ PLAIT_ERROR(layout_error::axis_unmentioned) { static_assert(always_false<Facts..
 PLAIT_ERROR(layout_error::axis_unknown) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-/// The text of an error, as the `static_assert` has it.
+/// The text of an error, equal to its `static_assert`.
 constexpr const char* text_of(layout_error e) {
   return detail::text_among<layout_error, layout_error::layers_do_not_fit, layout_error::axis_unknown>(e);
 }
 
-/// The tensor of an operation that a verdict is about, where one tensor is wrong.
+/// The tensor that a verdict concerns, if a single tensor is wrong.
 enum class operand : std::uint8_t {
   none,
   input,
@@ -226,8 +225,8 @@ constexpr const char* name_of(operand o) {
   return names[static_cast<std::size_t>(o)];
 }
 
-/// The outcome of a rule with its facts: the offending axis and dim, and the states of two operands there; where dims
-/// differ, whose they are, and both lists.
+/// The outcome of a rule with its facts: the offending axis and dim, and the states of two operands there. If dims
+/// differ: the tensor, its expected dims and its given dims.
 struct verdict {
   layout_error code = layout_error::ok;
   axis_id axis;
@@ -245,7 +244,7 @@ struct verdict {
   }
 };
 
-/// The verdict on the dims of one tensor of an operation: ok, or the first place at which they differ.
+/// The verdict on the dims of the tensor `of`: ok, or the first position where expected and given dims differ.
 constexpr verdict compare_dims(operand of, const dim_list& expected, const dim_list& given) {
   if (expected == given) return {};
   std::size_t i = 0;
@@ -257,7 +256,7 @@ constexpr verdict compare_dims(operand of, const dim_list& expected, const dim_l
   return v;
 }
 
-/// Checks that every rank has elements, or a whole block, of every dim. A dim that is sharded and has no size has none.
+/// Checks that every rank has elements, or a whole block, of every dim. A sharded dim without a size counts as empty.
 constexpr verdict check_parts(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
   for (const dim_placement& p : a.dims)
     if (sizes.of(p.dim) % sizes.block_of(p.dim) != 0 || sizes.of(p.dim) / sizes.block_of(p.dim) < mesh.size(p.axes))
@@ -266,7 +265,7 @@ constexpr verdict check_parts(const layout& a, const mesh_shape& mesh, const dim
   return {};
 }
 
-/// A rule's result. `result` is meaningful also after an error, so that one mistake does not become many.
+/// A rule's result. `result` is usable after an error too, so one mistake does not cause many errors.
 struct derived_layout {
   layout result;
   plait::verdict verdict;

@@ -1,5 +1,5 @@
-// The typing rules of mixtures of experts: the experts that tokens choose, the rows that experts are sent, and the sum
-// that comes back to the tokens. What experts compute is a `contract` with `experts` as a batch dim.
+// The typing rules of mixtures of experts: the choice of experts, the rows that experts receive, and the weighted sum
+// that returns to the tokens. The experts' matrix products are a `contract` with `experts` as a batch dim.
 #pragma once
 
 #include "plait/layout/errors.hpp"
@@ -7,16 +7,16 @@
 
 namespace plait {
 
-/// The dims of a mixture of experts. The tokens of a choice are all its dims but `chosen`.
+/// The dims of a mixture of experts. All dims of a choice except `chosen` are dims of tokens.
 struct expert_dims {
   dim_id experts;  ///< the experts
-  dim_id slot;     ///< the rows of one expert, in any order; their number differs from expert to expert
+  dim_id slot;     ///< the rows of one expert, in any order; experts have different numbers of rows
   dim_id chosen;   ///< the experts of one token
 };
 
 namespace detail {
 
-/// The axes that shard tokens, those of the first dim first.
+/// The axes that shard tokens, in the order of the choice's dims.
 constexpr axis_list token_axes(const layout& choice, const expert_dims& dims) {
   axis_list axes;
   for (const dim_placement& p : choice.dims)
@@ -26,17 +26,18 @@ constexpr axis_list token_axes(const layout& choice, const expert_dims& dims) {
 
 }  // namespace detail
 
-/// The choice of experts by `scores` [tokens.., experts]: [tokens.., chosen], the layout of the indices and of the
-/// weights. Every rank needs all scores of a token, and complete ones.
+/// The layout of a choice of experts (its indices and its weights): `scores` [tokens.., experts] give [tokens..,
+/// chosen]. Every rank needs complete scores of all experts for its tokens.
 constexpr derived_layout choose_experts(const layout& scores, const expert_dims& dims) {
   derived_layout r = reduce_nonlinear(scores, dims.experts);
   r.result.dims.push_back({dims.chosen, {}});
   return r;
 }
 
-/// The rows [experts, slot, ..] of `x` [tokens.., ..] that experts get by `choice` [tokens.., chosen]; the dims of `x`
-/// that are no tokens' stay. `slot` is sharded over all axes that shard tokens, since each rank makes the rows of its
-/// own tokens. Of these axes, `last` come last: a redistribution can then move them to `experts`. Linear in `x`.
+/// The layout of the rows [experts, slot, ..] that experts receive from `x` [tokens.., ..] by `choice` [tokens..,
+/// chosen]. Dims of `x` that are not dims of tokens stay. Each rank makes the rows of its own tokens, so all axes that
+/// shard tokens shard `slot`. The axes `last` come last among them, so a redistribution can then move them to
+/// `experts`. Linear in `x`.
 constexpr derived_layout dispatch_rows(const layout& x, const layout& choice, const expert_dims& dims,
                                        const axis_list& last = {}) {
   derived_layout r;
@@ -65,9 +66,9 @@ constexpr derived_layout dispatch_rows(const layout& x, const layout& choice, co
   return r;
 }
 
-/// The sum over the experts of each token, [tokens.., ..], of their `rows` [experts, slot, ..] times `weights`
-/// [tokens.., chosen]. The rows must have come back to the ranks of their tokens. Linear in rows and in weights: it is
-/// partial over axes that shard experts, and there the weights must be replicated, as for a pending sum.
+/// The layout of each token's sum over its experts [tokens.., ..]: `rows` [experts, slot, ..] times `weights`
+/// [tokens.., chosen]. The rows must be back on the ranks of their tokens. The sum is linear in rows and in weights. It
+/// is partial over axes that shard experts; the weights must be replicated there, as for any pending sum.
 constexpr derived_layout combine_rows(const layout& rows, const layout& weights, const expert_dims& dims) {
   const int at = rows.find(dims.slot);
   if (at < 0 || !rows.has(dims.experts))
@@ -85,7 +86,7 @@ constexpr derived_layout combine_rows(const layout& rows, const layout& weights,
     if (made.contains(axis) != over.contains(axis))
       elsewhere.worsen(
           {layout_error::rows_of_other_tokens, axis, dims.slot, rows.state_of(axis), weights.state_of(axis)});
-  for (const dim_placement& p : of_tokens.dims) {  // an axis that shards two dims is refused by `elsewhere`
+  for (const dim_placement& p : of_tokens.dims) {  // `elsewhere` refuses an axis that shards two dims
     back.dims.push_back({p.dim, elsewhere.ok() ? p.axes : axis_list{}});
   }
   if (!elsewhere.ok()) of_tokens = back;

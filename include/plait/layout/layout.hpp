@@ -1,5 +1,5 @@
-// How a tensor lies on a mesh, as a value: its states, its dual, and the part that a rank holds. As a type it is a spec
-// (layout/spec.hpp).
+// The layout of a tensor on a mesh as a value: its states, its dual, and the part that a rank holds. A spec
+// (layout/spec.hpp) is the same as a type.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,8 @@ struct dim_placement {
 
 using dim_list = static_vector<dim_id, max_dims>;
 
-/// How a tensor lies on a mesh, as a value: the one thing that all rules and plans compute with. Dims are in memory
-/// order (row-major). An axis in none of the four places is invariant too, but unmentioned, which a layer's boundary
-/// refuses.
+/// How a tensor lies on a mesh, as a value; all rules and plans compute with it. Dims are in memory order (row-major).
+/// An axis in none of the four lists is invariant but unmentioned, and a layer's boundary refuses it.
 struct layout {
   static_vector<dim_placement, max_dims> dims;
   axis_list replicated;  // these three are sorted by name, so that equal layouts compare equal
@@ -84,7 +83,7 @@ struct layout {
     return list;
   }
 
-  /// Puts `axis`, which must shard no dim, into a state other than varying.
+  /// Gives `axis` a state other than varying. It must shard no dim.
   constexpr void set(axis_id axis, state s) {
     for (axis_list* set : {&replicated, &partial, &invariant})
       if (const int i = set->find(axis); i >= 0) set->erase(static_cast<std::size_t>(i));
@@ -93,7 +92,7 @@ struct layout {
     while (at < target.size() && before(target[at], axis)) ++at;
     target.insert(at, axis);
   }
-  /// Shards `dim` over `axis`, innermost.
+  /// Shards `dim` over `axis`, inside the axes that already shard it.
   constexpr void append(dim_id dim, axis_id axis) {
     for (axis_list* set : {&replicated, &partial, &invariant})
       if (const int i = set->find(axis); i >= 0) set->erase(static_cast<std::size_t>(i));
@@ -103,7 +102,7 @@ struct layout {
   friend constexpr bool operator==(const layout&, const layout&) = default;
 };
 
-/// Whether two placements are equal. An axis that is invariant by mention equals one that is invariant by default.
+/// Whether two layouts are equal. A mentioned invariant axis equals an unmentioned one.
 constexpr bool equivalent(const layout& a, const layout& b) {
   return a.dims == b.dims && a.replicated == b.replicated && a.partial == b.partial;
 }
@@ -124,8 +123,8 @@ constexpr axis_list union_of(const axis_list& a, const axis_list& b) {
   return all;
 }
 
-/// Where part `i` of `parts` of n elements begins. Sizes of parts differ by at most one, and a part that is cut again
-/// has the same ends: part i of p is parts i q to i q + q - 1 of p q.
+/// Where part `i` of `parts` of n elements begins. Sizes of parts differ by at most one. Splitting each of p parts into
+/// q gives the same bounds as p q parts: part i of p consists of parts i q to i q + q - 1 of p q.
 constexpr std::int64_t part_begin(std::int64_t n, std::int64_t parts, std::int64_t i) { return n * i / parts; }
 
 /// Global sizes of dims: one table for a whole model.
@@ -134,7 +133,8 @@ struct dim_sizes {
   static_vector<std::int64_t, 24> sizes;
   static_vector<std::int64_t, 24> blocks;
 
-  /// Ranks share out whole blocks of `block` elements, such as query heads that share a kv head. Blocks divide `size`.
+  /// Sets the size of `dim`. Ranks hold whole blocks of `block` elements, such as query heads that share a kv head.
+  /// `block` divides `size`.
   constexpr void set(dim_id dim, std::int64_t size, std::int64_t block = 1) {
     if (const int i = dims.find(dim); i >= 0) {
       sizes[static_cast<std::size_t>(i)] = size;
@@ -150,7 +150,7 @@ struct dim_sizes {
     const int i = dims.find(dim);
     return i < 0 ? -1 : sizes[static_cast<std::size_t>(i)];
   }
-  /// Elements of `dim` that ranks do not separate.
+  /// Elements per block of `dim`; a block is never split between ranks.
   constexpr std::int64_t block_of(dim_id dim) const {
     const int i = dims.find(dim);
     return i < 0 ? 1 : blocks[static_cast<std::size_t>(i)];
@@ -175,7 +175,7 @@ constexpr box local_box(const layout& a, const mesh_shape& mesh, const dim_sizes
   return b;
 }
 
-/// Elements of a part that is the largest along every dim: no rank has more.
+/// Elements of the largest possible part. No rank holds more.
 constexpr std::int64_t most_elements(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
   std::int64_t n = 1;
   for (const dim_placement& p : a.dims) {
@@ -185,18 +185,18 @@ constexpr std::int64_t most_elements(const layout& a, const mesh_shape& mesh, co
   return n;
 }
 
-/// Whether the ranks that shard a dim have equally many elements of it.
+/// Whether all ranks that shard this dim hold equally many of its elements.
 constexpr bool even(const dim_placement& p, const mesh_shape& mesh, const dim_sizes& sizes) {
   return sizes.of(p.dim) % (mesh.size(p.axes) * sizes.block_of(p.dim)) == 0;
 }
-/// Whether they have for every dim.
+/// Whether `even` holds for every dim.
 constexpr bool even(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
   for (const dim_placement& p : a.dims)
     if (!even(p, mesh, sizes)) return false;
   return true;
 }
 
-/// Returns the axes of several ranks that shard some dim, in the mesh's order.
+/// Returns the axes with more than one rank that shard some dim, in the mesh's order.
 constexpr axis_list sharding_axes(const layout& a, const mesh_shape& mesh) {
   axis_list axes;
   for (axis_id axis : mesh.axes)

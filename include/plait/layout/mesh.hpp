@@ -10,7 +10,7 @@
 
 namespace plait {
 
-/// The most axes that one mesh, and the most axes that one dim may have.
+/// The most axes of one mesh, and the most axes that may shard one dim.
 inline constexpr std::size_t max_axes = 6;
 
 /// Axes in order, the first one major: neighbours along the last axis are neighbours in the list of ranks.
@@ -38,7 +38,7 @@ struct mesh_shape {
     extents.push_back(extent);
   }
   constexpr bool has(axis_id axis) const { return axes.contains(axis); }
-  /// Number of ranks along `axis`; 1 along an axis that the mesh does not have.
+  /// Number of ranks along `axis`; 1 if the mesh lacks the axis.
   constexpr std::int64_t extent(axis_id axis) const {
     const int i = axes.find(axis);
     return i < 0 ? 1 : extents[static_cast<std::size_t>(i)];
@@ -51,7 +51,7 @@ struct mesh_shape {
   }
   constexpr std::int64_t size() const { return size(axes); }
 
-  /// Place of `rank` along `axis`, 0 along an axis that the mesh does not have.
+  /// Coordinate of `rank` along `axis`; 0 if the mesh lacks the axis.
   constexpr std::int64_t coordinate(std::int64_t rank, axis_id axis) const {
     for (std::size_t i = axes.size(); i-- > 0;) {
       if (axes[i] == axis) return rank % extents[i];
@@ -59,14 +59,14 @@ struct mesh_shape {
     }
     return 0;
   }
-  /// Place of `rank` in the group that `group` spans, the first axis major. This is the index of its shard when a dim
-  /// is sharded over those axes in that order.
+  /// Index of `rank` in the group that `group` spans, the first axis major. It is the index of the rank's shard if a
+  /// dim is sharded over those axes in that order.
   constexpr std::int64_t index_in(std::int64_t rank, const axis_list& group) const {
     std::int64_t index = 0;
     for (axis_id axis : group) index = index * extent(axis) + coordinate(rank, axis);
     return index;
   }
-  /// A number that the ranks of one group share and no two groups do: the index over all the other axes.
+  /// A number that identifies the group of `rank`: the index over all axes outside `group`.
   constexpr std::int64_t group_of(std::int64_t rank, const axis_list& group) const {
     return index_in(rank, others(group));
   }
@@ -89,7 +89,7 @@ struct mesh_shape {
 
 namespace detail {
 
-/// Whether differ(a, b) holds for every two of the axes.
+/// Whether differ(a, b) holds for every pair of axes.
 template <class Differ>
 constexpr bool all_differ(const axis_list& axes, Differ differ) {
   for (std::size_t i = 0; i < axes.size(); ++i)
@@ -100,8 +100,8 @@ constexpr bool all_differ(const axis_list& axes, Differ differ) {
 
 }  // namespace detail
 
-/// A device mesh as a type: `mesh<axis<dp>, axis<tp, 4>>`. As in `std::mdspan`, only dynamic extents are stored, and an
-/// object is made from them in order: `mesh<axis<dp>, axis<tp, 4>> m{2};`.
+/// A device mesh as a type: `mesh<axis<dp>, axis<tp, 4>>`. As in `std::mdspan`, only dynamic extents are stored; the
+/// constructor takes them in order: `mesh<axis<dp>, axis<tp, 4>> m{2};`.
 template <class... Axes>
 struct mesh {
   static_assert(sizeof...(Axes) <= max_axes, "a mesh has at most plait::max_axes axes");
@@ -133,7 +133,7 @@ struct mesh {
     (result.add(axis_of<typename Axes::tag>, Axes::extent == dynamic ? dynamic_[next++] : Axes::extent), ...);
     return result;
   }
-  /// The shape with every dynamic extent set to `dynamic`: what is known at compile time.
+  /// The compile-time shape: every dynamic extent is `dynamic`.
   static constexpr mesh_shape static_shape() {
     mesh_shape result;
     (result.add(axis_of<typename Axes::tag>, Axes::extent), ...);

@@ -1,5 +1,5 @@
-// Reads the text of a mesh, such as "dp=2,tp=4", into a `mesh_shape`. The messages of all mistakes are in
-// tests/unit/layout/parse.cpp.
+// Reads the text of a mesh, such as "dp=2,tp=4", into a `mesh_shape`. tests/unit/layout/parse.cpp lists the message of
+// every mistake.
 #pragma once
 
 #include <charconv>
@@ -91,11 +91,11 @@ inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const me
 
 }  // namespace detail
 
-/// The shape that a text gives to `Mesh`: "dp=2,tp=4", in any order. Axes that the text leaves out have their static
-/// extent, or 1. `ranks` is the number of existing ranks; negative: not compared.
+/// Returns the shape that a text such as "dp=2,tp=4" gives to `Mesh`; axes come in any order. Axes that the text leaves
+/// out have their static extent, or 1. `ranks` is the number of existing ranks; a negative number skips this check.
 ///
-/// Throws `error` for an axis that `Mesh` lacks or that is named twice. Throws it also for an extent that is no
-/// positive number or contradicts a static one, and for extents that do not multiply to `ranks`.
+/// Throws `error` if an axis is unknown or given twice, or if an extent is not a positive number or contradicts a
+/// static one. Throws it also if the product of the extents is not `ranks`.
 template <mesh_like Mesh>
 mesh_shape parse_mesh(std::string_view text, std::int64_t ranks = -1) {
   return detail::parse_mesh(text, ranks, Mesh::static_shape());

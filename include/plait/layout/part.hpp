@@ -1,5 +1,5 @@
-// A typed pointer: where a rank's part of a tensor lies in memory that the program owns, with its spec in the type. A
-// program makes one for each of its arrays. Typed groups, layers and the program's kernels (layout/apply.hpp) take it.
+// A typed pointer to a rank's part of a tensor, in memory that the program owns; its type carries the spec. A program
+// makes one for each array. Typed groups, layers and `apply` (layout/apply.hpp) take it.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ constexpr dim_sizes sizes_of(Sizes... sizes) {
 }
 
 namespace detail {
-/// Refuses what `sizes_of` is given in the place of a dim.
+/// Refuses an argument of `sizes_of` that is not a dim.
 template <auto Given>
 constexpr dim_sizes refuse_size_of() {
   static_assert(
@@ -42,7 +42,7 @@ constexpr dim_sizes refuse_size_of() {
 }
 }  // namespace detail
 
-/// Chosen where a function or a value of the program hides one of the first four dims; refuses to compile.
+/// Selected if a function or a value of the program hides one of the first four dims; refuses to compile.
 template <auto Given, class... Rest>
 constexpr dim_sizes sizes_of(...) {
   return detail::refuse_size_of<Given>();
@@ -59,7 +59,7 @@ template <class, class, class, auto Given, class... Rest>
 constexpr dim_sizes sizes_of(...) {
   return detail::refuse_size_of<Given>();
 }
-/// Chosen where a name is no dim, or the sizes are not as many as the dims; refuses to compile.
+/// Selected if an argument is not a dim, or if the numbers of sizes and dims differ; refuses to compile.
 template <class... Dims, class... Sizes>
   requires(!(dim_like<Dims> && ...) || sizeof...(Dims) != sizeof...(Sizes))
 constexpr dim_sizes sizes_of(Sizes...) {
@@ -69,11 +69,11 @@ constexpr dim_sizes sizes_of(Sizes...) {
   return {};
 }
 
-/// Throws unless every rank has elements of every dim, and whole blocks where a dim has blocks; the text names the dim,
-/// its size, the axes and their extents.
+/// Throws unless every rank has elements of every dim, and every dim with blocks consists of whole blocks. The text
+/// names the dim, its size, the axes and their extents.
 void enforce_parts(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where);
 
-/// A rank's place: the mesh, its number in it, and the global sizes of dims. Programs without a `context` make one.
+/// A rank's place: the mesh, its rank number, and the global sizes of dims. Programs without a `context` make one.
 ///
 ///     const pl::rank_place here{mesh::static_shape(), rank, pl::sizes_of<batch, hidden>(64, 512)};
 struct rank_place {
@@ -83,15 +83,15 @@ struct rank_place {
 };
 
 namespace detail {
-/// `part_of` of a tensor whose layout is `a`, which mentions these axes.
+/// `part_of` for a tensor with layout `a`, which mentions the axes `mentioned`.
 box checked_part(const layout& a, const axis_list& mentioned, const mesh_shape& mesh, const dim_sizes& sizes,
                  std::int64_t rank);
 }  // namespace detail
 
 /// Returns the part of a tensor with this spec that a rank holds. Throws if the spec mentions an axis that the mesh
-/// does not have. Throws also if a dim has no size, or fewer elements than ranks. A tensor may leave axes
-/// unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step, so this is a
-/// few compares of addresses.
+/// lacks, or if a dim has no size or fewer elements than ranks. A tensor's spec may leave axes unmentioned; only the
+/// boundary of a layer must mention all. Programs make tensors in every step, so the check only compares a few
+/// addresses.
 template <spec_like Spec>
 box part_of(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank) {
   static constexpr axis_list mentioned = layout_v<Spec>.mentioned();
@@ -107,8 +107,8 @@ class part;
 
 namespace detail {
 
-/// Makes parts of what has been checked: another spec for the memory of a part, which a collective makes true, and the
-/// memory of a tensor.
+/// Makes parts without checks: a part with another spec for the same memory, after a collective made that spec true,
+/// and the part of a tensor's memory.
 struct part_access {
   template <class To, class T, class From>
   static constexpr part<T, To> with_spec(const part<T, From>& in) {
@@ -126,8 +126,8 @@ struct part_access {
 
 }  // namespace detail
 
-/// A pointer to this rank's part of a tensor with the layout `Spec`, row-major and without gaps, and where this part
-/// lies in the tensor. It owns nothing and is copied freely. `T` is const where the program may only read.
+/// A pointer to this rank's part of a tensor with the layout `Spec` (row-major, without gaps), and the part's place in
+/// the tensor. It owns no memory and is cheap to copy. `T` is const if the program may only read.
 ///
 ///     const pl::part<float, residual> x(ctx, my_pointer);   // the one place where this pointer gets its type
 template <class T, spec_like Spec>
@@ -136,9 +136,9 @@ class part {
   using value_type = std::remove_const_t<T>;
   using spec = Spec;
 
-  /// No memory: for an array that a call leaves out, such as the gradient of the first layer's input.
+  /// A part without memory, for an array that a call leaves out, such as the gradient of the first layer's input.
   constexpr part() = default;
-  /// `place` is a context or a `rank_place`. Throws as `part_of` does, and where the pointer is null and this rank's
+  /// `place` is a context or a `rank_place`. Throws as `part_of` does, and if the pointer is null although this rank's
   /// part has elements.
   template <class Place>
   part(const Place& place, T* data) : data_(data), where_(part_of<Spec>(place)) {
@@ -147,7 +147,7 @@ class part {
       fail({"part ", describe(layout_v<Spec>), ": the pointer is null; it must point to this rank's ", size_,
             " elements"});
   }
-  /// A part that may be written is one that may be read. An array of a type with the bits of T is one of T.
+  /// Converts a writable part to a read-only one, or a part of a type with the same bits as T to a part of T.
   template <class Other>
     requires(!std::is_same_v<Other, T> &&
              (std::is_same_v<const Other, T> || (same_bits<std::remove_const_t<Other>, std::remove_const_t<T>> &&
@@ -155,7 +155,7 @@ class part {
   part(const part<Other, Spec>& other)  // NOLINT: the conversion is the purpose
       : data_(elements_of<std::remove_const_t<T>>(other.unchecked())), size_(other.size()), where_(other.where()) {}
 
-  /// The bare pointer, of which no type knows anything any more.
+  /// The bare pointer, without the type's protection.
   constexpr T* unchecked() const { return data_; }
   /// Local elements.
   constexpr std::int64_t size() const { return size_; }
@@ -174,7 +174,8 @@ class part {
   }
   constexpr explicit operator bool() const { return data_ != nullptr; }
 
-  /// This memory as the gradient of what lay in it: a kernel or a loss has overwritten the value with its gradient.
+  /// Types this memory as the gradient of its value, after a kernel or a loss has overwritten the value with its
+  /// gradient.
   constexpr part<T, dual_t<Spec>> dual() const { return detail::part_access::with_spec<dual_t<Spec>>(*this); }
 
  private:
@@ -190,7 +191,8 @@ namespace detail {
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_other_shape(const char* call) {
   fail({call, ": in and out are parts of tensors of other sizes; make both for one context, or one rank_place"});
 }
-/// Throws unless two arrays of a call are parts of tensors of one shape: parts that one place has made are.
+/// Throws unless two arrays of a call are parts of tensors of equal shape. Parts that were made for one place always
+/// are.
 inline void require_one_shape(const char* call, const box& in, const box& out) {
   if (!same_tensor(in, out)) refuse_other_shape(call);
 }

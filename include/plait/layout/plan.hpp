@@ -1,5 +1,5 @@
-// Plans of redistributions: their steps, the sixteen transitions, the mirror of a plan, which is its backward, and the
-// search for the plan of least bytes. tensor/redistribution.hpp runs them.
+// Plans of redistributions: their steps, the sixteen transitions, the mirror of a plan (its backward plan), and the
+// search for the plan with the fewest bytes. tensor/redistribution.hpp runs plans.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace plait {
 
-/// One step of a redistribution. `keep_one` leaves the value on the group's first rank and zeros elsewhere; `pad` puts
-/// the local part among zeros; `relabel` moves nothing: only the meaning of the value changes.
+/// The kinds of steps. `keep_one` keeps the value on the group's first rank and zeros on the others. `pad` surrounds
+/// the local part with zeros. `relabel` moves no data: only the value's meaning changes.
 enum class transition_kind : std::uint8_t {
   slice,
   pad,
@@ -30,13 +30,13 @@ constexpr bool communicates(transition_kind m) { return m >= transition_kind::al
 
 struct redistribution_step {
   transition_kind kind = transition_kind::relabel;
-  axis_list axes;  ///< the group, major first; for moves of a dim in the order in which the axes shard it
-  dim_id dim;      ///< the dim that is sliced, gathered, scattered or padded; none for the other moves
+  axis_list axes;  ///< the group, major first; for moves of a dim: the order in which the axes shard it
+  dim_id dim;      ///< the dim that is sliced, gathered, scattered or padded; none for other moves
   state from = state::invariant, to = state::invariant;  ///< of every axis in `axes`
   layout after;
 };
 
-/// The steps from one layout to another with equal dims; none where the layouts are equivalent.
+/// The steps between two layouts with equal dims. There are no steps if the layouts are equivalent.
 struct plan {
   layout from, to;
   static_vector<redistribution_step, 12> steps;
@@ -52,7 +52,7 @@ struct plan {
   }
 };
 
-/// The one move from `from` to `to` on an axis, for a value that changes on that axis only: the sixteen transitions.
+/// The transition from `from` to `to` for a value that changes on one axis only: one of sixteen.
 constexpr transition_kind transition(state from, state to) {
   using enum state;
   switch (from) {
@@ -73,7 +73,7 @@ constexpr transition_kind transition(state from, state to) {
   return transition_kind::relabel;
 }
 
-/// The adjoint of one step: from the dual of what it made to the dual of what it took.
+/// The adjoint of one step: from the dual of its result to the dual of its input.
 constexpr redistribution_step mirror(const redistribution_step& s, const layout& before) {
   redistribution_step back = s;
   back.from = dual(s.to);
@@ -83,7 +83,7 @@ constexpr redistribution_step mirror(const redistribution_step& s, const layout&
   return back;
 }
 
-/// The backward plan: the mirror of the forward steps, in reverse. It is the exact adjoint, and it is not planned anew.
+/// The backward plan: the mirrored forward steps in reverse order. It is the exact adjoint, so it needs no search.
 constexpr plan mirror(const plan& forward) {
   plan back;
   back.from = dual(forward.to);
@@ -94,8 +94,8 @@ constexpr plan mirror(const plan& forward) {
   return back;
 }
 
-/// The axes on which a rank's local data or its meaning differs between two layouts with equal dims. An axis counts
-/// when its state or dim changes, or when the axes outside it on its dim do.
+/// The axes on which a rank's local data or its meaning differs between two layouts with equal dims. An axis differs if
+/// its state or dim changes, or if the axes outside it on its dim change.
 constexpr axis_list differing_axes(const layout& a, const layout& b) {
   axis_list axes;
   for (axis_id axis : union_of(a.mentioned(), b.mentioned())) {
@@ -113,7 +113,8 @@ constexpr axis_list differing_axes(const layout& a, const layout& b) {
 namespace detail {
 
 /// Where the moving axes of a plan are: a node of the search. Places: 0 invariant, 1 replicated, 2 partial, 3 + i:
-/// shards dim i, at `order` among the moving axes there (those that do not move lie outside them and stay).
+/// shards dim i. `order` is the axis's position among the moving axes of that dim. Axes that do not move stay outside
+/// them.
 struct arrangement {
   std::int8_t place[max_axes]{};
   std::int8_t order[max_axes]{};
@@ -135,9 +136,10 @@ struct search_node {
   bool exchanged = false;  ///< reached by an all-to-all
 };
 
-/// Shortest path over arrangements of the moving axes. Costs are wire bytes of each move and of its mirror, then the
-/// number of moves. An all-gather costs the growth of the world's total volume, a reduce-scatter its shrinkage, an
-/// all-reduce both, an all-to-all what leaves its rank.
+/// Finds the shortest path over arrangements of the moving axes. A move costs its wire bytes plus those of its mirror;
+/// paths with equal bytes are compared by their number of moves. Let V be the total volume over the world. An
+/// all-gather costs the growth of V, a reduce-scatter its shrinkage, and an all-reduce both. An all-to-all costs the
+/// volume that changes ranks.
 class plan_search {
  public:
   constexpr plan_search(const layout& from, const layout& to, const axis_list& moving, const mesh_shape& mesh,
@@ -162,7 +164,7 @@ class plan_search {
     nodes_.push_back({arrange(from_), 0, 0, -1});
     for (;;) {
       const int current = cheapest_open();
-      if (current < 0) {  // every way is blocked by a dim of too few elements: an end has too few as well
+      if (current < 0) {  // a dim of too few elements blocks every path, so it has too few at an end too
         result.verdict.code = layout_error::too_few_elements;
         return;
       }
@@ -177,7 +179,7 @@ class plan_search {
   static constexpr bool is_known(const mesh_shape& mesh, axis_id axis) {
     return mesh.has(axis) && mesh.extent(axis) != dynamic;
   }
-  /// Whether every dim of known size has elements for the ranks that are known to shard it.
+  /// Whether every dim of known size has elements for each known rank that shards it.
   constexpr bool fits(const arrangement& x) const {
     for (std::size_t d = 0; d < from_.dims.size(); ++d) {
       std::int64_t parts = fixed_parts_[d];
@@ -197,7 +199,7 @@ class plan_search {
           x.order[i] = order++;
         }
     }
-    for (std::size_t i = 0; i < max_axes && i < count_; ++i) {  // g++ 12 must see the bound, or it warns of an overflow
+    for (std::size_t i = 0; i < max_axes && i < count_; ++i) {  // g++ 12 warns of an overflow without this bound
       const state s = a.state_of(moving_[i]);
       if (s != state::varying) x.place[i] = s == state::invariant ? 0 : s == state::replicated ? 1 : 2;
     }
@@ -233,7 +235,7 @@ class plan_search {
     return a.moves < b.moves;
   }
 
-  /// Total local volume over the world, in units of the tensor: each axis that does not shard multiplies it.
+  /// Total local volume over the world, in units of the tensor. Every axis that shards no dim multiplies it.
   constexpr double volume(const arrangement& x) const {
     double v = 1;
     for (std::size_t i = 0; i < count_; ++i)
@@ -270,7 +272,7 @@ class plan_search {
       const double n = static_cast<double>(extent_[i]);
       const state s = state_at(x.place[i]);
       if (s == state::varying) {
-        if (x.order[i] + 1 != sharding(x, x.place[i])) continue;  // only the innermost moves freely
+        if (x.order[i] + 1 != sharding(x, x.place[i])) continue;  // only the innermost axis moves without an exchange
         const double growth = v * n - v;
         step_to(current, x, i, 0, growth);
         step_to(current, x, i, 1, 2 * growth);
@@ -284,7 +286,7 @@ class plan_search {
       if (s != state::partial) step_to(current, x, i, 2, 0);
       if (s == state::replicated) step_to(current, x, i, 0, 0);
     }
-    // Two exchanges in a row are one, of no more bytes.
+    // Two exchanges in sequence equal one, which sends no more bytes.
     if (nodes_[static_cast<std::size_t>(current)].exchanged) return;
     arrangement bare = x;
     bool any = false;
@@ -293,8 +295,8 @@ class plan_search {
     if (any) exchange(current, x, bare, 0);
   }
 
-  /// Moves of several axes at once, which cost less than one after the other: reductions, and invariant to replicated,
-  /// whose mirror is one.
+  /// Moves several axes at once, which is cheaper than one after another: reductions, and invariant to replicated,
+  /// whose mirror is a reduction.
   constexpr void reduce_sets(int current, const arrangement& x, double v) {
     for (unsigned set = 1; set < (1u << count_); ++set) {
       double n = 1;
@@ -328,7 +330,8 @@ class plan_search {
     reach(current, x, cost);
   }
 
-  /// Every arrangement of the sharding axes, built by inserting one after the other, as one all-to-all.
+  /// Tries every arrangement of the sharding axes, built by insertion of one axis after another; each is reached by one
+  /// all-to-all.
   constexpr void exchange(int current, const arrangement& before, const arrangement& partly, std::size_t i) {
     while (i < count_ && partly.place[i] != -1) ++i;
     if (i == count_) {
@@ -350,7 +353,8 @@ class plan_search {
     }
   }
 
-  /// Volume that leaves its rank when shards are rearranged, summed over the world: all but what a rank keeps.
+  /// Volume that changes ranks when shards are rearranged, summed over the world: all except the part that a rank
+  /// keeps.
   constexpr double moved(const arrangement& a, const arrangement& b) const {
     std::int64_t ranks = 1;
     for (std::size_t i = 0; i < count_; ++i)
@@ -393,9 +397,9 @@ class plan_search {
       add(result, nodes_[static_cast<std::size_t>(path[i + 1])].at, nodes_[static_cast<std::size_t>(path[i])].at);
   }
 
-  /// Holds what lies outside a sharding axis on its dim: the number of parts, and axes of unknown extents. Where both
-  /// are equal before and after a step, the axis picks an unchanged part of the dim. Its ranks then need no data from
-  /// each other.
+  /// Describes the axes outside a sharding axis on its dim: the number of parts, and the axes of unknown extent. If
+  /// both are equal before and after a step, the axis selects the same part of the dim. Its ranks then need no data
+  /// from each other.
   struct outer_parts {
     std::int64_t parts = 1;
     unsigned unknown = 0;
@@ -429,7 +433,8 @@ class plan_search {
     if (!result.steps.empty()) {
       redistribution_step& last = result.steps.back();
       if (last.kind == s.kind && last.dim == s.dim && last.from == s.from && last.to == s.to && s.dim) {
-        const bool inwards = s.to == state::varying;  // slices and scatters append; gathers and pads take the innermost
+        const bool inwards = s.to == state::varying;  // slices and scatters append axes; gathers and pads remove the
+                                                      // innermost
         last.axes = union_of(inwards ? last.axes : s.axes, inwards ? s.axes : last.axes);
         last.after = s.after;
         return;
@@ -450,8 +455,8 @@ class plan_search {
   std::vector<search_node> nodes_;
 };
 
-/// Plans in which all axes make one kind of transition need no search: one move for each dim, or one in all. True if
-/// `result` is planned.
+/// Plans without a search if all axes make the same kind of transition: one move per dim, or one in total. Returns true
+/// if `result` is planned.
 constexpr bool plan_alike(plan& result, const axis_list& moving) {
   const state s = result.from.state_of(moving[0]), t = result.to.state_of(moving[0]);
   for (axis_id axis : moving)
@@ -487,11 +492,11 @@ constexpr bool plan_alike(plan& result, const axis_list& moving) {
 
 }  // namespace detail
 
-/// Returns the plan with the fewest wire bytes, forward and backward together. Only the axes on which the ends differ
-/// move, and each shards only dims that it shards at an end: a plan loads no link that the specs do not name. Both
-/// layouts must have equal dims in equal order. Extents decide between plans where it matters; those that are `dynamic`
-/// or unknown count as 2. No step on the way leaves a rank without elements of a dim of known size; `check_parts`
-/// checks the ends. The verdict is `dims_differ` for other dims, and `too_few_elements` if no way is left.
+/// Returns the plan with the fewest wire bytes, forward and backward together. Only axes on which the two layouts
+/// differ move, and an axis shards only dims that it shards in one of the layouts. So a plan sends nothing along axes
+/// that the specs do not name. Both layouts must have equal dims in equal order. `dynamic` or unknown extents count as
+/// 2 in the comparison of plans. No step leaves a rank without elements of a dim of known size; `check_parts` checks
+/// the two layouts. The verdict is `dims_differ` if the dims differ, and `too_few_elements` if no path is left.
 constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape& mesh = {},
                          const dim_sizes& sizes = {}) {
   plan result;

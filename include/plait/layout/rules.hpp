@@ -1,5 +1,5 @@
-// The typing rules of operations: the layout of a result, or the verdict that there is none. Worked examples:
-// tests/static/theorems.cpp.
+// The typing rules of operations: each returns the layout of a result, or a verdict that refuses the operands.
+// tests/static/theorems.cpp has worked examples.
 #pragma once
 
 #include <initializer_list>
@@ -8,8 +8,8 @@
 
 namespace plait {
 
-/// How an operation combines its operands: `sum` is linear in all of them jointly (add, subtract; with one operand:
-/// scale, cast), `product` is linear in each of them, `nonlinear` is neither.
+/// How an operation combines its operands. `sum` is linear in all of them jointly (add, subtract; with one operand:
+/// scale, cast). `product` is linear in each of them. `nonlinear` is neither.
 enum class combine : std::uint8_t { sum, product, nonlinear };
 
 namespace detail {
@@ -40,9 +40,8 @@ constexpr verdict same_parts(const layout& a, const layout& b) {
   return worst;
 }
 
-/// The state on one axis of an elementwise combination of values that agree on their parts; `varying` stands for any
-/// dim. A value that is replicated goes with one that varies only if it lacks the sharded dim; `same_parts` checks
-/// this.
+/// The state on one axis of an elementwise combination of values that hold equal parts; `varying` stands for any dim. A
+/// replicated value combines with a varying one only if it lacks the sharded dim; `same_parts` checks this.
 struct axis_outcome {
   state result;
   layout_error code;
@@ -66,16 +65,16 @@ constexpr verdict outcome(layout_error code, axis_id axis, dim_id dim, state a, 
   return code == layout_error::ok ? verdict{} : verdict{code, axis, dim, a, b};
 }
 
-/// Puts the non-varying states of `axis` into a result whose dims are placed already.
+/// Sets the state of `axis` in a result whose dims are already placed, unless the state is varying.
 constexpr void settle(layout& result, axis_id axis, state s) {
   if (s != state::varying && !result.sharded_by(axis)) result.set(axis, s);
 }
 
 }  // namespace detail
 
-/// Contraction of two tensors by dim names (einsum): `out` lists the dims of the result in order; a shared dim in `out`
-/// is a batch dim, every dim that is not in `out` is summed. Per axis: dims that are sharded alike and summed leave a
-/// partial result; a sharded or partial operand needs a replicated (not invariant) partner.
+/// Contraction of two tensors by dim names (einsum). `out` lists the dims of the result in order. A shared dim in `out`
+/// is a batch dim; every dim outside `out` is summed. On each axis: a summed dim that both operands shard alike leaves
+/// a partial result. A sharded or partial operand needs a replicated (not invariant) partner.
 constexpr derived_layout contract(const layout& a, const layout& b, const dim_list& out) {
   derived_layout r;
   r.verdict = detail::same_parts(a, b);
@@ -100,8 +99,9 @@ constexpr derived_layout contract(const layout& a, const layout& b, const dim_li
   return r;
 }
 
-/// An elementwise operation of one or more operands. The first has all dims of the result; the others may lack some
-/// (broadcast). Operands must hold equal parts; states agree, or a replicated value is broadcast into a sharded one.
+/// An elementwise operation on one or more operands. The first has all dims of the result; others may lack some
+/// (broadcast). Operands must hold equal parts of shared dims. States must agree, except that a replicated value may be
+/// broadcast into a sharded one.
 template <class Operands = detail::operands>
 constexpr derived_layout pointwise(combine how, const Operands& operands) {
   const layout& first = **operands.begin();
@@ -117,14 +117,14 @@ constexpr derived_layout pointwise(combine how, const Operands& operands) {
     if (s == state::partial && how == combine::nonlinear)
       r.verdict.worsen({layout_error::partial_nonlinear, axis, {}, s, s}), s = state::replicated;
     for (auto at = operands.begin() + 1; at != operands.end(); ++at) {
-      const layout* b = *at;  // which may be the first operand once more: x * x
+      const layout* b = *at;  // may be the first operand again: x * x
       const state sb = b->state_of(axis);
       const dim_id da = first.sharded_by(axis), db = b->sharded_by(axis);
       if (da && db && !(da == db)) {
         r.verdict.worsen({layout_error::one_axis_two_dims, axis, db, s, sb});
         continue;
       }
-      if (db && !da) {  // the result has the dim, so the first operand holds all of it, which same_parts reported
+      if (db && !da) {  // `same_parts` has reported this: the result has the dim, so the first operand holds all of it
         r.verdict.worsen({layout_error::sharded_and_whole, axis, db, s, sb});
         continue;
       }
@@ -137,7 +137,7 @@ constexpr derived_layout pointwise(combine how, const Operands& operands) {
   return r;
 }
 
-/// Sum (or mean) over `dim`, which leaves the result: partial over the axes that sharded it.
+/// Sum (or mean) over `dim`, which the result lacks. The result is partial over the axes that sharded it.
 constexpr derived_layout reduce_sum(const layout& a, dim_id dim) {
   derived_layout r{a, {}};
   const int at = a.find(dim);
@@ -148,14 +148,14 @@ constexpr derived_layout reduce_sum(const layout& a, dim_id dim) {
   return r;
 }
 
-/// A sum whose terms on ranks are added up: invariant where it was partial.
+/// The layout after the all-reduce of a pending sum: invariant where it was partial.
 constexpr layout completed(layout a) {
   const axis_list pending = a.partial;
   for (axis_id axis : pending) a.set(axis, state::invariant);
   return a;
 }
 
-/// A reduction over `dim` that is not linear (max): the dim must be whole and the value complete.
+/// A nonlinear reduction over `dim` (max). The dim must be whole and the value complete.
 constexpr derived_layout reduce_nonlinear(const layout& a, dim_id dim) {
   derived_layout r = reduce_sum(a, dim);
   for (axis_id axis : a.axes_of(dim)) {
@@ -167,7 +167,8 @@ constexpr derived_layout reduce_nonlinear(const layout& a, dim_id dim) {
   return r;
 }
 
-/// RMSNorm or LayerNorm of `x` over `dim` (which may be sharded: the statistics are reduced inside), times `weight`.
+/// RMSNorm or LayerNorm of `x` over `dim`, times `weight`. `dim` may be sharded: the operation reduces its statistics
+/// itself.
 constexpr derived_layout normalize(const layout& x, const layout& weight, dim_id dim) {
   derived_layout r = pointwise(combine::product, {&x, &weight});
   if (!x.has(dim)) r.verdict.worsen({layout_error::dims_differ, {}, dim});
@@ -178,8 +179,8 @@ constexpr derived_layout normalize(const layout& x, const layout& weight, dim_id
 
 namespace detail {
 
-/// An operand without a gradient (token ids, labels): it only has to hold the right part, so invariant and replicated
-/// are one. `must_vary` is the dim that has to be sharded on this axis, if any.
+/// Checks an operand without a gradient (token ids, labels). A rank only needs the right part of it, so invariant and
+/// replicated are equivalent. `must_vary` is the dim that this axis must shard, if any.
 constexpr verdict index_operand(const layout& indices, axis_id axis, dim_id must_vary, state partner) {
   const state s = indices.state_of(axis);
   const dim_id d = indices.sharded_by(axis);
@@ -192,8 +193,8 @@ constexpr verdict index_operand(const layout& indices, axis_id axis, dim_id must
 
 }  // namespace detail
 
-/// Lookup of `ids` in the rows (dim `rows`) of `table`: the result has the dims of `ids`, then the table's other dims.
-/// A table with sharded rows gives zeros for rows that it does not hold, so the result is partial there.
+/// Looks up `ids` in the rows (dim `rows`) of `table`. The result has the dims of `ids`, then the table's other dims.
+/// If an axis shards rows, ranks give zeros for rows that they lack, so the result is partial there.
 constexpr derived_layout lookup(const layout& table, const layout& ids, dim_id rows) {
   derived_layout r;
   if (!table.has(rows)) r.verdict.worsen({layout_error::dims_differ, {}, rows});
@@ -219,8 +220,8 @@ constexpr derived_layout lookup(const layout& table, const layout& ids, dim_id r
   return r;
 }
 
-/// Softmax cross-entropy of `logits` against integer `labels` over the dim `classes`, which may be sharded: the
-/// operation reduces its statistics itself, so its result, one loss for each row, is invariant over those axes.
+/// Softmax cross-entropy of `logits` against integer `labels` over the dim `classes`, which may be sharded. The
+/// operation reduces its statistics itself, so its result (one loss per row) is invariant over the axes of `classes`.
 constexpr derived_layout cross_entropy(const layout& logits, const layout& labels, dim_id classes) {
   derived_layout r;
   const int at = logits.find(classes);
@@ -242,8 +243,8 @@ constexpr derived_layout cross_entropy(const layout& logits, const layout& label
   return r;
 }
 
-/// The dims that attention works on; the last dim of q, k and v, which the scores sum over, needs no name. `context`
-/// are the axes over which the sequence stays sharded, because the operation itself communicates over them.
+/// The dims of attention. The last dim of q, k and v, over which the scores sum, needs no name. `context` are the axes
+/// over which the sequence stays sharded; the operation communicates over them itself.
 struct attention_dims {
   dim_id seq, heads, kv_heads;
   axis_list context = {};
@@ -251,7 +252,7 @@ struct attention_dims {
 
 namespace detail {
 
-/// The rule of one axis for attention with the operand `kv`, which is k or, where the operation is linear in it, v.
+/// The rule of attention on one axis for the operand `kv`: k, or v if `is_v`. Attention is linear in v only.
 constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attention_dims& dims, axis_id axis,
                                  bool is_v) {
   const state sq = q.state_of(axis), sk = kv.state_of(axis);
@@ -276,11 +277,11 @@ constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attent
 
 }  // namespace detail
 
-/// Grouped-query attention of local heads: q [.., seq, heads, d], k and v [.., seq, kv_heads, d]. The sequence is
-/// whole, or sharded over exactly the axes `dims.context`, in that order. Queries of another sequence than the keys'
-/// (cross-attention) may be sharded over axes on which k and v are replicated. kv heads may be sharded over the leading
-/// axes of heads only, and are replicated over the rest. The operation is linear in v, so that a partial v with
-/// replicated q and k gives a partial result.
+/// Grouped-query attention on local heads: q [.., seq, heads, d], k and v [.., seq, kv_heads, d]. The sequence is
+/// whole, or sharded over exactly the axes `dims.context`, in that order. In cross-attention, axes that replicate k and
+/// v may shard the queries' own sequence. kv heads may be sharded over the leading axes of heads only, and are
+/// replicated over the rest. The operation is linear in v, so a partial v with replicated q and k gives a partial
+/// result.
 constexpr derived_layout attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
   derived_layout r{q, {}};
   for (const layout* kv : {&k, &v}) {
@@ -309,8 +310,8 @@ constexpr derived_layout attend(const layout& q, const layout& k, const layout& 
   return r;
 }
 
-/// At a layer's boundary a spec mentions every axis of the mesh, so that none is forgotten by silence. The mesh has
-/// every axis that the spec mentions.
+/// Checks a spec at a layer's boundary: it must mention every axis of the mesh, so that none is forgotten. The mesh
+/// must have every axis that the spec mentions.
 constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
   verdict worst;
   for (axis_id axis : mesh.axes)

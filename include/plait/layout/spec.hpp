@@ -1,4 +1,4 @@
-// A layout as a type: the words of specs, their canonical form, and `dual_t`. layout/check.hpp checks specs against a
+// Layouts as types: the words of specs, their canonical form, and `dual_t`. layout/check.hpp checks specs against a
 // mesh.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace plait {
 /// In a spec, a dim alone is whole; `shard<dim, axes...>` splits it over axes, the first one major.
 template <class Dim, class... Axes>
 struct shard {};
-/// The value is equal on all ranks of these axes, and each rank makes its own use of it: the gradient is partial. Other
-/// libraries call `invariant` replicated.
+/// The value is equal on all ranks of these axes, and each rank uses it in its own way, so the gradient is partial.
+/// Some libraries use the word "replicated" for plait's `invariant`.
 template <class... Axes>
 struct replicate {};
 /// Each rank of these axes holds a term of a pending sum. The gradient is replicated.
@@ -23,7 +23,8 @@ struct partial {};
 template <class... Axes>
 struct invariant {};
 
-/// `spec<...>` becomes this: its dims in order, then replicate, partial and invariant, each once, with axes by name.
+/// `spec<...>` becomes this type: its dims in order, then replicate, partial and invariant, each at most once. Axes
+/// inside these are sorted by name.
 template <class... Items>
 struct placed;
 
@@ -74,7 +75,7 @@ constexpr layout layout_of_items() {
   return a;
 }
 
-/// The identity of an axis or a dim.
+/// The id of an axis or a dim.
 template <class Tag>
 constexpr auto id_of() {
   if constexpr (axis_like<Tag>)
@@ -82,7 +83,7 @@ constexpr auto id_of() {
   else
     return dim_of<Tag>;
 }
-/// The place among `Tags` of the tag whose identity is `id`, or their number.
+/// The index in `Tags` of the tag whose id is `id`; their number if there is none.
 template <class Id, class... Tags>
 constexpr std::size_t index_of(Id id, type_list<Tags...>) {
   std::size_t i = 0, found = sizeof...(Tags);
@@ -162,8 +163,8 @@ struct checked_spec {
 
 }  // namespace detail
 
-/// How a tensor lies on a mesh, as a type, in canonical form: two specs with one meaning are one type. Dims are in
-/// memory order, row-major.
+/// The layout of a tensor as a type, in canonical form: two specs with one meaning are one type. Dims are in memory
+/// order, row-major.
 template <class... Items>
 using spec = typename detail::checked_spec<Items...>::type;
 

@@ -1,5 +1,5 @@
-// Compares over ranks, by digests, what types call equal on them: values that layers and steps note, contexts, numbers
-// of an optimizer, and, by `require_equal`, any tensor. Which values a type calls equal: layout/layout.hpp.
+// Compares by digests, over ranks, the values that types declare equal. Layers, steps and optimizers note values;
+// `require_equal` compares any tensor. A value is equal along its invariant and replicated axes (layout/layout.hpp).
 #pragma once
 
 #include <algorithm>
@@ -35,11 +35,11 @@
 namespace plait {
 namespace detail {
 
-/// The layout of the gradient of a tensor with the spec.
+/// The layout of the gradient of a tensor with spec `Spec`.
 template <spec_like Spec>
 inline constexpr layout dual_v = layout_v<dual_t<Spec>>;
 
-/// Returns, as bits, the axes of the mesh along which ranks hold equal values by `a`, without the axes in `other_than`.
+/// Returns, as bits, the axes of the mesh along which `a` declares values equal, except the axes in `other_than`.
 inline std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than = {}) {
   std::uint32_t bits = 0;
   for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
@@ -57,7 +57,7 @@ inline std::uint32_t term_axes(const mesh_shape& mesh, const layout& a) {
   return bits;
 }
 
-/// The values, by name, that all ranks of a world must be given alike.
+/// The settings of a context, by name, that must be equal on all ranks.
 template <compute_device Device>
 std::vector<setting> values_of_context(const context<Device>& ctx) {
   const dim_sizes& sizes = ctx.sizes;
@@ -68,7 +68,7 @@ std::vector<setting> values_of_context(const context<Device>& ctx) {
   return values;
 }
 
-/// Takes the noted values, with their digests, from where the device has put them.
+/// Takes the noted values, and downloads their digests from the device.
 template <compute_device Device>
 std::vector<noted_value> take_noted(Device& device, value_checks& checks) {
   std::vector<kernels::value_digest> all;
@@ -83,10 +83,10 @@ std::vector<noted_value> take_noted(Device& device, value_checks& checks) {
   return values;
 }
 
-/// gather(own, count) returns `count` numbers of each rank; a rank that has fewer adds zeros. Collective.
+/// gather(own, count) returns `count` numbers of each rank; a rank with fewer numbers adds zeros. Collective.
 using gather_numbers = function_ref<std::vector<std::uint64_t>(std::vector<std::uint64_t>, std::size_t)>;
 
-/// Compares values that all ranks of the mesh have noted in one order. Throws `error_of_all`. Collective.
+/// Compares values that all ranks of the mesh have noted in the same order. Throws `error_of_all`. Collective.
 void compare_noted(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values, double tolerance,
                    gather_numbers gather);
 template <compute_device Device>
@@ -99,7 +99,7 @@ void compare_noted(const context<Device>& ctx, const std::vector<noted_value>& v
                 });
 }
 
-/// Notes elements that lie in the device's memory as a value.
+/// Notes elements in the device's memory as a value.
 template <class T, compute_device Device>
 void note_digest(const context<Device>& ctx, value_checks& to, noted_value value, const T* data) {
   if constexpr (std::is_base_of_v<cpu, Device>) {
@@ -117,7 +117,7 @@ void note_digest(const context<Device>& ctx, value_checks& to, noted_value value
   }
   to.note(std::move(value));
 }
-/// Whether values of this step are noted at all.
+/// Whether values are noted in this step.
 template <compute_device Device>
 bool notes_values(const context<Device>& ctx) {
   if constexpr (only_counts<Device>)
@@ -126,22 +126,22 @@ bool notes_values(const context<Device>& ctx) {
     return ctx.ranks.checks().on() && ctx.ranks.size() > 1 && !ctx.ranks.calls();
 }
 
-/// Compares the values of the last step, and the values that have been noted since.
+/// Compares the values of the last step and those noted since then.
 template <compute_device Device>
 void compare_values(const context<Device>& ctx) {
   if (!notes_values(ctx)) return;
   value_checks& checks = ctx.ranks.checks();
   compare_noted(ctx, take_noted(ctx.device, checks), checks.how().tolerance);
 }
-/// A step begins: compares what has been noted, and decides whether values of this one are noted. Collective where the
-/// step before was checked.
+/// Begins a step: compares the noted values, and decides whether to note the values of this step. Collective if the
+/// previous step was checked.
 template <compute_device Device>
 void begin_checked_step(const context<Device>& ctx) {
   compare_values(ctx);
   ctx.ranks.checks().begin_step();
 }
 
-/// Notes a value that lies as `a`, with `size` elements on this rank.
+/// Notes a value with layout `a` and `size` elements on this rank.
 template <class T, compute_device Device>
 void note_value(const context<Device>& ctx, const layout& a, std::string_view what, std::string_view of, const T* data,
                 std::int64_t size, const axis_list& cut = {}) {
@@ -153,7 +153,7 @@ void note_value(const context<Device>& ctx, const layout& a, std::string_view wh
     note_digest(ctx, ctx.ranks.checks(), std::move(value), data);
   }
 }
-/// Notes a tensor that a layer takes at a boundary.
+/// Notes a layer's tensor at a boundary.
 template <class T, compute_device Device>
 void note_boundary(const microbatch<Device>& mb, const layout& a, std::string_view what, std::string_view layer,
                    const T* data, std::int64_t size) {
@@ -170,19 +170,19 @@ void note_on_host(const context<Device>& ctx, const layout& a, std::string name,
   value.digest = kernels::digest_of(data, size);
   if (value.equal != 0) ctx.ranks.checks().note(std::move(value));
 }
-/// Notes the values of a parameter, once a step.
+/// Notes the values of a parameter, once per step.
 template <compute_device Device, class Parameter>
 void note_parameter(const context<Device>& ctx, const Parameter& p) {
   if (ctx.ranks.checks().first_time(&p))
     note_value(ctx, p.used(), "the values of ", p.name(), p.used_value(), p.used_size());
 }
-/// Notes the values of parameters that a layer uses, each once a step.
+/// Notes the values of a layer's parameters, each once per step.
 template <compute_device Device, class Layer>
 void note_parameters(const context<Device>& ctx, Layer& layer) {
   if (!notes_values(ctx)) return;
   layer.visit([&](auto& p) { note_parameter(ctx, p); });
 }
-/// Notes what a layer takes in a forward pass: its input and the values of its parameters.
+/// Notes the inputs of a layer's forward pass: its input tensor and the values of its parameters.
 template <compute_device Device, class Layer, class T>
 void note_forward(const microbatch<Device>& mb, Layer& layer, const layout& a, std::string_view name, const T* x,
                   std::int64_t size) {
@@ -196,13 +196,13 @@ void note_backward(const microbatch<Device>& mb, const layout& a, std::string_vi
   note_boundary(mb, a, "the gradient of the output of ", name, dy, size);
 }
 
-/// Notes elements of what an optimizer has for this rank's piece of a parameter.
+/// Notes elements that an optimizer holds for this rank's piece of a parameter.
 template <class T, compute_device Device, class Parameter>
 void note_piece(const context<Device>& ctx, const Parameter& p, std::string_view what, const T* data,
                 std::int64_t size) {
   note_value(ctx, p.stored(), what, p.name(), data, size, p.storage() ? p.storage()->axes() : axis_list());
 }
-/// Notes what an optimizer is about to use: the reduced gradient of a parameter and its master values.
+/// Notes the operands of an optimizer's update: a parameter's reduced gradient and its master values.
 template <compute_device Device, class Gradient>
 void note_update(const context<Device>& ctx, const Gradient& gradient) {
   if (!notes_values(ctx)) return;
@@ -210,8 +210,8 @@ void note_update(const context<Device>& ctx, const Gradient& gradient) {
   note_piece(ctx, p, "the reduced gradient of ", gradient.data(), gradient.size());
   note_piece(ctx, p, "the stored values of ", std::as_const(p).value(), gradient.size());
 }
-/// Throws `disagreement` unless all ranks have equal values, in a step that is checked. Collective over the ranks of
-/// all stages of a pipeline.
+/// Throws `disagreement` unless all ranks have equal values; does nothing in a step that is not checked. Collective
+/// over the ranks of all pipeline stages.
 template <compute_device Device, class Values>
 void agree_in_checked_step(const context<Device>& ctx, std::string_view who, Values&& values) {
   if constexpr (!only_counts<Device>) {
@@ -220,8 +220,8 @@ void agree_in_checked_step(const context<Device>& ctx, std::string_view who, Val
       require_equal_values(ctx.device, ranks.everyone(), who, values());
   }
 }
-/// Throws `disagreement` unless the ranks at one place of every stage have equal values. The ranks of one stage may
-/// each have their own. `hash` is this rank's hash. Collective as `agree_in_checked_step`.
+/// Throws `disagreement` unless every stage has the same hashes. The ranks of one stage may have different hashes.
+/// `hash` is this rank's hash. Collective like `agree_in_checked_step`.
 template <compute_device Device>
 void agree_over_stages(const context<Device>& ctx, std::string_view who, std::string_view what, std::uint64_t hash) {
   if (ctx.ranks.everyone().size() == ctx.ranks.root().size()) return;
@@ -232,7 +232,7 @@ void agree_over_stages(const context<Device>& ctx, std::string_view who, std::st
     return std::vector<setting>{{std::string(what), cat({of_stage})}};
   });
 }
-/// Throws `disagreement` unless ranks have equal contexts. Each context is compared once.
+/// Throws `disagreement` unless ranks have equal contexts. It compares each context once.
 template <compute_device Device>
 void agree_on_context(const context<Device>& ctx) {
   if constexpr (!only_counts<Device>) {
@@ -245,7 +245,7 @@ void agree_on_context(const context<Device>& ctx) {
     ctx.ranks.checks().context() = hash;
   }
 }
-/// Values of the next step are compared again: something was loaded, or has other sizes. Collective.
+/// Makes the next step compare values again, after a load or a change of sizes. Collective.
 template <compute_device Device>
 void arm_checks(const context<Device>& ctx) {
   ctx.ranks.checks().arm();
@@ -272,8 +272,8 @@ PLAIT_COMPILED_TEMPLATE(void note_on_host(const context<cpu>&, const layout&, st
 }  // namespace detail
 
 /// Throws `error_of_all` on every rank unless ranks have equal elements along the axes over which the tensor is
-/// invariant or replicated. The text names the axis, the ranks and how far they differ. Differences up to `tolerance`
-/// times the norm are none. Collective over the world, at any `value_check`.
+/// invariant or replicated. The text names the axis, the ranks and the size of the difference. Differences up to
+/// `tolerance` times the norm count as equal. Collective over the world, at any `value_check`.
 template <class T, spec_like Spec, compute_device Device>
 void require_equal(const context<Device>& ctx, const tensor<T, Spec, Device>& value, std::string_view name = "a tensor",
                    double tolerance = 0) {
@@ -295,8 +295,8 @@ void require_equal(const context<Device>& ctx, const tensor<T, Spec, Device>& va
 #ifndef PLAIT_COMPILED
 namespace plait::detail {
 
-/// Returns for each axis the hash of all noted values that are equal along it. After these come the number of values,
-/// and the number of values that are terms.
+/// Returns for each axis the combined hash of all noted values that must be equal along it. The number of values and
+/// the number of terms of sums follow.
 inline std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const std::vector<noted_value>& values) {
   std::vector<std::uint64_t> combined(mesh.axes.size() + 2);
   for (const noted_value& v : values) {
@@ -311,7 +311,7 @@ inline std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const 
   return combined;
 }
 
-/// The ranks along axis i of the mesh in whose line `rank` is, in order.
+/// The ranks that differ from `rank` in their coordinate along axis i only, in order, with `rank` itself.
 inline std::vector<std::size_t> line_of(const mesh_shape& mesh, std::int64_t rank, std::size_t i) {
   std::vector<std::size_t> ranks;
   const axis_list along(mesh.axes[i]);
@@ -320,7 +320,7 @@ inline std::vector<std::size_t> line_of(const mesh_shape& mesh, std::int64_t ran
   return ranks;
 }
 
-/// Whether along some axis the ranks of a line differ in what `combined_hashes` has for it.
+/// Whether the ranks of a line differ in the combined hash of some axis.
 inline bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks) {
   const std::size_t numbers = mesh.axes.size() + 2;
   std::int64_t stride = mesh.size();
@@ -335,17 +335,17 @@ inline bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_
   return false;
 }
 
-/// Returns the hashes of values that are terms and large enough to differ; 0 for others.
+/// Returns the hashes of terms of sums that have enough elements to differ; 0 for other values.
 inline std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values) {
-  constexpr std::int64_t least = 8;  // fewer may be equal by chance
+  constexpr std::int64_t least = 8;  // smaller terms may be equal by chance
   std::vector<std::uint64_t> hashes;
   for (const noted_value& v : values)
     if (v.terms != 0) hashes.push_back(v.size < least || !(v.digest.squares > 0) ? 0 : v.digest.hash);
   return hashes;
 }
 
-/// Returns what is wrong with the values that are terms, as `rank` sees it, or "". `of_ranks` has `count` for each
-/// rank.
+/// Returns the error of a term of a sum that equals another rank's term, or "", from the viewpoint of `rank`.
+/// `of_ranks` has `count` hashes for each rank.
 inline std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank,
                                        const std::vector<noted_value>& values, std::span<const std::uint64_t> of_ranks,
                                        std::size_t count) {
@@ -369,13 +369,13 @@ inline std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank
   return {};
 }
 
-/// A noted value as a rank sends it for a comparison, in numbers of 64 bits.
+/// A noted value in the form that ranks send for a comparison: numbers of 64 bits.
 struct sent_value {
   std::uint64_t name = 0;
   kernels::value_digest digest{};
 };
 
-/// Returns what is wrong with the value `mine` of `rank`, or "": `of_ranks[r]` is what rank r has sent for it.
+/// Returns the error of the value `mine` of `rank`, or "". `of_ranks[r]` is the value that rank r sent for comparison.
 inline std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
                                       const std::vector<sent_value>& of_ranks, double tolerance) {
   const auto place = [&](std::size_t r) {
@@ -390,7 +390,7 @@ inline std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank,
     const auto same = [&](std::size_t a, std::size_t b) {
       return of_ranks[a].name == of_ranks[b].name && of_ranks[a].digest.hash == of_ranks[b].digest.hash;
     };
-    // Finds the value that most ranks of the line hold; of several, the first.
+    // Finds the value that most ranks of the line hold; in a tie, the first.
     std::size_t usual = line[0], most = 0;
     for (const std::size_t candidate : line) {
       std::size_t alike = 0;
@@ -434,14 +434,14 @@ inline std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank,
   return {};
 }
 
-/// A difference that a rank has found, and the place of the value among all: the first is reported.
+/// A difference that this rank has found, and the index of the value in the order of notes. The first one is reported.
 struct noted_problem {
   static constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t place = none;
   std::string text;
 };
 
-/// Returns the first of `most` values in which ranks of a line differ, as this rank sees it. Collective.
+/// Returns the first of at most `most` values that differs between ranks of a line with this rank. Collective.
 inline noted_problem first_difference(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values,
                                       std::size_t most, double tolerance, gather_numbers gather) {
   constexpr std::size_t chunk = 1024, words = sizeof(sent_value) / sizeof(std::uint64_t);
@@ -487,7 +487,7 @@ PLAIT_INLINE void compare_noted(const mesh_shape& mesh, std::int64_t rank, const
     if (found.text.empty()) found.text = text_of_equal_terms(mesh, rank, values, terms, most_terms);
     if (!found.text.empty()) found.place = std::min(found.place, noted_problem::none - 1);
   }
-  // All ranks throw the text of the first rank that found the first value in which ranks differ.
+  // All ranks throw the same text, from the first rank that found the earliest differing value.
   const auto places = gather({found.place}, 1);
   const auto first = std::min_element(places.begin(), places.end());
   if (*first == noted_problem::none) return;

@@ -1,4 +1,5 @@
-// A collective of a plan in chunks of rows, overlapped with a product that uses what it gathers or makes what it sums.
+// A collective of a plan, cut into chunks of rows. It overlaps with the matrix product that reads the gathered rows or
+// computes the rows to be summed.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +18,15 @@
 namespace plait {
 namespace detail {
 
-/// Rows of a matrix, of all batches, that one product computes at a time.
+/// The rows of a matrix, counted over all batches, that one product computes at a time.
 struct row_range {
   std::int64_t first = 0, count = 0;
 };
 
 }  // namespace detail
 
-/// Reductions that are under way, with the memory that they read. They end also where this is destroyed; `wait` waits
-/// for them, and throws what they threw.
+/// Reductions in flight, with the memory that they read. The destructor completes them; `wait` does so too and throws
+/// their errors.
 template <compute_device Device>
 class chunks_under_way {
  public:
@@ -38,58 +39,60 @@ class chunks_under_way {
   friend class chunked_collective;
   static constexpr std::size_t slots = 2;
 
-  std::array<buffer<Device>, slots> parts_;  ///< outlive the requests, which are destroyed first
+  std::array<buffer<Device>, slots> parts_;  ///< must outlive the requests, which are destroyed first
   std::array<request, slots> going_;
   std::size_t next_ = 0;
 };
 
 class chunked_collective;
 
-/// A gather of all rows that may be under way, with the memory that it writes. Destroyed or not, it ends. It must not
-/// outlive the collective that started it.
+/// A gather of all rows that may be in flight, with the memory that it writes. The destructor completes it. The object
+/// must not outlive the collective that started it.
 template <compute_device Device>
 class whole_gather {
  public:
-  /// Has the rows where they are to be, in the main stream's order. Where none were gathered, nothing.
+  /// Moves the rows to their places, in the main stream's order. Does nothing if no gather was started.
   void finish(Device& device);
 
  private:
   friend class chunked_collective;
   const chunked_collective* from_ = nullptr;
-  std::int64_t row_ = 0;  ///< bytes
+  std::int64_t row_ = 0;  ///< bytes of a row
   void* out_ = nullptr;
-  buffer<Device> parts_;  ///< of the ranks, where they do not lie so in the matrix; outlives the request
+  buffer<Device> parts_;  ///< the ranks' parts, if the matrix does not hold them contiguously; must outlive the request
   request coming_;
 };
 
-/// The all-gather, reduce-scatter or all-reduce that a plan consists of, cut into chunks of a matrix's rows: a piece of
-/// each rank's part at a time. Of p ranks' parts [outer, rows, width] a chunk has whole outer blocks where there are
-/// enough, otherwise some rows of one; neither needs to divide, and parts may differ in rows. Each rank starts the
-/// chunks in one order. What is gathered lies as without chunks, and each sum has the terms that it has without chunks.
-/// Two chunks are in flight at a time.
+/// The single all-gather, reduce-scatter or all-reduce of a plan, cut into chunks. Each chunk has a piece of every
+/// rank's part, in rows of a matrix. The p ranks' parts are [outer, rows, width]. If `outer` is large enough, a chunk
+/// has whole outer blocks; otherwise it has some rows of one block. The number of chunks need not divide either, and
+/// parts may have different numbers of rows.
+///
+/// All ranks start the chunks in the same order. Gathered rows lie as without chunks, and each sum has the same terms
+/// as without chunks. At most two chunks are in flight.
 class chunked_collective {
  public:
-  /// No collective.
+  /// An object without a collective.
   chunked_collective() = default;
-  /// `width` are the elements of a row of the matrix. Throws `plait::error` that names `where` if the plan is another
-  /// one, or moves something else than whole rows, or has fewer rows than `chunks`. It throws as well if parts of
-  /// unequal sizes meet a communicator that does not take them.
+  /// `width` is the number of elements in a row of the matrix. Throws `plait::error` that names `where` in three cases.
+  /// The plan is not a single collective of these kinds that moves whole rows; it has fewer rows than `chunks`; or
+  /// parts have unequal sizes and the communicator does not take them.
   chunked_collective(const ready_plan& moves, std::int64_t width, std::int64_t chunks, std::string_view where);
 
   explicit operator bool() const { return comm_ != nullptr; }
 
-  /// Gathers `in`, this rank's part, to `out`, and calls use(first row, rows) for rows of `out` that have come, in the
-  /// main stream's order: for each row once, while the next chunk is on its way.
+  /// Gathers `in`, this rank's part, to `out`. Calls use(first row, rows) for rows of `out` that have arrived, each row
+  /// once, in the main stream's order. Meanwhile the next chunk is in flight.
   template <compute_device Device>
   void gather(Device& device, const void* in, void* out, dtype type,
               function_ref<void(std::int64_t, std::int64_t)> use) const;
 
-  /// Starts to gather `in`, this rank's part, to `out`, all rows at once.
+  /// Starts one gather of all rows from `in`, this rank's part, to `out`.
   template <compute_device Device>
   whole_gather<Device> start_whole(Device& device, const void* in, void* out, dtype type) const;
 
-  /// Reduces to `out`, this rank's part, what make(first row, rows, to) writes: rows of the matrix, each once. Returns
-  /// when the last chunk is on its way.
+  /// Reduces rows of the matrix to `out`, this rank's part. make(first row, rows, to) writes the rows, each once.
+  /// Returns when the last chunk is in flight.
   template <compute_device Device>
   chunks_under_way<Device> reduce(Device& device, void* out, dtype type,
                                   function_ref<void(std::int64_t, std::int64_t, void*)> make) const;
@@ -98,7 +101,8 @@ class chunked_collective {
   template <compute_device Device>
   friend class whole_gather;
 
-  /// Outer blocks, of which each rank's part is cut into `of` pieces: this is number `index`. Of several blocks, all.
+  /// A range of outer blocks, in which each rank's part is cut into `of` pieces; this is piece `index`. With several
+  /// blocks, `of` is 1.
   struct piece {
     std::int64_t outer, outers, index, of;
   };
@@ -106,33 +110,34 @@ class chunked_collective {
   void cut(std::int64_t outer, std::int64_t chunks);
 
   static std::int64_t share(std::int64_t n, std::int64_t i, std::int64_t of) { return n * i / of; }
-  /// The rows of a piece in the part of rank k of a block.
+  /// The rows of this piece in rank k's part of a block.
   detail::row_range rows(const piece& p, std::size_t k) const {
     const std::int64_t part = begins_[k + 1] - begins_[k], first = share(part, p.index, p.of);
     return {first, share(part, p.index + 1, p.of) - first};
   }
   std::size_t ranks() const { return begins_.size() - 1; }
-  /// The rows of a block, with all parts.
+  /// The rows of a block, over all parts.
   std::int64_t block() const { return begins_.back(); }
   piece whole() const { return {0, pieces_.back().outer + pieces_.back().outers, 0, 1}; }
 
   bool in_place(const piece& p) const { return p.outers == 1 && p.of == 1; }
-  /// The first row in this rank's part.
+  /// The first row of a piece in this rank's part.
   std::int64_t local_row(const piece& p) const {
     return p.outer * (begins_[own_ + 1] - begins_[own_]) + rows(p, own_).first;
   }
-  /// The messages of a piece: elements of each rank, and where they begin.
+  /// The messages of a piece: each rank's number of elements, and where they begin.
   struct messages {
     std::vector<std::size_t> counts, offsets;
   };
   messages messages_of(const piece& p) const;
-  /// Rows of a piece, of all ranks.
+  /// The rows of a piece, over all ranks.
   std::int64_t all_rows(const piece& p) const;
   template <class Device>
   buffer<Device> room(Device& device, std::int64_t row) const {
     return buffer<Device>::for_collectives(device, static_cast<std::size_t>(largest_ * row));
   }
-  /// Calls f(first row, rows, rows of the piece before it) for each run of a piece's rows in the matrix.
+  /// Calls f(first row, rows, rows of the piece before this run) for each contiguous run of a piece's rows in the
+  /// matrix.
   template <class F>
   void each_run(const piece& p, F&& f) const {
     if (p.of == 1) return f(p.outer * block(), p.outers * block(), std::int64_t{0});
@@ -143,7 +148,7 @@ class chunked_collective {
       before += part.count;
     }
   }
-  /// Copies the messages of a piece to their places in its blocks, or from them, in rows of `row` bytes.
+  /// Copies the messages of a piece into its blocks, or out of them, in rows of `row` bytes.
   template <class Device>
   void to_blocks(Device& device, const piece& p, const void* parts, void* blocks, std::int64_t row) const {
     each_copy(p, row,
@@ -160,8 +165,8 @@ class chunked_collective {
                                  p.outers * run, run);
               });
   }
-  /// Calls f(parts, byte in the messages, byte in the blocks, bytes of a part in a block, bytes from part to part):
-  /// once for equal parts, and for each of unequal ones.
+  /// Calls f(parts, byte in the messages, byte in the blocks, bytes of a part in a block, bytes from part to part). It
+  /// makes one call if parts are equal, and one call per part if not.
   template <class F>
   void each_copy(const piece& p, std::int64_t row, F&& f) const {
     const std::int64_t calls = equal_ ? 1 : static_cast<std::int64_t>(ranks());
@@ -191,11 +196,11 @@ class chunked_collective {
 
   transition_kind kind_ = transition_kind::relabel;
   any_communicator* comm_ = nullptr;
-  std::vector<std::int64_t> begins_;  ///< of the ranks' parts of a block, and its end, in rows
-  std::size_t own_ = 0;               ///< this rank's place there
-  bool equal_ = true;                 ///< whether the parts have equally many rows
+  std::vector<std::int64_t> begins_;  ///< where each rank's part of a block begins, in rows, and the block's end
+  std::size_t own_ = 0;               ///< this rank's index in `begins_`
+  bool equal_ = true;                 ///< whether all parts have the same number of rows
   std::int64_t width_ = 1;
-  std::int64_t largest_ = 0;  ///< of a piece, rows of all ranks
+  std::int64_t largest_ = 0;  ///< rows of the largest piece, over all ranks
   std::vector<piece> pieces_;
 };
 

@@ -1,5 +1,6 @@
-// Tensors in and out of plait without a copy, through DLPack, the C structs by which PyTorch, JAX and CuPy share
-// memory. The layout of a part comes as names and numbers, or as JSON text, for another library, process or language.
+// Passes tensors into and out of plait without a copy, through DLPack, the C structs with which PyTorch, JAX and CuPy
+// share memory. `exported_layout` describes a part's layout in names and numbers, or as JSON text, for other libraries
+// and processes.
 #pragma once
 
 #include <algorithm>
@@ -30,13 +31,13 @@
 
 namespace plait {
 
-/// How one rank's part of a tensor lies in the whole tensor and on the mesh. No types of plait are in it.
+/// How one rank's part of a tensor lies in the whole tensor and on the mesh, without types of plait.
 struct exported_layout {
-  /// A dim in the order of the part's memory; sizes and the offset are in elements along it.
+  /// One dim, in the order of the part's memory. Sizes and the offset are in elements along the dim.
   struct dim {
     std::string name;
     std::int64_t global = 0, local = 0, offset = 0;
-    std::vector<std::string> axes;  ///< which shard it, the first one major
+    std::vector<std::string> axes;  ///< the axes that shard it, the first one major
 
     template <class Self, class F>
     static void visit(Self& d, F&& f) {
@@ -49,7 +50,7 @@ struct exported_layout {
     std::string name;
     std::int64_t extent = 1;      ///< ranks along it
     std::int64_t coordinate = 0;  ///< this rank's place along it
-    std::string state;            ///< of the tensor along it: "varying", "partial", "replicated" or "invariant"
+    std::string state;            ///< the tensor's state along it: "varying", "partial", "replicated" or "invariant"
 
     template <class Self, class F>
     static void visit(Self& a, F&& f) {
@@ -58,23 +59,23 @@ struct exported_layout {
     friend bool operator==(const axis&, const axis&) = default;
   };
 
-  std::string spec;  ///< as errors write it: "<batch, shard<hidden, tp>>"
+  std::string spec;  ///< the spec in the form that errors use: "<batch, shard<hidden, tp>>"
   std::vector<dim> dims;
   std::vector<axis> mesh;
 
-  /// Calls f(key, member) for each member, with its key in the JSON text; those of dims and axes do so, too.
+  /// Calls f(key, member) for each member, with its key in the JSON text. `dim` and `axis` have the same function.
   template <class Self, class F>
   static void visit(Self& e, F&& f) {
     f("spec", e.spec), f("dims", e.dims), f("mesh", e.mesh);
   }
   friend bool operator==(const exported_layout&, const exported_layout&) = default;
 
-  /// One object on one line: {"spec": ..., "dims": [{"name", "global", "local", "offset", "axes"}...], "mesh":
+  /// Returns one object on one line: {"spec": ..., "dims": [{"name", "global", "local", "offset", "axes"}...], "mesh":
   /// [{"name", "extent", "coordinate", "state"}...]}.
   std::string json() const;
 };
 
-/// The layout of the part that a rank of the mesh holds of a tensor that lies as `how`.
+/// Describes the part of a tensor with layout `how` that a rank of the mesh holds.
 inline exported_layout export_layout(const layout& how, const box& part, const mesh_shape& mesh, std::int64_t rank) {
   exported_layout out{describe(how), {}, {}};
   for (std::size_t d = 0; d < how.dims.size(); ++d) {
@@ -86,8 +87,8 @@ inline exported_layout export_layout(const layout& how, const box& part, const m
   return out;
 }
 
-/// The layout of this rank's part of a tensor with spec `Spec`. Throws if the spec mentions an axis that the context's
-/// mesh does not have.
+/// Describes this rank's part of a tensor with spec `Spec`. Throws if the spec mentions an axis that the context's mesh
+/// lacks.
 template <spec_like Spec, compute_device Device>
 exported_layout export_layout(const context<Device>& ctx) {
   return export_layout(layout_v<Spec>, part_of<Spec>(ctx), ctx.ranks.shape(), ctx.ranks.rank());
@@ -133,7 +134,7 @@ void read_layout(json_parser& in, json_place where, std::string_view key, T& to)
 
 inline std::string exported_layout::json() const { return detail::layout_json(*this).text(); }
 
-/// Reads what `exported_layout::json` has written. Throws `error`, its text starting with `source`, for another text.
+/// Reads the text of `exported_layout::json`. Throws `error` for any other text; the error begins with `source`.
 inline exported_layout parse_layout(std::string_view text, const std::string& source) {
   exported_layout out;
   json_parser in(text, source);
@@ -144,8 +145,8 @@ inline exported_layout parse_layout(std::string_view text, const std::string& so
 
 }  // namespace plait
 
-// dlpack.h declares the structs where it is on the include path. Otherwise they are declared here with equal layout
-// (DLPack 0.8, and what 1.x calls unversioned).
+// Declares the structs of DLPack 0.8 (in 1.x: the unversioned ones) with the same memory layout, unless dlpack.h is on
+// the include path and declares them.
 namespace plait::dlpack {
 
 #if __has_include(<dlpack/dlpack.h>)
@@ -191,7 +192,7 @@ constexpr data_type type_of(dtype type) {
   return {code, static_cast<std::uint8_t>(8 * size_of(type)), 1};
 }
 
-/// The kind of a device and its number: a device that has an `index` is a GPU.
+/// The kind and number of a device. A device with an `index` is a GPU.
 template <class Device>
 std::pair<int, int> place_of(const Device& device) {
   if constexpr (requires { device.index(); })
@@ -209,9 +210,10 @@ struct exported {
 
 }  // namespace detail
 
-/// Hands this rank's part out. The receiver's call of `deleter` frees the memory, unless the tensor is a view. The
-/// device must outlive it. On a GPU the receiver must order its work after the main stream's, as in DLPack's protocol.
-/// A `managed_tensor` has only the part's shape; `export_layout<Spec>(ctx)` has its place in the whole tensor.
+/// Exports this rank's part. The receiver frees the memory by a call of `deleter`, unless the tensor is a view. The
+/// device must outlive the exported tensor. On a GPU the receiver must order its work after the main stream's, as
+/// DLPack's protocol says. A `managed_tensor` has only the part's shape; `export_layout<Spec>(ctx)` describes its place
+/// in the whole tensor.
 template <class T, spec_like Spec, compute_device Device>
 managed_tensor* export_tensor(const Device& device, tensor<T, Spec, Device>&& x) {
   using holder = detail::exported<T, Spec, Device>;
@@ -232,8 +234,8 @@ managed_tensor* export_tensor(const Device& device, tensor<T, Spec, Device>&& x)
   return &out.release()->handed_out;
 }
 
-/// A view of an external tensor that holds this rank's part of a tensor with spec `Spec`; `name` stands in the errors.
-/// The external tensor must outlive the view, and whatever wrote it must come before the main stream's next work.
+/// Returns a view of an external tensor that holds this rank's part of a tensor with spec `Spec`. `name` appears in the
+/// errors. The external tensor must outlive the view, and its writes must come before the main stream's next work.
 /// Throws `plait::error` unless type, device, shape and strides (row-major without gaps) equal the part's.
 template <class T, spec_like Spec, compute_device Device>
 tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_view& from, const std::string& name) {
@@ -263,7 +265,7 @@ tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_v
 }
 
 namespace detail {
-/// A layout without what makes no difference: its spec's text, axes of one rank, and the rank's place on the mesh.
+/// Removes the fields that do not affect the part: the spec's text, axes of one rank, and the rank's coordinates.
 inline exported_layout essential(exported_layout e) {
   e.spec.clear();
   std::erase_if(e.mesh, [](const exported_layout::axis& a) { return a.extent == 1; });
@@ -276,8 +278,9 @@ inline exported_layout essential(exported_layout e) {
 }
 }  // namespace detail
 
-/// As above, for a tensor that came with its layout. Throws `plait::error` with both layouts unless `came_as` is how
-/// `Spec` lies on the context's mesh: a part of equal shape may be another part, or a term of a pending sum.
+/// Imports a tensor that came with its layout, like the function above. Throws `plait::error` with both layouts unless
+/// `came_as` equals the layout of `Spec` on the context's mesh. A part of equal shape may be another part, or a term of
+/// a pending sum.
 template <class T, spec_like Spec, compute_device Device>
 tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_view& from,
                                       const exported_layout& came_as, const std::string& name) {

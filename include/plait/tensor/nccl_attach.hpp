@@ -1,5 +1,5 @@
-// plait in a CUDA program that has its own communicator, stream and memory. A program without an `ncclComm_t` starts
-// with comm/launch/nccl.hpp.
+// Uses plait in a CUDA program that has its own communicator, stream and memory. A program without an `ncclComm_t`
+// starts with comm/launch/nccl.hpp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,30 +19,29 @@
 
 namespace plait {
 
-/// The resources that plait takes for itself where it is attached to a program.
+/// The resources that plait takes when it is attached to a program.
 struct attach_options {
   std::size_t workspace_bytes = std::size_t{32} << 20;  ///< device memory for products
   bool tf32 = false;                                    ///< see cuda::options
   double deadline = 600;                                ///< see nccl::options
   std::uint64_t seed = 0;                               ///< of weights and dropout
   std::size_t registered_bytes = 0;                     ///< see nccl::options
-  /// The program's own allocator. The device's memory comes from it, except one word of the thread that watches for
-  /// lost ranks; see cuda::options.
+  /// The program's own allocator. All device memory comes from it, except one word for the thread that watches for lost
+  /// ranks; see cuda::options.
   memory_functions<cudaStream_t> memory{};
 };
 
-/// One rank of a mesh in a CUDA program that has its own communicator, stream and GPU. It stands wherever a
-/// `context<cuda>&` or a `microbatch<cuda>` does, and must outlive the layers that are made with it. The communicator
-/// and the stream remain the caller's and must outlive it; nothing else may use the communicator while work of its
-/// layers is being issued. Making layers splits it, so that no work of the caller's may be in flight on it then.
+/// One rank of a mesh in a CUDA program that has its own communicator, stream and GPU. It converts to `context<cuda>&`
+/// and `microbatch<cuda>`, and must outlive the layers that are made with it. The communicator and the stream remain
+/// the caller's and must outlive it. No other code may use the communicator while layers issue work. Making layers
+/// splits the communicator, so the caller's work must not be in flight on it then.
 ///
-/// Layers put their work into the caller's stream and wait for nothing. plait owns the workspace, a stream for started
-/// collectives, the communicators of the mesh's groups, and a thread that watches for lost ranks. While a layer runs,
-/// it also owns room for what the layer gathers. Destruction waits for the stream.
+/// Layers enqueue their work in the caller's stream and do not wait for it. plait owns the workspace, a stream for
+/// started collectives, the communicators of the mesh's groups, and a thread that watches for lost ranks. While a layer
+/// runs, plait also owns memory for gathered data. The destructor waits for the stream.
 class attached_rank {
  public:
-  /// Collective. Throws `plait::error` where the mesh does not have the communicator's number of ranks, and where the
-  /// communicator is null.
+  /// Collective. Throws `plait::error` if the communicator is null or its number of ranks differs from the mesh's.
   attached_rank(const mesh_shape& shape, ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes,
                 const attach_options& options)
       : device_({.device = device_of(comm),
@@ -72,7 +71,8 @@ class attached_rank {
     nccl::detail::check(ncclCommCuDevice(comm, &device), "ncclCommCuDevice");
     return device;
   }
-  /// Lets the other GPUs of this process use the device's memory: NCCL has ranks of one process read each other's.
+  /// Gives the other GPUs of this process access to the device's memory, because NCCL lets ranks of one process read
+  /// each other's memory.
   void open_to_process(bool programs_memory) {
     static const std::uint64_t process = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32;
     struct place {
@@ -82,13 +82,14 @@ class attached_rank {
     const auto n = static_cast<std::size_t>(all.size);
     if (n == 1) return;
     void* memory = nullptr;
-    const cuda::stream side = device_.side_stream();  // the caller's may hold work that has not begun
+    const cuda::stream side = device_.side_stream();  // the caller's stream may hold work that has not begun
     if (programs_memory) {
-      programs_meeting_ = buffer<cuda>(device_, (n + 1) * sizeof(place), side);  // ready for it
+      programs_meeting_ = buffer<cuda>(device_, (n + 1) * sizeof(place), side);  // allocated in the order of this
+                                                                                 // stream
       memory = programs_meeting_.data();
-    } else {  // not of the pool, which is not open yet
+    } else {  // outside the pool, whose memory other GPUs cannot access yet
       detail::cuda_check(cudaMalloc(&memory, (n + 1) * sizeof(place)), "allocating");
-      meeting_.reset(memory);  // to be freed at the end: that waits for the device
+      meeting_.reset(memory);  // freed in the destructor, because freeing waits for the device
     }
     const place mine{process, static_cast<std::uint64_t>(device_.index())};
     std::vector<place> there(n);
@@ -105,7 +106,8 @@ class attached_rank {
     }
     device_.open_to(peers);
   }
-  /// A handle that is not null for the default stream, which to a device object would mean a stream of its own.
+  /// Returns a handle that is not null for the default stream: a null handle would make the device create its own
+  /// stream.
   static cudaStream_t named(cudaStream_t stream) {
     if (stream != nullptr) return stream;
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
@@ -128,14 +130,14 @@ box part_of(const attached_rank& here) {
 }
 
 /// Takes all ranks of the caller's communicator, in order, as the ranks of `shape`. `sizes` are the global sizes of the
-/// dims that layers will use; they can be set later in the context.
+/// dims that layers will use; the context also accepts them later.
 template <mesh_like Mesh>
 attached_rank attach(const Mesh& shape, ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {},
                      const attach_options& options = {}) {
   return attached_rank(shape.shape(), comm, stream, sizes, options);
 }
 
-/// Attaches to a mesh with at most one dynamic extent, which follows from the communicator's number of ranks.
+/// Attaches to a mesh with at most one dynamic extent, which is derived from the communicator's number of ranks.
 template <mesh_like Mesh>
   requires(Mesh::rank_dynamic <= 1)
 attached_rank attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {},

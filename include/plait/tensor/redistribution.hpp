@@ -1,5 +1,5 @@
-// Redistributions on arrays: a plan made ready for one rank and run, and `redistribute`, which plans at each call. The
-// layer with a backward pass is `redistribution` in nn/combinators.hpp.
+// Redistributions of arrays: `ready_plan` prepares a plan for one rank and runs it; `redistribute` plans at each call.
+// The layer with a backward pass is `redistribution` in nn/combinators.hpp.
 #pragma once
 
 #include <algorithm>
@@ -31,19 +31,20 @@
 
 namespace plait {
 
-/// Throws, with the text that a boundary has for it, if the layout names an axis that the mesh does not have: a sum
-/// over it would be dropped in silence.
+/// Throws, with the text of a boundary's error, if the layout names an axis that the mesh lacks. Otherwise a sum over
+/// this axis would be lost silently.
 void enforce_axes(const layout& a, const mesh_shape& mesh, std::string_view where);
 
-/// `a` without the axes along which there is one rank: they cost nothing and mean nothing. Axes that the mesh does not
-/// have are removed as well: `enforce_axes` comes first.
+/// Returns `a` without the axes that have one rank, since they need no data movement. It also removes axes that the
+/// mesh lacks, so `enforce_axes` must run first.
 layout prune(const layout& a, const world& w);
 
-/// Returns the moves of a plan in words: "all_gather over tp".
+/// Returns the steps of a plan in words: "all_gather over tp".
 std::string describe_steps(const plan& moves);
 
-/// A collective on arrays that are [outer, rows, inner] around the dim that it gathers or scatters. `begins` are the
-/// rows at which the parts of the ranks begin, and the last one ends; for an all-reduce, all is `inner` of one part.
+/// A collective on arrays [outer, rows, inner], where `rows` is the gathered or scattered dim. `begins` has the first
+/// row of each rank's part, then the end of the last part. For an all-reduce, `inner` is the whole array and there is
+/// one part.
 struct single_collective {
   transition_kind kind;
   any_communicator* comm;
@@ -51,34 +52,34 @@ struct single_collective {
   std::vector<std::int64_t> begins;
 };
 
-/// A redistribution made ready for one rank: the plan for the actual extents and sizes, its groups and its boxes. Runs
+/// A redistribution prepared for one rank: the plan for the actual extents and sizes, its groups and its boxes. It runs
 /// on contiguous row-major local arrays of any dtype.
 class ready_plan {
  public:
   ready_plan() = default;
   /// Throws `plait::error` that names `where` in three cases: a dim has fewer elements than ranks, the dims differ, or
-  /// the mesh does not have an axis of one of the layouts.
+  /// the mesh lacks an axis of a layout.
   ready_plan(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where);
 
-  /// Runs a given plan, such as the mirror of another.
+  /// Prepares a given plan, such as the mirror of another.
   ready_plan(const plan& p, world& w, const dim_sizes& sizes, std::string_view where);
 
   const plan& planned() const { return plan_; }
   plan backward() const;
   const box& source() const { return source_; }
   const box& target() const { return target_; }
-  /// True if no data moves: input and output are one local array.
+  /// True if no data moves: the input array equals the output array.
   bool trivial() const {
     for (const ready_step& s : ready_)
       if (s.kind != transition_kind::relabel) return false;
     return true;
   }
 
-  /// The all-gather, reduce-scatter or all-reduce that moves all that is moved. None for another plan.
+  /// The plan's only data movement, if this is one all-gather, reduce-scatter or all-reduce; otherwise none.
   std::optional<single_collective> single() const;
 
-  /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
-  /// count.
+  /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`. comm/metrics.hpp
+  /// counts the same costs at run time.
   template <class F>
   void visit_collectives(F&& f, std::size_t element_bytes) const {
     std::size_t next = 0;
@@ -95,8 +96,8 @@ class ready_plan {
     }
   }
 
-  /// From `in`, the local part in the plan's source layout, to `out`, in its target layout, elements of `type`. `in`
-  /// and `out` may be equal if the plan is trivial or consists of reductions; otherwise they must not overlap.
+  /// Moves `in`, the local part in the source layout, to `out`, in the target layout; elements are of `type`. `in` and
+  /// `out` may be equal if the plan is trivial or consists of reductions; otherwise they must not overlap.
   template <compute_device Device>
   void run(Device& device, const void* in, void* out, dtype type) const;
 
@@ -109,7 +110,7 @@ class ready_plan {
   };
   static view around(const box& b, int dim);
 
-  /// The exchange of an all-to-all with one rank of its group: boxes in the coordinates of the global tensor.
+  /// The exchange with one rank of an all-to-all: boxes in the coordinates of the global tensor.
   struct peer {
     box send, receive;
   };
@@ -120,23 +121,24 @@ class ready_plan {
     any_communicator* comm;
     box before, after;
     std::vector<peer> peers;
-    /// Where the parts of all ranks begin, and the last one ends, along the dim that is gathered or scattered, in
-    /// `after` or `before`; none where they are equal.
+    /// Where each rank's part begins along the gathered or scattered dim of `after` or `before`, then the end of the
+    /// last part. Empty if parts are equal.
     std::vector<std::int64_t> begins;
 
-    /// The gathered array, or the one that is scattered, around `dim`.
+    /// The gathered array, or the array to scatter, seen around `dim`.
     view whole() const { return around(kind == transition_kind::all_gather ? after : before, dim); }
-    /// Elements of the largest part: of a padded message.
+    /// Elements of the largest part, and so of a padded message.
     std::size_t message() const {
       std::int64_t rows = 0;
       for (std::size_t r = 0; r + 1 < begins.size(); ++r) rows = std::max(rows, begins[r + 1] - begins[r]);
       return static_cast<std::size_t>(rows * whole().outer * whole().inner);
     }
-    /// Whether parts of unequal sizes are sent as large as the largest, because the communicator asks for it.
+    /// Whether every message has the size of the largest part, because the communicator cannot send parts of unequal
+    /// sizes.
     bool padded(std::size_t element) const { return !begins.empty() && !comm->unequal_parts(message() * element); }
   };
 
-  /// The messages with the parts of all ranks, one after the other: elements, and where each begins.
+  /// The messages of all ranks, one after another: their elements, and where each begins.
   struct messages {
     std::vector<std::size_t> counts, offsets;
     std::size_t size = 0;
@@ -210,10 +212,10 @@ class ready_plan {
     }
   }
 
-  // Parts of unequal sizes. Each message is a part as it lies on its rank; a padded one has room for the largest.
+  // Handles parts of unequal sizes. Each message holds a part in its rank's order; a padded message has room for the
+  // largest part.
 
-  /// Calls f(first byte in the messages, first byte in the array, bytes of a row of the part) for the part of each
-  /// rank.
+  /// Calls f(first byte in the messages, first byte in the array, bytes of a row of the part) for each rank's part.
   template <class F>
   static void each_message(const ready_step& s, const messages& all, std::int64_t element, F&& f) {
     const std::int64_t row = s.whole().inner * element;
@@ -291,7 +293,7 @@ class ready_plan {
   plan plan_;
   box source_, target_;
   std::vector<ready_step> ready_;
-  std::vector<collective_cost> costs_;  ///< of the steps that communicate, in elements, without padding
+  std::vector<collective_cost> costs_;  ///< costs of the steps that communicate, in elements, without padding
 };
 
 template <compute_device Device>
@@ -324,7 +326,8 @@ template <class From, class To>
 struct redistribution_value {
   static constexpr verdict value = compare_dims(operand::output, layout_v<From>.dim_order(), layout_v<To>.dim_order());
 };
-/// Throws as `require_any_order` where a plan adds terms of ranks in the backend's order.
+/// Throws like `require_any_order` if a step of the plan sums over ranks, since the backend chooses the order of that
+/// sum.
 template <compute_device Device>
 void require_no_sum(const context<Device>& ctx, const ready_plan& moves, const std::string& name) {
   if (!sums_in_order(ctx)) return;
@@ -334,9 +337,10 @@ void require_no_sum(const context<Device>& ctx, const ready_plan& moves, const s
 }
 }  // namespace detail
 
-/// Brings an array from its spec to that of `out`, which has equal dims in equal order, by the plan of least bytes; any
-/// dim may be cut. Its adjoint is `redistribute` from `dual_t<To>` to `dual_t<From>`. The arrays must not overlap, but
-/// for one array whose way is reductions alone. It plans at each call; `ready_plan` plans once.
+/// Moves an array from its spec to that of `out`, which has equal dims in equal order, by the plan with the fewest
+/// bytes. Both specs may shard any dim. The adjoint is `redistribute` from `dual_t<To>` to `dual_t<From>`. The arrays
+/// must not overlap, except that they may be the same array if the plan consists of all-reduces. It plans at each call;
+/// `ready_plan` plans once.
 template <class In, class T, spec_like From, spec_like To, compute_device Device>
   requires std::same_as<std::remove_const_t<In>, T>
 part<T, To> redistribute(const context<Device>& ctx, const part<In, From>& in, const part<T, To>& out) {
@@ -358,7 +362,7 @@ part<T, To> redistribute(const context<Device>& ctx, const part<In, From>& in, c
   moves.run(ctx.device, in.unchecked(), out.unchecked(), dtype_of<T>);
   return out;
 }
-/// Does so from a tensor to a new one.
+/// Redistributes a tensor into a new one.
 template <spec_like To, class T, spec_like From, compute_device Device>
 tensor<T, To, Device> redistribute(const context<Device>& ctx, const tensor<T, From, Device>& x) {
   tensor<T, To, Device> y(ctx);
@@ -409,7 +413,7 @@ PLAIT_INLINE ready_plan::ready_plan(const plan& p, world& w, const dim_sizes& si
   enforce_axes(plan_.to, w.shape(), where);
   enforce_parts(plan_.from, w.shape(), sizes, where);
   enforce_parts(plan_.to, w.shape(), sizes, where);
-  // The order of a sum's ranks means nothing: it takes the communicator that the world has anyway.
+  // The order of ranks does not matter for a sum, so it uses the communicator that the world already has.
   for (redistribution_step& s : plan_.steps)
     if (s.kind == transition_kind::all_reduce) s.axes = w.shape().in_order(s.axes);
   const std::int64_t rank = w.rank();
@@ -468,7 +472,7 @@ PLAIT_INLINE std::vector<ready_plan::peer> ready_plan::peers(const redistributio
   const std::int64_t own = w.rank();
   const box mine_before = local_box(plan_.before(i), w.shape(), sizes, own);
   const box mine_after = local_box(s.after, w.shape(), sizes, own);
-  const auto common = [](const box& a, const box& b) {  // without elements if nothing is common
+  const auto common = [](const box& a, const box& b) {  // without elements if the boxes do not overlap
     box out = a;
     if (const std::optional<box> both = intersect(a, b))
       out = *both;

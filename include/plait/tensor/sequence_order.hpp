@@ -1,5 +1,5 @@
-// The order of a sequence's tokens along its dim, original or zigzag, and the arithmetic of causal attention on it. A
-// program that fills token ids asks for their positions.
+// The order of a sequence's tokens along its dim, original or zigzag, and the work of causal attention in this order.
+// Programs that load token ids ask it for the tokens' positions.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 
 namespace plait {
 
-/// Tokens that follow each other both where they are stored and in the text: `length` of them, the first at index `at`
-/// of a local array and at `position` of the text.
+/// A run of `length` tokens that are contiguous both in memory and in the text. The first is at index `at` of a local
+/// array and at `position` of the text.
 struct token_run {
   std::int64_t at = 0;
   std::int64_t position = 0;
@@ -28,21 +28,21 @@ struct token_run {
 };
 
 namespace detail {
-/// Runs in original order; runs that continue each other, in memory and in original order, become one.
+/// Returns the runs sorted by position in the text. Runs that are contiguous in memory and in the text are joined.
 std::vector<token_run> joined(std::vector<token_run> runs);
 }  // namespace detail
 
-/// The order of the tokens along a dim that shards a sequence: the original one (`seq`), or zigzag (`zseq`). For c
-/// ranks, zigzag cuts the sequence into 2c pieces. It puts piece r and its mirror, piece 2c - 1 - r, next to each
-/// other, in places 2r and 2r + 1. Sharded over the c ranks, rank r has these two. So every rank sees equally many
-/// tokens under a causal mask. Where 2c does not divide the length, pieces differ by one token.
+/// The order of tokens along a dim that shards a sequence: original (`seq`) or zigzag (`zseq`). For c ranks, zigzag
+/// cuts the sequence into 2c pieces. Piece r and its mirror, piece 2c - 1 - r, are adjacent, in places 2r and 2r + 1.
+/// So rank r of c holds these two, and every rank sees equally many tokens under a causal mask. If 2c does not divide
+/// the length, pieces differ by one token.
 ///
-/// Only what depends on a token's position knows the order: the loader of data, positions, attention and dropout.
+/// Only code that needs a token's position knows the order: the data loader, positions, attention and dropout.
 class sequence_order {
  public:
   sequence_order() = default;
   static sequence_order original(std::int64_t length) { return {length, 1}; }
-  /// Throws where there are more ranks than tokens. `field` names the length in the message, `axes` the ranks.
+  /// Throws if there are more ranks than tokens. In the message, `field` names the length and `axes` the ranks.
   static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& field = "the sequence",
                                const std::string& axes = "context-parallel ranks") {
     if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
@@ -54,15 +54,15 @@ class sequence_order {
   std::int64_t length() const { return length_; }
   bool is_text() const { return ranks_ == 1; }
 
-  /// The position in the text of the token at `index` of the dim.
+  /// The position in the text of the token at `index` along the dim.
   std::int64_t position(std::int64_t index) const { return run_at(index).position; }
-  /// The positions of the tokens at indices `first` to `first + count - 1`: of a rank's part of the dim.
+  /// The positions of the tokens at indices `first` to `first + count - 1`, such as a rank's part of the dim.
   std::vector<std::int64_t> positions(std::int64_t first, std::int64_t count) const {
     std::vector<std::int64_t> all(static_cast<std::size_t>(count));
     for (std::int64_t i = 0; i < count; ++i) all[static_cast<std::size_t>(i)] = position(first + i);
     return all;
   }
-  /// The positions as runs in original order; a run's `at` counts from `first`.
+  /// Returns these positions as runs in the order of the text. A run's `at` is relative to `first`.
   std::vector<token_run> runs(std::int64_t first, std::int64_t count) const {
     std::vector<token_run> all;
     for (std::int64_t i = first; i < first + count;) {
@@ -79,11 +79,11 @@ class sequence_order {
  private:
   sequence_order(std::int64_t length, std::int64_t ranks) : length_(length), ranks_(ranks) {}
 
-  /// The tokens from `index` to the end of its piece; `at` is the index. A rank with tokens [b, e) of the dim has two
-  /// pieces of a text of n tokens: [ceil(b/2), ceil(e/2)) and then [n - floor(e/2), n - floor(b/2)).
+  /// The run of tokens from `index` to the end of its piece; its `at` is the index. A rank with tokens [b, e) of the
+  /// dim has two pieces of a text of n tokens: [ceil(b/2), ceil(e/2)) and then [n - floor(e/2), n - floor(b/2)).
   token_run run_at(std::int64_t index) const {
     if (ranks_ == 1) return {index, index, length_ - index};
-    const std::int64_t rank = ((index + 1) * ranks_ - 1) / length_;  // the last one that begins at `index` or before
+    const std::int64_t rank = ((index + 1) * ranks_ - 1) / length_;  // the last rank that begins at or before `index`
     const std::int64_t begin = part_begin(length_, ranks_, rank), end = part_begin(length_, ranks_, rank + 1);
     const std::int64_t first = (begin + 1) / 2, front = (end + 1) / 2 - first, at = index - begin;
     if (at < front) return {index, first + at, front - at};
@@ -100,7 +100,7 @@ inline std::int64_t tokens_of(const std::vector<token_run>& runs) {
   return tokens;
 }
 
-/// Whether some token of `queries` sees one of `keys`.
+/// Whether some token of `queries` attends to some token of `keys`.
 inline bool sees(const token_run& queries, const token_run& keys, const kernels::attention_mask& mask = {}) {
   const std::int64_t last_query = queries.position + queries.length - 1, last_key = keys.position + keys.length - 1;
   return keys.position < mask.end(last_query) && last_key >= mask.first(queries.position);
@@ -113,24 +113,24 @@ inline bool sees(const std::vector<token_run>& queries, const std::vector<token_
   return false;
 }
 
-/// Queries and keys for one call of a kernel; the queries are runs `first_run` to `first_run + runs - 1`.
+/// The queries and keys of one kernel call. The queries are runs `first_run` to `first_run + runs - 1`.
 struct visible_piece {
   token_run queries, keys;
   std::size_t first_run = 0, runs = 1;
 };
 
-/// The pieces of an attention in which some query sees some key. Runs that are stored side by side become one piece
-/// although the text has others between them, where the mask allows it: keys that are seen as a whole may be counted
-/// from anywhere, and so may queries that see all keys. With `exact`, and with masks that need it, positions stay
-/// positions in the text.
+/// Returns the pairs of query and key runs in which some query attends to some key. If the mask allows it, runs that
+/// are adjacent in memory become one piece, even if they are apart in the text. Then positions need not be those of the
+/// text: keys that all queries see may have any position, and so may queries that see all keys. With `exact`, and with
+/// masks that need positions, all positions are those of the text.
 std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
                                           const kernels::attention_mask& mask, bool exact);
 
-/// How many pairs of a query and a key see each other: the work of attention.
+/// The number of pairs of a query and a key that attend to each other: the work of attention.
 std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
                            const kernels::attention_mask& mask = {});
 
-/// The work of each of `ranks` ranks that share out the sequence, in pairs of a query and a key.
+/// The work of each rank, in pairs of a query and a key, if `ranks` ranks shard the sequence.
 std::vector<std::int64_t> attention_work(const sequence_order& order, std::int64_t ranks,
                                          const kernels::attention_mask& mask = {});
 
@@ -158,7 +158,7 @@ PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_r
                                                        const kernels::attention_mask& mask, bool exact) {
   exact = exact || mask.needs_positions();
   const auto sees_all = [&](const token_run& q, const token_run& k) {
-    return k.position + k.length <= mask.end(q.position);  // where it is not exact, all before are seen
+    return k.position + k.length <= mask.end(q.position);  // without `exact`, every query sees all earlier keys
   };
   const auto follows = [](const token_run& a, const token_run& b) { return a.at + a.length == b.at; };
   std::vector<visible_piece> pieces;
@@ -201,7 +201,7 @@ PLAIT_INLINE std::int64_t visible_pairs(const std::vector<token_run>& queries, c
 
 PLAIT_INLINE std::vector<std::int64_t> attention_work(const sequence_order& order, std::int64_t ranks,
                                                       const kernels::attention_mask& mask) {
-  const std::vector<token_run> keys{{0, 0, order.length()}};  // what is seen does not depend on where keys are stored
+  const std::vector<token_run> keys{{0, 0, order.length()}};  // the storage order of keys does not affect the work
   std::vector<std::int64_t> work;
   for (std::int64_t r = 0; r < ranks; ++r) {
     const std::int64_t begin = part_begin(order.length(), ranks, r), end = part_begin(order.length(), ranks, r + 1);

@@ -1,5 +1,5 @@
-// One rank's part of a typed tensor, owned or viewed: `tensor`, views of a program's own memory, which it may have
-// declared const, and copies between a part and a whole array.
+// One rank's part of a typed tensor: `tensor` owns its memory or views the program's. `take_part` and `put_part` copy
+// between a part and a whole array.
 #pragma once
 
 #include <concepts>
@@ -36,15 +36,15 @@ class tensor {
   using spec = Spec;
 
   tensor() = default;
-  /// Owning and uninitialised, of the sizes that the context gives to the spec's dims. All constructors throw if the
-  /// spec mentions an axis that the context's mesh does not have.
+  /// Allocates uninitialised memory for the sizes that the context gives to the spec's dims. All constructors throw if
+  /// the spec mentions an axis that the context's mesh lacks.
   explicit tensor(const context<Device>& ctx)
       : part_(plait::part_of<Spec>(ctx)),
         own_(ctx.device, static_cast<std::size_t>(part_.local_size()) * sizeof(T)),
         data_(own_.template data<T>()) {}
-  /// A view of the caller's memory, which holds this rank's part.
+  /// Views the caller's memory, which holds this rank's part.
   tensor(const context<Device>& ctx, T* data) : part_(plait::part_of<Spec>(ctx)), data_(data) {}
-  /// Takes over memory that holds this rank's part. Throws where it is smaller than that.
+  /// Takes ownership of memory that holds this rank's part. Throws if it is smaller than the part.
   tensor(const context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) {
     if (const auto needed = static_cast<std::size_t>(part_.local_size()) * sizeof(T); memory.bytes() < needed)
       fail({"tensor ", describe(layout_v<Spec>), ": this rank's part has ", needed, " bytes, and the buffer has ",
@@ -64,7 +64,7 @@ class tensor {
   std::int64_t size() const { return data_ ? part_.local_size() : 0; }
   /// Where this part lies in the global tensor.
   const box& part() const { return part_; }
-  /// Local elements along the dim. Throws where the spec has no such dim.
+  /// Local elements along the dim. Throws if the spec lacks the dim.
   std::int64_t extent(dim_id dim) const {
     const int at = layout_v<Spec>.find(dim);
     if (at < 0) fail({"tensor ", describe(layout_v<Spec>), " has no dim ", dim.text()});
@@ -72,28 +72,28 @@ class tensor {
   }
   bool owning() const { return !own_.empty(); }
   explicit operator bool() const { return data_ != nullptr; }
-  /// This tensor's memory, for the calls that take typed pointers.
+  /// Converts to a typed pointer to this tensor's memory.
   operator plait::part<T, Spec>() { return detail::part_access::of<Spec>(data_, part_); }               // NOLINT
   operator plait::part<const T, Spec>() const { return detail::part_access::of<Spec>(data(), part_); }  // NOLINT
   void reset() { tensor().swap(*this); }
-  /// Hands out the memory that this owns. Until `give_memory` it is empty, and knows its part.
+  /// Moves the owned memory out. The tensor keeps its part and has no memory until `give_memory`.
   buffer<Device> take_memory() {
     data_ = nullptr;
     return std::move(own_);
   }
-  /// Takes memory for the same part.
+  /// Takes ownership of memory for the same part.
   void give_memory(buffer<Device> memory) {
     own_ = std::move(memory);
     data_ = own_.template data<T>();
   }
 
-  /// Returns this memory under an equivalent spec: invariant by mention or by default.
+  /// Returns this memory under an equivalent spec, in which an invariant axis may be mentioned or not.
   template <spec_like Other>
     requires(equivalent(layout_v<Spec>, layout_v<Other>))
   tensor<T, Other, Device> as() && {
     return release_to<Other>();
   }
-  /// A view of this tensor under an equivalent spec, which must not outlive it.
+  /// A view of this tensor under an equivalent spec. The view must not outlive the tensor.
   template <spec_like Other>
     requires(equivalent(layout_v<Spec>, layout_v<Other>))
   const tensor<T, Other, Device> view_as() const& {
@@ -102,10 +102,10 @@ class tensor {
     other.data_ = data_;
     return other;
   }
-  /// A temporary takes its memory with it: `as` moves that.
+  /// Deleted for temporaries, because the view would outlive their memory; `as` moves the memory.
   template <spec_like Other>
   const tensor<T, Other, Device> view_as() const&& = delete;
-  /// Returns this memory as a gradient: a value that has been overwritten with its own gradient.
+  /// Returns this memory as the gradient of its value, after the value has been overwritten with its gradient.
   tensor<T, dual_t<Spec>, Device> into_dual() && { return release_to<dual_t<Spec>>(); }
 
   void swap(tensor& other) noexcept {
@@ -134,7 +134,7 @@ class tensor {
 
 namespace detail {
 
-/// Throws where the caller's memory for `size` elements is a null pointer. `where` is a layer or a function.
+/// Throws if the caller's pointer to `size` elements is null. `where` names a layer or a function.
 inline void require_array(std::string_view where, const char* name, const void* pointer, std::int64_t size) {
   if (pointer == nullptr && size > 0)
     fail({where, ": ", name, " is a null pointer; it must point to this rank's ", size, " elements"});
@@ -142,8 +142,8 @@ inline void require_array(std::string_view where, const char* name, const void* 
 
 }  // namespace detail
 
-/// A view of the caller's memory, which holds this rank's part of a tensor with this spec. Of memory that may only be
-/// read, it is a `part<const T, Spec>`. Throws where the pointer is null, and this rank's part is not empty.
+/// A view of the caller's memory, which holds this rank's part of a tensor with this spec. Read-only memory becomes a
+/// `part<const T, Spec>`. Throws if the pointer is null and this rank's part is not empty.
 template <spec_like Spec, class T, compute_device Device>
   requires(!std::is_const_v<T>)
 tensor<T, Spec, Device> view(const context<Device>& ctx, T* data) {
@@ -170,7 +170,7 @@ inline void require_arrays(const char* call, const box& part, const void* whole,
           " elements"});
   require_array(call, name, mine, part.local_size());
 }
-/// Throws where the whole array has another number of elements than the tensor that `part` is of.
+/// Throws unless the whole array has as many elements as the tensor of `part`.
 inline void require_whole(const char* call, const box& part, std::int64_t elements) {
   const std::int64_t needed = without_padding(part).global_size();
   if (elements == needed) return;
@@ -178,7 +178,7 @@ inline void require_whole(const char* call, const box& part, std::int64_t elemen
         "; where a parameter is padded, give the parameter itself in place of a part: ", call,
         "(device, *layer.weight(), ...), whose array is without padding"});
 }
-/// Zeroes the rows of `values`, this rank's part, that are padding.
+/// Zeroes the padding rows of `values`, this rank's part.
 template <class T, compute_device Device>
 void zero_padding(Device& device, const box& part, T* values) {
   if (part.padding == 0) return;
@@ -186,7 +186,7 @@ void zero_padding(Device& device, const box& part, T* values) {
   if (kept < all) device.zero(values + kept, static_cast<std::size_t>(all - kept) * sizeof(T), device.main_stream());
 }
 
-/// Memory that knows its number of elements: a vector, an array, a span.
+/// An array with a known number of elements: a vector, an array, a span.
 template <class Array>
 concept counted_array = requires(Array& a) {
   a.data();
@@ -205,11 +205,11 @@ auto whole_elements(const char* call, const box& part, Whole& whole) {
 
 }  // namespace detail
 
-/// Copies the elements of `part` from the row-major array `whole` to `out`, of part.local elements. Both are in the
-/// device's memory; the copy is in its main stream. Nothing is sent: every rank has the whole. `whole` has part.global
-/// elements, without the rows that `part` calls padding, which become zero in `out`. Only the part of a parameter knows
-/// its padding: a part that a spec and a context give has none. `whole` is a pointer, or a vector or a span, and then
-/// this throws where it has another number of elements.
+/// Copies the elements of `part` from the row-major array `whole` to `out`, which has part.local elements. Both are in
+/// the device's memory, and the copy runs in its main stream. No data is sent between ranks: every rank has the whole
+/// array. `whole` has part.global elements, without the padding rows of `part`, which become zero in `out`. Only parts
+/// of parameters have padding. `whole` is a pointer, a vector or a span; the latter two are checked for their number of
+/// elements.
 template <class T, compute_device Device, class Whole>
 void take_part(Device& device, const box& part, const Whole& whole, T* out) {
   const T* const from = detail::whole_elements("take_part", part, whole);
@@ -219,7 +219,7 @@ void take_part(Device& device, const box& part, const Whole& whole, T* out) {
   kernels::copy_box(device, from, detail::whole_box(kept), out, kept, kept, static_cast<std::int64_t>(sizeof(T)));
   detail::zero_padding(device, part, out);
 }
-/// Copies them back to their place in the whole array, whose other elements stay. Padding is left out.
+/// Copies elements of `in` back to their place in the whole array, whose other elements stay. Padding is not copied.
 template <class T, compute_device Device, class Whole>
 void put_part(Device& device, const box& part, const T* in, Whole&& whole) {
   T* const to = detail::whole_elements("put_part", part, whole);
@@ -229,7 +229,7 @@ void put_part(Device& device, const box& part, const T* in, Whole&& whole) {
   kernels::copy_box(device, in, kept, to, detail::whole_box(kept), kept, static_cast<std::int64_t>(sizeof(T)));
 }
 
-/// Both for a typed pointer, which knows where its part lies.
+/// Both copies for a typed pointer, which knows its part's place.
 template <class T, spec_like Spec, compute_device Device, class Whole>
 void take_part(Device& device, const Whole& whole, const part<T, Spec>& out) {
   take_part(device, out.where(), whole, out.unchecked());
