@@ -38,12 +38,12 @@ def functions(assembly: str) -> dict[str, list[str]]:
 def normalise(body: list[str]) -> list[str]:
     names: dict[str, str] = {}
     rename = lambda match: names.setdefault(match.group(0), f"L{len(names)}")
-    # What is named by no jump says nothing about the code.
+    # Labels that no jump names are removed: they do not describe the code.
     text = "\n".join(body)
     used = set(re.findall(r"\.L\w+(?!\w|:)", text))
     kept = [line for line in body if not (line.endswith(":") and line[:-1] not in used)]
     lines = [re.sub(r"\.L\w+", rename, line) for line in kept]
-    # Whether two registers are equal is asked in either order.
+    # The operands of a test for equality may have either order.
     for at, line in enumerate(lines[:-1]):
         compare = re.match(r"(cmp\w?) (%\w+), (%\w+)$", line)
         if compare and re.match(r"jn?e ", lines[at + 1]):

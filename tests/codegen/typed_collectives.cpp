@@ -1,11 +1,10 @@
-// A typed collective is the communicator's own call: nothing before it, nothing after it but the pointer that it
-// returns.
+// A typed collective compiles to the communicator's own call; it only adds the returned pointer.
 #include "plait/comm/typed.hpp"
 #include "plait/layout/apply.hpp"
 
 using namespace plait;
 
-/// A communicator of which the compiler sees declarations only.
+/// A communicator with declarations only, so the compiler cannot inline its calls.
 struct opaque {
   void all_reduce(const void* in, void* out, std::size_t n, dtype type, reduce_op op);
   void all_gather(const void* in, void* out, std::size_t n, dtype type);
@@ -22,7 +21,7 @@ using scattered = spec<shard<seq, cp, tp>, hidden>;
 using weight_gradient = spec<hidden, partial<dp, cp, tp>>;
 using summed = spec<hidden, invariant<dp, cp, tp>>;
 
-/// What a program that checks its arrays has of one.
+/// An array of a program that checks its arrays.
 template <class T>
 struct array {
   T* data;
@@ -81,7 +80,7 @@ float* raw_reduce_scatter(opaque* comm, const array<const float>& x, const array
   return y.data;
 }
 
-// A program's own kernel behind `apply` is a call of the kernel, after the compares of sizes.
+// A program's own kernel called through `apply`: the sizes are compared, then the kernel is called.
 void gelu(float* y, const float* x, std::int64_t n);
 float* typed_nonlinear(const part<float, settled>& y, const part<const float, settled>& x) {
   return apply(rule::nonlinear, gelu, y, x).unchecked();

@@ -1,5 +1,5 @@
-// A typed collective on the caller's NCCL communicator is NCCL's call with the caller's arguments, and the look at its
-// result that every program takes.
+// A typed collective on the caller's NCCL communicator compiles to NCCL's call with the caller's arguments, and the
+// check of its result that every program makes.
 // include: declared ../stand_in/cuda
 #include "plait/comm/nccl/calls.hpp"
 #include "plait/comm/typed.hpp"
@@ -12,7 +12,7 @@ using complete = spec<shard<seq, cp>, hidden, replicate<tp>>;
 using scattered = spec<shard<seq, cp, tp>, hidden>;
 using group = typed_group<const nccl::bare_communicator, tp>;
 
-/// What a program that checks its arrays has of one.
+/// An array of a program that checks its arrays.
 template <class T>
 struct array {
   T* data;

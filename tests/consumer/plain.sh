@@ -1,14 +1,14 @@
 #!/bin/sh
-# consumer/plain.sh WAY: plait's headers in programs that are compiled without CMake, by `-I` alone.
+# consumer/plain.sh WAY: compiles programs with plait's headers without CMake, by `-I` alone.
 #   hidden    a context made in one shared library, layers in another, both with hidden symbols
-#   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang; and a
-#             program's own macros that are words of plait's stay as they are, and headers compile after them
-#   nvcc      a program on GPUs by the README's line, with all warnings of nvcc's and its host compiler's as errors, and what
-#             other compilers say of its layers
-#   openmp    a program with OpenMP threads of its own, which stay its own
-#   language  a compiler in C++17 mode gets one message, and one without exceptions another
+#   warnings  every header and a program, with all warnings as errors, under g++ and, if found, clang. A program's
+#             macros with names that plait uses keep their values, and headers compile after them
+#   nvcc      a program on GPUs by the README's line, with all warnings of nvcc and its host compiler as errors; and the
+#             errors of other compilers for its layers
+#   openmp    a program with its own OpenMP threads, whose number plait does not change
+#   language  a compiler in C++17 mode prints one message, and a compiler without exceptions another
 #   flags     without run-time type information, and with the undefined-behaviour sanitizer by the guide's flags
-# PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one, and NVCC nvcc, likewise.
+# PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG a second compiler and NVCC nvcc, both empty if not found.
 set -eu
 
 way=$1
@@ -41,7 +41,7 @@ case "$way" in
   warnings)
     all="-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Werror"
     {
-      # What plait includes of others comes first: theirs is theirs.
+      # Headers of other libraries come first: the macros are not meant for them.
       (cd "$include" && headers | xargs grep -h '^#include <' | sort -u | grep -Ev 'cuda|nccl|mpi|nvtx|dlpack|<omp')
       cat <<'EOF'
 #define min(a, b) ((a) < (b) ? (a) : (b))
@@ -63,16 +63,16 @@ inline void words(int n) {
 }
 EOF
       for word in min max None I small check verify require fail; do echo "#undef $word"; done
-      # The program comes after all headers in one unit, so that they are read once.
+      # One unit includes all headers and then the program, so the compiler reads them once.
       echo "#include \"$PLAIT_SOURCE/examples/quickstart.cpp\""
     } >"$work/all.cpp"
     for compiler in "$CXX" ${CLANG:-}; do
       "$compiler" -std=c++20 -fsyntax-only $all -I"$include" $openblas "$work/all.cpp" || fails "$compiler, all headers"
     done
-    # What the flags are for: a header with such a warning does not pass.
+    # The flags must have an effect: a header with such a warning is an error.
     echo 'template <class T> int narrowed(T n) { return n; } int main() { return narrowed(0L); }' >"$work/bad.cpp"
     if "$CXX" -std=c++20 -fsyntax-only $all "$work/bad.cpp" 2>/dev/null; then fails "a warning passed"; fi
-    # Without what protects the macros, even the cheapest headers do not compile.
+    # Without the protection of macros, even the cheapest headers do not compile.
     mkdir -p "$work/bare/plait/core"
     : >"$work/bare/plait/core/macros_off.hpp"
     grep -Ev '"plait/|quickstart|^#undef' "$work/all.cpp" | sed '/define fail/a #include "plait/algebra.hpp"' >"$work/few.cpp"
@@ -86,11 +86,12 @@ EOF
     [ -n "$line" ] || fails "the README has no line of nvcc's for app.cu"
     cp "$here/nvcc/app.cu" "$work/app.cu"
     ln -s "$include" "$work/include"
-    # Without -Wpedantic: what nvcc hands to the host compiler has GNU line directives and designated initialisers.
+    # Without -Wpedantic: the code that nvcc gives the host compiler has GNU line directives and designated
+    # initialisers.
     all="-Xcompiler=-Wall,-Wextra,-Wshadow,-Wconversion,-Wsign-conversion,-Werror --Werror=all-warnings"
     (cd "$work" && "$NVCC" $line -o app -ccbin "$CXX" $all) || fails "nvcc $line"
     "$work/app" || fails "app.cu"
-    # What the flags are for: neither the host compiler's warnings pass nor nvcc's.
+    # The flags must have an effect: warnings of the host compiler and of nvcc are errors.
     echo 'template <int N> struct held { int at[N]; };' >"$work/host.cu"
     printf '%s\n' 'int host();' '__global__ void kernel() { int unused; }' >"$work/device.cu"
     for bad in host device; do
@@ -98,8 +99,8 @@ EOF
         fails "a warning passed: $bad.cu"
       fi
     done
-    # Another compiler is told so first, of whatever header it took the device and the layers from; and that file may use
-    # layers of the processor beside a GPU, and layers of GPUs where they are compiled elsewhere.
+    # With another compiler the first error says this, for each header that declares the device and the layers. Such a
+    # file may use layers on the cpu in a program with a GPU, and layers on GPUs that nvcc compiles in another file.
     toolkit=$(dirname "$(readlink -f "$NVCC")")/../include
     for compiler in "$CXX" ${CLANG:-}; do
       compile="$compiler -std=c++20 -fsyntax-only -I$include -isystem $toolkit $openblas $here/nvcc/layers.cpp"
@@ -107,8 +108,8 @@ EOF
       grep 'error:' "$work/refused.txt" | head -1 |
         grep -q 'kernels of layers on GPUs are neither compiled here nor elsewhere: let nvcc compile this file' ||
         { head -20 "$work/refused.txt"; fails "$compile: another error comes first"; }
-      way=-DDEVICE=cpu                                              # layers of the processor beside a GPU
-      [ "$compiler" = "$CXX" ] || way=-DPLAIT_COMPILED_CUDA  # layers whose kernels are compiled elsewhere
+      way=-DDEVICE=cpu                                              # layers on the cpu in a program with a GPU
+      [ "$compiler" = "$CXX" ] || way=-DPLAIT_COMPILED_CUDA  # layers with kernels that another file compiles
       $compile $way || fails "$compile $way"
     done
     ;;

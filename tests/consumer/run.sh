@@ -36,9 +36,9 @@ case "$way" in
     cmake --install "$PLAIT_BUILD" --prefix "$work/prefix" >"$work/install.log" 2>&1 || must false
     must configure app "$here/find_package" -DCMAKE_PREFIX_PATH="$work/prefix"
     must build_and_run app app algebra
-    # No component asked for: nothing is looked for, so a machine without oneDNN is served.
+    # Without components CMake searches for no library, so the project also works on a machine without oneDNN.
     must configure bare "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON
-    # A component that cannot be had, or does not exist, is an error that says so.
+    # A component that is not found, or does not exist, is an error with its name.
     if configure without "$here/find_package" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON; then
       must false
     fi
@@ -47,7 +47,7 @@ case "$way" in
       must false
     fi
     must grep -q "no component .abacus." "$work/unknown.log"
-    # Kernels that are compiled once need nvcc, and say so where the project has not asked for it.
+    # Components with compiled kernels need nvcc; the error says so if the project has not enabled CUDA.
     if configure language "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DEXTRA_COMPONENT=compiled_cuda; then
       must false
     fi
@@ -60,13 +60,13 @@ case "$way" in
     ;;
   fetch_content | add_subdirectory)
     must configure app "$here/$way" -DPLAIT_SOURCE="$PLAIT_SOURCE"
-    if [ "$way" = fetch_content ]; then  # the targets are those of add_subdirectory, whose test links with them
+    if [ "$way" = fetch_content ]; then  # it has the targets of add_subdirectory, whose test links with them
       must build_and_run app algebra
     else
       must build_and_run app app algebra
     fi
     if [ "$way" = add_subdirectory ]; then
-      # What a target lacks is named where something links with it, whichever folder says so, and not elsewhere.
+      # The error names a target's missing library where another target links with it, in any folder, and only there.
       if configure without "$here/$way" -DPLAIT_SOURCE="$PLAIT_SOURCE" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON \
         -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON; then
         must false
@@ -94,7 +94,7 @@ case "$way" in
       exit 77
     }
     must cmake --build "$work/app" -j 2 >>"$work/app.log" 2>&1
-    # One runtime in each program: CMake's own (static), the shared one that it was told, plait's where there is none.
+    # Each program has one runtime: CMake's static one, the shared one that it selects, or plait's if it selects none.
     for program in by_nvcc by_nvcc_shared by_nvcc_none by_cxx; do
       shared=$(readelf -d "$work/app/$program" | grep -c 'NEEDED.*libcudart' || true)
       own=$(nm "$work/app/$program" | grep -c ' [tT] cudaGetDeviceCount$' || true)

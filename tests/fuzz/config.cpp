@@ -1,4 +1,4 @@
-// The reader of a config.json: any text gives a model whose own text reads back as the same model, or an error.
+// Reads a config.json: any text gives an error, or a model whose written text gives the same model again.
 #include <cstddef>
 #include <cstdlib>
 #include <string_view>

@@ -23,7 +23,7 @@ if(EXISTS "${fuzzer_library}")
       COMMENT "Building the fuzzer of ${name} with ${PLAIT_CLANG}"
       VERBATIM)
     list(APPEND fuzzers "${program}")
-    set(found "${CMAKE_CURRENT_BINARY_DIR}/fuzz/${name}")  # inputs that reach new code are kept from run to run
+    set(found "${CMAKE_CURRENT_BINARY_DIR}/fuzz/${name}")  # keeps inputs that reach new code for later runs
     file(MAKE_DIRECTORY "${found}")
     math(EXPR seconds "${PLAIT_FUZZ_SECONDS} + 60")
     add_test(NAME fuzz.${name} COMMAND "${program}" -seed=1 -max_total_time=${PLAIT_FUZZ_SECONDS} -rss_limit_mb=2048

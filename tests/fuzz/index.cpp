@@ -1,4 +1,4 @@
-// The reader of a model.safetensors.index.json: any text gives names of files that stay in their folder, or an error.
+// Reads a model.safetensors.index.json: any text gives an error, or names of files inside the folder.
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>

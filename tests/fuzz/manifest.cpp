@@ -1,5 +1,5 @@
-// The reader of manifests: any text gives a manifest that is written and read back as it was, and whose small tensors
-// have every element in exactly one box, counted one by one; or an error.
+// Reads manifests: any text gives an error, or a manifest that is equal after it is written and read. Counting shows
+// that each element of its small tensors is in exactly one box.
 #include "plait/checkpoint/manifest.hpp"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// The reader of the log of a run: any text gives steps in ascending order, equal to themselves when two are compared,
-// or an error.
+// Reads the log of a run: any text gives an error, or steps in ascending order that are equal when compared with
+// themselves.
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>

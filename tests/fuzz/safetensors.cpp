@@ -1,6 +1,6 @@
-// The reader of safetensors files: any bytes give entries that lie in the file and take what their shapes say, or an
-// error. A first byte that is odd makes the rest a header: the length before it and data after it, as many bytes as the
-// second byte says, are put there, so that inputs reach what is behind them.
+// Reads safetensors files: any bytes give an error, or entries that lie in the file with the size of their shapes. An
+// odd first byte makes the rest a header: the test adds the length before it, and after it as many bytes of data as the
+// second byte says. Without this, few inputs would reach the code after the length check.
 #include "plait/checkpoint/safetensors.hpp"
 
 #include <cstdlib>

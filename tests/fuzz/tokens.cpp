@@ -1,5 +1,5 @@
-// The readers of token files: the first byte says how much of the rest is an index and how much are tokens. Any two
-// files give tokens below the vocabulary, each in a document that begins at or before it, or an error.
+// Reads token files: the first byte gives the share of the rest that is an index; the other bytes are tokens. Any two
+// files give an error, or tokens below the vocabulary size, each in a document that starts at or before the token.
 #include <unistd.h>
 
 #include <algorithm>

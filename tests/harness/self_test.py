@@ -26,7 +26,7 @@ FAIL_CASES = {  # name: (text of the case, whether the runner must accept it)
     "a second case compiles": ("// expect: an int of one byte\n// case: a\n" + MISTAKE + "// case: b\nint x;\n", False),
     "the fix is broken": ("// expect: an int of one byte\n#define OURS\n" + MISTAKE + "no_such_thing x;\n", False),
 }
-FIXED_CASES = {  # name: (text of a case that is compiled beside another, whether the two must be accepted)
+FIXED_CASES = {  # name: (text of a case compiled together with another, whether the two must be accepted)
     "right": ("#include <vector>\nstd::vector<int> mine;\n" + MISTAKE, True),
     "the fix is broken": ("// expect: an int of one byte\n" + MISTAKE + "no_such_thing x;\n", False),
     "another's names": ("void use() {}\nstruct policy {};\n" + MISTAKE, True),

@@ -65,7 +65,7 @@ def main() -> int:
 
     def closure(name: str) -> set[str]:
         if name not in below:
-            below[name] = set()  # a circle is another test's
+            below[name] = set()  # another test reports circles
             below[name] = {n for d in direct.get(name, ()) if d in direct for n in closure(d) | {d}}
         return below[name]
 

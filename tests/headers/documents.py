@@ -11,13 +11,13 @@ import sys
 
 KINDS = {"unit": "unit", "parity": "parity", "cuda": "cuda", "cuda_on_cpu": "cuda", "mpi": "mpi", "fail": "fail",
          "fuzz": "fuzz", "codegen": "codegen", "ports": "ports", "script": "scripts"}
-BESIDE = {"include", "include/plait", "tests", "examples", "benchmarks"}  # paths begin here, at the root, or at the file
+BESIDE = {"include", "include/plait", "tests", "examples", "benchmarks"}  # paths start here, at the root, or at the file
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PATH = re.compile(r"`((?:[\w.]+/)+\w+\.(?:hpp|cpp|cu|h|py|sh|md|json|csv))`")
 TEST = re.compile(r"`(%s)\.(\w+\*?)`" % "|".join(KINDS))
 VARIANT = re.compile(r"^// variant: (\w+)", re.MULTILINE)
-ADDED = re.compile(r"add_test\(NAME (\w+\.\w+)\s")  # one by one, in a CMake file
+ADDED = re.compile(r"add_test\(NAME (\w+\.\w+)\s")  # tests added by name in a CMake file
 SUFFIXES = {".cpp", ".cu", ".sh"}
 CMAKE = re.compile(r"```cmake\n(.*?)```", re.DOTALL)
 COMMANDS = re.compile(r"```sh\n(.*?)```|`(build/bin/[^`\n]+)`", re.DOTALL)
@@ -33,7 +33,7 @@ def tests_of(folder: pathlib.Path) -> set[str]:
     names = set()
     for file in folder.glob("**/*"):
         if file.suffix in SUFFIXES:
-            # Names of tests for GPUs have no folder.
+            # Names of tests for GPUs do not contain a folder.
             name = file.stem if folder.name == "cuda" else "_".join(file.relative_to(folder).with_suffix("").parts)
             names |= {name, *VARIANT.findall(file.read_text(encoding="utf-8"))}
     return names

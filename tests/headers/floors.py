@@ -21,12 +21,12 @@ MOST_OPENING_LINES = 4
 MOST_WORDS = 25
 MOST_FUNCTION_LINES = 60
 MOST_FILES = 15
-NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
-WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # of comments that say nothing of what they stand at
-OPTION = re.compile(r'"[^"\n]*(?<![\w-])--[a-z][a-z-]+[^"\n]*"')  # of a program, in a text
+NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # paths of files
+WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # in comments: words that do not describe the code
+OPTION = re.compile(r'"[^"\n]*(?<![\w-])--[a-z][a-z-]+[^"\n]*"')  # an option of a program, in a text
 COMMENT = re.compile(r"\s*///?<? ?(.*)")
 SENTENCE_END = re.compile(r"(?<=[.:;!?]) ")
-NO_SUBJECT = re.compile(r"///? (What|The same)\b")  # where an opening comment or a docstring begins
+NO_SUBJECT = re.compile(r"///? (What|The same)\b")  # at the start of an opening comment or a docstring
 PROTECTED = re.compile(r'^#pragma push_macro\("(\w+)"\)$', re.MULTILINE)
 NO_CODE = re.compile(r"""//[^\n]*|/\*.*?\*/|^[ \t]*\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""", re.DOTALL | re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -116,7 +116,7 @@ def main() -> int:
     complaints, seen, includes = [], 0, {}
     words = PROTECTED.findall((root / "plait/core/macros_off.hpp").read_text())
     word = re.compile(rf"\b({'|'.join(words)})\b") if words else re.compile(r"(?!)")
-    for file in sorted(root.glob("**/*")):  # all of it is installed
+    for file in sorted(root.glob("**/*")):  # all of the folder is installed
         if file.is_file() and file.suffix not in {".hpp", ".h", ".ipp", ".cpp", ".cu"}:
             complaints.append(f"{file.relative_to(root).as_posix()}: no source")
     for file in sorted(f for ending in ("hpp", "h", "ipp") for f in root.glob(f"plait/**/*.{ending}")):
@@ -136,7 +136,7 @@ def main() -> int:
         opening = next((i for i, line in enumerate(text.split("\n")) if not line.startswith("// ")), 0)
         if not 1 <= opening <= MOST_OPENING_LINES:
             complaints.append(f"{name}: opens with {opening} lines of comment; 1 to {MOST_OPENING_LINES} are legal")
-        for named in NAMED.findall("\n".join(text.split("\n")[:opening])):  # from plait/, or from where include/ lies
+        for named in NAMED.findall("\n".join(text.split("\n")[:opening])):  # from plait/, or from the folder of include/
             if not any((folder / named).exists() for folder in (root / "plait", root, root.resolve().parent)):
                 complaints.append(f"{name}: its comment names {named}, which does not exist")
         for line in text.split("\n"):

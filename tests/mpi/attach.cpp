@@ -1,4 +1,4 @@
-// A world on a communicator of the caller's, which stays the caller's.
+// A world on a communicator that the caller owns and still uses afterwards.
 #include <mpi.h>
 
 #include <chrono>
@@ -12,8 +12,8 @@
 
 namespace pl = plait;
 
-/// What goes wrong in an operation that nobody waits for, the next one says. Returns the number of mistakes.
-int what_a_drop_says(pl::mpi::communicator comm) {
+/// The next operation reports the error of an operation whose request was dropped. Returns the number of mistakes.
+int test_dropped_request(pl::mpi::communicator comm) {
   const int rank = comm.rank(), next = (rank + 1) % comm.size(), last = (rank + comm.size() - 1) % comm.size();
   float four[4] = {}, ten[10] = {};
   {
@@ -35,8 +35,8 @@ int what_a_drop_says(pl::mpi::communicator comm) {
   return 1;
 }
 
-/// Ranks that wait for a message and for a large sum in different orders, where MPI was told of one thread alone.
-int what_one_thread_moves(pl::mpi::communicator comm) {
+/// Ranks wait for a message and for a large sum in different orders, where MPI supports one thread only.
+int test_one_thread(pl::mpi::communicator comm) {
   const int rank = comm.rank(), peer = rank ^ 1;
   std::vector<float> all(1 << 16, 1.0f);
   float said = static_cast<float>(rank), heard = -1;
@@ -54,8 +54,8 @@ int what_one_thread_moves(pl::mpi::communicator comm) {
   return right ? 0 : 1;
 }
 
-/// A sum that is under way keeps the pieces in which it was started.
-int what_a_new_piece_changes(pl::mpi::communicator comm) {
+/// A sum in flight keeps the size of pieces with which it was started.
+int test_new_piece(pl::mpi::communicator comm) {
   std::vector<float> all(1 << 18, 1.0f);
   if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   pl::request sum = comm.start_all_reduce(all.data(), all.data(), all.size(), pl::dtype::f32, pl::reduce_op::sum);
@@ -67,8 +67,8 @@ int what_a_new_piece_changes(pl::mpi::communicator comm) {
   return right ? 0 : 1;
 }
 
-/// A null communicator is refused before MPI sees it, which would end the program.
-int what_a_null_communicator_says() {
+/// A null communicator is an error of plait; MPI would stop the program.
+int test_null_communicator() {
   std::string text = "nothing";
   try {
     pl::mpi::communicator::attach(MPI_COMM_NULL, "mine");
@@ -83,8 +83,8 @@ int what_a_null_communicator_says() {
   return 1;
 }
 
-/// A communicator that is attached is not attached again until the first has ended, and its duplicate is.
-int what_a_second_attach_says(MPI_Comm comm) {
+/// An attached communicator cannot be attached again until the first attachment ends, but its duplicate can.
+int test_second_attach(MPI_Comm comm) {
   const pl::mpi::communicator first = pl::mpi::communicator::attach(comm);
   MPI_Comm copy = MPI_COMM_NULL;
   MPI_Comm_dup(comm, &copy);
@@ -125,11 +125,11 @@ int main(int argc, char** argv) {
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(my_comm, &handler);
     if (handler != MPI_ERRORS_ARE_FATAL) std::printf("the communicator has another error handler than before\n"), ++bad;
-    bad += what_a_null_communicator_says();
-    bad += what_a_second_attach_says(my_comm);
-    bad += what_a_new_piece_changes(pl::mpi::communicator::attach(my_comm));
-    bad += what_a_drop_says(pl::mpi::communicator::attach(my_comm));
-    bad += what_one_thread_moves(pl::mpi::communicator::attach(my_comm));
+    bad += test_null_communicator();
+    bad += test_second_attach(my_comm);
+    bad += test_new_piece(pl::mpi::communicator::attach(my_comm));
+    bad += test_dropped_request(pl::mpi::communicator::attach(my_comm));
+    bad += test_one_thread(pl::mpi::communicator::attach(my_comm));
     MPI_Comm_free(&my_comm);
   }
   MPI_Finalize();

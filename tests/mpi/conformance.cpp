@@ -20,8 +20,8 @@ int main(int argc, char** argv) {
     plait::test::check_types(counted);
     plait::test::check_interleaved(counted);
 
-    // Large ones that are started go by messages, in place or not, in pieces as between hosts, or not as within one;
-    // and between hosts small reductions too.
+    // Large reductions and gathers that are started travel as messages: in place or not, in pieces (as between hosts)
+    // or whole (as within one). Between hosts small reductions do too.
     auto as_far = world.split(0, world.rank(), "as between hosts");
     as_far.set_piece(60 << 10);
     plait::any_communicator any_far(as_far);
@@ -34,11 +34,10 @@ int main(int argc, char** argv) {
           plait::test::check_all_reduce<double>(comm, n, plait::reduce_op::max, h, 4);
           plait::test::check_reduce_scatter<float>(comm, n, plait::reduce_op::sum, h, 5);
           plait::test::check_all_gather<double>(comm, n, h, 6);
-          plait::test::check_all_gather<plait::bf16>(comm, n + 7383, h, 7);  // a piece, and one element
+          plait::test::check_all_gather<plait::bf16>(comm, n + 7383, h, 7);  // one element more than a piece
         }
 
-    // Several under way, whose phases meet in another order on each rank, and that are asked before they are waited
-    // for.
+    // Several sums in flight. Each rank starts their phases in another order and tests them before it waits.
     std::vector<std::vector<float>> sums;
     std::vector<plait::request> open;
     for (int i = 0; i < 4; ++i) sums.emplace_back(20000, static_cast<float>(world.rank() + 1 + i));
@@ -58,8 +57,8 @@ int main(int argc, char** argv) {
         if (x != static_cast<float>(n * (n + 1) / 2 + static_cast<int>(i) * n)) plait::fail({"a sum is ", x});
     }
 
-    // Gathers and a reduction under way together on two communicators, in many pieces each, waited for from the last
-    // on.
+    // Gathers and a reduction in flight together on two communicators, in many pieces each. The ranks wait for the last
+    // one first.
     auto first = world.split(0, world.rank(), "first"), beside = world.split(0, -world.rank(), "beside");
     first.set_piece(60 << 10);
     beside.set_piece(10001);
@@ -87,7 +86,7 @@ int main(int argc, char** argv) {
     for (const float x : added)
       if (x != static_cast<float>(world.size())) plait::fail({"a sum beside gathers is ", x});
 
-    // The rate between hosts: of two with the ranks in halves, and of two with the ranks in turns. All agree on it.
+    // The rate between two hosts: ranks in halves, then alternating ranks. All ranks must have the same rate.
     const int mine = world.rank(), size = world.size();
     for (const bool in_turns : {false, true}) {
       const auto host = [&](int r) { return in_turns ? r % 2 : 2 * r / size; };
@@ -101,7 +100,7 @@ int main(int argc, char** argv) {
       if (std::isfinite(rate) != (size > 1) || rate <= 0) plait::fail({"the rate between hosts is ", rate});
     }
 
-    auto small = world.split(0, world.rank(), "small pieces");  // the paths of counts that exceed an int
+    auto small = world.split(0, world.rank(), "small pieces");  // the code for counts that exceed an int
     small.set_limit(100);
     plait::test::check_types(small);
     plait::test::check_all_gather<float>(small, 9001, plait::test::how::started, 8);

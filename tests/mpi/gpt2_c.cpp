@@ -1,8 +1,8 @@
 // ranks: 1 2 4
-// examples/gpt2_c: every rank runs the plain program, then its part of the parallel one, tensor-parallel with sequence
-// parallelism and without. In each step that begins with the plain program's weights, and each of its gradient tensors
-// is compared with its part of the plain program's, element by element. examples/gpt2_c/CMakeLists.txt makes
-// tensor_parallel.cpp of parallel.cpp.
+// Compares examples/gpt2_c: every rank runs the plain program, then its part of the parallel one, with tensor
+// parallelism and with and without sequence parallelism. Each step of the parallel program starts with the plain
+// program's weights. The test compares each gradient tensor with the rank's part of the plain program's, element by
+// element. examples/gpt2_c/CMakeLists.txt makes tensor_parallel.cpp from parallel.cpp.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -19,7 +19,7 @@
 #include "plait/nn.hpp"
 #include "plait/parallel/gradient_norm.hpp"
 
-// Three programs in one: all that they include stands above.
+// Three programs in one file: their includes are above.
 #define main program
 namespace plain {
 #include "../../examples/gpt2_c/plain.cpp"
@@ -37,7 +37,7 @@ namespace pl = plait;
 namespace {
 
 constexpr int steps = 3;
-constexpr float allowed = 1e-5f;  // of a tensor's largest gradient: ranks sum in other orders
+constexpr float allowed = 1e-5f;  // relative to a tensor's largest gradient: ranks sum in other orders
 int failures = 0;
 
 std::vector<unsigned char> read_text() {
@@ -48,7 +48,7 @@ std::vector<unsigned char> read_text() {
   return text;
 }
 
-/// The weights before each step of the plain program and their gradients, in its order, and the sizes of the tensors.
+/// The weights before each step of the plain program, their gradients, and the sizes of the tensors, in its order.
 struct plain_steps {
   std::vector<std::vector<float>> weights, gradients;
   std::vector<long> sizes;
@@ -73,7 +73,7 @@ plain_steps run_plain(const std::vector<unsigned char>& text) {
   return out;
 }
 
-/// The types of a parallel program: those of both have the same names.
+/// The types of a parallel program. Both programs use the same names.
 template <class Blocks, class Model, class Config, class Residual>
 struct program_types {
   using blocks = Blocks;  // the program's memory
@@ -82,7 +82,7 @@ struct program_types {
   using residual = Residual;
 };
 
-/// Makes one rank of a parallel program as its own `train` does, and compares its gradients in every step.
+/// Makes one rank of a parallel program as its `train` does, and compares its gradients in every step.
 template <class Program>
 void compare(const char* name, const pl::any_communicator& ranks, const std::vector<unsigned char>& text,
              const plain_steps& expected) {
@@ -109,8 +109,8 @@ void compare(const char* name, const pl::any_communicator& ranks, const std::vec
     pl::take_parts(ctx, expected.weights[step - 1].data(), m);
     forward(m, {ctx, tokens.data()}, {ctx, labels.data()});
     backward(m, {ctx, tokens.data()});
-    gradient_norm(m);                                       // which reduces
-    const float* at = expected.gradients[step - 1].data();  // the tensor's
+    gradient_norm(m);                                       // reduces the gradients
+    const float* at = expected.gradients[step - 1].data();  // of the next tensor
     std::size_t tensor = 0;
     m.visit([&](auto& p) {
       std::vector<float> part(p.size());

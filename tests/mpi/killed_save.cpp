@@ -1,9 +1,8 @@
 // ranks: 4
 // timeout: 180
-// Saves step 1, and dies of SIGKILL on one rank at some point of saving step 2: mpirun -n 4 killed_save save DIRECTORY
-// RANK POINT. Looks at what there is then, and goes on from it on another mesh: mpirun -n 2 killed_save check DIRECTORY
-// STEP.
-#define DOCTEST_CONFIG_IMPLEMENT  // for the headers' sake: this is a plain program, whose checks are its own
+// Saves step 1, and kills one rank with SIGKILL at a point of saving step 2: mpirun -n 4 killed_save save DIRECTORY
+// RANK POINT. Checks the newest step and loads it on another mesh: mpirun -n 2 killed_save check DIRECTORY STEP.
+#define DOCTEST_CONFIG_IMPLEMENT  // the headers need doctest; this program has its own checks
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -28,10 +27,10 @@ namespace {
   std::abort();  // not reached
 }
 
-/// The machine's files, which kill the process at a point of a save.
+/// A file system that kills the process at a point of a save.
 class deadly_files final : public posix_file_system {
  public:
-  std::string point;  ///< empty: none
+  std::string point;  ///< empty: never
 
   std::unique_ptr<plait::open_file> create(const std::string& path) override {
     const bool is_data = path.ends_with(".safetensors");
@@ -52,7 +51,7 @@ class deadly_files final : public posix_file_system {
   }
 
  private:
-  /// Dies with half of the first bytes written, or before a sync.
+  /// A file that kills the process after half of the first bytes, or before a sync.
   class deadly_file final : public plait::open_file {
    public:
     deadly_file(std::unique_ptr<plait::open_file> file, std::string point)
@@ -104,7 +103,7 @@ void save(mpi::communicator& all, const std::string& directory, int who, const s
         for (const finished_save& s : saver.wait(ctx.device))
           if (!s.failure.empty()) fail(s.failure);
         if (all.rank() == who) files.point = point;
-        all.barrier();  // nobody is at work on a file
+        all.barrier();  // no rank uses a file now
         all.set_deadline(3);
         continue;
       }

@@ -1,13 +1,14 @@
 #!/bin/sh
-# Kills one rank of four (SIGKILL) at points of a save, by the program killed_save, whose path is $1: the newest step is
-# then the one before, or, once the new one has its name, that; it is whole, another mesh goes on from it, and the others
-# end in words, whoever ends them: the launcher, or, where it lets them go on, the deadline of the next collective.
+# Kills one rank of four (SIGKILL) at points of a save, by the program killed_save, whose path is $1. Afterwards the
+# newest step is the previous one, or the new one if it has its name. That step is complete, and another mesh loads it.
+# The other ranks end with an error text: from the launcher or, if the launcher does not stop them, from the deadline of
+# the next collective.
 program=$1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 status=0
 round=0
-killed() { # killed RANK POINT STEP TEXT OPTIONS...: at that point, the newest step afterwards, what is said
+killed() { # killed RANK POINT STEP TEXT OPTIONS...: kills RANK at POINT; then STEP is the newest and TEXT is printed
   who=$1 point=$2 step=$3 text=$4
   shift 4
   round=$((round + 1))
@@ -16,7 +17,7 @@ killed() { # killed RANK POINT STEP TEXT OPTIONS...: at that point, the newest s
   out=$(timeout 60 mpirun --allow-run-as-root --oversubscribe "$@" -n 4 "$program" save "$steps" "$who" "$point" 2>&1)
   code=$?
   took=$(($(date +%s) - begun))
-  [ "$#" -eq 0 ] || code=failed  # a launcher that lets ranks go on ends with 0 whatever they end with
+  [ "$#" -eq 0 ] || code=failed  # a launcher with recovery exits with 0 for any exit code of its ranks
   if [ "$code" = 0 ] || [ "$took" -gt 30 ] || ! printf '%s' "$out" | grep -q -e "$text" ||
     printf '%s' "$out" | grep -q 'not reached'; then
     echo "rank $who killed at $point $*: exit code $code after $took s, expected a failure with the text: $text"

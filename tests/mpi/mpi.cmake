@@ -11,7 +11,7 @@ set(mpi_environment
 if(TARGET plait::mpi AND NOT PLAIT_TEST_QUICK)
   plait_glob(sources "mpi/*.cpp")
   if(NOT PLAIT_BUILD_EXAMPLES)
-    list(FILTER sources EXCLUDE REGEX "/gpt2_c[.]cpp$")  # which includes what CMake makes of an example
+    list(FILTER sources EXCLUDE REGEX "/gpt2_c[.]cpp$")  # it includes a file that CMake makes from an example
   endif()
   foreach(source IN LISTS sources)
     get_filename_component(name "${source}" NAME_WE)

@@ -1,8 +1,8 @@
 // timeout: 240
 // ranks: 4 8 16
-// Meshes of the MPI ranks that there are, all of 4 and 8, against one rank in the same process: loss, gradients and
+// Compares meshes of all MPI ranks (every mesh of 4 and 8 ranks) with one rank in the same process: loss, gradients and
 // weights of a small Llama, and the ledger.
-#define DOCTEST_CONFIG_IMPLEMENT  // for the header's sake: this is a plain program, whose checks are its own
+#define DOCTEST_CONFIG_IMPLEMENT  // the header needs doctest; this program has its own checks
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -18,7 +18,7 @@ namespace {
 using namespace plait;
 using namespace plait::test;
 
-struct chunked_sp : megatron_sp {  // tensor parallelism's messages travel while products run
+struct chunked_sp : megatron_sp {  // messages of tensor parallelism are in flight during products
   using overlap = plait::overlap<2>;
 };
 
@@ -74,7 +74,7 @@ void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp
                 predicted_here<T, cpu>);
 }
 
-/// The stages of a pipeline, each on one rank or, with several chunks, on the rank where it turns.
+/// Compares the stages of a pipeline, one on each rank or, with several chunks, more.
 void compare_pipeline(mpi::communicator& world_of_mpi, scenario s, std::int64_t pp_ranks, const schedule& plan) {
   s.config.layers = plan.shape.stages() + 1;
   s.microbatches = plan.shape.microbatches;
@@ -98,7 +98,7 @@ void compare_pipeline(mpi::communicator& world_of_mpi, scenario s, std::int64_t 
                 true);
 }
 
-/// The records that processes write to files, against the record of one process.
+/// Compares the records that processes write to files with the record of one process.
 void compare_records(mpi::communicator& c) {
   cpu device;
   any_communicator all(c), self(c.split(c.rank(), 0));
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
     s.microbatches = 2;
     s.options.loss.label_smoothing = 0.1;
     s.options.dropout = 0.1;
-    // Every mesh of 16 ranks is compared in one process (tests/parity); here some of each kind will do.
+    // tests/parity compares every mesh of 16 ranks in one process; here a few of each kind are enough.
     const bool few = c.size() > 8;
     for (std::int64_t tp_ranks = 1; tp_ranks <= c.size(); ++tp_ranks) {
       if (c.size() % tp_ranks != 0 || (few && tp_ranks != 4)) continue;

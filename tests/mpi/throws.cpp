@@ -1,4 +1,4 @@
-// Programs that must end on every rank, with a text and a non-zero exit code: mpirun -n 4 throws
+// Programs that must end on every rank with an error text and a non-zero exit code: mpirun -n 4 throws
 // throw|deadline|stop|abort|count
 #include <chrono>
 #include <csignal>
@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
       world.barrier();
       if (odd_one) std::raise(SIGSTOP);
       if (world.rank() == 2) {
-        world.set_deadline(20);  // it is the others that end, after it has told them for whom it waits
+        world.set_deadline(20);  // the other ranks end first, after this rank has reported which rank it waits for
         world.receive(x, 2, plait::dtype::f32, 3);
       }
       world.start_all_reduce(x, x, 2, plait::dtype::f32, plait::reduce_op::max).wait();

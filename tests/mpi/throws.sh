@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs the program throws (its path is $1) and checks how it ends. Every case must end all ranks, say why, and fail.
+# Runs the program throws (its path is $1) and checks how it ends. In every case all ranks must end with the reason and
+# a non-zero exit code.
 program=$1
 status=0
 expect() {

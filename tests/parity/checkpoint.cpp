@@ -1,5 +1,5 @@
 // timeout: 600
-// A training state that one layout has saved is, in every bit, what any other layout loads.
+// Every layout loads a training state that any other layout saved, bit for bit.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -32,7 +32,8 @@ TEST_CASE("AdamW with a tied head, Muon with one of its own: the same, on layout
   scenario s = saved_scenario();
   s.config.tie_embeddings = true;
   std::vector<saved_layout> tied, whole;
-  for (const std::size_t i : {0, 4, 9, 16, 17, 19}) {  // the ends of a pipeline on one stage, on two, and in a V
+  for (const std::size_t i :
+       {0, 4, 9, 16, 17, 19}) {  // both ends of a pipeline on one stage, on two, and on one rank (placement in a V)
     saved_layout l = many_layouts().at(i);
     tied.push_back(l);
     if (l.parallel.parallel.level != zero_level::replicated) l.parallel.cut = bucket_cut::whole;
@@ -51,7 +52,7 @@ TEST_CASE(
   scenario s = saved_scenario();
   s.optimizer = adamw_options{.moments = moment_type::bf16};
   check_pairs<bf16>(s, few);
-  // Blocks are counted in a rank's part, and 8 bits are rounded again where they have other elements.
+  // Blocks are counted in a rank's part; 8-bit moments are rounded again where a block has other elements.
   s.optimizer = adamw_options{.moments = moment_type::int8};
   for (const std::int64_t tp_ranks : {1, 2}) {
     std::vector<saved_layout> alike;

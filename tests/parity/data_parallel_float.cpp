@@ -1,6 +1,6 @@
 // timeout: 300
-// Policies of data parallelism on every factorisation of 4 and 8 ranks that has data ranks equal one rank, in float.
-// Muon is left to doubles: its five steps of Newton-Schulz enlarge what is rounded some hundred times.
+// Policies of data parallelism equal one rank, in float, on every factorisation of 4 and 8 ranks that has data ranks.
+// Muon is tested in double only: its five steps of Newton-Schulz enlarge rounding errors about a hundred times.
 #include "support/policy_sweep.hpp"
 
 using namespace plait;

@@ -1,6 +1,6 @@
-// Faults in deterministic sums show: a small Llama has one hash of its weights on several layouts, and another one
-// where two ranks' terms are added in another order, a sum travels in bf16, or each rank clips by a norm of its own;
-// and where samples lie in other leaves. Layouts by the dozen are in scripts/trainer_deterministic.sh.
+// Tests that faults in deterministic sums change the result. The weights of a small Llama have one hash on several
+// layouts. The hash is another one if two ranks' terms are added in another order, a sum travels in bf16, each rank
+// clips by its own norm, or samples are in other leaves. scripts/trainer_deterministic.sh tests many more layouts.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -23,7 +23,7 @@ using namespace plait;
 
 namespace {
 
-/// Runs a call and does something else in its place, or to what it has received.
+/// Runs a call, and does something else instead or changes its result.
 using fault = std::function<void(any_communicator&, const call&)>;
 
 /// A communicator with a fault.
@@ -56,7 +56,7 @@ static_assert(communicator<faulty_communicator>);
 bool exchanges_floats(const call& c) { return c.kind == collective::all_to_all && c.ragged && c.type == dtype::f32; }
 
 void no_fault(any_communicator& comm, const call& c) { comm.run(c); }
-/// The terms of ranks 1 and 2 change places before they are added.
+/// Adds the terms of ranks 1 and 2 in exchanged order.
 void swap_terms(any_communicator& comm, const call& c) {
   comm.run(c);
   if (!exchanges_floats(c) || comm.size() < 4 || c.receive_counts[1] != c.receive_counts[2]) return;
@@ -64,7 +64,7 @@ void swap_terms(any_communicator& comm, const call& c) {
   for (std::size_t i = 0; i < c.receive_counts[1]; ++i)
     std::swap(out[c.receive_offsets[1] + i], out[c.receive_offsets[2] + i]);
 }
-/// Terms travel in bf16.
+/// Rounds terms to bf16.
 void round_terms(any_communicator& comm, const call& c) {
   comm.run(c);
   if (!exchanges_floats(c)) return;
@@ -75,7 +75,7 @@ void round_terms(any_communicator& comm, const call& c) {
       x = to_float(to_bf16(x));
     }
 }
-/// Squares of gradients are not added over ranks, so that each clips by what it has.
+/// Does not add squares of gradients over ranks, so each rank clips by its own norm.
 void own_norm(any_communicator& comm, const call& c) {
   const bool squares = c.kind == collective::all_reduce && c.type == dtype::i64 &&
                        c.count == static_cast<std::size_t>(kernels::exact_squares::words);
@@ -94,7 +94,7 @@ struct layout_of_run {
 };
 constexpr layout_of_run alone{};
 
-/// Three steps of a small Llama; `place(i)` is the sample that is the i-th of a step.
+/// Three steps of a small Llama; `place(i)` is the sample at index i of a step.
 template <class T>
 std::uint64_t hash_of(
     const layout_of_run& l, fault what = no_fault, deterministic_leaves leaves = {4, 8, 4},
@@ -108,7 +108,7 @@ std::uint64_t hash_of(
     world w(mesh.shape(), any_communicator(faulty_communicator(ranks, std::make_shared<fault>(what))));
     const auto* const function = what.target<void (*)(any_communicator&, const call&)>();
     const bool plain = function && *function == no_fault;
-    w.checks().set(plain ? value_check::always : value_check::off);  // which finds such faults
+    w.checks().set(plain ? value_check::always : value_check::off);  // they would report such faults
     cpu device({.deterministic = true});
     const deterministic_leaves order = leaves_under<S>(leaves, mesh.shape());
     const std::int64_t batch = 8 / l.microbatches;
@@ -135,7 +135,7 @@ std::uint64_t hash_of(
       });
       optimizer.begin_step(ctx, 1e-2);
       step.run(ctx);
-      CHECK(step.result(ctx).gradient_norm > 0.1);  // so that it clips
+      CHECK(step.result(ctx).gradient_norm > 0.1);  // so the step clips
     }
     const std::uint64_t own = weights_hash(ctx, step.model());
     if (w.rank() == 0) hash = own;

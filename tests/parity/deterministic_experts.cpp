@@ -1,6 +1,6 @@
 // timeout: 300
-// A Llama with experts has one hash of its losses and weights under deterministic sums, on meshes of dp x ep x cp x tp,
-// at each level of ZeRO, with experts cut over tp or whole on its ranks.
+// A Llama with experts has one hash of its losses and weights under deterministic sums. Meshes are dp x ep x cp x tp,
+// at each ZeRO level; experts are split over tp or whole on its ranks.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -24,7 +24,7 @@ struct layout_of_run {
 };
 constexpr layout_of_run alone{};
 
-/// The hash of the weights after three steps, and of the losses.
+/// The hashes of the weights after three steps and of the losses.
 using outcome = std::pair<std::uint64_t, std::uint64_t>;
 
 /// Three steps of a small Llama whose router has biases, auxiliary losses and a limit.

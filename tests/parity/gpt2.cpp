@@ -1,6 +1,6 @@
 // timeout: 300
 // program: gpt2
-// GPT-2, a model that is composed in examples/, equals one rank in double on meshes of dp x cp x tp.
+// GPT-2, a model defined in examples/, equals one rank in double on meshes of dp x cp x tp.
 #include <doctest/doctest.h>
 
 #include "support/gpt2_parity.hpp"

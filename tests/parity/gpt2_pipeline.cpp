@@ -1,6 +1,6 @@
 // timeout: 300
 // program: gpt2
-// GPT-2 as a pipeline, its embedding tied to the head in another stage or another chunk, equals one rank in double.
+// GPT-2 as a pipeline equals one rank in double. Its embedding is tied to the head in another stage or another chunk.
 #include <doctest/doctest.h>
 
 #include "plait/schedule/generators.hpp"

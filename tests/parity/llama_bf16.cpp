@@ -1,5 +1,5 @@
 // timeout: 300
-// Llamas in bf16: one rank against one in float, and meshes against one rank.
+// Llamas in bf16: compares one rank with one in float, and meshes with one rank.
 #include <algorithm>
 #include <vector>
 
@@ -26,10 +26,9 @@ void check_relative(double got, double expected, double bound) {
   CHECK(std::abs(got - expected) <= bound * std::abs(expected));
 }
 
-/// What bf16 may make of steps: every activation, and its gradient, is rounded by at most 2^-8 = 0.004 of itself, some
-/// ten times from the embedding to a gradient, by chance up or down. AdamW divides gradients by their size, so that
-/// weights differ by a share of what the steps moved them. Found: at most 0.2 (losses) to 0.55 (gradients) of the
-/// bounds.
+/// Bounds for steps in bf16. Every activation and its gradient is rounded by at most 2^-8 = 0.004 of itself, about ten
+/// times between the embedding and a gradient, up or down at random. AdamW divides gradients by their size, so weights
+/// differ by a share of their change. Measured: at most 0.2 (losses) to 0.55 (gradients) of the bounds.
 void check_near(const rank_outcome& one, const rank_outcome& got) {
   REQUIRE(got.steps.size() == one.steps.size());
   for (std::size_t i = 0; i < one.steps.size(); ++i) {
@@ -59,14 +58,14 @@ const rank_outcome& long_run_in_float() {
   return whole;
 }
 
-/// The mean over 20 steps, so that single batches do not decide.
+/// The mean of 20 steps, so that single batches matter little.
 double mean_loss(const rank_outcome& r, std::size_t first) {
   double sum = 0;
   for (std::size_t i = first; i < first + 20; ++i) sum += r.steps[i].loss;
   return sum / 20;
 }
 
-/// Every 20 steps on the mean within `bound` of those in float, and not the same.
+/// The mean of every 20 steps is within `bound` of that in float, but not equal to it.
 void check_losses(const rank_outcome& got, double bound) {
   double most = 0;
   for (std::size_t first = 0; first < 200; first += 20) {
@@ -82,7 +81,7 @@ void check_losses(const rank_outcome& got, double bound) {
 TEST_CASE("one rank in bf16 is near one in float") {
   rank_outcome in_float = train_alone_in_float(small_scenario());
   check_near(in_float, one_rank());
-  double most = 0;  // and is not computed in float
+  double most = 0;  // nor is it computed in float
   for (std::size_t i = 0; i < in_float.steps.size(); ++i)
     most = std::max(most, std::abs(in_float.steps[i].loss - one_rank().steps[i].loss));
   CHECK(most > 1e-6);
@@ -91,21 +90,20 @@ TEST_CASE("one rank in bf16 is near one in float") {
 TEST_CASE("200 steps in bf16 learn as in float does") {
   const rank_outcome& whole = long_run_in_float();
   CHECK(mean_loss(whole, 180) < 0.5 * mean_loss(whole, 0));
-  // Found: at most 1.1e-3, as roundings by chance move the weights a little apart, and no more at the end than in the
-  // middle.
+  // Measured: at most 1.1e-3, as random rounding changes the weights a little; no more at the end than in the middle.
   check_losses(train_one<bf16, megatron_sp>(long_scenario()), 3e-3);
 }
 
 TEST_CASE("200 steps with moments and weights that are rounded learn as in float") {
   scenario s = long_scenario();
   s.optimizer = adamw_options{.moments = moment_type::bf16};
-  check_losses(train_alone_in_float(s), 3e-4);  // found: at most 1.0e-4
+  check_losses(train_alone_in_float(s), 3e-4);  // measured: at most 1.0e-4
   s.optimizer = adamw_options{.moments = moment_type::int8};
-  check_losses(train_alone_in_float(s), 8e-3);  // found: at most 2.7e-3
-  // Found: at most 5.1e-3. A step of 0.003 is as far as bf16's numbers about 0.5 are apart.
+  check_losses(train_alone_in_float(s), 8e-3);  // measured: at most 2.7e-3
+  // Measured: at most 5.1e-3. A step of 0.003 is the distance of neighbouring bf16 numbers near 0.5.
   check_losses(train_one<bf16_no_masters, megatron_sp>(s), 1.5e-2);
   s.optimizer = adamw_options{};
-  check_losses(train_one<bf16_no_masters, megatron_sp>(s), 8e-3);  // found: at most 2.7e-3
+  check_losses(train_one<bf16_no_masters, megatron_sp>(s), 8e-3);  // measured: at most 2.7e-3
 }
 
 TEST_CASE("200 steps of two data ranks in bf16, which send gradients as bf16, learn as one in float does") {
@@ -119,7 +117,7 @@ TEST_CASE("200 steps of two data ranks in bf16, which send gradients as bf16, le
     check_losses(both[0], 3e-3);
     for (const step_result& step : both[1].steps) losses.push_back(step.loss);
   }
-  // Where parameters lie between their uses changes no number.
+  // The place of parameters between their uses does not change the results.
   CHECK(std::equal(losses.begin(), losses.begin() + 200, losses.begin() + 200, losses.end()));
 }
 

@@ -1,7 +1,7 @@
 // timeout: 120
 // program: llama_options
-// Context parallelism in a Llama, beside what four_axes.cpp shows: ranks without a counted token, windows, packed
-// documents, dropout and recomputation, parameters stored over dp. Every rank sees what one rank sees.
+// Context parallelism in a Llama, for cases that four_axes.cpp does not have: ranks without a counted token, windows,
+// packed documents, dropout and recomputation, parameters stored over dp. Every rank has the results of one rank.
 #include "support/llama_parity.hpp"
 
 using namespace plait;
@@ -14,7 +14,7 @@ using under = stored_over_dp<context_parallel<megatron_tp, chosen<cp>, Placement
 
 struct context_scenario {
   llama_options options{};
-  std::vector<std::int64_t> masked{};  ///< positions whose labels do not count, of all samples
+  std::vector<std::int64_t> masked{};  ///< positions of all samples whose labels do not count
   std::int64_t microbatches = 1;
 };
 
@@ -104,7 +104,8 @@ TEST_CASE("ranks none of whose tokens count") {
   for (const chosen_policy how : {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses}) {
     context_scenario c;
     c.options.attention.context = how;
-    c.masked = {0, 1, 12, 13, 14, 15};  // of four ranks, the last one's in the text's order, the first one's in zigzag
+    c.masked = {0,  1,  12,
+                13, 14, 15};  // the last of four ranks has them in original order, the first one in zigzag order
     check(c, {four{1, 4, 1, 1}, four{2, 4, 1, 1}});
   }
 }
@@ -157,10 +158,10 @@ TEST_CASE("documents that are missing, or begin where none can, are refused") {
     });
   };
   CHECK(with([](std::int64_t p) { return p / 4 * 4; }).empty());
-  CHECK(with([](std::int64_t p) { return p / 4 * 4 + 4; }) ==  // where documents end
+  CHECK(with([](std::int64_t p) { return p / 4 * 4 + 4; }) ==  // ends of documents instead of starts
         "rank 0: training step: the token at position 0 of sample 0 has the document start 4; legal is its own "
         "position, where a document begins, or one before it, from 0");
-  CHECK(with([](std::int64_t p) { return p / 4; }) ==  // their numbers
+  CHECK(with([](std::int64_t p) { return p / 4; }) ==  // indices of documents instead of starts
         "rank 0: training step: the token at position 4 of sample 0 has the document start 1; legal is its own "
         "position, where a document begins, or that of the token before, 0");
   CHECK(with([](std::int64_t p) { return p - 100; }).find("position 0") != std::string::npos);

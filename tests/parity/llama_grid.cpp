@@ -1,6 +1,6 @@
 // timeout: 300
 // program: llama_strategies
-// Llama under two-dimensional tensor parallelism, which the library has no code for, equals one rank in double.
+// Llama under two-dimensional tensor parallelism, a strategy that the library does not have, equals one rank in double.
 #include <doctest/doctest.h>
 
 #include "support/more_strategies.hpp"

@@ -81,7 +81,7 @@ TEST_CASE("chunks of tokens, whose logits are there one after the other, make th
   check_mesh<double, megatron_sp>(s, one, 1, 1);
   check_mesh<double, megatron_sp>(s, one, 2, 4);
   check_mesh<double, megatron_tp>(s, one, 1, 8);
-  s.options.loss_chunks = 3;  // which does not divide a rank's positions
+  s.options.loss_chunks = 3;  // does not divide the number of a rank's positions
   check_mesh<double, megatron_sp>(s, one, 2, 2);
   scenario uneven = smoothed();
   uneven.seq = 13;

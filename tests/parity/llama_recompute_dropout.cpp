@@ -1,6 +1,6 @@
 // timeout: 300
 // program: llama_options
-// Recompute and dropout: same numbers on every mesh, and what is kept is what was predicted.
+// Recompute and dropout: every mesh has the same results, and kept bytes are as predicted.
 #include "support/llama_parity.hpp"
 
 using namespace plait;

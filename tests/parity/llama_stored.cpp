@@ -9,7 +9,7 @@
 using namespace plait;
 using namespace plait::test;
 
-// What is stored is sharded over dp and not over the other data-parallel axis, matrices and norms alike.
+// Stored parameters, matrices and norms, are sharded over dp and not over the other data-parallel axis.
 template <class Policy>
 inline constexpr axis_list storing = layout_v<typename Policy::stored>.axes_of(dim_of<hidden>);
 using specs = transformer_specs<hybrid>;

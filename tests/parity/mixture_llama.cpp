@@ -1,6 +1,6 @@
 // timeout: 300
 // A Llama with experts, a shared expert and auxiliary losses equals one rank in double on every mesh of dp x ep x cp x
-// tp of up to 16 ranks, under each level of ZeRO and mode of recomputation, and as pipelines.
+// tp of up to 16 ranks. Tests every ZeRO level and every mode of recomputation, and pipelines.
 #include "plait/models/mixture_llama.hpp"
 
 #include <doctest/doctest.h>
@@ -29,7 +29,7 @@ llama_config tiny_mixture() {
           .mixture = {.experts = 8, .router = {.chosen = 3}, .shared_ffn = 8, .shared_gate = true}};
 }
 
-/// With DeepSeek-V3's router, whose biases each step moves, and a first layer without experts.
+/// A model with DeepSeek-V3's router, whose biases change in each step, and a first layer without experts.
 llama_config tiny_dots() {
   llama_config c = tiny_mixture();
   c.qkv_bias = false, c.qk_norm = true;
@@ -73,7 +73,7 @@ mesh_shape mesh_of(std::int64_t d, std::int64_t e, std::int64_t c, std::int64_t 
   return megatron_experts::mesh{d, e, c, t, 1}.shape();
 }
 
-/// The loss of one rank under a limit.
+/// The loss of one rank with a limit of rows.
 double train_alone_loss(double limit) {
   auto make = maker<megatron_experts>(tiny_mixture(), {}, limit);
   findings found;
@@ -99,7 +99,7 @@ TEST_CASE("all meshes of up to 16 ranks") {
           found.add(check_model_on(mesh_of(d, e, c, t), how, one, same), cat({d, " x ", e, " x ", c, " x ", t}));
           ++meshes;
         }
-  // Ranks of three have unequally many experts.
+  // Three ranks have unequal numbers of experts.
   how.parallel.parallel.level = zero_level::parameters;
   for (const mesh_shape& mesh : {mesh_of(1, 3, 1, 2), mesh_of(2, 3, 2, 1)})
     found.add(check_model_on(mesh, how, one, make), describe(mesh));
@@ -152,7 +152,7 @@ TEST_CASE("adapters of experts alone, on meshes, at levels of ZeRO, with recompu
   model_setup how = setup(tiny_dots());
   how.steps = 3;
   auto make = maker<megatron_experts>(tiny_dots(), {recompute::full}, 0, 2);
-  findings zeros, found;  // B begins as zero, so that A has no gradient in the first step
+  findings zeros, found;  // B is zero at first, so A has no gradient in the first step
   const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, zeros);
   CHECK(one.steps.back().loss < one.steps.front().loss);
   for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {

@@ -1,6 +1,6 @@
 // timeout: 300
-// A language model of mixtures of experts equals one rank in double: on meshes of dp x ep x tp, at every level of ZeRO,
-// with experts over an axis of their own, over tp as well, and as a pipeline.
+// A language model of mixtures of experts equals one rank in double: on meshes of dp x ep x tp, at every ZeRO level and
+// as a pipeline. Experts are sharded over their own axis, or over tp as well.
 #include "plait/nn/moe.hpp"
 
 #include <doctest/doctest.h>
@@ -22,7 +22,7 @@ using namespace plait::testing;
 
 namespace {
 
-// Samples are sharded over dp and ep, tokens over tp; experts over ep, and inside over tp.
+// Samples are sharded over dp and ep, tokens over tp; experts are sharded over ep, and each expert over tp.
 struct beside_tp {
   using mesh = plait::mesh<axis<dp>, axis<ep>, axis<tp>>;
   using residual = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
@@ -32,7 +32,7 @@ struct beside_tp {
   using vocabulary = shard<vocab, tp>;
   using of_experts = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;
 };
-// Experts over ep and tp, where attention is tensor-parallel.
+// Experts are sharded over ep and tp; attention is tensor-parallel.
 struct folded : beside_tp {
   using of_experts = spec<shard<experts, ep, tp>, ffn, hidden>;
 };
@@ -53,7 +53,7 @@ struct layers {
 
 constexpr std::int64_t tokens = 32, width = 16, length = 8;
 
-// The layers from `from` on have auxiliary losses.
+// The layers starting with index `from` have auxiliary losses.
 template <class S>
 auto maker(layer_recompute keep = {}, const router_losses& losses = {}, std::int64_t from = 0,
            std::optional<double> bias_rate = {}) {
@@ -203,7 +203,8 @@ TEST_CASE("auxiliary losses of one stage alone") {
   auto make = maker<beside_tp>({}, {.balance = {0.5}}, 1);
   findings found;
   const model_outcome one = train_alone(flat(1, 1, 1), how, make, found);
-  for (const step_result& step : one.steps) CHECK((step.auxiliary > 0.4 && step.auxiliary < 0.9));  // each from zero
+  for (const step_result& step : one.steps)
+    CHECK((step.auxiliary > 0.4 && step.auxiliary < 0.9));  // each layer counts from zero
   const schedule plan = make_schedule<one_f_one_b>(2, 2);
   found.add(check_model_on(mesh<axis<dp>, axis<pp>, axis<ep>, axis<tp>>{1, 2, 2, 1}.shape(), how, one, make, &plan),
             "pipeline");

@@ -10,7 +10,7 @@ using namespace plait::test;
 
 namespace {
 
-/// As many layers as the largest pipeline has stages, and an odd number of them.
+/// Use at least as many layers as the largest pipeline has stages, and an odd number.
 scenario tiny(std::int64_t layers, std::int64_t microbatches) {
   scenario s{small_config(4, 2)};
   s.config.hidden = 16, s.config.ffn = 24, s.config.vocab = 29;
@@ -106,10 +106,10 @@ TEST_CASE("the costs of the parts add up to the model's, and measured ones are t
   const llama_part_times parts = llama_part_flops(c, 2048);
   const double whole = static_cast<double>(c.layers) * (parts.layer.forward + parts.layer.backward) +
                        parts.head.forward + parts.head.backward;
-  CHECK(whole == doctest::Approx(flops_per_token(c, 2048).causal()).epsilon(1e-3));  // but for the norms' weights
+  CHECK(whole == doctest::Approx(flops_per_token(c, 2048).causal()).epsilon(1e-3));  // without the norms' weights
   const stage_costs balance = stage_costs_of(parts, c.layers);
   const std::vector<stage_layers> split = split_layers(balance, 4);
-  CHECK(split.back().size() < split.front().size());  // the head is worth some layers
+  CHECK(split.back().size() < split.front().size());  // the head costs as much as some layers
   const schedule_costs costs = schedule_costs_of(parts, split);
   double sum = 0;
   for (const action_times& t : costs.stages) sum += t.forward + t.input_backward + t.weight_backward;

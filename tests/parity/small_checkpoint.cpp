@@ -1,5 +1,5 @@
 // timeout: 300
-// What checkpoint.cpp tests of all layouts, of a few of each kind: the sanitizers look at this one.
+// A few layouts of each kind from checkpoint.cpp, few enough for the sanitizers.
 #include <vector>
 
 #include "support/saved_llama.hpp"
@@ -14,7 +14,7 @@ TEST_CASE("a few layouts load what each other saves, with moments of all bits an
   for (std::size_t i : {5, 8, 13}) few.push_back(many_layouts().at(i));
   check_pairs<double>(s, few);
   s.optimizer = adamw_options{.moments = moment_type::int8};
-  s.config.ffn = 32;  // so that blocks are of the same elements on all layouts
+  s.config.ffn = 32;  // blocks then have the same elements on all layouts
   few.pop_back();
   few.front().parallel.cut = bucket_cut::blocks(256);
   few.back().mesh = {1, 1, 2, 1};

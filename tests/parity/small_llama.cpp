@@ -17,7 +17,7 @@ scenario tiny() {
   return s;
 }
 
-/// The gradients of one microbatch, with weight gradients at once or deferred until the end of the backward pass.
+/// The gradients of one microbatch, with weight gradients computed at once or deferred to the end of the backward pass.
 template <strategy S>
 std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool deferred, std::int64_t dp_ranks,
                                                     std::int64_t tp_ranks) {
@@ -86,7 +86,7 @@ TEST_CASE("deferred weight gradients are the same bits") {
 TEST_CASE("a tied table adds its two gradients in one order, deferred or not") {
   scenario s = tiny();
   s.config.tie_embeddings = true;
-  s.config.vocab = 7;  // tokens repeat, so that rows of the table sum more than two terms
+  s.config.vocab = 7;  // tokens repeat, so some rows of the table sum more than two terms
   check_deferred<megatron_sp>(s, 0.0);
 }
 
@@ -101,8 +101,8 @@ TEST_CASE("a world has the communicators that its model asks for") {
     REQUIRE(ranks.communicators() == 0);
     const llama<double, megatron_sp> model(ctx, s.config, s.options);
     const std::size_t made = ranks.communicators();
-    // Activations travel along tp, keys and values along cp; gradients are summed over dp and cp, those of norms over
-    // tp as well. Three sets of axes more have no user.
+    // Activations travel along tp, keys and values along cp. Gradients are summed over dp and cp, those of norms over
+    // tp as well. No other set of axes has a communicator.
     CHECK(made == 4);
     for (const axis_list& axes : {axis_list(axis_of<tp>), axis_list(axis_of<cp>), axis_list(axis_of<dp>, axis_of<cp>),
                                   axis_list(axis_of<dp>, axis_of<cp>, axis_of<tp>)})

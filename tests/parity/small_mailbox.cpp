@@ -1,5 +1,5 @@
 // timeout: 120
-// program: small
+// A user-defined communicator (examples/guide/mailbox.hpp) trains a Llama as one rank does.
 // A communicator of one's own (examples/guide/mailbox.hpp) trains a Llama as one rank does.
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@ using namespace plait::test;
 
 namespace {
 
-/// How the kits start ranks that talk by mail.
+/// Launches ranks that communicate by mailboxes.
 struct by_mail {
   template <class F>
   void operator()(int ranks, F&& body) const {

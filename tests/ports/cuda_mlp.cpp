@@ -1,4 +1,4 @@
-// The bugs of cuda_mlp.txt that compile, as ports.py makes programs of them, for GPUs that the CPU stands in for.
+// The bugs of cuda_mlp.txt that compile, as programs made by ports.py, for GPUs that the CPU stands in for.
 #include "ports/cuda_mlp.hpp"
 
 #include <cstddef>

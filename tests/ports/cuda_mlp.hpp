@@ -1,4 +1,4 @@
-// What examples/cuda_mlp/parallel.cu includes.
+// The includes of examples/cuda_mlp/parallel.cu.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// The bugs of gpt2_c.txt that compile, as ports.py makes programs of them.
+// The bugs of gpt2_c.txt that compile, as programs made by ports.py.
 #include "ports/gpt2_c.hpp"
 
 #include <cstddef>
@@ -24,7 +24,7 @@ void record_activations(Record& record, const Model& m) {
 }
 template <class Record, class Model>
 void record_gradients(Record& record, Model& m) {
-  int number = 0;  // layers have parameters of the same names
+  int number = 0;  // layers use the same names of parameters
   m.visit([&](auto& p) {
     record.add(plait::cat({"gradient ", number++, " of ", p.name()}), p.stored(), p.part(), p.gradient());
   });

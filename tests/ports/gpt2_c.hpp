@@ -1,4 +1,4 @@
-// What examples/gpt2_c/parallel.cpp includes, and bugs in it.
+// The includes of examples/gpt2_c/parallel.cpp and of bugs in it.
 #pragma once
 
 #include <cmath>

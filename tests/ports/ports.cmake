@@ -1,7 +1,7 @@
 # Bugs in programs that were made parallel, as tests ports.NAME. ../CMakeLists.txt includes this.
 
-# NAME.txt has the bugs of a file of examples/. Those that compile become the program ports_NAME, of NAME.cpp. The
-# compiler reads the others with the options that follow.
+# NAME.txt has the bugs of a file of examples/. Bugs that compile become the program ports_NAME, from NAME.cpp. The
+# compiler must refuse the others; it runs with the options after `example`.
 function(plait_add_port name example)
   set(bugs "${CMAKE_CURRENT_SOURCE_DIR}/ports/${name}.txt")
   set(script "${CMAKE_CURRENT_SOURCE_DIR}/ports/ports.py")
@@ -32,7 +32,7 @@ if(PLAIT_TEST_QUICK)
   return()
 endif()
 
-# For GPUs that the CPU stands in for.
+# With the CPU as the stand-in for a GPU.
 set(stand_in "${CMAKE_CURRENT_SOURCE_DIR}/stand_in")
 plait_add_port(cuda_mlp cuda_mlp/parallel.cu "-I${stand_in}/cuda" "-I${stand_in}/nccl" -DPLAIT_CUDA_STAND_IN
   -DPLAIT_COMPILED -DPLAIT_COMPILED_CUDA)

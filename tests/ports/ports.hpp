@@ -1,5 +1,5 @@
-// Runs a program that is right on one rank, and each program with a bug on two. Prints a line for each: what it threw,
-// or how its record differs.
+// Runs a correct program on one rank, and each program with a bug on two. Prints a line for each: the error, or how its
+// record differs.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct port {
   Train* train;
 };
 
-/// `run(train, ranks, into)` returns what was thrown, or "". Returns the exit code.
+/// `run(train, ranks, into)` returns the text of the error, or "". Returns the exit code.
 template <class Run, class Train, std::size_t Bugs>
 int report(Run run, Train* right, const port<Train> (&bugs)[Bugs]) {
   plait::testing::program_run one, two;

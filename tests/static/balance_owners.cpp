@@ -1,4 +1,4 @@
-// Work shared out among owners, in constant expressions.
+// Shares work among owners, in constant expressions.
 #include "plait/parallel/placement.hpp"
 
 using plait::balance_owners;
@@ -8,7 +8,7 @@ namespace {
 constexpr bool gives(std::vector<double> costs, int owners, std::vector<int> expected) {
   return balance_owners(costs, owners) == expected;
 }
-/// The most that one owner has.
+/// The largest cost of an owner.
 constexpr double most(std::vector<double> costs, int owners) {
   const std::vector<int> owner_of = balance_owners(costs, owners);
   std::vector<double> load(static_cast<std::size_t>(owners), 0.0);

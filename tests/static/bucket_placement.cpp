@@ -1,5 +1,5 @@
-// Arrays of a bucket that have one owner each, in constant expressions: slices stay as small as sizes allow, and over
-// the units of a model the work of the owners is balanced.
+// Assigns each array of a bucket to one owner, in constant expressions. Slices are as small as the sizes allow, and the
+// owners' work is balanced over the units of a model.
 #include "plait/parallel/placement.hpp"
 
 using plait::bucket_placement;
@@ -12,8 +12,8 @@ struct unit {
   std::vector<double> costs;
 };
 
-/// A block of hidden size 8, kv heads for 2 and ffn 24 in units of 128: norms, q, k, v, o, gate, up and down, each of
-/// rows x columns at rows x columns x min(rows, columns); norms cost their elements.
+/// A block of hidden size 8, kv heads for 2 and ffn 24 in units of 128: norms, q, k, v, o, gate, up and down. A matrix
+/// costs rows x columns x min(rows, columns); a norm costs its number of elements.
 constexpr unit block() {
   unit u;
   const auto matrix = [&](std::int64_t rows, std::int64_t columns) {
@@ -26,8 +26,8 @@ constexpr unit block() {
 }
 
 struct outcome {
-  double most = 0, mean = 0;  ///< of the ranks' loads
-  std::int64_t largest = 0;   ///< slice
+  double most = 0, mean = 0;  ///< of the ranks' costs
+  std::int64_t largest = 0;   ///< slice of a rank, in elements
 };
 
 constexpr outcome place_blocks(int blocks, std::size_t ranks) {
@@ -46,7 +46,7 @@ constexpr bool balanced(int blocks, std::size_t ranks, double by) {
   const outcome all = place_blocks(blocks, ranks);
   return all.most <= by * all.mean;
 }
-/// Whether `blocks` units have no larger slices than one has.
+/// Whether the slices of `blocks` units are no larger than those of one unit.
 constexpr bool as_small(int blocks, std::size_t ranks) {
   return place_blocks(blocks, ranks).largest == place_blocks(1, ranks).largest;
 }
@@ -60,7 +60,7 @@ constexpr bool second_unit_goes_to_the_other() {
   return lies(place_whole(sizes, costs, 128, loads), {384, 0}, 384) &&
          lies(place_whole(sizes, costs, 128, loads), {0, 384}, 384) && loads == std::vector<double>{4, 4};
 }
-/// Two small arrays that cost much are the dearer share beside a large one that costs little.
+/// Two small arrays with a high cost go to the owner with less work, a large array with a low cost to the other.
 constexpr bool cost_decides_who() {
   std::vector<double> loads{5, 0};
   const std::vector<std::int64_t> sizes{512, 256, 256};
@@ -72,9 +72,9 @@ constexpr bool cost_decides_who() {
 
 static_assert(second_unit_goes_to_the_other());
 static_assert(cost_decides_who());
-// One block leaves some rank with more than twice the mean; the blocks of a model do not.
+// With one block some rank has more than twice the mean cost; with the blocks of a model no rank has.
 static_assert(!balanced(1, 8, 2.0));
-// Each by itself, as a compiler limits the steps of one expression.
+// Separate expressions, because compilers limit the steps of one.
 static_assert(balanced(32, 2, 1.01));
 static_assert(balanced(32, 3, 1.03));
 static_assert(balanced(32, 4, 1.03));

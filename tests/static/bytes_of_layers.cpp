@@ -1,5 +1,5 @@
-// Bytes are constants where extents are, and they are the numbers that one gets by hand. Axes and dims of the user's
-// own.
+// Communication bytes are constants if extents are, and equal those calculated by hand. Some axes and dims are the
+// user's own.
 #include "plait/layout/cost.hpp"
 #include "plait/layout/plan.hpp"
 #include "plait/layout/rules.hpp"
@@ -39,7 +39,8 @@ static_assert(backward_bytes<residual, gathered> == one_pass);
 static_assert(forward_bytes<pending, residual> == one_pass);
 static_assert(backward_bytes<pending, residual> == one_pass);
 
-// Without sequence parallelism: f is free forward and g free backward; an all-reduce costs as much as both halves.
+// Without sequence parallelism: f sends nothing forward and g nothing backward; an all-reduce costs as much as an
+// all-gather and a reduce-scatter.
 using plain = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
 static_assert(forward_bytes<plain, gathered> == 0 && backward_bytes<plain, gathered> == 2 * one_pass);
 static_assert(forward_bytes<pending, plain> == 2 * one_pass && backward_bytes<pending, plain> == 0);
@@ -51,7 +52,7 @@ static_assert(cost(gather, 0, shape, sizes, element).kind == collective::all_gat
 static_assert(cost(gather, 0, shape, sizes, element).payload == B / 2 * (S / 4) * H * element);
 static_assert(cost(gather, 0, shape, sizes, element).wire == one_pass / 2);
 
-// Moving a sharded sequence to sharded heads (Ulysses): all but a tp-th of each rank's part leaves it.
+// From a sharded sequence to sharded heads (Ulysses): each rank sends all of its part except 1 / tp.
 struct slot : dim_tag<"slot"> {};
 constexpr dim_sizes with_slots = [] {
   dim_sizes s = sizes;
@@ -63,7 +64,7 @@ constexpr plan swap = make_plan(layout_v<spec<shard<seq, tp>, slot, invariant<dp
 static_assert(swap.steps.size() == 1 && swap.steps[0].kind == transition_kind::all_to_all);
 static_assert(bytes(swap, shape, with_slots, element) == 2 * (S * 16 * element) * 3 / 4);
 
-// An axis and dims that plait has never heard of: experts over ranks that are borrowed from the data-parallel ones.
+// A user's axis and dims: experts over ranks taken from the data-parallel ones.
 struct experts : axis_tag<"experts"> {};
 struct expert : dim_tag<"expert"> {};
 struct token : dim_tag<"token"> {};
@@ -85,7 +86,7 @@ constexpr plan dispatch = make_plan(layout_v<routed>, layout_v<dispatched>, farm
 static_assert(dispatch.steps.size() == 1 && dispatch.steps[0].kind == transition_kind::all_to_all);
 static_assert(dispatch.communicating_axes() == axis_list{axis_of<experts>});
 static_assert(bytes(dispatch, farm_shape, farm_sizes, 4) == 8 * 64 * 32 * 4 * 3 / 4);
-// Expert weights get a gradient that is partial over dp, and over dp only: experts differ along their own axis.
+// The gradient of expert weights is partial over dp only: experts differ along their own axis.
 constexpr derived_layout up =
     contract(layout_v<dispatched>, layout_v<expert_weight>, dim_list{dim_of<expert>, dim_of<token>, dim_of<inner>});
 static_assert(up.verdict.ok());
@@ -94,7 +95,7 @@ constexpr derived_layout weight_gradient =
 static_assert(weight_gradient.verdict.ok() && weight_gradient.result == layout_v<dual_t<expert_weight>>);
 static_assert(weight_gradient.result.partial == axis_list{axis_of<dp>});
 
-// A dim with too few elements for its ranks is found where the plan is costed.
+// The cost of a plan is an error if a dim has too few elements for its ranks.
 static_assert(check_parts(layout_v<dispatched>, farm_shape, farm_sizes).ok());
 static_assert(
     check_parts(layout_v<spec<shard<hidden, dp, tp>>>, mesh<axis<dp, 300>, axis<tp, 40>>::static_shape(), sizes).code ==

@@ -1,4 +1,4 @@
-// Specs that mean the same are the same type, and the dual changes exactly what it should.
+// Specs with one meaning are one type, and the dual changes only the states that it must.
 #include <concepts>
 
 #include "plait/layout/check.hpp"
@@ -7,7 +7,7 @@ using namespace plait;
 
 namespace {
 
-// One type for one meaning: the order of words and of axes in a set does not matter, the order of a dim's axes does.
+// One meaning, one type: the order of words, and of axes in a set, does not matter. The order of a dim's axes does.
 static_assert(
     std::same_as<spec<shard<batch, dp>, hidden, partial<tp, cp>>, spec<partial<cp, tp>, shard<batch, dp>, hidden>>);
 static_assert(std::same_as<spec<hidden, partial<tp>, partial<cp>>, spec<hidden, partial<cp, tp>>>);
@@ -20,7 +20,7 @@ static_assert(!std::same_as<spec<hidden, replicate<tp>>, spec<hidden, invariant<
 static_assert(!std::same_as<spec<hidden, invariant<tp>>, spec<hidden>>);
 static_assert(equivalent(layout_v<spec<hidden, invariant<tp>>>, layout_v<spec<hidden>>));
 
-// A canonical spec is a fixed point, by its words and by its layout.
+// The canonical form of a canonical spec is the spec itself, by its words and by its layout.
 using mixed = spec<partial<dp>, shard<seq, cp, tp>, hidden, replicate<ep>, invariant<pp>>;
 struct mixed_value {
   static constexpr layout value = layout_v<mixed>;
@@ -32,7 +32,7 @@ static_assert(layout_v<mixed>.state_of(axis_of<dp>) == state::partial);
 static_assert(layout_v<mixed>.state_of(axis_of<ep>) == state::replicated);
 static_assert(layout_v<mixed>.mentions(axis_of<pp>) && !layout_v<spec<hidden>>.mentions(axis_of<pp>));
 
-// The gradient of a replicated value is partial and the other way round; the rest stays. Twice is once more the value.
+// The gradient of a replicated value is partial and vice versa; other states stay. The dual of the dual is the value.
 static_assert(std::same_as<dual_t<spec<hidden, replicate<tp>>>, spec<hidden, partial<tp>>>);
 static_assert(std::same_as<dual_t<spec<hidden, partial<tp>>>, spec<hidden, replicate<tp>>>);
 static_assert(std::same_as<dual_t<spec<hidden, invariant<tp>>>, spec<hidden, invariant<tp>>>);
@@ -41,14 +41,14 @@ static_assert(std::same_as<dual_t<mixed>, spec<replicate<dp>, shard<seq, cp, tp>
 static_assert(std::same_as<dual_t<dual_t<mixed>>, mixed>);
 static_assert(std::same_as<dual_t<spec<partial<dp, cp>>>, spec<replicate<dp, cp>>>);
 
-// A boundary mentions each axis of its mesh, and no other.
+// A spec at a boundary names each axis of its mesh and no other.
 using small = mesh<axis<dp>, axis<tp, 2>>;
 static_assert(boundary<spec<shard<batch, dp>, hidden, invariant<tp>>, small, void>);
 static_assert(check_boundary(layout_v<spec<shard<batch, dp>, hidden>>, small::static_shape()).code ==
               layout_error::axis_unmentioned);
 static_assert(check_boundary(layout_v<mixed>, small::static_shape()).code == layout_error::axis_unknown);
 
-// Ranks are numbered row-major: the last axis is the fastest.
+// Ranks are numbered row-major: the last axis varies fastest.
 using cube = mesh<axis<dp, 2>, axis<cp, 3>, axis<tp, 4>>;
 constexpr mesh_shape cube_shape = cube{}.shape();
 static_assert(cube{}.size() == 24 && cube::rank_dynamic == 0);

@@ -17,7 +17,7 @@ static_assert(verify<one_f_one_b, pipeline_ranks<1>, microbatches<1>>());
 static_assert(verify<interleaved<2>, pipeline_ranks<8>, microbatches<32>>());
 static_assert(verify<zb_v, pipeline_ranks<8>, microbatches<16>>());
 
-// A schedule of one's own: with one stage, forward and backward of each microbatch in turn.
+// A user-defined schedule: one stage runs forward and backward of each microbatch before the next one.
 struct in_turn {
   static constexpr schedule make(const pipeline_shape& shape) {
     schedule s{"in_turn", shape, {}};
@@ -41,7 +41,7 @@ static_assert(rank_program(make_schedule<one_f_one_b>(2, 1)).front() ==
                                       {step_op::receive, -1, {}, {transfer_kind::gradient, 1, 0, 0}},
                                       {step_op::pass, -1, backward_of(0, 0), {}}});
 
-// Stages on ranks, there and back.
+// Stages are assigned to ranks in ascending, then in descending order.
 constexpr pipeline_shape shape{.ranks = 4, .chunks = 2, .microbatches = 16, .placement = stage_placement::vee};
 static_assert(shape.stages() == 8 && shape.stage_of(3, 1) == 4 && shape.rank_of(7) == 0);
 constexpr bool places_agree(stage_placement placement) {

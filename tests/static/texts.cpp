@@ -1,4 +1,4 @@
-// What a text can be made of. A bool is refused: it would be written as a letter or a number, and mean neither.
+// The types that can be parts of a text. A bool is refused: as a letter or a number its meaning would be unclear.
 #include <concepts>
 #include <cstdint>
 #include <string>

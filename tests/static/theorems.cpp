@@ -1,5 +1,5 @@
-// The strategies of the literature as theorems: what a layer computes, and what its backward needs, follow from the
-// rules.
+// Strategies from the literature as static assertions: the rules derive the output of a layer and the communication of
+// its backward pass.
 #include "plait/layout/plan.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
@@ -15,7 +15,7 @@ constexpr bool gives(const derived_layout& r, const layout& expected) {
   return r.verdict.ok() && equivalent(r.result, expected);
 }
 
-/// Forward gives `y`; the two products of backward, fed the dual of `y`, give the duals of the operands.
+/// Forward gives `y`. The two products of backward take the dual of `y` and give the duals of the operands.
 template <class X, class W, class Y>
 constexpr bool linear_is() {
   constexpr layout x = layout_v<X>, w = layout_v<W>, y = layout_v<Y>;
@@ -30,14 +30,14 @@ static_assert(linear_is<spec<shard<batch, dp>, seq, shard<ffn, tp>>, spec<hidden
                         spec<shard<batch, dp>, seq, hidden, partial<tp>>>());
 static_assert(
     linear_is<spec<shard<batch, dp>, hidden>, spec<ffn, hidden, replicate<dp>>, spec<shard<batch, dp>, ffn>>());
-// A sequence over two axes meets a weight that is replicated over both, so that its gradient is partial over both.
+// A sequence over two axes needs a weight that is replicated over both, so its gradient is partial over both.
 static_assert(linear_is<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>, spec<ffn, hidden, replicate<cp, dp, tp>>,
                         spec<shard<batch, dp>, shard<seq, cp, tp>, ffn>>());
 // A two-dimensional weight: the input is sharded over one axis and replicated over the other.
 static_assert(linear_is<spec<batch, shard<hidden, cp>, replicate<tp>>, spec<shard<ffn, tp>, shard<hidden, cp>>,
                         spec<batch, shard<ffn, tp>, partial<cp>>>());
 
-// A column-parallel linear whose input is invariant, or whose contracted dim is sharded on one side only, is refused.
+// A column-parallel linear is refused if its input is invariant, or if only one operand shards the contracted dim.
 static_assert(contract(layout_v<spec<seq, hidden, invariant<tp>>>, layout_v<spec<shard<ffn, tp>, hidden>>,
                        dims_v<seq, ffn>)
                   .verdict.code == layout_error::meets_invariant);
@@ -62,18 +62,18 @@ static_assert(goes_by<pending, whole>(transition_kind::all_reduce, transition_ki
 // Sequence parallelism: all-gather and reduce-scatter are each other's adjoint.
 static_assert(goes_by<spread, used>(transition_kind::all_gather, transition_kind::reduce_scatter));
 static_assert(goes_by<pending, spread>(transition_kind::reduce_scatter, transition_kind::all_gather));
-// A parameter stored sharded over dp and used replicated: its gradient is reduce-scattered, no one had to ask.
+// A parameter stored sharded over dp and used replicated: its gradient is reduce-scattered automatically.
 static_assert(goes_by<spec<shard<ffn, dp>, hidden>, spec<ffn, hidden, replicate<dp>>>(transition_kind::all_gather,
                                                                                       transition_kind::reduce_scatter));
 
-// Gating: two sharded values multiply; a bias is not added to a pending sum.
+// Gating: two sharded values multiply. A bias cannot be added to a pending sum.
 constexpr layout gate = layout_v<spec<seq, shard<ffn, tp>>>;
 static_assert(gives(pointwise(combine::product, {&gate, &gate}), gate));
 static_assert(gives(pointwise(combine::nonlinear, {&gate}), gate));
 constexpr layout row_output = layout_v<pending>, bias = layout_v<spec<hidden, replicate<tp>>>;
 static_assert(pointwise(combine::sum, {&row_output, &bias}).verdict.code == layout_error::partial_plus_other);
 static_assert(pointwise(combine::nonlinear, {&row_output}).verdict.code == layout_error::partial_nonlinear);
-// Two column-parallel products share their input's gradient: partial values add, and are reduced once.
+// Two column-parallel products have one input, so its gradient is a sum: partial values add, and are reduced once.
 static_assert(gives(pointwise(combine::sum, {&row_output, &row_output}), row_output));
 
 // A vocabulary-parallel embedding is partial, its cross-entropy complete.
@@ -103,7 +103,7 @@ static_assert(attend(layout_v<spec<batch, seq, shard<heads, tp_rep, tp>, head_di
                      {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>})
                   .verdict.code == layout_error::kv_heads_must_lead);
 
-// A sequence stays sharded over exactly the axes of a context-parallel policy, in its order.
+// A sequence stays sharded over the axes of a context-parallel policy, in the policy's order.
 constexpr layout parts = layout_v<spec<shard<batch, dp>, shard<seq, cp>, shard<heads, tp>, head_dim>>;
 constexpr layout kv_parts = layout_v<spec<shard<batch, dp>, shard<seq, cp>, shard<kv_heads, tp>, head_dim>>;
 constexpr layout_error attend_with(const layout& queries, const layout& keys, const axis_list& context) {

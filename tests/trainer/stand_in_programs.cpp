@@ -1,8 +1,8 @@
-// In place of the trainer's cuda_llama_run.cpp, for a GPU that the CPU stands in for. One strategy will do: in what
-// they differ is not the GPU's.
+// Replaces the trainer's cuda_llama_run.cpp, for a GPU that the CPU stands in for. It has one strategy: the strategies
+// use the GPU in the same way.
 #include "cuda_llama_run.hpp"
 
-extern template std::unique_ptr<model_run>  // of stand_in_bf16_gradients.cpp
+extern template std::unique_ptr<model_run>  // in stand_in_bf16_gradients.cpp
 make_llama_run<plait::bf16_gradients_float_masters, plait::megatron_sp, plait::cuda>(const setup&, plait::cuda&,
                                                                                      plait::any_communicator);
 

@@ -1,4 +1,4 @@
-// NCCL as a program that links it sees it: declarations, and nothing that a compiler could look into.
+// The declarations of NCCL, as in a program that links it. The compiler sees no function bodies.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// A context made in one shared library, layers in another, both with hidden symbols: reductions over all 8 rows.
+// A context made in one shared library and layers made in another, both with hidden symbols. Reductions sum all 8 rows.
 #include <cstdio>
 #include <cstring>
 

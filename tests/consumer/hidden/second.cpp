@@ -18,7 +18,7 @@ Tensor ones(const plait::context<plait::cpu>& ctx) {
   return t;
 }
 
-/// The first element of the gradient of `layer`'s weight: inputs and gradients are 1, the weight is 1.
+/// The first element of the gradient of `layer`'s weight. Inputs and gradients are 1, the weight is 1.
 template <class T, class Layer>
 double gradient_of(const plait::context<plait::cpu>& ctx, Layer& layer) {
   layer.visit([&](auto& p) {

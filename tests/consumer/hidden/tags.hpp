@@ -1,4 +1,4 @@
-// What two shared libraries that hide their symbols share: axes and dims of their own, and three functions.
+// Axes, dims and functions that two shared libraries with hidden symbols share.
 #pragma once
 
 #include "plait/comm/threads.hpp"
@@ -22,11 +22,12 @@ using residual = plait::spec<plait::shard<points, row, column>, width>;
 /// In the first library: calls `work` on each of four in-process ranks, with a context of the grid 2 x 2.
 PLAIT_TEST_EXPORT void on_the_grid(void (*work)(const plait::context<plait::cpu>&));
 
-/// In the second: the gradients of a norm's weight and of a column-parallel linear's, every input and gradient being 1,
-/// and the product of the ranks' rows as the tensor's state says. Throws what plait throws.
+/// In the second: the gradients of a norm's weight and of a column-parallel linear's. Inputs and gradients of outputs
+/// are
+/// 1. Throws the errors of plait.
 PLAIT_TEST_EXPORT double norm_gradient(const plait::context<plait::cpu>&);
 PLAIT_TEST_EXPORT double linear_gradient(const plait::context<plait::cpu>&);
-/// Floats have another library for their products than doubles have.
+/// The same for float, whose products another library computes than those of double.
 PLAIT_TEST_EXPORT double float_linear_gradient(const plait::context<plait::cpu>&);
-/// In the second: a layer on axes that the grid has not. Throws `plait::error`.
+/// In the second: makes a layer on axes that the grid does not have. Throws `plait::error`.
 PLAIT_TEST_EXPORT void on_other_axes(const plait::context<plait::cpu>&);

@@ -1,5 +1,6 @@
-// A program with kernels and arrays of its own, compiled by nvcc alone: a norm and a column-parallel linear of plait on
-// its __nv_bfloat16, on one GPU of its communicator. Where there is no GPU it says so, and has still been linked.
+// A program with its own kernels and arrays, compiled by nvcc only. It runs a norm and a column-parallel linear of
+// plait on its __nv_bfloat16 arrays, on the one GPU of its communicator. Without a GPU it prints that; the test then
+// shows that the program links.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <nccl.h>

@@ -1,4 +1,5 @@
-// Layers on GPUs in a file that nvcc does not compile, by the headers that have them: no kernel of theirs is compiled.
+// Layers on GPUs in a file that nvcc does not compile. Their headers are included, and none of their kernels is
+// compiled.
 #include "plait/device/cuda.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/loss.hpp"

@@ -1,5 +1,5 @@
-// A program with OpenMP threads of its own: their number, and OpenBLAS's, are what it has set, before, during and after
-// its use of plait, and layers also run within its parallel regions.
+// A program with its own OpenMP threads. The numbers of threads that it set for OpenMP and OpenBLAS stay the same
+// before, during and after its use of plait. Layers also run within its parallel regions.
 #include <cblas.h>
 #include <omp.h>
 
@@ -27,7 +27,7 @@ void expect(bool holds, const char* what) {
   }
 }
 
-/// The program's own region and settings are as it made them.
+/// The program's parallel region and its settings are unchanged.
 void expect_own(const char* when) {
   int met = 0;
 #pragma omp parallel reduction(+ : met)
@@ -36,14 +36,14 @@ void expect_own(const char* when) {
   expect(openblas_get_num_threads() == blas_threads, "OpenBLAS has another number of threads");
 }
 
-/// The output of a column-parallel linear on `ranks` ranks, all of them together.
+/// The sum of the outputs of a column-parallel linear over `ranks` ranks.
 template <class T>
 double product_sum(int ranks, bool looks_at_threads) {
   double sum = 0;
   pl::threads::run(ranks, [&](pl::threads::communicator c) {
     pl::world world(pl::mesh<pl::axis<pl::tp>>(ranks).shape(), c);
     pl::cpu device;
-    if (looks_at_threads && c.rank() == 0) omp_set_num_threads(own_threads);  // of this thread, which is plait's
+    if (looks_at_threads && c.rank() == 0) omp_set_num_threads(own_threads);  // in this thread, which plait started
     const pl::context<pl::cpu> ctx{device, world, pl::sizes_of<pl::batch, pl::hidden, pl::ffn>(samples, width, inner)};
     std::vector<T> weight(static_cast<std::size_t>(inner / ranks * width), T(0.5)), gradient(weight.size()),
         x(samples * width, T(0.25)), y(static_cast<std::size_t>(samples * inner / ranks)), dx(x.size());

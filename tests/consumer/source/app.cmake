@@ -1,5 +1,5 @@
-# The same two programs in every consumer: `app` includes every header, or those of `app_headers`, in two translation units
-# and links with all that there is; `algebra` needs plait::plait alone.
+# Two programs that every consumer builds. `app` includes every header, or those of `app_headers`, in two translation
+# units and links with all libraries that it finds; `algebra` needs plait::plait only.
 get_target_property(include plait::plait INTERFACE_INCLUDE_DIRECTORIES)
 string(REGEX REPLACE ".*BUILD_INTERFACE:([^>;]*)>.*" "\\1" include "${include}")
 

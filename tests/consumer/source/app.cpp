@@ -7,7 +7,7 @@
 int other();
 
 int main() {
-  // Both libraries are really linked, not just found.
+  // Calls both libraries, so they are linked.
   const double x[2] = {3.0, 4.0};
   const bool blas = cblas_ddot(2, x, 1, x, 1) == 25.0;
   const bool dnn = dnnl_version() != nullptr;
