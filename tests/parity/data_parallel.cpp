@@ -21,7 +21,6 @@ TEST_CASE("policies of every level on every factorisation of up to 16 ranks with
   CHECK(sweep.pairs("cut, microbatches") == 5 * 3);
   CHECK(sweep.pairs("level, schedule") == 4 * 4);
   CHECK(sweep.pairs("cut, tied") == 5 * 2);
-  CHECK(sweep.pairs("level, buffers") == 2 * 3);
   CHECK(sweep.pairs("level, context") == 4 * 3);
   CHECK(sweep.pairs("level, hybrid") == 3 * 3);
   CHECK(sweep.pairs("reshard, microbatches") == 2 * 3);

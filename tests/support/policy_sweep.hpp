@@ -43,7 +43,7 @@ struct policy_settings {
   int microbatches = 1;
   cut_for cut = cut_for::even;
   int hybrid = 0;  ///< 1: sharded over dp and replicated over cp; 2: the other way round
-  int schedule = 0, context = 0, prefetch = 1, buffers = 0;
+  int schedule = 0, context = 0, prefetch = 1;
   bool reshard = true, overlap = true, tied = false, recomputes = false;
 
   bool muon() const { return cut == cut_for::whole_by_muon || cut == cut_for::muon_on_copies; }
@@ -73,7 +73,6 @@ inline policy_settings draw_settings(zero_level level, const pipeline_mesh& m, b
   k.schedule = from.below(4);
   k.context = from.below(3);
   k.prefetch = from.below(4);
-  k.buffers = from.below(3);
   k.reshard = from.below(3) > 0;
   k.overlap = from.below(5) > 0;
   k.tied = from.below(2) == 0;
@@ -91,8 +90,6 @@ inline pipeline_options options_of(const policy_settings& k) {
     how.axes.shard = k.hybrid == 1 ? axis_list(axis_of<dp>) : axis_list(axis_of<cp>);
     how.axes.replicate = k.hybrid == 1 ? axis_list(axis_of<cp>) : axis_list(axis_of<dp>);
   }
-  if (k.level >= zero_level::gradients && k.microbatches == 1 && k.overlap)  // tied weights hold a buffer to the end
-    how.parallel.gradient_buffers = k.tied && k.buffers == 1 ? 2 : k.buffers;
   if (k.level == zero_level::parameters) {
     how.parallel.prefetch = k.prefetch;
     how.parallel.reshard_after_forward = k.reshard;
@@ -123,9 +120,8 @@ class policy_sweep {
     s.options.keep = k.recomputes ? recompute::full : recompute::none;
     s.parallel = options_of(k);
     INFO("level " << static_cast<int>(k.level) << " cut " << static_cast<int>(k.cut) << " clip " << k.clip << " hybrid "
-                  << k.hybrid << " prefetch " << k.prefetch << " reshard " << k.reshard << " buffers " << k.buffers
-                  << " overlap " << k.overlap << " tied " << k.tied << " context " << k.context << " recomputes "
-                  << k.recomputes);
+                  << k.hybrid << " prefetch " << k.prefetch << " reshard " << k.reshard << " overlap " << k.overlap
+                  << " tied " << k.tied << " context " << k.context << " recomputes " << k.recomputes);
     check_pipeline<T, context_parallel<megatron_sp, chosen<cp>, zigzag>>(
         s, one, m, some_schedule(k.schedule, static_cast<int>(m.pp), k.microbatches, 0));
     ++runs_;
@@ -147,8 +143,6 @@ class policy_sweep {
       met_["level, schedule"].emplace(level, k.schedule);
       met_["cut, tied"].emplace(static_cast<int>(k.cut), k.tied);
     }
-    if (k.level >= zero_level::gradients && k.microbatches == 1)
-      met_["level, buffers"].emplace(level, options_of(k).parallel.gradient_buffers);
     if (m.cp > 1) met_["level, context"].emplace(level, k.context);
     if (hybrids_of(k.level, m) > 1) met_["level, hybrid"].emplace(level, k.hybrid);
     if (k.level != zero_level::parameters) return;

@@ -461,20 +461,6 @@ class pipeline {
     void visit_kept(int chunk, int unit, saved& kept, F&& f) {
       this->owner.at(chunk).visit_kept(unit, kept, f);
     }
-    /// A buffer of gradients that units share is free for the next once the reduction of the last is through.
-    void enter(const context<device>& ctx, int unit, action_kind kind) {
-      const step_schedule& step = this->owner.executor_->step();
-      for (const int used : step.used_by(unit))
-        if (const int buffer = step.units[static_cast<std::size_t>(used)].gradient_buffer;
-            adds_gradient(kind) && buffer >= 0)
-          for (std::size_t other = 0; other < step.units.size(); ++other)
-            if (const int i = this->local(static_cast<int>(other));
-                i >= 0 && step.units[other].gradient_buffer == buffer && this->owner.units_.reducing(i))
-              step.last_reduction(static_cast<int>(other)) == step_op::reduce
-                  ? reduced.finish(ctx, this->owner.units_, i)
-                  : this->owner.units_.finish_sum(i);  // other parts may start later
-      passes::enter(ctx, unit, kind);
-    }
     void perform(const context<device>& ctx, const step_entry& e) {
       auto& units = this->owner.units_;
       switch (e.op) {

@@ -72,13 +72,10 @@ class parameter_units {
   void reduce_copies(int unit);
   /// Starts the last part of a unit's reduction where other stages have its parameters too: the sum over these stages.
   void reduce_ties(const context<Device>& ctx, int unit);
-  /// Waits until the memory of a unit's gradients is free, where pieces of them are kept.
-  void finish_sum(int unit);
   /// Whether reductions have a second part: pieces that other ranks hold too.
   bool hybrid() const { return level_ != zero_level::replicated && !ranks_.replicate().empty(); }
   /// Waits for the reduction of a unit, and adds its reduced gradients to `out`. Throws where it was not begun.
   void finish_reduction(const context<Device>& ctx, int unit, gradients& out);
-  bool reducing(int unit) const { return at(unit).reducing; }
   /// Forgets the reductions of a step that an exception has ended, so that another one may begin.
   void abandon_step();
   /// Steps are recorded: a recording cannot ask whether something has arrived.
@@ -283,12 +280,6 @@ void parameter_units<Precision, Device>::reduce_ties(const context<Device>& ctx,
   for (const auto& b : at(unit).buckets) b->start_ties(ctx);
   for (parameter* p : at(unit).alone)
     if (p->trainable() && p->stages()) p->start_reduction(ctx);
-}
-
-template <class Precision, compute_device Device>
-void parameter_units<Precision, Device>::finish_sum(int unit) {
-  for (const auto& b : at(unit).buckets)
-    if (b->trainable()) b->finish_sum();
 }
 
 template <class Precision, compute_device Device>

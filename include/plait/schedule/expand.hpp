@@ -70,7 +70,7 @@ namespace detail {
 
 /// Throws `error`, which names the field and what is legal, for illegal units or policies.
 constexpr void check_units(const pipeline_shape& shape, const std::vector<step_unit>& units,
-                           const data_parallel& policy, bool has_gradients) {
+                           const data_parallel& policy) {
   const int stages = shape.stages(), count = static_cast<int>(units.size());
   int stage = 0;
   for (int u = 0; u < count; ++u) {
@@ -102,13 +102,6 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
     fail(
         "step: hybrid = 1 would change nothing, because whole gradients are reduced over all data axes at once; it is "
         "for levels from zero_level::optimizer on, and 0 is legal here");
-  const bool shards_gradients = policy.level >= zero_level::gradients;
-  if (policy.gradient_buffers < 0 || (policy.gradient_buffers > 0 && !shards_gradients))
-    fail({"step: gradient_buffers is ", policy.gradient_buffers,
-          shards_gradients ? "; legal is 0 or more" : ", but reduced gradients stay whole at this level; legal is 0"});
-  if (policy.gradient_buffers > 0 && shape.microbatches > 1 && has_gradients)
-    fail({"step: gradient_buffers is ", policy.gradient_buffers, ", but gradients add up over ", shape.microbatches,
-          " microbatches, so each unit needs a buffer of its own; legal is 0"});
   if (policy.level == zero_level::parameters && policy.prefetch > count)
     fail({"step: prefetch is ", policy.prefetch, ", but there are ", count, " units to gather; legal is 0 to ", count});
 }
@@ -238,29 +231,10 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, std::vect
   return passes;
 }
 
-/// Gives units buffers of the pool for their gradients: at its first addition a unit gets the buffer that is free for
-/// longest. Where none is free it gets its own, which `refuse_few_buffers` refuses.
-constexpr void share_buffers(step_schedule& s, const std::vector<step_entry>& entries) {
-  std::vector<int> free;
-  for (int i = 0; i < s.policy.gradient_buffers; ++i) free.push_back(i);
-  for (const step_entry& e : entries) {
-    const auto buffer_of = [&](int u) -> int& { return s.units[static_cast<std::size_t>(u)].gradient_buffer; };
-    if (e.op == step_op::reduce && buffer_of(e.unit) >= 0) free.push_back(buffer_of(e.unit));
-    if (e.op != step_op::pass || !adds_gradient(e.pass.kind)) continue;
-    for (const int u : s.used_by(e.unit)) {
-      if (!s.units[static_cast<std::size_t>(u)].trainable || buffer_of(u) >= 0 || free.empty()) continue;
-      buffer_of(u) = free.front();
-      free.erase(free.begin());
-    }
-  }
-}
-
 /// A step, without checks.
 constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                  const std::vector<std::vector<step_entry>>& programs) {
   step_schedule out{s.shape, policy, std::move(units), {}};
-  if (policy.gradient_buffers > 0)
-    for (step_unit& u : out.units) u.gradient_buffer = -1;
   for (int r = 0; r < s.shape.ranks; ++r) {
     std::vector<step_entry> entries = detail::passes_by_units(out, r, programs[static_cast<std::size_t>(r)]);
     std::vector<int> order;
@@ -268,35 +242,9 @@ constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units
     if (policy.hybrid) entries = detail::with_copies(entries);
     entries = detail::with_ties(out, std::move(entries), order);
     if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
-    if (policy.gradient_buffers > 0) detail::share_buffers(out, entries);
     out.programs.push_back(detail::with_updates(out, entries, order, policy.clip && trains(s)));
   }
   return out;
-}
-
-/// Throws where more units of a rank have gradients at a time, from the first addition to the reduction, than there are
-/// buffers: those that two passes use, and all of them without overlap.
-constexpr void refuse_few_buffers(const step_schedule& s) {
-  for (const std::vector<step_entry>& program : s.programs) {
-    std::vector<bool> holds(s.units.size(), false);
-    std::int64_t held = 0, most = 0, all = 0;
-    for (const step_entry& e : program) {
-      if (e.op == step_op::reduce) --held;
-      if (e.op != step_op::pass || !adds_gradient(e.pass.kind)) continue;
-      for (const int u : s.used_by(e.unit)) {
-        if (!s.units[static_cast<std::size_t>(u)].trainable || holds[static_cast<std::size_t>(u)]) continue;
-        holds[static_cast<std::size_t>(u)] = true;
-        most = std::max(most, ++held), ++all;
-      }
-    }
-    if (most <= s.policy.gradient_buffers) continue;
-    if (most == all)
-      fail({"step: gradient_buffers is ", s.policy.gradient_buffers, ", but ", most,
-            " units have gradients at a time that no reduction has begun to take; legal is 0"});
-    fail({"step: gradient_buffers is ", s.policy.gradient_buffers, ", but ", most,
-          " units have gradients at a time that no reduction has begun to take; legal is 0 and ", most, " to ",
-          all - 1});
-  }
 }
 
 /// Throws for a field that changes nothing in the step.
@@ -317,10 +265,6 @@ constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made
         "backward pass anyway; legal is 1");
   if (!policy.overlap && same([](data_parallel& p) { p.overlap = true; }))
     fail("step: overlap = 0 would change nothing, because no pass comes after the first reduction; legal is 1");
-  const auto trained = std::count_if(made.units.begin(), made.units.end(), [](const auto& u) { return u.trainable; });
-  if (policy.gradient_buffers > 0 && policy.gradient_buffers >= trained)
-    fail({"step: gradient_buffers is ", policy.gradient_buffers, ", but ", trained,
-          " units have gradients, so that nothing is shared; legal is 0 to ", std::max<std::int64_t>(trained - 1, 0)});
 }
 
 /// `at` are the places of the passes in a program. Appends what stands before and after each of them.
@@ -378,10 +322,9 @@ constexpr step_schedule with_offload(step_schedule s, int ahead = 1) {
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   detail::require_legal("step", s.shape);
-  detail::check_units(s.shape, units, policy, trains(s));
+  detail::check_units(s.shape, units, policy);
   const std::vector<std::vector<step_entry>> programs = rank_program(s, costs);
   step_schedule out = detail::expanded(s, std::move(units), policy, programs);
-  if (policy.gradient_buffers > 0) detail::refuse_few_buffers(out);
   // A rank of several knows no units but its own, and a field must be legal on all of them or on none.
   if (s.shape.ranks == 1 && trains(s)) detail::refuse_idle_settings(s, out, programs);
   return out;

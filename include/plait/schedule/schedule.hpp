@@ -257,9 +257,6 @@ struct step_unit {
   int tied_to = -1;
   /// Another unit of this rank whose parameters its passes use too, as a head uses the embedding's. -1: none.
   int uses = -1;
-  /// The buffer of a pool that holds its gradient from the first addition to the end of its reduction. The next user of
-  /// the buffer waits for that end. -1: its own.
-  int gradient_buffer = -1;
   double kept_bytes = 0;  ///< of what a forward pass keeps of one microbatch, on a rank; 0 where it is not known
 };
 
@@ -277,9 +274,6 @@ struct data_parallel {
   bool reshard_after_forward = true;
   /// Whether a unit's reduction starts when its last gradient is there; else all start after the last pass.
   bool overlap = true;
-  /// Levels from `gradients` on: how many buffers the units share for gradients that are not reduced; 0: each has its
-  /// own, as accumulation over microbatches needs.
-  int gradient_buffers = 0;
   /// Whether every update needs the norm over all gradients, to clip by it.
   bool clip = true;
   /// Levels beyond `replicated`: whether the pieces of some ranks are equal, so that reduced pieces are summed over

@@ -464,8 +464,7 @@ std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
 
 // The check of a whole step: every use of a parameter after its gather, every reduction after the last gradient and
 // before its update. Activations must lie on the device when a backward pass reads them, and copies of them must be
-// over when their memory is freed. Buffers must be free when they are written, shared collectives in one order, and
-// memory within its limits.
+// over when their memory is freed. Shared collectives must be in one order, and memory within its limits.
 
 /// The outcome of a check: the entry that is wrong, and the one that it contradicts, if there is one.
 struct step_verdict {

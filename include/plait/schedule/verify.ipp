@@ -290,14 +290,6 @@ class step_walk {
     trains_ = true;
     if (!described(unit).trainable) return {};
     if (u.reduced >= 0) return refuse(step_error::reduced_too_early, u.reduced);
-    const int pool = described(unit).gradient_buffer;
-    for (std::size_t other = 0; pool >= 0 && other < state_.size(); ++other) {
-      if (static_cast<int>(other) == unit || !mine(static_cast<int>(other))) continue;
-      const unit_state& o = state_[other];
-      // A reduction that has begun is waited for.
-      if (s_.units[other].gradient_buffer == pool && o.added >= 0 && o.reduced < 0)
-        return refuse(step_error::buffer_taken, o.added);
-    }
     u.added = at_;
     return weigh();
   }
@@ -345,28 +337,16 @@ class step_walk {
   }
 
   bool mine(int unit) const { return s_.rank_of(unit) == rank_; }
-  /// Gathered parameters; whole gradients from their first addition to their update, those in one buffer of a pool as
-  /// the largest of them; what reductions leave of those; and activations.
+  /// Gathered parameters; whole gradients from their first addition to their update; and activations.
   step_verdict weigh() {
     double bytes = kept_bytes_;
-    std::vector<double> pools;
     for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
       if (!mine(unit)) continue;
       const unit_state& u = of(unit);
       const double n = static_cast<double>(described(unit).parameters);
       bytes += n * memory_.parameter * (u.gathered ? 1.0 : 1.0 / memory_.data_ranks);
-      if (u.added < 0) continue;
-      const int pool = described(unit).gradient_buffer;
-      if (pool < 0) {
-        bytes += n * memory_.gradient;
-        continue;
-      }
-      if (pools.size() <= static_cast<std::size_t>(pool)) pools.resize(static_cast<std::size_t>(pool) + 1, 0.0);
-      double& largest = pools[static_cast<std::size_t>(pool)];
-      largest = std::max(largest, n * memory_.gradient);
-      if (u.reduced >= 0) bytes += n * memory_.gradient / memory_.data_ranks;
+      if (u.added >= 0) bytes += n * memory_.gradient;
     }
-    for (const double largest : pools) bytes += largest;
     peak_ = std::max(peak_, bytes);
     if (memory_.most < 0 || bytes <= memory_.most) return {};
     step_verdict v = refuse(step_error::over_memory);

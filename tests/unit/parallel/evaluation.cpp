@@ -183,23 +183,6 @@ TEST_CASE("a model of which nobody has set one parameter is not trained") {
   }
 }
 
-TEST_CASE("a step of one microbatch with gradient buffers evaluates any number of microbatches") {
-  const scenario s = of_one_step();
-  std::vector<double> losses[2];
-  for (const int buffers : {0, 2}) {
-    losses[buffers > 0].resize(2);
-    on_ranks(2, s, {}, [&](auto& ctx, small& model) {
-      adamw<double> optimizer;
-      pipeline_options how;
-      how.parallel.level = zero_level::gradients;
-      how.parallel.gradient_buffers = buffers;
-      training_step step(ctx, model, optimizer, 1, 1.0, how);
-      losses[buffers > 0][static_cast<std::size_t>(ctx.ranks.rank())] = loss_of(ctx, step.model(), s, 3);
-    });
-  }
-  CHECK(losses[0] == losses[1]);
-}
-
 namespace {
 
 struct without_units : small {

@@ -137,33 +137,8 @@ TEST_CASE("peaks of memory, and limits") {
   CHECK(peak_bytes(step_of("gpipe", 1, 1, plain, 4), 0, memory) == 4 * 100 * (2.0 + 4));
   // The first unit's backward pass: it is gathered, three lie in parts, and all gradients are there.
   CHECK(peak_bytes(step_of("gpipe", 1, 1, zero3, 4), 0, memory) == 100 * (1 * 2.0 + 3 * 0.5 + 4 * 4.0));
-  data_parallel pool = zero3;
-  pool.gradient_buffers = 2;
-  const step_schedule s = step_of("gpipe", 1, 1, pool, 4);
-  CHECK(describe(verify(s)) == "ok");
-  // The second unit's: it and the first are gathered, two buffers, and the parts of two reduced gradients.
-  CHECK(peak_bytes(s, 0, memory) == 100 * (2 * 2.0 + 2 * 0.5 + 2 * 4.0 + 2 * 1.0));
   step_memory limited = memory;
   limited.most = 1000;
   const std::string text = describe(verify(step_of("gpipe", 1, 1, plain, 4), limited));
   CHECK(text.find("parameters, gradients and activations are over the limit: 1200") != std::string::npos);
-}
-
-TEST_CASE("a unit whose parameters two passes use has its gradient buffer from the first to the last") {
-  const schedule one = parse_schedule("gpipe", 1, 1);
-  std::vector<step_unit> units = units_of(1, 5);
-  units[4].uses = 0;  // as a head that is tied to the embedding: both have gradients from the first backward pass on
-  for (const zero_level level : {zero_level::gradients, zero_level::parameters}) {
-    CHECK_THROWS_WITH_AS(
-        expand(one, units, {.level = level, .gradient_buffers = 1}),
-        "step: gradient_buffers is 1, but 2 units have gradients at a time that no reduction has begun "
-        "to take; legal is 0 and 2 to 4",
-        error);
-    for (const int buffers : {2, 3, 4}) {
-      const step_schedule s = expand(one, units, {.level = level, .gradient_buffers = buffers});
-      CHECK(describe(verify(s)) == "ok");
-      for (int u = 1; u < 5; ++u)
-        CHECK(s.units[static_cast<std::size_t>(u)].gradient_buffer != s.units[0].gradient_buffer);
-    }
-  }
 }

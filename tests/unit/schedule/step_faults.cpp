@@ -114,12 +114,6 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
           "rank 0, entry 0 (F0.0 of unit 1): a pass goes through all units of its stage, forward in their order and "
           "backward in the reverse");
 
-  s = one;  // two gradients in one buffer
-  s.units[0].gradient_buffer = s.units[1].gradient_buffer = 0;
-  refused(s,
-          "rank 0, entry 8 (B0.0 of unit 0): a pass adds to a gradient in a buffer that holds another unit's, whose "
-          "reduction has not begun; see entry 7 (B0.0 of unit 1)");
-
   s = one;  // frozen
   s.units[1].trainable = false;
   refused(s, "rank 0, entry 12 (reduction of unit 1): a frozen unit has no gradient to reduce and nothing to update");
@@ -240,12 +234,6 @@ TEST_CASE("settings that would change nothing, and units that are none, are refu
   refused({.level = zero_level::parameters, .prefetch = 4},
           "step: prefetch is 4, but there are 3 units to gather; legal is 0 to 3");
   refused({.level = zero_level::parameters, .prefetch = -1}, "step: prefetch is -1; legal is 0 or more");
-  refused({.level = zero_level::optimizer, .gradient_buffers = 2},
-          "step: gradient_buffers is 2, but reduced gradients stay whole at this level; legal is 0");
-  refused(
-      {.level = zero_level::gradients, .gradient_buffers = 2},
-      "step: gradient_buffers is 2, but gradients add up over 2 microbatches, so each unit needs a buffer of its own; "
-      "legal is 0");
   const auto idle = [](const data_parallel& policy, int units, const char* text) {
     CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 1, policy, units), text, error);
   };
@@ -256,13 +244,6 @@ TEST_CASE("settings that would change nothing, and units that are none, are refu
        "step: prefetch = 3 starts no gather earlier than 2 does; legal is less");
   idle({.overlap = false}, 1,
        "step: overlap = 0 would change nothing, because no pass comes after the first reduction; legal is 1");
-  idle({.level = zero_level::gradients, .gradient_buffers = 2}, 2,
-       "step: gradient_buffers is 2, but 2 units have gradients, so that nothing is shared; legal is 0 to 1");
-  CHECK(verify(step_of("gpipe", 1, 1, {.level = zero_level::gradients, .gradient_buffers = 1}, 2)).ok());
-  idle(
-      {.level = zero_level::gradients, .overlap = false, .gradient_buffers = 2}, 4,
-      "step: gradient_buffers is 2, but 4 units have gradients at a time that no reduction has begun to take; legal is "
-      "0");
   std::vector<step_unit> units = units_of(2, 2);
   std::swap(units.front(), units.back());
   CHECK_THROWS_WITH_AS(expand(parse_schedule("1f1b", 2, 4), units, plain),

@@ -33,11 +33,6 @@ TEST_CASE("the sum of a tied unit comes behind all passes and reductions, and be
         "R F0:2 F0:3 B0:3 reduce3 B0:2 reduce2 copies3 S copies2 ties3 norm update2 gather2 update3 gather3");
 }
 
-TEST_CASE("a tied unit gives its gradient's buffer back once it is reduced in its own stage") {
-  const data_parallel pool{.level = zero_level::gradients, .gradient_buffers = 1};
-  CHECK(describe(verify(step_of("1f1b", 2, 1, pool, 3, true))) == "ok");
-}
-
 TEST_CASE("sums over tied stages that are early, missing, twice or of nobody are refused, and both entries are named") {
   const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
   const step_schedule right = step_of("1f1b", 2, 1, zero1, 2, true);
