@@ -1,4 +1,4 @@
-// Self-attention with its projections, as a layer under a strategy.
+// The layer of self-attention with its projections, under a strategy.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@
 
 namespace plait::detail {
 
-// The norms of queries and keys inside self-attention (`attention_options::qk_norm_epsilon`).
+// Norms of queries and keys inside self-attention (`attention_options::qk_norm_epsilon`).
 
 /// The rotary tables of a rank's tokens, [tokens, head_dim / 2] each; null: no rotation.
 template <class S>
@@ -37,7 +37,7 @@ struct rotary_tables {
 
 template <compute_device Device>
 struct head_norms_saved {
-  std::array<buffer<Device>, 2> before, inv_rms;  ///< of queries, then of keys
+  std::array<buffer<Device>, 2> before, inv_rms;  ///< of queries, of keys
 
   template <class F>
   void visit(F&& f) {
@@ -45,30 +45,30 @@ struct head_norms_saved {
   }
 };
 
-/// RMSNorm of each head's query and of each head's key (Dehghani et al. 2023), in rows in which queries, keys and
-/// values lie side by side. One weight [head_dim] for all query heads, one for all key heads. Or, `over_heads`, one
-/// norm of all queries of a token and one of all its keys, whose weights are as wide. Ranks that share heads gather
-/// them.
+/// RMSNorm of each head's query and of each head's key (Dehghani et al. 2023). Rows hold queries, keys and values side
+/// by side. One weight [head_dim] serves all query heads, another all key heads. With `over_heads`, one norm covers all
+/// queries of a token and another all its keys; their weights have the same widths. Ranks that share these heads gather
+/// them first.
 template <class Precision, compute_device Device>
 class head_norms {
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
 
  public:
-  /// `rows` of `stride` elements: `heads` queries, then `kv_heads` keys, then what else there is.
+  /// The input has `rows` rows of `stride` elements: `heads` queries, then `kv_heads` keys, then other columns.
   head_norms(const context<Device>& ctx, const std::string& name, const layout& queries, const layout& keys,
              double epsilon, bool over_heads, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads,
              std::int64_t head_dim, std::int64_t stride,
              const std::array<parameter_memory<Precision>, 2>& callers = {});
 
-  /// Takes the sizes of a context, which has another number of rows.
+  /// Takes the sizes of a context with another number of rows.
   void resize(const context<Device>& ctx, std::int64_t rows);
   void rebind(const std::array<parameter_memory<Precision>, 2>& callers, rebinding how);
 
-  /// In place; what is normalised is rotated as it is put there.
+  /// Normalises queries and keys in place, and rotates them in the same pass.
   void forward(const context<Device>& ctx, T* qkv, const rotary_tables<S>& rotation, head_norms_saved<Device>* keep);
 
-  /// Overwrites the gradients of the queries and keys that `forward` made with the gradients of its inputs.
+  /// Overwrites the gradients of `forward`'s results in `dqkv` with the gradients of its inputs.
   void backward(const microbatch<Device>& mb, T* dqkv, const rotary_tables<S>& rotation,
                 head_norms_saved<Device>& kept);
 
@@ -78,13 +78,13 @@ class head_norms {
   }
 
  private:
-  /// The vectors that are normalised, and the width of each.
+  /// The number of normalised vectors, and the width of each.
   std::int64_t vectors(std::size_t i) const { return over_heads_ ? rows_ : rows_ * heads_[i]; }
   std::int64_t width(std::size_t i) const { return weights_[i]->used_size(); }
-  /// Elements of this rank's heads, and of what is normalised.
+  /// The number of elements of this rank's heads, and of the normalised vectors.
   std::size_t own(std::size_t i) const { return static_cast<std::size_t>(rows_ * heads_[i] * head_dim_); }
   std::size_t count(std::size_t i) const { return static_cast<std::size_t>(vectors(i) * width(i)); }
-  /// `in` as a plan leaves it: the same memory where no data moves.
+  /// Returns the result of a plan on `in`; if no data moves, this is the same memory.
   static buffer<Device> moved(Device& device, const ready_plan& plan, buffer<Device> in) {
     if (plan.trivial()) return in;
     auto out =
@@ -110,10 +110,10 @@ class head_norms {
   }
 
   std::string name_;
-  std::array<layout, 2> own_heads_;  ///< of queries, and of keys
+  std::array<layout, 2> own_heads_;  ///< of queries, of keys
   double epsilon_;
   bool over_heads_;
-  std::array<ready_plan, 2> gather_, cut_, gather_back_, cut_back_;  ///< of a norm over heads
+  std::array<ready_plan, 2> gather_, cut_, gather_back_, cut_back_;  ///< for a norm over heads
   std::int64_t rows_ = 0;
   std::array<std::int64_t, 2> heads_;
   std::int64_t head_dim_, stride_;
@@ -252,24 +252,26 @@ struct attention_lora {
 
 /// Options of a self-attention, in addition to its strategy.
 struct attention_options {
-  /// Which tokens a token sees, under every policy of context parallelism.
+  /// Which tokens a token attends to, under every policy of context parallelism.
   kernels::attention_mask mask{};
-  /// The change of a score before the softmax.
+  /// The change of each score before the softmax.
   kernels::attention_score score{};
-  /// Whether each head has a sink: a weight whose exponential joins the softmax of every query, as in gpt-oss.
+  /// Whether each head has a sink: a weight whose exponential is added to the softmax sum of every query, as in
+  /// gpt-oss.
   bool sinks = false;
-  /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
-  /// the first token of each token's document. With every mask, whose prefix is of the whole sequence.
+  /// Whether sequences are packed from documents, which do not attend to each other. `microbatch::document_starts` then
+  /// has the first token of each token's document. It works with every mask; a mask's prefix is a prefix of the whole
+  /// sequence.
   bool documents = false;
-  /// The policy that `chosen` stands for.
+  /// The policy that `chosen` selects.
   chosen_policy context = chosen_policy::ring;
   /// Inverse rotary frequencies, head_dim / 2 of them; none: queries and keys are not rotated.
   std::vector<double> frequencies{};
   bool qkv_bias = false;
   bool output_bias = false;
-  /// The epsilon of an RMSNorm of each head's query and key before the rotation; 0: none.
+  /// The epsilon of an RMSNorm of each head's query and key before the rotation; 0: no norm.
   double qk_norm_epsilon = 0;
-  bool qk_norm_over_heads = false;  ///< the norm is one of all queries of a token, and one of all its keys (OLMoE)
+  bool qk_norm_over_heads = false;  ///< one norm of all queries of a token, and one of all its keys (OLMoE)
   initializer init{};
   initializer output_init{};
   attention_lora lora{};
@@ -277,21 +279,23 @@ struct attention_options {
 };
 
 /// The caller's memory for an attention's weights (`parameter_memory`), this rank's part. The weights of queries, keys
-/// and values lie one after the other, [(heads + 2 kv_heads) local, head_dim, hidden], and so do their biases. The last
-/// three members are for the norms of queries and keys and for sinks [heads local], where there are some.
+/// and values are contiguous, [(heads + 2 kv_heads) local, head_dim, hidden], and so are their biases. The last three
+/// members hold the weights of the query and key norms and the sinks [heads local], if the attention has them.
 template <class Precision>
 struct attention_memory {
   parameter_memory<Precision> qkv{}, out{}, q_norm{}, k_norm{}, sinks{};
 };
 
-/// Grouped-query self-attention under a strategy. Queries, keys and values are one product over one gathered input.
-/// Attention runs on the rank's own heads in blocks, so that no seq x seq array exists. The output projection brings
-/// the result back. Where the strategy shards heads over more axes than kv heads, keys and values are replicated over
-/// the other axes. Their types demand that their gradients are summed there. Where it leaves the sequence sharded, its
-/// policy `S::attention` defines how attention sees all of it.
+/// Grouped-query self-attention under a strategy. One product on one gathered input computes queries, keys and values.
+/// Attention runs on the rank's own heads in blocks, so no seq x seq array exists. The output projection returns the
+/// result to the residual's layout.
 ///
-/// Rotary positions are positions in the text, counted from the beginning of the sequence, also where documents are
-/// packed. Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm`, `k_norm` and `sinks`.
+/// The strategy may shard heads over more axes than kv heads. Keys and values are then replicated over the other axes,
+/// so their types demand a sum of their gradients there. If the strategy keeps the sequence sharded, its policy
+/// `S::attention` defines how queries reach all keys.
+///
+/// Rotary positions count from the beginning of the sequence, also if documents are packed. Parameters are named
+/// `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm`, `k_norm` and `sinks`.
 template <class Precision, class S, compute_device Device = cpu>
 class self_attention : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
                                           typename transformer_specs<S>::branch_output, Device>,
@@ -361,7 +365,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     if (options_.sinks) make_sinks(ctx, name, memory.sinks);
   }
 
-  /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
+  /// Adds `addend`, such as the residual stream, to the output unless it is null.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
@@ -417,14 +421,14 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     return dx;
   }
 
-  /// Makes the attention ready for the batches and lengths of this context (`linear::resize`).
+  /// Prepares the attention for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     qkv_.resize(ctx, qkv_value::derivation);
     out_.resize(ctx, out_value::derivation);
     take_sizes(ctx, names_.layer());
     if (norms_) norms_->resize(ctx, shape_.batch * shape_.q_len);
   }
-  /// Binds all weights to other memory of the caller's (`linear::rebind`).
+  /// Binds all weights to other memory that the caller owns (`linear::rebind`).
   void rebind(const attention_memory<Precision>& memory) {
     check_memory(names_.layer(), memory);
     const std::array of_norms{memory.q_norm, memory.k_norm};
@@ -446,7 +450,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   }
 
  private:
-  /// Throws where the caller names some of the memory and not the rest.
+  /// Throws if the caller gives memory for some of the weights only.
   void check_memory(const std::string& name, const attention_memory<Precision>& memory) const {
     const detail::memory_part qkv{"qkv", memory.qkv.says_anything()}, out{"out", memory.out.says_anything()},
         q_norm{"q_norm", memory.q_norm.says_anything()}, k_norm{"k_norm", memory.k_norm.says_anything()},
@@ -459,7 +463,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     if (!options_.sinks && sinks.said)
       fail({name, ": memory.sinks is of sinks, and this layer has none (attention_options::sinks)"});
   }
-  /// One sink for each head, sharded as the heads are.
+  /// Makes one sink per head, sharded like the heads.
   void make_sinks(const context<Device>& ctx, const std::string& name, const parameter_memory<Precision>& memory) {
     require_any_order(ctx, name, "attention sinks");
     if (!detail::takes_sinks<engine>)
@@ -483,7 +487,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
       });
     });
   }
-  /// Takes the sizes of the context: the shape of the attention on this rank, its engine and its rotations.
+  /// Takes the sizes of the context: the shape of this rank's attention, its engine and its rotary tables.
   void take_sizes(const context<Device>& ctx, const std::string& name) {
     const std::int64_t rank = ctx.ranks.rank();
     const mesh_shape& mesh = ctx.ranks.shape();
@@ -550,7 +554,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
                "ignore them");
   }
 
-  /// Applies a rotation to queries and to all local keys, which lie side by side.
+  /// Rotates queries and all local keys, which are adjacent in memory.
   template <class F>
   void rotate(const context<Device>& ctx, T* qkv, F kernel) {
     if (!rotates()) return;
@@ -566,9 +570,9 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   kernels::attention_shape shape_;
   engine engine_;
   std::optional<detail::head_norms<Precision, Device>> norms_;
-  parameter_ptr<Precision, Device> sinks_;  ///< null: there are none
-  std::int64_t key_at_ = 0, value_at_ = 0;  ///< in elements of a row of qkv
-  std::int64_t kv_heads_ = 0;               ///< on this rank, used or not
+  parameter_ptr<Precision, Device> sinks_;  ///< null without sinks
+  std::int64_t key_at_ = 0, value_at_ = 0;  ///< in elements within a row of qkv
+  std::int64_t kv_heads_ = 0;               ///< on this rank, including unused ones
   buffer<Device> rotations_;
 };
 

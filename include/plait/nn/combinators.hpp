@@ -17,12 +17,12 @@
 
 namespace plait {
 
-/// Whether a layer takes other batches and lengths after it is made (`linear::resize`).
+/// Whether a layer accepts other batches and lengths after its construction (`linear::resize`).
 template <class Layer>
 concept resizes = requires(Layer& l, const context<typename Layer::device>& ctx) { l.resize(ctx); };
 
-/// Layers one after the other. Under `recompute::selective` the outputs of cheap layers (`is_cheap`) are not kept,
-/// under `recompute::full` nothing is: the backward pass makes them again.
+/// Layers in sequence. Under `recompute::selective` the outputs of cheap layers (`is_cheap`) are not kept, and under
+/// `recompute::full` nothing is kept. The backward pass recomputes them.
 template <class... Layers>
 class sequential : public detail::refused_layer<detail::nth_layer<0, Layers...>,
                                                 detail::nth_layer<sizeof...(Layers) - 1, Layers...>> {
@@ -58,8 +58,9 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
 
   struct saved {
     std::tuple<typename Layers::saved...> layers;
-    std::tuple<tensor_of<typename Layers::output>...> outputs;  ///< of all but the last; empty where made again
-    bool again = false;                                         ///< whether the whole forward pass runs again
+    std::tuple<tensor_of<typename Layers::output>...> outputs;  ///< of all layers but the last; empty if recomputed
+    bool again = false;                                         ///< whether the backward pass repeats the whole forward
+                                                                ///< pass
 
     template <class F>
     void visit(F&& f) {
@@ -73,14 +74,14 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
     return taken(mb, forward_from<0>(mb, x, kept_by_pass(mb, keep), nullptr));
   }
-  /// From a sum, if the first layer takes one; then to one, if the last layer leaves one. The memory of x must live
-  /// until that is closed.
+  /// Takes an open sum, if the first layer does so. Returns one, if the last layer does so; the memory of x must live
+  /// until that sum is closed.
   auto forward(const microbatch<device>& mb, open_sum<value_type, input, device>& x, saved* keep = nullptr)
     requires closes_sums<nth<0>>
   {
     return forward_from<0>(mb, x, kept_by_pass(mb, keep), nullptr);
   }
-  /// Forward, with `addend` added where it is not null, if the last layer can do that.
+  /// Forward; adds `addend` to the output unless it is null. Requires a last layer that can add it.
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep,
                             const tensor_of<output>* addend)
     requires adds_to_output<nth<count - 1>>
@@ -97,7 +98,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
                                     const tensor_of<Gradient>& dy) {
     return backward_from<count - 1>(made_again(mb, x, kept), x, kept, dy, nullptr);
   }
-  /// Backward, with `addend` added where it is not null, if the first layer can do that.
+  /// Backward; adds `addend` to the input's gradient unless it is null. Requires a first layer that can add it.
   template <spec_like Gradient>
     requires adds_to_gradient<nth<0>>
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
@@ -109,7 +110,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   void visit(F&& f) {
     std::apply([&](auto&... l) { (l.visit(f), ...); }, layers_);
   }
-  /// Makes its layers ready for the batches and lengths of this context (`linear::resize`), where all can be.
+  /// Resizes all layers for the batches and lengths of this context (`linear::resize`), if all can be resized.
   void resize(const context<device>& ctx)
     requires(resizes<Layers> && ...)
   {
@@ -123,7 +124,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
  private:
   template <class Spec>
   using sum_of = open_sum<value_type, Spec, device>;
-  /// The tensor, of one or of a sum.
+  /// The tensor itself, or the tensor that an open sum becomes.
   template <class Spec>
   static tensor_of<Spec> taken(const microbatch<device>&, tensor_of<Spec> y) {
     return y;
@@ -133,13 +134,13 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
     return std::move(y).take(mb.ctx.device);
   }
 
-  /// Returns where the layers of a forward pass keep what they keep: null if the whole pass runs again. What an earlier
-  /// pass has kept there is forgotten.
+  /// Clears `keep`, and returns where the layers of this pass keep their values. It returns null if the backward pass
+  /// repeats the whole pass.
   static saved* kept_by_pass(const microbatch<device>& mb, saved* keep) {
     if (keep) *keep = {}, keep->again = mb.policy == recompute::full;
     return keep && keep->again ? nullptr : keep;
   }
-  /// Returns the microbatch of a backward pass, for which a forward pass that kept nothing has run again.
+  /// Repeats the forward pass if it kept nothing, and returns the microbatch of the backward pass.
   microbatch<device> made_again(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept) {
     if (!std::exchange(kept.again, false)) return mb;
     const microbatch<device> now = mb.keeping(recompute::none);
@@ -147,7 +148,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
     return now;
   }
 
-  /// Layers I to the last. X: a tensor, or an open sum.
+  /// Runs layers I to the last. X is a tensor or an open sum.
   template <std::size_t I, class X>
   auto forward_from(const microbatch<device>& mb, X& x, saved* kept, const tensor_of<output>* addend) {
     auto* const keep = kept ? &std::get<I>(kept->layers) : nullptr;
@@ -180,10 +181,10 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
       }
     }
   }
-  /// Whether layer I leaves a sum that the next one takes.
+  /// Whether layer I returns an open sum that the next layer takes.
   template <std::size_t I>
   static constexpr bool passes_sum = leaves_sums<nth<I>> && closes_sums<nth<I + 1>>;
-  /// A layer that leaves a sum takes one: x itself, or the tensor x as a closed one.
+  /// The input of a layer that returns an open sum: x itself, or the tensor x as a closed sum.
   template <std::size_t I, class X>
   static decltype(auto) opened(const microbatch<device>& mb, X& x) {
     if constexpr (std::is_const_v<X>)
@@ -206,7 +207,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
       return backward_from<I - 1>(mb, x, kept, dx, addend);
     }
   }
-  /// The input of layer I, made again if it was not kept.
+  /// The input of layer I, recomputed if it was not kept.
   template <std::size_t I>
   const auto& input_of(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept) {
     if constexpr (I == 0) {
@@ -225,10 +226,10 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   std::tuple<Layers...> layers_;
 };
 
-// A residual branch that begins with a norm. examples/encoder_decoder.hpp has one whose norm follows the sum.
+// A residual branch that begins with a norm. examples/encoder_decoder.hpp has a branch whose norm follows the sum.
 
-/// y = x + dropout(layer(norm(x))): the residual branch of a transformer. Where no product of the layer adds x, the sum
-/// is left open for what comes next. The next norm adds in the pass in which it reads.
+/// y = x + dropout(layer(norm(x))): the residual branch of a transformer. If no product of the layer can add x, the
+/// branch returns an open sum. The next norm then adds its terms in the same pass in which it reads them.
 template <class Norm, class Layer>
 class residual : public detail::refused_layer<Norm, Norm> {
   static_assert(detail::all_layers<Norm, Layer>);
@@ -258,7 +259,7 @@ class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>,
 
   struct saved {
     typename Norm::saved norm;
-    tensor_of<input> normalized;  ///< empty if it is made again
+    tensor_of<input> normalized;  ///< empty if recomputed
     typename Layer::saved inner;
 
     template <class F>
@@ -276,9 +277,9 @@ class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>,
     stream_sum in = detail::closed_view(mb, x);
     return forward(mb, in, keep).take(mb.ctx.device);
   }
-  /// This takes a sum and leaves one. It closes x, whose memory must live until y is closed.
+  /// Takes an open sum and returns one. It closes x, whose memory must live until y is closed.
   stream_sum forward(const microbatch<device>& mb, stream_sum& x, saved* keep = nullptr) {
-    if (keep) *keep = {};  // of an earlier pass
+    if (keep) *keep = {};  // drops the values of an earlier pass
     tensor_of<input> normalized = normalize(mb, x, keep ? &keep->norm : nullptr);
     const tensor_of<input>& stream = x.close(mb.ctx.device);
     const auto in = normalized.template view_as<typename Layer::input>();
@@ -335,11 +336,11 @@ class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>,
   dropout<value_type, input, device> drop_;
 };
 
-// Layers of one type in a row, whose number is known at run time, such as the blocks of a model.
+// Layers of one type in sequence, with a number that is known at run time, such as the blocks of a model.
 
-/// Any number of layers of one kind, known at run time: y = block_n(... block_1(x)). Each is a unit of parameters of
-/// its own, and announced as one (`microbatch::enter`). How much is kept, each block has for itself
-/// (`microbatch::policies`): under `recompute::full` nothing, and the backward pass runs its forward pass again.
+/// Any number of layers of one type, known at run time: y = block_n(... block_1(x)). Each block is a parameter unit,
+/// and is announced as one (`microbatch::enter`). Each block has its own recompute policy (`microbatch::policies`).
+/// Under `recompute::full` it keeps nothing, and the backward pass repeats its forward pass.
 template <class Block>
 class stack : public detail::refused_layer<Block, Block> {
   static_assert(detail::all_layers<Block>);
@@ -379,14 +380,14 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
   std::size_t size() const { return names_.checked(blocks_).size(); }
   Block& operator[](std::size_t i) { return names_.checked(blocks_)[i]; }
 
-  /// With no block at all, a copy of x.
+  /// Without any block, the output is a copy of x.
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
     if (keep) *keep = {}, keep->blocks.resize(size());
     if (size() == 0) return copy(mb, x);
     const auto kept = [&](std::size_t i, const microbatch<device>& here) {
       return keep && here.policy != recompute::full ? &keep->blocks[i] : nullptr;
     };
-    if constexpr (leaves_sums<Block>) {  // which the next block adds up
+    if constexpr (leaves_sums<Block>) {  // the next block adds its terms
       auto current = detail::closed_view(mb, x);
       for (std::size_t i = 0; i < blocks_.size(); ++i) {
         const microbatch<device> here = mb.at_block(i);
@@ -424,7 +425,7 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
       d = (i + 1 == blocks_.size()
                ? blocks_[i].backward(here, in, kept.blocks[i], dy.template view_as<dual_t<typename Block::output>>())
                : blocks_[i].backward(here, in, kept.blocks[i], d.template view_as<dual_t<typename Block::output>>()));
-      if (mb.deferred) continue;  // which read them later
+      if (mb.deferred) continue;  // deferred tasks read the values later
       kept.blocks[i] = {};
       if (i > 0) kept.inputs[i - 1].reset();
     }
@@ -450,7 +451,7 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
 
 // A redistribution as a layer, and the sum of branches that share one gather and one reduction.
 
-/// Brings a tensor from one spec to another of equal dims: a `redistribute` as a layer, with its adjoint.
+/// Redistributes a tensor to another spec with equal dims, as a layer whose backward pass is the adjoint.
 template <class T, spec_like From, spec_like To, compute_device Device = cpu>
 class redistribution : public layer_types<T, From, To, Device>,
                        public other_arrays<redistribution<T, From, To, Device>, T, From, To, Device> {
@@ -501,9 +502,10 @@ class redistribution : public layer_types<T, From, To, Device>,
   ready_plan there_, back_;
 };
 
-/// The sum of branches that share their input, as the parallel block of PaLM (Chowdhery et al. 2022) or a linear with a
-/// low-rank adapter. The input is brought once from `Input` to what all branches take. The outputs, which may be
-/// partial, are added and brought to `Output` once. Gradients go back in this way too.
+/// The sum of branches that share their input, such as the parallel block of PaLM (Chowdhery et al. 2022) or a linear
+/// with a low-rank adapter. One redistribution brings the input from `Input` to the spec that all branches take. The
+/// branches' outputs, which may be partial, are added, and one redistribution brings the sum to `Output`. Gradients
+/// take the reverse way.
 template <spec_like Input, spec_like Output, class First, class... Rest>
 class sum : public detail::refused_layer<First, First> {
   static_assert(detail::all_layers<First, Rest...>);
@@ -536,7 +538,7 @@ class sum<Input, Output, First, Rest...>
   using tensor_of = tensor<value_type, Spec, device>;
 
   struct saved {
-    tensor_of<shared> gathered;  ///< empty if it is the input itself, or made again
+    tensor_of<shared> gathered;  ///< empty if it is the input itself or is recomputed
     std::tuple<typename First::saved, typename Rest::saved...> branches;
 
     template <class F>
@@ -552,7 +554,7 @@ class sum<Input, Output, First, Rest...>
         branches_(std::move(first), std::move(rest)...) {}
 
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
-    if (keep) *keep = {};  // of an earlier pass
+    if (keep) *keep = {};  // drops the values of an earlier pass
     tensor_of<shared> gathered = gather(mb, x);
     tensor_of<pending> y = add_up(mb, gathered, keep, std::index_sequence_for<Rest...>{});
     if (keep && !gather_.trivial() && mb.policy == recompute::none) keep->gathered = std::move(gathered);
@@ -585,11 +587,11 @@ class sum<Input, Output, First, Rest...>
   }
 
  private:
-  /// Whether the branches take the input as it is, and their sum is the output as it is: then nothing is copied.
+  /// Whether neither the input nor the output needs a redistribution, so that nothing is copied.
   static constexpr bool taken = equivalent(layout_v<input>, layout_v<shared>);
   static constexpr bool resolved = equivalent(layout_v<pending>, layout_v<output>);
 
-  /// Returns dy as the branches take it: a view of it where nothing moves.
+  /// Returns dy in the layout that the branches take; a view of dy if no data moves.
   template <spec_like Gradient>
   tensor_of<dual_t<pending>> unresolve(const microbatch<device>& mb, const tensor_of<Gradient>& dy) {
     if constexpr (resolved) {
@@ -600,7 +602,7 @@ class sum<Input, Output, First, Rest...>
       return resolve_.backward(mb, no_output, none, dy);
     }
   }
-  /// Returns x as the branches take it: a view of it where nothing moves.
+  /// Returns x in the layout that the branches take; a view of x if no data moves.
   tensor_of<shared> gather(const microbatch<device>& mb, const tensor_of<input>& x) {
     if (gather_.trivial()) return tensor_of<shared>(mb.ctx, const_cast<value_type*>(x.data()));
     return gather_.forward(mb, x);

@@ -1,5 +1,5 @@
-// The engine of the policy `all_gather_kv`. It holds the keys and values of the whole sequence at once; a ring holds
-// two blocks of them.
+// The engine of the policy `all_gather_kv`, which holds the keys and values of the whole sequence at once. (The engine
+// of `ring` holds two blocks.)
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@
 namespace plait {
 namespace detail {
 
-/// Where the tokens of several blocks go when they are put together in original order. Each block has room for
-/// `largest()` tokens of each sequence, and begins with its own, [batch, tokens, row].
+/// Converts between blocks of tokens and one array in the order of the text. Each block has memory for `largest()`
+/// tokens per sequence, and begins with its own tokens [batch, tokens, row].
 class text_assembly {
  public:
   text_assembly() = default;
-  /// Blocks `first` to `first + count - 1`.
+  /// Assembles blocks `first` to `first + count - 1`.
   text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count) {
     for (std::size_t b = 0; b < count; ++b) {
       const std::int64_t tokens = tokens_of(blocks[first + b]);
@@ -41,19 +41,19 @@ class text_assembly {
   }
 
   std::int64_t length() const { return length_; }
-  /// Tokens of the largest block, and of the room of every block.
+  /// Tokens of the largest block; every block has memory for that many.
   std::int64_t largest() const { return largest_; }
-  /// Of the tokens put together.
+  /// The runs of the assembled tokens.
   const std::vector<token_run>& runs() const { return runs_; }
 
-  /// From blocks to [batch, length, row], rows in bytes.
+  /// Copies blocks to [batch, length, row]; `row` is in bytes.
   template <class Device>
   void join(Device& device, const void* blocks, void* text, std::int64_t batch, std::int64_t row) const {
     for (const piece& p : pieces_)
       kernels::copy_3d(device, place(blocks, block_of(p, batch) * row), place(text, p.to * row), batch, p.length, row,
                        p.tokens * row, row, length_ * row, row);
   }
-  /// The reverse.
+  /// Copies [batch, length, row] back to blocks.
   template <class Device>
   void split(Device& device, const void* text, void* blocks, std::int64_t batch, std::int64_t row) const {
     for (const piece& p : pieces_)
@@ -65,9 +65,9 @@ class text_assembly {
   struct piece {
     std::size_t block;
     std::int64_t at, to, position, length;
-    std::int64_t tokens;  ///< of the block
+    std::int64_t tokens;  ///< tokens of the whole block
   };
-  /// The first token of a piece, in rows from the first block.
+  /// The first token of a piece, in rows from the first block's begin.
   std::int64_t block_of(const piece& p, std::int64_t batch) const {
     return static_cast<std::int64_t>(p.block) * batch * largest_ + p.at;
   }
@@ -79,7 +79,8 @@ class text_assembly {
   std::vector<token_run> runs_;
 };
 
-/// The starts of documents of all tokens of a text, [batch, length], from those of this rank's `tokens` in each batch.
+/// Gathers the document starts of all tokens of a text, [batch, length], from those of this rank's `tokens` in each
+/// batch.
 template <class Device>
 buffer<Device> gather_starts(Device& device, any_communicator& comm, const text_assembly& text, std::int64_t batch,
                              std::int64_t tokens, const std::int32_t* starts) {
@@ -99,12 +100,12 @@ buffer<Device> gather_starts(Device& device, any_communicator& comm, const text_
 
 }  // namespace detail
 
-/// Attention of local queries over gathered keys and values. The gathered ones are not kept: the backward pass gathers
-/// again, and reduce-scatters dk and dv in the type of statistics. No partial outputs are merged.
+/// Attention of local queries over gathered keys and values. It does not keep the gathered arrays: the backward pass
+/// gathers again, and reduce-scatters dk and dv in the type of statistics. There are no partial outputs to merge.
 ///
-/// All keys and values of a rank's heads are B = 2 batch seq kv_heads head_dim elements. Over c ranks, each rank sends
-/// (c-1)/c B elements of the activations' type forward. Backward it sends these again, and (c-1)/c B elements of the
-/// type of statistics.
+/// Let B = 2 batch seq kv_heads head_dim be the elements of all keys and values of a rank's heads. Over c ranks, each
+/// rank sends (c-1)/c B elements of the activations' type forward. Backward it sends as many again, and (c-1)/c B
+/// elements of the type of statistics.
 template <class Precision, class Device>
 class all_gather_kv_attention {
   using T = activation_of<Precision>;
@@ -132,7 +133,7 @@ class all_gather_kv_attention {
     if (part_.blocks.size() == 1) return alone_.forward(ctx, given, o, keep);
     saved scratch;
     saved& kept = keep ? *keep : scratch;
-    kept = {};  // of an earlier pass
+    kept = {};  // drops the values of an earlier pass
     kept.ends = find_ends(ctx, given.first_visible);
     const attention_inputs<T> in = kept.with_ends(given);
     const buffer<Device> keys = gather(ctx, in);
@@ -171,7 +172,7 @@ class all_gather_kv_attention {
       sum.finish(out.dq, out.dsinks);
     }
     buffer<Device> blocks = make_buffer<S>(ctx.device, all), mine = make_buffer<S>(ctx.device, own);
-    if (text_size() < static_cast<std::int64_t>(all))  // what no token fills is sent as well
+    if (text_size() < static_cast<std::int64_t>(all))  // padding is sent too, so it must be defined
       detail::clear(ctx.device, blocks.template data<S>(), static_cast<std::int64_t>(all));
     text_.split(ctx.device, text.data(), blocks.data(), part_.shape.batch, row);
     comm_->reduce_scatter(blocks.data(), mine.data(), own, dtype_of<S>, reduce_op::sum);
@@ -179,7 +180,7 @@ class all_gather_kv_attention {
   }
 
  protected:
-  /// Where the documents of the local queries end; empty where that is not needed.
+  /// The document ends of the local queries; empty if the mask does not need them.
   buffer<Device> find_ends(const context<Device>& ctx, const std::int32_t* first_visible) {
     if (!detail::needs_ends(part_) || first_visible == nullptr) return {};
     const buffer<Device> starts =
@@ -192,10 +193,10 @@ class all_gather_kv_attention {
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
 
   attention_part part_;
-  any_communicator* comm_ = nullptr;  ///< null: one rank has all
+  any_communicator* comm_ = nullptr;  ///< null if one rank has all tokens
 
  private:
-  /// A backward pass whose dk and dv are deterministic sums over chunks of queries, which ranks exchange.
+  /// A backward pass with deterministic sums of dk and dv over chunks of queries, which ranks exchange.
   template <class G>
   void backward_in_chunks(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o,
                           saved& kept, attention_gradients<G> out) {
@@ -235,7 +236,7 @@ class all_gather_kv_attention {
   std::int64_t block_size() const { return 2 * part_.shape.batch * text_.largest() * width(); }
   std::int64_t text_size() const { return 2 * part_.shape.batch * text_.length() * width(); }
 
-  /// All keys and values in original order, [batch, seq, 2, kv_heads, head_dim].
+  /// Gathers all keys and values in the order of the text, [batch, seq, 2, kv_heads, head_dim].
   buffer<Device> gather(const context<Device>& ctx, const attention_inputs<T>& in) {
     const auto own = static_cast<std::size_t>(block_size());
     buffer<Device> mine = make_buffer<T>(ctx.device, own);
@@ -249,7 +250,7 @@ class all_gather_kv_attention {
     return text;
   }
 
-  /// The first key that a run of queries may see.
+  /// The first key that a run of queries attends to.
   std::int64_t first_key(const token_run& q) const {
     return std::max<std::int64_t>(0, part_.shape.mask.first(q.position));
   }

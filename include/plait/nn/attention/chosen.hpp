@@ -1,4 +1,4 @@
-// The engine of the policy `chosen`: ring, all_gather_kv or ulysses, chosen at run time.
+// The engine of the policy `chosen`, which selects ring, all_gather_kv or ulysses at run time.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,16 @@
 
 namespace plait {
 
-// Context parallelism for a program's own layers: one policy, on plain arrays.
+// Context parallelism for a program's own layers: one policy on plain arrays.
 
-/// Attention under a context-parallel policy alone, over the caller's arrays: no projections, no rotation, no
-/// parameters.
+/// Attention under a context-parallel policy on the caller's arrays, without projections, rotation or parameters.
 ///
 ///     context_attention<float, ring<cp>> attention(ctx, shape, sequence_order::zigzag(seq, cp_ranks));
 ///     attention.forward(ctx, {q, k, v}, o, &kept);
 ///     attention.backward(ctx, {q, k, v}, o, d_o, kept, {dq, dk, dv});
 ///
-/// Arrays hold this rank's tokens [batch, tokens, heads, head_dim], those at `positions()` of the text, with the
-/// strides that the shape names; o and d_o are without gaps.
+/// Arrays hold this rank's tokens [batch, tokens, heads, head_dim] with the strides that the shape gives. The tokens'
+/// positions in the text are `positions()`. o and d_o have no gaps.
 template <class Precision, attention_policy Policy, compute_device Device = cpu>
 class context_attention {
  public:
@@ -37,8 +36,8 @@ class context_attention {
   static_assert(attention_engine<engine, Precision, Device>,
                 "the engine of an attention policy must model plait::attention_engine");
 
-  /// `shape` is of this rank's tokens: q_len, k_len and offsets follow from `order` and the ranks along the policy's
-  /// axes. Throws where the sequence has fewer tokens than ranks.
+  /// `shape` describes this rank's tokens; q_len, k_len and offsets are derived from `order` and the ranks along the
+  /// policy's axes. Throws if the sequence has fewer tokens than ranks.
   context_attention(const context<Device>& ctx, kernels::attention_shape shape, const sequence_order& order,
                     bool documents = false, std::string name = "attention") {
     const axis_list& axes = context_axes<Policy>;
@@ -64,14 +63,14 @@ class context_attention {
     engine_ = engine(ctx, part, axes);
   }
 
-  /// Of this rank's tokens in the text.
+  /// Positions of this rank's tokens in the text.
   const std::vector<std::int64_t>& positions() const { return positions_; }
 
-  /// `kept` is for `backward`; null if there will be none. q, k and v must live until then.
+  /// `kept` holds values for `backward`; null: no backward pass follows. q, k and v must live until the backward pass.
   void forward(const context<Device>& ctx, const attention_inputs<value_type>& in, value_type* o, saved* kept) {
     engine_.forward(ctx, in, o, kept);
   }
-  /// Overwrites the gradients.
+  /// Overwrites the gradients in `out`.
   void backward(const context<Device>& ctx, const attention_inputs<value_type>& in, const value_type* o,
                 const value_type* d_o, saved& kept, const attention_gradients<value_type>& out) {
     engine_.backward(ctx, in, o, d_o, kept, out);
@@ -82,8 +81,8 @@ class context_attention {
   engine engine_;
 };
 
-/// The policy over one axis that `attention_options::context` names, so that one program serves all policies. All of
-/// them shard the sequence alike.
+/// The policy over one axis that `attention_options::context` selects, so that one program serves all policies. All
+/// three shard the sequence in the same way.
 template <class Precision, class Device>
 class chosen_attention {
   using T = activation_of<Precision>;
@@ -133,7 +132,7 @@ class chosen_attention {
   }
 
  private:
-  /// Calls f(engine, its number).
+  /// Calls f(engine, index of the engine).
   template <class Engines, class F>
   static auto with(Engines& engines, F&& f) {
     using number = std::size_t;

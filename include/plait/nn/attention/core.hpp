@@ -1,5 +1,5 @@
-// Attention between tensors of queries, keys and values, for a program's own layers. A rank needs all keys that its
-// queries see.
+// Attention on tensors of queries, keys and values, for a program's own layers. A rank must hold all keys that its
+// queries attend to.
 #pragma once
 
 #include <cmath>
@@ -19,18 +19,18 @@
 
 namespace plait::detail {
 
-// The kv heads that a rank's query heads use, where kv heads are replicated over some axes.
+// Local kv heads if kv heads are replicated over some axes of the query heads.
 
-/// Which of a rank's kv heads its query heads need.
+/// The range of a rank's kv heads that its query heads use.
 struct local_heads {
-  std::int64_t first = 0;  ///< of the local kv heads
+  std::int64_t first = 0;  ///< index of the first used head among the local kv heads
   std::int64_t used = 0;
 };
 
-/// `q` and `k` are this rank's parts [batch, seq, heads, head_dim]. Where kv heads are replicated over further axes,
-/// the queries here need only some of them. Throws unless a rank's heads are whole groups or in one group.
+/// `q` and `k` are this rank's parts [batch, seq, heads, head_dim]. If kv heads are replicated over further axes, the
+/// local queries need only some of them. Throws unless a rank's query heads form whole groups or lie in one group.
 inline local_heads share_of_heads(const box& q, const box& k, const std::string& name) {
-  const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
+  const std::int64_t group = q.global[2] / k.global[2];  // query heads per kv head
   const std::int64_t begin = q.offset[2], end = begin + q.local[2], first = begin / group, last = (end - 1) / group;
   const bool whole = begin % group == 0 && end % group == 0;
   const bool here = first >= k.offset[2] && last < k.offset[2] + k.local[2];
@@ -49,20 +49,20 @@ namespace plait {
 
 /// Options of an `attention_core`, in addition to its specs.
 struct attention_core_options {
-  /// Which keys a query sees; positions begin at 0 in both sequences.
+  /// Which keys a query attends to; positions begin at 0 in both sequences.
   kernels::attention_mask mask = kernels::attention_mask::full();
-  /// The change of a score before the softmax.
+  /// The change of each score before the softmax.
   kernels::attention_score score{};
   /// The factor of the scores; 0: 1 / sqrt(head_dim).
   double scale = 0;
-  /// Inverse rotary frequencies, head_dim / 2 of them, for positions that begin at 0 in both sequences; none: no
+  /// Inverse rotary frequencies, head_dim / 2 of them, for positions that begin at 0 in both sequences. Empty: no
   /// rotation.
   std::vector<double> frequencies{};
 };
 
 namespace detail {
 
-/// The dim of a [batch, tokens, heads, head_dim] that counts tokens, or heads; none where there are not four.
+/// Dim `i` of a [batch, tokens, heads, head_dim] layout; none if the layout has not four dims.
 constexpr dim_id dim_at(const layout& a, std::size_t i) { return a.dims.size() == 4 ? a.dims[i].dim : dim_id{}; }
 
 template <class Q, class K>
@@ -72,7 +72,7 @@ struct attention_core_value {
                                        .verdict;
 };
 
-/// A number for each head of `Q`, replicated over the other axes that shard it.
+/// The layout of one number per head of `Q`, replicated over the other axes that shard `Q`.
 template <class Q>
 struct heads_value {
   static constexpr layout value = [] {
@@ -88,10 +88,10 @@ struct heads_value {
 
 }  // namespace detail
 
-/// Grouped-query attention alone: no projections, no parameters, no communication. Queries are a tensor of spec `Q`
-/// [batch, tokens, heads, head_dim], keys and values are tensors of `K`. Keys have their own number of tokens and, if
-/// they are of another sequence, their own dim. Every rank has all keys that its queries see. For a sequence of keys
-/// that is sharded see nn/attention/chosen.hpp.
+/// Grouped-query attention without projections, parameters or communication. Queries are a tensor of spec `Q` [batch,
+/// tokens, heads, head_dim]; keys and values are tensors of `K`. Keys have their own number of tokens, and their own
+/// dim if they belong to another sequence. Every rank must hold all keys that its queries attend to;
+/// nn/attention/chosen.hpp serves sequences of keys that are sharded.
 template <class Precision, spec_like Q, spec_like K, compute_device Device = cpu>
 class attention_core {
   using T = activation_of<Precision>;
@@ -105,7 +105,7 @@ class attention_core {
   using queries = Q;
   using keys = K;
   using output = Q;
-  /// [heads]: each head's sink, whose exponential joins the softmax of every query.
+  /// [heads]: the sink of each head, whose exponential is added to the softmax sum of every query.
   using sinks = spec_from<detail::heads_value<Q>, Q>;
   template <class Spec>
   using tensor_of = tensor<T, Spec, Device>;
@@ -127,7 +127,7 @@ class attention_core {
   struct gradients {
     tensor_of<dual_t<Q>> q;
     tensor_of<dual_t<K>> k, v;
-    tensor<S, dual_t<sinks>, Device> head_sinks{};  ///< empty where there are none
+    tensor<S, dual_t<sinks>, Device> head_sinks{};  ///< empty without sinks
   };
 
   attention_core(const context<Device>& ctx, const std::string& name, const attention_core_options& how = {}) {
@@ -167,8 +167,8 @@ class attention_core {
     k_rotations_ = make_rotations(ctx, how.frequencies, 0, shape_.k_len);
   }
 
-  /// Takes queries, keys and values over, and rotates them in place. `head_sinks` are sinks, which must live until the
-  /// backward pass; null: there are none.
+  /// Takes ownership of queries, keys and values, and rotates them in place. `head_sinks` must live until the backward
+  /// pass; null: no sinks.
   tensor_of<output> forward(const microbatch<Device>& mb, tensor_of<Q> q, tensor_of<K> k, tensor_of<K> v,
                             saved* keep = nullptr, const tensor_of<sinks>* head_sinks = nullptr) {
     const context<Device>& ctx = mb.ctx;
@@ -192,7 +192,7 @@ class attention_core {
     return o;
   }
 
-  /// `o` is the output of the forward pass, which the caller has kept, and `d_o` its gradient.
+  /// `o` is the output of the forward pass, which the caller has kept; `d_o` is its gradient.
   template <spec_like Gradient>
   gradients backward(const microbatch<Device>& mb, const tensor_of<output>& o, saved& kept,
                      const tensor_of<Gradient>& d_o) {
@@ -202,7 +202,7 @@ class attention_core {
     detail::require_size(names_.layer(), "o", o.size(), output_size());
     detail::require_size(names_.layer(), "d_o", d_o.size(), output_size());
     gradients d{tensor_of<dual_t<Q>>(ctx), tensor_of<dual_t<K>>(ctx), tensor_of<dual_t<K>>(ctx)};
-    if (shape_.kv_heads != kv_heads_)  // queries here use some of the keys only
+    if (shape_.kv_heads != kv_heads_)  // the local queries use some of the keys only
       for (auto* unused : {&d.k, &d.v})
         ctx.device.zero(unused->data(), static_cast<std::size_t>(unused->size()) * sizeof(T), ctx.device.main_stream());
     const S* const lse = kept.lse.template data<S>();
@@ -249,8 +249,8 @@ class attention_core {
   detail::layer_names names_;
   detail::made_for made_for_;
   kernels::attention_shape shape_;
-  std::int64_t kv_heads_ = 0;   ///< on this rank, used or not
-  std::int64_t first_key_ = 0;  ///< of the used ones, in elements
+  std::int64_t kv_heads_ = 0;   ///< on this rank, including unused ones
+  std::int64_t first_key_ = 0;  ///< offset of the used heads, in elements
   buffer<Device> q_rotations_, k_rotations_;
 };
 

@@ -1,5 +1,5 @@
-// Attention to the output of an encoder, and the strategy of that encoder. It has two inputs, so that combinators do
-// not take it.
+// Attention to the output of an encoder, and the strategy of that encoder. Combinators do not take it, because it has
+// two inputs.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@
 namespace plait {
 namespace detail {
 
-/// `Spec` with `source_seq` in place of the dim that counts a sequence's tokens.
+/// `Spec` with `source_seq` in place of the dim of tokens.
 template <class Spec>
 struct on_source_value {
   static constexpr layout value = [] {
@@ -28,8 +28,8 @@ struct on_source_value {
 template <class Spec>
 using on_source_t = spec_from<on_source_value<Spec>, Spec, spec<source_seq>>;
 
-/// A memory that all queries see: whole along its sequence, and replicated over the axes of the heads and of context
-/// parallelism.
+/// The layout of a memory that all queries see: whole along its sequence, and replicated over the axes of heads and of
+/// context parallelism.
 constexpr layout seen_by_all(layout memory, const axis_list& axes) {
   for (axis_id axis : axes) {
     for (dim_placement& p : memory.dims)
@@ -54,8 +54,8 @@ struct cross_values {
 
 }  // namespace detail
 
-/// The strategy of an encoder whose output a decoder under `Base` attends to. It is `Base` with `source_seq` as the dim
-/// of its sequence, which has a length of its own.
+/// The strategy of an encoder whose output a decoder under `Base` attends to. It equals `Base`, but its dim of tokens
+/// is `source_seq`, with its own length.
 template <class Base>
 struct on_source : Base {
   using residual = detail::on_source_t<typename Base::residual>;
@@ -77,16 +77,17 @@ struct cross_attention_options {
   initializer init{};
   initializer output_init{};
   attention_lora lora{};
-  std::int64_t overlap = 0;  ///< as `linear_options::overlap`; the memory's gather serves two products, and is not cut
+  std::int64_t overlap = 0;  ///< like `linear_options::overlap`; the gather of the memory is not chunked, since two
+                             ///< products use it
 };
 
 /// Attention with two inputs (Vaswani et al. 2017) under a strategy: queries from x, keys and values from a memory,
-/// such as an encoder's output. Each query sees the whole memory, without a mask or positions. x lies as for
-/// `self_attention`; the memory lies like it, with `source_seq` in place of the sequence, and is gathered once for keys
-/// and values. With context parallelism x stays sharded, and the memory is gathered over those axes too.
+/// such as an encoder's output. Each query attends to the whole memory, without a mask or positions. x has the layout
+/// of `self_attention`'s input. The memory has the same layout with `source_seq` as its dim of tokens; one gather
+/// serves keys and values. With context parallelism x stays sharded, and the memory is gathered over those axes too.
 ///
-/// Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`. It has two inputs, so it is no `layer`: what holds
-/// it passes the memory and adds up its gradient.
+/// Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`. This class does not model `layer`: its owner
+/// passes the memory and adds up the memory's gradient.
 template <class Precision, class S, compute_device Device = cpu>
 class cross_attention {
   using T = activation_of<Precision>;
@@ -119,7 +120,7 @@ class cross_attention {
  public:
   struct saved {
     linear_saved<Device> q, k, v, out;
-    tensor_of<seen> gathered;  ///< the memory; empty if it is the memory itself, or gathered again
+    tensor_of<seen> gathered;  ///< the gathered memory; empty if it equals the memory or will be gathered again
     tensor_of<queries> attended;
     typename core::saved inside;
 
@@ -152,13 +153,13 @@ class cross_attention {
     enforce_boundary<input>(ctx, name + ": input");
   }
 
-  /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
+  /// Adds `addend`, such as the residual stream, to the output unless it is null.
   tensor_of<output> forward(const microbatch<Device>& mb, const tensor_of<input>& x,
                             const tensor_of<memory_input>& source, saved* keep = nullptr,
                             const tensor_of<output>* addend = nullptr) {
     const range profiled(mb.ctx.device, names_.forward());
     check_sizes(x, source);
-    if (keep) *keep = {};  // of an earlier pass
+    if (keep) *keep = {};  // drops the values of an earlier pass
     tensor_of<seen> gathered = gather(mb, source);
     tensor_of<queries> q(mb.ctx);
     tensor_of<keys> k(mb.ctx), v(mb.ctx);
@@ -178,7 +179,8 @@ class cross_attention {
     return y;
   }
 
-  /// Returns the gradients of both inputs, which the caller has kept.
+  /// Returns the gradients of both inputs. `x` and `source` are the inputs of the forward pass, which the caller has
+  /// kept.
   template <spec_like Gradient>
   gradients backward(const microbatch<Device>& mb, const tensor_of<input>& x, const tensor_of<memory_input>& source,
                      saved& kept, const tensor_of<Gradient>& dy) {
@@ -216,7 +218,7 @@ class cross_attention {
                                 const lora_options& lora) {
     return detail::describe_branch<Policy>(ctx, name, init, bias, lora);
   }
-  /// A view of the memory where nothing moves.
+  /// Returns the gathered memory; a view of `source` if no data moves.
   tensor_of<seen> gather(const microbatch<Device>& mb, const tensor_of<memory_input>& source) {
     if (gather_.trivial()) return tensor_of<seen>(mb.ctx, const_cast<T*>(source.data()));
     return gather_.forward(mb, source);

@@ -1,4 +1,4 @@
-// Attention engines: their concept, the sums that they are made of, and the engine of one rank.
+// Attention engines: their concept, the sums that they share, and the engine for one rank.
 #pragma once
 
 #include <algorithm>
@@ -24,25 +24,26 @@
 
 namespace plait {
 
-/// One rank's attention as an engine sees it. The local sequence has shape.q_len = shape.k_len tokens. Strides are
-/// between the tokens of the caller's arrays. Outputs are [batch, q_len, heads, head_dim] without gaps.
+/// One rank's attention as its engine receives it. The local sequence has shape.q_len = shape.k_len tokens. Strides are
+/// between tokens of the caller's arrays. Outputs are [batch, q_len, heads, head_dim] without gaps.
 struct attention_part {
   kernels::attention_shape shape;
-  /// Where the local tokens of each rank along the policy's axes lie in the text, in the order of those ranks.
+  /// For each rank along the policy's axes, in their order: the positions of its tokens in the text.
   std::vector<std::vector<token_run>> blocks;
-  std::size_t mine = 0;                         ///< this rank's block
+  std::size_t mine = 0;                         ///< index of this rank's block
   bool documents = false;                       ///< whether `first_visible` is given
-  std::string name;                             ///< of the layer, for messages
-  chosen_policy context = chosen_policy::ring;  ///< for a policy that is chosen at run time
-  /// With deterministic sums, the tokens of a chunk of the sequence: queries of a chunk meet keys of a chunk, and
-  /// results are merged in one order of chunks. 0: as is fastest.
+  std::string name;                             ///< the layer's name, for messages
+  chosen_policy context = chosen_policy::ring;  ///< the selected policy, if it is chosen at run time
+  /// Tokens per chunk of the sequence with deterministic sums; 0 without them. Each chunk of queries attends to one
+  /// chunk of keys at a time, and results are merged in a fixed order of chunks.
   std::int64_t chunk = 0;
 };
 
-/// Queries, keys (both rotated) and values; `first_visible` [batch, q_len] are the positions of the first tokens that
-/// the local queries may see, such as where their documents begin; null if documents are not packed. `sinks` [heads]
-/// join the softmax of every query (`kernels::join_sinks`); null: there are none. `end_visible`, as `first_visible`,
-/// are the positions behind the last tokens; engines find them where queries look ahead in documents.
+/// The inputs of attention: queries and keys (both rotated), and values. `first_visible` [batch, q_len] has the
+/// position of the first token that each local query may attend to, such as its document's beginning. It is null if
+/// documents are not packed. `end_visible` has the position after the last such token; engines compute it if queries
+/// look ahead in documents. `sinks` [heads] are added to the softmax of every query (`kernels::join_sinks`); null: no
+/// sinks.
 template <class T>
 struct attention_inputs {
   const T* q = nullptr;
@@ -57,12 +58,12 @@ struct attention_gradients {
   G* dq = nullptr;
   G* dk = nullptr;
   G* dv = nullptr;
-  statistic_of<G>* dsinks = nullptr;  ///< [heads]; null: they are not wanted
+  statistic_of<G>* dsinks = nullptr;  ///< [heads]; null: not computed
 };
 
-/// Computes attention for one layer under a policy: local queries against the whole sequence. It is constructed
-/// from (context, attention_part, axes of the policy). `forward` writes o and keeps what `backward` needs; `backward`
-/// overwrites the gradients, whose type G is T or the type of statistics. Where `keeps_inputs()`, the caller keeps q, k
+/// Computes attention for one layer under a policy: local queries against the whole sequence. The constructor takes
+/// (context, attention_part, axes of the policy). `forward` writes o and keeps what `backward` needs. `backward`
+/// overwrites the gradients, whose type G is T or the type of statistics. If `keeps_inputs()`, the caller keeps q, k
 /// and v for it.
 template <class E, class Precision, class Device>
 concept attention_engine =
@@ -78,13 +79,13 @@ concept attention_engine =
 
 namespace detail {
 
-/// Whether more than a mask depends on where tokens are: where documents begin, and ALiBi.
+/// Whether visibility or scores depend on positions beyond the mask: with document starts or ALiBi.
 template <class T>
 bool needs_positions(const kernels::attention_shape& shape, const attention_inputs<T>& in) {
   return shape.score.alibi || in.first_visible != nullptr;
 }
 
-/// `attention_shape` for queries of one run against keys of one run.
+/// The `attention_shape` of one run of queries against one run of keys.
 inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
                                          const std::int32_t* first_visible = nullptr,
                                          const std::int32_t* end_visible = nullptr) {
@@ -97,11 +98,11 @@ inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, 
   return s;
 }
 
-/// Whether documents must be known to their ends: where they are packed, and queries look ahead.
+/// Whether attention needs the ends of documents: if they are packed and queries look ahead.
 inline bool needs_ends(const attention_part& part) { return part.documents && part.shape.mask.looks_ahead(); }
 
-/// Where the documents of the queries end (`attention_inputs::end_visible`), from `starts` [batch, length] of the whole
-/// text in its order.
+/// Returns the document ends of the queries (`attention_inputs::end_visible`). `starts` [batch, length] has the
+/// document starts of the whole text in its order.
 template <class Device>
 buffer<Device> ends_of_documents(Device& device, const kernels::attention_shape& shape,
                                  const std::vector<token_run>& queries, const std::int32_t* starts,
@@ -113,8 +114,8 @@ buffer<Device> ends_of_documents(Device& device, const kernels::attention_shape&
   return ends;
 }
 
-/// Writes rows of `width` elements without gaps to rows with a stride of `stride` elements, converted if the types
-/// differ.
+/// Writes rows of `width` elements without gaps to rows with a stride of `stride` elements. Converts elements if the
+/// types differ.
 template <class From, class To, class Device>
 void write_rows(Device& device, const From* from, std::int64_t rows, std::int64_t width, To* to, std::int64_t stride) {
   if constexpr (std::is_same_v<From, To>) {
@@ -133,7 +134,7 @@ void clear(auto& device, T* data, std::int64_t count) {
   device.zero(data, static_cast<std::size_t>(count) * sizeof(T), device.main_stream());
 }
 
-/// The runs in pieces of `chunk` tokens, in order of position; as they are where it is 0.
+/// Returns the runs in pieces of `chunk` tokens, sorted by position. With a `chunk` of 0 it returns the runs unchanged.
 inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
   if (chunk == 0) return runs;
   std::vector<token_run> all;
@@ -153,8 +154,8 @@ inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
 template <class Engine>
 inline constexpr bool takes_sinks = requires { requires Engine::with_sinks; };
 
-/// The tokens of a chunk of a sequence; 0 where sums are not deterministic. Throws where an engine knows none, or they
-/// do not divide.
+/// Tokens per chunk of a sequence; 0 if sums are not deterministic. Throws if the engine does not support chunks, or if
+/// the number of chunks does not divide the length.
 template <class Engine, compute_device Device>
 std::int64_t chunk_of(const context<Device>& ctx, std::int64_t length, const std::string& name) {
   const deterministic_leaves& order = ctx.deterministic;
@@ -168,7 +169,7 @@ std::int64_t chunk_of(const context<Device>& ctx, std::int64_t length, const std
 }
 }  // namespace detail
 
-/// Throws where a rank's runs of tokens are no whole chunks, in the order that deterministic sums have.
+/// Throws unless every run of every rank consists of whole chunks of deterministic sums.
 inline void require_whole_chunks(const attention_part& part) {
   if (part.chunk == 0) return;
   for (const auto& block : part.blocks)
@@ -178,9 +179,8 @@ inline void require_whole_chunks(const attention_part& part) {
               " tokens (deterministic_leaves::sequence), and a rank has a run of ", run.length, " from ", run.position,
               "; legal are more chunks, so that each run is whole ones"});
 }
-/// Throws where zigzag order gives the busiest rank over an eighth more work than the order of the text does. The work
-/// of one token more is not counted. Only masks that hide both what is far before and what is far behind a token are
-/// refused so (`attention_work`).
+/// Throws if zigzag order gives the busiest rank over one eighth more work than the order of the text does. The work of
+/// one more token is tolerated. Only masks that hide distant tokens on both sides can be refused (`attention_work`).
 inline void require_even_work(const attention_part& part) {
   const kernels::attention_mask& mask = part.shape.mask;
   const auto ranks = static_cast<std::int64_t>(part.blocks.size());
@@ -197,8 +197,8 @@ inline void require_even_work(const attention_part& part) {
         " ranks ", busiest, " pairs of a query and a key in each sequence, and the order of the text ", least,
         "; use that order (plait::contiguous)"});
 }
-/// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride, values
-/// with a stride of their own where that is not 0.
+/// Keys and values of a block of tokens, in runs of the text. Token i of batch b is at (b * tokens + i) * stride.
+/// `v_stride` is the stride of values if it is not 0.
 template <class T>
 struct key_block {
   const T* k = nullptr;
@@ -211,7 +211,7 @@ struct key_block {
   std::int64_t stride_of_values() const { return v_stride == 0 ? stride : v_stride; }
 };
 
-/// The keys and values of the local tokens, where they are.
+/// Views the keys and values of the local tokens.
 template <class T>
 key_block<T> local_keys(const attention_inputs<T>& in, const kernels::attention_shape& shape,
                         const std::vector<token_run>& runs) {
@@ -219,7 +219,7 @@ key_block<T> local_keys(const attention_inputs<T>& in, const kernels::attention_
   return {in.k, in.v, s.k_stride, s.k_len, &runs, s.v_stride};
 }
 
-/// Keys and values side by side, [batch, tokens, 2, kv_heads, head_dim]: one message.
+/// Packs keys and values side by side, [batch, tokens, 2, kv_heads, head_dim], as one message.
 template <class T, class Device>
 void pack_keys_and_values(Device& device, const attention_inputs<T>& in, const kernels::attention_shape& shape,
                           T* block) {
@@ -230,7 +230,7 @@ void pack_keys_and_values(Device& device, const attention_inputs<T>& in, const k
   kernels::copy_2d(device, in.v, block + s.kv_heads * s.head_dim, tokens, row, s.v_stride * size, 2 * row);
 }
 
-/// The reverse for their gradients, with the strides that the shape names.
+/// Unpacks the gradients of keys and values to the strides of the shape.
 template <class S, class G, class Device>
 void write_key_gradients(Device& device, const S* block, const kernels::attention_shape& shape,
                          const attention_gradients<G>& out) {
@@ -251,20 +251,20 @@ void write_key_gradients(Device& device, const S* block, const kernels::attentio
   }
 }
 
-// Sums of local queries over blocks of keys, forward and backward: in the order of arrival, or chunk by chunk in one
-// order with deterministic sums.
+// Sums of local queries over blocks of keys, forward and backward. Blocks are summed in the order of arrival, or with
+// deterministic sums in a fixed order of chunks.
 
-/// Attention of local queries over blocks of keys that come one after the other: partial outputs in the type of
-/// statistics, merged by their log-sum-exp (online softmax, Milakov and Gimelshein 2018), so that no number of blocks
-/// costs accuracy. o and lse are complete after `finish`.
+/// Attention of local queries over blocks of keys that arrive one after another. Partial outputs in the type of
+/// statistics are merged by their log-sum-exp (online softmax, Milakov and Gimelshein 2018). So accuracy does not
+/// depend on the number of blocks. o and lse are complete after `finish`.
 template <class Precision, compute_device Device>
 class attention_sum {
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
 
  public:
-  /// `o` [batch, q_len, heads, head_dim] and `lse` [batch, heads, q_len] are the results. With a `chunk`, keys are met
-  /// chunk by chunk, and merged in one order of chunks, whenever they come.
+  /// `o` [batch, q_len, heads, head_dim] and `lse` [batch, heads, q_len] are the results. With a `chunk`, keys are
+  /// processed by chunks and merged in a fixed order of chunks, whatever the order of their arrival.
   attention_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
                 const std::vector<token_run>& queries, T* o, S* lse, std::int64_t chunk = 0)
       : device_(device),
@@ -315,18 +315,18 @@ class attention_sum {
   }
 
  private:
-  /// The result for queries of one chunk and keys of one chunk, which waits for the results before it.
+  /// The result of one chunk of queries and one chunk of keys, which waits for earlier results.
   struct partial {
     std::int64_t chunk;
     buffer<Device> o, lse;
   };
 
-  /// Whether chunks are merged from the queries' own to the first one that they see; else from that one on.
+  /// True if merging begins with the queries' own chunk and ends with the first chunk; false for the opposite order.
   bool from_own() const { return !shape_.mask.looks_ahead(); }
   std::size_t rows() const { return static_cast<std::size_t>(shape_.batch * shape_.q_len * shape_.heads); }
   std::size_t elements() const { return rows() * static_cast<std::size_t>(shape_.head_dim); }
 
-  /// Queries of one run over keys of one run; o and lse begin at the first query.
+  /// Computes queries of one run against keys of one run; o and lse begin at the first query.
   kernels::attention_shape forward(const key_block<T>& keys, const token_run& q, const token_run& k, S* o, S* lse) {
     kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible, in_.end_visible);
     piece.k_stride = keys.stride, piece.v_stride = keys.stride_of_values();
@@ -337,7 +337,7 @@ class attention_sum {
   }
   void add_chunks(const key_block<T>& keys) {
     std::vector<token_run> all = detail::in_chunks(*keys.runs, chunk_);
-    if (from_own()) std::reverse(all.begin(), all.end());  // the order in which they are merged
+    if (from_own()) std::reverse(all.begin(), all.end());  // the order of merging
     for (std::size_t i = 0; i < queries_.size(); ++i)
       for (const token_run& k : all)
         if (sees(queries_[i], k, shape_.mask)) add_chunk(keys, i, k);
@@ -356,7 +356,7 @@ class attention_sum {
     waiting_[i].push_back(std::move(p));
     merge_waiting(i);
   }
-  /// Merges what has come, as far as nothing before it is missing.
+  /// Merges waiting results in order, up to the first missing one.
   void merge_waiting(std::size_t i) {
     if (!begun_[i]) return;
     const token_run& q = queries_[i];
@@ -375,8 +375,8 @@ class attention_sum {
     }
   }
 
-  /// Whether the queries of these runs have no result yet; from now on they have. Where only some have, the others are
-  /// given the result of seeing nothing.
+  /// Marks the queries of these runs as begun, and returns whether none of them had a result. If some had one, the
+  /// other queries receive the result of attention to no key.
   bool begin(std::size_t first_run, std::size_t runs) {
     bool some = false;
     for (std::size_t i = first_run; i < first_run + runs; ++i) some = some || begun_[i];
@@ -397,17 +397,17 @@ class attention_sum {
   attention_inputs<T> in_;
   std::int64_t chunk_;
   std::vector<token_run> queries_;
-  std::vector<bool> begun_;                    ///< whether a run of queries has a first partial result
-  std::vector<std::int64_t> next_;             ///< the chunk of keys that is merged next with each chunk of queries
-  std::vector<std::vector<partial>> waiting_;  ///< for chunks before theirs
+  std::vector<bool> begun_;                    ///< whether a run of queries has a partial result
+  std::vector<std::int64_t> next_;             ///< for each chunk of queries, the next chunk of keys to merge
+  std::vector<std::vector<partial>> waiting_;  ///< results that arrived before an earlier chunk's
   T* o_;
   S* lse_;
   S* total_ = nullptr;
   buffer<Device> total_memory_, part_, part_lse_;
 };
 
-/// The backward pass of this sum: dq of the local queries, summed over blocks of keys, and each block's own dk and dv.
-/// All are in the type of statistics.
+/// The backward pass of `attention_sum`: dq of the local queries, summed over blocks of keys, and dk and dv of each
+/// block. All are in the type of statistics.
 template <class Precision, compute_device Device>
 class attention_gradient_sum {
   using T = activation_of<Precision>;
@@ -431,19 +431,19 @@ class attention_gradient_sum {
     detail::clear(device, dq_.template data<S>(), rows() * width());
   }
 
-  /// Adds to dk and dv, which lie as the block's keys do, with a stride of `stride` elements.
+  /// Adds to dk and dv, which have the order of the block's keys and a stride of `stride` elements.
   void add(const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
     const bool exact = detail::needs_positions(shape_, in_);
     for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.mask, exact))
       backward(keys, q, k, dq_.template data<S>(), dk, dv, stride);
   }
 
-  // With chunks of tokens, and all keys on this rank, what each chunk of queries adds is computed alone.
+  // With chunks of tokens and all keys on this rank, the contribution of each chunk of queries is computed separately.
 
   std::size_t chunks() const { return queries_.size(); }
   std::int64_t chunk(std::size_t i) const { return queries_[i].position / chunk_; }
-  /// Adds what the i-th chunk of queries gives: its dq, summed over chunks of keys in their order, and its part of dk
-  /// and dv. dk and dv are zero before.
+  /// Adds the contribution of the i-th chunk of queries: its dq, summed over chunks of keys in their order, and its
+  /// part of dk and dv. dk and dv must be zero before.
   void add_chunk(std::size_t i, const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
     const token_run& q = queries_[i];
     if (part_.empty()) part_ = make_buffer<S>(device_, static_cast<std::size_t>(rows() * width()));
@@ -461,8 +461,8 @@ class attention_gradient_sum {
     }
   }
 
-  /// All chunks of queries: dq, and what each adds to dk and dv, side by side as `pack_keys_and_values` lays keys and
-  /// values, as a leaf of `sum`.
+  /// Computes dq for all chunks of queries. Each chunk's contribution to dk and dv becomes a leaf of `sum`, laid out as
+  /// in `pack_keys_and_values`.
   void add_key_gradients(const key_block<T>& keys, deterministic_sum<S, Device>& sum) {
     const std::int64_t side = shape_.kv_heads * shape_.head_dim;
     for (std::size_t i = 0; i < chunks(); ++i)
@@ -472,7 +472,7 @@ class attention_gradient_sum {
       });
   }
 
-  /// Writes dq, with the stride that the shape names, and the gradients of sinks if they are wanted.
+  /// Writes dq with the stride of the shape, and the gradients of sinks unless `dsinks` is null.
   template <class G>
   void finish(G* dq, S* dsinks = nullptr) {
     if (dsinks != nullptr)
@@ -482,7 +482,7 @@ class attention_gradient_sum {
   }
 
  private:
-  /// Queries of one run against keys of one run; dq is for all queries, dk and dv for all keys.
+  /// Computes the gradients of one run of queries against one run of keys; dq covers all queries, dk and dv all keys.
   void backward(const key_block<T>& keys, const token_run& q, const token_run& k, S* dq, S* dk, S* dv,
                 std::int64_t stride) {
     kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible, in_.end_visible);
@@ -510,9 +510,9 @@ class attention_gradient_sum {
   buffer<Device> delta_, dq_, part_;
 };
 
-// The engine of attention without communication, where a rank has the whole sequence.
+// The engine of attention without communication, for ranks that hold the whole sequence.
 
-/// Attention without communication, where the whole sequence is here.
+/// Attention without communication; this rank holds the whole sequence.
 template <class Precision, class Device>
 class whole_attention {
   using T = activation_of<Precision>;
@@ -522,7 +522,7 @@ class whole_attention {
   static constexpr bool in_chunks = true, with_sinks = true;
   struct saved {
     buffer<Device> lse;   ///< [batch, heads, seq]
-    buffer<Device> ends;  ///< [batch, seq], of documents; empty: they are not needed
+    buffer<Device> ends;  ///< [batch, seq], of documents; empty if not needed
 
     template <class F>
     void visit(F&& f) {
@@ -575,7 +575,7 @@ void whole_attention<Precision, Device>::forward(const context<Device>& ctx, con
                                                  saved* keep) {
   saved scratch;
   saved& kept = keep ? *keep : scratch;
-  kept = {};  // of an earlier pass
+  kept = {};  // drops the values of an earlier pass
   if (needs_ends_ && given.first_visible != nullptr)
     kept.ends = detail::ends_of_documents(ctx.device, shape_, runs_, given.first_visible, shape_.k_len);
   const attention_inputs<T> in = kept.with_ends(given);

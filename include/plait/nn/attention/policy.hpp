@@ -1,5 +1,5 @@
-// The attention policies that a strategy may name: the axes that keep the sequence sharded, and an engine, which is
-// only declared here. A policy does not order tokens: tensor/sequence_order.hpp.
+// The attention policies of strategies: each names the axes that keep the sequence sharded, and an engine (declared
+// here only). The order of tokens is a separate choice: tensor/sequence_order.hpp.
 #pragma once
 
 #include "plait/layout/spec.hpp"
@@ -17,13 +17,14 @@ class ulysses_attention;
 template <class Precision, class Device>
 class chosen_attention;
 
-// Context-parallel policies: how attention sees the whole of a sequence that is sharded. A policy is a type that names
+// Context-parallel policies define how queries reach all keys of a sharded sequence. A policy is a type with the
+// members
 //
 //     using axes = type_list<...>;             // over which the sequence of q, k and v stays sharded, in that order
 //     template <class Precision, class Device>
 //     using engine = ...;                      // models plait::attention_engine (plait/nn/attention/engine.hpp)
 //
-// and a strategy names the policy: `using attention = plait::ring<cp>;`. These and a user's own are treated alike.
+// A strategy names its policy: `using attention = plait::ring<cp>;`. Users' own policies work in the same way.
 
 /// No context parallelism: every rank has all tokens of its sequences.
 struct whole_sequence {
@@ -32,8 +33,8 @@ struct whole_sequence {
   using engine = whole_attention<Precision, Device>;
 };
 
-/// Keys and values travel from rank to rank while each computes with the ones that it has (Liu et al. 2023). Partial
-/// results are merged by their log-sum-exp, in float at least.
+/// Keys and values travel from rank to rank; each rank computes with the block that it holds (Liu et al. 2023). Partial
+/// results are merged by their log-sum-exp, at least in float.
 template <axis_like Axis>
 struct ring {
   using axes = type_list<Axis>;
@@ -41,7 +42,8 @@ struct ring {
   using engine = ring_attention<Precision, Device>;
 };
 
-/// Keys and values are gathered, queries stay (Dubey et al. 2024, section 3.3.2): cheap where there are few kv heads.
+/// Keys and values are gathered, queries stay (Dubey et al. 2024, section 3.3.2). This is cheap if there are few kv
+/// heads.
 template <axis_like Axis>
 struct all_gather_kv {
   using axes = type_list<Axis>;
@@ -49,9 +51,9 @@ struct all_gather_kv {
   using engine = all_gather_kv_attention<Precision, Device>;
 };
 
-/// Shards heads in place of the sequence while attention runs (Jacobs et al. 2023). `Inner` is what happens to a
-/// sequence that is sharded over further axes, outside of `Axis`: `ulysses<a, ring<b>>` is the hybrid of both (Fang and
-/// Zhao 2024), for `shard<seq, b, a>`.
+/// Shards heads instead of the sequence during attention (Jacobs et al. 2023). `Inner` is the policy for a sequence
+/// that is sharded over further axes outside `Axis`. `ulysses<a, ring<b>>` is the hybrid of both (Fang and Zhao 2024),
+/// for `shard<seq, b, a>`.
 template <axis_like Axis, class Inner = whole_sequence>
 struct ulysses {
   using axes = concat<typename Inner::axes, type_list<Axis>>;
@@ -59,10 +61,10 @@ struct ulysses {
   using engine = ulysses_attention<Precision, Device, typename Inner::template engine<Precision, Device>>;
 };
 
-/// Which of the three policies above, where a program chooses when it runs.
+/// The policies among which a program chooses at run time.
 enum class chosen_policy { ring, all_gather_kv, ulysses };
 
-/// The one that `attention_options::context` names: one type for all of them.
+/// The policy that `attention_options::context` selects at run time, as one type.
 template <axis_like Axis>
 struct chosen {
   using axes = type_list<Axis>;
@@ -70,7 +72,7 @@ struct chosen {
   using engine = chosen_attention<Precision, Device>;
 };
 
-/// Where the tokens of a sequence go: as in the text, or in zigzag order (see `sequence_order`).
+/// The order of a sequence's tokens: as in the text (`contiguous`), or zigzag (see `sequence_order`).
 struct contiguous {
   using dim = seq;
 };

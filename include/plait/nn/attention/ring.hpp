@@ -1,5 +1,5 @@
-// The engine of the policy `ring`, and the route of its blocks. It does not balance causal work: zigzag order does
-// (tensor/sequence_order.hpp).
+// The engine of the policy `ring`, and the route of its blocks. Zigzag order (tensor/sequence_order.hpp) balances its
+// work under a causal mask.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,9 @@
 
 namespace plait {
 
-/// Who needs whose keys on a ring of ranks, and so how far each block travels. Rank r holds block r at step 0, and
-/// block r - s, modulo the ranks, at step s, if the block comes so far. A block stops at the last rank that sees some
-/// of it. Under a causal mask without zigzag, block j makes c - 1 - j hops. So no rank waits for keys that it does not
-/// see.
+/// The route of each block of keys on a ring of ranks. Rank r holds block r at step 0. At step s it holds block r - s,
+/// modulo the ranks, unless that block has stopped earlier. A block stops at the last rank that attends to some of it.
+/// Under a causal mask without zigzag, block j makes c - 1 - j hops. So no rank waits for keys that it does not use.
 class ring_route {
  public:
   ring_route() = default;
@@ -33,23 +32,24 @@ class ring_route {
   int next() const { return static_cast<int>(at(mine_ + 1)); }
   int previous() const { return static_cast<int>(at(mine_ - 1)); }
   int last_step() const { return last_; }
-  /// The block whose turn it is here at step s.
+  /// The block that may be at this rank at step s.
   std::size_t block(int s) const { return at(mine_ - s); }
-  /// Whether it is here then.
+  /// Whether that block reaches this rank.
   bool holds(int s) const { return s <= hops_[block(s)]; }
-  /// Whether it is sent to the next rank.
+  /// Whether this rank sends it to the next rank.
   bool sends(int s) const { return s < hops_[block(s)]; }
-  /// Whether the block of step s + 1 comes from the previous rank.
+  /// Whether this rank receives the block of step s + 1 from the previous rank.
   bool receives(int s) const { return s + 1 < ranks_ && holds(s + 1); }
 
-  // The gradient of a block's keys and values begins at its first visitor, and returns home from its last one.
+  // The gradient of a block's keys and values begins at the first other rank that computes with it. The last one
+  // returns it to the block's owner.
 
-  /// Whether the gradient of the block of step s leaves this rank then, for the next rank or for home.
+  /// Whether this rank sends on the gradient of step s's block, to the next rank or to its owner.
   bool gradient_leaves(int s) const { return s >= 1 && holds(s); }
   int gradient_goes_to(int s) const { return sends(s) ? next() : static_cast<int>(block(s)); }
-  /// Whether the gradient of step s + 1 comes from the previous rank.
+  /// Whether this rank receives the gradient of step s + 1 from the previous rank.
   bool gradient_arrives(int s) const { return s >= 1 && receives(s); }
-  /// Whether the gradient of this rank's own block comes home at the end of step s, and from which rank.
+  /// Whether the gradient of this rank's own block returns at the end of step s, and from which rank.
   bool gradient_returns(int s) const { return s >= 1 && s == hops_[at(mine_)]; }
   int gradient_returns_from() const { return static_cast<int>(at(mine_ + hops_[at(mine_)])); }
 
@@ -60,17 +60,16 @@ class ring_route {
   std::vector<int> hops_;
 };
 
-/// Ring attention: keys and values travel as they are (grouped heads, not expanded). Two blocks of them exist at a
-/// time: one is computed with while the next one travels. Going back they travel again, and dk and dv with
-/// them in the type of statistics.
+/// Ring attention: keys and values travel unexpanded (grouped heads). Two blocks exist at a time on a rank: one in use
+/// and one in flight. In the backward pass they travel again, with dk and dv in the type of statistics.
 ///
-/// It derives from the engine that gathers, which attends where one rank has all, and finds where documents end. With
-/// an `attention_part::chunk` it also goes back as that does, as sums over queries have another order on a ring.
+/// It derives from the engine that gathers, which handles a single rank and finds the ends of documents. With an
+/// `attention_part::chunk` the backward pass is that engine's, since on a ring sums over queries have another order.
 ///
-/// All keys and values of a rank's heads are B = 2 batch seq kv_heads head_dim elements. In zigzag order over c ranks,
-/// without a window, each rank sends (c-1)/c B elements of the activations' type in a forward pass. In a backward pass
-/// it sends these again, and (c-1)/c B elements of the type of statistics. Without zigzag it is half as much on
-/// average, from 0 to (c-1)/c B.
+/// Let B = 2 batch seq kv_heads head_dim be the elements of all keys and values of a rank's heads. In zigzag order over
+/// c ranks, without a window, each rank sends (c-1)/c B elements of the activations' type forward. Backward it sends as
+/// many again, and (c-1)/c B elements of the type of statistics. Without zigzag a rank sends half as much on average,
+/// from 0 to (c-1)/c B.
 template <class Precision, class Device>
 class ring_attention : public all_gather_kv_attention<Precision, Device> {
   using T = activation_of<Precision>;
@@ -89,7 +88,7 @@ class ring_attention : public all_gather_kv_attention<Precision, Device> {
     if (route_.ranks() == 1) return gathering::forward(ctx, given, o, keep);
     saved scratch;
     saved& kept = keep ? *keep : scratch;
-    kept = {};  // of an earlier pass
+    kept = {};  // drops the values of an earlier pass
     kept.ends = this->find_ends(ctx, given.first_visible);
     const attention_inputs<T> in = kept.with_ends(given);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
@@ -152,7 +151,7 @@ class ring_attention : public all_gather_kv_attention<Precision, Device> {
   using gathering::rows;
   using gathering::width;
   std::int64_t tokens(int s) const { return tokens_of(part_.blocks[route_.block(s)]); }
-  /// Elements of the block whose turn it is at step s.
+  /// Elements of the block of step s.
   std::int64_t block_size(int s) const { return 2 * part_.shape.batch * tokens(s) * width(); }
   std::size_t block_elements(int s) const { return static_cast<std::size_t>(block_size(s)); }
   std::int64_t largest() const {
@@ -161,7 +160,7 @@ class ring_attention : public all_gather_kv_attention<Precision, Device> {
     return most;
   }
 
-  /// Calls use(step, keys and values) for each block that comes by, while the next one is on its way, then after(step).
+  /// Calls use(step, keys and values) for each block that arrives, while the next block is in flight, then after(step).
   template <class Use, class After>
   void travel(const context<Device>& ctx, const attention_inputs<T>& in, Use&& use, After&& after) {
     buffer<Device> current, next;

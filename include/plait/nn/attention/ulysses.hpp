@@ -1,5 +1,5 @@
-// The engine of the policy `ulysses`, alone or around another. The extent of its axis must divide a rank's query heads;
-// the extent of a ring need not.
+// The engine of the policy `ulysses`, alone or around another policy. The extent of its axis must divide a rank's query
+// heads.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 namespace plait {
 
 /// Attention of some heads over a longer sequence. An all-to-all turns a shard of the sequence with all heads into all
-/// tokens of the group with some heads. `Inner` attends, and another all-to-all returns the output. Where there are
-/// fewer kv heads than ranks, a kv head goes to each rank whose query heads need it. Its gradients are summed in the
-/// type of statistics. What is kept is the exchanged q, k, v and output: the backward pass repeats no exchange.
+/// tokens of the group with some heads. `Inner` computes attention, and another all-to-all returns the output. If there
+/// are fewer kv heads than ranks, each kv head goes to all ranks whose query heads need it. Its gradients are summed in
+/// the type of statistics. The exchanged q, k, v and output are kept, so the backward pass repeats no exchange.
 ///
-/// Over c ranks, each has H query heads, K kv heads and m tokens in all its sequences. Forward, a rank sends (c-1)/c of
-/// m (H + 2 max(K, c)) head_dim elements, and (c-1)/c of its output's m H head_dim. Backward, it sends as many
+/// Each of c ranks has H query heads, K kv heads and m tokens in all its sequences. Forward, a rank sends (c-1)/c of m
+/// (H + 2 max(K, c)) head_dim elements, and (c-1)/c of its output's m H head_dim. Backward, it sends equally many
 /// elements. Packed documents add an all-gather of their starts.
 template <class Precision, class Device, class Inner>
 class ulysses_attention {
@@ -87,7 +87,7 @@ class ulysses_attention {
     if (ranks_ == 1) return inner_.forward(ctx, in, o, keep ? &keep->inner : nullptr);
     saved scratch;
     saved& kept = keep ? *keep : scratch;
-    kept = {};  // of an earlier pass
+    kept = {};  // drops the values of an earlier pass
     kept.qkv = to_heads(ctx, in);
     if (in.first_visible)
       kept.first_visible =
@@ -133,16 +133,16 @@ class ulysses_attention {
   }
 
   std::int64_t tokens() const { return shape_.batch * shape_.q_len; }
-  /// Tokens that a message has room for, and all tokens of the group.
+  /// Token capacity of a message, and the number of all tokens of the group.
   std::int64_t room() const { return shape_.batch * text_.largest(); }
   std::int64_t text_tokens() const { return shape_.batch * text_.length(); }
-  /// Elements of a token for each rank: its query heads, and its key and value heads.
+  /// Elements per token for each rank: its query heads, and its key and value heads.
   std::int64_t width() const { return (heads_ + 2 * kv_heads_) * shape_.head_dim; }
   std::int64_t o_width() const { return heads_ * shape_.head_dim; }
   std::int64_t kv_width() const { return kv_heads_ * shape_.head_dim; }
-  /// How many ranks share one kv head.
+  /// Number of ranks that share one kv head.
   std::int64_t copies() const { return shape_.kv_heads < ranks_ ? ranks_ / shape_.kv_heads : 1; }
-  /// Where rank p's keys begin in a row of all keys.
+  /// Offset of rank p's keys in a row of all keys.
   std::int64_t keys_of(std::int64_t p) const { return (copies() > 1 ? p / copies() : p) * kv_width(); }
 
   attention_inputs<T> exchanged(const saved& kept, const T* sinks) const {
@@ -151,7 +151,7 @@ class ulysses_attention {
             sinks != nullptr ? sinks + first_head_ : nullptr};
   }
 
-  /// `count` columns of this rank's tokens, from rows to rows.
+  /// Copies `count` columns of this rank's tokens between rows with different strides.
   template <class From, class To>
   void columns(Device& device, const From* from, std::int64_t count, std::int64_t stride, To* to,
                std::int64_t to_stride) const {
@@ -165,7 +165,7 @@ class ulysses_attention {
     }
   }
 
-  /// A message for each rank.
+  /// Allocates one message for each rank.
   template <class E>
   buffer<Device> make_blocks(const context<Device>& ctx, std::int64_t row) const {
     const std::int64_t elements = room() * ranks_ * row;
@@ -204,11 +204,11 @@ class ulysses_attention {
     return join<T>(ctx, exchange<T>(ctx, std::move(blocks), width()), width());
   }
 
-  /// E: the type in which the gradients of q, k and v return.
+  /// E is the type in which the gradients of q, k and v travel.
   template <class E, class G>
   void backward_as(const context<Device>& ctx, const T* sinks, saved& kept, const buffer<Device>& output_gradient,
                    attention_gradients<G> out) {
-    if (out.dsinks != nullptr) detail::clear(ctx.device, out.dsinks, shape_.heads);  // those of other ranks' heads
+    if (out.dsinks != nullptr) detail::clear(ctx.device, out.dsinks, shape_.heads);  // other ranks' heads
     buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(text_tokens() * width()));
     E* const d = text.template data<E>();
     inner_.backward(ctx, exchanged(kept, sinks), kept.o.template data<T>(), output_gradient.template data<T>(),
@@ -244,7 +244,7 @@ class ulysses_attention {
   kernels::attention_shape shape_;
   axis_list axes_;
   std::int64_t ranks_ = 1, heads_ = 0, kv_heads_ = 0;
-  std::int64_t first_head_ = 0;  ///< of those that this rank attends with, in `shape_.heads`
+  std::int64_t first_head_ = 0;  ///< this rank's first head among `shape_.heads`
   detail::text_assembly text_;
   any_communicator* comm_ = nullptr;
   Inner inner_;
