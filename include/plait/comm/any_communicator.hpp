@@ -1,4 +1,4 @@
-// A communicator of any backend as one type.
+// A type-erased communicator of any backend.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@
 namespace plait {
 
 /// Writes a communicator's calls into a ledger, and into a recorder if there is one, under the group's label. Profilers
-/// see each call as a range (device/range.hpp) of its kind, label and bytes. It belongs to one rank's thread, and to
-/// the requests of its calls, whose tokens name a kind, a place and a recorded event.
+/// see each call as a range (device/range.hpp) of its kind, label and bytes. Used only by its rank's thread and by
+/// requests. A request's token encodes the kind, the place and the recorded event.
 class accounting final : public request_observer {
  public:
-  /// `timed` is false where calls only enqueue work on a device.
+  /// `timed` is false if calls only enqueue work on a device.
   accounting(std::string label, int rank, int ranks, std::shared_ptr<ledger> book, std::shared_ptr<recorder> events,
              bool timed = true)
       : book_(std::move(book)), events_(std::move(events)), label_(std::move(label)), rank_(rank), ranks_(ranks) {
@@ -44,7 +44,7 @@ class accounting final : public request_observer {
   const std::shared_ptr<plait::ledger>& book() const { return book_; }
   const std::shared_ptr<plait::recorder>& events() const { return events_; }
 
-  /// A call that is being made: the clock runs until it is `over`.
+  /// Times one call, until `over` is called.
   class entry {
    public:
     entry(accounting& books, const call& c)
@@ -54,7 +54,7 @@ class accounting final : public request_observer {
           wire_(c.wire(books.rank_, books.ranks_)),
           range_(books.range_name(kind_), payload_),
           start_(comm_clock()) {}
-    /// Writes down a call that has returned, and gives it a token where it was only started.
+    /// Records a call that has returned. Returns a token if the call is asynchronous.
     std::uint64_t over(bool asynchronous) {
       end_ = comm_clock();
       const double spent = end_ - start_;
@@ -75,7 +75,7 @@ class accounting final : public request_observer {
           {books_.event_label_, kind_, payload_, start_, asynchronous ? 0.0 : end_, spent, asynchronous, place});
       return ticket << (kind_bits + place_bits) | token;
     }
-    /// When it returned.
+    /// When the call returned.
     double ended() const { return end_; }
 
    private:
@@ -89,7 +89,7 @@ class accounting final : public request_observer {
   void waited(std::uint64_t token, const request_times& t) noexcept override {
     const double spent = t.waited_to - t.waited_from;
     row_->kinds[token & ((1u << kind_bits) - 1)].seconds += spent;
-    const bool early = t.completed != 0 && t.completed < t.waited_from;  // then waiting was only asking
+    const bool early = t.completed != 0 && t.completed < t.waited_from;  // then the wait only polled
     if (ranks_ > 1) {
       row_->under_way.add(t.started, early ? t.completed : t.waited_to);
       if (early) row_->under_way.add(t.waited_from, t.waited_to);
@@ -105,7 +105,7 @@ class accounting final : public request_observer {
   }
 
  private:
-  // A token is a recorded event, the place of the start and one more, and a kind.
+  // A token holds the number of a recorded event, the place of the start plus one, and the kind.
   static constexpr std::uint64_t kind_bits = 4, place_bits = 20;
   static constexpr int most_places = (1 << place_bits) - 1;
 
@@ -125,8 +125,8 @@ class accounting final : public request_observer {
   std::array<std::string, ranges_enabled ? collective_kinds : 0> range_names_{};
 };
 
-/// Holds any model of `communicator`, so that layers are not instantiated for each backend, and counts its calls where
-/// it is asked to. Copies share what it holds. One virtual call per operation.
+/// Holds any model of `communicator`, so that layers are not instantiated for each backend. It can count the held
+/// communicator's calls. Copies share the held object. Each operation costs one virtual call.
 class any_communicator : public verbs<any_communicator> {
  public:
   any_communicator() = default;
@@ -143,33 +143,33 @@ class any_communicator : public verbs<any_communicator> {
   int rank() const { return held().rank; }
   int size() const { return held().size; }
   const std::string& label() const { return held().label; }
-  /// Whether calls return before a device has done what they ask for, so that the host's clock does not measure them.
+  /// Whether calls return before the device has completed them, so that the host's clock does not measure them.
   bool enqueues() const { return held().enqueues(); }
-  /// Whether a group that spans all of its ranks, in order, may be this communicator itself, because every other one
-  /// costs memory and time.
+  /// Whether this communicator itself may serve as the group of all its ranks, in order, because each further
+  /// communicator costs memory and time.
   bool serves_groups() const { return held().serves_groups(); }
 
-  /// Whether it takes ragged gathers and scatters whose largest part has `bytes`; see `plait::communicator`.
+  /// Whether it supports ragged gathers and scatters whose largest part has `bytes`; see `plait::communicator`.
   bool unequal_parts(std::size_t bytes) const { return held().unequal_parts(bytes); }
 
   void run(const call& c);
   [[nodiscard]] request start(const call& c);
 
-  /// A split is counted in this one's ledger and recorder, under the subgroup's label.
+  /// A subgroup is counted in this communicator's ledger and recorder, under the subgroup's label.
   any_communicator split(int color, int key, std::string_view label = {});
   void abort(const std::string& why) noexcept {
     if (held_) held_->abort(why);
   }
-  /// Puts what the device's main stream holds by now under the deadline of a backend that has one, as one operation
-  /// `what`, a literal: a graph, for example, that replays calls of this communicator. Other backends do nothing.
+  /// Puts the current work of the device's main stream under the backend's deadline, as one operation named by the
+  /// literal `what`. It is for graphs that replay calls of this communicator. Backends without a deadline do nothing.
   void watch(const char* what) {
     if (held_) held_->watch(what);
   }
   void begin_group() { held().begin_group(); }
   void end_group() { held().end_group(); }
 
-  /// Returns a handle of this communicator whose calls are counted in `book` under `name`, or under its label if that
-  /// is empty. They are recorded in `events` if there is one. The handle keeps both alive.
+  /// Returns a handle of this communicator whose calls are counted in `book` under `name`, or under its label if `name`
+  /// is empty. They are recorded in `events` if it is not null. The handle keeps both alive.
   any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr,
                            std::string_view name = {}) const;
 

@@ -1,5 +1,5 @@
-// The end of ranks whose operations never finish, as the backends share it: the deadline of an operation, the thread
-// that watches deadlines, the one reason for which all ranks end, and the texts of these errors.
+// Deadlines for operations, shared by the backends: a deadline, the thread that watches deadlines, the one cause that
+// ends all ranks, and the texts of these errors.
 #pragma once
 
 #include <atomic>
@@ -62,19 +62,19 @@ inline std::string exception_text() {
   }
 }
 
-/// The time that an operation may take, from now on; without a limit where it is 0.
+/// A time limit that starts at construction. 0: no limit.
 class deadline {
  public:
   explicit deadline(double seconds) : seconds_(seconds), begin_(comm_clock()) {}
-  /// Whether more than `share` of it is over.
+  /// Whether more than `share` of the time is over.
   bool passed(double share = 1) const { return seconds_ > 0 && comm_clock() - begin_ > share * seconds_; }
 
  private:
   double seconds_, begin_;
 };
 
-/// A thread that looks ten times in the shortest deadline that it covers, and at least once a second. `mutex` is its
-/// owner's: `look` is called with it locked, may unlock it for a while, and returns whether to look again.
+/// A thread that calls `look` ten times in the shortest deadline that it covers, and at least once a second. It locks
+/// the owner's `mutex` before the call. `look` may unlock it for a while, and returns whether to continue.
 class watch_thread {
  public:
   watch_thread(std::mutex& mutex, std::function<bool(std::unique_lock<std::mutex>&)> look)
@@ -90,7 +90,7 @@ class watch_thread {
     if (thread_.joinable()) thread_.join();
   }
 
-  /// Covers a deadline; the first call starts the thread. With the mutex locked.
+  /// Covers a deadline; the first call starts the thread. Requires the mutex.
   void cover(double seconds) {
     if (seconds > 0 && seconds / 10 < tick_) {
       tick_ = seconds / 10;
@@ -98,7 +98,7 @@ class watch_thread {
     }
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
-  /// Looks at once. With the mutex locked.
+  /// Calls `look` at once. Requires the mutex.
   void wake() {
     awake_ = true;
     changed_.notify_one();
@@ -121,13 +121,14 @@ class watch_thread {
   std::thread thread_;
 };
 
-/// Why all ranks of a process end: the first reason counts. Guarded by its owner's mutex, except `failed`.
+/// The cause that ends all ranks of a process. Only the first one counts. The owner's mutex guards all members but
+/// `failed`.
 class failure {
  public:
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   const std::string& cause() const { return cause_; }
-  /// Returns whether this is the first reason. `leaving` is a rank that an exception unwinds, whose text `explain`
-  /// brings.
+  /// Sets the cause, and returns whether it is the first. `leaving` is a rank that an exception unwinds; `explain` adds
+  /// its text later.
   bool fail(const std::string& why, int leaving = -1) {
     if (failed()) return false;
     cause_ = why;
@@ -135,7 +136,7 @@ class failure {
     failed_.store(true, std::memory_order_release);
     return true;
   }
-  /// Takes the text of the exception that ended `rank`; false unless this rank was leaving and is the reason.
+  /// Adds the text of the exception that ended `rank`. Returns false unless this rank was leaving and is the cause.
   bool explain(int rank, const std::string& why) {
     if (leaving_ != rank) return false;
     cause_ = why;
@@ -149,7 +150,7 @@ class failure {
   int leaving_ = -1;
 };
 
-/// Runs `rank_main` on a thread for each rank, and waits for all. `stop` ends the others where a thread cannot start.
+/// Runs `rank_main` on one thread per rank, and waits for all. If a thread cannot start, `stop` ends the others.
 inline void run_rank_threads(std::string_view caller, std::size_t ranks, const std::function<void(int)>& rank_main,
                              const std::function<void(const std::string&)>& stop) {
   std::vector<std::thread> threads;
@@ -162,7 +163,7 @@ inline void run_rank_threads(std::string_view caller, std::size_t ranks, const s
   for (std::thread& t : threads) t.join();
 }
 
-/// Throws what ended the ranks; the exception of the rank that did, if there was one, is nested in it.
+/// Throws the cause that ended the ranks. If a rank threw it, that exception is nested in this one.
 [[noreturn]] inline void throw_cause(const std::string& cause, const std::exception_ptr& of_rank) {
   if (of_rank == nullptr) throw error(cause);
   try {

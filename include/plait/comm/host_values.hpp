@@ -1,5 +1,5 @@
-// Values that each rank has on the host, brought together between steps: numbers, records, texts, and measured matrix
-// products. They travel through the device's memory and wait for its main stream.
+// Collectives on values that each rank has on the host between steps: numbers, records, texts, and measured matrix
+// products. They travel through the device's memory, and wait for its main stream.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace plait {
 
-/// Memory for values of the host where collectives of the device's ranks read and write it (`make_collective_buffer`).
+/// Memory that the ranks' collectives can use, with host values as its input and output (`make_collective_buffer`).
 template <class T, compute_device Device>
 class host_values {
  public:
@@ -55,8 +55,8 @@ double all_reduce_scalar(Device& device, any_communicator& ranks, double value, 
   return value;
 }
 
-/// Gathers `count` values of each rank, which `all` has by rank; null: this rank takes part, and has no use for them.
-/// Collective over at least two ranks.
+/// Gathers `count` values of each rank into `all`, ordered by rank. If `all` is null, this rank takes part but drops
+/// the result. Collective over at least two ranks.
 template <class T, compute_device Device>
   requires std::is_trivially_copyable_v<T>
 void gather_values(Device& device, any_communicator& ranks, const T* own, std::size_t count, T* all) {
@@ -67,7 +67,7 @@ void gather_values(Device& device, any_communicator& ranks, const T* own, std::s
   if (all != nullptr) there.download(reinterpret_cast<std::byte*>(all), of_all);
 }
 
-/// Returns the `count` numbers of every rank, in the order of the ranks; a rank that has fewer adds zeros. Collective.
+/// Returns the `count` numbers of every rank, in the order of the ranks. A rank with fewer adds zeros. Collective.
 template <compute_device Device>
 std::vector<std::uint64_t> gather_all(Device& device, any_communicator& ranks, std::vector<std::uint64_t> own,
                                       std::size_t count) {
@@ -78,8 +78,8 @@ std::vector<std::uint64_t> gather_all(Device& device, any_communicator& ranks, s
   return all;
 }
 
-/// Returns the records of each rank, equally many on all, by rank: on rank `to` alone, and nothing on the others, or on
-/// all where it is -1. Collective: one gather.
+/// Returns the records of all ranks, ordered by rank, on rank `to`; the others get nothing. At -1 all ranks get them.
+/// Every rank has the same number of records. Collective: one gather.
 template <class Record, compute_device Device>
   requires std::is_trivially_copyable_v<Record>
 std::vector<std::vector<Record>> gather_equal_records(Device& device, any_communicator& ranks,
@@ -110,7 +110,8 @@ std::vector<std::vector<Record>> gather_records(Device& device, any_communicator
   return all;
 }
 
-/// Returns the text that rank `from` has: the name of a directory, the reason of a failure. Collective.
+/// Returns the text of rank `from` on every rank, such as the name of a directory or the reason of a failure.
+/// Collective.
 template <compute_device Device>
 std::string broadcast_text(Device& device, any_communicator& ranks, std::string text, int from = 0) {
   if (ranks.size() == 1) return text;
@@ -125,11 +126,11 @@ std::string broadcast_text(Device& device, any_communicator& ranks, std::string 
   return text;
 }
 
-/// Makes every rank use what the ranks have measured, since replicas compute equal bits only by equal algorithms: all
-/// products of all ranks, and the lowest rank's choice where several have measured one. Returns the choices, equal on
-/// every rank, for a file. For a log they also name the products that no rank could measure
-/// (`product_choices::unmeasured_text`). Collective over `ranks`, which use the device's memory. Throws on every rank
-/// where their GPUs differ.
+/// Makes every rank use the same measured algorithms, because replicas compute equal bits only with equal algorithms.
+/// It joins the measured products of all ranks; for a product that several have measured, the lowest rank's choice
+/// wins. Returns the choices, equal on every rank, to be kept in a file. For a log, they also name the products that no
+/// rank could measure (`product_choices::unmeasured_text`). Collective over `ranks`, which use the device's memory.
+/// Throws on every rank if their GPUs differ.
 ///
 ///     device.measure_products(16);
 ///     step.run(ctx);                                       // once or twice: with every product of a step

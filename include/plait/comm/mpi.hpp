@@ -1,5 +1,5 @@
-// The MPI backend: the communicator, the beginning and end of MPI, and a main function for one process per rank.
-// Buffers lie in the host's memory; for GPUs, MPI only starts NCCL (comm/launch/nccl_mpi.hpp).
+// The MPI backend: the communicator, the start and end of MPI, and a main function for one process per rank. Buffers
+// are in host memory. For GPUs, MPI only starts NCCL (comm/launch/nccl_mpi.hpp).
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 
 namespace plait::mpi::detail {
 
-// Messages, and large collectives by messages: reductions, added in the order of the ranks, and gathers, in pieces.
+// Messages, and large collectives made of messages: reductions, which add in the order of the ranks, and gathers.
 
 inline std::byte* at(void* p, std::size_t bytes) { return static_cast<std::byte*>(p) + bytes; }
 inline const std::byte* at(const void* p, std::size_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
@@ -38,7 +38,8 @@ void in_pieces(std::size_t n, std::size_t most, const F& f) {
   for (std::size_t first = 0; first < n; first += most) f(first, static_cast<int>(std::min(most, n - first)));
 }
 
-// An empty message is sent too: it is a message. One of more than `most` elements goes as several of its tag.
+// Empty messages are sent too, because the receiver waits for them. More than `most` elements go as several messages of
+// one tag.
 inline void add_send(pending& p, const void* data, std::size_t n, dtype t, int peer, int tag, std::size_t most) {
   const auto call = [&](std::size_t first, int count) {
     check(MPI_Isend(at(data, first * size_of(t)), count, type_of(t), peer, tag, p.home->comm, p.next()), "MPI_Isend");
@@ -54,19 +55,19 @@ inline void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer
   n == 0 ? call(0, 0) : in_pieces(n, most, call);
 }
 
-/// The most elements in a message of a large collective, in which n go between this rank and rank k. Over a slow link
-/// 60 KiB, which Open MPI over TCP sends without asking the receiver first (up to 64 KiB with a header): of a longer
-/// message the question and the answer follow all that was sent before. Then all messages under way share the
-/// connection, so that the first ends with the last, in any order of waits. There are at most 2048 messages. Elsewhere
-/// pieces cost the processor more time than they save.
+/// The most elements per message of a large collective that moves n elements between this rank and rank k. Over a slow
+/// link it is 60 KiB: Open MPI over TCP sends up to 64 KiB with the header without asking the receiver first. For a
+/// longer message, the request and the reply would queue behind all earlier data. All messages in flight would then
+/// share the connection, and the first would end as late as the last. There are at most 2048 messages. Over fast links
+/// pieces cost more processor time than they save.
 inline std::size_t piece_of(const state& s, std::size_t k, std::size_t n, dtype t) {
   if (s.piece == 0 && !s.slow[k]) return s.limit;
   const std::size_t bytes = s.piece > 0 ? s.piece : std::max<std::size_t>(60 << 10, n * size_of(t) / 2048);
   return std::clamp<std::size_t>(bytes / size_of(t), 1, s.limit);
 }
 
-/// Each rank receives from every other and sends to it, each beginning with another one: receive(pending, rank, i), i
-/// counting from 0, and send(pending, rank).
+/// Each rank receives from every other rank and sends to it, in an order that starts after its own rank. Calls
+/// receive(pending, rank, i), with i counting from 0, and send(pending, rank).
 template <class Receive, class Send>
 void exchange(pending& p, const Receive& receive, const Send& send) {
   const auto n = static_cast<std::size_t>(p.home->size), own = static_cast<std::size_t>(p.home->rank);
@@ -88,8 +89,8 @@ inline void post_gather(pending& p, const call& c, int tag) {
       [&](pending& q, std::size_t k) { add_send(q, c.in, c.count, c.type, static_cast<int>(k), tag, most(k)); });
 }
 
-/// Adds up `count` elements of this rank's and what the others have sent to the buffer, in the order of the ranks;
-/// `own` may be `out`. The buffer is free then.
+/// Adds `count` elements of this rank and those received in the buffer, in the order of the ranks. `own` may be `out`.
+/// Frees the buffer.
 inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t count, std::byte* out) {
   const std::size_t n = static_cast<std::size_t>(p.home->size), self = static_cast<std::size_t>(p.home->rank),
                     size = size_of(c.type);
@@ -108,14 +109,14 @@ inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t 
   p.buffer = {};
 }
 
-/// Posts a reduce-scatter of slices of `per` of `total` elements, or of the slices of a ragged call, of at most `per`:
-/// each rank sends the others their slices, and adds up its own in the order of the ranks. For an all-reduce, it then
-/// sends its sum to the others. That has the tag after `tag`, for a rank may begin it after it has started other
-/// reductions. Where `per` is 0, each rank sends the others all of its elements, and adds up all.
+/// Posts a reduce-scatter of slices of `per` of `total` elements, or of a ragged call's slices, of at most `per`. Each
+/// rank sends the others their slices, and adds its own in the order of the ranks. For an all-reduce it then sends its
+/// sum to the others. These messages have tag + 1, because a rank may send them after it has started other reductions.
+/// If `per` is 0, each rank sends all of its elements to all ranks, and each adds all.
 inline void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total, int tag) {
   const std::size_t size = size_of(c.type), n = static_cast<std::size_t>(p.home->size),
                     own = static_cast<std::size_t>(p.home->rank);
-  std::vector<std::size_t> most(n);  // for the second half too, even if the limit changes meanwhile
+  std::vector<std::size_t> most(n);  // kept for the second exchange, even if the limit changes
   for (std::size_t k = 0; k < n; ++k) most[k] = piece_of(*p.home, k, per == 0 ? total : per, c.type);
   const bool for_all = c.kind == collective::all_reduce;
   const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
@@ -149,9 +150,9 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
   };
 }
 
-/// Returns whether small all-reduces that are started go as messages too: among few ranks, where some are reached over
-/// a slow link. All of them find one answer, since each then has ranks of another host. A library reduces them to one
-/// rank, whose answer follows all that was started there meanwhile: the norm of a step after the gathers of its update.
+/// Returns whether small asynchronous all-reduces also go as messages: in groups of few ranks with slow links. All
+/// ranks of the group find the same answer, because then each has a rank on another host. MPI libraries reduce to one
+/// rank, whose reply queues behind all that it started meanwhile: a step's norm behind the gathers of its update.
 inline bool reduces_small(const state& s) {
   constexpr int few = 16;
   if (s.size == 1 || s.size > few) return false;
@@ -162,7 +163,7 @@ inline bool reduces_small(const state& s) {
 
 namespace plait::mpi {
 
-/// Initialises MPI if it is not, and finalises it then. Asks for MPI_THREAD_MULTIPLE.
+/// Initialises MPI if necessary, and then also finalises it. Requests MPI_THREAD_MULTIPLE.
 class environment {
  public:
   explicit environment(int* argc = nullptr, char*** argv = nullptr) {
@@ -185,12 +186,12 @@ class environment {
   bool owner_ = false;
 };
 
-/// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
-/// checked. A wait that is longer than the deadline ends all ranks, with a text that names the operation and the
-/// missing ranks. The order of a reduction is the MPI library's choice. Exceptions are started reductions that are
-/// large, or that few ranks make over slow links. They go by messages, as large gathers do, and add in the order of the
-/// ranks. A thread of this class has the library move the large ones. All ranks either run a collective or start it:
-/// MPI does not match the two.
+/// A rank's handle of an MPI communicator; communicator.hpp documents the operations. Every MPI call is checked. A wait
+/// longer than the deadline ends all ranks, with a text that names the operation and the missing ranks. The MPI library
+/// chooses the order of a reduction. Exceptions are asynchronous reductions that are large, or of few ranks over slow
+/// links: they go as messages, and add in the order of the ranks. Large gathers go as messages too. A thread of this
+/// class advances the large ones. For one collective, all ranks call `run` or all call `start`, because MPI does not
+/// match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
   using operation = detail::operation;
@@ -198,16 +199,16 @@ class communicator : public verbs<communicator> {
  public:
   communicator() = default;
 
-  /// All processes. Works on a duplicate, so that other users of MPI_COMM_WORLD are not disturbed.
+  /// Returns a communicator of all processes. It is a duplicate, so it does not interfere with other users of
+  /// MPI_COMM_WORLD.
   static communicator world() {
     MPI_Comm copy = MPI_COMM_NULL;
     detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &copy), "MPI_Comm_dup");
     return communicator(copy, true, "world");
   }
-  /// A communicator of the caller's is not freed here. It must live as long as this and its copies, and must not be
-  /// used for other things or attached again meanwhile. It gets its error handler back when they have ended. Collective
-  /// over it, as `world` is over all ranks: where there are several hosts, their links are measured. Throws on
-  /// MPI_COMM_NULL.
+  /// Uses a caller's communicator, which must outlive this object and its copies. Meanwhile it must not be used for
+  /// other things or attached again. It is not freed here, and gets its error handler back at the end. Collective over
+  /// it, as `world` is over all ranks: with several hosts, their links are measured. Throws on MPI_COMM_NULL.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
     if (comm == MPI_COMM_NULL)
       fail({"attach: the MPI_Comm of '", label, "' is MPI_COMM_NULL; give one that this process is in, such as a ",
@@ -222,14 +223,14 @@ class communicator : public verbs<communicator> {
   bool unequal_parts(std::size_t) const { return true; }
   MPI_Comm get() const { return self().comm; }
 
-  /// Seconds until an operation that has not finished ends all ranks; 0 waits for ever. Splits inherit it.
+  /// Sets the seconds until an unfinished operation ends all ranks; 0: no limit. Splits inherit it.
   void set_deadline(double seconds) { self().deadline = seconds; }
-  /// The most elements that one MPI call is given (default INT_MAX); larger counts are cut, or wrapped in a type. It
-  /// must be equal on all ranks. Splits inherit it.
+  /// Sets the most elements of one MPI call (default INT_MAX); larger counts are split, or use a derived type. It must
+  /// be equal on all ranks. Splits inherit it.
   void set_limit(std::size_t elements) { self().limit = std::clamp<std::size_t>(elements, 1, INT_MAX); }
-  /// The most bytes that one message of a large started collective has; 0, the default: 60 KiB over links between hosts
-  /// below 3 Gbit/s, as `world` and `attach` measure them, and all elsewhere (`piece_of`). It must be equal on all
-  /// ranks. Splits inherit it.
+  /// Sets the most bytes of one message of a large asynchronous collective. 0, the default: 60 KiB over links between
+  /// hosts below 3 Gbit/s, as `world` and `attach` measure them, and no limit elsewhere (`piece_of`). It must be equal
+  /// on all ranks. Splits inherit it.
   void set_piece(std::size_t bytes) { self().piece = bytes; }
   const flight_recorder& flight() const { return *self().flight; }
 
@@ -254,9 +255,9 @@ class communicator : public verbs<communicator> {
   void abort(const std::string& why) noexcept { detail::end_all("called abort: " + why); }
 
  private:
-  static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; of ragged calls
-  static constexpr int exchange_tag = 1 << 15, exchange_tags = 1 << 19;  // of collectives by messages, where there are
-  static constexpr std::size_t large = 1 << 15;  // bytes from which a started operation is moved while a rank computes
+  static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; for ragged calls
+  static constexpr int exchange_tag = 1 << 15, exchange_tags = 1 << 19;  // of collectives as messages
+  static constexpr std::size_t large = 1 << 15;  // a thread advances asynchronous operations from this many bytes on
 
   communicator(MPI_Comm comm, bool owned, std::string_view label, const detail::state* parent = nullptr)
       : state_(std::make_shared<detail::state>()) {
@@ -296,7 +297,8 @@ class communicator : public verbs<communicator> {
 
   std::size_t ranks() const { return static_cast<std::size_t>(self().size); }
 
-  /// Issues the MPI calls of an operation. Messages and ragged exchanges have one form for both.
+  /// Issues the MPI calls of an operation. Messages and ragged exchanges use the same calls for both values of
+  /// `blocking`.
   pending post(bool blocking, const call& c) {
     const detail::state& s = self();
     check(c, s.rank, s.size);
@@ -364,7 +366,8 @@ class communicator : public verbs<communicator> {
     });
   }
 
-  /// `c.count` elements to or from each rank by one call: of a type that holds them all where an int cannot count them.
+  /// Moves `c.count` elements to or from each rank in one call. If an int cannot hold the count, one element of a
+  /// derived type holds them all.
   template <class Issue>
   void by_rank(const call& c, const Issue& issue) const {
     if (c.count * ranks() > self().limit)
@@ -388,7 +391,7 @@ class communicator : public verbs<communicator> {
     const std::size_t n = c.count, size = size_of(c.type), bytes = n * size;
     void* to = c.out;
     if (bytes != 0 && c.out == detail::at(c.in, bytes * static_cast<std::size_t>(s.rank))) {
-      p.buffer.resize(bytes);  // MPI has no such form: reduce aside, copy when complete
+      p.buffer.resize(bytes);  // MPI has no in-place form: reduce into a buffer, copy when complete
       p.copy_to = c.out;
       to = p.buffer.data();
     }
@@ -409,12 +412,12 @@ class communicator : public verbs<communicator> {
     }
   }
 
-  /// Whether what was started goes by messages. Libraries reduce to one rank and send from there, which takes twice the
-  /// time or more; and large gathers that were started one after another they end together.
+  /// Whether an asynchronous collective goes as messages. For a reduction, MPI libraries reduce to one rank and send
+  /// from there, which takes at least twice the time. They complete large gathers that run concurrently together.
   bool by_messages(const call& c) const { return c.payload(size()) >= large && size() > 1 && has_exchange_tags(); }
   bool has_exchange_tags() const { return self().most_tag >= exchange_tag + exchange_tags; }
 
-  /// The tag of the next collective by messages, and the one after it.
+  /// Returns the tag of the next collective as messages; it also uses the following tag.
   int exchange_tags_of() const { return exchange_tag + static_cast<int>(2 * self().exchanges++ % exchange_tags); }
 
   void post_all_to_all(pending& p, bool blocking, const call& c) const {
@@ -425,11 +428,11 @@ class communicator : public verbs<communicator> {
     });
   }
 
-  /// By messages, which take any count and offset. (Ranks could not choose between this and MPI_Ialltoallv by the size,
-  /// because they see different sizes.)
+  /// Posts messages, which take any count and offset. (Ranks see different sizes, so they could not all choose
+  /// MPI_Ialltoallv by size.)
   void post_all_to_all_v(pending& p, const call& c) const {
     const std::size_t size = size_of(c.type);
-    for (std::size_t step = 0; step < ranks(); ++step) {  // each rank starts with another peer
+    for (std::size_t step = 0; step < ranks(); ++step) {  // ranks start with different peers
       const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks();
       detail::add_receive(p, detail::at(c.out, c.receive_offsets[k] * size), c.receive_counts[k], c.type,
                           static_cast<int>(k), reserved_tag, self().limit);
@@ -454,8 +457,8 @@ class communicator : public verbs<communicator> {
 
 static_assert(plait::communicator<communicator>);
 
-/// The main function of an MPI program: initialises, calls `body(communicator)` with all processes, finalises. A rank
-/// that throws prints why, with its last operations, and ends all ranks with a non-zero exit code.
+/// The main function of an MPI program: initialises MPI, calls `body(communicator)` with all processes, and finalises.
+/// A rank that throws prints the error with its last operations, and ends all ranks with a nonzero exit code.
 template <class F>
 int run(int argc, char** argv, F&& body) {
   const environment env(&argc, &argv);

@@ -1,5 +1,5 @@
-// The NCCL backend: a rank's communicator on the memory of its GPU. How a rank comes to its first one is in
-// comm/launch/nccl.hpp; how a late or lost rank is found, in comm/nccl/state.hpp. Test: tests/cuda/comm/comm_nccl.cpp.
+// The NCCL backend: a rank's communicator on the memory of its GPU. comm/launch/nccl.hpp makes a rank's first one;
+// comm/nccl/state.hpp finds late and lost ranks. Test: tests/cuda/comm/comm_nccl.cpp.
 #pragma once
 
 #include <algorithm>
@@ -21,20 +21,19 @@
 
 namespace plait::nccl {
 
-/// A rank's handle of an NCCL communicator, on the memory of its GPU; see communicator.hpp for what the operations
-/// mean. The host waits in `barrier` and `split`, and while NCCL itself is still setting up a call. A call is in the
-/// order of the device's main stream. A started one runs in a side stream, from the call to the main stream's wait. The
-/// GPU runs a communicator's operations in the order in which they were called. Operations of several communicators run
-/// side by side where nothing orders them, and every rank must call them in one order.
+/// A rank's handle of an NCCL communicator, on the memory of its GPU; communicator.hpp documents the operations. The
+/// host blocks in `barrier` and `split`, and while NCCL sets up a call. A blocking call runs in the order of the
+/// device's main stream. An asynchronous one runs in a side stream, between the call and the main stream's wait. The
+/// GPU runs a communicator's operations in the order of the calls. Operations of different communicators may run
+/// concurrently, and every rank must call them in one order.
 ///
-/// Calls in a stream that is being recorded become part of the graph; the deadline covers a replay that `watch`
-/// follows. The graph goes before the communicator does, also where an exception unwinds: NCCL ends none whose calls a
-/// graph holds.
+/// Calls in a stream that is being captured become part of the graph. The deadline covers only replays that `watch`
+/// follows. The graph must be destroyed before the communicator, also when an exception unwinds, because NCCL cannot
+/// end a communicator whose calls a graph holds.
 ///
-/// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
-/// the order of their tags first; a message to the own rank needs a group. An error, a lost rank or a deadline that has
-/// passed aborts all communicators of the team: the ones made from one by `split`. Later and waiting calls throw what
-/// happened.
+/// NCCL chooses the order of a reduction. Messages between two ranks match in the order of their calls, in a group by
+/// tag first. A message to the own rank needs a group. An error, a lost rank or a passed deadline aborts all
+/// communicators of the team: all that were split from one. Waiting and later calls throw the cause.
 class communicator : public verbs<communicator> {
   using op_ptr = std::shared_ptr<detail::operation>;
 
@@ -46,21 +45,21 @@ class communicator : public verbs<communicator> {
   int rank() const { return self().rank; }
   int size() const { return self().size; }
   const std::string& label() const { return self().label; }
-  /// Calls return before the GPU has done what they ask for.
+  /// True: calls return before the GPU has completed them.
   bool enqueues() const { return true; }
-  /// Whether a mesh may use it for the group of all its ranks, and save another. Not one of the caller's, which nothing
-  /// aborts: what layers send in it would never end where a rank is lost.
+  /// Whether a mesh may use it for the group of all its ranks instead of making another. False for a caller's
+  /// communicator: nothing aborts it, so layers' operations would hang after a rank is lost.
   bool serves_groups() const { return self().link.owned; }
-  /// Large parts of unequal sizes move as they are, by one group of a broadcast or a reduction for each rank. Parts of
-  /// less than `grouped_bytes` are padded, for one collective starts sooner than a group of several. (The limit is an
+  /// Whether unequal parts are moved unpadded, as one group of broadcasts or reductions, one for each rank. Parts of
+  /// less than `grouped_bytes` are padded, because one collective starts faster than a group. (The limit is an
   /// estimate: a link of 100 GB/s moves 64 KiB in less than a microsecond.)
   bool unequal_parts(std::size_t bytes) const { return bytes >= grouped_bytes; }
   static constexpr std::size_t grouped_bytes = std::size_t{64} << 10;
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 
-  /// In the main stream, after what this communicator started before it. A barrier returns when all ranks have called
-  /// it and the GPU has done what was in the main stream before.
+  /// Runs in the main stream, ordered after this communicator's asynchronous operations. A barrier returns when all
+  /// ranks have called it and the GPU has completed the main stream's earlier work.
   void run(const call& c) {
     detail::state& s = self();
     refuse_in_group(c.name());
@@ -93,7 +92,7 @@ class communicator : public verbs<communicator> {
     return detail::pending::started(s.home, op);
   }
 
-  /// Messages started from here on are issued together by `end_group`, as one group of NCCL's. Groups nest.
+  /// Begins a group of messages, which `end_group` issues together as one NCCL group. Groups nest.
   void begin_group() {
     detail::state& s = self();
     if (s.open_groups == 0) s.group = s.begin("group", 0);
@@ -137,7 +136,7 @@ class communicator : public verbs<communicator> {
     return {};
   }
 
-  /// Notes what is in the main stream by now, such as a graph that replays calls, as one operation under the deadline.
+  /// Puts the current work of the main stream, such as a graph that replays calls, under the deadline as one operation.
   /// `name` is a literal.
   void watch(const char* name) {
     detail::state& s = self();
@@ -145,8 +144,8 @@ class communicator : public verbs<communicator> {
     s.home->enqueued(*op, s.home->main);
   }
 
-  /// Has all communicators of its team in this process aborted, and does not wait for that; the other processes find a
-  /// lost peer.
+  /// Requests the abort of all communicators of its team in this process, and returns at once. The other processes find
+  /// a lost peer.
   void abort(const std::string& why) noexcept {
     try {
       self().home->ranks().fail(cat({"rank ", self().home->rank, " called abort: ", why}));
@@ -155,7 +154,7 @@ class communicator : public verbs<communicator> {
     }
   }
 
-  /// Waits until a new communicator is made, and asks it for its ranks.
+  /// Waits until a new communicator is ready, and reads its rank and size.
   static communicator ready(std::shared_ptr<detail::state> s, const op_ptr& op) {
     detail::state& made = *s;
     made.home->add(&made.link);
@@ -170,7 +169,7 @@ class communicator : public verbs<communicator> {
  private:
   detail::state& self() const { return plait::detail::held_by(state_); }
 
-  /// Asks NCCL for an operation.
+  /// Issues an operation to NCCL.
   ncclResult_t ask(const call& c, cudaStream_t stream) const {
     const ncclDataType_t type = detail::type_of(c.type);
     if (c.ragged && c.kind != collective::all_to_all) return for_each_part(c, stream);
@@ -197,11 +196,11 @@ class communicator : public verbs<communicator> {
     return ncclInvalidArgument;
   }
 
-  /// One group of a message to and from every rank.
+  /// Issues one group with a message to and from every rank.
   ncclResult_t exchange(const call& c, cudaStream_t stream) const {
     return grouped([&] {
       ncclResult_t result = ncclSuccess;
-      for (std::size_t step = 0; step < ranks(); ++step) {  // each rank starts with another peer
+      for (std::size_t step = 0; step < ranks(); ++step) {  // ranks start with different peers
         const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks(), even = k * c.count;
         const std::size_t sent = c.ragged ? c.send_counts[k] : c.count, got = c.ragged ? c.receive_counts[k] : c.count;
         const std::size_t from = (c.ragged ? c.send_offsets[k] : even) * size_of(c.type),
@@ -216,7 +215,7 @@ class communicator : public verbs<communicator> {
     });
   }
 
-  /// One group of a call for the part of each rank: a gather's broadcasts, or a scatter's reductions.
+  /// Issues one group with a call for the part of each rank: a gather's broadcasts, or a scatter's reductions.
   ncclResult_t for_each_part(const call& c, cudaStream_t stream) const {
     const ncclDataType_t type = detail::type_of(c.type);
     return grouped([&] {
@@ -277,10 +276,10 @@ class communicator : public verbs<communicator> {
 
 static_assert(plait::communicator<communicator>);
 
-/// Device memory that NCCL moves without copies through its own buffers: allocated by NCCL, and from NCCL 2.27 on
-/// registered as a window of the communicator's symmetric memory, where the hardware has it. It is optional:
-/// collectives take any memory of the GPU. Making it is collective; every rank asks for an equal number of bytes. The
-/// communicator must outlive it. Its end waits for the calls of this communicator and for the main stream.
+/// Device memory that NCCL moves without copies through its own buffers. NCCL allocates it, and from NCCL 2.27 on
+/// registers it as symmetric memory where the hardware supports that. It is optional: collectives take any memory of
+/// the GPU. The constructor is collective, with an equal number of bytes on every rank. The communicator must outlive
+/// it. The destructor waits for this communicator's calls and for the main stream.
 class communication_memory {
  public:
   communication_memory(communicator& comm, std::size_t bytes) : comm_(comm), bytes_(bytes) {
@@ -291,7 +290,7 @@ class communication_memory {
     try {
       window_ = s.register_window(data_, bytes_, NCCL_WIN_COLL_SYMMETRIC);
     } catch (...) {
-      if (s.finish()) ncclMemFree(data_);  // otherwise it is left to calls that may still use it
+      if (s.finish()) ncclMemFree(data_);  // otherwise the memory leaks, because calls may still use it
       throw;
     }
 #endif
@@ -301,7 +300,7 @@ class communication_memory {
   ~communication_memory() {
     if (data_ == nullptr) return;
     detail::state& s = comm_.shared_state();
-    if (!s.finish()) return;  // it is left to what still uses it
+    if (!s.finish()) return;  // leaks it, because calls may still use it
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     if (window_ != nullptr) s.deregister(window_);
 #endif
@@ -310,7 +309,7 @@ class communication_memory {
 
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  /// Whether NCCL has taken it as symmetric memory.
+  /// Whether NCCL has registered it as symmetric memory.
   bool symmetric() const {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     return window_ != nullptr;

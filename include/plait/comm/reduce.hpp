@@ -1,4 +1,4 @@
-// Reductions in the host's memory: several arrays to one, in their order, bf16 summed in float. Test:
+// Reductions of several arrays in the host's memory, in the order of the arrays. bf16 is summed in float. Test:
 // tests/unit/comm/accounting.cpp.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace plait {
 
 namespace detail {
 
-/// One step of a reduction. max and min hand a NaN on, whichever side it comes from; integer sums wrap around.
+/// One step of a reduction. max and min return NaN if either operand is NaN; integer sums wrap around.
 template <reduce_op Op, class T>
 PLAIT_HOST_DEVICE constexpr T reduced(T a, T b) {
   if constexpr (Op == reduce_op::sum && std::is_integral_v<T>) {
@@ -35,8 +35,8 @@ PLAIT_HOST_DEVICE constexpr T reduced(T a, T b) {
   }
 }
 
-// Elements per block. Loops of a constant trip count over restrict pointers are vectorised at -O2 as well, and a block
-// of accumulators stays in the first-level cache.
+// Elements per block. Compilers vectorise loops of a constant trip count over restrict pointers at -O2 too, and a block
+// of accumulators fits into the first-level cache.
 inline constexpr std::size_t reduce_block = 1024;
 
 template <class T, class A>
@@ -68,7 +68,7 @@ inline void combine_block(A* __restrict acc, const T* __restrict a, std::size_t 
   for (; i < n; ++i) acc[i] = reduced<Op>(acc[i], widened(a[i]));
 }
 
-/// acc = (acc op a) op b: the order of two calls with half the passes over the accumulators
+/// acc = (acc op a) op b: equal to two calls, with half as many passes over the accumulators
 template <reduce_op Op, class T, class A>
 inline void combine_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
   std::size_t i = 0;
@@ -87,9 +87,9 @@ inline void store_block(T* __restrict dst, const A* __restrict acc, std::size_t 
   }
 }
 
-/// Reduces elements [begin, end) of `n` sources and gives every finished block to `store(begin, block, count)`. The
-/// order is source 0, 1, ..., n-1 on every rank, so the result depends on nothing but the data. A block is read
-/// from all sources before it is stored: a destination may be one of the sources.
+/// Reduces elements [begin, end) of `n` sources, and passes every finished block to `store(begin, block, count)`. The
+/// order is source 0, 1, ..., n-1 on every rank, so the result depends only on the data. A block is read from all
+/// sources before it is stored, so a destination may be one of the sources.
 template <reduce_op Op, class T, class Source, class Store>
 void reduce_range(int n, const Source& source, std::size_t begin, std::size_t end, const Store& store) {
   alignas(64) arithmetic<T> acc[reduce_block];

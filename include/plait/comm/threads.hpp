@@ -1,5 +1,5 @@
-// The in-process backend: the ranks are threads of one process, which move data in its memory and find a deadlock at
-// once. Test: tests/unit/comm/threads.cpp, tests/unit/comm/threads_errors.cpp.
+// The in-process backend: ranks are threads of one process, and move data through its memory. It detects a deadlock at
+// once and exactly. Test: tests/unit/comm/threads.cpp, tests/unit/comm/threads_errors.cpp.
 #pragma once
 
 #if defined(__linux__)
@@ -36,7 +36,7 @@
 
 namespace plait::threads {
 
-/// Thrown on the ranks that are stopped because of another one; `threads::run` reports the cause instead of it.
+/// Thrown on the ranks that stop because another rank failed; `threads::run` reports the cause instead.
 class stopped : public error {
  public:
   using error::error;
@@ -45,7 +45,7 @@ class stopped : public error {
 namespace detail {
 
 // A futex sleeps and wakes in about half the time of std::atomic::wait, which hashes the address, counts its waiters
-// and spins. (A 1 KB all-reduce on 8 ranks and 2 cores: 6 to 9 against 9 to 17 microseconds.)
+// and spins. (A 1 KB all-reduce on 8 ranks and 2 cores takes 6 to 9 microseconds instead of 9 to 17.)
 inline void sleep_while_zero(std::atomic<std::uint32_t>& word) {
   while (word.load(std::memory_order_acquire) == 0) {
 #if defined(__linux__)
@@ -66,22 +66,22 @@ inline void wake(std::atomic<std::uint32_t>& word) {
 #endif
 }
 
-/// Ranks that share sequence numbers. All members are guarded by the mutex of the run.
+/// Ranks that share sequence numbers. The run's mutex guards all members.
 struct group {
   std::string label;
   std::vector<int> members;           ///< world ranks
   std::vector<operation*> window;     ///< unfinished collectives, at sequence % size (a power of two)
-  std::vector<operation*> unmatched;  ///< messages with one side only, oldest first
+  std::vector<operation*> unmatched;  ///< messages that only one side has posted, oldest first
   std::vector<operation*> idle_collectives, idle_messages;
   std::vector<std::unique_ptr<operation>> store;
 };
 
-/// The state that the ranks of one run share: which of them sleep, which have returned, and why the run ends.
+/// The state that all ranks of one run share: which ranks sleep, which have returned, and the cause of a failure.
 ///
 /// The invariant of exact deadlock detection: `running` counts the ranks that neither sleep nor have returned. A rank
-/// falls asleep under the mutex, after it has seen there that its operation has not moved. A rank that moves an
-/// operation does so under the mutex too, and counts the ranks that it wakes as running before they run. So `running ==
-/// 0` means that no rank can move anything any more, and the rank that makes it so finds it.
+/// goes to sleep under the mutex, after it has seen there that its operation is not ready. A rank that advances an
+/// operation also holds the mutex, and counts the ranks that it wakes as running before they run. So `running == 0`
+/// means that no rank can advance. The rank that sets it to 0 detects the deadlock.
 class run_state {
  public:
   explicit run_state(int ranks)
@@ -94,8 +94,8 @@ class run_state {
   flight_recorder& flight(int rank) { return slot_of(rank).flight; }
   bool failed() const { return failure_.failed(); }
 
-  /// The one place where a rank blocks: until one of the bits `want` of the operation is set. False if the run failed
-  /// first and the operation is not complete (then no other rank will ever touch this rank's buffers).
+  /// Blocks a rank until one of the bits `want` of the operation is set; ranks block nowhere else. Returns false if the
+  /// run failed and the operation is not complete. No other rank will then touch this rank's buffers.
   bool wait(int rank, operation& op, std::uint32_t want, std::uint64_t ticket) {
     for (int i = 0; i < 20; ++i) {
       if ((op.word.load(std::memory_order_acquire) & want) != 0) return true;
@@ -117,11 +117,11 @@ class run_state {
     if ((op.word.load(std::memory_order_acquire) & want) != 0) return true;
     const std::lock_guard lock(mutex_);
     if (!op.complete()) return false;
-    // The run failed while others work on the operation: they finish, and only then may the buffers go.
+    // The run failed while other ranks work on the operation. They finish it before this rank may free its buffers.
     return wait_for_completion(me, op);
   }
 
-  /// Sets `bits` of the operation's word and wakes at most `most` of the ranks asleep for them.
+  /// Sets `bits` of the operation's word, and wakes at most `most` of the ranks that wait for these bits.
   void signal(operation& op, std::uint32_t bits, std::size_t most = ~std::size_t{0}) {
     std::array<slot*, 64> woken;
     std::size_t count = 0;
@@ -142,32 +142,33 @@ class run_state {
         }
       }
     }
-    for (std::size_t i = 0; i < count; ++i) wake(woken[i]->word);  // not under the mutex: they would run into it
+    // after the unlock, or woken ranks would block on the mutex
+    for (std::size_t i = 0; i < count; ++i) wake(woken[i]->word);
   }
 
-  /// How many sleeping ranks are worth waking to share work.
+  /// The most sleeping ranks that are worth waking to share work.
   std::size_t helpers() const { return helpers_; }
 
-  /// The end of every rank, if there was none before. Wakes all; they throw `stopped`.
+  /// Ends all ranks, unless they have failed before. Wakes all; they throw `stopped`.
   void fail(const std::string& why) {
     const std::lock_guard lock(mutex_);
     fail_locked(why + flights());
   }
 
-  /// A mismatch, found while the mutex is held.
+  /// Ends all ranks because of a mismatch. Requires the mutex.
   [[noreturn]] void fail_here(const std::string& why) {
     fail_locked(why + flights());
     throw stopped(why);
   }
 
-  /// A rank is destroying a request while an exception unwinds it: the others must not wait for it. What it died of is
-  /// known only when the exception arrives.
+  /// Ends the other ranks because an exception unwinds `rank`, which destroys a request. The exception's text is known
+  /// later, when the exception leaves the rank's function.
   void fail_by_unwinding(int rank) {
     const std::lock_guard lock(mutex_);
     fail_locked(cat({"rank ", rank, " is leaving by an exception"}), rank);
   }
 
-  /// The rank's function has ended, by `exception` if not null.
+  /// Notes that the rank's function has ended, by `exception` if not null.
   void leave(int rank, std::exception_ptr exception, const std::string& what) {
     const std::lock_guard lock(mutex_);
     slot_of(rank).gone = true;
@@ -179,7 +180,7 @@ class run_state {
     if (running_ == 0 && !failed() && !all_gone()) fail_locked("deadlock: no rank can go on" + situation());
   }
 
-  /// Throws `stopped` on `rank`. With the mutex held.
+  /// Throws `stopped` on `rank`. Requires the mutex.
   [[noreturn]] void throw_stopped(int rank, const std::string& doing) const {
     throw stopped(cat({"rank ", rank, ": ", doing, " was stopped: ", failure_.cause()}));
   }
@@ -203,7 +204,7 @@ class run_state {
   bool all_gone() const {
     return std::all_of(slots_.begin(), slots_.end(), [](const slot& s) { return s.gone; });
   }
-  /// Returns whether there was no failure before. `leaving` as in `failure::fail`.
+  /// Sets the cause of the failure, and returns whether it is the first. `leaving` as in `failure::fail`.
   bool fail_locked(const std::string& why, int leaving = -1) {
     if (!failure_.fail(why, leaving)) return false;
     for (slot& s : slots_) {
@@ -214,7 +215,7 @@ class run_state {
     }
     return true;
   }
-  /// Called with the mutex held, after the run failed; waits without heeding that.
+  /// Waits although the run has failed. Requires the mutex.
   bool wait_for_completion(slot& me, operation& op) {
     while ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
       me.waits_for = &op;
@@ -228,7 +229,7 @@ class run_state {
     return true;
   }
 
-  /// Returns what every rank is doing, one line each.
+  /// Returns the current operation of every rank, one line each.
   std::string situation() {
     std::string out;
     for (int r = 0; r < size(); ++r) {
@@ -272,7 +273,7 @@ class run_state {
   std::exception_ptr exception_;
 };
 
-/// The side of a message that a call is: 0 sends, 1 receives; -1 is a collective.
+/// The side of a call in a message: 0 sends, 1 receives, -1 for a collective.
 inline int side_of(const call& c) { return c.kind == collective::send ? 0 : c.kind == collective::receive ? 1 : -1; }
 
 /// One rank of one group: posts operations, shares their work, and waits for them.
@@ -286,10 +287,10 @@ class member {
   int world_rank() const { return group_->members[static_cast<std::size_t>(rank_)]; }
   const group& storage() const { return *group_; }
   run_state& run() { return *run_; }
-  /// From now on, operations are on the memory of this engine's device; splits inherit it.
+  /// Later operations use the memory of this engine's device; splits inherit it.
   void use(std::shared_ptr<device_engine> engine) { engine_ = std::move(engine); }
   bool on_device() const { return engine_ != nullptr; }
-  /// Refuses memory that the device cannot use; ranks without a device take any.
+  /// Refuses memory that the device cannot use. Ranks without a device take any memory.
   void check_memory(const char* what, const void* in, const void* out) const {
     if (engine_ == nullptr) return;
     if (in != nullptr) engine_->check(what, in);
@@ -297,7 +298,7 @@ class member {
   }
 
   /// Joins the operation of a call; `finish` waits for it. The last rank to join does the work, or opens it to the
-  /// ranks that wait. With `starts`, the operation notes when it is finished.
+  /// waiting ranks. With `starts`, the operation records when it is finished.
   operation* post(const call& c, bool starts = false) {
     check(c, rank(), size());
     check_memory(c.name(), c.in, c.out);
@@ -315,13 +316,13 @@ class member {
     return here.op;
   }
 
-  /// An operation that this rank has joined, and whether it was the last to do so.
+  /// An operation that this rank has joined, and whether it joined last.
   struct joined {
     operation* op;
     bool last;
   };
-  /// Joins the collective that is next in this rank's sequence or, with a `side` as in `side_of`, a message to or from
-  /// `peer`. `fill` writes the rank's part.
+  /// Joins the next collective in this rank's sequence or, with a `side` as in `side_of`, a message to or from `peer`.
+  /// `fill` writes the rank's part.
   joined join(signature s, int side, int peer, std::uint64_t bytes, function_ref<void(part&)> fill) {
     const bool message = side >= 0;
     std::uint64_t& sequence = message ? messages_ : sequence_;
@@ -344,7 +345,7 @@ class member {
     return {op, last};
   }
 
-  /// Does the work of an operation that all have joined: the last of them calls it.
+  /// Does the work of an operation that all ranks have joined. The last rank to join calls it.
   void execute(operation& op) {
     if (op.what.on_device) return execute_on_device(op);
     const work w(op);
@@ -360,7 +361,7 @@ class member {
     help(op);
   }
 
-  /// Waits for the operation, sharing its work, and leaves it. `side` as in `side_of`.
+  /// Waits for the operation, shares its work, and leaves it. `side` as in `side_of`.
   void finish(operation* op, int side = -1) {
     wait(*op, side);
     if (engine_ != nullptr) leave(*op);
@@ -385,7 +386,7 @@ class member {
     return out;
   }
 
-  /// Whether finish would not block.
+  /// Whether `finish` would not block.
   bool done(operation& op) {
     if ((op.word.load(std::memory_order_acquire) & operation::finished) != 0) {
       if (engine_ == nullptr || op.broken || engine_->reached(op)) return true;
@@ -400,12 +401,12 @@ class member {
     return false;
   }
 
-  /// finish, when an error cannot be thrown.
+  /// Finishes without throwing, for destructors.
   void drop(operation* op, int side) noexcept {
     try {
       if (std::uncaught_exceptions() > 0) run_->fail_by_unwinding(world_rank());
       finish(op, side);
-    } catch (const stopped&) {  // the run has failed: every later operation, and threads::run, throws the reason
+    } catch (const stopped&) {  // later operations and threads::run throw the cause
     }
   }
 
@@ -427,7 +428,7 @@ class member {
     run_->flight(world_rank()).mark(ticket, flight_recorder::state::completed);
   }
 
-  /// The last rank to leave puts the operation back.
+  /// Counts a rank that leaves the operation; the last one returns it for reuse.
   void release(operation& op) {
     if (op.left.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<int>(op.parts.size())) return;
     const std::lock_guard lock(run_->mutex());
@@ -455,7 +456,7 @@ class member {
     if (window.empty()) window.resize(8);
     operation*& place = window[sequence_ & (window.size() - 1)];
     if (place != nullptr && place->sequence == sequence_) return place;
-    if (place != nullptr) {  // a rank is further ahead than the window is long
+    if (place != nullptr) {  // a rank is ahead by more than the window's length
       widen_window();
       return find_or_begin(s);
     }
@@ -464,7 +465,7 @@ class member {
     place->begin(s, sequence_, group_.get());
     return place;
   }
-  /// The oldest message of this sender, receiver and tag that lacks this side, or a new one.
+  /// Returns the oldest message of this sender, receiver and tag that lacks this side, or a new one.
   operation* find_or_begin_message(const signature& s, int side, int peer) {
     const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
     auto& open = group_->unmatched;
@@ -491,7 +492,7 @@ class member {
     }
     group_->window.swap(wider);
   }
-  /// A device that refuses the work ends all ranks. The ranks that wait for the operation must learn it first.
+  /// If the device refuses the work, all ranks end. The ranks that wait for the operation are notified first.
   void execute_on_device(operation& op) {
     try {
       engine_->run(op);
@@ -529,7 +530,7 @@ class member {
     if (op.started()) op.through = comm_clock();
     run_->signal(op, operation::finished);
   }
-  /// With the mutex held, by the last rank of a split.
+  /// Makes the subgroups of a split; the last rank calls it. Requires the mutex.
   void make_children(operation& op) {
     std::vector<std::size_t> order(op.parts.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -554,7 +555,7 @@ class member {
     }
   }
 
-  // Errors, with the mutex held.
+  // Errors. All these functions require the mutex.
   [[noreturn]] void stop(const std::string& doing) const { run_->throw_stopped(world_rank(), doing); }
   [[noreturn]] void mismatch(const operation& op, const signature& s) const {
     std::size_t other = 0;
@@ -569,7 +570,7 @@ class member {
                          " sends ", sent.count, " ", plait::name_of(sent.type), ", but rank ", op.world_ranks[1],
                          " receives ", received.count, " ", plait::name_of(received.type)}));
   }
-  /// A ragged call: what this rank sends and expects, compared with the ranks that are here already.
+  /// Compares the counts of a ragged call, sent and received, with those of the ranks that have joined before.
   void check_pairs(const operation& op) const {
     const auto me = static_cast<std::size_t>(rank_);
     const part& mine = op.parts[me];
@@ -593,7 +594,7 @@ class member {
   int rank_;
   std::uint64_t sequence_ = 0;
   std::uint64_t messages_ = 0;
-  std::shared_ptr<device_engine> engine_;  ///< null: the memory is the host's
+  std::shared_ptr<device_engine> engine_;  ///< null: the host's memory is used
 };
 
 template <int Side>
@@ -607,12 +608,12 @@ inline constexpr request_ops request_table = {
 
 }  // namespace detail
 
-/// A rank's handle of a group of threads of this process; see communicator.hpp for what the operations mean.
+/// A rank's handle of a group of threads of this process; communicator.hpp documents the operations.
 ///
-/// Reductions are in the order of the ranks, so they give equal bits on every rank and in every run. A send waits for
-/// its receive (there is no buffering). Errors, each ending all ranks of the run:
+/// Reductions add in the order of the ranks, so they give equal bits on every rank and in every run. A send blocks
+/// until its receive (there is no buffering). These errors end all ranks of the run:
 ///   - ranks of a group call different operations, counts, dtypes, ops or roots at the same place of the sequence;
-///   - no rank can go on (a deadlock, found exactly and at once, which includes ranks that have returned);
+///   - all ranks wait or have returned (a deadlock, detected exactly and at once);
 ///   - a rank throws or calls abort.
 class communicator : public verbs<communicator> {
  public:
@@ -622,21 +623,21 @@ class communicator : public verbs<communicator> {
   explicit operator bool() const { return member_ != nullptr; }
   int rank() const { return self().rank(); }
   int size() const { return self().size(); }
-  /// Rank among all threads of the run.
+  /// The rank among all threads of the run.
   int world_rank() const { return self().world_rank(); }
   const std::string& label() const { return self().storage().label; }
-  /// Whether calls return before a device has done what they ask for.
+  /// Whether calls return before the device has completed them.
   bool enqueues() const { return self().on_device(); }
   bool unequal_parts(std::size_t) const { return true; }
 
   void run(const call& c);
   [[nodiscard]] request start(const call& c);
 
-  /// Collective. The label names the subgroup in messages; without one it is the parent's, a dot and the color.
+  /// Collective. The label names the subgroup in messages; the default is the parent's label, a dot and the color.
   communicator split(int color, int key, std::string_view label = {});
 
-  /// Returns these ranks on the memory of each rank's device. Collective. The streams that `engine` uses must outlive
-  /// it.
+  /// Returns a communicator of these ranks on the memory of each rank's device. Collective. The streams of `engine`
+  /// must outlive it.
   communicator on(std::shared_ptr<device_engine> engine);
 
   void abort(const std::string& why) noexcept;
@@ -655,9 +656,9 @@ void run_ranks(int ranks, const std::function<void(communicator&)>& body);
 
 }  // namespace detail
 
-/// Runs `body(communicator)` on `ranks` threads and returns when all have ended. The first error of any rank ends them
-/// all. It is thrown here as a plait::error that names the rank and what every rank did last. The rank's own exception
-/// is nested in it.
+/// Runs `body(communicator)` on `ranks` threads, and returns when all have ended. The first error of any rank ends them
+/// all. It is thrown here as a plait::error that names the rank and the last operations of every rank. The rank's own
+/// exception is nested in it.
 template <class F>
 void run(int ranks, F&& body) {
   detail::run_ranks(ranks, [&body](communicator& comm) { body(comm); });

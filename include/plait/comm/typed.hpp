@@ -1,5 +1,5 @@
-// Single collectives on the caller's own pointers, with the specs before and after in the types: a wrong one does not
-// compile, a right one is the raw call (tests/codegen). For a way of several steps use tensor/redistribution.hpp.
+// Single collectives on the caller's own pointers, with the specs before and after in the types. A wrong collective
+// does not compile; a right one is the raw call (tests/codegen). For several steps use tensor/redistribution.hpp.
 #pragma once
 
 #include <concepts>
@@ -21,7 +21,7 @@ struct plan_between {
   static constexpr verdict value = steps.verdict;
 };
 
-/// Whether a step runs over `axes`. A reduction in place does not care for their order; parts of a dim lie in it.
+/// Whether a step runs over `axes`. Their order matters for parts of a dim, and not for reductions in place.
 constexpr bool runs_over(const redistribution_step& s, const axis_list& axes) {
   if (s.kind != transition_kind::all_reduce) return s.axes == axes;
   for (axis_id axis : s.axes)
@@ -29,7 +29,7 @@ constexpr bool runs_over(const redistribution_step& s, const axis_list& axes) {
   return s.axes.size() == axes.size();
 }
 
-/// Refuses to compile unless the plan from `From` to `To` is one collective of kind `Kind` over `Axes`, of whole
+/// Refuses to compile unless the plan from `From` to `To` is one collective of kind `Kind` over `Axes`, on whole
 /// blocks.
 template <transition_kind Kind, spec_like From, spec_like To, axis_like... Axes>
 constexpr bool is_one_collective() {
@@ -70,9 +70,9 @@ constexpr bool is_equal_over() {
 
 }  // namespace detail
 
-/// A communicator together with the axes it spans, the first one major; it refers to the communicator and owns nothing.
-/// Each collective is admitted where it is exactly the way between the two specs. It is then the communicator's own
-/// call with equal arguments: the types cost nothing. Sums only, since a partial value is a pending sum.
+/// A non-owning reference to a communicator, with the axes that it spans (the first one major). A collective compiles
+/// if it is the whole plan between the two specs. It is then the communicator's own call with equal arguments, without
+/// overhead. Reductions are sums, because a partial value is a pending sum.
 ///
 ///     using product = spec<shard<batch, dp>, hidden, partial<tp>>;     // of a row-parallel weight
 ///     using rows    = spec<shard<batch, dp>, hidden, invariant<tp>>;
@@ -87,8 +87,8 @@ class typed_group {
 
   constexpr Comm& communicator() const { return *comm_; }
 
-  /// Partial to replicated or invariant; `in` and `out` may be one array. This and what follows throws where `in` and
-  /// `out` were made for other sizes.
+  /// Partial to replicated or invariant; `in` and `out` may be one array. This function and the following ones throw if
+  /// `in` and `out` were made for different sizes.
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T>
   part<T, To> all_reduce(const part<In, From>& in, const part<T, To>& out) const {
@@ -97,7 +97,7 @@ class typed_group {
     comm_->all_reduce(in.unchecked(), out.unchecked(), count(in), dtype_of<T>, reduce_op::sum);
     return out;
   }
-  /// Does so in place: `x` has spec `To` afterwards.
+  /// Does the same in place: `x` has spec `To` afterwards.
   template <spec_like To, class T, spec_like From>
   part<T, To> all_reduce(const part<T, From>& x) const {
     static_assert(detail::is_one_collective<transition_kind::all_reduce, From, To, Axes...>());
@@ -125,8 +125,8 @@ class typed_group {
     return out;
   }
 
-  /// A message between two ranks of the group, which stand for two stages: both lie on the mesh without this axis, so
-  /// neither spec may mention it. `peer`: the other's rank in the group.
+  /// A message between two ranks of the group, as between two stages. Both stages lie on the mesh without this axis, so
+  /// the spec may not mention it. `peer`: the other rank in the group.
   template <class T, spec_like Spec>
   void send(const part<T, Spec>& x, int peer, int tag = 0) const {
     static_assert(detail::is_one_stage<Spec, Axes...>());
@@ -138,7 +138,7 @@ class typed_group {
     comm_->receive(x.unchecked(), count(x), dtype_of<T>, peer, tag);
     return x;
   }
-  /// The root's numbers for all ranks of the group, in which the value is then equal: invariant or replicated.
+  /// Copies the root's numbers to all ranks of the group. The value is then equal on them: invariant or replicated.
   template <class T, spec_like Spec>
   part<T, Spec> broadcast(const part<T, Spec>& x, int root) const {
     static_assert(detail::is_equal_over<Spec, Axes...>());
@@ -155,7 +155,7 @@ class typed_group {
   Comm* comm_;
 };
 
-/// The group of a world's rank over `Axes`; valid as long as the world.
+/// The group over `Axes` of the world's rank. It is valid as long as the world.
 template <axis_like... Axes, class World>
   requires(sizeof...(Axes) > 0)
 auto group_over(World& ranks) {

@@ -1,5 +1,5 @@
-// Which values a rank has noted for a comparison with other ranks, and when. Digests compare the values that types call
-// equal on ranks. tensor/check_values.hpp notes and compares them.
+// The values that a rank notes for comparison with other ranks, and the steps in which ranks compare them. They compare
+// digests of values that types call equal. tensor/check_values.hpp notes and compares them.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,10 @@
 
 namespace plait {
 
-/// In which steps the values that types call equal on ranks are compared over those ranks: seeds, sizes and numbers of
-/// the optimizer, tokens, what layers take at their boundaries, parameters, reduced gradients and moments. The default
-/// is `first`.
+/// In which steps ranks compare the values that types call equal: seeds, sizes and the optimizer's numbers, tokens,
+/// layers' boundary values, parameters, reduced gradients and moments. The default is `first`.
 struct value_check {
-  /// Every n-th step, the first included. Throws unless n is at least 1.
+  /// Every n-th step, from the first. Throws unless n is at least 1.
   static value_check every(std::int64_t n) {
     if (n < 1) fail({"value_check::every(", n, "): legal is 1 or more; value_check::off compares nothing"});
     return {n};
@@ -29,8 +28,8 @@ struct value_check {
   static const value_check off;     ///< nothing
   static const value_check first;   ///< the first step, and the first after a call of `value_checks::arm`
 
-  /// Returns this check, where differences up to `relative` times a value's norm are no error: for ranks on unlike
-  /// processors, which round otherwise.
+  /// Returns this check with a tolerance: differences up to `relative` times a value's norm are no error. It is for
+  /// ranks whose processors round differently.
   value_check within(double relative) const {
     if (!(relative >= 0 && relative < 1))
       fail({"value_check::within(", relative, "): legal is at least 0 and below 1"});
@@ -44,22 +43,22 @@ struct value_check {
 };
 inline constexpr value_check value_check::always{1, 0}, value_check::off{-1, 0}, value_check::first{0, 0};
 
-/// A value that a rank has noted.
+/// A value that a rank has noted for comparison.
 struct noted_value {
   std::string name;         ///< such as "the input of up"
-  std::uint32_t equal = 0;  ///< a bit for each axis of the mesh along which all ranks must hold equal values
-  std::uint32_t terms = 0;  ///< and for each along which ranks hold terms of a sum
+  std::uint32_t equal = 0;  ///< one bit for each mesh axis along which all ranks must hold equal values
+  std::uint32_t terms = 0;  ///< one bit for each mesh axis along which ranks hold terms of a sum
   std::int64_t size = 0;    ///< elements on this rank
-  std::int64_t slot = -1;   ///< of its digest in the device's memory; negative: `digest` is it
+  std::int64_t slot = -1;   ///< place of its digest in the device's memory; negative: `digest` has it
   kernels::value_digest digest{};
 };
 
-/// The values of one rank of a world that wait for a comparison. A step is what lies between two calls of `begin_step`.
+/// The noted values of one rank of a world. A step is the time between two calls of `begin_step`.
 class value_checks {
  public:
-  /// Values that are noted between two comparisons, beyond which no more are.
+  /// The most values that are noted between two comparisons; further ones are ignored.
   static constexpr std::size_t most_values = 1 << 16;
-  /// Digests of one block of a device's memory.
+  /// Digests per block of a device's memory.
   static constexpr std::size_t block = 1024;
 
   void set(value_check how) {
@@ -67,7 +66,7 @@ class value_checks {
     turn();
   }
   const value_check& how() const { return how_; }
-  /// As long as this lives, nothing is noted and compared: for passes that ranks make differently often.
+  /// While this object lives, nothing is noted or compared. It is for passes that ranks run different numbers of times.
   class pause {
    public:
     explicit pause(value_checks& checks) : checks_(checks), was_(std::exchange(checks.on_, false)) {}
@@ -81,14 +80,14 @@ class value_checks {
   };
   /// Whether values of this step are noted.
   bool on() const { return on_; }
-  /// Something was changed, such as by a load: values of the next whole step are compared again.
+  /// Compares values of the next whole step again, because something was changed, such as by a load.
   void arm() {
     armed_until_ = step_ + 1;
     turn();
   }
-  /// A reduction of gradients has begun: what begins next is another step.
+  /// Notes that a reduction of gradients has begun. The next call of `begin_step` then begins another step.
   void note_reduction() { reduced_ = true; }
-  /// The next step begins, if gradients were reduced in this one. The values of this one have been compared.
+  /// Begins the next step if gradients were reduced in this one. Values of this step have been compared.
   void begin_step() {
     if (step_ > 0 && !std::exchange(reduced_, false)) return;
     ++step_;
@@ -100,14 +99,14 @@ class value_checks {
     if (values_.size() < most_values) values_.push_back(std::move(value));
   }
   const std::vector<noted_value>& values() const { return values_; }
-  /// Returns whether `what` is met for the first time since the last comparison.
+  /// Returns whether `what` occurs for the first time since the last comparison.
   bool first_time(const void* what) {
     for (const void* seen : met_)
       if (seen == what) return false;
     met_.push_back(what);
     return true;
   }
-  /// Returns the next digest and its number. `make()` allocates blocks of them in a device's memory, and the device
+  /// Returns the next digest and its number. `make()` allocates a block of them in the device's memory. The device
   /// keeps the blocks as long as it lives.
   template <class Make>
   std::pair<std::int64_t, kernels::value_digest*> next_slot(Make&& make) {
@@ -115,7 +114,7 @@ class value_checks {
     if (at / block == blocks_.size()) blocks_.push_back(make());
     return {static_cast<std::int64_t>(at), blocks_[at / block] + at % block};
   }
-  /// Calls f(digests, count) for each block, whose digests are then free.
+  /// Calls f(digests, count) for each block. Its digests are free afterwards.
   template <class F>
   void take_blocks(F&& f) {
     for (std::size_t at = 0; at < slots_; at += block) f(blocks_[at / block], std::min(block, slots_ - at));
@@ -126,7 +125,7 @@ class value_checks {
     met_.clear();
     return std::exchange(values_, {});
   }
-  /// A hash of the last context that was compared, whose comparison is not made again.
+  /// The hash of the last compared context. An unchanged context is not compared again.
   std::uint64_t& context() { return context_; }
 
  private:

@@ -1,6 +1,6 @@
-// The ways of a rank to its first NCCL communicator: from the launcher's environment, in the threads of one process, or
-// from a communicator of the caller's. From MPI it is comm/launch/nccl_mpi.hpp; a whole mesh on an existing
-// `ncclComm_t` is tensor/nccl_attach.hpp.
+// Makes a rank's first NCCL communicator: from the launcher's environment, in threads of one process, or from a
+// caller's communicator. comm/launch/nccl_mpi.hpp makes it from MPI; tensor/nccl_attach.hpp makes a whole mesh on an
+// existing `ncclComm_t`.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,13 @@
 
 namespace plait::nccl::detail {
 
-// The memory that `nccl::options::registered_bytes` asks for: NCCL allocates it, and the device serves from it the
-// buffers that collectives read and write. Each communicator of the rank registers it (comm/nccl/state.hpp). For single
-// arrays of the caller's there is `communication_memory`. Test: tests/cuda/comm/comm_nccl_memory.cpp.
+// The memory that `nccl::options::registered_bytes` sets: NCCL allocates it, and the device uses it for the buffers of
+// collectives. Each communicator of the rank registers it (comm/nccl/state.hpp). Use `communication_memory` for single
+// arrays of the caller. Test: tests/cuda/comm/comm_nccl_memory.cpp.
 
-/// Allocates what `settings` ask for, none by default, and gives it to the device; a device that has it from an earlier
-/// communicator keeps it. Throws `plait::error` where NCCL has no windows, or the device has another number of bytes.
+/// Allocates the memory that `settings` set, none by default, and gives it to the device. A device keeps such memory
+/// from an earlier communicator. Throws `plait::error` if NCCL has no windows, or if the device's memory has another
+/// size.
 inline registered_memory memory_for_collectives([[maybe_unused]] cuda& device, const options& settings) {
   if (settings.registered_bytes == 0) return {};
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -100,15 +101,15 @@ inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& 
 
 }  // namespace detail
 
-/// The communicator of `size` processes that share `id`, which one of them made by `new_id()`; one process for each
-/// GPU. It works on the device's streams; the device must outlive it. Throws `plait::error` when a rank does not come
-/// within the deadline.
+/// The communicator of `size` processes that share `id`, with one process for each GPU. One process makes the id by
+/// `new_id()`. It works on the device's streams; the device must outlive it. Throws `plait::error` if a rank does not
+/// connect within the deadline.
 inline communicator connect(cuda& device, const ncclUniqueId& id, int rank, int size, const options& settings = {}) {
   return detail::connect(std::make_shared<detail::team>(), device, id, rank, size, settings);
 }
 
-/// The communicator of all processes that torchrun or srun has started: see `place_from` for the variables, and
-/// `launch_place::local_rank` for the device to choose.
+/// The communicator of all processes that torchrun or srun has started. `place_from` documents the variables;
+/// `launch_place::local_rank` is the device to choose.
 inline communicator from_environment(cuda& device, const options& settings = {}) {
   const launch_place here = place_from_environment();
   std::string bytes(sizeof(ncclUniqueId), '\0');
@@ -123,24 +124,24 @@ inline communicator from_environment(cuda& device, const options& settings = {})
   return connect(device, id, here.rank, here.size, settings);
 }
 
-/// A communicator of the caller's, the stream it works on, and one for started operations (null: one of plait's own).
-/// None of them is destroyed or aborted here; the communicator must not be used for other things meanwhile. Its splits
-/// are plait's. The calling thread's GPU must be the communicator's.
+/// Uses a caller's communicator, with a stream for its calls and one for asynchronous operations (null: plait makes
+/// one). None of them is destroyed or aborted here. Meanwhile the communicator must not be used for other things. plait
+/// owns its splits. The calling thread's current GPU must be the communicator's.
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings = {},
                            std::string_view label = "attached", cudaStream_t side = nullptr) {
   if (settings.registered_bytes != 0) fail("nccl::attach: options::registered_bytes needs a device to serve from it");
   return detail::attach(comm, stream, settings, label, side, {}, {});
 }
-/// As above, on the device's streams.
+/// This overload uses the device's streams.
 inline communicator attach(ncclComm_t comm, cuda& device, const options& settings = {},
                            std::string_view label = "attached") {
   return detail::attach(comm, device.main_stream().handle(), settings, label, device.side_stream().handle(),
                         detail::memory_for_collectives(device, settings), [&device] { device.make_room(); });
 }
 
-/// Runs `body(communicator, device)` in one thread for each of `devices` (indices of CUDA's) and returns when all have
-/// ended. The first error ends them all and is thrown here as a plait::error that names its rank. The rank's own
-/// exception is nested in it.
+/// Runs `body(communicator, device)` in one thread for each of `devices` (CUDA's indices), and returns when all have
+/// ended. The first error ends them all. It is thrown here as a plait::error that names its rank, with the rank's own
+/// exception nested in it.
 template <class F>
 void run(const std::vector<int>& devices, const cuda::options& device_options, const options& settings, F&& body) {
   if (devices.empty()) fail("nccl::run: devices is empty; at least 1 is needed");
@@ -157,12 +158,12 @@ void run(const std::vector<int>& devices, const cuda::options& device_options, c
     try {
       cuda::options chosen = device_options;
       chosen.device = devices[static_cast<std::size_t>(rank)];
-      if (chosen.peers.empty()) chosen.peers = devices;  // NCCL reads the buffers of this process's other GPUs
+      if (chosen.peers.empty()) chosen.peers = devices;  // NCCL accesses buffers on the other GPUs of this process
       cuda device(chosen);
       communicator comm = detail::connect(team, device, id, rank, static_cast<int>(devices.size()), settings);
       try {
         body(comm, device);
-      } catch (...) {  // while the communicators are still there to be aborted
+      } catch (...) {  // report the error while the communicators can still be aborted
         report(rank);
       }
     } catch (...) {

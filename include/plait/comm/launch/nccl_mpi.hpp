@@ -1,5 +1,5 @@
-// NCCL communicators for processes that MPI has started. MPI carries NCCL's id and tells which processes share a host;
-// no tensor goes through it.
+// NCCL communicators for processes that MPI has started. MPI carries NCCL's id, and finds the processes of each host;
+// tensors go through NCCL only.
 #pragma once
 
 #include <mpi.h>
@@ -10,7 +10,7 @@
 
 namespace plait::nccl {
 
-/// This process's index among the processes of its host: the GPU to choose. Collective.
+/// Returns the index of this process among those of its host, which is the GPU to choose. Collective.
 inline int local_rank(const mpi::communicator& ranks) {
   MPI_Comm host = MPI_COMM_NULL;
   mpi::detail::check(MPI_Comm_split_type(ranks.get(), MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
@@ -21,7 +21,7 @@ inline int local_rank(const mpi::communicator& ranks) {
   return rank;
 }
 
-/// The NCCL communicator of the processes of `ranks`. MPI carries its id and is not needed after that. Collective.
+/// Returns the NCCL communicator of the processes of `ranks`. It needs MPI only to share the id. Collective.
 inline communicator from_mpi(mpi::communicator& ranks, cuda& device, const options& settings = {}) {
   ncclUniqueId id{};
   if (ranks.rank() == 0) id = new_id();

@@ -1,5 +1,5 @@
-// How a process of torchrun or Slurm finds its place, and how all of them get some bytes of rank 0 over TCP. It needs
-// no NCCL, whose id they are. Test: tests/unit/comm/nccl_rendezvous.cpp.
+// How a process under torchrun or Slurm finds its rank, and how all processes get some bytes of rank 0 over TCP. The
+// bytes are NCCL's id; this header does not need NCCL. Test: tests/unit/comm/nccl_rendezvous.cpp.
 #pragma once
 
 #include <arpa/inet.h>
@@ -36,15 +36,15 @@
 
 namespace plait::nccl {
 
-/// A process among the processes that a launcher has started, and where its rank 0 is met.
+/// A process among those that a launcher has started, and the address where rank 0 listens.
 struct launch_place {
   int rank = 0;
   int size = 1;
   int local_rank = 0;   ///< among the processes of this host: the index of its GPU
-  std::string address;  ///< of the host of rank 0: a name or an address
-  int port = 0;         ///< where rank 0 listens
-  std::string token{};  ///< what the job's processes know and others do not: rank 0 turns away who lacks it
-  std::string bind{};   ///< the address that rank 0 listens on; empty: all, or the loopback where `address` is that
+  std::string address;  ///< host of rank 0: a name or an address
+  int port = 0;         ///< port on which rank 0 listens
+  std::string token{};  ///< a secret of the job: rank 0 refuses connections without it
+  std::string bind{};   ///< address on which rank 0 listens; empty: all, or loopback if `address` is loopback
 };
 
 namespace detail {
@@ -52,7 +52,7 @@ namespace detail {
 inline constexpr int any_number = std::numeric_limits<int>::max();
 inline constexpr std::size_t most_token_bytes = 200;
 
-/// Returns the number in an environment variable; `who` is what sets it.
+/// Returns the number in an environment variable. `who` is the program that sets the variable.
 template <class Get>
 int number_in(const Get& get, const char* name, const char* who, int least, int most) {
   const char* const text = get(name);
@@ -85,7 +85,7 @@ inline std::string first_host(std::string_view list) {
   return host;
 }
 
-/// The name of the job and its secret; no process of another job has both.
+/// The name of the job and its secret. No process of another job has both.
 template <class Get>
 std::string token_in(const Get& get) {
   const auto value = [&](const char* name) {
@@ -113,17 +113,16 @@ std::string token_in(const Get& get) {
 
 }  // namespace detail
 
-/// Reads the environment, where `get(name)` is a variable's value or null: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
-/// and MASTER_PORT, as torchrun sets them; otherwise SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID. Under Slurm, rank
-/// 0's host is MASTER_ADDR or the first of the step's node list. The port is MASTER_PORT or made from the job's number,
-/// so that two jobs on a host do not meet. The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's job and step)
-/// and the secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where rank 0
-/// listens. Throws `plait::error` that names the variable that is missing or malformed.
+/// Reads the environment; `get(name)` is a variable's value or null. It reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+/// and MASTER_PORT, as torchrun sets them, else SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID. Under Slurm, rank 0's
+/// host is MASTER_ADDR or the first of the step's node list. The port is MASTER_PORT, or is derived from the job's
+/// number, so that two jobs on a host use different ports. The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's
+/// job and step) and the secret in PLAIT_TOKEN, or in the file that PLAIT_TOKEN_FILE names. PLAIT_BIND_ADDRESS is the
+/// address on which rank 0 listens. Throws `plait::error` that names a missing or malformed variable.
 ///
-/// PLAIT_PORT, where it is set, is the port, however the processes were started: a program in which torch.distributed,
-/// or a store of its own, listens on MASTER_PORT sets it to another free port of rank 0's host. It is equal on all
-/// ranks. Where TORCHELASTIC_USE_AGENT_STORE is "True", torchrun's agent listens on MASTER_PORT itself, and the next
-/// port is used.
+/// If PLAIT_PORT is set, it is the port, under every launcher. Set it to a free port of rank 0's host if
+/// torch.distributed, or a store of the program, listens on MASTER_PORT. It must be equal on all ranks. If
+/// TORCHELASTIC_USE_AGENT_STORE is "True", torchrun's agent listens on MASTER_PORT, and the next port is used.
 template <class Get>
 launch_place place_from(const Get& get) {
   launch_place out;
@@ -167,7 +166,7 @@ launch_place place_from(const Get& get) {
   return out;
 }
 
-/// Reads this process's environment.
+/// Reads the environment of this process.
 inline launch_place place_from_environment() {
   return place_from([](const char* name) { return std::getenv(name); });
 }
@@ -176,7 +175,7 @@ inline launch_place place_from_environment() {
 
 namespace plait::nccl::detail {
 
-/// Owns a socket, which does not block.
+/// Owns a non-blocking socket.
 class tcp_socket {
  public:
   tcp_socket() = default;
@@ -194,7 +193,7 @@ class tcp_socket {
   explicit operator bool() const { return handle_ >= 0; }
   int get() const { return handle_; }
 
-  /// Until the socket can be read (or written), or the time is up; false then.
+  /// Waits until the socket can be read (or written). Returns false after the time limit.
   bool ready(short events, double until) const {
     for (;;) {
       const double left = until - comm_clock();
@@ -215,7 +214,7 @@ class tcp_socket {
   }
 
  private:
-  /// Calls `some(done)`, which returns how many bytes more it has moved, until all are.
+  /// Calls `some(done)`, which moves more bytes and returns their number, until all bytes are moved.
   template <class Some>
   bool all_of(std::size_t bytes, short events, double until, const Some& some) const {
     for (std::size_t done = 0; done < bytes;) {
@@ -233,8 +232,9 @@ inline constexpr const char* free_port_hint =
     "choose a free port by PLAIT_PORT, the same for all ranks (MASTER_PORT is torch.distributed's own where that has "
     "made a process group by env://)";
 
-/// Returns the first socket of an address of `host` for which `open(socket, address)` returns 0. Otherwise it is empty,
-/// and `problem` has the reason: that of the name, or the system's error that `open` returns.
+/// Returns the first socket of an address of `host` for which `open(socket, address)` returns 0. Otherwise returns an
+/// empty socket, and `problem` has the reason: the error of the name's resolution, or the system error that `open`
+/// returned.
 template <class Open>
 tcp_socket first_socket(const std::string& host, int port, int flags, std::string& problem, const Open& open) {
   addrinfo wanted{}, *first = nullptr;
@@ -252,7 +252,7 @@ tcp_socket first_socket(const std::string& host, int port, int flags, std::strin
   return {};
 }
 
-/// Listens on `address` of this host, or on all addresses where it is empty. The address "::" takes what comes by IPv4,
+/// Listens on `address` of this host, or on all addresses if it is empty. The address "::" accepts IPv4 connections
 /// too.
 inline tcp_socket listener(int port, const std::string& address = "") {
   std::string problem;
@@ -264,13 +264,13 @@ inline tcp_socket listener(int port, const std::string& address = "") {
       return ::bind(s.get(), a.ai_addr, a.ai_addrlen) == 0 && ::listen(s.get(), 1024) == 0 ? 0 : errno;
     });
     if (listening) return listening;
-    if (problem == std::strerror(EADDRINUSE)) break;  // else without IPv6, where the host has none
+    if (problem == std::strerror(EADDRINUSE)) break;  // otherwise try IPv4, for hosts without IPv6
   }
   fail({"nccl: rank 0 cannot listen on port ", port, address.empty() ? "" : " of ", address, ": ", problem, "; ",
         free_port_hint, address.empty() ? "" : ", or an address of rank 0's host by PLAIT_BIND_ADDRESS"});
 }
 
-/// Whether an address that the name stands for is one of this host's. The addresses of forwarding services are not.
+/// Whether the name resolves to an address of this host. Addresses of forwarding services do not count.
 inline bool is_of_this_host(const std::string& address) {
   std::string ignored;
   return static_cast<bool>(first_socket(address, 0, 0, ignored, [](const tcp_socket& s, const addrinfo& a) {
@@ -278,7 +278,7 @@ inline bool is_of_this_host(const std::string& address) {
   }));
 }
 
-/// A connection, or an empty socket and the reason in `problem`.
+/// Returns a connection, or an empty socket with the reason in `problem`.
 inline tcp_socket connected(const std::string& address, int port, double until, std::string& problem) {
   return first_socket(address, port, 0, problem, [&](const tcp_socket& s, const addrinfo& a) {
     int status = ::connect(s.get(), a.ai_addr, a.ai_addrlen) == 0 ? 0 : errno;
@@ -290,19 +290,18 @@ inline tcp_socket connected(const std::string& address, int port, double until, 
   });
 }
 
-// A greeting: "plaitid2", rank, size and the length of the token as 4 bytes each, most significant first, and the
-// token; the answer: 1 or 0 for yes or no, the length, and the bytes or the reason. The token is not encrypted: it
-// keeps out a process that can reach the port, but not one that reads the network.
+// A greeting has "plaitid2", then rank, size and the token's length as 4 bytes each, most significant first, then the
+// token. The answer has 1 for yes or 0 for no, the length, and the bytes or the reason. The token is not encrypted: it
+// keeps out processes that can reach the port, but not those that read the network.
 inline constexpr std::string_view hello_magic = "plaitid2";
 inline constexpr std::size_t hello_head = 20;
 inline constexpr std::size_t longest_answer = 1 << 16;
-inline constexpr double refusal_grace =
-    3;  ///< seconds in which rank 0 still answers, with the reason, after it has given up
+inline constexpr double refusal_grace = 3;  ///< seconds during which rank 0 answers with the reason after a failure
 
-/// Bounds of what unknown connections take from rank 0.
+/// Limits on the resources of rank 0 that unknown connections can use.
 struct connection_limits {
-  std::size_t most = 256;  ///< connections without a greeting yet; the oldest makes room for the next
-  double seconds = 5;      ///< until a connection must have sent its greeting
+  std::size_t most = 256;  ///< connections that have sent no greeting; a new one replaces the oldest
+  double seconds = 5;      ///< time limit for a connection's greeting
 };
 
 inline std::string word_of(std::size_t value) {
@@ -322,7 +321,7 @@ inline std::string hello_of(const launch_place& here) {
   return cat({hello_magic, word_of(static_cast<std::size_t>(here.rank)), word_of(static_cast<std::size_t>(here.size)),
               word_of(here.token.size()), here.token});
 }
-/// Takes a time that does not depend on how much of them is equal.
+/// Compares in constant time, so that the time does not reveal a common prefix.
 inline bool equal_tokens(std::string_view a, std::string_view b) {
   if (a.size() != b.size()) return false;
   unsigned differing = 0;
@@ -331,7 +330,7 @@ inline bool equal_tokens(std::string_view a, std::string_view b) {
 }
 
 inline tcp_socket listener(const launch_place& here) {
-  const std::string& a = here.address;  // no other host is to reach what is between processes of one host
+  const std::string& a = here.address;  // other hosts must not reach a job that runs on one host
   const bool is_loopback = a == "localhost" || a == "::1" || a.starts_with("127.");
   return listener(here.port, here.bind.empty() && is_loopback ? a : here.bind);
 }
@@ -341,8 +340,8 @@ inline std::string where(const launch_place& here) {
   return cat({here.address, ":", here.port, " (MASTER_ADDR, and MASTER_PORT or PLAIT_PORT)"});
 }
 
-/// Rank 0 of the rendezvous: it listens, and every other rank connects with its number. When all have come, each gets
-/// the payload. If some never come, the connected ranks learn which.
+/// Rank 0 of the rendezvous: it listens, and every other rank connects and sends its rank. When all have connected,
+/// each gets the payload. If some never connect, the others get an error that names them.
 class rendezvous_server {
  public:
   rendezvous_server(const launch_place& here, double deadline, connection_limits limits = {})
@@ -395,7 +394,7 @@ class rendezvous_server {
     return missing;
   }
 
-  /// Refuses all ranks: the ranks that have connected, and for `refusal_grace` the ranks that connect.
+  /// Refuses all ranks: those that have connected, and those that connect within `refusal_grace`.
   [[noreturn]] void refuse(const std::string& why) {
     refusal_ = answer_of(false, why);
     until_ = comm_clock() + std::min(refusal_grace, seconds_);
@@ -408,9 +407,9 @@ class rendezvous_server {
     }
   }
 
-  /// Waits for something to happen, and does what it asks for.
+  /// Waits for events on the sockets, and handles them.
   void look() {
-    // A full table of descriptors leaves the listener ready for ever: it is not asked then.
+    // Without free descriptors the listener would be ready all the time, so it is not polled then.
     std::vector<pollfd> watched{{listener_.get(), static_cast<short>(full_ ? 0 : POLLIN), 0}};
     for (const connection& n : connections_) watched.push_back({n.socket.get(), POLLIN, 0});
     for (const tcp_socket& s : here_) {
@@ -418,7 +417,8 @@ class rendezvous_server {
     }
     ::poll(watched.data(), watched.size(),
            static_cast<int>(std::clamp((until_ - comm_clock()) * 1000, 1.0, full_ ? 100.0 : 1000.0)));
-    for (tcp_socket& s : here_) {  // one that has left may come back; a rank of ours sends nothing more
+    // a rank whose connection was lost may connect again; ranks send nothing after the greeting
+    for (tcp_socket& s : here_) {
       char byte;
       if (s && ::recv(s.get(), &byte, 1, MSG_PEEK) >= 0) s = tcp_socket();
     }
@@ -437,7 +437,7 @@ class rendezvous_server {
     }
   }
 
-  /// Takes what has come of a greeting. One that is malformed, or of another job, is dropped without harm.
+  /// Reads the received part of a greeting. Drops the connection if the greeting is malformed or of another job.
   void listen_to(connection& n) {
     const std::size_t wanted = hello_head + token_.size();
     char bytes[hello_head + most_token_bytes];
@@ -447,7 +447,7 @@ class rendezvous_server {
     n.text.append(bytes, static_cast<std::size_t>(got));
     const std::string_view text = n.text;
     if (text.substr(0, hello_magic.size()) != hello_magic.substr(0, text.size())) {
-      n.socket = tcp_socket();  // no rank of ours
+      n.socket = tcp_socket();  // not a rank of this job
       return;
     }
     const bool other_token = text.size() >= hello_head && word_at(text.data() + 16) != token_.size();
@@ -478,14 +478,14 @@ class rendezvous_server {
   connection_limits limits_;
   double seconds_, until_;
   tcp_socket listener_;
-  std::vector<tcp_socket> here_;  ///< by rank; empty until the rank has come
+  std::vector<tcp_socket> here_;  ///< by rank; empty until the rank has connected
   std::vector<connection> connections_;
   int turned_away_ = 0;
-  bool full_ = false;    ///< whether there was no descriptor for the last connection
+  bool full_ = false;    ///< whether the last connection failed because no descriptor was free
   std::string refusal_;  ///< the answer to every rank after a refusal
 };
 
-/// The side of the other ranks.
+/// Connects to rank 0, as every other rank, and returns the payload.
 inline std::string ask(const launch_place& here, double deadline) {
   const std::string at = where(here);
   const std::string hello = hello_of(here);
@@ -494,7 +494,7 @@ inline std::string ask(const launch_place& here, double deadline) {
   do {
     const tcp_socket s = connected(here.address, here.port, until, problem);
     std::array<char, 8> head;
-    const double answer_until = comm_clock() + deadline + 2;  // rank 0, which was there first, gives up before
+    const double answer_until = comm_clock() + deadline + 2;  // rank 0 started earlier, so its deadline ends first
     if (s && s.send_all(hello, answer_until)) {
       problem = "it closed the connection without an answer, as rank 0 of another job does, or gave none";
       if (s.receive_all(head.data(), head.size(), answer_until)) {
@@ -518,10 +518,10 @@ inline std::string ask(const launch_place& here, double deadline) {
 
 namespace plait::nccl {
 
-/// Collective over all processes of a launch: returns rank 0's `payload` (at most 64 KB) on every rank. Throws
-/// `plait::error` after `deadline` seconds. On rank 0 and the ranks that reached it, the text names the ranks that
-/// never came. On other ranks it has the reason why rank 0 was not reached. Throws at once where two processes claim
-/// one rank or the sizes differ.
+/// Returns rank 0's `payload` (at most 64 KB) on every rank. Collective over all processes of a launch. Throws
+/// `plait::error` after `deadline` seconds. On rank 0 and the ranks that reached it, the text names the ranks that did
+/// not connect. On other ranks it gives the reason why rank 0 was not reached. Throws at once if two processes have one
+/// rank or the sizes differ.
 inline std::string share(const launch_place& here, const std::string& payload, double deadline) {
   if (payload.size() > detail::longest_answer) fail("nccl: share takes at most 64 KB");
   if (here.token.size() > detail::most_token_bytes)

@@ -1,5 +1,5 @@
-// MPI's calls, for comm/mpi.hpp: their checks, data types, reductions that MPI lacks, counts beyond an int, and how
-// fast messages reach ranks on other hosts. Of the communicator's headers, it includes <mpi.h>.
+// MPI's calls, for comm/mpi.hpp: their checks, data types, reductions that MPI lacks, counts beyond an int, and the
+// speed of links between hosts. Of plait's communicator headers, this one includes <mpi.h>.
 #pragma once
 
 #include <mpi.h>
@@ -37,7 +37,7 @@ inline int world_rank() {
   return rank;
 }
 
-/// Prints the reason and ends all processes. The pause lets the launcher forward the text before it kills all
+/// Prints the reason and ends all processes. The pause lets the launcher forward the text before it kills the
 /// processes.
 [[noreturn]] inline void end_all(const std::string& why) noexcept {
   std::fprintf(stderr, "rank %d: %s\n", world_rank(), why.c_str());
@@ -52,8 +52,8 @@ inline MPI_Datatype type_of(dtype type) {
   return types[static_cast<std::size_t>(type)];
 }
 
-// inout = in op inout. The operations of the MPI library know no bf16, and leave open what max does with a NaN (Open
-// MPI's drop it).
+// inout = in op inout. MPI's own operations do not support bf16, and their max of a NaN is unspecified (Open MPI's
+// drops it).
 template <reduce_op Op>
 void combine(void* in, void* inout, int* length, MPI_Datatype* type) {
   const auto with = [&]<class T>() {
@@ -72,14 +72,14 @@ void combine(void* in, void* inout, int* length, MPI_Datatype* type) {
   return with.template operator()<bf16>();
 }
 
-/// Whether the library may be called by several threads at a time.
+/// Whether several threads may call the library at the same time.
 inline bool allows_threads() {
   int provided = 0;
   check(MPI_Query_thread(&provided), "MPI_Query_thread");
   return provided == MPI_THREAD_MULTIPLE;
 }
 
-/// The reductions, made once per process family of communicators and freed with the last of them.
+/// plait's reductions as MPI operations: made once for a family of communicators, and freed with its last one.
 struct operations {
   MPI_Op sum_bf16 = MPI_OP_NULL, max = MPI_OP_NULL, min = MPI_OP_NULL;
 
@@ -104,7 +104,7 @@ struct operations {
   }
 };
 
-/// A type of `count` elements where a count may not fit an int.
+/// A derived type of `count` elements, for counts that may not fit an int.
 class big_type {
  public:
   big_type(std::size_t count, dtype type, std::size_t limit) {
@@ -121,14 +121,14 @@ class big_type {
   }
   big_type(const big_type&) = delete;
   big_type& operator=(const big_type&) = delete;
-  ~big_type() { MPI_Type_free(&type_); }  // communication that still uses it completes normally
+  ~big_type() { MPI_Type_free(&type_); }  // communication that uses it completes normally
   MPI_Datatype get() const { return type_; }
 
  private:
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
-/// The key of the attribute that a communicator of the caller's has while plait is at work on it. Duplicates have none.
+/// The key of an attribute that marks a caller's communicator while plait uses it. Duplicates do not have it.
 inline int attached_key() {
   static const int key = [] {
     int made = MPI_KEYVAL_INVALID;
@@ -139,7 +139,7 @@ inline int attached_key() {
   return key;
 }
 
-/// Returns the largest tag that the library takes, at least 32767.
+/// Returns the library's largest tag, at least 32767.
 inline int most_tag() {
   void* value = nullptr;
   int known = 0;
@@ -147,7 +147,7 @@ inline int most_tag() {
   return known ? *static_cast<int*>(value) : 32767;
 }
 
-/// Returns the rank in `other` of each rank of `comm`; MPI_UNDEFINED for one that is not there.
+/// Returns the rank in `other` of each rank of `comm`, or MPI_UNDEFINED for a rank that `other` does not have.
 inline std::vector<int> ranks_in(MPI_Comm comm, int size, MPI_Comm other) {
   MPI_Group from = MPI_GROUP_NULL, to = MPI_GROUP_NULL;
   check(MPI_Comm_group(comm, &from), "MPI_Comm_group");
@@ -160,11 +160,11 @@ inline std::vector<int> ranks_in(MPI_Comm comm, int size, MPI_Comm other) {
   return there;
 }
 
-/// Returns the bytes a second that the slowest rank sends to another host while it receives as many from one, all at
-/// one time; infinity where all are on one host. Collective; takes 20 ms or 16 MB, and no less than 2 MB.
+/// Returns the send rate, in bytes per second, of the slowest rank, while all ranks exchange data with another host at
+/// once. It is infinity if all ranks are on one host. Collective; stops after 20 ms or 16 MB, but sends at least 2 MB.
 inline double rate_between_hosts(MPI_Comm comm, int rank, int size, const std::vector<char>& far) {
   constexpr int bytes = 1 << 20;
-  for (const int shift : {size / 2, 1}) {  // one next to the other, hosts differ somewhere
+  for (const int shift : {size / 2, 1}) {  // shift 1 finds a pair of hosts wherever hosts differ
     const int to = (rank + shift) % size, from = (rank + size - shift) % size;
     int crosses = far[static_cast<std::size_t>(to)];
     check(MPI_Allreduce(MPI_IN_PLACE, &crosses, 1, MPI_INT, MPI_MAX, comm), "MPI_Allreduce");
@@ -182,33 +182,33 @@ inline double rate_between_hosts(MPI_Comm comm, int rank, int size, const std::v
       double took = MPI_Wtime() - begin;
       check(MPI_Allreduce(MPI_IN_PLACE, &took, 1, MPI_DOUBLE, MPI_MAX, comm), "MPI_Allreduce");
       total += took;
-      if (round > 0) best = std::min(best, took);  // the first opens connections, and takes what a link has saved up
+      if (round > 0) best = std::min(best, took);  // the first round opens connections, and uses a link's burst credit
     }
     return bytes / best;
   }
   return std::numeric_limits<double>::infinity();
 }
 
-/// Bytes a second below which a link between hosts is slow. What is started over a slow link goes in pieces
-/// (`piece_of`). They take up to 1.4 s more of processor time for each GB, and hide a good part of the link's time.
-/// Measured (benchmarks/results, two hosts): 6 to 28 % more tokens a second at 1 Gbit/s; at 10 Gbit/s up to 4 % fewer
-/// in the mean.
+/// Bytes per second below which a link between hosts is slow. Asynchronous collectives over a slow link go in pieces
+/// (`piece_of`). These take up to 1.4 s more processor time for each GB, and hide much of the link's time. Measured
+/// (benchmarks/results, two hosts): 6 to 28 % more tokens per second at 1 Gbit/s; at 10 Gbit/s up to 4 % fewer on
+/// average.
 inline constexpr double slow_link = 4e8;
 
-/// Returns for each rank of a communicator whether it is reached over a slow link. All ranks of a host get one answer,
-/// and so do both ranks of a pair. Collective.
+/// Returns for each rank of a communicator whether its link is slow. The result is equal for all ranks of a host, and
+/// for both ranks of a pair. Collective.
 inline std::vector<char> ranks_over_slow_link(MPI_Comm comm, int rank, int size) {
   MPI_Comm host = MPI_COMM_NULL, own = MPI_COMM_NULL;
   check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
   std::vector<char> far;
   for (const int there : ranks_in(comm, size, host)) far.push_back(there == MPI_UNDEFINED);
   MPI_Comm_free(&host);
-  check(MPI_Comm_dup(comm, &own), "MPI_Comm_dup");  // the caller's may have messages of other code under way
+  check(MPI_Comm_dup(comm, &own), "MPI_Comm_dup");  // the caller's may have other messages in flight
   const bool slow = rate_between_hosts(own, rank, size, far) < slow_link;
   MPI_Comm_free(&own);
   return slow ? far : std::vector<char>(far.size());
 }
-/// Returns it for a part of `whole`, without asking other ranks.
+/// Returns the same for a part of `whole`, without communication.
 inline std::vector<char> ranks_over_slow_link(MPI_Comm part, int size, MPI_Comm whole,
                                               const std::vector<char>& of_whole) {
   std::vector<char> slow;

@@ -1,5 +1,5 @@
-// The inner part of comm/mpi.hpp that holds operations in flight: the thread that moves large ones while the rank
-// computes, and the watchdog of blocking calls. Which operations there are is comm/mpi.hpp's.
+// The internals of comm/mpi.hpp for operations in flight: the thread that advances large ones while the rank computes,
+// the watchdog of blocking calls, and the report of missing ranks.
 #pragma once
 
 #include <mpi.h>
@@ -30,7 +30,7 @@
 
 namespace plait::mpi::detail {
 
-/// How many collectives a rank has called on a communicator.
+/// The number of collectives that a rank has called on a communicator.
 struct call_count {
   std::array<char, 32> label{};
   std::uint64_t collectives = 0;
@@ -41,16 +41,16 @@ struct call_count {
   }
 };
 
-/// A message of a rank that waits to the others, sent as bytes.
+/// A waiting rank's message to the others, sent as bytes.
 struct presence {
   static constexpr std::size_t most = 16;
 
   std::array<char, 128> waits_for{};  ///< "all_reduce #3 on 'dp'"; empty: the rank has reported nothing
-  std::uint64_t communicators = 0;    ///< the entries of `calls`
+  std::uint64_t communicators = 0;    ///< number of valid entries in `calls`
   std::array<call_count, most> calls{};
 
-  /// Returns how many collectives the rank has called on the communicator of this label: the fewest where there are
-  /// several of them, and none where the rank has not reported it.
+  /// Returns the number of collectives that the rank has called on the communicator with this label. With several such
+  /// communicators it is the smallest number. Returns nothing if the rank has not reported it.
   std::uint64_t called(const call_count& on) const {
     std::uint64_t fewest = UINT64_MAX;
     for (std::size_t i = 0; i < communicators; ++i)
@@ -59,17 +59,17 @@ struct presence {
   }
 };
 
-/// An operation that waits, as the ranks of its communicator know it.
+/// An operation that waits, in terms that are valid on all ranks of its communicator.
 struct waiting_operation {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
-  int peer = -1;   ///< of a message; -1: a collective
-  call_count own;  ///< of its communicator; of a collective, how many were called before it
+  int peer = -1;   ///< of a message; -1: the operation is a collective
+  call_count own;  ///< of its communicator; for a collective, without the collective itself
 };
 
-/// The ranks of a communicator and of all that are split from it, and what they wait for. A rank sends it after a tenth
-/// of a deadline, in messages over a separate communicator. The others read them when their deadline is over: until
-/// then nothing is asked, and no thread runs for it.
+/// The operations that the ranks of a communicator family wait for. A rank sends its own after a tenth of a deadline,
+/// over a separate communicator. The others read these messages after their deadline. Before that, it costs no calls
+/// and no thread.
 class roll_call {
  public:
   /// Collective over `all`.
@@ -84,14 +84,14 @@ class roll_call {
     int over = 0;
     if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
     collect();
-    for (message& m : sent_)  // what the library may still read is left to it
+    for (message& m : sent_)  // unfinished sends must keep their memory, so it leaks
       if (!finish(m)) static_cast<void>(new std::shared_ptr<const presence>(std::move(m.said)));
     MPI_Comm_free(&comm_);
   }
 
-  /// Sends all other ranks what this one waits for, and what it has called.
+  /// Sends all other ranks the text of the operation that this rank waits for, and the counts of its calls.
   void announce(const std::string& waits_for, const std::vector<const call_count*>& calls) {
-    collect();  // of waits that are over
+    collect();  // messages of finished waits
     std::erase_if(sent_, [](message& m) { return finish(m); });
     const auto said = std::make_shared<presence>();
     std::copy_n(waits_for.data(), std::min(waits_for.size(), said->waits_for.size() - 1), said->waits_for.data());
@@ -104,9 +104,9 @@ class roll_call {
     }
   }
 
-  /// Returns in words which ranks are missing; `o` is past its deadline.
+  /// Returns the text of the missing ranks; `o` is past its deadline.
   std::string missing(const waiting_operation& o) {
-    for (int i = 0; i < 20; ++i) {  // messages come in while the library is called
+    for (int i = 0; i < 20; ++i) {  // messages arrive only inside MPI calls
       collect();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -150,11 +150,11 @@ class roll_call {
            " lost, stopped or still at work";
   }
   bool is_silent(std::size_t r) const { return static_cast<int>(r) != rank_ && heard_[r].waits_for[0] == '\0'; }
-  /// The rank of the process in MPI_COMM_WORLD, if it is in it.
+  /// Returns the rank of the process in MPI_COMM_WORLD, or `r` if it is not in it.
   std::size_t name_of(std::size_t r) const {
     return in_world_[r] == MPI_UNDEFINED ? r : static_cast<std::size_t>(in_world_[r]);
   }
-  /// Reads what has come in.
+  /// Reads the messages that have arrived.
   void collect() {
     for (int there = 1; there != 0;) {
       MPI_Status status;
@@ -175,7 +175,7 @@ class roll_call {
 class watchdog;
 class mover;
 
-/// A communicator, and all that are split from it: one roll call.
+/// A communicator and all that are split from it. They share one roll call.
 struct family {
   family(MPI_Comm all, int rank, int size) : roll(all, rank, size) {}
 
@@ -187,19 +187,20 @@ struct family {
 struct state {
   MPI_Comm comm = MPI_COMM_NULL;
   bool owned = false;
-  bool marked = false;  ///< a communicator of the caller's: it has the attribute `attached_key`
+  bool marked = false;  ///< a caller's communicator that has the attribute `attached_key`
   int rank = 0, size = 1;
   std::string label;
-  double deadline = 600;                         ///< seconds; 0: none
-  std::size_t limit = INT_MAX;                   ///< elements per MPI call
-  std::size_t piece = 0;                         ///< bytes of a message of a large started collective; 0: by `slow`
-  MPI_Errhandler callers = MPI_ERRHANDLER_NULL;  ///< of a communicator of the caller's
+  double deadline = 600;        ///< seconds; 0: none
+  std::size_t limit = INT_MAX;  ///< elements per MPI call
+  /// bytes per message of a large asynchronous collective; 0: as `slow` requires
+  std::size_t piece = 0;
+  MPI_Errhandler callers = MPI_ERRHANDLER_NULL;  ///< the caller's error handler, of an attached communicator
   std::string dropped;                           ///< an error that no wait has thrown; the next operation throws it
   std::uint64_t sequence = 0;
-  call_count called;            ///< equal on all ranks that have come as far, as messages do not count
-  std::uint64_t exchanges = 0;  ///< collectives by messages that were started
-  int most_tag = 0;             ///< that the library takes
-  std::vector<char> slow;       ///< of each rank, whether it is reached over a slow link
+  call_count called;            ///< equal on ranks at the same point of the program; messages do not count
+  std::uint64_t exchanges = 0;  ///< number of started collectives as messages
+  int most_tag = 0;             ///< the library's largest tag
+  std::vector<char> slow;       ///< for each rank, whether its link is slow
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
   std::shared_ptr<family> kin;
@@ -209,8 +210,8 @@ struct state {
   state() = default;
   state(const state&) = delete;
   state& operator=(const state&) = delete;
-  /// Notes that a communicator of the caller's is attached. Throws `error` if it was attached before: operations of
-  /// both would share tags, and the second would take the first's error handler for the caller's.
+  /// Marks a caller's communicator as attached. Throws `error` if it is attached already: two handles would share tags,
+  /// and the second would save the first one's error handler as the caller's.
   void mark() {
     void* value = nullptr;
     int is_attached = 0;
@@ -233,26 +234,27 @@ struct state {
   }
 };
 
-/// An operation in flight: one or several MPI requests, and what must live until they are complete.
+/// An operation in flight: its MPI requests, and the memory that they need until completion.
 struct pending {
   std::shared_ptr<state> home;
   std::vector<MPI_Request> requests;
-  std::vector<int> expected;  ///< of a receive: elements of each request
+  std::vector<int> expected;  ///< of receives: elements of each request
   MPI_Datatype type = MPI_DATATYPE_NULL;
   std::vector<std::byte> buffer;  ///< result of a reduce_scatter in place
   void* copy_to = nullptr;
-  std::function<void(pending&)> then;  ///< what follows when the requests are complete; may make more of them
+  std::function<void(pending&)> then;  ///< called when the requests are complete; it may add requests
   const char* name = "";
   std::uint64_t sequence = 0, ticket = 0, bytes = 0;
   int peer = -1;             ///< of a message
-  std::uint64_t before = 0;  ///< of a collective: how many its communicator has had
+  std::uint64_t before = 0;  ///< for a collective: how many its communicator has called before
 
   MPI_Request* next() {
     requests.push_back(MPI_REQUEST_NULL);
     return &requests.back();
   }
 
-  /// Returns whether it is complete; starts what follows when its requests are. One thread at a time.
+  /// Returns whether the operation is complete. Calls `then` when its requests are complete. Only one thread at a time
+  /// may call it.
   bool advance() {
     int done = 0;
     std::vector<MPI_Status> status(expected.empty() ? 0 : requests.size());
@@ -274,17 +276,17 @@ struct pending {
       if (!requests.empty()) return false;
     }
     requests.clear();
-    expected.clear();  // a later question is answered at once
+    expected.clear();  // later calls return at once
     if (copy_to != nullptr)
       std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
     return true;
   }
 
   std::string text() const { return plait::detail::operation_text(name, sequence, home->label); }
-  /// Sends all ranks that this one waits.
+  /// Tells all other ranks that this rank waits.
   void announce() const { home->kin->roll.announce(text(), home->kin->calls); }
-  /// Returns the text of an operation that is past its deadline. Names the ranks that are missing where MPI may be
-  /// called (`callable`).
+  /// Returns the error text of an operation past its deadline. It names the missing ranks if MPI may be called
+  /// (`callable`).
   std::string late(bool callable) const {
     call_count own = home->called;
     own.collectives = before;
@@ -296,12 +298,12 @@ struct pending {
   }
 };
 
-/// The wait for an operation: after a tenth of the deadline the rank notifies the others, and after the deadline it
-/// ends all ranks.
+/// The wait for an operation. After a tenth of the deadline the rank notifies the others; after the deadline it ends
+/// all ranks.
 class waiting {
  public:
   explicit waiting(const pending& p) : pending_(&p), limit_(p.home->deadline) {}
-  /// `callable`: whether this thread may call MPI.
+  /// `callable`: whether the calling thread may call MPI.
   void look(bool callable) {
     if (callable && !announced_ && limit_.passed(0.1)) {
       pending_->announce();
@@ -319,9 +321,9 @@ class waiting {
 
 class operation;
 
-/// Moves large operations while their ranks compute: libraries move messages when they are called, and a reduction by
-/// messages has a sum and a second exchange after the first. A thread polls all that are in flight; where the library
-/// allows one thread alone, every wait of the rank moves them.
+/// Advances large operations while their ranks compute. Libraries move messages only inside MPI calls, and a reduction
+/// made of messages adds and sends again after its first exchange. A thread polls all operations in flight. If the
+/// library allows only one thread, each wait of the rank advances them instead.
 class mover {
  public:
   mover() = default;
@@ -343,13 +345,13 @@ class mover {
     if (!thread_.joinable()) thread_ = std::thread([this] { move(); });
     changed_.notify_all();
   }
-  /// The thread does not touch it afterwards.
+  /// Removes an operation; the thread does not use it after this call.
   void remove(operation& o) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return now_ != &o; });
     std::erase(flying_, &o);
   }
-  /// Without the thread, advances all in flight but `o`: another rank may wait for one of them before this rank does.
+  /// Advances all operations in flight except `o`, if there is no thread: another rank may wait for one of them.
   void move_others(operation& o);
 
  private:
@@ -358,14 +360,14 @@ class mover {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<operation*> flying_;
-  operation* now_ = nullptr;  ///< what the thread looks at
+  operation* now_ = nullptr;  ///< the operation that the thread is advancing
   bool over_ = false;
   const bool allowed_ = allows_threads();
   std::thread thread_;
 };
 
-/// An operation that was started: its rank asks and waits for it, while a mover may advance it. The
-/// flight recorder is the rank's own, so the rank alone notes there what it has seen.
+/// An asynchronous operation: its rank polls it and waits for it, and a mover may advance it. Only the rank writes its
+/// flight recorder.
 class operation {
  public:
   operation(pending&& p, bool moved) : pending_(std::move(p)), moved_(moved) {
@@ -377,7 +379,7 @@ class operation {
     if (moved_) pending_.home->moves->remove(*this);
   }
 
-  /// Returns whether it is complete. Throws its error, whichever thread met it.
+  /// Returns whether it is complete. Throws its error, also one that the mover's thread met.
   bool test() {
     if (!advance()) return false;
     if (!std::exchange(noted_, true)) pending_.home->flight->mark(pending_.ticket, flight_recorder::state::completed);
@@ -385,14 +387,14 @@ class operation {
     return true;
   }
 
-  /// Returns whether it is complete, and gives up the processor where it is not.
+  /// Returns whether it is complete, and yields the processor if not.
   bool done() {
     if (test()) return true;
     std::this_thread::yield();
     return false;
   }
 
-  /// Polls politely, since ranks may outnumber cores: every look is followed by a yield.
+  /// Polls and yields after each poll, because there may be more ranks than cores.
   void wait() {
     mover& others = *pending_.home->moves;
     for (int i = 0; i < 1000; ++i) {
@@ -409,8 +411,8 @@ class operation {
     }
   }
 
-  /// Waits without throwing. While an exception unwinds this rank, others may never join, and it is about to end all
-  /// ranks: then no thread moves the operation from here on, and the library keeps what it may still write to.
+  /// Waits without throwing. While an exception unwinds this rank, other ranks may never join, and this rank will end
+  /// all ranks. Then it does not wait, and leaks the memory that the library may still write.
   void drop() noexcept {
     if (std::uncaught_exceptions() > 0) {
       const std::lock_guard lock(mutex_);
@@ -424,7 +426,7 @@ class operation {
     }
   }
 
-  /// Advances it, and returns whether it is over. Any thread may; errors are kept for the rank.
+  /// Advances it, and returns whether it is complete. Any thread may call it; errors are kept for the rank.
   bool advance() noexcept {
     const std::lock_guard lock(mutex_);
     if (over_) return true;
@@ -446,14 +448,15 @@ class operation {
 };
 
 inline void mover::move_others(operation& o) {
-  if (allowed_ || flying_.empty()) return;  // one thread alone: no other looks at the list
+  if (allowed_ || flying_.empty()) return;  // only the rank's thread uses the list
   for (operation* const other : flying_)
     if (other != &o) static_cast<void>(other->advance());
 }
 
 inline void mover::move() {
   using std::chrono::microseconds;
-  constexpr microseconds shortest{50}, longest{400};  // a link of 10 Gbit/s moves 500 kB meanwhile: sockets hold more
+  // a 10 Gbit/s link moves 500 kB in this time, less than sockets buffer
+  constexpr microseconds shortest{50}, longest{400};
   microseconds pause = shortest;
   std::unique_lock lock(mutex_);
   while (!over_) {
@@ -463,7 +466,7 @@ inline void mover::move() {
       continue;
     }
     pause = std::min(2 * pause, longest);
-    for (std::size_t i = 0; i < flying_.size();) {  // others may come or go meanwhile; none goes unseen for long
+    for (std::size_t i = 0; i < flying_.size();) {  // the list may change meanwhile; none is skipped for long
       now_ = flying_[i];
       lock.unlock();
       const bool over = now_->advance();
@@ -482,8 +485,8 @@ inline void mover::move() {
   }
 }
 
-/// Ends all ranks when a blocking MPI call is past its deadline. A thread does so: the rank could watch non-blocking
-/// collectives by itself, but blocking ones are up to eight times as fast. Arming is a lock and a few stores.
+/// Ends all ranks when a blocking MPI call is past its deadline. It uses a thread, because non-blocking collectives,
+/// which the rank could watch itself, take up to eight times as long. Arming costs a lock and a few stores.
 class watchdog {
  public:
   void arm(const pending& p) {
@@ -508,11 +511,11 @@ class watchdog {
 
   std::mutex mutex_;
   std::optional<waiting> waiting_;
-  const bool callable_ = allows_threads();  ///< the library, while the rank is in a call of it
+  const bool callable_ = allows_threads();  ///< whether this thread may call the library during the rank's call
   plait::detail::watch_thread thread_{mutex_, [this](auto&) { return look(), true; }};
 };
 
-/// The blocking or the non-blocking form of one MPI call; they differ in the request at the end.
+/// The blocking or the non-blocking form of one MPI call. The non-blocking form has a request as its last argument.
 template <class Blocking, class Starting, class... Arguments>
 void issue(pending& p, bool blocking, const char* name, Blocking call, Starting start, Arguments... arguments) {
   if (!blocking) return check(start(arguments..., p.next()), name);

@@ -1,5 +1,5 @@
 // NCCL's calls: the names of dtypes and reductions, the check of results, the options of a communicator, and the bare
-// calls that comm/typed.hpp needs. It is the one header that includes <nccl.h>.
+// calls that comm/typed.hpp needs. Only this header includes <nccl.h>.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,41 +36,41 @@ inline void check(ncclResult_t result, const char* call) {
 
 namespace plait::nccl {
 
-/// The options of NCCL's communicators: deadlines, checks, and how much of the GPU collectives take. All communicators
-/// of a rank are made with them, also the communicators of axes.
+/// The options of NCCL communicators: deadlines, checks, and how much of the GPU collectives use. All communicators of
+/// a rank use the same options, including those of axes.
 struct options {
-  double deadline = 600;  ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
-  /// Seconds for NCCL to abort what has failed, and for ranks to destroy graphs that hold its calls, which NCCL waits
-  /// for; after that the process ends. 0: no limit.
+  double deadline = 600;  ///< seconds until an unfinished operation ends all ranks; 0: no limit
+  /// Seconds that NCCL has to abort communicators, and ranks have to destroy the graphs that hold its calls. After that
+  /// the process ends. 0: no limit.
   double grace = 60;
   bool check_pointers = false;  ///< ask CUDA whether every buffer is device memory (about 1 us each)
-  /// Least and most thread blocks of a collective; each occupies a multiprocessor while products run.
-  /// 0: NCCL chooses. (NCCL_MIN_CTAS and NCCL_MAX_CTAS set them for a whole process.)
+  /// Limits on the thread blocks of a collective. Each occupies a multiprocessor that matrix products could use. 0:
+  /// NCCL chooses. (NCCL_MIN_CTAS and NCCL_MAX_CTAS set them for a whole process.)
   int min_ctas = 0, max_ctas = 0;
-  /// Bytes of a rank's memory that NCCL allocates and registers with all communicators of the rank (NCCL 2.27); equal
-  /// on all ranks. 0: nothing is registered. NCCL moves what lies there without copies through its own buffers. The
-  /// device serves from it what collectives read and write: parameters and their gradients as layers use them, parts on
-  /// the way, and buffers of redistributions, but no activations. Too few bytes are an error that names how many are in
-  /// use. Ranks may use different parts of it (NCCL_WIN_DEFAULT), so NCCL's symmetric kernels stay off: only
+  /// Bytes of memory that NCCL allocates and registers with all communicators of the rank (NCCL 2.27); equal on all
+  /// ranks. 0: nothing is registered. NCCL moves data in this memory without copies through its own buffers. The device
+  /// uses it for the inputs and outputs of collectives: used parameters and their gradients, intermediate parts, and
+  /// buffers of redistributions, but no activations. If the bytes are too few, the error gives the number in use. Ranks
+  /// may use different parts of it (NCCL_WIN_DEFAULT), so NCCL's symmetric kernels stay off; only
   /// `communication_memory` has them.
   std::size_t registered_bytes = 0;
-  /// Whether a mesh's communicators share NCCL's buffers and channels with the first one (NCCL 2.18; a communicator of
-  /// the caller's must have been made with `splitShare`). A world has one for each set of axes that its model asks for;
-  /// shared, they take less memory and time. In return, their operations run one after the other: a late message holds
-  /// up the collectives of all of them. Leave it off for pipelines and for overlap.
+  /// Whether a mesh's communicators share NCCL's buffers and channels with the first one (NCCL 2.18). A caller's
+  /// communicator must then have been made with `splitShare`. A world has one communicator for each set of axes that
+  /// its model needs; sharing reduces their memory and setup time. But their operations then run one after the other,
+  /// so a late message delays the collectives of all. Do not set it for pipelines or for overlap.
   bool split_share = false;
 };
 
 namespace detail {
 
-/// Throws where a program gives no communicator of its own.
+/// Throws if a program passes a null communicator.
 inline void require_given(ncclComm_t comm) {
   if (comm == nullptr)
     fail("attach: the ncclComm_t is null; give one that ncclCommInitRank has made, or let nccl::connect make one");
 }
 
-/// The configuration of a communicator that does not block: a rank that never comes must not hold the others inside
-/// NCCL. Throws where `settings` name no number of thread blocks that NCCL knows.
+/// The configuration of a non-blocking communicator, so that a missing rank does not block the others inside NCCL.
+/// Throws if `settings` have an invalid number of thread blocks.
 inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const std::string& label) {
   constexpr int most = 64;  // NCCL's MAXCHANNELS
   for (const auto& [field, ctas] : {std::pair{"min_ctas", settings.min_ctas}, std::pair{"max_ctas", settings.max_ctas}})
@@ -96,9 +96,9 @@ inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const st
 
 }  // namespace detail
 
-/// A communicator of the caller's and the stream to use it on, as `typed_group` takes them: each operation is NCCL's
-/// call and the check of its result, without a ledger, a deadline or a check of arguments. It cannot carry layers: for
-/// layers, attach by comm/launch/nccl.hpp or tensor/nccl_attach.hpp.
+/// A caller's communicator and stream, for `typed_group`. Each operation is NCCL's call and the check of its result,
+/// without a ledger, a deadline or a check of arguments. Layers cannot use it: for layers, attach by
+/// comm/launch/nccl.hpp or tensor/nccl_attach.hpp.
 ///
 ///     plait::nccl::bare_communicator mine{my_comm, my_stream};
 ///     const plait::typed_group<plait::nccl::bare_communicator, tp> group(mine);

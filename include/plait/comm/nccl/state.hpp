@@ -1,6 +1,6 @@
-// The inner part of comm/nccl.hpp: what each rank has in flight, the thread that watches it, the state that copies of
-// a communicator share, and started operations as requests. Where an operation is past its deadline or NCCL reports an
-// error, the thread aborts the owned communicators of all ranks of its team. Test: tests/cuda/comm/comm_nccl.cpp.
+// The internals of comm/nccl.hpp: a rank's operations in flight, the thread that watches them, the state that copies of
+// a communicator share, and requests. After a passed deadline or an NCCL error, the thread aborts the owned
+// communicators of all ranks of its team. Test: tests/cuda/comm/comm_nccl.cpp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,15 +35,14 @@
 
 namespace plait::nccl::detail {
 
-/// A communicator that is to be aborted, and its GPU.
+/// A communicator that must be aborted, and its GPU.
 struct doomed_communicator {
   ncclComm_t comm;
   int device;
 };
 
-/// Aborts communicators side by side: each may wait for kernels that only the end of another lets go. Ends the process
-/// where they take longer than `grace` seconds (0: waits for ever), because a rank that waits for it would wait for
-/// ever.
+/// Aborts communicators concurrently, because one may wait for kernels that end only with another. Ends the process if
+/// this takes longer than `grace` seconds (0: no limit), because ranks that wait for it would hang.
 inline void abort_side_by_side(const std::vector<doomed_communicator>& doomed, double grace, const std::string& why) {
   struct progress {
     std::mutex mutex;
@@ -54,7 +53,7 @@ inline void abort_side_by_side(const std::vector<doomed_communicator>& doomed, d
   shared->left = doomed.size();
   for (const doomed_communicator& one : doomed) {
     std::thread([one, shared] {
-      static_cast<void>(cudaSetDevice(one.device));  // as the watching thread does: NCCL goes back to the thread's GPU
+      static_cast<void>(cudaSetDevice(one.device));  // NCCL restores the thread's current GPU
       ncclCommAbort(one.comm);
       const std::lock_guard lock(shared->mutex);
       --shared->left;
@@ -72,15 +71,15 @@ inline void abort_side_by_side(const std::vector<doomed_communicator>& doomed, d
   std::abort();
 }
 
-/// An operation in flight. Its event is recorded after it; kept for the next one when it is over.
+/// An operation in flight. Its event is recorded after it. The object is reused for a later operation.
 struct operation {
   enum class phase : std::uint8_t { issuing, enqueued, over };
-  phase now = phase::issuing;  ///< guarded by the session
+  phase now = phase::issuing;  ///< guarded by the session's mutex
   const char* name = "";
   std::string label;
   std::uint64_t sequence = 0, ticket = 0, serial = 0, bytes = 0;
-  bool recorded = false;  ///< in a graph, which runs it some other time: its event may be waited for in the graph only
-  bool joined = false;    ///< whether the main stream waits for it; the rank's own thread's
+  bool recorded = false;  ///< captured in a graph, so only that graph may wait for its event
+  bool joined = false;    ///< whether the main stream waits for it; only the rank's own thread uses this
   cuda::event event;
 
   std::string text() const { return plait::detail::operation_text(name, sequence, label); }
@@ -88,7 +87,7 @@ struct operation {
 
 class session;
 
-/// The ranks of this process, which fail together, and the thread that watches over them.
+/// The ranks of this process, which fail together, and the thread that watches them.
 class team {
  public:
   team() = default;
@@ -101,26 +100,25 @@ class team {
     return failure_.cause();
   }
   void add(session* s, double deadline);
-  /// Returns when nothing of the session is being aborted.
+  /// Removes a session. Returns when none of its communicators is being aborted.
   void remove(const session* s) {
     std::unique_lock lock(mutex_);
     aborted_.wait(lock, [this] { return !aborting_; });
     std::erase(sessions_, s);
   }
-  /// Returns when what is being aborted is: until then NCCL's kernels may touch memory, though the team has failed.
+  /// Returns when running aborts are complete. Until then NCCL's kernels may use memory, although the team has failed.
   void await_aborts() {
     std::unique_lock lock(mutex_);
     aborted_.wait(lock, [this] { return !aborting_; });
   }
-  /// Ends all communicators of the team that it owns: the watching thread aborts them, without a wait here. Since NCCL
-  /// 2.26 an abort waits until no graph holds calls of the communicator. The calling thread may have to unwind to
-  /// destroy this graph. Only the first reason counts. `leaving` is a rank that an exception unwinds; its reason is
-  /// known later.
+  /// Makes the watching thread abort all owned communicators of the team, and does not wait. Since NCCL 2.26 an abort
+  /// waits until no graph holds calls of the communicator, and the calling thread may have to unwind to destroy that
+  /// graph. Only the first cause counts. `leaving` is a rank that an exception unwinds; its cause is known later.
   void fail(const std::string& why, int leaving = -1) {
     const std::lock_guard lock(mutex_);
     fail_locked(why, leaving);
   }
-  /// Notes the text of the exception that ended `rank`. False where something else came first.
+  /// Adds the text of the exception that ended `rank`. Returns false if there was another cause first.
   bool explain(int rank, const std::string& why) {
     const std::lock_guard lock(mutex_);
     return failure_.explain(rank, why) || fail_locked(why, -1);
@@ -146,7 +144,7 @@ struct handle {
   bool owned = true;
   std::atomic<bool> aborted{false};
 
-  /// Asks for the state of the communicator; of one that does not block, one thread at a time may.
+  /// Reads the state of the communicator. On a non-blocking communicator only one thread at a time may do so.
   ncclResult_t state(ncclResult_t& now) {
     const std::lock_guard lock(asking_);
     return ncclCommGetAsyncError(comm, &now);
@@ -156,7 +154,7 @@ struct handle {
   std::mutex asking_;
 };
 
-/// One rank: its streams, what it has in flight, and its communicators.
+/// One rank: its streams, its operations in flight, and its communicators.
 class session {
  public:
   session(std::shared_ptr<team> ranks, cudaStream_t main_stream, cudaStream_t side_stream, const options& chosen)
@@ -166,7 +164,7 @@ class session {
       own_side_ = plait::detail::make_urgent_stream();
       side = cuda::stream(own_side_.get());
     }
-    const plait::detail::relaxed_capture relaxed;  // another rank of the process may be recording
+    const plait::detail::relaxed_capture relaxed;  // another rank of the process may be capturing a graph
     plait::detail::cuda_check(cudaMalloc(&barrier_word_, sizeof(int)), "allocating a word");
     plait::detail::cuda_check(cudaMemset(barrier_word_, 0, sizeof(int)), "zeroing a word");
     team_->add(this, settings.deadline);
@@ -180,17 +178,17 @@ class session {
   }
 
   cuda::stream main, side;
-  cuda::event fork;  ///< where the main stream was when an operation was started
+  cuda::event fork;  ///< the main stream's position when an asynchronous operation was started
   const options settings;
-  int rank = 0;                  ///< in the first communicator, for texts
-  registered_memory registered;  ///< for collectives; outlives the communicators that it is registered with
-  /// Has the device free memory that it does not use: NCCL takes some for each communicator. May be empty.
+  int rank = 0;                  ///< in the first communicator, for error texts
+  registered_memory registered;  ///< used by collectives; outlives the communicators that it is registered with
+  /// Makes the device free its unused memory, because NCCL allocates some for each communicator. May be empty.
   std::function<void()> make_room;
 
   team& ranks() { return *team_; }
   int* barrier_word() { return barrier_word_; }
 
-  /// Runs `call` unless the ranks have failed. A thread that aborts the communicators waits a moment for its end.
+  /// Runs `call` unless the ranks have failed. A thread that aborts communicators waits briefly for `call` to end.
   template <class F>
   ncclResult_t guarded(const F& call) {
     {
@@ -200,7 +198,7 @@ class session {
     return ncclRemoteError;  // the caller finds that the ranks have failed
   }
 
-  /// Notes an operation that is about to be issued.
+  /// Registers an operation before it is issued.
   std::shared_ptr<operation> begin(const char* name, const std::string& label, std::uint64_t sequence,
                                    std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -223,8 +221,8 @@ class session {
     in_flight_.push_back(op);
     return op;
   }
-  /// The operation is in `stream`, or in the graph that the stream is being recorded in: then it is over here, since
-  /// no thread watches a replay.
+  /// Notes that the operation is in `stream`. If the stream is being captured, the operation counts as complete,
+  /// because the watching thread does not follow replays.
   void enqueued(operation& op, cuda::stream stream) {
     const bool recorded = cuda::capturing(stream);
     op.event.record(stream);
@@ -233,7 +231,7 @@ class session {
     op.now = recorded ? operation::phase::over : operation::phase::enqueued;
     if (recorded) flight_.mark(op.ticket, flight_recorder::state::completed);
   }
-  /// It has left nothing in a stream.
+  /// Notes that the operation has left no work in a stream.
   void over(operation& op) {
     const std::lock_guard lock(mutex_);
     op.now = operation::phase::over;
@@ -246,7 +244,7 @@ class session {
 
   [[noreturn]] void stop(const std::string& doing) { plait::fail({doing, " was stopped: ", team_->cause()}); }
 
-  /// Returns the text of an error of this rank: `what` happened, and its last operations.
+  /// Returns an error text of this rank: `what`, and its last operations.
   std::string report(const std::string& what) {
     const std::lock_guard lock(mutex_);
     return report_locked(what);
@@ -261,11 +259,11 @@ class session {
     std::erase(handles_, h);
   }
 
-  // The watching thread's part.
+  // Functions of the watching thread.
 
-  /// Why the ranks must end; empty if they need not.
+  /// Returns the cause that must end the ranks; empty if there is none.
   std::string problem() {
-    // Without this a thread's calls go to GPU 0, and make a context there.
+    // Otherwise the thread's calls would go to GPU 0, and create a context there.
     static_cast<void>(cudaSetDevice(device_));
     const std::lock_guard lock(mutex_);
     for (handle* const h : handles_) {
@@ -293,8 +291,8 @@ class session {
     return "";
   }
 
-  /// Adds the rank's own communicators, which are over from now on, to the communicators that must be aborted. A call
-  /// that is being issued has until `until` to come back.
+  /// Adds the communicators that this rank owns to the list of those to abort; they are unusable from now on. A call
+  /// that is being issued has until `until` to return.
   void give_up(std::vector<doomed_communicator>& doomed, double until) {
     std::unique_lock calls(issue_, std::defer_lock);
     while (!calls.try_lock() && comm_clock() < until) std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -308,7 +306,7 @@ class session {
   std::string report_locked(const std::string& what) const {
     return cat({"rank ", rank, ": ", what, "; last operations: ", flight_.text(16)});
   }
-  /// Forgets what has finished, in order. With the mutex held.
+  /// Removes finished operations, in order. Requires the mutex.
   void retire() {
     const plait::detail::relaxed_capture relaxed;
     while (!in_flight_.empty()) {
@@ -329,14 +327,14 @@ class session {
   }
 
   std::shared_ptr<team> team_;
-  std::mutex issue_, mutex_;  // issue_ is taken first
+  std::mutex issue_, mutex_;  // lock order: issue_ first
   flight_recorder flight_;
   std::deque<std::shared_ptr<operation>> in_flight_;
   std::vector<std::shared_ptr<operation>> idle_;
   std::vector<handle*> handles_;
   std::uint64_t serial_ = 0, watched_ = 0;
   plait::detail::deadline limit_{0};
-  cudaError_t lost_ = cudaSuccess;  ///< what a query failed with: nothing that is in flight will end
+  cudaError_t lost_ = cudaSuccess;  ///< the error of a failed query; then no operation in flight will complete
   int device_ = 0;
   plait::detail::owned_stream own_side_;
   int* barrier_word_ = nullptr;
@@ -360,7 +358,7 @@ inline bool team::fail_locked(const std::string& why, int leaving) {
   return true;
 }
 
-/// Looks for a problem of the ranks; where they have failed, aborts their communicators, and ends the watch.
+/// Checks the ranks for problems. If they have failed, aborts their communicators and ends the watch.
 inline bool team::look(std::unique_lock<std::mutex>& lock) {
   std::string why;
   for (std::size_t i = 0; i < sessions_.size() && why.empty() && !failed(); ++i) why = sessions_[i]->problem();
@@ -370,7 +368,7 @@ inline bool team::look(std::unique_lock<std::mutex>& lock) {
   }
   if (!failed()) return true;
   why = failure_.cause();
-  lock.unlock();  // ranks may ask for the cause meanwhile
+  lock.unlock();  // ranks may read the cause during the aborts
   abort_side_by_side(doomed_, grace_, why);
   lock.lock();
   aborting_ = false;
@@ -378,7 +376,7 @@ inline bool team::look(std::unique_lock<std::mutex>& lock) {
   return false;
 }
 
-/// Refuses memory that is the host's.
+/// Refuses host memory.
 inline void check_device_memory(const char* what, const void* a, const void* b) {
   for (const void* const p : {a, b}) {
     cudaPointerAttributes found{};
@@ -396,12 +394,12 @@ struct state {
   int rank = 0, size = 1;
   std::string label;
   bool is_split = false;
-  bool used = false;  ///< whether anything was sent in it
+  bool used = false;  ///< whether it has had an operation
   std::uint64_t sequence = 0;
   int open_groups = 0;
   std::vector<call> messages;               ///< of the open group
   std::shared_ptr<operation> group;         ///< of the open group
-  std::shared_ptr<operation> last_started;  ///< in a side stream; the main stream may not wait for it yet
+  std::shared_ptr<operation> last_started;  ///< in a side stream; the main stream need not wait for it yet
 
   explicit state(std::shared_ptr<session> owner) : home(std::move(owner)) {}
   state(const state&) = delete;
@@ -419,7 +417,7 @@ struct state {
     now == ncclSuccess ? ncclCommDestroy(link.comm) : ncclCommAbort(link.comm);
   }
 
-  /// Calls NCCL and waits until the communicator has taken the call; throws with what failed.
+  /// Calls NCCL, and waits until the communicator has accepted the call. Throws if it fails.
   template <class F>
   void issue(operation& op, const char* call, const F& f) {
     ncclResult_t result = home->guarded(f);
@@ -445,9 +443,9 @@ struct state {
     home->stop(op.text());
   }
 
-  /// Issues a call that writes to `place`. NCCL writes when the state of the communicator is success. On a communicator
-  /// that does not block, ncclCommSplit and ncclCommWindowRegister return success at once (NVIDIA/nccl issue 1472).
-  /// Where the call fails, NCCL may write later still, so the place lives on with this communicator.
+  /// Issues a call that writes to `place`. NCCL has written when the state of the communicator is success. On a
+  /// non-blocking communicator, ncclCommSplit and ncclCommWindowRegister return success at once (NVIDIA/nccl issue
+  /// 1472). After a failed call NCCL may still write, so this communicator keeps the place alive.
   template <class F>
   void issue_late(operation& op, const char* call, std::shared_ptr<void> place, const F& f) {
     places_.push_back(std::move(place));
@@ -458,16 +456,16 @@ struct state {
     places_.pop_back();
   }
 
-  /// The stream for what this communicator starts: the rank's side stream for the first communicator, and a separate
-  /// one for each that was split off. A late message then delays no other communicator.
+  /// The stream for this communicator's asynchronous operations. The first communicator uses the rank's side stream,
+  /// and each split one has its own. A late message then delays no other communicator.
   cuda::stream beside() {
     if (!is_split) return home->side;
     if (own_side_ == nullptr) own_side_ = plait::detail::make_urgent_stream();
     return cuda::stream(own_side_.get());
   }
 
-  /// Puts the main stream after what was started on this communicator and not waited for: NCCL runs a communicator's
-  /// operations in one order. Operations of other communicators are left alone.
+  /// Makes the main stream wait for this communicator's last asynchronous operation, because NCCL runs a communicator's
+  /// operations in one order. It does not wait for other communicators.
   void join_last_started() {
     const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);
     if (last == nullptr || last->joined) return;
@@ -479,7 +477,7 @@ struct state {
     last->joined = true;
   }
 
-  /// Waits until all that was called on this communicator is over: NCCL splits none with operations in flight.
+  /// Waits until all calls on this communicator are complete, because NCCL cannot split one with operations in flight.
   void settle() {
     if (!used) return;
     join_last_started();
@@ -492,8 +490,8 @@ struct state {
     used = false;
   }
 
-  /// Registers the rank's memory for collectives, if it has some, with this communicator: the last part of making it,
-  /// which all of its ranks do in one order. Throws where NCCL cannot.
+  /// Registers the rank's memory for collectives, if any, with this communicator. It is the last part of its
+  /// construction; all its ranks do it in one order. Throws if NCCL cannot.
   void register_memory() {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     const registered_memory& memory = home->registered;
@@ -505,9 +503,9 @@ struct state {
 #endif
   }
 
-  /// Returns when nothing that was called on this communicator uses memory any more, because it is over or, where the
-  /// ranks have failed, aborted; false where it may, as a communicator of the caller's is not aborted here. For
-  /// destructors of memory that NCCL knows.
+  /// Waits until no call of this communicator uses memory. Returns true once all calls are complete, or aborted after a
+  /// failure. Returns false if some may still run, because a caller's communicator is not aborted here. For destructors
+  /// of memory that NCCL uses.
   bool finish() {
     team& ranks = home->ranks();
     if (!ranks.failed() && !is_idle()) fail_if_leaving();
@@ -519,7 +517,7 @@ struct state {
     return true;
   }
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  /// Returns a window of the communicator for memory, null where NCCL cannot make one. Collective.
+  /// Returns a window of the communicator for memory, or null if NCCL cannot make one. Collective.
   ncclWindow_t register_window(void* data, std::size_t bytes, int flags) {
     const auto op = begin("register", bytes);
     const auto window = std::make_shared<ncclWindow_t>();
@@ -528,7 +526,7 @@ struct state {
     home->over(*op);
     return *window;
   }
-  /// Takes a window from the communicator, of memory that nothing uses any more.
+  /// Removes a window from the communicator. Its memory must no longer be in use.
   void deregister(ncclWindow_t window) {
     static_cast<void>(settled(home->guarded([&] { return ncclCommWindowDeregister(link.comm, window); })));
   }
@@ -554,31 +552,32 @@ struct state {
     const plait::detail::relaxed_capture relaxed;
     bool idle = true;
     for (const cudaStream_t stream : streams()) idle = cudaStreamQuery(stream) == cudaSuccess && idle;
-    static_cast<void>(cudaGetLastError());  // not ready
+    static_cast<void>(cudaGetLastError());  // clears the "not ready" result
     return idle;
   }
-  /// While an exception unwinds this rank, the others may never call what is in flight: they end.
+  /// Ends the other ranks while an exception unwinds this one, because they may never make the calls in flight.
   void fail_if_leaving() {
     if (link.comm != nullptr && link.owned && std::uncaught_exceptions() > 0)
       home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
   }
-  /// Until the communicator is aborted NCCL reads its label and, where a call was given up, may write to its place; one
-  /// of the caller's is not aborted here, and keeps the places.
+  /// NCCL reads the label until the communicator is aborted, and a cancelled call may still write to its place. A
+  /// caller's communicator is not aborted here, so this keeps both alive.
   void outlive_calls() {
     if (link.owned)
       home->ranks().await_aborts();
     else if (!places_.empty())
       static_cast<void>(new auto(std::move(places_)));
   }
-  /// Before the communicator goes, and the memory after it: what uses either must be over.
+  /// Removes the memory's registration. Calls that use it must be complete before the communicator and the memory are
+  /// freed.
   void deregister() {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     if (window_ == nullptr || link.aborted || home->ranks().failed()) return;
     static_cast<void>(finish());
-    if (!home->ranks().failed()) deregister(window_);  // otherwise it goes with the communicator
+    if (!home->ranks().failed()) deregister(window_);  // otherwise it is freed with the communicator
 #endif
   }
-  /// Waits, at the end, for a call that is in progress.
+  /// Waits, in the destructor, for a call that is in progress.
   ncclResult_t settled(ncclResult_t now) {
     const plait::detail::deadline limit(home->settings.deadline);
     while (now == ncclInProgress && !limit.passed()) {
@@ -588,14 +587,14 @@ struct state {
     return now;
   }
 
-  std::vector<std::shared_ptr<void>> places_;  ///< that NCCL writes
-  plait::detail::owned_stream own_side_;       ///< CUDA finishes what it holds at its end
+  std::vector<std::shared_ptr<void>> places_;  ///< places that NCCL may still write
+  plait::detail::owned_stream own_side_;       ///< CUDA completes its work after it is destroyed
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   ncclWindow_t window_{};
 #endif
 };
 
-/// A started operation, and the rank that waits for it.
+/// An asynchronous operation as its rank waits for it.
 struct pending {
   std::shared_ptr<session> home;
   std::shared_ptr<operation> op;
@@ -615,7 +614,7 @@ struct pending {
   void drop() noexcept {
     try {
       if (home->is_enqueued(*op)) join();
-    } catch (const std::exception&) {  // the next call meets this error again
+    } catch (const std::exception&) {  // the next call throws this error again
     }
   }
 

@@ -1,6 +1,6 @@
-// In-process ranks on the memory of a GPU that they share. The last rank to arrive enqueues an operation's kernel or
-// copies after all that the ranks had enqueued before. Every rank's main stream waits for them. Ranks with a GPU each
-// use comm/launch/nccl.hpp.
+// The in-process backend for ranks that share one GPU. The last rank to arrive enqueues an operation's kernel or copies
+// after the earlier work of all ranks. Every rank's main stream waits for them. Ranks with a GPU each use
+// comm/launch/nccl.hpp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ namespace plait::threads {
 
 namespace detail {
 
-/// An event of a stream, kept between operations.
+/// A CUDA event, reused between operations.
 class cuda_mark final : public device_mark {
  public:
   cuda::event event;
@@ -34,15 +34,15 @@ inline cuda_mark& mark_in(std::unique_ptr<device_mark>& place) {
 
 }  // namespace detail
 
-/// Runs operations on a GPU: after what the ranks have put into their main streams, in the last arriver's side stream.
-/// All ranks of a group share one GPU.
+/// Runs operations on one GPU that all ranks of a group share. They run in the last arriver's side stream, after the
+/// earlier work of all ranks' main streams.
 class cuda_engine : public device_engine {
  public:
   cuda_engine(cudaStream_t main, cudaStream_t side) : main_(main), side_(side) {}
   explicit cuda_engine(const cuda& device)
       : cuda_engine(device.main_stream().handle(), device.side_stream().handle()) {}
 
-  /// From the next operation on.
+  /// Sets the streams of later operations.
   void set_streams(cudaStream_t main, cudaStream_t side) {
     main_ = cuda::stream(main);
     side_ = cuda::stream(side);
@@ -79,20 +79,20 @@ class cuda_engine : public device_engine {
   }
 
  private:
-  /// Puts the kernel or the copies of an operation into the side stream.
+  /// Enqueues the kernel or the copies of an operation in the side stream.
   void enqueue(detail::operation& op);
 
   cuda::stream main_, side_;
 };
 
 /// Returns the ranks of `comm` on the memory of a GPU that they share. Collective. Each rank has its own device object,
-/// which must outlive the communicator, its splits and its requests. Calls return when the ranks have met; the data is
-/// there for whatever is put into the main stream from then on.
+/// which must outlive the communicator, its splits and its requests. A call returns when all ranks have made it. Later
+/// work in the main stream sees its results.
 inline communicator on(communicator& comm, const cuda& device) {
   return comm.on(std::make_shared<cuda_engine>(device));
 }
 
-/// Runs `body(communicator, device)` on `ranks` threads that share a GPU; errors as in `run(ranks, body)`.
+/// Runs `body(communicator, device)` on `ranks` threads that share a GPU. It reports errors as `run(ranks, body)` does.
 template <class F>
 void run(int ranks, const cuda::options& options, F&& body) {
   run(ranks, [&](communicator& host) {
@@ -102,7 +102,7 @@ void run(int ranks, const cuda::options& options, F&& body) {
   });
 }
 
-/// Starts the ranks of a parity check so (testing/layer_parity.hpp): `check_mesh(mesh, sizes, one, make, 1e-12,
+/// Starts the ranks of a parity check on one GPU (testing/layer_parity.hpp): `check_mesh(mesh, sizes, one, make, 1e-12,
 /// on_one_gpu{})`.
 struct on_one_gpu {
   cuda::options options{};
@@ -126,15 +126,15 @@ namespace detail {
 
 inline constexpr int most_device_ranks = 64;
 
-/// The ranks' buffers, handed to a kernel by value.
+/// The ranks' buffers, as a kernel argument.
 struct part_table {
   const void* in[most_device_ranks];
   void* out[most_device_ranks];
 };
 
-/// out_r[i] = in_0[i] op ... op in_{inputs-1}[i] for every rank r, in the order of the ranks, in the arithmetic of the
-/// CPU (so the bits are the CPU's). With `Scatter`, rank r = blockIdx.y gets elements [r * count, (r + 1) * count). A
-/// thread reads an element of all inputs before it writes it: an output may be its rank's input.
+/// out_r[i] = in_0[i] op ... op in_{inputs-1}[i] for every rank r, in the order of the ranks, with the CPU's arithmetic
+/// and therefore the CPU's bits. With `Scatter`, rank r = blockIdx.y gets elements [r * count, (r + 1) * count). A
+/// thread reads an element of all inputs before it writes it, so an output may be its rank's input.
 template <reduce_op Op, class T, bool Scatter>
 static __global__ void reduce_parts(part_table parts, int ranks, long long count, bool vectors) {
   using S = arithmetic<T>;
@@ -166,7 +166,7 @@ static __global__ void reduce_parts(part_table parts, int ranks, long long count
 
 enum class spread { root_to_all, gather, exchange };
 
-/// Moves blocks of `count` words between ranks, one of them per blockIdx.y:
+/// Moves blocks of `count` words between ranks; each blockIdx.y moves one:
 ///   root_to_all  in[root] to every out
 ///   gather       in[k] to block k of every out
 ///   exchange     block t of in[f] to block f of out[t]
@@ -190,7 +190,7 @@ static __global__ void copy_parts(part_table parts, int ranks, int root, long lo
   }
 }
 
-/// Operations in a stream.
+/// Enqueues operations in a stream.
 class cuda_operations {
  public:
   explicit cuda_operations(cudaStream_t side) : side_(side) {}
@@ -235,7 +235,7 @@ class cuda_operations {
     }
   }
 
-  /// The table, and whether every block of `block` bytes begins on a 16-byte boundary.
+  /// Returns the table, and whether every block of `block` bytes begins on a 16-byte boundary.
   static std::pair<part_table, bool> table_of(const operation& op, std::size_t block) {
     if (op.parts.size() > most_device_ranks) {
       fail({"a group of ", op.parts.size(), " in-process ranks on a device; at most ", most_device_ranks,
@@ -265,7 +265,7 @@ class cuda_operations {
                           table, ranks, static_cast<long long>(count), aligned);
   }
 
-  /// A reduce_scatter into parts of unequal sizes: a launch for each part.
+  /// A reduce_scatter into parts of unequal sizes, with one launch for each part.
   template <reduce_op Op, class T>
   void reduce_v(operation& op) {
     const auto ranks = static_cast<int>(op.parts.size());

@@ -1,6 +1,6 @@
-// A collective or a message as in-process ranks share it: the signature that they must agree on, the part of each rank,
-// its progress, and its work. The work on the host's memory is cut into units that waiting ranks may take. An engine
-// does it on a device's memory (comm/threads/cuda.hpp).
+// A collective or message that in-process ranks share: its signature, the part of each rank, its progress, and its
+// work. Work on the host's memory is split into units that waiting ranks share. An engine does the work on a device's
+// memory (comm/threads/cuda.hpp).
 #pragma once
 
 #include <algorithm>
@@ -28,28 +28,28 @@ struct operation;
 struct part;
 }  // namespace detail
 
-/// A point in a stream that an engine keeps in an operation, and uses again when the operation is used again.
+/// A point in a stream. An operation keeps it for its next use.
 class device_mark {
  public:
   virtual ~device_mark() = default;
 };
 
-/// Does the work of operations on memory that the processor cannot touch. One for each rank, called by the rank's
-/// thread only. Ranks meet on the host as they do without one; no call waits for the device.
+/// Does the work of operations on device memory. Each rank has one, and only the rank's thread calls it. Ranks still
+/// meet on the host; no call waits for the device.
 class device_engine {
  public:
   virtual ~device_engine() = default;
 
   /// Throws `plait::error` unless the device can use `data`; `what` names the operation.
   virtual void check(const char* what, const void* data) const = 0;
-  /// Marks in `mine` what this rank's stream holds so far: the operation comes after it. Called with the run's mutex
+  /// Marks the current end of this rank's stream in `mine`; the operation runs after it. Called with the run's mutex
   /// held.
   virtual void arrive(detail::part& mine) = 0;
-  /// Enqueues all of the operation's work, after the marks of all parts, and marks its end. Called by one rank.
+  /// Enqueues all of the operation's work after the marks of all parts, and marks its end. One rank calls it.
   virtual void run(detail::operation& op) = 0;
-  /// Makes this rank's stream wait for the operation's end.
+  /// Makes this rank's stream wait for the end of the operation.
   virtual void leave(detail::operation& op) = 0;
-  /// Whether the device has passed the operation's end.
+  /// Whether the device has reached the end of the operation.
   virtual bool reached(detail::operation& op) const = 0;
 };
 
@@ -59,14 +59,14 @@ namespace plait::threads::detail {
 
 struct group;
 
-/// The ranks of one operation must agree on this. `count` is the call's count. For a ragged call it is 0, and the
-/// counts are compared pair by pair.
+/// The values on which the ranks of one operation must agree. `count` is the call's count. For a ragged call it is 0,
+/// and counts are compared for each pair of ranks.
 struct signature {
   collective kind = collective::barrier;  ///< `send` for a message, also on its receiver
   std::size_t count = 0;
   dtype type = dtype::u8;
   reduce_op op = reduce_op::sum;
-  int root = 0;  ///< of a broadcast; the tag of a message
+  int root = 0;  ///< of a broadcast; for a message, its tag
   bool ragged = false, is_split = false, on_device = false;
   bool operator==(const signature&) const = default;
 
@@ -74,11 +74,11 @@ struct signature {
   const char* name() const {
     return is_split ? "split" : is_message() ? "message" : ragged ? ragged_name_of(kind) : name_of(kind);
   }
-  /// How its work is cut: a ragged all_gather is an exchange between all pairs.
+  /// The collective whose division of work is used: a ragged all_gather is divided like an exchange between all pairs.
   collective work_kind() const { return ragged && kind == collective::all_gather ? collective::all_to_all : kind; }
 };
 
-/// "all_reduce(1024 float, sum)"
+/// A signature as text, such as "all_reduce(1024 float, sum)".
 inline std::string text(const signature& s) {
   std::string out = s.name();
   if (s.kind == collective::barrier) return out;
@@ -95,11 +95,11 @@ struct part {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   bool here = false;
-  bool starts = false;       ///< the rank continues, and waits later
+  bool starts = false;       ///< asynchronous: the rank waits later
   std::uint64_t ticket = 0;  ///< in the rank's flight recorder
-  // a ragged call: counts and offsets per peer, in elements (the vectors keep their memory between operations)
+  // for a ragged call: counts and offsets per peer, in elements (the vectors keep their memory between operations)
   std::vector<std::size_t> send_counts, send_offsets, receive_counts, receive_offsets;
-  // split
+  // for a split
   int color = 0, key = 0;
   std::string label;
   std::shared_ptr<group> child;
@@ -117,16 +117,16 @@ struct part {
   }
 };
 
-/// One collective, or one message (part 0 sends, part 1 receives). It moves through three states, kept in `word`:
-/// filling, open (every rank is here; units of work may be taken by ranks that wait for it), finished. Operations are
-/// reused, so the steady state allocates nothing.
+/// One collective, or one message (part 0 sends, part 1 receives). `word` holds its state. Filling: ranks join. Open:
+/// all ranks have joined, and waiting ranks may take units of work. Finished: the work is done. Operations are reused,
+/// so the steady state allocates nothing.
 struct operation {
   static constexpr std::uint32_t open = 1, finished = 2;
 
   std::atomic<std::uint32_t> word{0};
   std::atomic<std::size_t> next_unit{0};
   std::atomic<std::size_t> units_left{0};
-  std::atomic<int> left{0};  ///< ranks that are done with it
+  std::atomic<int> left{0};  ///< ranks that have left it
   std::size_t units = 0;
   signature what;
   std::uint64_t sequence = 0;
@@ -134,17 +134,17 @@ struct operation {
   int source = 0, target = 0;  ///< of a message: ranks in the group
   const group* home = nullptr;
   std::vector<part> parts;
-  std::vector<int> world_ranks;      ///< of the parts
-  std::unique_ptr<device_mark> end;  ///< on a device: where the work is done
+  std::vector<int> world_ranks;      ///< by part
+  std::unique_ptr<device_mark> end;  ///< on a device: the end of the work
   bool broken = false;               ///< the device refused the work
-  double through = 0;                ///< when it was finished, in seconds of comm_clock
+  double through = 0;                ///< time of completion, in seconds of comm_clock
 
   bool complete() const { return arrived == static_cast<int>(parts.size()); }
-  /// Whether a rank may ask when it was finished.
+  /// Whether some rank may ask for the completion time.
   bool started() const {
     return std::any_of(parts.begin(), parts.end(), [](const part& p) { return p.starts; });
   }
-  /// When it was finished, where `started`; 0: it is not.
+  /// Completion time if `started`; 0: not complete.
   double finished_at() const { return (word.load(std::memory_order_acquire) & finished) != 0 ? through : 0; }
 
   void begin(const signature& s, std::uint64_t seq, const group* g) {
@@ -159,10 +159,11 @@ struct operation {
   }
 };
 
-// Bytes of one unit of shared work. Large enough that taking one (an atomic add) costs little. Small enough that two
-// ranks that start at different times finish together, and that a source block is still in cache for its last reader.
+// Bytes of one unit of shared work. It is large enough that taking a unit (an atomic add) costs little. It is small
+// enough that ranks which start at different times finish together, and a source block stays in cache for its last
+// reader.
 inline constexpr std::size_t grain = std::size_t{64} << 10;
-// Bytes moved by an operation, summed over ranks, up to which the last arriver does all of it: waking a helper costs
+// Up to this many bytes, summed over ranks, the last arriver does all of an operation's work: waking a helper costs
 // more than it saves (measured with 2 to 8 ranks on 2 cores; see benchmarks/all_reduce_threads.cpp).
 inline constexpr std::size_t solo_bytes = std::size_t{1} << 20;
 
@@ -172,7 +173,7 @@ inline void copy(std::byte* to, const std::byte* from, std::size_t n) {
   if (n != 0 && to != from) std::memcpy(to, from, n);
 }
 
-/// How an operation is cut into units, and what a unit does. Called once the operation is complete.
+/// Splits an operation into units, and does the work of a unit. Requires that all ranks have joined.
 class work {
  public:
   explicit work(operation& op)
@@ -188,7 +189,7 @@ class work {
 
   std::size_t units() const { return blocks() * pieces_; }
 
-  /// Bytes written by all units together.
+  /// Bytes that all units write in total.
   std::size_t bytes() const {
     const collective kind = op_.what.work_kind();
     const bool to_all =
@@ -201,7 +202,7 @@ class work {
     const std::size_t end = std::min(bytes_, begin + grain);
     const std::size_t who = unit / pieces_;
     const std::byte* from = nullptr;
-    std::size_t shift = 0;  // of what goes to every rank, in its output
+    std::size_t shift = 0;  // position in the outputs of a block that goes to all ranks
     switch (op_.what.work_kind()) {
       case collective::all_reduce:
         return reduce(0, begin, end, 0, n_);
@@ -242,7 +243,7 @@ class work {
   }
 
  private:
-  /// The blocks of `bytes_` that are cut into pieces.
+  /// The blocks of `bytes_` that are split into pieces.
   std::size_t blocks() const {
     switch (op_.what.work_kind()) {
       case collective::all_reduce:
