@@ -10,7 +10,7 @@
 
 using namespace plait;
 
-// The arrays of a C program, as PLAIT_C_ARRAY makes them.
+// The arrays of a C program, as PLAIT_C_ARRAY declares them.
 template <int>
 struct array {
   float* data;

@@ -1,5 +1,5 @@
 // expect: safetensors files are little-endian and are used in place
-// A compiler for a big-endian processor, as far as the standard library asks.
+// Makes the standard library report a big-endian processor.
 #ifndef PLAIT_FAIL_FIX
 #undef __BYTE_ORDER__
 #define __BYTE_ORDER__ __ORDER_BIG_ENDIAN__

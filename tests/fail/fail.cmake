@@ -6,13 +6,13 @@ foreach(compiler IN ITEMS "${PLAIT_GCC}" "${PLAIT_CLANG}")
     list(APPEND fail_compilers --compiler "${compiler}")
   endif()
 endforeach()
-find_program(PLAIT_FAIL_NVCC NAMES nvcc HINTS /usr/local/cuda/bin)  # for the cases that ask for it
+find_program(PLAIT_FAIL_NVCC NAMES nvcc HINTS /usr/local/cuda/bin)  # for the cases that need it
 mark_as_advanced(PLAIT_FAIL_NVCC)
 if(PLAIT_FAIL_NVCC AND PLAIT_TEST_CUDA AND NOT PLAIT_TEST_QUICK)
   list(APPEND fail_compilers --compiler "${PLAIT_FAIL_NVCC}")
 endif()
 
-# The headers that most cases share, compiled once for each compiler.
+# Headers of most cases, compiled once for each compiler.
 set(precompiled "${CMAKE_CURRENT_BINARY_DIR}/fail_precompiled")
 set(precompiled_files "")
 foreach(kind IN ITEMS gcc clang)

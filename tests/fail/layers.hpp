@@ -1,6 +1,6 @@
-// What most cases about layers include. The build compiles it once for each compiler, and run_case.py puts it before
-// those cases: what they say of themselves is then all that is left to compile. (The first one is first so that what
-// compilers print of how a header was reached is short, as it is for users.)
+// Includes of most cases about layers. The build compiles this header once for each compiler, and run_case.py puts it
+// before those cases, so a case compiles only its own lines. (layer.hpp is first so that the chain of includes that
+// compilers print is short, as it is for users.)
 #include "plait/nn/layer.hpp"
 
 #include "plait/models/llama.hpp"

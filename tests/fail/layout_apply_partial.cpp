@@ -38,13 +38,13 @@ void bias(const part<float, sum_of_kernel>& y, const part<const float, sum_of_ke
           const part<const float, spec<hidden, replicate<tp>>>& b) {
   apply(rule::sum, two, y, x, b);
 }
-// A forgotten all-reduce: the sum is said to be there.
+// A forgotten all-reduce: the program declares that the sum is complete.
 #ifdef PLAIT_FAIL_FIX
 void forgotten(const part<float, product>& y, const part<const float, product>& x) { apply(rule::sum, one, y, x); }
 #else
 void forgotten(const part<float, settled>& y, const part<const float, product>& x) { apply(rule::sum, one, y, x); }
 #endif
-// The gradient of a bias is a term of a sum over the ranks that have the rows.
+// The gradient of a bias is a term of a sum over the ranks that share the rows.
 #ifdef PLAIT_FAIL_FIX
 using bias_gradient = spec<hidden, partial<tp>>;
 #else
@@ -57,7 +57,7 @@ void softmax_over_tokens(const part<float, soft>& y, const part<const float, sof
   apply(rule::nonlinear.over<seq>(), one, y, x);
 }
 
-// Arrays of other dims, and a kernel that may write what it reads.
+// Arrays with other dims, and a kernel that may write to its operand.
 #ifdef PLAIT_FAIL_FIX
 using other_dims = spec<shard<seq, tp>, hidden>;
 void kernel(float*, const float*) {}

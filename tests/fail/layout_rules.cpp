@@ -4,7 +4,7 @@
 #include "plait/layout/experts.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/layout/plan.hpp"
-#include "plait/schedule/errors.hpp"  // as in a program that trains: the texts of both are told apart
+#include "plait/schedule/errors.hpp"  // a program that trains includes it too; its codes must not be mixed up with those of layouts
 
 using namespace plait;
 
@@ -233,7 +233,7 @@ struct mixture_of {
 #ifdef PLAIT_FAIL_FIX
 using rows = spec<experts, shard<expert_slot, dp, ep>, hidden>;
 #else
-using rows = spec<shard<experts, ep>, shard<expert_slot, dp>, hidden>;  // still with the experts
+using rows = spec<shard<experts, ep>, shard<expert_slot, dp>, hidden>;  // still at the experts
 #endif
 using weights = spec<shard<batch, dp, ep>, seq, expert_choice>;
 static_assert(enforced<mixture_of<rows, weights>, my_policy, rows, weights>);
@@ -264,7 +264,7 @@ static_assert(enforced<parts_of<a, mesh<axis<tp, 4>>, heads, head_count>, my_pol
 
 // case: zigzag_is_another_dim
 // expect: the dims are not the ones expected here, in this order
-// No redistribution turns the original order into zigzag order: the loader of data places tokens.
+// No redistribution turns original order into zigzag order: the data loader places tokens.
 using text = spec<shard<batch, dp>, shard<seq, cp>, hidden>;
 #ifdef PLAIT_FAIL_FIX
 using other = spec<shard<batch, dp>, seq, hidden, replicate<cp>>;

@@ -4,7 +4,7 @@
 
 using namespace plait;
 
-// A policy of one's own whose engine lacks the backward pass.
+// A user-defined policy whose engine has no backward pass.
 template <class Precision, class Device>
 class forward_only {
  public:

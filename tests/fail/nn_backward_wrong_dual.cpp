@@ -15,7 +15,7 @@ using down = linear<float, down_policy>;
 #ifdef PLAIT_FAIL_FIX
 using gradient = dual_t<down::output>;
 #else
-using gradient = spec<shard<batch, dp>, hidden, partial<tp>>;  // that of a replicated output
+using gradient = spec<shard<batch, dp>, hidden, partial<tp>>;  // the gradient of a replicated output
 #endif
 void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept, const tensor<float, gradient>& dy) {
   layer.backward(ctx, x, kept, dy);

@@ -67,7 +67,7 @@ using end = branch::saved;
 // case: attention_zigzag_for_contiguous
 // expect: the output of a layer does not lie as the next one takes it: let their policies agree
 // expect: expected_dims<plait::batch, plait::zseq, plait::hidden>
-// The tokens of the one lie in zigzag order, the other takes them in original order.
+// One layer returns tokens in zigzag order, the next takes them in original order.
 using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
 #ifdef PLAIT_FAIL_FIX
 using text = zig;

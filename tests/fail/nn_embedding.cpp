@@ -13,7 +13,7 @@ struct table {
 
 // case: embedding_bias
 // expect: an embedding has no bias: leave `bias` out of its policy
-// The bias would be dropped in silence.
+// Without the error, the bias would be ignored.
 struct my_table : table {
 #ifndef PLAIT_FAIL_FIX
   static constexpr bool bias = true;
@@ -23,7 +23,7 @@ template class plait::embedding<float, my_table>;
 
 // case: overlap_of_embedding
 // expect: an embedding has no product to overlap with: leave `overlap` out of its policy
-// The wish would be dropped in silence.
+// Without the error, the overlap would be ignored.
 struct my_table : table {
 #ifndef PLAIT_FAIL_FIX
   using overlap = plait::overlap<4>;

@@ -4,7 +4,7 @@
 
 using namespace plait;
 
-// Rows would travel to experts, and nothing brings them back.
+// Without the error, rows would travel to experts and never return.
 template <class T, class Device>
 struct one_way {
   using route = int;

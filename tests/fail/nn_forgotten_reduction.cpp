@@ -13,7 +13,7 @@ void optimizer_step(context<cpu>& ctx, adamw<float>& optimizer, tensor<float, St
 // case: cp
 // expect: a forgotten reduction: the value is still partial over an axis on which it has to be complete
 // expect: on_axis<plait::cp>
-// Context parallelism without data parallelism is still a sum over cp.
+// Context parallelism without data parallelism also needs a sum over cp.
 using stored = spec<hidden, invariant<cp, dp>>;
 using gradient = dual_t<spec<hidden, replicate<dp, cp>>>;
 #ifdef PLAIT_FAIL_FIX
@@ -26,7 +26,7 @@ const auto step = optimizer_step<gradient, reduced, stored>;
 // case: dp
 // expect: a forgotten reduction: the value is still partial over an axis on which it has to be complete
 // expect: on_axis<plait::dp>
-// Each data-parallel rank has seen its part of the batch.
+// Each data-parallel rank has the gradient of its part of the batch.
 using stored = spec<hidden, invariant<dp, tp>>;
 using gradient = dual_t<spec<hidden, replicate<dp, tp>>>;
 #ifdef PLAIT_FAIL_FIX
@@ -39,7 +39,7 @@ const auto step = optimizer_step<gradient, reduced, stored>;
 // case: tp
 // expect: a forgotten reduction: the value is still partial over an axis on which it has to be complete
 // expect: on_axis<plait::tp>
-// The weight of a norm under sequence parallelism: each rank has seen its part of the sequence.
+// The weight of a norm under sequence parallelism: each rank has the gradient of its part of the sequence.
 using stored = spec<hidden, invariant<dp, tp>>;
 using gradient = dual_t<spec<hidden, replicate<dp, tp>>>;
 #ifdef PLAIT_FAIL_FIX

@@ -57,7 +57,7 @@ struct unvisited {
   void visit(F&&) {}
 #endif
 };
-void train(context<cpu>& ctx) {  // what is done with them is no other error
+void train(context<cpu>& ctx) {  // uses of the types add no further errors
   using block = residual<rms_norm<float, stream>, unvisited>;
   std::vector<block> blocks;
   blocks.emplace_back(rms_norm<float, stream>(ctx), unvisited{});

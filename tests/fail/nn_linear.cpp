@@ -76,7 +76,7 @@ template class plait::linear<float, up_policy>;
 // expect: on_axis<plait::cp>
 // expect: on_dim<plait::seq>
 // expect: up_policy
-// The weight is sharded over tp only: that the output has the whole sequence would be a hidden all-gather over cp.
+// The weight is sharded over tp only, so an output with the whole sequence would need a hidden all-gather over cp.
 struct up_policy : column {
   using input = spec<shard<seq, cp, tp>, hidden>;
 #ifdef PLAIT_FAIL_FIX
@@ -91,7 +91,7 @@ template class plait::linear<float, up_policy>;
 // expect: a forgotten reduction: the value is still partial over an axis on which it has to be complete
 // expect: on_axis<plait::dp>
 // expect: up_policy
-// A weight that is stored replicated would be handed to the optimizer with a gradient that is still partial.
+// A weight that is stored replicated would reach the optimizer with a gradient that is still partial.
 struct up_policy : column {
 #ifdef PLAIT_FAIL_FIX
   using weight = spec<shard<ffn, tp>, hidden>;
@@ -104,7 +104,7 @@ template class plait::linear<float, up_policy>;
 // case: policy_misnamed_bias
 // expect: the policy has a member `has_bias`, which means nothing: did you mean `bias`?
 // expect: up_policy
-// The bias would be dropped in silence.
+// Without the error, the bias would be ignored.
 struct up_policy : column {
 #ifdef PLAIT_FAIL_FIX
   static constexpr bool bias = true;
@@ -117,7 +117,7 @@ template class plait::linear<float, up_policy>;
 // case: policy_misnamed_mesh
 // expect: the policy has a member `Mesh`, which means nothing: did you mean `mesh`?
 // expect: up_policy
-// The boundary would not be checked.
+// Without the error, the specs would not be checked against the mesh.
 struct up_policy : column {
 #ifdef PLAIT_FAIL_FIX
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
@@ -130,7 +130,7 @@ template class plait::linear<float, up_policy>;
 // case: policy_misnamed_stored
 // expect: the policy has a member `store`, which means nothing: did you mean `stored`?
 // expect: up_policy
-// The weight would be stored as it is used.
+// Without the error, the weight would be stored as it is used.
 struct up_policy : column {
 #ifdef PLAIT_FAIL_FIX
   using stored = spec<shard<ffn, tp>, shard<hidden, dp>>;
@@ -143,7 +143,7 @@ template class plait::linear<float, up_policy>;
 // case: policy_bias_is_no_constant
 // expect: a policy's `bias` is a constant: static constexpr bool bias = true;
 // expect: up_policy
-// A member of each object says nothing of the type.
+// A member of each object is not a property of the type.
 struct up_policy : column {
 #ifdef PLAIT_FAIL_FIX
   static constexpr bool bias = true;
@@ -178,7 +178,7 @@ template struct plait::overlap<0>;
 // case: overlap_hides_nothing
 // expect: `overlap` would hide nothing: by their specs, its linears gather no input and reduce no output
 // expect: local_up
-// A weight that every rank has: no chunk of anything is on its way while a product runs.
+// Every rank has the whole weight, so no communication could be in flight during a product.
 struct local_up {
   using input = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
 #ifdef PLAIT_FAIL_FIX

@@ -6,7 +6,7 @@
 
 using namespace plait;
 
-// The branches' one gather and one reduction stand outside of their linears.
+// The branches share one gather and one reduction, which are outside of their linears.
 struct beside : in_parallel<megatron_sp> {
 #ifndef PLAIT_FAIL_FIX
   using overlap = plait::overlap<4>;

@@ -8,7 +8,7 @@
 
 using namespace plait;
 
-// A linear that says nothing of its input.
+// A linear without a spec of its input.
 struct up_policy {
 #ifdef PLAIT_FAIL_FIX
   using input = spec<shard<batch, dp>, hidden, invariant<tp>>;
@@ -19,7 +19,7 @@ struct up_policy {
 };
 template class plait::linear<float, up_policy>;
 
-// An embedding whose table is no spec.
+// An embedding whose table is not a spec.
 struct table_policy {
   using input = spec<shard<batch, dp>>;
 #ifdef PLAIT_FAIL_FIX

@@ -64,7 +64,7 @@ template class plait::self_attention<float, my_strategy>;
 // expect: on_axis<inner>
 struct inner : axis_tag<"inner"> {};
 
-// The sequence is sharded over two axes, and the policy knows one of them.
+// The sequence is sharded over two axes, but the policy names one of them.
 struct my_strategy : megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<inner>, axis<tp>, axis<tp_rep>>;
   using residual = spec<shard<batch, dp>, shard<zseq, cp, inner, tp, tp_rep>, hidden>;
@@ -92,7 +92,7 @@ template class plait::self_attention<float, my_strategy>;
 // case: strategy_forgotten_dp_everywhere
 // expect: a boundary spec must mention every axis of its mesh
 // expect: on_axis<plait::dp>
-// Every layer of a model derives from the residual: one error all the same.
+// Every layer of a model derives its specs from the residual, but there is one error only.
 struct my_strategy : sharded_heads {
 #ifdef PLAIT_FAIL_FIX
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
@@ -106,7 +106,7 @@ template class plait::llama<float, my_strategy>;
 // case: strategy_kv_heads_dim
 // expect: the dims are not the ones expected here, in this order
 // expect: of_operand<plait::operand::kv_heads>, plait::expected_dims<plait::kv_heads>, plait::given_dims<plait::heads>
-// The dim of the queries where that of the keys is meant.
+// The dim of the queries in place of the dim of the keys.
 struct my_strategy : sharded_heads {
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
 #ifdef PLAIT_FAIL_FIX
@@ -135,7 +135,7 @@ template class plait::self_attention<float, my_strategy>;
 
 // case: strategy_misnamed_stored
 // expect: the strategy has a member `store`, which means nothing: did you mean `stored`?
-// Weights would be stored as they are used.
+// Without the error, weights would be stored as they are used.
 struct my_strategy : sharded_heads {
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
   using attention = ring<cp>;
@@ -151,7 +151,7 @@ template class plait::self_attention<float, my_strategy>;
 // case: strategy_residual_order
 // expect: the dims are not the ones expected here, in this order
 // expect: of_operand<plait::operand::residual>, plait::expected_dims<plait::batch, plait::seq, plait::hidden>, plait::given_dims<plait::seq, plait::batch, plait::hidden>
-// Megatron's order: attention would take the sequence for samples.
+// Megatron's order: attention would treat the sequence as samples.
 struct my_strategy : sharded_heads {
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
 #ifdef PLAIT_FAIL_FIX
@@ -165,7 +165,7 @@ template class plait::self_attention<float, my_strategy>;
 // case: strategy_sequence_order
 // expect: attention needs the sequence sharded over exactly the axes of its context-parallel policy, in its order
 // expect: on_axis<plait::cp>, plait::on_dim<plait::seq>
-// cp must be major: the ring passes whole runs of the sequence on.
+// cp must be major: the ring sends contiguous runs of the sequence.
 struct my_strategy : sharded_heads {
 #ifdef PLAIT_FAIL_FIX
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
@@ -206,7 +206,7 @@ template class plait::self_attention<float, my_strategy>;
 
 // case: strategy_without_ffn
 // expect: a strategy names `feed_forward`: using feed_forward = shard<ffn, tp>, or the dim
-// A strategy that says nothing of the MLP.
+// A strategy without specs of the MLP.
 struct my_strategy {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
@@ -222,7 +222,7 @@ template class plait::swiglu_mlp<float, my_strategy>;
 
 // case: attention_not_a_policy
 // expect: a strategy's attention is a policy: a type that names axes = type_list<...> and an engine
-// An axis where a policy is meant.
+// An axis in place of a policy.
 struct my_strategy : megatron_sp {
 #ifdef PLAIT_FAIL_FIX
   using attention = ring<cp>;
@@ -234,7 +234,7 @@ using residual_of_mine = transformer_specs<my_strategy>::residual;
 
 // case: strategy_branch_input_alone
 // expect: a strategy names `branch_input` and `branch_output`, both or none: one of them alone means nothing
-// Branches that take the whole sequence: what they give would have lain as the residual in silence.
+// Branches that take the whole sequence. Without the error, their output would have the residual's spec.
 struct my_strategy : megatron_sp {
   using branch_input = spec<shard<batch, dp>, shard<seq, cp>, hidden, invariant<tp, tp_rep>>;
 #ifdef PLAIT_FAIL_FIX

@@ -7,7 +7,7 @@
 
 using namespace plait;
 
-// The ring would be dropped in silence.
+// Without the error, the ring would be ignored.
 struct my_strategy {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
@@ -23,7 +23,7 @@ struct my_strategy {
 };
 template class plait::self_attention<float, my_strategy>;
 
-// The strategy that it derives from has what this is meant to be.
+// The base strategy has the member whose name is misspelled here.
 struct derived_strategy : megatron_sp {
 #ifndef PLAIT_FAIL_FIX
   using ffn = shard<plait::ffn, tp, tp_rep>;

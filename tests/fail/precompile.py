@@ -17,7 +17,7 @@ def main() -> int:
     arguments = parser.parse_args()
     file, _ = precompiled_at(arguments.compiler, arguments.out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    header = file.parent / "layers.hpp"  # g++ looks for the compiled one beside it
+    header = file.parent / "layers.hpp"  # g++ looks for the compiled header in the same folder
     shutil.copyfile(pathlib.Path(__file__).parent / "layers.hpp", header)
     depends = ["-MD", "-MF", arguments.depfile, "-MT", str(file)] if arguments.depfile else []
     return subprocess.run([*base_command(arguments.compiler, arguments.include), *depends, "-x", "c++-header",

@@ -98,7 +98,7 @@ def is_nvcc(compiler: str) -> bool:
 def without_echo(compiler: str, line: str) -> str:
     """The line, or nothing if it is one of the source that the compiler shows with its message."""
     if is_nvcc(compiler):
-        return line  # its own lines are few, and those that it echoes are not marked
+        return line  # nvcc's own lines are few, and source lines that it prints have no mark
     echoed = not CLANG_MESSAGE.match(line) if is_clang(compiler) else GCC_ECHO.match(line)
     return "" if echoed else line
 

@@ -21,7 +21,7 @@ struct but {
     return s;
   }
 };
-/// One forward less on rank 1, and its backward.
+/// Rank 1 lacks one forward action and its backward.
 struct without {
   static constexpr schedule make(const pipeline_shape& shape) {
     schedule s = one_f_one_b::make(shape);

@@ -13,7 +13,7 @@ constexpr bool right = true;
 constexpr bool right = false;
 #endif
 
-/// Two ranks of which the second begins with another microbatch than the first goes on with.
+/// Two ranks with different orders of microbatches: the second starts with one that the first does not send next.
 struct at_odds {
   static constexpr schedule make(const pipeline_shape& shape) {
     schedule s{"at_odds", shape, {}};
@@ -25,7 +25,7 @@ struct at_odds {
 };
 static_assert(verify<at_odds, pipeline_ranks<2>, microbatches<2>>());
 
-/// Makes a vee, and forgets to say so.
+/// Places stages in a V, but does not declare it.
 struct forgot {
   static constexpr int chunks = right ? 2 : 1;
   static constexpr stage_placement placement = right ? stage_placement::vee : stage_placement::straight;
@@ -35,7 +35,7 @@ struct forgot {
 };
 static_assert(verify<forgot, pipeline_ranks<2>, microbatches<4>>());
 
-/// Knows only two ranks.
+/// Supports two ranks only.
 struct two_ranks {
   static constexpr schedule make(const pipeline_shape& shape) {
     schedule s = one_f_one_b::make(shape);
