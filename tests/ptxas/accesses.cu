@@ -1,7 +1,7 @@
 // The memory-bound kernels in bf16, whose global accesses accesses.py counts in their PTX. Each line
 //   accesses KERNEL: WIDE wide, NARROW narrow
-// says how many accesses of 16 bytes KERNEL has at least, and how many smaller ones at most: a row's statistics and
-// ends that fill no 16 bytes.
+// gives the minimum of 16-byte accesses of KERNEL, and the maximum of smaller ones: statistics of a row, and ends of
+// rows that do not fill 16 bytes.
 //
 // accesses attention_delta_rows<8, bf16, bf16>: 2 wide, 1 narrow
 // accesses attention_delta_rows<8, bf16, float>: 3 wide, 1 narrow

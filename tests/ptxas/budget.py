@@ -21,8 +21,8 @@ SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "103": 64, "120": 48}  # of a multiprocessor
-SHARED_MEMORY = {"80": 164, "86": 100, "89": 100, "90": 228, "100": 228, "103": 228, "120": 100}  # KiB of one
-SHARED_MEMORY_OF_BLOCK = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}  # KiB at most
+SHARED_MEMORY = {"80": 164, "86": 100, "89": 100, "90": 228, "100": 228, "103": 228, "120": 100}  # KiB of a multiprocessor
+SHARED_MEMORY_OF_BLOCK = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}  # KiB, the limit of a block
 KERNEL = re.compile(r"(\w+)\([^(){};]*\) \{\n")
 NAMESPACES = re.compile(r"plait::kernels::detail::|plait::kernels::|plait::|\(anonymous namespace\)::")
 
@@ -48,7 +48,7 @@ def figures_of(files: list[str]) -> dict[str, dict[str, tuple[int, int, int]]]:
     result: dict[str, dict[str, tuple[int, int, int]]] = {}
     for m, n in sorted(zip(mangled, names)):
         while n in result:
-            n += "'"  # overloads
+            n += "'"  # marks overloads
         result[n] = found[m]
     return result
 

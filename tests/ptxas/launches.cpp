@@ -1,5 +1,5 @@
-// Prints how the kernels with dynamic shared memory are launched: name, threads of a block, bytes. ptxas knows neither,
-// so budget.py asks this program, which the stand-in for CUDA compiles.
+// Prints the launches of kernels with dynamic shared memory: name, threads of a block, bytes. ptxas reports neither
+// number, so budget.py runs this program, compiled with the stand-in for CUDA.
 #include <cstdio>
 
 #include "plait/kernels/cuda/attention_kernels.hpp"
@@ -10,7 +10,8 @@ namespace {
 using namespace plait::kernels::detail;
 using plait::kernels::warp_lanes;
 
-/// The last template argument of the kernels of attention, as c++filt writes it; the rule is cuda/rule_mask.cu's.
+/// The last template argument of the kernels of attention, as c++filt writes it. The rule is the one of
+/// cuda/rule_mask.cu.
 constexpr const char* sizes_of_attention[] = {"attention_sizes", "scored_attention_sizes",
                                               "ruled_attention_sizes<&test::same_chunk> "};
 
@@ -43,7 +44,7 @@ void print_all() {
   print_scalars<double, Width>("double");
 }
 
-/// The kernels of a router of 256 experts in 8 groups, as DeepSeek-V3's.
+/// The kernels of a router of 256 experts in 8 groups, as in DeepSeek-V3.
 void print_router(const char* types, const char* choice, std::size_t number) {
   const std::size_t bytes = 256 * number;
   std::printf("choose_for_tokens<%s> %d %zu\n", choice, warp_lanes, bytes_to_choose(256, 8, number));

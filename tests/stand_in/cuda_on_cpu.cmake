@@ -2,15 +2,15 @@
 
 option(PLAIT_TEST_CUDA "Compile the tests for CUDA with nvcc, where it is found" ON)
 
-# An interface of its own: the folder takes the place of the CUDA toolkit's headers.
+# This folder replaces the CUDA toolkit's headers.
 add_library(plait_cuda_stand_in INTERFACE)
 target_include_directories(plait_cuda_stand_in INTERFACE
   "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/cuda" "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/nccl"
   "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/cudnn")
 target_compile_definitions(plait_cuda_stand_in INTERFACE PLAIT_CUDA_STAND_IN)
 
-# What switches between the threads of a block, and multiplies, runs more often than anything else in these tests. It is
-# optimised in every build, and only tells the sanitizers what it does: they look at kernels.
+# The code that switches between the threads of a block, and multiplies, runs most often in these tests. Every build
+# optimises it; the sanitizers do not check it, only kernels.
 add_library(plait_stand_in_blocks STATIC EXCLUDE_FROM_ALL
   stand_in/cuda/stand_in/block.cpp stand_in/cuda/stand_in/tensor_core.cpp)
 target_compile_features(plait_stand_in_blocks PRIVATE cxx_std_20)
@@ -27,7 +27,7 @@ add_library(cuda_on_cpu_main OBJECT cuda/main.cpp)
 target_link_libraries(cuda_on_cpu_main PRIVATE doctest::doctest plait::own plait plait_cuda_stand_in)
 target_include_directories(cuda_on_cpu_main PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
 
-# plait::compiled_cuda, of the stand-in.
+# plait::compiled_cuda with the stand-in.
 set(sources "")
 foreach(part IN ITEMS compiled_cuda compiled_cuda_double compiled_cuda_sort)
   list(APPEND sources "${PROJECT_SOURCE_DIR}/include/plait/${part}.cu")
@@ -41,7 +41,7 @@ if(CMAKE_BUILD_TYPE STREQUAL "Release")
   target_compile_options(plait_compiled_stand_in PRIVATE -O2 -UNDEBUG)  # a dozen tests wait for its kernels
 endif()
 
-# A mask with a rule, of which some tests have the kernels.
+# A mask with a rule; some tests link its kernels.
 add_library(cuda_on_cpu_rule_mask STATIC EXCLUDE_FROM_ALL cuda/rule_mask.cu)
 set_source_files_properties(cuda/rule_mask.cu PROPERTIES LANGUAGE CXX)
 target_link_libraries(cuda_on_cpu_rule_mask PRIVATE plait::own plait plait_cuda_stand_in)
@@ -49,7 +49,7 @@ if(CMAKE_BUILD_TYPE STREQUAL "Release")
   target_compile_options(cuda_on_cpu_rule_mask PRIVATE -O2 -UNDEBUG)
 endif()
 
-# `host` is plait::compiled, or plait::cpu for the headers alone.
+# `host` is plait::compiled, or plait::cpu for the headers only.
 function(plait_cuda_options target host)
   target_link_libraries(${target} PRIVATE plait::own ${host} doctest::doctest)
   target_include_directories(${target} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
@@ -74,14 +74,14 @@ function(plait_add_cuda_on_cpu source)
   endif()
   if(source MATCHES "[.]cpp$|/llama[.]cu$")
     target_link_libraries(${target} PRIVATE plait_compiled_stand_in)
-    if(source MATCHES "/layer_ranges")  # compiled with PLAIT_NVTX, as all of a program must be
+    if(source MATCHES "/layer_ranges")  # all files of a program must define PLAIT_NVTX
       plait_cuda_options(${target} plait::cpu)
     else()
       plait_share_precompiled(${target} plait_stand_in_headers "${source}")
       plait_cuda_options(${target} plait::compiled)
     endif()
   else()
-    # Headers alone, but for the sort, which no header has: nothing else of the archive is missing.
+    # Headers only, except the sort, which is in no header: the program needs nothing else of the archive.
     target_link_libraries(${target} PRIVATE $<TARGET_FILE:plait_compiled_stand_in>)
     add_dependencies(${target} plait_compiled_stand_in)
     plait_cuda_options(${target} plait::cpu)
@@ -113,10 +113,11 @@ function(plait_add_cuda_on_cpu_test target part)
     math(EXPR seconds "${seconds} * 5")
   endif()
   plait_label_threads(labels "${name}" ${target})
-  # The order in which a block's threads run decides nothing, or a barrier is missing. Both are tried on kernels and on
-  # communicators, which have one GPU for all ranks in the one and a GPU for each in the other; what uses them has one.
-  # What is staged has both as well, because streams run as late as they can in the one alone.
-  # What calls cuDNN has one: its own kernels are not there, and those around it are tested in both.
+  # The order in which a block's threads run must not matter; if it does, a barrier is missing. Kernels and
+  # communicators run in both orders. Communicators have one GPU for all ranks in one order and a GPU for each rank in
+  # the other. Programs on top of them run in one order. Tests of staged transfers run in both, because streams run as
+  # late as possible in one of them only. Tests of cuDNN run in one order: its own kernels are not here, and both orders
+  # test those around them.
   set(orders shuffle)
   if(name STREQUAL "llama")
     set(orders forward)
@@ -130,22 +131,22 @@ function(plait_add_cuda_on_cpu_test target part)
       set(test ${test}.${order})
     endif()
     set(environment "${test_environment};PLAIT_STAND_IN_ORDER=${order}")
-    if(order STREQUAL "shuffle" AND NOT name STREQUAL "memory")  # whose releases come as late as CUDA allows
+    if(order STREQUAL "shuffle" AND NOT name STREQUAL "memory")  # its releases run as late as CUDA allows
       list(APPEND environment "PLAIT_STAND_IN_STREAMS=random")
     endif()
-    if(name MATCHES "^(memory|products)$")  # which take all there is, and the arena fills it
+    if(name MATCHES "^(memory|products)$")  # they use the whole capacity, and the arena fills it
       list(APPEND environment "PLAIT_STAND_IN_MEMORY=268435456")
     endif()
     if(name MATCHES "nccl" AND order STREQUAL "shuffle")  # with a GPU for each rank as well as with one for all
       list(APPEND environment "PLAIT_STAND_IN_DEVICES=8")
-      if(NOT name MATCHES "^comm_")  # whose errors are those of ranks that meet on the host
+      if(NOT name MATCHES "^comm_")  # their errors concern ranks that meet on the host
         list(APPEND environment "PLAIT_STAND_IN_NCCL=late")
       endif()
     endif()
     add_test(NAME ${test} COMMAND ${target} "${cases_of_part}" ${cases})
     set_tests_properties(${test} PROPERTIES TIMEOUT ${seconds} LABELS "${labels}" ENVIRONMENT "${environment}")
   endforeach()
-  # What a machine with one GPU cannot try is left out there, and no failure.
+  # Cases that one GPU cannot run are skipped there, without a failure.
   if(NOT PLAIT_SANITIZE AND name MATCHES "nccl" AND NOT name MATCHES "nccl_graph|clock|overlap")
     add_test(NAME cuda_on_cpu.${name}.one_gpu COMMAND ${target} "${cases_of_part}")
     set_tests_properties(cuda_on_cpu.${name}.one_gpu PROPERTIES TIMEOUT ${seconds} LABELS cuda_on_cpu
@@ -161,7 +162,7 @@ set(reference "${CMAKE_CURRENT_SOURCE_DIR}/cuda/models/llama_reference.cpp")
 add_library(cuda_llama_reference OBJECT EXCLUDE_FROM_ALL "${reference}")
 plait_cuda_options(cuda_llama_reference plait::compiled)
 plait_share_precompiled(cuda_llama_reference plait_doctest_headers "${reference}")
-# Sanitizers look at every kernel and at the communicators; layers on top of them are instrumented on the CPU.
+# Sanitizers check every kernel and the communicators; tests on the CPU check the layers that use them.
 set(sanitized "/(attention|comm_[a-z_]+|kernel_[a-z_]+|launch)[.](cu|cpp)$")
 set(sources ${cuda_sources})
 if(PLAIT_TEST_QUICK)
@@ -180,7 +181,7 @@ if(host_only OR PLAIT_TEST_QUICK)
   return()
 endif()
 
-# What NCCL had before its communicators got names and windows is enough.
+# NCCL before version 2.28, without names of communicators and windows, is enough.
 file(CONFIGURE OUTPUT older_nccl.cpp CONTENT
   "#include <plait/comm/launch/nccl.hpp>\n" @ONLY)
 add_library(cuda_on_cpu_older_nccl OBJECT "${CMAKE_CURRENT_BINARY_DIR}/older_nccl.cpp")
@@ -196,7 +197,7 @@ if(PLAIT_BUILD_EXAMPLES)
   set_source_files_properties(trainer/stand_in_bf16_gradients.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_executable(train_llama_stand_in ${sources})
   target_compile_definitions(train_llama_stand_in PRIVATE PLAIT_TRAINER_CUDA PLAIT_WITH_NCCL)
-  set_target_properties(train_llama_stand_in PROPERTIES UNITY_BUILD ON)  # half of what they instantiate is the same
+  set_target_properties(train_llama_stand_in PROPERTIES UNITY_BUILD ON)  # half of their instantiations are the same
   target_include_directories(train_llama_stand_in PRIVATE ${trainer})
   target_link_libraries(train_llama_stand_in PRIVATE plait_compiled_stand_in train_llama_host)
   if(CMAKE_BUILD_TYPE STREQUAL "Release")

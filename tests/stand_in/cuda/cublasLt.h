@@ -1,5 +1,5 @@
 // A stand-in for cuBLASLt, for tests: products of float, double and bf16 matrices, queued on a stream of the stand-in
-// runtime. What it does not model it refuses with CUBLAS_STATUS_NOT_SUPPORTED.
+// runtime. It refuses everything else with CUBLAS_STATUS_NOT_SUPPORTED.
 #pragma once
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ struct cublasLtMatmulDescOpaque_t {
   std::int32_t pointer_mode = CUBLASLT_POINTER_MODE_HOST, trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   void* bias = nullptr;
-  std::int32_t bias_type = -1;  // that of d
+  std::int32_t bias_type = -1;  // CUDA_R_* of the bias; -1: that of d
 };
 struct cublasLtMatrixLayoutOpaque_t {
   stand_in::matrix_layout layout;
@@ -176,10 +176,10 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
 
 namespace stand_in {
 
-/// A test's: whether there is no algorithm that sums a factor beside multiplying it.
+/// Set by tests: whether no algorithm can sum a factor during the product.
 inline std::atomic<bool> no_sums = false;
 
-/// The product that the descriptors mean, or what is wrong with them.
+/// The product of the descriptors, or what is wrong with them.
 inline cublasStatus_t make_gemm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                 cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, gemm& g) {
   if (!desc || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
@@ -199,7 +199,7 @@ inline cublasStatus_t make_gemm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_
   if (g.a.batches != g.d.batches || g.b.batches != g.d.batches || g.c.batches != g.d.batches) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  // The combinations of types that cuBLASLt has, among those known here.
+  // The combinations of types that cuBLASLt supports, of the types of this stand-in.
   const bool doubles = g.a.type == CUDA_R_64F;
   if (g.b.type != g.a.type || g.c.type != g.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (doubles != g.wide || doubles != (g.d.type == CUDA_R_64F)) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -223,26 +223,25 @@ inline cublasStatus_t make_gemm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_
 
 namespace stand_in {
 
-/// A test's: what each algorithm's products take beside the multiplication, in microseconds; and how many each has
-/// done.
+/// Set by tests: extra time of each algorithm's products, in microseconds. And the number of products of each
+/// algorithm.
 inline std::atomic<int> product_delay[3], products_done[3];
-/// A test's: the how manieth product that this thread starts fails; 0: none.
+/// Set by tests: the index, from 1, of this thread's product that fails; 0: none.
 inline thread_local int failing_product = 0;
-/// A test's: the algorithm that the heuristic proposes, and that supports no product when it is to compute one; -1:
-/// none.
+/// Set by tests: the algorithm that the heuristic proposes but that fails for every product; -1: none.
 inline thread_local int unable_algorithm = -1;
 
 }  // namespace stand_in
 
 namespace stand_in {
-/// A test's: whether each algorithm adds the terms of a sum in an order of its own, and the heuristic's proposals
-/// depend on how large a product is. The algorithm that comes first for large ones then computes no narrow ones.
+/// Set by tests: whether each algorithm adds the terms of a sum in a different order, and the heuristic's proposals
+/// depend on a product's size. The first proposal for large products then cannot compute narrow ones.
 inline std::atomic<bool> orders_differ = false;
-/// A test's: whether the heuristic finds no algorithm for any product.
+/// Set by tests: whether the heuristic finds no algorithm for any product.
 inline std::atomic<bool> no_algorithms = false;
 }  // namespace stand_in
 
-/// Every algorithm can compute every product, unless `orders_differ`.
+/// Every algorithm can compute every product, unless `orders_differ` is set.
 inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -257,7 +256,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// The first algorithm needs a workspace of 1 MiB where that is allowed, the others none.
+/// The first algorithm needs a workspace of 1 MiB if the limit allows it, the others need none.
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                                      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                      cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -273,16 +272,16 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     const std::uint64_t i = (n + turn) % 3;
     const std::size_t workspace = i == 0 ? 1 << 20 : 0;
     if (workspace > (preference ? preference->workspace : 0)) continue;
-    // The first splits the sum, and adds its parts in the output where it may.
+    // The first algorithm splits the sum, and adds its parts in the output if the preference allows it.
     const std::uint32_t allowed = preference ? preference->reductions : 7;
     const std::uint64_t in_output =
         i == 0 && (allowed & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) != 0;
-    std::uint64_t aligned = 0;  // what it takes the matrices for
+    std::uint64_t aligned = 0;  // assumed alignment of the matrices, in bytes
     for (int matrix = 0; preference && matrix < 4; ++matrix)
       aligned |= std::uint64_t{preference->alignment[matrix]} << 16 * matrix;
     results[(*returned)++] = {
         {{0x51a7d, i, workspace, in_output, aligned}}, workspace, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
-    // Behind the first, one that says of itself that it is none.
+    // The second result is marked as unusable.
     if (n == 0 && *returned < asked) results[(*returned)++] = {{{0xbad}}, 0, CUBLAS_STATUS_NOT_SUPPORTED, 1.0f, {}};
   }
   return CUBLAS_STATUS_SUCCESS;
@@ -302,12 +301,13 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (algorithm && algorithm->data[0] != 0x51a7d) return CUBLAS_STATUS_INVALID_VALUE;
   if (needed > workspace_bytes || (needed && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
   const void* const matrices[4] = {a, b, c, d};
-  for (int matrix = 0; algorithm && matrix < 4; ++matrix) {  // a kernel for wider loads would fault
+  for (int matrix = 0; algorithm && matrix < 4; ++matrix) {  // a kernel with wider loads would fault
     const std::uint64_t aligned = algorithm->data[4] >> 16 * matrix & 0xffff;
     if (aligned > 1 && reinterpret_cast<std::uintptr_t>(matrices[matrix]) % aligned != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
   }
-  const bool uses_vector = g.after.bias || g.after.sum_a || g.after.sum_b;  // which kernels read 16 bytes at a time
+  const bool uses_vector =
+      g.after.bias || g.after.sum_a || g.after.sum_b;  // kernels with a vector read 16 bytes at a time
   if (uses_vector && reinterpret_cast<std::uintptr_t>(g.after.vector) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (algorithm && static_cast<std::int64_t>(algorithm->data[1]) == stand_in::unable_algorithm)
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -335,7 +335,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
       ++stand_in::products_done[which];
       if (const int delay = stand_in::product_delay[which]; delay > 0) usleep(static_cast<useconds_t>(delay));
       const double x = device_scalars ? read(alpha) : one, y = device_scalars ? read(beta) : two;
-      if (needed) {  // who shares a workspace between streams, or states a wrong size, shall see it
+      if (needed) {  // shows a workspace that is too small or shared between streams
         std::memset(workspace, 0xff, 256);
         std::memset(static_cast<char*>(workspace) + workspace_bytes - 256, 0xff, 256);
       }

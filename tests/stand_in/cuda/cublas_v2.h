@@ -1,5 +1,5 @@
-// A stand-in for cuBLAS, for tests: the products of float matrices, as the stand-in cuBLASLt computes them, and
-// products of several sizes in one call.
+// A stand-in for cuBLAS, for tests: products of float matrices, computed by the stand-in cuBLASLt, and products of
+// several sizes in one call.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ inline cublasStatus_t cublasDestroy(cublasHandle_t handle) {
 }
 inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
-  handle->workspace = nullptr;  // the handle's own again
+  handle->workspace = nullptr;  // back to the handle's own
   return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::size_t bytes) {
@@ -62,14 +62,14 @@ inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t trans
 
 namespace stand_in {
 
-/// The calls for products of several sizes that streams have reached.
+/// The number of calls for products of several sizes that streams have executed.
 inline std::atomic<int> grouped_products = 0;
 
-/// One of those products, but for the addresses of its matrices, which lie in device memory.
+/// One of those products, without the addresses of its matrices, which are in device memory.
 struct grouped_gemm {
   gemm product;
   double alpha = 0, beta = 0;
-  std::int64_t boundary = 1;  // of its matrices, in bytes
+  std::int64_t boundary = 1;  // alignment of its matrices, in bytes
 };
 
 inline bool has_grouped(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cublasComputeType_t compute) {
@@ -80,7 +80,8 @@ inline bool has_grouped(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cu
                              compute == CUBLAS_COMPUTE_32F_FAST_TF32);
 }
 
-/// Computes one product in the order of its stream. Kernels fault on matrices that lie off the boundary.
+/// Computes one product in the order of its stream. Matrices that are not aligned end the process, as kernels would
+/// fault.
 inline void multiply_grouped(const grouped_gemm& one, const void* a, const void* b, void* c) {
   for (const void* p : {a, b, static_cast<const void*>(c)}) {
     if (!arena::instance().contains(p)) die("cublasGemmGroupedBatchedEx reads an address that is not the device's");
@@ -96,7 +97,8 @@ inline void multiply_grouped(const grouped_gemm& one, const void* a, const void*
 
 }  // namespace stand_in
 
-/// Sizes, transpositions and factors are read now, addresses when the stream gets there. A group has one size.
+/// The call reads sizes, transpositions and factors; the stream reads the addresses when it executes the product. All
+/// products of a group have one size.
 inline cublasStatus_t cublasGemmGroupedBatchedEx_64(
     cublasHandle_t handle, const cublasOperation_t* trans_a, const cublasOperation_t* trans_b, const std::int64_t* m,
     const std::int64_t* n, const std::int64_t* k, const void* alpha, const void* const* a, cudaDataType_t a_type,

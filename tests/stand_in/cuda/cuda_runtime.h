@@ -1,5 +1,5 @@
-// A stand-in for the CUDA runtime, for tests: CUDA code compiles as C++, and its kernels run on the CPU.
-// What it holds a program to is said in the headers that follow.
+// A stand-in for the CUDA runtime, for tests: CUDA code compiles as C++, and its kernels run on the CPU. The headers in
+// stand_in/ document which errors of a program it reports.
 #pragma once
 
 #include "stand_in/api_copies.hpp"

@@ -17,7 +17,7 @@ using cudnnHandle_t = cudnnContext*;
 
 namespace stand_in {
 
-/// A test's: the version that is there, and how many handles there are.
+/// Set by tests: the version of the library. And the number of handles.
 inline std::atomic<std::size_t> cudnn_version{91400};
 inline std::atomic<int> cudnn_handles{0};
 

@@ -1,9 +1,9 @@
 #pragma once
 
-// A stand-in for the header-only front end of cuDNN, for tests: graphs of one fused attention or its gradient, as far
-// as plait asks for them, in bf16 with sums in float. A graph that lacks a dimension, a stride or a name, and a shape
-// that cuDNN's documentation does not list, is refused when it is built. It runs as one operation of the handle's
-// stream, in scratch memory whose bytes are asked for first. One header, as cuDNN's is.
+// A stand-in for the header-only front end of cuDNN, for tests: graphs of one fused attention or its gradient, in bf16
+// with sums in float, with the options that plait uses. Building a graph fails if a dimension, a stride or a name is
+// missing, or if cuDNN's documentation does not list the shape. A graph runs as one operation of the handle's stream,
+// in scratch memory of a size that the program asks for first. It is one header, as cuDNN's is.
 
 #include <cudnn.h>
 
@@ -21,8 +21,8 @@
 
 namespace stand_in {
 
-/// A test's: the reason for which graphs are refused (empty: none), how many have been built, how many executions still
-/// fail, and how many gradients were computed by each algorithm.
+/// Set by tests: the reason why graphs are refused (empty: none), and the number of executions that still fail. And the
+/// number of graphs built, and of gradients computed by each algorithm.
 inline std::string cudnn_refusal;
 inline std::atomic<int> cudnn_graphs{0}, cudnn_failures{0}, cudnn_fixed_gradients{0}, cudnn_other_gradients{0};
 
@@ -66,7 +66,7 @@ class Tensor_attributes {
   bool output_ = false;
 };
 
-/// What both passes are told.
+/// Options of both passes.
 template <class Derived>
 class attention_attributes {
  public:
@@ -173,7 +173,7 @@ class Graph {
   }
 
  private:
-  /// As on Hopper: gradients in a fixed order hold one of each score in bf16.
+  /// As on Hopper: gradients in a fixed order keep one value in bf16 for each score.
   std::int64_t workspace_bytes() const {
     const auto up = [](std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile * tile; };
     const auto &q = tensors_[0]->dim_, &k = tensors_[1]->dim_;
@@ -186,7 +186,7 @@ class Graph {
     scale_ = a.scale_, alignment_ = a.alignment_, right_ = a.right_, left_ = a.left_, has_right_ = a.has_right_;
   }
 
-  /// What keeps the graph from being built.
+  /// The reason why the graph cannot be built; "" if it can.
   std::string fault() const {
     if (tensors_.empty()) return "the graph has no operation";
     if (io_ != DataType_t::BFLOAT16 || between_ != DataType_t::FLOAT || compute_ != DataType_t::FLOAT)

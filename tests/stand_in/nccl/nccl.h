@@ -1,13 +1,15 @@
 #pragma once
 
-// A stand-in for NCCL, for tests: the part of its C interface that plait uses, over in-process ranks on a GPU that they
-// share (or on the stand-in CUDA runtime). Where NCCL would hang or mix up data, it ends all ranks with an error: ranks
-// that call different things at one place of a communicator's sequence, or communicators in different orders; messages
-// without their other side, or in a circle outside a group; a communicator used after its end, or before it is ready.
+// A stand-in for NCCL, for tests: the part of its C interface that plait uses, for in-process ranks on a GPU that they
+// share (or on the stand-in CUDA runtime). Where NCCL would hang or mix up data, it ends all ranks with an error. Such
+// errors are: ranks whose calls differ at one place of a communicator's sequence; communicators used in different
+// orders; messages without their other side, or in a circle outside a group; a communicator used after its end, or
+// before it is ready.
 //
-// A call returns when all ranks of the communicator have made it (NCCL does not wait so long); its work is then in the
-// stream. PLAIT_STAND_IN_NCCL=late, on the stand-in runtime, is as NCCL: ranks meet in streams (stand_in/meetings.hpp).
-// A call in a stream that is being recorded is made at every launch of the graph, again by all ranks.
+// A call returns when all ranks of the communicator have made it (NCCL does not wait for them); its work is then in the
+// stream. With PLAIT_STAND_IN_NCCL=late, on the stand-in runtime, a call does not wait either: ranks meet in streams
+// (stand_in/meetings.hpp). A call in a stream that is being captured is made at every launch of the graph, again by all
+// ranks.
 
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// A stand-in for NVTX, for tests: what each thread pushed and popped, in order.
+// A stand-in for NVTX, for tests: the ranges that each thread pushed and popped, in order.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +33,11 @@ namespace stand_in {
 struct nvtx_range {
   std::string name;
   std::uint64_t payload = 0;
-  int depth = 0;  // how many ranges were open around it
+  int depth = 0;  // the number of open ranges around it
   bool open = true;
 };
 
-/// The ranges of a thread, in the order in which they began.
+/// The ranges of a thread, in the order of their starts.
 struct nvtx_thread {
   std::vector<nvtx_range> ranges;
   std::vector<std::size_t> open;

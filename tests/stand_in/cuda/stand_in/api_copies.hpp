@@ -38,7 +38,7 @@ inline cudaError_t copy(runtime& r, copy_box b, cudaMemcpyKind kind, cudaStream_
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
   }
   for (const void* p : {static_cast<const void*>(b.to), b.from}) r.will_use(p, "a copy");
-  // All of the host's memory is read when the stream gets there, as by a GPU that can read pageable memory itself.
+  // The stream reads host memory when it executes the copy, like a GPU that can read pageable memory.
   if (const auto error = r.enqueue(s, [b] { copy_now(b); }, {work::copy, static_cast<double>(b.width * b.height)}))
     return error;
   if (waits) r.await(s);

@@ -63,7 +63,7 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 namespace stand_in {
 
-/// The shared memory that a kernel may ask for: 99, 163 or 227 KB on the GPUs there are.
+/// The largest shared memory of a kernel's block: 99, 163 or 227 KB, as on existing GPUs.
 inline int shared_limit() {
   const char* const kilobytes = std::getenv("PLAIT_STAND_IN_SHARED_KB");
   return (kilobytes ? std::atoi(kilobytes) : 227) << 10;
@@ -185,7 +185,7 @@ inline cudaError_t check_launch(runtime& r, const cudaLaunchConfig_t& config, co
   return cudaSuccess;
 }
 
-/// A pointer among a kernel's arguments has to be the device's, or pinned.
+/// A pointer among a kernel's arguments must point to device memory or to pinned memory.
 template <class T>
 void check_argument(runtime& r, const T& value, std::string_view kernel) {
   if constexpr (std::is_pointer_v<T> && std::is_object_v<std::remove_pointer_t<T>>) {
@@ -212,7 +212,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Parameters..
     if (!s || s->device != current_device) return cudaErrorInvalidResourceHandle;
     if (const auto error = check_launch(r, config, reinterpret_cast<const void*>(kernel))) return error;
     if (r.loaded.insert(reinterpret_cast<const void*>(kernel)).second && s->captured_by) {
-      s->captured_by->invalid = true;  // it would be loaded here and now, for which CUDA may wait for the device
+      s->captured_by->invalid = true;  // the launch would load the kernel now, which may wait for the device
       return cudaErrorStreamCaptureUnsupported;
     }
     std::apply([&](const auto&... each) { (check_argument(r, each, name), ...); }, arguments);

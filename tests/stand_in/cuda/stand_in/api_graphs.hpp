@@ -50,7 +50,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
       if (other->captured_by == c) other->captured_by = nullptr;
     }
     auto g = std::make_unique<CUgraph_st>();
-    g->operations = std::move(c->operations);  // events may refer to the capture for long
+    g->operations = std::move(c->operations);  // events may refer to the capture for a long time
     if (c->invalid) return cudaErrorStreamCaptureInvalidated;
     if (!joined) return cudaErrorStreamCaptureUnjoined;
     *graph = g.get();
@@ -77,7 +77,7 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mo
 
 namespace stand_in {
 
-/// For libraries: if the stream is being recorded, `issue` becomes a node of the graph, and *recorded is true.
+/// For libraries: if the stream is being captured, adds `issue` as a node of the graph and sets *recorded to true.
 inline cudaError_t record_if_capturing(cudaStream_t stream, std::function<bool(cudaStream_t)> issue, bool* recorded) {
   return call([&](runtime& r) {
     const auto s = r.find(stream);
@@ -102,8 +102,8 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
     return cudaSuccess;
   });
 }
-/// Nodes that the host has a part in are called without the lock: they may wait for other threads. The nodes of one
-/// stream of the recording run in the launch's stream at the times that they had in their own.
+/// Calls nodes with host code without the lock, because they may wait for other threads. The nodes of each captured
+/// stream run in the launch's stream, with the clock's times of their own stream.
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   std::vector<stand_in::graph_node> nodes;
   stand_in::replay_times times(0);

@@ -18,7 +18,7 @@ inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool, const s
   arena& memory = arena::instance();
   const int device = pool ? pool->device : current_device;
   const auto attempt = [&] {
-    const std::uint64_t kept = pool ? std::min<std::uint64_t>(pool->kept, bytes) : 0;  // serves the pool first
+    const std::uint64_t kept = pool ? std::min<std::uint64_t>(pool->kept, bytes) : 0;  // of the pool, used first
     memory.keep(-static_cast<std::int64_t>(kept));
     void* const found = memory.allocate(bytes, device, pool);
     if (found && pool) pool->kept -= kept;
@@ -26,7 +26,7 @@ inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool, const s
     return found;
   };
   void* p = attempt();
-  // Releases may be waiting in streams. A pool has those of the stream that asks, and waits for no other.
+  // Releases may still be queued in streams. A pool completes those of the requesting stream, and waits for no other.
   if (!p && pool) {
     r.finish(stream);
     p = attempt();
@@ -54,7 +54,7 @@ inline void release(void* p) {
   }
   memory.release(p);
 }
-/// Frees memory of cudaMalloc at once, whatever is in flight.
+/// Frees memory of cudaMalloc at once. An operation in flight that uses it ends the process.
 inline void release_now(void* p, const char* who) {
   runtime& r = runtime::instance();
   r.must_be_unused(static_cast<const char*>(p), arena::instance().find(p)->bytes, who);
@@ -97,7 +97,7 @@ inline cudaError_t cudaFree(void* p) {
     if (!a || a->freeing) return cudaErrorInvalidValue;
     if (const auto error = r.refuse_while_capturing(nullptr)) return error;
     r.finish_all();
-    stand_in::stream_ptr user;  // of an operation that waits for other ranks
+    stand_in::stream_ptr user;  // the stream of an operation that waits for other ranks
     while (r.user_of(static_cast<const char*>(p), a->bytes, &user)) r.settle(user);
     stand_in::release_now(p, "cudaFree");
     return cudaSuccess;
@@ -109,8 +109,7 @@ inline cudaError_t cudaMallocFromPoolAsync(void** p, std::size_t bytes, cudaMemP
     const auto s = r.find(stream);
     if (!p || !r.is_pool(pool)) return cudaErrorInvalidValue;
     if (!s) return cudaErrorInvalidResourceHandle;
-    if (const auto error = r.refuse_while_capturing(s.get()))
-      return error;  // graphs with memory of their own are not modelled
+    if (const auto error = r.refuse_while_capturing(s.get())) return error;  // graphs that own memory are not modelled
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
     void* memory = stand_in::allocate(r, bytes, pool, s);
@@ -162,7 +161,7 @@ inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps
     return cudaSuccess;
   });
 }
-/// Waits for nothing: a pool lives until its last allocation is released.
+/// Does not wait: a pool exists until its last allocation is released.
 inline cudaError_t cudaDeviceCanAccessPeer(int* possible, int device, int peer) {
   const int count = stand_in::device_count();
   if (device < 0 || device >= count || peer < 0 || peer >= count) return stand_in::fail(cudaErrorInvalidDevice);
@@ -209,7 +208,7 @@ inline cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
 }
 namespace stand_in {
 
-/// Memory that a pool keeps, though nobody uses it, is not free for anything else.
+/// Memory that a pool keeps unused is not available to other allocations.
 inline void trim(CUmemPoolHandle_st& pool, std::uint64_t keep) {
   if (pool.kept <= keep) return;
   arena::instance().keep(-static_cast<std::int64_t>(pool.kept - keep));
@@ -228,7 +227,7 @@ inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t keep) {
 
 namespace stand_in {
 
-/// Where an attribute of a pool lives, and whether it is an int.
+/// The address of a pool's attribute; sets `is_int` to whether it is an int.
 inline std::uint64_t* attribute(cudaMemPool_t pool, cudaMemPoolAttr which, bool& is_int) {
   is_int = which <= cudaMemPoolReuseAllowInternalDependencies;
   switch (which) {
@@ -283,7 +282,7 @@ inline cudaError_t cudaHostAlloc(void** p, std::size_t bytes, unsigned) {
     if (bytes == 0) return cudaSuccess;
     if (bytes / static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) >=
         static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)))
-      return cudaErrorMemoryAllocation;  // each page of it is one that the machine has
+      return cudaErrorMemoryAllocation;  // each of its pages is physical memory of the machine
     *p = ::operator new(bytes, std::align_val_t{256});
     std::memset(*p, 0xff, bytes);
     r.pinned.emplace(static_cast<const char*>(*p), bytes);

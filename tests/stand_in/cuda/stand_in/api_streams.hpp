@@ -29,7 +29,7 @@ inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 
-/// Returns at once, as CUDA's does: what the stream still holds runs later.
+/// Returns at once, as in CUDA: queued operations run later.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (!stream) return cudaErrorInvalidResourceHandle;
@@ -52,7 +52,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   });
 }
 
-/// Waits for the streams of all threads that share the device: so does the thread's time, if the clock is on.
+/// Waits for the streams of all threads that share the device. With the clock on, this thread's time is then theirs.
 inline cudaError_t cudaDeviceSynchronize() {
   return stand_in::call([&](stand_in::runtime& r) {
     if (const auto error = r.refuse_while_capturing(nullptr)) return error;
@@ -69,7 +69,7 @@ inline cudaError_t cudaDeviceSynchronize() {
 
 namespace stand_in {
 
-/// Not ready for the first polls, whatever the state; then the work is done, so that loops which poll end.
+/// Not ready for the first polls in any case; then finishes the work, so loops that poll end.
 template <class Finish>
 cudaError_t poll(int& polls, bool done, Finish finish) {
   if (done) return cudaSuccess;
@@ -104,7 +104,7 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function
     const auto s = r.find(stream);
     if (!s) return cudaErrorInvalidResourceHandle;
     return r.enqueue(s, [function, data] {
-      stand_in::arena::instance().close();  // host code has no business there
+      stand_in::arena::instance().close();  // host functions must not touch device memory
       function(data);
       stand_in::arena::instance().open();
     });
@@ -169,7 +169,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
       if (!s->captured_by) {
         s->captured_by = e->captured_by;
         s->seen.clear();
-        s->captured_by->issued[s.get()] = s->captured_by->issued[s.get()];  // it has to join, even if it does nothing
+        s->captured_by->issued[s.get()] = s->captured_by->issued[s.get()];  // it must join, even without operations
         s->seen[s.get()] = ++s->captured_by->issued[s.get()];
       }
       for (const auto& [other, count] : e->seen) s->seen[other] = std::max(s->seen[other], count);

@@ -1,4 +1,4 @@
-// Error codes, handles, enumerations and structs of the CUDA runtime's host interface, as far as plait uses them.
+// Error codes, handles, enumerations and structs of the CUDA runtime's host interface that plait uses.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Device memory: one reserved range of addresses that nobody can touch but while operations of a stream run. Host code
-// that reads or writes it ends the process with a message. Fresh memory is filled with 0xff, which is NaN.
+// Device memory: one reserved range of addresses that is accessible only while operations of a stream run. Host code
+// that reads or writes it ends the process with a message. New memory is filled with 0xff, which is NaN.
 //
 // Under address sanitizer every byte outside an allocation is poisoned; otherwise guards around each are checked when
 // it is freed. PLAIT_STAND_IN_MEMORY is the capacity in bytes, 4 GiB by default.
@@ -23,12 +23,12 @@ namespace stand_in {
 class arena {
  public:
   struct allocation {
-    std::size_t bytes = 0;  // as asked for
+    std::size_t bytes = 0;  // requested
     std::size_t block = 0;  // with guards
     int device = 0;
     void* pool = nullptr;
     bool freeing = false;      // its stream-ordered release is queued
-    std::uint64_t number = 0;  // which allocation it is, of all that there ever were
+    std::uint64_t number = 0;  // sequence number of the allocation in the process
   };
 
   static arena& instance() {
@@ -42,10 +42,10 @@ class arena {
   }
   std::size_t capacity() const { return capacity_; }
   std::size_t used() const { return used_; }
-  /// Counts bytes as used, or no longer, that belong to no allocation.
+  /// Adds bytes (or subtracts, if negative) that belong to no allocation to the used bytes.
   void keep(std::int64_t bytes) { used_ += static_cast<std::size_t>(bytes); }
 
-  /// Null where there is no room. The memory is unusable until `make_usable`.
+  /// Null if there is no room. The memory is inaccessible until `make_usable`.
   void* allocate(std::size_t bytes, int device, void* pool) {
     if (bytes == 0 || bytes > capacity_ || used_ + bytes > capacity_) return nullptr;
     const std::size_t block = guard + round_up(bytes, 256) + guard;
@@ -69,7 +69,7 @@ class arena {
     return p;
   }
 
-  /// To be called with the arena open.
+  /// Requires the arena to be open.
   void make_usable(void* p) {
     const allocation& a = allocations_.at(static_cast<char*>(p));
     unpoison(p, a.bytes);
@@ -84,7 +84,7 @@ class arena {
     const auto it = allocations_.find(static_cast<char*>(const_cast<void*>(p)));
     return it == allocations_.end() ? nullptr : &it->second;
   }
-  /// The allocation that holds the address, or that ends there, with its start; null where there is none.
+  /// The allocation that contains the address, or that ends there, and its start; null if none does.
   const allocation* with_end(const void* p, const char** start) const {
     auto* c = static_cast<char*>(const_cast<void*>(p));
     auto it = allocations_.upper_bound(c);
@@ -103,7 +103,7 @@ class arena {
     return c < it->first + it->second.bytes ? &it->second : nullptr;
   }
 
-  /// To be called with the arena open.
+  /// Requires the arena to be open.
   void release(void* p) {
     const auto it = allocations_.find(static_cast<char*>(p));
     const allocation a = it->second;
@@ -145,17 +145,17 @@ class arena {
   arena() {
     const char* text = std::getenv("PLAIT_STAND_IN_MEMORY");
     capacity_ = text ? std::strtoull(text, nullptr, 10) : std::size_t{4} << 30;
-    reserved_ = round_up(2 * capacity_ + (std::size_t{64} << 20), step);  // holes and guards take room as well
+    reserved_ = round_up(2 * capacity_ + (std::size_t{64} << 20), step);  // room for holes and guards
     void* memory = mmap(nullptr, reserved_ + step, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) die("no address space for device memory");
     base_ = reinterpret_cast<char*>(round_up(reinterpret_cast<std::uintptr_t>(memory), step));
-    madvise(base_, reserved_, MADV_HUGEPAGE);  // the protection of large pages is changed much faster
+    madvise(base_, reserved_, MADV_HUGEPAGE);  // changing the protection of large pages is much faster
     watch();
   }
 
   static constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
-  // Only what was ever handed out is opened and closed, in steps that keep such calls cheap.
+  // Opens and closes only the part that allocations have used so far, in large steps, so these calls are cheap.
   void grow() {
     const std::size_t wanted = std::min(round_up(top_, step), reserved_);
     if (wanted <= visible_) return;
@@ -193,7 +193,7 @@ class arena {
 #endif
   }
 
-  // Test frameworks set handlers of their own for every test: they come after this one.
+  // Test frameworks set their own handlers for every test, so this must run after them.
   void watch() {
     struct sigaction now {};
     sigaction(SIGSEGV, nullptr, &now);

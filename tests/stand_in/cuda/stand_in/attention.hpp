@@ -1,5 +1,5 @@
-// Attention and its gradient of the stand-in cuDNN: plain loops over bf16 arrays, with sums in float and weights that
-// are rounded to bf16 before they meet values, as tensor cores want them.
+// Attention and its gradient of the stand-in cuDNN: plain loops over bf16 arrays, with sums in float. Weights are
+// rounded to bf16 before they are multiplied by values, as tensor cores require.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@ struct attention {
   number batch = 0, heads = 0, kv_heads = 0, q_len = 0, k_len = 0, head_dim = 0;
   float scale = 1;
   bool causal = false;
-  number shift = 0;                            ///< query i sees keys up to i + shift,
-  number window = 0;                           ///< and from i + 1 - window on; 0: from the first
-  std::vector<std::array<number, 3>> strides;  ///< of batch, head and token: of each tensor
+  number shift = 0;                            ///< query i sees keys up to i + shift
+  number window = 0;                           ///< and from i + 1 - window; 0: from the first key
+  std::vector<std::array<number, 3>> strides;  ///< of batch, head and token, for each tensor
 
   /// `at`: q, k, v, o, lse.
   void forward(const std::vector<void*>& at) const {
@@ -42,7 +42,7 @@ struct attention {
     });
   }
 
-  /// `at`: q, k, v, o, lse, do, dq, dk, dv. Unless `fixed`, the terms of dq come in any order.
+  /// `at`: q, k, v, o, lse, do, dq, dk, dv. Unless `fixed`, the order of the terms of dq varies.
   void backward(const std::vector<void*>& at, bool fixed) const {
     static std::minstd_rand random(1);
     const auto keys = static_cast<std::size_t>(batch * kv_heads * k_len * head_dim);

@@ -7,7 +7,7 @@
 
 namespace stand_in {
 
-executor& executor::instance() {  // under the runtime's lock, so that no two threads make one
+executor& executor::instance() {  // called with the runtime's lock, so two threads cannot both create it
   static executor* one = nullptr;
   if (one == nullptr) one = new executor;
   return *one;
@@ -60,7 +60,7 @@ int executor::barrier(bool vote) {
     ++barriers_;
     for (device_thread& t : threads_) t.state = state::ready;
   }
-  // Nobody can arrive at the next barrier for the last time before everybody has read this result.
+  // No thread can be the last at the next barrier before all threads have read this result.
   suspend();
   met.after();
   return result_of_votes_;
@@ -243,7 +243,7 @@ void executor::finish() {
   self.state = state::done;
   ++done_;
   const std::size_t t = next();
-  if (t != nobody && !threads_[t].on) {  // a thread that has not begun goes on here, without a switch
+  if (t != nobody && !threads_[t].on) {  // a new thread starts here, without a switch
     threads_[t].on = on;
     threads_[t].state = state::ready;
     set_current(t);

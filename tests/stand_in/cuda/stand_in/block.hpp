@@ -1,10 +1,10 @@
-// Runs the blocks of a kernel one after the other. A thread of a block runs until it reaches a barrier or a collective
-// of its warp, or ends; only then does another one run, on a fiber of its own where the first has to be continued.
+// Runs the blocks of a kernel one after the other. A thread of a block runs until it ends or reaches a barrier or a
+// collective of its warp; only then another one runs, on its own fiber if the first thread must continue later.
 //
-// PLAIT_STAND_IN_ORDER (forward, reverse or shuffle) says in which order blocks, warps and lanes run between barriers:
-// a kernel that lacks a barrier gives different results. PLAIT_STAND_IN_SEED seeds what is random. To thread sanitizer
-// each thread of a block is one, ordered by __syncthreads and __syncwarp alone (a shuffle orders no memory): it reports
-// two accesses to one word, one of them a write, with no barrier between them.
+// PLAIT_STAND_IN_ORDER (forward, reverse or shuffle) sets the order in which blocks, warps and lanes run between
+// barriers, so a kernel without a necessary barrier gives different results. PLAIT_STAND_IN_SEED seeds random choices.
+// For thread sanitizer each thread of a block is a thread, ordered by __syncthreads and __syncwarp only (a shuffle does
+// not order memory). It reports two accesses to one word, at least one of them a write, without a barrier between them.
 #pragma once
 
 #include <array>
@@ -48,11 +48,11 @@ inline unsigned seed_from_environment() {
   return text ? static_cast<unsigned>(std::atoi(text)) : 1u;
 }
 
-/// What the lanes of a warp do together.
+/// The collectives of a warp's lanes.
 enum class warp_op { sync, shuffle, ballot, gather };
 
-/// The one kernel that runs, and its current block. All of it is used under the runtime's lock only. Its functions are
-/// in block.cpp, which is optimised and not instrumented: sanitizers look at kernels.
+/// The running kernel and its current block. Requires the runtime's lock. Its functions are in block.cpp, which is
+/// optimised and not instrumented: sanitizers check kernels only.
 class executor {
  public:
   static executor& instance();
@@ -70,22 +70,22 @@ class executor {
   run_order order() const { return order_; }
   void set_order(run_order order);
 
-  /// A barrier of the block; returns how many threads came with a true `vote`.
+  /// A barrier of the block; returns the number of threads with a true `vote`.
   int barrier(bool vote);
 
-  /// Lanes of `mask` meet; each offers a value. shuffle: the value of lane `source`; ballot: one bit for each lane's
-  /// value that is not 0.
+  /// A collective of the lanes in `mask`; each passes a value. shuffle: returns the value of lane `source`; ballot:
+  /// returns one bit for each lane whose value is not 0.
   std::uint64_t collective(warp_op op, unsigned mask, std::uint64_t value, unsigned source);
 
-  /// What a lane gives to all others of its warp.
+  /// The values of a lane that all other lanes of its warp read.
   struct offer {
     std::uint64_t words[3];
   };
-  /// All 32 lanes meet. Returns what each of them offers, until this lane meets others again.
+  /// A collective of all 32 lanes. Returns the offer of each lane, valid until this lane's next collective.
   const offer* gather(const offer& mine);
 
-  /// Copies from global to shared memory that the thread has started, in groups; they come as late as may be: in
-  /// `wait_for_copies`, which waits for all groups but the last `pending`. `from` null: zeros.
+  /// Copies from global to shared memory that the thread has started, in groups. They run as late as possible, in
+  /// `wait_for_copies`, which waits for all groups except the last `pending`. `from` null: zeros.
   void copy_later(void* to, const void* from, std::size_t bytes);
   void commit_copies();
   void wait_for_copies(unsigned pending);
@@ -115,8 +115,8 @@ class executor {
   };
   struct warp {
     unsigned waiting = 0;
-    offer gathered[32];  // nobody can meet others again before everybody has come back with these
-    // Of every other __syncwarp one: who is late to leave one must not see what others did before the next.
+    offer gathered[32];  // no lane arrives at the next collective before all lanes have these
+    // Even and odd __syncwarp: a lane that leaves one late must not see what others did before the next.
     moment met[2];
     unsigned syncs = 0;
   };
@@ -134,7 +134,7 @@ class executor {
 
   void run_block();
 
-  // The order: a warp runs in passes over its lanes until none can go on, a round is all warps.
+  // The order: a warp runs in passes over its lanes until none can run; a round runs all warps.
   void new_round();
   void new_pass();
   static bool runnable(const device_thread& t) { return t.state == state::fresh || t.state == state::ready; }
@@ -162,14 +162,15 @@ class executor {
 
   std::vector<device_thread> threads_;
   std::vector<warp> warps_;
-  // A pass takes one of these orders of lanes, by chance: to shuffle lanes anew for each took a tenth of all time.
+  // Each pass uses one of these orders of lanes, chosen at random: a new shuffle for each pass took a tenth of all
+  // time.
   using lane_order = std::array<std::uint8_t, 32>;
   std::vector<lane_order> lane_orders_;
   const lane_order* lanes_ = nullptr;
   std::vector<unsigned> warp_order_;
   std::size_t warp_at_ = 0, first_lane_ = 0, lane_at_ = 0, current_ = 0, arrived_ = 0, done_ = 0;
   bool ran_in_pass_ = false, ran_in_round_ = false;
-  // Blocks are ordered as they run: their shared memory is one. As with warps, two moments take turns.
+  // Blocks are ordered in time, because they share one shared memory. Two moments alternate, as for warps.
   moment block_ended_[2], barrier_met_[2];
   unsigned blocks_ = 0, barriers_ = 0;
   int votes_ = 0, result_of_votes_ = 0;

@@ -1,6 +1,6 @@
-// Virtual time: when a GPU with as many units as there are streams would have done what they hold, where a test says
-// what each operation takes. It is off unless a test starts it, and then changes what polls find, and nothing else.
-// Times follow from what is put into streams, not from when the stand-in runs it or how the host's threads take turns.
+// Virtual time: the time at which a GPU that runs all streams in parallel would have finished their operations, from
+// costs that a test gives. It is off unless a test starts it; then it changes only the results of polls. Times depend
+// on the operations in streams only, not on when the stand-in runs them or how the host schedules threads.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace stand_in {
 
-/// What an operation is to the clock, and its size: flops of products, threads of kernels, bytes of the others, for
-/// NCCL's those of one rank's block. What orders streams, or takes and gives back memory, takes no time.
+/// The kind of an operation for the clock. Its size: flops of products, threads of kernels, bytes of the others (for
+/// NCCL, of one rank's block). Operations that order streams, or allocate and release memory, take no time.
 enum class work { none, kernel, product, copy, fill, collective, message };
 struct task {
   work kind = work::none;
@@ -21,14 +21,14 @@ struct task {
 };
 using cost_function = std::function<double(const task&)>;
 
-/// A place in a graph where an event is recorded, or waited for.
+/// A place in a graph where an event is recorded or waited for.
 struct graph_moment {
   enum class role { none, record, wait } what = role::none;
   std::size_t event = 0;
 };
 
-/// The clock and the times of the host's threads. Those of streams and events are theirs. The unit is the cost
-/// function's. Guarded by the runtime's lock, but for what a thread has.
+/// The clock and the times of the host's threads. Streams and events store their own times. The unit is the cost
+/// function's. Requires the runtime's lock, except for a thread's own time.
 class virtual_clock {
  public:
   bool on() const { return static_cast<bool>(cost_); }
@@ -38,11 +38,11 @@ class virtual_clock {
   }
   double cost(const task& what) const { return what.kind == work::none ? 0 : cost_(what); }
 
-  /// The time of this thread. A call takes none; to wait for a stream takes until the stream is there.
+  /// The time of this thread. A call takes no time; waiting for a stream takes until the stream finishes.
   double host() { return mine().at; }
   void host_waits(double until) { mine() = {runs_, std::max(mine().at, until), 0}; }
   void host_calls() { mine().polls = 0; }
-  /// Whether the host finds that `at` is over. Whoever asks again and again, and does nothing else, comes to see it.
+  /// Whether the host sees that `at` has passed. A thread that only polls sees it after a few polls.
   bool passed(double at) {
     if (mine().at < at && ++mine().polls <= 3) return false;
     host_waits(at);
@@ -65,12 +65,12 @@ class virtual_clock {
   unsigned runs_ = 0;
 };
 
-/// The times of one replay of a graph: its streams run side by side, though the stand-in puts all into one.
+/// The times of one replay of a graph: its streams run in parallel, although the stand-in puts all into one.
 class replay_times {
  public:
   explicit replay_times(double start) : start_(start) {}
 
-  /// The time of a stream of the recording, which begins with the replay.
+  /// The time of a captured stream, which starts with the replay.
   double& of(const void* recorded_stream) { return streams_.try_emplace(recorded_stream, start_).first->second; }
   void pass(const void* recorded_stream, const graph_moment& m) {
     if (events_.size() <= m.event) events_.resize(m.event + 1, start_);

@@ -1,5 +1,4 @@
-// The names and numbers of cuBLASLt that the stand-in knows: results, operations and attributes. ../cublasLt.h has its
-// functions.
+// Names and numbers of cuBLASLt in the stand-in: results, operations and attributes. ../cublasLt.h has its functions.
 #pragma once
 
 enum cublasStatus_t {

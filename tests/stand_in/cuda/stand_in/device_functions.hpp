@@ -1,4 +1,4 @@
-// What kernels call: barriers, warp collectives, atomics, bit casts and the functions that CUDA has beyond <math.h>.
+// Functions for kernels: barriers, warp collectives, atomics, bit casts and CUDA's functions beyond <math.h>.
 #pragma once
 
 #include <math.h>
@@ -75,12 +75,13 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   return stand_in::shuffle(mask, value, source > (lane | inside) ? lane : source);
 }
 
-// ---- atomics: threads are switched at collectives only; atomic_ref tells thread sanitizer that they are no race
-// -------
+// ---- atomics -------------------------------------------------------------------------------------------------------
+//
+// Threads are switched at collectives only. atomic_ref tells thread sanitizer that these accesses are no race.
 
 namespace stand_in {
 
-/// Replaces *address by next(*address); returns what was there.
+/// Replaces *address by next(*address); returns the previous value.
 template <class T, class Next>
 T replace(T* address, Next next) {
   const std::atomic_ref<T> word(*address);
@@ -114,7 +115,7 @@ inline int __popc(unsigned x) { return std::popcount(x); }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
-// The C library declares functions of these names for itself.
+// The C library declares functions of these names itself.
 #define __expf(x) expf(x)
 
 #define STAND_IN_MIN_MAX(type)                                        \

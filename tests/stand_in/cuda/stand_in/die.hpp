@@ -1,11 +1,11 @@
-// Ends a program that does what no GPU permits, and says which sanitizer looks at the stand-in.
+// Ends a program that makes an error of GPU programming; macros for the sanitizer of the build.
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
-// The blocks' own file is compiled without a sanitizer, and is told of it by name.
+// The build defines these macros for block.cpp, which is compiled without a sanitizer.
 #if defined(__SANITIZE_ADDRESS__)
 #define STAND_IN_ADDRESS_SANITIZER 1
 #endif
@@ -31,7 +31,7 @@
 
 namespace stand_in {
 
-/// Ends the process: what the program did is an error on a GPU as well, mostly a silent one.
+/// Ends the process: on a GPU this is an error too, mostly without a message.
 [[noreturn]] inline void die(const std::string& what) {
   std::fflush(stdout);
   std::fprintf(stderr, "stand-in CUDA runtime: %s\n", what.c_str());

@@ -1,6 +1,6 @@
-// Fibers: stacks of their own that one operating-system thread switches between. Each thread of a CUDA block that has
-// to wait keeps one. Sanitizers are told of every switch; to thread sanitizer each fiber is a thread, and a switch
-// orders nothing: moment.hpp does, where CUDA says so. For block.cpp alone.
+// Fibers: stacks that one operating-system thread switches between. Each thread of a CUDA block that must wait has one.
+// Every switch is reported to sanitizers. For thread sanitizer each fiber is a thread, and a switch orders no memory
+// accesses; moment.hpp orders them as CUDA does. For block.cpp only.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,7 +16,7 @@
 #endif
 
 #ifdef __x86_64__
-// void stand_in_switch_stack(void** saved, void* next): keeps what a called function must keep, and changes stacks.
+// void stand_in_switch_stack(void** saved, void* next): saves the callee-saved registers and changes stacks.
 asm(R"(
 .pushsection .text
 .globl stand_in_switch_stack
@@ -47,18 +47,18 @@ namespace stand_in {
 
 class fiber {
  public:
-  /// The stack that the calling thread has anyway.
+  /// The stack of the calling thread.
   fiber() = default;
-  /// A stack of its own, on which `entry` runs when it is first switched to. `entry` must not return.
+  /// A new stack, on which `entry` runs at the first switch. `entry` must not return.
   explicit fiber(void (*entry)()) : entry_(entry), size_(stack_bytes) {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     void* memory =
         mmap(nullptr, size_ + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) die("no memory for the stack of a device thread");
-    mprotect(memory, page, PROT_NONE);  // a stack that is too small is seen at once
+    mprotect(memory, page, PROT_NONE);  // an overflow of the stack faults at once
     bottom_ = static_cast<char*>(memory) + page;
 #ifdef __x86_64__
-    // Stacks begin at other places of a page, so that those of a warp do not take turns in the same lines of the cache.
+    // Stacks start at different offsets in a page, so those of a warp do not use the same cache lines.
     static std::size_t made = 0;
     auto* top = reinterpret_cast<void**>(bottom_ + size_ - made++ % 31 * 128);
     *--top = nullptr;  // the return address of `start`
@@ -79,14 +79,14 @@ class fiber {
   fiber(const fiber&) = delete;
   fiber& operator=(const fiber&) = delete;
 
-  /// To be called on the thread's own stack before it first switches away.
+  /// The thread must call this on its own stack before its first switch.
   void adopt() {
 #ifdef STAND_IN_THREAD_SANITIZER
     thread_sanitizer_ = __tsan_get_current_fiber();
 #endif
   }
 
-  /// Continues `to` where it left off; returns when somebody switches back to this fiber.
+  /// Continues `to`; returns when another fiber switches back to this one.
   void switch_to(fiber& to) {
     came_from() = this;
     entering() = &to;

@@ -1,4 +1,4 @@
-// Matrix products of the stand-in cuBLASLt: plain loops over operands that were converted to the type of the sums.
+// Matrix products of the stand-in cuBLASLt: plain loops over operands converted to the type of the sums.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct matrix_layout {
 
 struct epilogue {
   bool bias = false, relu = false, gelu = false, sum_a = false, sum_b = false;
-  void* vector = nullptr;  // what is added, or where the sums go
+  void* vector = nullptr;  // the added vector, or the output of the sums
   cudaDataType_t type = CUDA_R_32F;
 };
 
@@ -38,10 +38,10 @@ struct gemm {
   matrix_layout a, b, c, d;
   bool trans_a = false, trans_b = false, tf32 = false, wide = false;  // wide: sums in double
   bool split_in_output = false;                                       // parts of a sum are added in the output's type
-  std::int64_t terms_together = 0;                                    // whose sum is then added to the others'; 0: all
+  std::int64_t terms_together = 0;  // number of terms summed before they are added to the others; 0: all
   epilogue after;
 
-  /// Those of the products alone.
+  /// Flops of the products only.
   double flops() const {
     const double k = static_cast<double>(trans_a ? a.rows : a.cols);
     return 2 * k * static_cast<double>(d.rows) * static_cast<double>(d.cols) * d.batches;
@@ -54,7 +54,7 @@ inline std::uint16_t bf16_bits(float x) {
   if (x != x) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-/// 10 bits of mantissa, to nearest, ties away from zero.
+/// Rounds to 10 bits of mantissa, to nearest, ties away from zero.
 inline float tf32(float x) {
   return std::isfinite(x) ? std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000u) & ~0x1fffu) : x;
 }
@@ -120,7 +120,7 @@ void multiply(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, 
       if (g.terms_together > 0 && ((p + 1) % static_cast<std::size_t>(g.terms_together) == 0 || p + 1 == k)) {
         for (std::size_t j = 0; j < n; ++j) row[j] += together[j], together[j] = 0;
       }
-      // A sum that is split over blocks, whose parts meet in the output, is rounded at each meeting.
+      // A sum that is split over blocks adds its parts in the output, and each addition is rounded.
       if (g.split_in_output && g.d.type == CUDA_R_16BF && (p + 1) % std::max<std::size_t>(k / 4, 1) == 0) {
         for (std::size_t j = 0; j < n; ++j) to[j] = static_cast<Sum>(bf16_value(bf16_bits(static_cast<float>(to[j]))));
       }

@@ -1,14 +1,14 @@
-// What CUDA adds to the language, as macros and types: function and variable qualifiers, vector types, dim3.
+// CUDA's additions to the language, as macros and types: function and variable qualifiers, vector types, dim3.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#define __global__ __attribute__((unused))  // a static kernel that nobody launches is no mistake
+#define __global__ __attribute__((unused))  // no warning for a static kernel that is never launched
 #define __device__
 #define __host__
 #define __grid_constant__
-// Blocks run one after the other, under one lock: what a block shares may be plain static memory.
+// Blocks run one after the other, under one lock, so shared memory of a block can be static memory.
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))

@@ -1,4 +1,4 @@
-// What orders memory accesses of a kernel's threads, for thread sanitizer. For block.cpp alone.
+// Orders memory accesses of a kernel's threads for thread sanitizer. For block.cpp only.
 #pragma once
 
 #include "die.hpp"
@@ -14,9 +14,9 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace stand_in {
 
-/// Something that some threads come to and that others wait for.
+/// A point in time that some threads reach and others wait for.
 struct moment {
-  /// What this thread did until now lies before what anybody does `after` this.
+  /// Orders this thread's accesses up to now before those of any thread `after` this.
   void happened() {
 #ifdef STAND_IN_THREAD_SANITIZER
     __tsan_release(this);
@@ -27,10 +27,10 @@ struct moment {
     __tsan_acquire(this);
 #endif
   }
-  char place = 0;  ///< an address of its own
+  char place = 0;  ///< its address identifies the moment
 };
 
-/// While it lives, thread sanitizer looks at nothing: what the executor does on a thread's fiber is not the thread's.
+/// While it exists, thread sanitizer ignores this thread: the executor's code on a fiber is not part of the kernel.
 class unseen {
  public:
 #ifdef STAND_IN_THREAD_SANITIZER

@@ -1,5 +1,4 @@
-// The things that streams, events, captures and graphs hold, and the memory that operations use. It runs nothing:
-// stream.hpp does.
+// Data of streams, events, captures and graphs, and the memory that operations use. stream.hpp runs them.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +21,8 @@ namespace stand_in {
 
 using stream_ptr = std::shared_ptr<CUstream_st>;
 
-/// Memory that an operation reads or writes, as far as its arguments show: an allocation on the device, or an address
-/// in pinned memory (number 0).
+/// Memory that an operation reads or writes, found from its arguments: an allocation on the device, or an address in
+/// pinned memory (number 0).
 struct use {
   const char* at;
   std::uint64_t number;
@@ -33,16 +32,16 @@ struct uses {
   std::vector<use> of;
 };
 
-/// How far every stream of a capture had come.
+/// The number of operations of each stream of a capture at some point.
 using capture_clock = std::map<const CUstream_st*, std::uint64_t>;
 
-/// What a graph does at one place: it puts `run` into the stream, or, where the host has a part in it, calls `issue`
-/// with the stream at every launch. Libraries record themselves so; a launch fails where `issue` does.
+/// An operation of a graph. A launch puts `run` into the stream or, for operations with host code, calls `issue` with
+/// the stream. Libraries add such nodes; a launch fails if `issue` does.
 struct graph_node {
   std::function<void()> run;
   std::function<bool(cudaStream_t)> issue;
   task what;
-  const CUstream_st* stream = nullptr;  ///< that was recorded
+  const CUstream_st* stream = nullptr;  ///< the captured stream
   graph_moment moment;
   uses memory = {};
 };
@@ -53,7 +52,7 @@ struct capture {
   bool invalid = false, ended = false;
   std::vector<graph_node> operations;                  // in the order of the calls, which respects every dependency
   std::map<const CUstream_st*, std::uint64_t> issued;  // operations of each stream
-  std::size_t events = 0;                              // that were recorded, while the clock is on
+  std::size_t events = 0;                              // number of recorded events, with the clock on
 };
 
 struct dependency {
@@ -61,15 +60,15 @@ struct dependency {
   std::uint64_t count = 0;
 };
 
-/// Work that streams of several host threads do together, as a collective's kernels do: it is done once, when every
-/// part has been put into a stream and all of these streams have come to theirs. A stream that gets there earlier
-/// waits, and the host goes on.
+/// Work that streams of several host threads do together, such as a collective's kernels. It runs once, when every part
+/// is in a stream and all of these streams have reached their parts. A stream that arrives earlier waits; the host does
+/// not.
 struct meeting {
-  std::size_t missing = 0;         ///< parts that are in no stream yet
-  std::vector<dependency> before;  ///< of each part that is: what its stream does first
+  std::size_t missing = 0;         ///< parts that are not in a stream yet
+  std::vector<dependency> before;  ///< of each part in a stream: the earlier operations of that stream
   std::function<void()> run;
-  std::function<bool()> given_up;                  ///< whether the parts that miss will never come: nobody waits then
-  std::function<void(const std::string&)> refuse;  ///< told of streams that wait for each other
+  std::function<bool()> given_up;  ///< whether the missing parts will never come; streams then do not wait
+  std::function<void(const std::string&)> refuse;  ///< called with a text when streams wait for each other
   bool done = false;
 };
 
@@ -79,7 +78,7 @@ struct operation {
   std::vector<std::shared_ptr<meeting>> meetings;
   uses memory;
 
-  /// Whether it will still touch its memory: a meeting that was held, or that an abort has ended, does not.
+  /// Whether it still uses its memory: no, after its meeting has run or an abort has ended it.
   bool touches() const {
     return meetings.empty() ||
            std::any_of(meetings.begin(), meetings.end(), [](const auto& m) { return !m->done && !m->given_up(); });
@@ -91,14 +90,14 @@ using event_time = std::chrono::steady_clock::time_point;
 
 struct CUstream_st {
   int device = 0, priority = 0, polls = 0;
-  bool blocking = true;  // waits for the legacy stream, and is waited for
+  bool blocking = true;  // ordered with the legacy stream, in both directions
   bool destroyed = false;
   std::uint64_t enqueued = 0, executed = 0;
   std::deque<stand_in::operation> queue;
-  bool under_way = false;  // the first of them waits for other streams
+  bool under_way = false;  // its first operation waits for other streams
   std::shared_ptr<stand_in::capture> captured_by;
-  stand_in::capture_clock seen;  // while captured
-  double at = 0;                 // the clock's time, at the end of what is enqueued
+  stand_in::capture_clock seen;  // during a capture
+  double at = 0;                 // the clock's time, at the end of the queued operations
 };
 
 struct CUevent_st {
@@ -109,7 +108,7 @@ struct CUevent_st {
   std::shared_ptr<stand_in::capture> captured_by;
   stand_in::capture_clock seen;
   double at = 0;             // the clock's time
-  std::size_t captured = 0;  // its number in the capture
+  std::size_t captured = 0;  // its index in the capture
 };
 
 struct CUgraph_st {
@@ -120,7 +119,7 @@ struct CUgraphExec_st {
 };
 struct CUmemPoolHandle_st {
   int device = 0;
-  bool destroyed = false;  // goes when its last allocation does
-  std::set<int> peers;     // other devices that may use its memory
+  bool destroyed = false;  // is deleted with its last allocation
+  std::set<int> peers;     // other devices with access to its memory
   std::uint64_t release_threshold = 0, kept = 0, used = 0, used_high = 0, follow = 1, opportunistic = 1, internal = 1;
 };

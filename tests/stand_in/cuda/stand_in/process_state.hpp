@@ -1,5 +1,5 @@
-// The state of the process and its threads: last errors, current devices, captures, and what a test has asked for.
-// Streams are in stream.hpp.
+// The state of the process and its threads: last errors, current devices, captures, and settings of tests. Streams are
+// in stream.hpp.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,19 @@ namespace stand_in {
 
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
-inline thread_local bool device_chosen = false;   ///< whether the thread has called cudaSetDevice
-inline std::atomic<int> calls_without_device{0};  ///< of threads that have not: on a GPU, a context on device 0
-inline std::atomic<cudaError_t> lost_device{cudaSuccess};  ///< a test's: what queries of events fail with
+inline thread_local bool device_chosen = false;  ///< whether the thread has called cudaSetDevice
+inline std::atomic<int> calls_without_device{
+    0};  ///< by threads that did not choose one; on a GPU each makes a context on device 0
+inline std::atomic<cudaError_t> lost_device{cudaSuccess};  ///< set by tests: the error of queries of events
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
 
-/// Whether this thread does what drivers and libraries may: record an event of another device than the stream's.
+/// Whether this thread may do what only drivers and libraries may: record an event of another device than the stream's.
 inline thread_local bool is_library = false;
 
-inline std::atomic<double> abort_seconds{0};  ///< a test's: what an abort of a communicator takes
-inline std::atomic<int> aborts_together{0};   ///< a test's: none ends before so many have begun
+inline std::atomic<double> abort_seconds{0};  ///< set by tests: the time that an abort of a communicator takes
+inline std::atomic<int> aborts_together{
+    0};  ///< set by tests: an abort returns only after this number of aborts has started
 inline std::atomic<int> aborts_begun{0};
 
 inline cudaError_t fail(cudaError_t error) {
@@ -40,7 +42,7 @@ inline int device_count() {
   return count;
 }
 
-/// Whether another process has the device for itself, in the mode EXCLUSIVE_PROCESS: no context can be made on it.
+/// Whether another process uses the device in the mode EXCLUSIVE_PROCESS, so that no context can be made on it.
 inline bool is_taken(int device) {
   static const char* const text = std::getenv("PLAIT_STAND_IN_TAKEN");
   return text && std::atoi(text) == device;

@@ -1,7 +1,7 @@
-// Streams, events and captures. What is put on a stream waits there until somebody asks for its result: operations run
-// as late as CUDA allows, so that a forgotten synchronisation always shows. PLAIT_STAND_IN_STREAMS (late, eager or
-// random) has them run at once, or some of some streams at every call, which shows memory that is used again too early.
-// Everything happens under one lock.
+// Streams, events and captures. A queued operation waits until the program asks for its result: operations run as late
+// as CUDA allows, so a forgotten synchronisation always shows. With PLAIT_STAND_IN_STREAMS=eager they run at once, with
+// random some of them run at every call, which shows memory that is reused too early. (The default is late.) All
+// functions take one lock.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ class runtime {
   }
 
   std::recursive_mutex mutex;
-  std::condition_variable_any met;                       // all parts of a meeting are in streams
-  std::unordered_map<CUstream_st*, stream_ptr> streams;  // destroyed ones stay until they have run
+  std::condition_variable_any met;                       // signals that all parts of a meeting are in streams
+  std::unordered_map<CUstream_st*, stream_ptr> streams;  // destroyed ones stay until their operations have run
   std::unordered_map<CUevent_st*, std::unique_ptr<CUevent_st>> events;
   std::unordered_map<CUgraph_st*, std::unique_ptr<CUgraph_st>> graphs;
   std::unordered_map<CUgraphExec_st*, std::unique_ptr<CUgraphExec_st>> executables;
@@ -57,12 +57,12 @@ class runtime {
   std::map<int, cudaMemPool_t> default_pools;
   std::map<const char*, std::size_t> pinned;                  // start and bytes
   std::unordered_map<const void*, int> dynamic_shared_limit;  // by kernel
-  std::set<const void*> loaded;                               // kernels that have been launched, or set up
+  std::set<const void*> loaded;                               // kernels that were launched or whose attributes were set
   bool executing = false;
   stream_order order = streams_from_environment();
   virtual_clock clock;
 
-  /// Null for what is no stream.
+  /// Null if the handle is not a stream.
   stream_ptr find(cudaStream_t handle) {
     if (handle == nullptr || handle == cudaStreamLegacy) return legacy(current_device);
     const auto it = streams.find(handle);
@@ -85,8 +85,8 @@ class runtime {
     return c < it->first + it->second;
   }
 
-  /// The next operation that is put into a stream, or recorded, uses what lies at `p`. Memory that is free, or about to
-  /// be, ends the process.
+  /// Notes that the next operation that is queued or captured uses the memory at `p`. Memory that is free, or whose
+  /// release is queued, ends the process.
   void will_use(const void* p, std::string_view who) {
     next_.who = who;
     if (is_pinned(p)) return next_.of.push_back({static_cast<const char*>(p), 0});
@@ -96,14 +96,14 @@ class runtime {
     if (!a || a->freeing) die(std::string(who) + " is handed device memory that was freed, or never allocated");
     next_.of.push_back({start, a->number});
   }
-  /// The same for what may be an address: a word of an argument.
+  /// Does this for a word of an argument, which may be an address.
   void may_use(const void* p, std::string_view who) {
     const char* start = nullptr;
     if (!arena::instance().contains(p)) return;
     next_.who = who;
     if (const auto* a = arena::instance().with_end(p, &start)) next_.of.push_back({start, a->number});
   }
-  /// The same for a node of a graph, whose memory must be there at every launch.
+  /// Does this for a node of a graph, whose memory must exist at every launch.
   void will_use_again(const uses& memory) {
     for (const use& u : memory.of) {
       const char* start = nullptr;
@@ -114,7 +114,7 @@ class runtime {
     next_ = memory;
   }
   void forget_uses() { next_ = {}; }
-  /// The first operation in flight that uses memory in a range, and its stream; null where there is none.
+  /// The first operation in flight that uses memory in a range, and its stream; null if none does.
   const operation* user_of(const char* begin, std::size_t bytes, stream_ptr* where = nullptr) const {
     for (const auto& [handle, s] : streams) {
       for (const operation& o : s->queue) {
@@ -126,7 +126,7 @@ class runtime {
     }
     return nullptr;
   }
-  /// Ends the process where memory goes that an operation in flight uses.
+  /// Ends the process if an operation in flight uses memory that is freed.
   void must_be_unused(const char* begin, std::size_t bytes, const char* freeing) const {
     if (const operation* const o = user_of(begin, bytes))
       die(std::string(freeing) + " frees " + std::to_string(bytes) +
@@ -155,7 +155,7 @@ class runtime {
     return cudaSuccess;
   }
 
-  /// Adds a node to the graph that `s` is being recorded in.
+  /// Adds a node to the graph that captures `s`.
   cudaError_t record(const stream_ptr& s, graph_node node) {
     capture& c = *s->captured_by;
     if (c.invalid) return cudaErrorStreamCaptureInvalidated;
@@ -165,12 +165,12 @@ class runtime {
     return cudaSuccess;
   }
 
-  /// Adds an event that is recorded or waited for, which no node of a graph stands for: for the clock alone.
+  /// Adds the record of an event, or the wait for one, that has no node in a graph. Only the clock uses it.
   void note(const stream_ptr& s, const graph_moment& m) {
     if (!s->captured_by->invalid) s->captured_by->operations.push_back({nullptr, nullptr, {}, s.get(), m, {}});
   }
 
-  /// Puts a part of each of `meetings` into a stream. All of them begin together when the stream gets there.
+  /// Queues a part of each of `meetings` in a stream. All of them start together when the stream reaches them.
   void join(const stream_ptr& s, std::vector<std::shared_ptr<meeting>> meetings) {
     static_cast<void>(enqueue(s, [] {}));
     bool complete = false;
@@ -182,8 +182,8 @@ class runtime {
     if (complete) met.notify_all();
   }
 
-  /// Runs a stream's operations up to the `count`th, and before each what it waits for: all of them, or as many as can
-  /// be run before another thread has put its part of a meeting into a stream.
+  /// Runs a stream's operations up to the `count`th, after those that each waits for. Stops early at a meeting with a
+  /// part that another thread has not queued yet.
   bool advance(const stream_ptr& s, std::uint64_t count) {
     if (s->executed >= count) return true;
     const bool outermost = !executing;
@@ -210,13 +210,13 @@ class runtime {
     }
     return ready;
   }
-  /// The same, by a call that waits for other threads' parts.
+  /// Runs them to the end, for a call that may wait for other threads' parts.
   void settle(const stream_ptr& s, std::uint64_t count) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(100);
     while (!advance(s, count)) {
       if (std::chrono::steady_clock::now() > end)
         die("a stream has waited 100 s for other ranks' parts of a collective or message");
-      met.wait_for(mutex, std::chrono::seconds(1));  // or until somebody gives up
+      met.wait_for(mutex, std::chrono::seconds(1));  // also ends after an abort
     }
   }
   bool finish(const stream_ptr& s) { return advance(s, s->enqueued); }
@@ -226,12 +226,12 @@ class runtime {
       if (s->device == device) settle(s);
     }
   }
-  /// What can be run of all streams.
+  /// Runs the operations of all streams that can run.
   void finish_all() {
     for (const stream_ptr& s : all()) finish(s);
   }
 
-  /// What streams do by themselves between two calls.
+  /// Runs some operations, as a GPU does between two calls.
   void run_some() {
     if (order == stream_order::late || executing) return;
     for (const stream_ptr& s : all()) {
@@ -241,13 +241,13 @@ class runtime {
     }
   }
 
-  /// The same, asked for by a call that waits.
+  /// Runs all operations of a stream, for a call that waits.
   void await(const stream_ptr& s) {
     settle(s);
     if (clock.on()) clock.host_waits(s->at);
   }
 
-  /// Starts the clock at zero, or stops it where `cost` is empty.
+  /// Starts the clock at zero; stops it if `cost` is empty.
   void set_clock(cost_function cost) {
     const std::lock_guard lock(mutex);
     clock.set(std::move(cost));
@@ -255,7 +255,8 @@ class runtime {
     for (auto& [handle, e] : events) e->at = 0;
   }
 
-  /// Errors of calls that wait, or touch what a capture may not see. `s`: the stream waited for; null: all of them.
+  /// The error of a call that waits, or uses something that a capture forbids. `s`: the stream waited for; null: all of
+  /// them.
   cudaError_t refuse_while_capturing(const CUstream_st* s) {
     if (s) {
       if (!s->captured_by) return cudaSuccess;
@@ -269,8 +270,8 @@ class runtime {
     }
     return cudaSuccess;
   }
-  /// Errors of calls that are unsafe while this thread captures in any but the relaxed mode, or another one in the
-  /// global mode; what this thread has set as its own mode may be less strict.
+  /// The error of a call that is unsafe while this thread captures in any mode except relaxed, or another one in the
+  /// global mode. The mode of this thread may be less strict.
   cudaError_t refuse_unsafe() {
     cudaError_t error = cudaSuccess;
     if (capture_mode == cudaStreamCaptureModeRelaxed) return error;
@@ -303,7 +304,7 @@ class runtime {
     for (const auto& [handle, s] : streams) list.push_back(s);
     return list;
   }
-  /// Brings streams to where the first operation of `s` can run; false where that takes another thread.
+  /// Runs other streams until the first operation of `s` can run; false if that needs another thread.
   bool comes_to(const stream_ptr& s) {
     s->under_way = true;
     bool ready = true;
@@ -314,7 +315,7 @@ class runtime {
     s->under_way = false;
     return ready;
   }
-  /// Holds a meeting, unless it was held; false where that takes another thread.
+  /// Runs a meeting, unless it has run; false if that needs another thread.
   bool hold(meeting& m) {
     if (m.done || m.given_up()) return true;
     if (m.missing > 0) return false;
@@ -331,7 +332,7 @@ class runtime {
                   [](const auto& s) { return s.second->destroyed && s.second->executed == s.second->enqueued; });
   }
 
-  /// Puts the stream's time behind an operation, which begins when the stream and the host are there.
+  /// Advances the stream's time by an operation, which starts when the stream and the host are ready.
   void take_time(const stream_ptr& s, const task& what) {
     const stream_ptr old = legacy(s->device);
     if (s == old) {
@@ -341,7 +342,8 @@ class runtime {
     } else if (s->blocking) {
       s->at = std::max(s->at, old->at);
     }
-    s->at = std::max(s->at, clock.host()) + (is_library ? 0 : clock.cost(what));  // a library says what its work takes
+    s->at = std::max(s->at, clock.host()) +
+            (is_library ? 0 : clock.cost(what));  // a library reports the time of its work itself
     clock.host_calls();
   }
 
@@ -351,7 +353,7 @@ class runtime {
   std::minstd_rand random_{seed_from_environment()};
 };
 
-/// What every function of the interface does: takes the lock, refuses calls out of host functions, keeps the error.
+/// The frame of every function of the interface: takes the lock, refuses calls from host functions, keeps the error.
 template <class Body>
 cudaError_t call(Body body) {
   runtime& r = runtime::instance();
@@ -366,7 +368,7 @@ cudaError_t call(Body body) {
   return fail(error);
 }
 
-/// For libraries and tests: the clock's time at the end of what a stream holds.
+/// For libraries and tests: the clock's time at the end of a stream's queued operations.
 inline double time_of(cudaStream_t stream) {
   runtime& r = runtime::instance();
   const std::lock_guard lock(r.mutex);
@@ -378,7 +380,7 @@ inline void set_time(cudaStream_t stream, double at) {
   const std::lock_guard lock(r.mutex);
   if (const stream_ptr s = r.find(stream)) s->at = at;
 }
-/// What an operation takes; nothing while the clock is off.
+/// The time of an operation; 0 while the clock is off.
 inline double cost_of(const task& what) {
   runtime& r = runtime::instance();
   const std::lock_guard lock(r.mutex);

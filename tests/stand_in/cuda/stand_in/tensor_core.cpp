@@ -7,7 +7,7 @@
 namespace stand_in {
 namespace {
 
-/// The sum of the products of the four bf16 in each word, to which `sum` is added, in order.
+/// The sum of `sum` and the products of the four bf16 in each word, added in order.
 float dot4(std::uint64_t a, std::uint64_t b, float sum) {
   for (int i = 0; i < 4; ++i) {
     const auto x = std::bit_cast<float>(static_cast<std::uint32_t>(a >> (16 * i)) << 16);

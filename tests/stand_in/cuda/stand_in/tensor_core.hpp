@@ -1,13 +1,13 @@
-// What a tensor core multiplies. Optimised and not instrumented, as block.cpp: it touches the registers of lanes alone.
+// The matrix product of a tensor core. Optimised and not instrumented, as block.cpp: it uses registers of lanes only.
 #pragma once
 
 #include "block.hpp"
 
 namespace stand_in {
 
-/// Adds to c, the part of lane `lane` of a 16 x 8 matrix, the product of a 16 x 16 and a 16 x 8 matrix of bf16, in the
-/// order of its terms. Of each lane `warp` has a[0] and a[2], a[1] and a[3], b[0] and b[1], as
-/// plait/kernels/cuda/math.hpp has them.
+/// Adds the product of a 16 x 16 and a 16 x 8 matrix of bf16 to the 16 x 8 matrix c, of which `lane` has a part, in the
+/// order of its terms. `warp` has a[0] and a[2], a[1] and a[3], b[0] and b[1] of each lane, as
+/// plait/kernels/cuda/math.hpp arranges them.
 void multiply_fragments(const executor::offer* warp, int lane, float (&c)[4]);
 
 }  // namespace stand_in

@@ -22,7 +22,7 @@ using plait::collective;
 
 struct meetings;
 
-/// The ranks that met through one id, and the communicators that they split off.
+/// The ranks with one id, and the communicators that were split from theirs.
 struct clique {
   explicit clique(int count)
       : run(std::make_shared<threads::detail::run_state>(count)),
@@ -34,8 +34,8 @@ struct clique {
   }
   std::shared_ptr<threads::detail::run_state> run;
   std::shared_ptr<threads::detail::group> group;
-  std::vector<bool> here;  // guarded by the registry, as all below
-  std::vector<int> open;   ///< communicators that each rank has not ended
+  std::vector<bool> here;  // guarded by the registry, as are the members below
+  std::vector<int> open;   ///< number of communicators of each rank that have not ended
   int arrived = 0;
   std::set<int> devices;                                                   ///< of all ranks
   std::map<const threads::detail::group*, std::shared_ptr<meetings>> met;  ///< of every communicator
@@ -50,26 +50,26 @@ struct ncclComm {
   std::shared_ptr<plait::threads::cuda_engine> engine;
   int world_rank = 0, device = 0;
   bool blocking = true;
-  int min_ctas = 0, max_ctas = 0;   ///< that it was made with; 0: not said
-  bool may_share = false;           ///< made with splitShare
+  int min_ctas = 0, max_ctas = 0;   ///< of its configuration; 0: not given
+  bool may_share = false;           ///< created with splitShare
   ncclComm* shares_with = nullptr;  ///< the communicator whose resources it uses; null: its own
   std::atomic<bool> ended{false}, finalized{false};
-  std::atomic<bool> being_asked{false};  ///< whether a thread asks for its state
-  std::atomic<int> busy{0};          ///< polls until a communicator that does not block has done what was asked of it
-  int calls = 0;                     ///< of a communicator that does not block
-  std::function<void()> write_late;  ///< what it writes when it has done what was asked of it; guarded by the registry
-  /// Where its ranks meet in streams, and this rank's part in it: the collectives and messages that it has posted.
+  std::atomic<bool> being_asked{false};  ///< whether a thread queries its state
+  std::atomic<int> busy{0};              ///< polls until a communicator that does not block completes its last call
+  int calls = 0;                         ///< of a communicator that does not block
+  std::function<void()> write_late;  ///< the outputs of its last call, written on completion; guarded by the registry
+  /// The meetings in which its ranks meet in streams, and the collectives and messages that this rank has posted.
   std::shared_ptr<plait::nccl_stand_in::meetings> met;
   std::uint64_t collectives = 0;
-  /// A call whose stream has perhaps not come to its end, and the memory that it uses.
+  /// A call whose operations in its stream may not have finished, and the memory that it uses.
   struct flight {
-    std::function<bool()> pending;  ///< false once it is over
-    std::function<void()> run_on;   ///< has its stream come as far as it can
+    std::function<bool()> pending;  ///< false when it is over
+    std::function<void()> run_on;   ///< runs its stream as far as possible
     const void *in, *out;
   };
   std::vector<flight> in_flight;                            ///< guarded by the CUDA runtime's lock
-  std::shared_ptr<int> recorded = std::make_shared<int>();  ///< which the nodes of graphs that hold its calls share
-  const char* name = nullptr;                               ///< the configuration's, which NCCL does not copy
+  std::shared_ptr<int> recorded = std::make_shared<int>();  ///< shared with the nodes of graphs that hold its calls
+  const char* name = nullptr;                               ///< of the configuration; NCCL does not copy it either
   std::string closed_as;                                    ///< its name when it ended
   std::string error;                                        ///< guarded by the registry
   ncclResult_t failure = ncclSuccess;
@@ -84,7 +84,7 @@ struct window {
   std::size_t bytes;
 };
 
-/// All communicators that ever were: that is how one is recognised after its end.
+/// All communicators of the process, so one is recognised after its end.
 struct registry {
   std::mutex mutex;
   std::condition_variable changed;
@@ -92,9 +92,9 @@ struct registry {
   std::map<const ncclComm*, std::unique_ptr<ncclComm>> all;
   unsigned long long ids = 0;
   std::map<ncclWindow_t, window> windows;
-  bool has_windows = true;  ///< a test's: false where the hardware lacks them
+  bool has_windows = true;  ///< set by tests: false if the hardware lacks them
   int registrations = 0;
-  /// Collectives of communicators with a window: with all of their memory in it, and others.
+  /// Collectives of communicators with a window: those with all of their memory in it, and the others.
   int calls_in_windows = 0, calls_beside_windows = 0;
 
   static registry& get() {
@@ -177,7 +177,7 @@ inline ncclResult_t usable(const char* call, ncclComm_t comm) {
   return ncclSuccess;
 }
 
-/// Ranks of one process read each other's buffers, so the memory must be open to all their GPUs.
+/// Ranks of one process read each other's buffers, so all their GPUs must have access to the memory.
 inline void check_peers(const char* call, ncclComm_t comm, const void* in, const void* out) {
 #ifdef PLAIT_CUDA_STAND_IN
   std::set<int> devices;
@@ -202,19 +202,19 @@ inline ncclResult_t ask(ncclComm_t comm, int* answer, int value) {
   return ready;
 }
 
-/// A communicator that does not block says success of a split and of a window, and writes them when it is asked for its
-/// state and has come to them, or when it is aborted: NCCL's thread may be about to.
+/// A communicator that does not block returns success for a split or a window before it writes its outputs. It writes
+/// them when its state is queried and it has completed the call, or when it is aborted: NCCL's thread may do so then.
 inline ncclResult_t written_late(ncclComm_t comm, std::function<void()> write) {
   const std::lock_guard lock(registry::get().mutex);
   comm->busy = 2;
   comm->write_late = std::move(write);
   return ncclSuccess;
 }
-/// With the registry's mutex held.
+/// Requires the registry's mutex.
 inline void write_now(ncclComm_t comm) {
   if (const auto write = std::exchange(comm->write_late, nullptr)) write();
 }
-/// The last rank to join an operation does its work.
+/// Does the work of an operation when the last rank joins it.
 inline plait::threads::detail::operation* run_when_last(ncclComm_t comm, plait::threads::detail::member::joined here) {
   if (here.last) comm->member->execute(*here.op);
   return here.op;

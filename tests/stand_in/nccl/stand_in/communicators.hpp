@@ -1,6 +1,6 @@
 #pragma once
 
-// Communicators from their making to their end.
+// Creation and end of communicators.
 
 #include <chrono>
 #include <cstddef>
@@ -45,7 +45,7 @@ inline ncclComm_t add(std::shared_ptr<clique> ranks, std::shared_ptr<threads::de
   return comm;
 }
 
-/// Whether the configuration's thread blocks are in NCCL's range; they are kept for tests to look at.
+/// Whether the configuration's numbers of thread blocks are in NCCL's range; keeps them for tests.
 inline bool legal_ctas(const ncclConfig_t* config) {
   if (config == nullptr) return true;
   const int least = config->minCTAs, most = config->maxCTAs;
@@ -128,7 +128,7 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
   return ncclSuccess;
 }
 
-/// Once a rank has ended all its communicators, no other may wait for it.
+/// After a rank has ended all its communicators, no other rank may wait for it.
 inline void close(ncclComm_t comm) {
   if (comm->name != nullptr) comm->closed_as = comm->name;
   bool last;
@@ -152,7 +152,7 @@ inline ncclResult_t finalize(ncclComm_t comm) {
   if (ready != ncclSuccess) return ready;
   comm->finalized = true;
 #ifdef PLAIT_CUDA_STAND_IN
-  // Until all of it is over, and no graph can launch it again.
+  // Until all its calls are over, and no graph can launch them again.
   if (!comm->blocking && (is_in_flight(comm) || is_recorded(comm))) return ncclInProgress;
   if (is_recorded(comm))
     ::stand_in::die("ncclCommFinalize: a graph holds calls of the communicator, and is not destroyed");
@@ -176,21 +176,21 @@ inline ncclResult_t destroy(ncclComm_t comm) {
   close(comm);
   return ncclSuccess;
 }
-/// May be called while another thread is inside a call of the same communicator, which then returns. As NCCL
-/// since 2.26, it waits until the graphs that hold calls of the communicator are destroyed.
+/// Another thread may be inside a call of the same communicator, which then returns. As NCCL since 2.26, abort waits
+/// until the graphs that hold calls of the communicator are destroyed.
 inline ncclResult_t abort(ncclComm_t comm) {
   if (comm == nullptr || comm->ended.exchange(true)) {
     return refuse(ncclInvalidUsage, "ncclCommAbort: the communicator is null, or was destroyed or aborted");
   }
 #ifdef PLAIT_CUDA_STAND_IN
-  if (!::stand_in::device_chosen) ++::stand_in::calls_without_device;  // NCCL goes to its GPU, and back to the thread's
+  if (!::stand_in::device_chosen) ++::stand_in::calls_without_device;  // NCCL selects its GPU, then the thread's again
   std::this_thread::sleep_for(std::chrono::duration<double>(::stand_in::abort_seconds.load()));
   ++::stand_in::aborts_begun;
   while (::stand_in::aborts_begun < ::stand_in::aborts_together) std::this_thread::yield();
 #endif
   comm->ranks->run->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
 #ifdef PLAIT_CUDA_STAND_IN
-  run_on(comm);  // its kernels are gone when it returns
+  run_on(comm);  // its kernels have ended when it returns
   while (is_recorded(comm)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 #endif
   {
@@ -221,7 +221,7 @@ inline ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
     ncclComm_t comm;
     ~end_of_question() { comm->being_asked = false; }
   } const end{comm};
-  std::this_thread::yield();  // so that another one comes
+  std::this_thread::yield();  // until another one arrives
   if (comm->finalized) {
     run_on(comm);
     finishing = is_in_flight(comm) || is_recorded(comm);

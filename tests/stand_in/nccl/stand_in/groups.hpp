@@ -1,6 +1,6 @@
 #pragma once
 
-// Calls, alone or in groups: what posts them, waits for them, or has a graph do so.
+// Calls, single or in groups: code that posts them, waits for them, or adds them to a graph.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,23 +18,23 @@
 
 namespace plait::nccl_stand_in {
 
-/// An operation that was posted and must be waited for.
+/// A posted operation that must be waited for.
 struct issued {
   ncclComm_t comm;
   cudaStream_t stream;
   int side;
-  threads::detail::operation* op;  ///< null where the ranks meet in streams
+  threads::detail::operation* op;  ///< null if the ranks meet in streams
   std::size_t bytes;               ///< of one rank's block
   const void *in, *out;
   std::shared_ptr<rendezvous> late = nullptr;
 };
-/// A call that is made on a stream: the caller's, or the one that a graph which recorded it is launched in.
+/// Makes a call on a stream: the caller's, or the stream in which the graph with the call is launched.
 using poster = std::function<issued(cudaStream_t)>;
 struct call_of {
   ncclComm_t comm;
   cudaStream_t stream;
   poster post;
-  std::shared_ptr<int> recorded = nullptr;  ///< the communicator's, where a graph holds the call
+  std::shared_ptr<int> recorded = nullptr;  ///< the communicator's, if a graph holds the call
 };
 struct open_group {
   int depth = 0;
@@ -46,7 +46,7 @@ inline open_group& group() {
   return g;
 }
 
-/// While it lives, the thread does what libraries may: record events of other GPUs.
+/// While it exists, the thread may do what libraries may: record events of other GPUs.
 struct inside_library {
 #ifdef PLAIT_CUDA_STAND_IN
   inside_library() { ::stand_in::is_library = true; }
@@ -63,7 +63,7 @@ inline void finish(const issued& i) {
   i.comm->member->finish(i.op, i.side);
 }
 
-/// A call of a communicator that does not block is now and then reported to be in progress.
+/// Sometimes reports that a call of a communicator that does not block is in progress.
 inline ncclResult_t outcome(ncclComm_t comm) {
   if (comm->blocking || ++comm->calls % 3 != 0) return ncclSuccess;
   comm->busy = 2;
@@ -77,8 +77,8 @@ inline ncclResult_t failed(const char* call, ncclComm_t comm, const std::excepti
   return refuse(mine ? ncclInvalidUsage : ncclRemoteError, text, comm);
 }
 
-/// The clock's times of the streams of a group, whose operations begin together when the stream gets there: each when
-/// its last rank does. All ranks of an operation come out of it at one time. Nothing happens while the clock is off.
+/// The clock's times of the streams of a group. Its operations start together when a stream reaches them: each when its
+/// last rank does. All ranks of an operation end it at one time. Does nothing while the clock is off.
 class group_times {
  public:
 #ifdef PLAIT_CUDA_STAND_IN
@@ -109,11 +109,11 @@ class group_times {
 };
 
 #ifdef PLAIT_CUDA_STAND_IN
-/// Puts the parts of those that meet in streams there: all of one stream begin together.
+/// Queues the parts of operations that meet in streams; all parts in one stream start together.
 inline void join_streams(const std::vector<issued>& open) {
   std::map<cudaStream_t, std::vector<std::shared_ptr<::stand_in::meeting>>> parts;
   for (const issued& i : open) {
-    // The rendezvous has the buffers that its meeting's work reads: one owner for both.
+    // The rendezvous owns the buffers that the work of its meeting reads, so both have one owner.
     if (i.late != nullptr) parts[i.stream].emplace_back(i.late, i.late->in_streams.get());
   }
   auto& r = ::stand_in::runtime::instance();
@@ -131,7 +131,7 @@ inline void join_streams(const std::vector<issued>& open) {
 #endif
 
 #ifdef PLAIT_CUDA_STAND_IN
-/// Whether a call of the communicator is not over, of those that use memory in a range (null: of all).
+/// Whether a call of the communicator that uses memory in a range (null: any call) is not over.
 inline bool is_in_flight(ncclComm_t comm, const char* begin = nullptr, std::size_t bytes = 0) {
   const std::lock_guard lock(::stand_in::runtime::instance().mutex);
   for (const auto& one : comm->in_flight) {
@@ -142,9 +142,9 @@ inline bool is_in_flight(ncclComm_t comm, const char* begin = nullptr, std::size
   }
   return false;
 }
-/// Whether a graph that was not destroyed holds calls of the communicator.
+/// Whether a graph that still exists holds calls of the communicator.
 inline bool is_recorded(ncclComm_t comm) { return comm->recorded.use_count() > 1; }
-/// Has the streams of what is in flight come as far as they can.
+/// Runs the streams of calls in flight as far as possible.
 inline void run_on(ncclComm_t comm) {
   const std::lock_guard lock(::stand_in::runtime::instance().mutex);
   const auto all = comm->in_flight;
@@ -164,7 +164,7 @@ inline void note_in_flight(const std::vector<issued>& open) {
 }
 #endif
 
-/// Posts all, then waits for all. `stream`: that of a graph's launch, null for the calls' own.
+/// Posts all calls, then waits for all. `stream`: that of a graph's launch; null: each call's own.
 inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cudaStream_t stream) {
   std::vector<issued> open;
   ncclComm_t now = nullptr;
@@ -185,7 +185,7 @@ inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cu
       times.end(i);
     }
 #ifdef PLAIT_CUDA_STAND_IN
-    if (stream == nullptr) note_in_flight(open);  // a replay is nobody's call
+    if (stream == nullptr) note_in_flight(open);  // a replay belongs to no call
 #endif
   } catch (const std::exception& e) {
     return failed(name, now, e);
@@ -193,7 +193,7 @@ inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cu
   return ncclSuccess;
 }
 
-/// Makes the calls now, or, where their streams are being recorded, whenever the graph is launched.
+/// Makes the calls now or, if their streams are being captured, at every launch of the graph.
 inline ncclResult_t make_or_record(const char* name, std::vector<call_of> calls) {
   if (calls.empty()) return ncclSuccess;
   for (const call_of& c : calls) {

@@ -1,9 +1,9 @@
 #pragma once
 
-// Ranks that meet in streams and not on the host (PLAIT_STAND_IN_NCCL=late): a call puts this rank's part of an
-// operation into its stream and returns before any other rank has made it, as NCCL's do. The operation is done when the
-// streams of all its ranks have come to it, as late as somebody asks for its result, or at random, between operations
-// of other communicators (PLAIT_STAND_IN_STREAMS).
+// Ranks that meet in streams and not on the host (PLAIT_STAND_IN_NCCL=late). A call queues this rank's part of an
+// operation and returns before other ranks have made the call, as in NCCL. The operation runs when the streams of all
+// its ranks have reached it: when a program asks for its result or, with PLAIT_STAND_IN_STREAMS=random, at random
+// between operations of other communicators.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace plait::nccl_stand_in {
 
-/// What the ranks of an operation bring, and the streams' meeting in which it is done.
+/// The arguments of an operation's ranks, and the meeting of the streams that executes it.
 struct rendezvous {
   threads::detail::operation op;
 #ifdef PLAIT_CUDA_STAND_IN
@@ -29,7 +29,7 @@ struct rendezvous {
 #endif
 };
 
-/// Those of one communicator that not all ranks have come to yet.
+/// The operations of one communicator that not all ranks have reached.
 struct meetings {
   using of_pair = std::map<std::pair<int, int>, std::deque<std::shared_ptr<rendezvous>>>;  ///< by source and target
   std::mutex mutex;
@@ -39,7 +39,7 @@ struct meetings {
 
 #ifdef PLAIT_CUDA_STAND_IN
 
-/// Whether the ranks meet in streams. Never while the clock is on, which adds up times as calls are made.
+/// Whether the ranks meet in streams. False while the clock is on, which adds up times as calls are made.
 inline bool meets_in_streams() {
   static const bool late = [] {
     const char* const text = std::getenv("PLAIT_STAND_IN_NCCL");
@@ -67,7 +67,7 @@ inline std::shared_ptr<rendezvous> make_rendezvous(ncclComm_t comm, const thread
   return r;
 }
 
-/// This rank's part of its communicator's next collective. Throws where another rank's differs.
+/// This rank's part of its communicator's next collective. Throws if another rank's call differs.
 template <class Fill>
 std::shared_ptr<rendezvous> meet(ncclComm_t comm, const threads::detail::signature& what, const Fill& fill) {
   const std::lock_guard lock(comm->met->mutex);
@@ -84,7 +84,7 @@ std::shared_ptr<rendezvous> meet(ncclComm_t comm, const threads::detail::signatu
   return r;
 }
 
-/// One side of the next message between two ranks (0 sends, 1 receives). Throws where the other side differs.
+/// One side of the next message between two ranks (0 sends, 1 receives). Throws if the other side differs.
 template <class Fill>
 std::shared_ptr<rendezvous> meet(ncclComm_t comm, int side, int peer, const threads::detail::signature& what,
                                  const Fill& fill) {

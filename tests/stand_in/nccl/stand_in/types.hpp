@@ -3,8 +3,8 @@
 #include <climits>
 #include <cstddef>
 
-// Names and values as in NCCL 2.28, as far as plait uses them; with PLAIT_STAND_IN_NCCL_MINOR=26 as in 2.26, whose
-// communicators have no names and no windows.
+// Names and values of NCCL 2.28 that plait uses; with PLAIT_STAND_IN_NCCL_MINOR=26 those of 2.26, whose communicators
+// have no names and no windows.
 
 #define NCCL_MAJOR 2
 #ifdef PLAIT_STAND_IN_NCCL_MINOR

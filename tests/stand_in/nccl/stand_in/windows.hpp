@@ -1,6 +1,6 @@
 #pragma once
 
-// Memory that is registered with communicators, and the collectives that use it.
+// Memory registered with communicators, and the collectives that use it.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace plait::nccl_stand_in {
 
-/// Whether memory lies in a window of `comm`, null for any, with the registry's mutex held.
+/// Whether memory lies in a window of `comm` (null: any). Requires the registry's mutex.
 inline bool lies_in_window(ncclComm_t comm, const void* data, std::size_t bytes) {
   for (const auto& [handle, w] : registry::get().windows) {
     const char* const at = static_cast<const char*>(data);
@@ -35,13 +35,13 @@ inline void note_windows(ncclComm_t comm, std::size_t count, const void* in, con
   ++(inside ? r.calls_in_windows : r.calls_beside_windows);
 }
 
-/// Collective: ranks that register other numbers of bytes, or call something else meanwhile, are ended.
+/// Collective. Ranks that register different numbers of bytes, or make different calls meanwhile, end with an error.
 inline ncclResult_t register_window(ncclComm_t comm, void* data, std::size_t bytes, ncclWindow_t* window, int) {
   *window = nullptr;
   if (const ncclResult_t ready = usable("ncclCommWindowRegister", comm); ready != ncclSuccess) return ready;
   const inside_library inside;
   try {
-    comm->engine->set_streams(nullptr, nullptr);  // the last call's may be gone
+    comm->engine->set_streams(nullptr, nullptr);  // those of the last call may no longer exist
     comm->member->finish(run_when_last(comm, comm->member->join({.count = bytes}, -1, 0, 0, [](auto&) {})), -1);
   } catch (const std::exception& e) {
     return failed("ncclCommWindowRegister", comm, e);
@@ -59,7 +59,7 @@ inline ncclResult_t register_window(ncclComm_t comm, void* data, std::size_t byt
   *window = made;
   return ncclSuccess;
 }
-/// Ends the process where an operation in flight uses the window.
+/// Ends the process if an operation in flight uses the window.
 inline ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t window) {
   if (const ncclResult_t ready = usable("ncclCommWindowDeregister", comm); ready != ncclSuccess) return ready;
   {
@@ -79,7 +79,7 @@ inline ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t window) {
   return outcome(comm);
 }
 
-/// Unmaps memory, and waits for nothing, unlike cudaFree.
+/// Unmaps memory without waiting, unlike cudaFree.
 inline ncclResult_t free_memory(void* data) {
 #ifdef PLAIT_CUDA_STAND_IN
   const auto now = [&](::stand_in::runtime&) {

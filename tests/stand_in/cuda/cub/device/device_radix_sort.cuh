@@ -1,5 +1,6 @@
-// A stand-in for CUB's radix sort: stable, in a stream as an operation, with scratch memory whose bytes are asked for
-// first. Which of the two buffers holds the result depends on the number of bits, and the other one holds nothing.
+// A stand-in for CUB's radix sort: a stable sort, one operation of a stream, whose first call returns the bytes of
+// scratch memory. The number of bits decides which of the two buffers holds the result; the other one has no valid
+// content.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +36,7 @@ struct DeviceRadixSort {
       return cudaSuccess;
     }
     if (scratch_bytes < needed) return stand_in::fail(cudaErrorInvalidValue);
-    const int flips = (end_bit - begin_bit + 7) / 8 % 2;  // a pass for each digit
+    const int flips = (end_bit - begin_bit + 7) / 8 % 2;  // one pass for each digit
     Key *const from = keys.Current(), *const to = keys.d_buffers[keys.selector ^ flips];
     Value *const values_from = values.Current(), *const values_to = values.d_buffers[values.selector ^ flips];
     Key* const other = to == from ? keys.Alternate() : from;
@@ -49,7 +50,7 @@ struct DeviceRadixSort {
         stand_in::check_argument(r, p, "cub::DeviceRadixSort");
       }
       return r.enqueue(s, [=] {
-        std::memset(scratch, 0xff, needed);  // who states a wrong size, or shares it between streams, shall see it
+        std::memset(scratch, 0xff, needed);  // shows a size that is too small, or scratch memory shared between streams
         const auto n = static_cast<std::size_t>(count);
         const auto digits = [&](Key key) {
           const int width = end_bit - begin_bit;

@@ -1,5 +1,5 @@
-// A stand-in for CUB's reductions: in a stream as an operation, with scratch memory whose bytes are asked for first.
-// Elements are added in their order.
+// A stand-in for CUB's reductions: one operation of a stream, whose first call returns the bytes of scratch memory. It
+// adds elements in their order.
 #pragma once
 
 #include <cstddef>

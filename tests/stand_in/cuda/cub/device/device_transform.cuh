@@ -1,4 +1,4 @@
-// A stand-in for CUB's map of one array to another: in a stream as an operation.
+// A stand-in for CUB's map of one array to another: one operation of a stream.
 #pragma once
 
 #include "../../cuda_runtime.h"
