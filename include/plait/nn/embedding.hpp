@@ -1,5 +1,5 @@
-// Embeddings of tokens, their tables sharded over rows, width or neither, and learned positions. Token ids have no
-// gradient, so an embedding is no layer, and combinators do not take it.
+// Embeddings of tokens, whose tables may be sharded over rows or width, and learned positions. Combinators do not take
+// them, because token ids have no gradient.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace plait {
 namespace detail {
 
 struct lookup_derivation {
-  layout table, product, output;  ///< the table where it is used; the lookup's result; what it is brought to
+  layout table, product, output;  ///< the table as it is used; the lookup's result; the layer's output
   plait::verdict verdict;
 };
 constexpr lookup_derivation derive_lookup(const layout& ids, const layout& table, const layout& output) {
@@ -56,19 +56,19 @@ using embedding_policy = typename policy_or<Policy, any_embedding>::type;
 
 }  // namespace detail
 
-/// How an embedding begins, and whose memory its table is; see `linear_options`.
+/// Options of an embedding: its initial values and the memory of its table; see `linear_options`.
 template <class Precision>
 struct embedding_options {
   initializer init{};
   parameter_memory<Precision> memory{};
   bool tied_across_stages = false;
-  /// The row of a token that stands for nothing: looking it up adds no gradient to it. -1: there is none.
+  /// The id of the padding token, whose row receives no gradient; -1: none.
   std::int64_t padding_row = -1;
 };
 
 namespace detail {
 
-/// The layouts of an embedding: of ids, output and table, as it is used and between steps, and of the lookup.
+/// The layouts of an embedding: ids, output, the table in use and between steps, and the lookup.
 struct embedding_layouts {
   layout input, output, weight, stored;
   lookup_derivation lookup;
@@ -78,18 +78,18 @@ inline constexpr embedding_layouts layouts_of_embedding{
     layout_v<typename Policy::input>, layout_v<typename Policy::output>, layout_v<typename Policy::weight>,
     layout_v<typename stored_weight<Policy>::type>, embedding_value<Policy>::derivation};
 
-/// The computation of an embedding, without types.
+/// The computation of an embedding, without specs as types.
 template <class Precision, compute_device Device>
 class embedding_core {
   using T = activation_of<Precision>;
 
  public:
-  /// `lies` must outlive it.
+  /// `lies` must outlive this object.
   embedding_core(const context<Device>& ctx, const embedding_layouts& lies, std::int64_t vocab, const std::string& name,
                  const embedding_options<Precision>& how);
 
   std::int64_t tokens() const { return tokens_; }
-  /// Elements of the output.
+  /// Local elements of the output.
   std::int64_t output_size() const { return resolve_.moves().target().local_size(); }
   void require_context(const context<Device>& ctx) const {
     made_for_.require(weight()->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
@@ -108,13 +108,13 @@ class embedding_core {
   }
 
  private:
-  /// Adds the gradients of a microbatch's tokens to `terms_`. Each looks up one row of one rank, so that the output's
-  /// sum over ranks has one term and zeros.
+  /// Adds the gradients of a microbatch's tokens to `terms_`. Only one rank has a token's row, so the output's sum over
+  /// ranks has one nonzero term.
   template <class Id>
   void add_terms(Device& on, std::int64_t index, std::int64_t count, const Id* ids, const T* d) {
     using G = gradient_of<Precision>;
     table_->begin_terms();
-    const auto add = [&](const token_leaves::leaf& leaf, G* out) {  // to zeros
+    const auto add = [&](const token_leaves::leaf& leaf, G* out) {  // adds to zeros
       buffer<Device> room_ids, room_d;
       const Id* const leaf_ids = rows_of_leaf(on, leaf, ids, 1, room_ids);
       const T* const leaf_d = rows_of_leaf(on, leaf, d, width_, room_d);
@@ -124,7 +124,7 @@ class embedding_core {
         });
       });
     };
-    if constexpr (std::is_same_v<Device, cpu>) {  // where the ids can be read
+    if constexpr (std::is_same_v<Device, cpu>) {  // on the CPU, code can read the ids
       terms_->add_rows(on, index, count, width_, [&](const token_leaves::leaf& leaf, G* out) {
         add(leaf, out);
         return rows_of_ids(leaf, ids);
@@ -136,7 +136,7 @@ class embedding_core {
       });
     }
   }
-  /// Returns the rows of this rank's part of the table that tokens of a leaf look up, in order, each once.
+  /// Returns the local rows of the table that a leaf's tokens look up, sorted, each once.
   template <class Id>
   std::vector<std::int64_t> rows_of_ids(const token_leaves::leaf& leaf, const Id* ids) const {
     std::vector<std::int64_t> rows;
@@ -159,8 +159,8 @@ class embedding_core {
                    {&lies_->input, &lies_->output, &lies_->weight});
   }
 
-  /// Calls add(), after which the padding's row of the gradient, if this rank has it, is what it was: a tied head may
-  /// have added to it.
+  /// Calls add(), then restores the padding's row of the gradient if this rank has it. That row may hold the gradient
+  /// of a tied head.
   template <class Gradient, class Add>
   void keeping_padding_row(Device& on, Gradient* gradient, Add&& add) const {
     const std::int64_t row = padding_row_ - first_;
@@ -178,7 +178,7 @@ class embedding_core {
   row_stage resolve_, unresolve_;
   made_for made_for_;
   parameter_ptr<Precision, Device> table_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< in place of a sum of its own
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< replaces a single running sum
 };
 
 template <class Precision, compute_device Device>
@@ -285,9 +285,9 @@ PLAIT_INSTANTIATE(double, std::int64_t)
 
 }  // namespace detail
 
-/// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. A
-/// vocabulary that is sharded makes the lookup partial. The output's spec defines how that is resolved: all-reduced, or
-/// reduce-scattered onto the sequence.
+/// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. If
+/// the vocabulary is sharded, the lookup's result is partial. The output's spec determines the reduction: an
+/// all-reduce, or a reduce-scatter onto the sequence.
 template <class Precision, class Policy, compute_device Device = cpu>
 class embedding
     : public other_arrays<embedding<Precision, Policy, Device>, std::int64_t,
@@ -319,7 +319,7 @@ class embedding
   using other_arrays<embedding, token, input, output, Device, T>::forward;
   using other_arrays<embedding, token, input, output, Device, T>::backward;
 
-  /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
+  /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padding).
   embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding",
             const options& how = {})
       : core_(ctx, detail::layouts_of_embedding<policy>, vocab, name, how) {}
@@ -340,8 +340,8 @@ class embedding
     core_.forward(mb, static_cast<const Id*>(ids.unchecked()), y.unchecked());
   }
 
-  /// Adds to the table's gradient; ids have none, and must live until deferred gradients are computed. Deferred tasks
-  /// run in order, so that the gradient of a tied output projection is added first.
+  /// Adds to the table's gradient. The ids must live until deferred gradients are computed. Deferred tasks run in
+  /// order, so the gradient of a tied output projection is added first.
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids,
                 const tensor<T, Gradient, Device>& dy) {
@@ -360,9 +360,9 @@ class embedding
     core_.backward(mb, static_cast<const Id*>(ids.unchecked()), d.unchecked());
   }
 
-  /// Makes the embedding ready for the batches and lengths of this context (`linear::resize`).
+  /// Prepares the embedding for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) { core_.resize(ctx); }
-  /// Binds the table to other memory of the caller's (`linear::rebind`).
+  /// Binds the table to other memory that the caller owns (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight(); }
@@ -378,8 +378,8 @@ class embedding
 // Learned positions, and an embedding of tokens that adds them.
 
 /// y = x + table[position of the token]: learned positions (GPT-2). `Spec` has samples, tokens and features. The table
-/// is [position, features], its features placed as the features of `Spec`. A rank's gradient has the rows of its own
-/// tokens, and its type defines over which axes they are summed.
+/// is [position, features], and its features are placed like those of `Spec`. A rank's gradient has the rows of its own
+/// tokens; its type determines the axes over which it is summed.
 template <class Precision, spec_like Spec, compute_device Device = cpu>
 class learned_positions
     : public layer_types<activation_of<Precision>, Spec, Spec, Device>,
@@ -392,7 +392,8 @@ class learned_positions
   using other_arrays<learned_positions, T, Spec, Spec, Device>::backward;
   struct saved {};
 
-  /// The context gives the size of the dim `position`, at least the sequence's size. `order` is the sequence's order.
+  /// The context gives the size of the dim `position`, which must be at least the sequence's size. `order` is the order
+  /// of the sequence's tokens.
   learned_positions(const context<Device>& ctx, const std::string& name, sequence_order order = {},
                     initializer init = {})
       : names_(name) {
@@ -471,7 +472,7 @@ class learned_positions
   parameter_ptr<Precision, Device> table_;
 };
 
-/// An embedding of tokens and then of positions, as a `language_model` takes it.
+/// An embedding of tokens followed by positions, in the form that a `language_model` takes.
 template <class Precision, class Policy, compute_device Device = cpu>
 class positioned_embedding {
  public:

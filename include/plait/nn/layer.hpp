@@ -1,4 +1,5 @@
-// The concept of a layer: typed tensors in and out, forward and backward; and the checks of its calls.
+// The concept of a layer: a class with typed input and output, a forward and a backward pass. Its calls check their
+// arguments.
 #pragma once
 
 #include <concepts>
@@ -34,17 +35,17 @@
 
 namespace plait {
 
-// A program's own kernel, as its layer calls it: a device runs it, a counting device counts it.
+// A program's own kernel inside a layer: a device runs it, and a counting device counts it.
 
-/// The work of a kernel on this rank, as dry runs count and price it.
+/// The work of a kernel on this rank, which dry runs count and price.
 struct kernel_cost {
   double bytes = 0;        ///< read and written
-  double operations = 0;   ///< multiplications and additions at the rate of products of `of`
-  dtype of = dtype::bf16;  ///< the numbers that these are of
+  double operations = 0;   ///< multiplications and additions, priced like matrix products of `of`
+  dtype of = dtype::bf16;  ///< type of the operands
 };
 
-/// Calls f(), which computes on this rank's part of tensors, or launches what does. In a dry run f is not called, since
-/// there are no numbers: the kernel counts with `cost`. Throws where that is negative or no number.
+/// Calls f(), which computes on this rank's part of tensors or launches such a kernel. A dry run has no numbers, so it
+/// does not call f and counts `cost`. Throws if a member of `cost` is negative or not a number.
 template <compute_device Device, class F>
 void kernel(const context<Device>& ctx, const kernel_cost& cost, F&& f) {
   if (!(cost.bytes >= 0 && cost.operations >= 0))
@@ -55,7 +56,7 @@ void kernel(const context<Device>& ctx, const kernel_cost& cost, F&& f) {
     std::forward<F>(f)();
 }
 
-/// As `apply` (layout/apply.hpp), for programs that are planned, too: a dry run counts the bytes of all arrays.
+/// Calls `apply` (layout/apply.hpp) so that a dry run can plan it: the dry run counts the bytes of all arrays.
 template <compute_device Device, class Rule, class Kernel, class... Outs, class... Ts, class... Ins>
 void apply(const context<Device>& ctx, Rule rule, Kernel&& program, const outputs<Outs...>& out,
            const part<Ts, Ins>&... in) {
@@ -71,11 +72,12 @@ void apply(const context<Device>& ctx, Rule rule, Kernel&& program, const part<T
   apply(ctx, rule, std::forward<Kernel>(program), outputs<part<T, Out>>(out), in...);
 }
 
-// The messages for a class that is used as a layer and is none, one for each member that is missing or does not fit.
+// The errors for a class that is used as a layer but does not model `layer`: one for each missing or wrong member.
 
 namespace detail {
 
-// Whether a class has a member of a name, whatever it takes: a derived class that inherits the name twice cannot tell.
+// Detects whether a class has a member of a given name with any signature. A class that derives from both `L` and this
+// one has an ambiguous name then.
 struct named_forward {
   int forward;
 };
@@ -96,7 +98,7 @@ concept lacks_backward = can_derive<L> && requires { &named_twice<L, named_backw
 template <class L>
 concept lacks_visit = can_derive<L> && requires { &named_twice<L, named_visit>::visit; };
 
-/// Whether the types that the other checks need exist.
+/// Whether a class has the types that the other checks need.
 template <class L>
 concept names_layer_types = spec_like<typename L::input> && spec_like<typename L::output> && requires {
   typename L::value_type;
@@ -122,7 +124,7 @@ concept backwards =
       } -> std::same_as<tensor<typename L::value_type, dual_t<typename L::input>, typename L::device>>;
     };
 
-/// Any visitor of parameters: nvcc takes no generic lambda in a concept.
+/// A visitor of any parameter; nvcc rejects generic lambdas in concepts.
 struct any_visitor {
   template <class Parameter>
   void operator()(Parameter&) const {}
@@ -130,8 +132,8 @@ struct any_visitor {
 
 }  // namespace detail
 
-/// Reports what a class lacks to be a layer, member by member. It is instantiated where a combinator is given a class
-/// that is no layer.
+/// Reports every member that a class lacks to model `layer`. A combinator instantiates it if one of its classes is not
+/// a layer.
 template <class L>
 struct layer_requirements {
   static_assert(
@@ -178,8 +180,8 @@ struct nth_layer_of<Number, Layers...> : std::tuple_element<Number, std::tuple<L
 template <std::size_t Number, class... Layers>
 using nth_layer = typename nth_layer_of<Number, Layers...>::type;
 
-/// A base of combinators that are refused: it has the calls of a layer, so that what a program does with them is no
-/// error after the one.
+/// A base of combinators that are refused. It has a layer's calls, so the program's uses of the combinator cause no
+/// further errors.
 template <class First, class Last>
 struct refused_layer {};
 template <names_layer_types First, names_layer_types Last>
@@ -209,7 +211,7 @@ struct layer_consequence<false, L> : layer_requirements<L> {};
 
 namespace detail {
 
-/// Refuses a layer on GPUs in a file that has no kernels for it, in the words of plait/cuda.hpp.
+/// Refuses a layer on GPUs in a file that does not include its kernels (plait/cuda.hpp).
 template <class Device>
 struct kernels_there {
   static_assert(has_kernels<Device>,
@@ -221,8 +223,8 @@ struct kernels_there {
 
 }  // namespace detail
 
-/// The types of a layer: it takes a `tensor<T, Input, Device>` and makes a `tensor<T, Output, Device>`. A base for
-/// layers, which adds nothing to an object.
+/// The types of a layer that takes a `tensor<T, Input, Device>` and returns a `tensor<T, Output, Device>`. As a base it
+/// adds no data members.
 template <class T, spec_like Input, spec_like Output, compute_device Device>
 struct layer_types {
   static_assert(detail::kernels_there<Device>::said);
@@ -234,31 +236,32 @@ struct layer_types {
   using tensor_of = tensor<T, Spec, Device>;
 };
 
-/// A program's own layer calls its own kernels by `kernel(ctx, cost, f)` (nn/layer.hpp), so that it can be
-/// planned, too: a dry run counts them, and ends a program that touches its memory otherwise.
+/// A program's own layer should call its kernels by `kernel(ctx, cost, f)`. A dry run then counts them. If the layer
+/// touches its memory in another way, the dry run ends the program.
 ///
-/// Combinators, language models and dry runs ask this of a layer, in addition to the types of `layer_types`:
+/// Combinators, language models and dry runs require these members of a layer, in addition to the types of
+/// `layer_types`:
 ///
-///     struct saved;                          // what `forward` keeps, besides its input
+///     struct saved;                          // the values that `forward` keeps, in addition to its input
 ///     tensor_of<output> forward(mb, const tensor_of<input>& x, saved* keep);            // null: no backward pass
 ///     tensor_of<dual_t<input>> backward(mb, const tensor_of<input>& x, saved&, const tensor_of<dual_t<output>>& dy);
 ///     template <class F> void visit(F&& f);  // f(parameter) for each parameter
 ///
-/// `mb` is a `const microbatch<Device>&`. The caller holds a layer's input until the backward pass is over, deferred
-/// weight gradients included. A forward pass forgets what an earlier one has kept in its `saved`
-/// (testing/layer_parity.hpp checks it). What a layer sends, keeps and allocates is not written down: `dry_run` finds
-/// out. What a class lacks is named where it is used as a layer (`layer_requirements`).
+/// `mb` is a `const microbatch<Device>&`. The caller keeps a layer's input until the backward pass and its deferred
+/// weight gradients are finished. A forward pass clears the values of an earlier one in its `saved`
+/// (testing/layer_parity.hpp checks this). A layer does not declare the bytes that it sends, keeps and allocates;
+/// `dry_run` counts them. If a class is used as a layer but lacks a member, `layer_requirements` reports it.
 template <class L>
 concept layer = detail::names_layer_types<L> && std::default_initializable<typename L::saved> && detail::forwards<L> &&
                 detail::backwards<L> && requires(L& l) { l.visit(detail::any_visitor{}); };
 
-/// Calls f(memory) for each tensor and buffer of what a layer has kept, where its `saved` has a `visit(f)`.
+/// Calls f(memory) for each tensor and buffer in a layer's `saved`, if this has a `visit(f)`.
 template <class Saved, class F>
 void visit_saved(Saved& kept, F&& f) {
   if constexpr (requires { kept.visit(f); }) kept.visit(f);
 }
 
-/// A layer whose forward pass adds a tensor to its output, without a pass over memory of its own where the device can.
+/// A layer whose forward pass can add a tensor to its output, if possible without a separate pass over memory.
 template <class L>
 concept adds_to_output =
     layer<L> &&
@@ -268,7 +271,7 @@ concept adds_to_output =
       l.forward(mb, x, &saved, &addend);
     };
 
-/// A layer whose backward pass adds a tensor to its input's gradient in this way.
+/// A layer whose backward pass can add a tensor to its input's gradient in the same way.
 template <class L>
 concept adds_to_gradient =
     layer<L> &&
@@ -279,8 +282,8 @@ concept adds_to_gradient =
       l.backward(mb, x, saved, dy, &addend);
     };
 
-/// A layer whose output is cheap to make again, such as a norm or an activation: `static constexpr bool cheap = true;`.
-/// It is not kept under `recompute::selective`.
+/// Whether a layer declares that its output is cheap to recompute (`static constexpr bool cheap = true;`), such as a
+/// norm or an activation. Its output is not kept under `recompute::selective`.
 template <class L>
 inline constexpr bool is_cheap = [] {
   if constexpr (requires { L::cheap; })
@@ -291,11 +294,11 @@ inline constexpr bool is_cheap = [] {
 
 namespace detail {
 
-/// Where a combinator is given what is no layer: reports what it lacks.
+/// Reports the missing members of each class that a combinator takes and that is not a layer.
 template <class... Layers>
 inline constexpr bool all_layers = (sizeof(layer_consequence<layer<Layers>, Layers>) + ...) > 0;
 
-/// Refuses a gradient that is not of the dual spec.
+/// Refuses a gradient whose spec is not the dual spec.
 template <class Given, class Expected>
 struct dual_value_check {
   static constexpr verdict value = [] {
@@ -308,7 +311,7 @@ struct dual_value_check {
   }();
 };
 
-/// y = layer(x) plus `addend`, in one pass where the layer can.
+/// Computes y = layer(x) + addend, in one pass if the layer can do it.
 template <layer L, class Input, class Addend>
 auto forward_plus(L& l, const microbatch<typename L::device>& mb, const Input& x, typename L::saved* keep,
                   const Addend& addend) {
@@ -320,7 +323,7 @@ auto forward_plus(L& l, const microbatch<typename L::device>& mb, const Input& x
     return y;
   }
 }
-/// The layer's input gradient plus `addend`.
+/// Computes the layer's input gradient plus `addend`.
 template <layer L, class Input, class Gradient, class Addend>
 auto backward_plus(L& l, const microbatch<typename L::device>& mb, const Input& x, typename L::saved& kept,
                    const Gradient& dy, const Addend& addend) {
@@ -338,20 +341,20 @@ auto backward_plus(L& l, const microbatch<typename L::device>& mb, const Input& 
 
 namespace plait::detail {
 
-// The checks of a layer's calls: its arrays, their sizes, the mesh, and the `saved` of a forward pass.
+// The checks of a layer's calls: arrays, sizes, mesh, and the `saved` of a forward pass.
 
-/// The mark in what a forward pass keeps: a backward pass takes one of its own layer and microbatch, once. `layer` is
-/// anything that a layer keeps its life long, such as its first parameter; `input` is where the input lies
-/// that a backward pass will take, null where it takes none.
+/// Marks the `saved` of a forward pass, so that one backward pass of the same layer and microbatch can use it once.
+/// `layer` is an address that stays with the layer, such as its first parameter. `input` is the address of the input
+/// that the backward pass must receive, or null.
 class saved_stamp {
  public:
   void make(const void* layer, std::int64_t microbatch, const void* input) {
     overwritten_ = layer_ && !used_;
     layer_ = layer, microbatch_ = microbatch, input_ = input, used_ = false;
   }
-  /// Throws unless the forward pass that made it was of this layer and microbatch, and no backward pass has used it.
-  /// One that no forward pass has made is used as well. Throws also where several forward passes have made it since the
-  /// last use, and the input is not where the last pass had it.
+  /// Throws unless the `saved` was made by a forward pass of this layer and microbatch, or by none, and was not used
+  /// before. Throws also if several forward passes have made it since the last use, and the input differs from the last
+  /// pass's.
   void use(std::string_view name, const void* layer, std::int64_t microbatch, const void* input) {
     constexpr const char* each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
     if (used_) fail({name, ": this `saved` was used by a backward pass before", each});
@@ -372,8 +375,8 @@ class saved_stamp {
   bool used_ = false, overwritten_ = false;
 };
 
-/// The name of a layer and of its ranges in profiles. Each call of a layer asks for one of them first: where the layer
-/// was moved from, every member throws, and names it.
+/// The name of a layer and of its ranges in profiles. Each call of a layer first uses a member. If the layer was moved
+/// from, every member throws with its name.
 class layer_names {
  public:
   layer_names() = default;
@@ -393,7 +396,7 @@ class layer_names {
   const char* forward() const { return checked(ranges_).forward(); }
   const char* backward() const { return checked(ranges_).backward(); }
   const char* weights() const { return checked(ranges_).weights(); }
-  /// Returns `part`, which is one of the layer's.
+  /// Returns `part`, a member of the layer.
   template <class T>
   T& checked(T& part) const {
     if (mark_.moved()) refuse();
@@ -410,8 +413,8 @@ class layer_names {
   moved_mark mark_;
 };
 
-/// The mesh, this rank's number in it, and the global sizes of a layer's boundary dims, as they were when it was made
-/// or resized. Each call compares them with its context's: plain pointers have no sizes.
+/// The mesh, this rank's number in it, and the global sizes of a layer's boundary dims at its construction or last
+/// resize. Each call compares them with its context, because bare pointers have no sizes.
 class made_for {
  public:
   made_for() = default;
@@ -420,7 +423,8 @@ class made_for {
       : mesh_(mesh), rank_(rank) {
     for (const layout* a : boundaries) add(sizes, *a);
   }
-  /// Takes what a resized layer is made for. Throws where that is another mesh: its parameters lie in this one.
+  /// Takes the sizes of a resized layer. Throws if the mesh differs, because the layer's parameters are laid out on the
+  /// old one.
   void take(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& sizes,
             std::initializer_list<const layout*> boundaries) {
     if (!mesh_.axes.empty()) require_mesh(layer, mesh, rank);
@@ -435,15 +439,15 @@ class made_for {
     }
   }
 
-  /// Throws, with both, if the context of a call has another mesh or another place in it.
+  /// Throws if the context of a call has another mesh or another place in it; the text has both.
   void require_mesh(std::string_view layer, const mesh_shape& mesh, std::int64_t rank) const {
     bool same = rank == rank_ && mesh.axes.size() == mesh_.axes.size();
     for (std::size_t i = 0; same && i < mesh.axes.size(); ++i)
       same = mesh.axes[i] == mesh_.axes[i] && mesh.extents[i] == mesh_.extents[i];
     if (!same) refuse_mesh(layer, mesh, rank);
   }
-  /// Throws, with the dim and both sizes, if the context of a call has other sizes, or another mesh. Where the table of
-  /// sizes has them in equal places, as one context always has, this is a few compares and no search.
+  /// Throws if the context of a call has other sizes or another mesh; the text has the dim and both sizes. One context
+  /// keeps sizes at fixed places of its table, so the usual check is a few comparisons without a search.
   void require(std::string_view layer, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
     require_mesh(layer, mesh, rank);
     for (const made_dim& d : dims_) {
@@ -451,7 +455,7 @@ class made_for {
       if (const std::int64_t other = now.of(d.dim); other != d.size) refuse(layer, d, other);
     }
   }
-  /// Returns the size of a dim, or null where no boundary has it.
+  /// Returns the size of a dim, or null if no boundary has the dim.
   const std::int64_t* size_of(dim_id dim) const {
     for (const made_dim& d : dims_)
       if (d.dim == dim) return &d.size;
@@ -462,7 +466,7 @@ class made_for {
   struct made_dim {
     dim_id dim;
     std::int64_t size = 0;
-    std::size_t at = 0;  ///< in the table of sizes
+    std::size_t at = 0;  ///< index in the table of sizes
   };
 
   [[noreturn]] static void refuse(std::string_view layer, const made_dim& d, std::int64_t now) {
@@ -481,7 +485,7 @@ class made_for {
   static_vector<made_dim, 24> dims_;
 };
 
-/// An array of a call, by its bytes. Null is no array, and one without bytes shares none.
+/// An array of a call, as a range of bytes. A null array or one without bytes overlaps nothing.
 struct named_array {
   template <class T>
   constexpr named_array(const T* begin, std::int64_t elements, const char* called)
@@ -492,7 +496,7 @@ struct named_array {
   const char* name;
 };
 
-/// Throws where one of the arrays that `call` of `layer` reads shares a byte with the one that it writes.
+/// Throws if an array that `call` of `layer` reads overlaps the array that it writes.
 inline void require_no_overlap(std::string_view layer, const char* call, const named_array& written,
                                std::initializer_list<named_array> read) {
   if (written.at == nullptr || written.bytes == 0) return;
@@ -510,7 +514,7 @@ inline void require_no_overlap(std::string_view layer, const char* call, const n
   }
 }
 
-/// Throws unless a tensor of a call has the elements that the layer was made for: sizes are the context's at that time.
+/// Throws unless a tensor of a call has the number of elements that the layer was made for.
 inline void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
   if (has == made_for) return;
   if (has == 0)
@@ -520,13 +524,14 @@ inline void require_size(std::string_view layer, const char* name, std::int64_t 
         ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
 }
 
-/// As `require_size`; an array without memory is one that the call leaves out, or that the layer names.
+/// Checks an array like `require_size`. An array without memory passes: the call leaves it out, or the layer itself
+/// checks it.
 template <class Part>
 void require_part(std::string_view layer, const char* name, const Part& a, std::int64_t made_for) {
   if (a) require_size(layer, name, a.size(), made_for);
 }
 
-/// Returns the array of an addend, or null where there is none. Throws as `require_size`.
+/// Returns the memory of an addend, or null without one. Throws like `require_size`.
 template <class Tensor>
 auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t made_for) {
   if (addend) require_size(layer, "addend", addend->size(), made_for);
@@ -537,21 +542,22 @@ auto addend_array(std::string_view layer, const Tensor* addend, std::int64_t mad
 
 namespace plait {
 
-// A layer's calls with arrays of other types: equal bits are taken; another spec, precision or kind is refused in
-// words.
+// A layer's calls with arrays of other types. Types with equal bits are accepted; another spec, precision or kind of
+// array is refused with a readable text.
 
-/// Facts of a refusal: which layer of a combinator, counted from 0, and the spec of its output or input.
+/// Facts in an error: the index of a layer in a combinator, from 0, and the spec of its output or input.
 template <std::size_t Number, class Layer, class Spec>
 struct output_of_layer {};
 template <std::size_t Number, class Layer, class Spec>
 struct input_of_layer {};
-/// A fact of a refusal: the spec of a tensor that a program gives to a layer.
+/// A fact in an error: the spec of the tensor that the program gives to a layer.
 template <class Spec>
 struct given_tensor {};
 
 namespace detail {
 
-/// Whether a layer's output lies as the next one's input: an axis that is invariant by mention or by default is one.
+/// Checks that a layer's output has the layout of the next one's input. A mentioned invariant axis equals an
+/// unmentioned one.
 constexpr verdict check_fit(layout_error code, const layout& output, const layout& input) {
   if (equivalent(output, input)) return {};
   verdict v = compare_dims(operand::none, input.dim_order(), output.dim_order());
@@ -573,14 +579,15 @@ struct fit_value {
   static constexpr verdict value = check_fit(Error, layout_v<typename A::output>, layout_v<typename B::input>);
 };
 
-/// Refuses to compile unless layer I, which is `A`, makes what layer J, which is `B`, takes.
+/// Refuses to compile unless the output of layer I (`A`) fits the input of layer J (`B`).
 template <layout_error Error, std::size_t I, class A, std::size_t J, class B>
 inline constexpr bool fits =
     sizeof(consequence<fit_value<Error, A, B>,
                        among<output_of_layer<I, A, typename A::output>, input_of_layer<J, B, typename B::input>>,
                        typename A::output, typename B::input>) > 0;
 
-/// Specs that are equivalent and not equal are refused too: `view_as` is for them.
+/// The verdict on a tensor's spec. Specs that are equivalent but not equal are refused too; `view_as` converts between
+/// them.
 template <class Given, class Layer>
 struct input_value {
   static constexpr verdict value = [] {
@@ -590,7 +597,7 @@ struct input_value {
   }();
 };
 
-/// Refuses a tensor of another spec than `Layer`, alone or the first of a combinator, takes.
+/// Refuses a tensor whose spec differs from the input of `Layer`, which may be the first layer of a combinator.
 template <class Given, class Layer>
 inline constexpr bool takes =
     sizeof(consequence<input_value<Given, Layer>,
@@ -612,7 +619,7 @@ concept any_tensor = requires {
   typename X::value_type;
   requires spec_like<typename X::spec>;
 };
-/// A bare pointer to numbers, or an array, which would become one.
+/// A bare pointer to numbers, or an array that decays to one.
 template <class X>
 concept bare_pointer = std::is_pointer_v<std::decay_t<X>> &&
                        (std::is_arithmetic_v<std::remove_cv_t<std::remove_pointer_t<std::decay_t<X>>>> ||
@@ -630,8 +637,8 @@ inline constexpr bool is_part = false;
 template <class T, class Spec>
 inline constexpr bool is_part<part<T, Spec>> = true;
 
-/// Whether an argument has numbers of another type than T. Token ids in the caller's memory may be of 32 or 64 bits,
-/// and labels go with numbers of T.
+/// Whether an argument has numbers of another type than T. The caller's token ids may have 32 or 64 bits, and labels
+/// accompany numbers of T.
 template <class X, class T>
 concept other_numbers =
     any_tensor<X> &&
@@ -643,7 +650,7 @@ template <class X, class T>
 concept no_numbers = other_numbers<X, T> || any_range<X> || bare_pointer<X>;
 template <class X, class Spec>
 concept other_spec = any_tensor<X> && !std::same_as<typename X::spec, Spec>;
-/// Whether the array for the result of a call, the first of `More` and of numbers T, lies otherwise than `Spec`.
+/// Whether the array for the result, the first of `More` with numbers of T, has another spec than `Spec`.
 template <class T, class Spec, class... More>
 inline constexpr bool other_result = false;
 template <class T, class Spec, any_tensor Result, class... More>
@@ -653,7 +660,7 @@ template <class X, class Layer>
 concept other_saved = std::is_class_v<X> && !any_tensor<X> && !any_range<X> &&
                       requires { requires !std::same_as<X, typename Layer::saved>; };
 
-/// The refusal of numbers of another type: compilers print the two types, and the layer.
+/// The error for numbers of another type: compilers print the two types and the layer.
 template <class Given, class Expected, class Layer>
 struct numbers_of_one_type {
   static_assert(std::is_same_v<Given, Expected>,
@@ -682,7 +689,7 @@ struct saved_of_layer {
                 "a backward pass takes the `saved` that a forward pass of the same layer has made");
 };
 
-/// The layer that is named in a refusal: the first of a combinator's.
+/// The layer that an error names; for a combinator, its first layer.
 template <class Layer>
 struct named_layer {
   using type = Layer;
@@ -691,7 +698,7 @@ template <class Layer>
   requires requires { typename Layer::first_layer; }
 struct named_layer<Layer> : named_layer<typename Layer::first_layer> {};
 
-/// Reports what does not fit in an argument of a layer whose numbers are T.
+/// Reports the errors of one argument of a layer with numbers of T.
 template <class Layer, class T, class X>
 constexpr void refuse_array() {
   if constexpr (any_range<X> || bare_pointer<X>)
@@ -699,7 +706,7 @@ constexpr void refuse_array() {
   else if constexpr (other_numbers<X, T>)
     static_assert(sizeof(numbers_of_one_type<typename X::value_type, T, Layer>) > 0);
 }
-/// Reports what does not fit in the first argument.
+/// Reports the errors of the first argument.
 template <class Layer, class T, class Input, class X>
 constexpr void refuse_input() {
   using named = typename named_layer<Layer>::type;
@@ -709,8 +716,8 @@ constexpr void refuse_input() {
 
 }  // namespace detail
 
-/// A base of layers: `forward` and `backward` for what no layer takes. They do not compile, and the error names the
-/// reason. The layer has them by `using`.
+/// A base of layers with overloads of `forward` and `backward` for wrong arguments. Their instantiation is a compile
+/// error that names the reason. Layers import them by `using`.
 template <class Layer, class T, spec_like Input, spec_like Output, compute_device Device, class Made = T>
 class other_arrays {
  public:
@@ -744,7 +751,7 @@ class other_arrays {
     }
     return {};
   }
-  /// Backward of what keeps nothing.
+  /// Backward for layers that keep nothing.
   template <class X, class Gradient>
     requires(!requires { typename Layer::saved; } &&
              (detail::no_numbers<X, T> || detail::other_spec<X, Input> || detail::no_numbers<Gradient, Made>))
@@ -760,11 +767,11 @@ template <class Layer, class First, class Last>
 using other_arrays_between = other_arrays<Layer, typename First::value_type, typename First::input,
                                           typename Last::output, typename First::device>;
 
-// A layer with the `saved` of its forward pass, for programs with one microbatch under way.
+// A layer that keeps the `saved` of its forward pass, for programs with one microbatch at a time.
 
-/// A linear or a norm that keeps the `saved` of its last forward pass, so that its calls take nothing but the program's
-/// arrays. A forward pass forgets what the one before it has kept, and a backward pass uses it up. One that takes the
-/// input of a forward pass before the last throws.
+/// A linear or a norm that keeps the `saved` of its last forward pass, so its calls only take the program's arrays.
+/// Each forward pass clears the values of the one before, and a backward pass uses them up. A backward pass throws if
+/// its input is not that of the last forward pass.
 template <class Layer>
 class with_saved : public Layer {
   using mb = microbatch<typename Layer::device>;
@@ -778,7 +785,7 @@ class with_saved : public Layer {
   using input = typename Layer::input;
   using output = typename Layer::output;
   using Layer::Layer;
-  /// As the layer's own on the caller's memory; `more` may follow, such as an addend.
+  /// Calls the layer's own `forward` on the caller's memory; `more` are its further arguments, such as an addend.
   template <class... More>
   void forward(const mb& in, const reads<input>& x, const writes<output>& y, More&&... more) {
     Layer::forward(in, x, y, &saved_, std::forward<More>(more)...);
@@ -789,7 +796,7 @@ class with_saved : public Layer {
                 More&&... more) {
     Layer::backward(in, x, saved_, dy, dx, std::forward<More>(more)...);
   }
-  /// For what no layer takes: the layer's own does not compile, and names the reason.
+  /// Overloads for wrong arguments; the layer's own overload refuses to compile and names the reason.
   template <class X, class... More>
     requires(detail::no_numbers<X, T> || detail::other_spec<X, input> || (detail::no_numbers<More, T> || ...) ||
              detail::other_result<T, output, More...>)
@@ -802,7 +809,7 @@ class with_saved : public Layer {
   void backward(const mb& in, const X& x, const Gradient& dy, const More&... more) {
     Layer::backward(in, x, saved_, dy, more...);
   }
-  /// As the layer's own; what was kept is forgotten.
+  /// Resizes the layer and clears its `saved`.
   void resize(const context<typename Layer::device>& ctx) {
     Layer::resize(ctx);
     saved_ = {};

@@ -1,4 +1,4 @@
-// The linear layer under a policy of three specs. Column parallel and row parallel are policies of it, not classes.
+// The linear layer under a policy of three specs. Column-parallel and row-parallel linears are policies.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace plait {
 
-/// Whether a policy that names its `mesh` mentions all its axes in the given specs; refuses to compile otherwise.
+/// If a policy names its `mesh`, refuses to compile unless the given specs mention all axes of that mesh.
 template <class Policy, class... Specs>
 inline constexpr bool inside_mesh = [] {
   if constexpr (requires { typename Policy::mesh; })
@@ -64,7 +64,7 @@ struct bias_value {
   static constexpr verdict value =
       has_bias<Policy> ? check_bias(linear_value<Policy>::derivation.branches[0]) : verdict{};
 };
-/// How the bias lies between steps: as `Policy::stored` stores the weight's own dims.
+/// The layout of the bias between steps: `Policy::stored` applied to the weight's own dims.
 template <class Policy>
 struct stored_bias {
   static constexpr layout value = [] {
@@ -84,7 +84,7 @@ struct any_linear {
 template <class Policy>
 using linear_policy = typename policy_or<Policy, any_linear>::type;
 
-/// Throws where a mesh or sizes do not suit the specs of a linear.
+/// Throws if a mesh or sizes do not fit the specs of a linear.
 inline void check_linear(const layout& input, const layout& weight, const layout& output, const mesh_shape& mesh,
                          const dim_sizes& sizes, const std::string& name) {
   enforce(check_boundary(input, mesh), name + ": input");
@@ -94,39 +94,39 @@ inline void check_linear(const layout& input, const layout& weight, const layout
 
 }  // namespace detail
 
-/// How a linear begins, and whose memory it works on.
+/// Options of a linear: its initial values, its memory and its adapter.
 template <class Precision, compute_device Device>
 struct linear_options {
-  /// The weight's logical shape, if its leading dim is padded or checkpoints know it under another one.
+  /// The weight's logical shape, if its leading dim is padded or checkpoints use another shape.
   std::vector<std::int64_t> shape{};
   initializer init{};
   initializer bias_init{0, 0};
-  /// The caller's weight and gradient (this rank's part, as the weight is used), and the bias's.
+  /// The caller's memory for weight, gradient and bias: this rank's part, in the layout of use.
   parameter_memory<Precision> memory{};
-  /// The parameter of another layer to use as weight, as a tied output projection does.
+  /// Another layer's parameter to use as weight, for a tied output projection.
   parameter_ptr<Precision, Device> tied{};
   /// See `parameter_info`.
   bool tied_across_stages = false;
-  /// See `parameter_info`: false for the head of a model. A weight that is tied across stages is a table, and never is.
+  /// See `parameter_info`: false for the head of a model. It is false in any case if the weight is tied across stages.
   bool hidden_layer = true;
-  /// A low-rank adapter: weight and bias are frozen then.
+  /// A low-rank adapter, which freezes weight and bias.
   lora_options lora{};
-  /// The chunks of `overlap`, where they are chosen at run time; 0: the policy's.
+  /// The number of chunks of `overlap`, if it is chosen at run time; 0: the policy's.
   std::int64_t overlap = 0;
 };
 
-/// A linear layer, y = x W' (+ b), under a policy: a struct that names `input`, `weight` and `output` specs, and may
-/// have
+/// A linear layer, y = x W' (+ b), under a policy: a struct with `input`, `weight` and `output` specs and these
+/// optional members:
 ///
 ///     static constexpr bool bias = true;
-///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`; also a bias
+///     using stored = spec<...>;          // the weight's layout between steps, if not `weight`; also a bias's
 ///     using overlap = pl::overlap<4>;    // nn/linear/policy.hpp: collectives in 4 chunks, which overlap the products
 ///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
 ///
-/// The weight's dims are the output's own, then the contracted ones, or the other way round (GPT-2 stores [in, out]).
-/// Everything else is derived: column-parallel,
-/// row-parallel, with sequence parallelism or without, are only specs. Collectives happen on axes that shard the
-/// weight. A dim that all three have, first, is a batch of products, as of experts.
+/// The weight's dims are the output's own, then the contracted ones, or the reverse (GPT-2 stores [in, out]). plait
+/// derives everything else from the three specs, for column-parallel and row-parallel linears, with or without sequence
+/// parallelism. Collectives happen only on axes that shard the weight. A leading dim in all three specs is a batch of
+/// products, such as one per expert.
 ///
 /// `Precision` is a number type, or a struct for which `plait::precision` names them.
 template <class Precision, class Policy, compute_device Device = cpu>
@@ -159,15 +159,15 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
       : core_(checked(ctx, name), derivation, {describe_branch(ctx, name, how)}, how.memory, how.tied,
               detail::chosen_overlap<policy>(how.overlap, name)) {}
 
-  /// `addend` is added to the output where it is not null: on a GPU, in the product's own pass over it.
+  /// Adds `addend` to the output unless it is null; on a GPU the product does so in its own pass.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
     forward(mb, x, y, keep, addend);
     return y;
   }
-  /// This overload writes into a tensor that is there, such as a view of the caller's memory, which must be neither x
-  /// nor the addend.
+  /// This overload writes into an existing tensor, such as a view of the caller's memory. It must be neither x nor the
+  /// addend.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
@@ -175,8 +175,8 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     core_.forward(mb, x.data(), y.data(), keep, detail::addend_array(weight()->name(), addend, core_.output_size()));
     detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x.data(), core_.input_size());
   }
-  /// Forward on the caller's memory. Throws where the context or an array has other sizes than the layer was made for,
-  /// or last resized to.
+  /// Forward on the caller's memory. Throws if the context or an array has other sizes than at the layer's construction
+  /// or last resize.
   void forward(const microbatch<Device>& mb, const part<const T, input>& x, const part<T, output>& y,
                saved* keep = nullptr, const part<const T, output>& addend = {}) {
     core_.require_context(mb.ctx);
@@ -187,7 +187,7 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x.unchecked(), core_.input_size());
   }
 
-  /// Takes the gradient of the output and returns the gradient of the input, plus `addend` where it is not null. Adds
+  /// Takes the gradient of the output, and returns the gradient of the input plus `addend`, unless that is null. Adds
   /// to the weight's gradient. `x` is the input of the forward pass, which the caller has kept.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
@@ -197,7 +197,7 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     backward(mb, x, kept, dy, dx, addend);
     return dx;
   }
-  /// This overload writes into a tensor that is there, which must be neither x nor dy nor the addend.
+  /// This overload writes into an existing tensor, which must be none of x, dy and the addend.
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
@@ -210,7 +210,7 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
                    detail::addend_array(weight()->name(), addend, core_.input_size()));
     detail::note_backward(mb, detail::dual_v<output>, weight()->name(), dy.data(), core_.output_size());
   }
-  /// This overload works on the caller's memory. Where dx is `{}`, only the weights' gradients are computed.
+  /// This overload works on the caller's memory. If dx is `{}`, it computes only the gradients of the parameters.
   template <class Numbers, spec_like Gradient>
   void backward(const microbatch<Device>& mb, const part<const T, input>& x, saved& kept,
                 const part<Numbers, Gradient>& dy, const part<T, dual_t<input>>& dx,
@@ -226,13 +226,14 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::note_backward(mb, detail::dual_v<output>, weight()->name(), d.unchecked(), core_.output_size());
   }
 
-  /// Makes the layer ready for the sizes of this context, in the world that it was made in: batches and lengths may
-  /// change, and the weight's dims may not. Parameters stay as they are; what a forward pass has kept is of no use.
+  /// Prepares the layer for the sizes of this context, in the world of its construction. Batches and lengths may
+  /// change; the weight's dims may not. Parameters stay the same; the `saved` of earlier forward passes becomes
+  /// invalid.
   void resize(const context<Device>& ctx) { core_.resize(ctx, derivation); }
-  /// Binds the layer's parameters to other memory of the caller's, which holds values, and gradients that are zero or a
-  /// sum that has begun: all that the constructor was given, with `pl::own_memory` for what was not. A weight with
-  /// masters is gathered before it is used. Throws, and changes nothing, where memory of the layer's own, or lent to
-  /// it, would be replaced; a tied weight is bound by its own layer.
+  /// Binds the layer's parameters to other memory that the caller owns. It must hold values, and gradients that are
+  /// zero or a begun sum. The caller names everything that it gave to the constructor, and `pl::own_memory` for the
+  /// rest. A weight with masters must be gathered before its next use. Throws, and changes nothing, if it would replace
+  /// memory that the layer owns or borrows. A tied weight is bound by its own layer.
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   bool adds_in_product() const { return core_.adds_in_product(); }
@@ -272,11 +273,11 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
 
 namespace plait::detail {
 
-// The description of one linear inside attention or an MLP, filled in from a strategy. Branch means one of several
-// linears here, not a residual branch.
+// Describes one linear inside attention or an MLP, from a strategy. A branch here is one of several linears with one
+// input.
 
-/// The branch of a weight with this layout, whose linear has an input with that one. As a matrix, the output's dims are
-/// one and the contracted ones are one: Hugging Face stores them so.
+/// Describes the branch of a weight with layout `weight`, whose linear has an input with layout `input`. As a matrix,
+/// the output's dims form one dim and the contracted dims another, as Hugging Face stores them.
 inline linear_branch describe_matrix(const layout& weight, const layout& input, const dim_sizes& sizes,
                                      const std::string& name, initializer init, const lora_options& lora) {
   std::int64_t own = 1, summed = 1;
@@ -286,7 +287,7 @@ inline linear_branch describe_matrix(const layout& weight, const layout& input, 
   return branch;
 }
 
-/// One branch of a sublayer's linears: its weight and bias as a checkpoint names them, and how they are stored.
+/// Describes one branch of a sublayer's linears: the checkpoint names of its weight and bias, and their stored layouts.
 template <class Policy, compute_device Device>
 linear_branch describe_branch(const context<Device>& ctx, const std::string& name, initializer init, bool bias,
                               const lora_options& lora = {}) {

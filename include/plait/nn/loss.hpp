@@ -1,5 +1,5 @@
-// The loss: its mean over counted tokens, which scales every gradient, and softmax cross-entropy over a vocabulary that
-// may be sharded.
+// Losses: the mean over counted tokens, which determines the scale of every gradient, and softmax cross-entropy over a
+// vocabulary that may be sharded.
 #pragma once
 
 #include <concepts>
@@ -22,7 +22,8 @@
 
 namespace plait {
 
-// The scale of a loss and of its gradients: the mean over counted tokens, and the seed of the backward pass.
+// The scale of a loss and of its gradients: the mean over counted tokens, and the gradient that starts the backward
+// pass.
 
 namespace detail {
 
@@ -34,8 +35,7 @@ template <class Spec>
 struct sum_of_all_dims_value {
   static constexpr layout value = sum_of_all_dims(layout_v<Spec>);
 };
-/// The loss and the count of its tokens must be pending over equal axes, because both are sums over the rows of one
-/// batch.
+/// Requires the loss and the token count to be partial over equal axes, since both are sums over the rows of one batch.
 template <class LossSum, class Count>
 struct same_rows_value {
   static constexpr verdict value = [] {
@@ -54,12 +54,12 @@ template <spec_like LossSum, spec_like Labels, compute_device Device>
 class token_mean;
 
 /// The gradient of a summed loss with spec `LossSum`: 1 / (counted tokens of the global batch), one number on the
-/// device. Only `token_mean` makes it, or `weighted`, which names another weight.
+/// device. Only `token_mean` and `weighted` make one.
 template <spec_like LossSum, compute_device Device = cpu>
 class loss_seed {
  public:
   using spec = dual_t<LossSum>;
-  /// For another loss than the mean: `weight` is the gradient of the sum, equal on every rank.
+  /// For losses other than the mean: `weight` is the gradient of the sum, equal on every rank.
   static loss_seed weighted(const context<Device>& ctx, double weight) {
     loss_seed seed(ctx);
     ctx.device.upload(seed.value_.data(), &weight, sizeof weight, ctx.device.main_stream());
@@ -74,10 +74,10 @@ class loss_seed {
   tensor<double, spec, Device> value_;
 };
 
-/// The mean of a loss over the counted tokens of the global batch: the one definition of the scale of a loss and of its
-/// gradients, whatever the layout and the number of microbatches. `LossSum` is the spec of the summed loss, `Labels`
-/// the spec of the labels. The axes of every reduction follow from the two. All numbers lie in the device's memory, so
-/// that nothing waits for them.
+/// The mean of a loss over the counted tokens of the global batch. It alone defines the scale of a loss and of its
+/// gradients, for every layout and number of microbatches. `LossSum` is the spec of the summed loss, `Labels` the spec
+/// of the labels; the axes of all reductions are derived from them. All numbers stay in the device's memory, so the
+/// host does not wait for them.
 ///
 ///     mean.count(ctx, own_counted_tokens);     // of all microbatches of the step, on this rank
 ///     mean.begin(ctx);                         // collective; then seed() is there; or
@@ -85,13 +85,13 @@ class loss_seed {
 ///     mean.add(ctx, loss_of_a_microbatch);     // any number of times
 ///     mean.finish(ctx);                        // collective; then loss_sum() and tokens() are complete
 ///
-/// Layers add auxiliary losses of their own to `auxiliary()`, which `finish` completes beside the sum, over the whole
-/// mesh. They have their scales, and are no part of the mean.
+/// Layers add their auxiliary losses to `auxiliary()`; `finish` sums these over the whole mesh. They have their own
+/// scales and are not part of the mean.
 template <spec_like LossSum, spec_like Labels, compute_device Device = cpu>
 class token_mean {
  public:
   using seed_type = loss_seed<LossSum, Device>;
-  /// Of the number of counted tokens: a sum over the rows of the loss.
+  /// The spec of the number of counted tokens, a sum over the rows of the loss.
   using count_spec = spec_from<detail::sum_of_all_dims_value<Labels>, Labels>;
   static_assert(enforced<detail::same_rows_value<LossSum, count_spec>, among<LossSum, Labels>, LossSum, Labels>);
 
@@ -111,8 +111,8 @@ class token_mean {
     begin_late(ctx);
     complete_count(ctx);
   }
-  /// As `begin`, but ranks bring their counts together when the seed is first asked for: over one connection to another
-  /// rank, as in TCP, the counts would wait for the gathers of parameters that the forward pass hides.
+  /// Like `begin`, but ranks sum their counts when the seed is first needed. If ranks share one connection, as with
+  /// TCP, counts would otherwise wait for the parameter gathers that overlap the forward pass.
   void begin_late(const context<Device>& ctx) {
     counted_ = false;
     ctx.device.zero(sums_.data(), sums_.bytes(), ctx.device.main_stream());
@@ -126,7 +126,7 @@ class token_mean {
   void add(const context<Device>& ctx, const tensor<double, LossSum, Device>& sum) {
     kernels::accumulate(ctx.device, sum.data(), pending_sum(), 1);
   }
-  /// The summed loss on this rank so far, to be completed over the stages of a pipeline.
+  /// The summed loss on this rank so far, for a sum over the stages of a pipeline.
   double* pending_sum() { return sums_.template data<double>(); }
   /// Where the layers of a step add their auxiliary losses (`microbatch::auxiliary`).
   auxiliary_sum* auxiliary() { return &auxiliary_; }
@@ -138,7 +138,8 @@ class token_mean {
     complete_auxiliary_->run(ctx.device, auxiliary_.value, loss_sum() + 1, dtype::f64);
   }
 
-  /// Two numbers in the device's memory: the sum over all tokens, and the auxiliary losses, 0 where no layer has any.
+  /// Two numbers in the device's memory: the loss summed over all tokens, and the auxiliary losses (0 if no layer has
+  /// any).
   const double* loss_sum() const { return sums_.template data<double>() + 2; }
   double* loss_sum() { return sums_.template data<double>() + 2; }
   /// The number of all counted tokens, in the device's memory.
@@ -154,17 +155,18 @@ class token_mean {
     if (counted_) return;
     counted_ = true;
     complete_count_.run(ctx.device, own_.data(), all_.data(), dtype::f64);
-    kernels::reciprocal(ctx.device, all_.data(), seed_.value_.data());  // no token counted: no gradient
+    kernels::reciprocal(ctx.device, all_.data(), seed_.value_.data());  // zero if no token is counted, so gradients are
+                                                                        // zero
   }
 
   tensor<double, count_spec, Device> own_;
   tensor<double, dual_t<LossSum>, Device> all_;
-  buffer<Device> sums_;  ///< the loss and the auxiliary losses, on this rank and then complete
+  buffer<Device> sums_;  ///< the loss and the auxiliary losses: this rank's, then the complete ones
   seed_type seed_;
   ready_plan complete_count_, complete_sum_;
   std::optional<ready_plan> complete_auxiliary_;
   auxiliary_sum auxiliary_;
-  bool counted_ = false;  ///< by all ranks
+  bool counted_ = false;  ///< whether ranks have summed their counts
 };
 
 using kernels::cross_entropy_settings;
@@ -196,10 +198,10 @@ struct loss_sum {
 
 }  // namespace detail
 
-/// Softmax cross-entropy over the last dim of `Logits`, which may be sharded (vocabulary-parallel: two small reductions
-/// of statistics, never a gathered vocabulary) and padded, against integer labels. Its value is the *sum* over the
-/// counted tokens, a scalar that is partial over every axis that shards the rows: nothing is averaged locally, so no
-/// layout can weigh tokens differently. The seed of the backward pass is made by `token_mean`.
+/// Softmax cross-entropy over the last dim of `Logits` against integer labels. That dim may be padded, and sharded
+/// (vocabulary-parallel): this costs two small reductions of statistics, and the vocabulary is never gathered. The
+/// value is the *sum* over the counted tokens, a scalar that is partial over every axis that shards the rows. No rank
+/// averages locally, so every layout weighs tokens equally. `token_mean` makes the seed of the backward pass.
 template <class Precision, spec_like Logits, spec_like Labels, compute_device Device = cpu>
 class cross_entropy_loss
     : public other_arrays<cross_entropy_loss<Precision, Logits, Labels, Device>, activation_of<Precision>, Logits,
@@ -261,7 +263,7 @@ class cross_entropy_loss
     run_back(mb, logits.data(), labels.data(), kept, seed);
     return std::move(logits).into_dual();
   }
-  /// This overload works on the caller's memory, in which the gradient then lies.
+  /// This overload works on the caller's memory, where the gradient replaces the logits.
   template <class Id, spec_like Sum>
     requires std::integral<std::remove_const_t<Id>>
   part<T, dual_t<Logits>> backward(const microbatch<Device>& mb, const part<T, Logits>& logits,
@@ -273,8 +275,8 @@ class cross_entropy_loss
     return logits.dual();
   }
 
-  /// Forward and then backward on the caller's memory, where the seed is known before: returns the sum, and the logits
-  /// become their gradient, `logits.dual()`.
+  /// Forward and backward in one call on the caller's memory, for a seed that is known in advance. Returns the sum; the
+  /// logits become their gradient, `logits.dual()`.
   template <class Id, spec_like Sum>
     requires std::integral<std::remove_const_t<Id>>
   tensor<double, output, Device> forward_backward(const microbatch<Device>& mb, const part<T, Logits>& logits,
@@ -285,7 +287,7 @@ class cross_entropy_loss
     return sum;
   }
 
-  /// Makes the loss ready for the batches and lengths of this context, in the world that it was made in.
+  /// Prepares the loss for the batches and lengths of this context, in the world of its construction.
   void resize(const context<Device>& ctx) {
     detail::require_resizable(names_.layer(), sums_.has_value());
     detail::arm_checks(ctx);
@@ -306,7 +308,7 @@ class cross_entropy_loss
     auto more = make_buffer<S>(ctx.device, static_cast<std::size_t>(5 * n));
     S* const global_max = statistics.template data<S>();
     S* const local_max = more.template data<S>();
-    S* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
+    S* const sums = local_max + n;  // sum_exp, target logit and sum of logits; one reduction for all
     S* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
     S* const loss = local_max + 4 * n;
     if (sums_)
@@ -355,9 +357,9 @@ class cross_entropy_loss
     rows_ = part.local_size() / part.local[last];
     made_for_.take("cross_entropy", ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&layout_v<Logits>});
   }
-  /// Makes the statistics of the softmax, in the type of sums. `local_max` gets the maximum of a rank's logits,
-  /// `global_max` the maximum of all. `sums` gets, relative to the latter, the sums of the exponentials, the label's
-  /// logit and, for smoothing, all logits.
+  /// Computes the statistics of the softmax, in the type of sums. `local_max` receives the maximum of this rank's
+  /// logits, `global_max` that of all. `sums` receives the sum of the exponentials and the label's logit, both relative
+  /// to `global_max`. `sum_logits` receives the sum of all logits, for smoothing.
   template <std::integral Id>
   void make_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
                        S* sum_logits) {
@@ -376,7 +378,7 @@ class cross_entropy_loss
   detail::made_for made_for_;
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
-  std::optional<detail::deterministic_loss<T, S, Device>> sums_;  ///< in place of the sums over ranks and rows
+  std::optional<detail::deterministic_loss<T, S, Device>> sums_;  ///< replaces the sums over ranks and rows
 };
 
 }  // namespace plait

@@ -1,5 +1,5 @@
-// The gated MLP of Llama, as a layer under a strategy. An MLP without a gate needs no class: it is a `sequential`, as
-// in examples/gpt2.hpp.
+// The gated MLP of Llama, as a layer under a strategy. An MLP without a gate is a `sequential`, as in
+// examples/gpt2.hpp.
 #pragma once
 
 #include <string>
@@ -21,15 +21,15 @@ struct mlp_lora {
   constexpr bool any() const { return gate.rank != 0 || up.rank != 0 || down.rank != 0; }
 };
 
-/// The caller's memory for an MLP's weights (`parameter_memory`), this rank's part. The weights of gate and up lie one
-/// after the other, [2 ffn local, hidden], and so do their biases.
+/// The caller's memory for an MLP's weights (`parameter_memory`), this rank's part. The weights of gate and up are
+/// contiguous, [2 ffn local, hidden], and so are their biases.
 template <class Precision>
 struct mlp_memory {
   parameter_memory<Precision> gate_up{}, down{};
 };
 
-/// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one
-/// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
+/// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy. Gate and up are one product on one gathered
+/// input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
 template <class Precision, class S, compute_device Device = cpu>
 class swiglu_mlp : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
                                       typename transformer_specs<S>::branch_output, Device>,
@@ -52,7 +52,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
   struct saved {
     linear_saved<Device> in, out;
     buffer<Device> gate_up;    ///< [rows, 2, ffn local]
-    buffer<Device> activated;  ///< [rows, ffn local]; empty if it is computed again
+    buffer<Device> activated;  ///< [rows, ffn local]; empty if recomputed
 
     template <class F>
     void visit(F&& f) {
@@ -63,7 +63,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     }
   };
 
-  /// `overlap` as `linear_options::overlap`; `memory` gives the caller's, where there is some.
+  /// `overlap` is that of `linear_options`; `memory` is the caller's memory, if it gives any.
   swiglu_mlp(const context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false,
              const mlp_lora& lora = {}, std::int64_t overlap = 0, const mlp_memory<Precision>& memory = {})
       : names_(name),
@@ -79,13 +79,13 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
                               {{"gate_up", memory.gate_up.says_anything()}, {"down", memory.down.says_anything()}});
   }
 
-  /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
+  /// Adds `addend`, such as the residual stream, to the output unless it is null.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     detail::require_size(gate_up_.weight(0)->name(), "x", x.size(), gate_up_.input_size());
-    if (keep) *keep = {};  // of an earlier pass
+    if (keep) *keep = {};  // drops the values of an earlier pass
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
     auto activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
@@ -130,12 +130,12 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     return dx;
   }
 
-  /// Makes the MLP ready for the batches and lengths of this context (`linear::resize`).
+  /// Prepares the MLP for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     gate_up_.resize(ctx, gate_up_value::derivation);
     down_.resize(ctx, down_value::derivation);
   }
-  /// Binds all weights to other memory of the caller's (`linear::rebind`).
+  /// Binds all weights to other memory that the caller owns (`linear::rebind`).
   void rebind(const mlp_memory<Precision>& memory) {
     gate_up_.rebind(memory.gate_up, detail::rebinding::checked);
     down_.rebind(memory.down);

@@ -1,4 +1,4 @@
-// The biases of linears that share an input: their memory, their columns in the output's rows, their gradients.
+// The biases of linears that share an input: their memory, their columns in the output's rows, and their gradients.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace plait {
 
-/// One of the linears that share an input: its weight and bias as a checkpoint names them, and how they are stored.
+/// One of the linears that share an input: the checkpoint names of its weight and bias, and their stored layouts.
 struct linear_branch {
   parameter_info weight;
   layout stored_weight;
@@ -32,14 +32,14 @@ struct linear_branch {
 
 namespace detail {
 
-/// Whether the product that makes a weight's gradient may make the bias's in one pass with it.
+/// Whether a device can compute the gradients of a weight and of its bias in one product.
 template <class Device, class T, class G>
 concept fuses_bias_gradients = requires(Device& d, std::int64_t n, const T* in, G* out) {
   d.gemm_with_row_sums(true, false, n, n, n, 1.0, in, n, in, n, 0.0, out, n, out);
 };
 
-/// Biases in memory one after the other, of the branches that have one. Outputs are `batches` times rows, in which the
-/// branches' columns lie side by side.
+/// The biases of all branches that have one, contiguous in memory. An output is `batches` times rows, in which the
+/// columns of the branches are side by side.
 template <class Precision, compute_device Device>
 class linear_biases {
   using T = activation_of<Precision>;
@@ -49,7 +49,8 @@ class linear_biases {
 
  public:
   linear_biases() = default;
-  /// `columns` are the columns of each branch's product, `callers` the memory of all biases, where it is the caller's.
+  /// `columns` are the columns of each branch's product; `callers` is the caller's memory of all biases, if there is
+  /// any.
   linear_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
                 const parameter_memory<Precision>& callers, std::int64_t batches, std::vector<std::int64_t> columns)
       : batches_(batches), columns_(std::move(columns)), biases_(info.size()) {
@@ -83,7 +84,7 @@ class linear_biases {
   bool any() const {
     return !biases_.empty() && std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p != nullptr; });
   }
-  /// Null for a branch without one.
+  /// Null for a branch without a bias.
   const parameter_ptr<Precision, Device>& operator[](std::size_t i) const { return biases_[i]; }
   const std::vector<parameter_ptr<Precision, Device>>& all() const { return biases_; }
   std::size_t size() const { return biases_.size(); }
@@ -94,10 +95,11 @@ class linear_biases {
     for (const auto& p : biases_)
       if (p) p->require_gathered();
   }
-  /// The row that a product may add to each row of its result; null unless it is one row, with all branches in it.
+  /// The row that a product can add to each row of its result. Null unless every branch has a bias and there is one
+  /// batch.
   const W* row() const { return all_ && batches_ == 1 && !biases_.empty() ? biases_[0]->used_value() : nullptr; }
 
-  /// Adds them to the output, of `size` elements.
+  /// Adds the biases to the output, which has `size` elements.
   void add(Device& device, T* y, std::int64_t size) const {
     each(0, biases_.size(), [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
       const std::int64_t rows = size / stride / batches_;
@@ -105,7 +107,7 @@ class linear_biases {
         kernels::add_bias(device, p.used_value() + b * n, y + b * rows * stride + at, rows, n, stride);
     });
   }
-  /// Adds to the gradients of the biases from `begin` to `end`, by a pass over the output's gradient.
+  /// Adds to the gradients of biases `begin` to `end - 1`, by a pass over the output's gradient.
   void add_gradients(Device& device, const T* dy, std::int64_t size, std::size_t begin, std::size_t end) const {
     each(begin, end, [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
       if (!p.trainable()) return;
@@ -116,12 +118,12 @@ class linear_biases {
         });
     });
   }
-  /// Adds the gradients of a microbatch, whose output's gradient is dy, to `terms_`, where there are any.
+  /// Adds a microbatch's gradients to `terms_`, if these exist; dy is the gradient of the microbatch's output.
   void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
     if (terms_ == nullptr || !trainable()) return;
     for (const auto& p : biases_)
       if (p && p->trainable()) p->begin_terms();
-    // A product that is scattered over its own features is wider than the output.
+    // If a product is scattered over its own features, its rows are wider than the output's.
     const std::int64_t stride = biases_.size() == 1 ? biases_[0]->used_size() / batches_ : total_;
     terms_->add(device, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
       buffer<Device> room;
@@ -136,9 +138,9 @@ class linear_biases {
       });
     });
   }
-  /// Adds to these gradients what product(sums) writes, `columns` sums. It works in place where nothing was added yet,
-  /// otherwise by a pass over `columns` numbers. Returns false where product(sums) is false, or does not make the
-  /// gradients of all.
+  /// Adds to these gradients the `columns` sums that product(sums) writes. It works in place if the gradients are
+  /// empty, otherwise by a further pass over `columns` numbers. Returns false if product(sums) is false, or if not all
+  /// of these biases are trainable.
   template <class F>
   bool add_gradients_by(Device& device, std::size_t begin, std::size_t end, std::int64_t columns, F&& product) const {
     if (batches_ != 1) return false;
@@ -149,7 +151,7 @@ class linear_biases {
     }
     const auto n = static_cast<std::size_t>(columns);
     G* gradient = nullptr;
-    for (std::size_t i = end; i-- > begin;)  // the first one's is where all begin
+    for (std::size_t i = end; i-- > begin;)  // ends with the first branch, where the whole array begins
       gradient = overwrites ? biases_[i]->overwritten_gradient() : biases_[i]->used_gradient(device);
     buffer<Device> terms;
     if (!overwrites) terms = make_buffer<G>(device, n);
@@ -165,7 +167,7 @@ class linear_biases {
       if (p) return p->name();
     return {};
   }
-  /// Calls f(parameter, offset in a row, columns, row stride) for each from `begin` to `end`.
+  /// Calls f(parameter, offset in a row, columns, row stride) for each of the biases `begin` to `end - 1`.
   template <class F>
   void each(std::size_t begin, std::size_t end, F&& f) const {
     std::int64_t at = 0;
@@ -179,7 +181,7 @@ class linear_biases {
   std::int64_t batches_ = 1, total_ = 0;
   std::vector<std::int64_t> columns_;
   std::vector<parameter_ptr<Precision, Device>> biases_;
-  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< in place of sums of its own
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< replaces a single running sum
   bool all_ = true;
 };
 

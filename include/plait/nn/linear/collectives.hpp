@@ -22,25 +22,25 @@
 
 namespace plait::detail {
 
-/// A redistribution of a matrix's rows before a product, which `gather` hands them to, or after one, whose rows
-/// `reduce` takes. It goes whole, or in chunks that overlap with the product.
+/// A redistribution of a matrix's rows. `gather` runs it before a product and passes the rows on; `reduce` runs it
+/// after a product. It runs as a whole, or in chunks that overlap with the product.
 class row_stage {
  public:
   row_stage() = default;
-  /// The product has `rows` rows, which are moved as rows of `width` elements.
+  /// The product has `rows` rows; the redistribution moves them as rows of `width` elements.
   row_stage(ready_plan moves, std::int64_t rows, std::int64_t width)
       : moves_(std::move(moves)), rows_(rows), width_(width) {}
 
-  /// Overlaps with the product from now on, in `chunks` chunks. Throws `plait::error` that names `where`.
+  /// Makes later calls overlap with the product, in `chunks` chunks. Throws `plait::error` that names `where`.
   void split_into_chunks(std::int64_t chunks, std::string_view where) {
     if (!trivial()) chunks_ = chunked_collective(moves_, width_, chunks, where);
   }
 
   const ready_plan& moves() const { return moves_; }
-  /// Whether nothing is sent: the product reads the input, or writes the output, itself.
+  /// Whether no data is sent, so the product directly reads the input or writes the output.
   bool trivial() const { return moves_.trivial(); }
 
-  /// Returns all rows of `in`: in `room`, or where they are if nothing is sent.
+  /// Returns all rows of `in`: in `room`, or `in` itself if no data is sent.
   template <class T, compute_device Device>
   const T* gather(Device& device, const T* in, buffer<Device>& room) const {
     if (trivial()) return in;
@@ -48,7 +48,7 @@ class row_stage {
     moves_.run(device, in, room.data(), dtype_of<T>);
     return room.template data<T>();
   }
-  /// Calls use(rows, array of all rows) for rows as they come, each once.
+  /// Calls use(rows, array of all rows) for each group of rows that arrives, each row once.
   template <class T, compute_device Device, class Use>
   void gather(Device& device, const T* in, buffer<Device>& room, Use&& use) const {
     if (!chunks_) return use(row_range{0, rows_}, gather(device, in, room));
@@ -70,8 +70,8 @@ class row_stage {
     return {};
   }
 
-  /// Brings to `out` what make(rows, to) writes: `rows` of the product, or parts of them. The last chunks may be under
-  /// way when it returns.
+  /// Reduces the rows that make(rows, to) writes to `out`; it asks for all of `rows` at once or in chunks. The last
+  /// chunks may still be in flight when it returns.
   template <class T, compute_device Device, class Make>
   chunks_under_way<Device> reduce(Device& device, T* out, row_range rows, Make&& make) const {
     if (chunks_)
@@ -84,14 +84,14 @@ class row_stage {
     bring(device, product, out);
     return {};
   }
-  /// Where the product of all rows is to be, before `bring`: in `room`, or at `out` if nothing is sent.
+  /// The memory for the product of all rows before `bring`: `room`, or `out` if no data is sent.
   template <class T, compute_device Device>
   T* product_room(Device& device, T* out, buffer<Device>& room) const {
     if (trivial()) return out;
     make_room<T>(device, room);
     return room.template data<T>();
   }
-  /// Brings the product to `out`.
+  /// Redistributes the product to `out`.
   template <class T, compute_device Device>
   void bring(Device& device, const T* product, T* out) const {
     if (!trivial()) moves_.run(device, product, out, dtype_of<T>);
@@ -108,11 +108,11 @@ class row_stage {
   std::int64_t rows_ = 0, width_ = 0;
 };
 
-/// The dim of outputs that lie side by side.
+/// The dim of the outputs of several linears, side by side.
 struct columns : dim_tag<"columns"> {};
 
-/// Returns what the outputs of all linears with this input share. `a` is the output of one of them. Its own dims become
-/// one dim that is whole here, and only axes in `moving` keep their states.
+/// Returns the layout that the outputs of all linears with this input share; `a` is the layout of one output. Its own
+/// dims become one whole dim, and only axes in `moving` keep their states.
 inline layout side_by_side(const layout& a, const layout& input, const axis_list& moving) {
   layout shared;
   for (const dim_placement& p : a.dims)
@@ -123,11 +123,11 @@ inline layout side_by_side(const layout& a, const layout& input, const axis_list
   return shared;
 }
 
-/// The collectives of linears that share an input, ready for the sizes of a context, and the sizes of their products:
-/// `batches` times [rows, inner] by [inner, columns], with columns of each branch.
+/// The collectives of linears that share an input, prepared for the sizes of a context, and the sizes of their
+/// products: `batches` times [rows, inner] by [inner, columns], with the columns of all branches.
 class linear_collectives {
  public:
-  /// `name` is the first weight's.
+  /// `name` is the name of the first weight.
   linear_collectives(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name) {
     const mesh_shape& mesh = ranks.shape();
     const linear_layouts& first = d.branches[0];
@@ -140,7 +140,8 @@ class linear_collectives {
     ready_plan gather(d.input, d.gathered, ranks, sizes, "input of " + name);
     ready_plan spread(gather.backward(), ranks, sizes, "gradient of the input of " + name);
     for (const linear_layouts& b : d.branches) {
-      enforce_parts(prune(b.weight, ranks), mesh, sizes, name);  // on every rank, before one of them has no columns
+      enforce_parts(prune(b.weight, ranks), mesh, sizes, name);  // every rank checks this before a rank without columns
+                                                                 // could fail alone
       columns_.push_back(local_box(b.weight, mesh, sizes, ranks.rank()).local_size() / inner_ / batches_);
       total_ += columns_.back();
       made_for_.add(sizes, b.output);
@@ -154,7 +155,7 @@ class linear_collectives {
     backward_output_ = {std::move(unresolve), rows(), total_};
   }
 
-  /// Overlaps the collectives with their products. Throws where a product waits and is waited for.
+  /// Overlaps the collectives with their products. Throws if a product has a collective both before and after it.
   void split_into_chunks(std::int64_t chunks, const std::string& name) {
     check_overlap(name, chunks, forward_input_.moves(), forward_output_.moves());
     check_overlap(name, chunks, backward_output_.moves(), backward_input_.moves());
@@ -165,7 +166,7 @@ class linear_collectives {
     chunks_ = chunks;
   }
 
-  /// Makes everything anew for other sizes. Throws, and changes nothing, where a weight would have another size.
+  /// Prepares everything again for other sizes. Throws, and changes nothing, if a weight's size would change.
   void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name) {
     made_for_.require_mesh(name, ranks.shape(), ranks.rank());
     linear_collectives now(ranks, sizes, d, name);
@@ -184,20 +185,20 @@ class linear_collectives {
     made_for_.require(name, mesh, rank, now);
   }
 
-  /// Elements of the input.
+  /// Local elements of the input.
   std::int64_t input_size() const { return forward_input_.moves().source().local_size(); }
-  /// Elements of the output, of all branches.
+  /// Local elements of the output, over all branches.
   std::int64_t output_size() const { return forward_output_.moves().target().local_size(); }
-  /// Rows of the products, of all batches.
+  /// Rows of the products, over all batches.
   std::int64_t rows() const { return batches_ * rows_; }
 
  protected:
   row_stage forward_input_, backward_input_, forward_output_, backward_output_;
   std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
-  std::vector<std::int64_t> columns_;  ///< of each branch
+  std::vector<std::int64_t> columns_;  ///< of each branch's product
 
  private:
-  /// Brings the products to the outputs; `sizes` gets the dim of outputs that lie side by side.
+  /// Returns the plan from the products to the outputs. `sizes` receives the size of the dim `columns`.
   ready_plan resolution(world& ranks, dim_sizes& sizes, const shared_linears& d, const std::string& name) const {
     layout product = d.branches[0].product, output = d.branches[0].output;
     if (d.branches.size() > 1) {

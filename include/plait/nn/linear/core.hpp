@@ -1,4 +1,4 @@
-// Linears that share an input, computed from a derivation that is a value; typed layers check the specs.
+// The computation of linears that share an input, from a derivation that is a value. Typed layers check the specs.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,9 @@
 
 namespace plait {
 
-/// The memory that linears keep of a forward pass beyond their input: the gathered input, unless it is the input
-/// itself, or is to be gathered again, or no weight needs it; what adapters have between their two weights.
+/// The values that linears keep of a forward pass, in addition to their input. These are the gathered input and the
+/// adapters' hidden arrays. The gathered input is not kept if it is the input itself, if it will be gathered again, or
+/// if no weight needs it.
 template <compute_device Device>
 struct linear_saved {
   buffer<Device> gathered, adapted;
@@ -44,7 +45,7 @@ struct linear_saved {
 
 namespace detail {
 
-/// Whether a product on the device can add a row to each row of its result, and a matrix, in the product's pass.
+/// Whether a product on the device can add a row to each row of its result, and also a matrix, in its own pass.
 template <class Device, class T>
 concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* out) {
   d.gemm(false, true, n, n, n, 1.0, in, n, in, n, 0.0, out, n, {in, in});
@@ -52,9 +53,9 @@ concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* ou
 
 }  // namespace detail
 
-/// The computation of linears that share an input, without types: everything follows from their derivation.
-/// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
-/// rows.
+/// The computation of linears that share an input, without specs as types; everything is derived from `shared_linears`.
+/// The weights form one matrix, one below another, so there is one product. The outputs of several linears are side by
+/// side in its rows.
 template <class Precision, compute_device Device>
 class linear_core : detail::linear_collectives {
  public:
@@ -62,9 +63,9 @@ class linear_core : detail::linear_collectives {
   using W = weight_of<Precision>;
   using G = gradient_of<Precision>;
   using parameter = plait::parameter<Precision, Device>;
-  /// `callers` holds the weights of all branches one after the other, and so their biases. `shared` is a weight of
-  /// another layer for this one to use, or null; one linear alone can have it. `overlap` are the chunks of collectives
-  /// that are pipelined with products (nn/linear/policy.hpp), 1 for none.
+  /// `callers` holds the contiguous weights of all branches, and their contiguous biases. `shared` is another layer's
+  /// weight to use, or null; only a single linear can have one. `overlap` is the number of chunks in which collectives
+  /// are pipelined with products (nn/linear/policy.hpp); 1: none.
   linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
               std::int64_t overlap = 1);
@@ -75,27 +76,26 @@ class linear_core : detail::linear_collectives {
   ~linear_core();
 
   std::int64_t columns() const { return total_; }
-  /// Whether an addend of the output is added in the product's own pass.
+  /// Whether the product adds an addend of the output in its own pass.
   bool adds_in_product() const { return detail::fuses_additions<Device, T> && forward_output_.trivial(); }
   using linear_collectives::input_size;
   using linear_collectives::output_size;
   using linear_collectives::rows;
 
-  /// Makes the collectives ready for the sizes of the context, in its world: batches and lengths may change, and the
-  /// weights' dims may not. What a forward pass has kept is of the sizes before.
+  /// Prepares the collectives for the sizes of the context, in the same world. Batches and lengths may change; the
+  /// weights' dims may not. Values that an earlier forward pass kept become invalid.
   void resize(const context<Device>& ctx, const shared_linears& d);
-  /// Binds all weights and biases to other memory of the caller's, named as for the constructor.
+  /// Binds all weights and biases to other memory that the caller owns, given as in the constructor.
   void rebind(const parameter_memory<Precision>& callers, detail::rebinding how = detail::rebinding::done);
 
-  /// Throws where a call's context has other sizes, or another mesh, than the layer was made for.
+  /// Throws if a call's context has other sizes or another mesh than the layer was made for.
   void require_context(const context<Device>& ctx) const;
 
-  /// `addend`, of the output's size, is added to it where it is not null. Throws where y is x or addend.
+  /// Adds `addend`, which has the output's size, to the output unless it is null. Throws if y overlaps x or addend.
   void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr);
 
-  /// dx is overwritten, with the sum of the gradient and `addend` where that is not null; x, dy and addend must not be
-  /// dx, and it throws where one is. If weight gradients are deferred, x must live until they are computed; dy need
-  /// not.
+  /// Overwrites dx with the gradient of x plus `addend`, unless that is null. Throws if dx overlaps x, dy or addend. If
+  /// weight gradients are deferred, x must live until they are computed; dy need not.
   void backward(const microbatch<Device>& mb, const T* x, linear_saved<Device>& saved, const T* dy, T* dx,
                 const T* addend = nullptr);
 
@@ -113,12 +113,12 @@ class linear_core : detail::linear_collectives {
  private:
   using row_range = detail::row_range;
 
-  /// The additions that the product of a pass has made, and its chunks that are under way.
+  /// Which additions the product of a pass has already made, and its chunks in flight.
   struct product_result {
     bool has_addend = false, has_biases = false;
     chunks_under_way<Device> under_way{};
   };
-  // The stages of passes, chosen at construction: deterministic sums replace some.
+  // The stages of a pass, chosen at construction; deterministic sums replace some of them.
   using output_stage = product_result (linear_core::*)(const context<Device>&, const T* x, buffer<Device>& gathered,
                                                        buffer<Device>& adapted, T* y, const T* addend);
   using input_gradient_stage = product_result (linear_core::*)(const context<Device>&, const T* dy,
@@ -172,7 +172,7 @@ class linear_core : detail::linear_collectives {
     tied_ = true;
   }
 
-  /// Whether anything is to be done for gradients of weights and adapters, and of biases.
+  /// Whether any weight, adapter or bias needs a gradient.
   bool weights_trainable() const {
     return adapters_.trainable() ||
            std::any_of(weights_.begin(), weights_.end(), [](const auto& p) { return p->trainable(); });
@@ -198,12 +198,12 @@ class linear_core : detail::linear_collectives {
 
   row_range all_rows() const { return {0, rows()}; }
 
-  /// Computes out = a [all rows, k] times the weight, or its transpose, for some of the rows. Adds `addend` and the
-  /// biases where they are wanted. `out` and `addend` are [these rows, n]. Returns whether the biases are added
-  /// already.
+  /// Computes out = a [all rows, k] times the weight, or its transpose, for the rows `rows`. Adds `addend` unless it is
+  /// null, and the biases if `biases`. `out` and `addend` are [these rows, n]. Returns whether the product has added
+  /// the biases.
   bool multiply(const context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, row_range rows, const T* a,
                 T* out, const T* addend, bool biases) {
-    // cuBLASLt's table of types names no bias for double, and its kernels may read 16 bytes of a bias at a time.
+    // cuBLASLt has no bias type for double, and its kernels may read 16 bytes of a bias at a time.
     constexpr bool fuses_bias = std::is_same_v<W, T> && !std::is_same_v<T, double>;
     const bool with_bias =
         fuses_bias && biases && biases_.row() != nullptr && reinterpret_cast<std::uintptr_t>(biases_.row()) % 16 == 0;
@@ -231,7 +231,8 @@ class linear_core : detail::linear_collectives {
     }
   }
 
-  /// y = x W' of all rows. An addend joins the product's pass, unless the product is summed over ranks first.
+  /// Computes y = x W' for all rows. The product adds the addend in its own pass, unless it is reduced over ranks
+  /// first.
   product_result make_output(const context<Device>& ctx, const T* x, buffer<Device>& gathered, buffer<Device>& adapted,
                              T* y, const T* addend) {
     buffer<Device> room;
@@ -249,7 +250,7 @@ class linear_core : detail::linear_collectives {
     adapters_.add_outputs(ctx.device, rows, input, adapted, out);
     return {alone, has_biases};
   }
-  /// As `make_output`, in chunks that overlap with the collectives.
+  /// Like `make_output`, in chunks that overlap with the collectives.
   product_result make_output_in_chunks(const context<Device>& ctx, const T* x, buffer<Device>& gathered,
                                        buffer<Device>& adapted, T* y, const T* addend) {
     product_result made;
@@ -261,7 +262,7 @@ class linear_core : detail::linear_collectives {
     });
     return made;
   }
-  /// dx = d W of all rows, where d is dy as the products need it.
+  /// Computes dx = d W for all rows; d is dy in the layout that the products need.
   product_result make_input_gradient(const context<Device>& ctx, const T* dy, buffer<Device>& resolved,
                                      buffer<Device>& dadapted, T* dx, const T* addend, const T*& d) {
     buffer<Device> room;
@@ -277,7 +278,7 @@ class linear_core : detail::linear_collectives {
              backward_input_.trivial() && addend ? addend + rows.first * inner_ : nullptr, false);
     adapters_.add_input_gradients(ctx.device, rows, d, dadapted, out);
   }
-  /// As `make_input_gradient`, in chunks that overlap with the collectives.
+  /// Like `make_input_gradient`, in chunks that overlap with the collectives.
   product_result make_input_gradient_in_chunks(const context<Device>& ctx, const T* dy, buffer<Device>& resolved,
                                                buffer<Device>& dadapted, T* dx, const T* addend, const T*& d) {
     product_result made{backward_input_.trivial()};
@@ -289,8 +290,8 @@ class linear_core : detail::linear_collectives {
     });
     return made;
   }
-  /// Adds to the gradients of the weights that have one, or writes them where nothing was added yet: branches that lie
-  /// below each other in one product. Then adds to the gradients of the biases, which are sums of dy.
+  /// Adds to the gradients of trainable weights, or overwrites them if they are empty. One product serves adjacent
+  /// trainable branches. Then adds to the gradients of biases, which are sums of dy.
   void add_gradients(const context<Device>& ctx, std::int64_t, std::int64_t, const T* d, const T* in, const T* dy) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < weights_.size();) {
@@ -305,11 +306,11 @@ class linear_core : detail::linear_collectives {
       for (; i < weights_.size() && weights_[i]->trainable(); at += columns_[i++])
         overwrites = overwrites && weights_[i]->gradient_is_empty();
       G* gradient = nullptr;
-      for (std::size_t j = i; j-- > begin;)  // the first one's is where all begin
+      for (std::size_t j = i; j-- > begin;)  // ends with the first branch, where the whole array begins
         gradient = overwrites ? weights_[j]->overwritten_gradient() : weights_[j]->used_gradient(ctx.device);
       const arithmetic<T> keep = overwrites ? 0 : 1;
       if constexpr (detail::fuses_bias_gradients<Device, T, G>) {
-        // A bias after a reduction adds to other rows than the product has.
+        // If a reduction follows the product, the bias is added to other rows than the product has.
         const auto product = [&](G* sums) {
           return ctx.device.gemm_with_row_sums(true, false, at - first, inner_, rows_, 1.0, d + first, total_, in,
                                                inner_, keep, gradient, inner_, sums);
@@ -330,7 +331,7 @@ class linear_core : detail::linear_collectives {
 
   product_result sum_output(const context<Device>& ctx, const T* x, buffer<Device>& gathered, buffer<Device>&, T* y,
                             const T* addend) {
-    const bool adds = !biases_.any();  // biases come first
+    const bool adds = !biases_.any();  // biases must be added before the addend
     sums_.forward(ctx.device, forward_input_.gather(ctx.device, x, gathered), weights(), y, adds ? addend : nullptr,
                   output_size());
     return {adds};
@@ -352,13 +353,13 @@ class linear_core : detail::linear_collectives {
   detail::layer_names names_;
   bool tied_ = false;                                      ///< whether the weight is another layer's
   bool inputs_first_ = false;                              ///< whether the weight lies as [in, out]
-  std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory
+  std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, contiguous in memory
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;
   output_stage output_ = &linear_core::make_output;
   input_gradient_stage input_gradient_ = &linear_core::make_input_gradient;
   gradient_stage gradients_ = &linear_core::add_gradients;
-  detail::deterministic_linear<Precision, Device> sums_;  ///< of the stages with deterministic sums
+  detail::deterministic_linear<Precision, Device> sums_;  ///< for stages with deterministic sums
   gradient_terms<Precision, Device>* terms_ = nullptr;    ///< of the weights, for these stages
 };
 
@@ -437,7 +438,7 @@ void linear_core<Precision, Device>::forward(const microbatch<Device>& mb, const
   if (keep) {
     detail::saved_stamp stamp = keep->stamp;
     stamp.make(weights_[0].get(), mb.index, x);
-    *keep = {};  // of an earlier pass
+    *keep = {};  // drops the values of an earlier pass
     keep->stamp = stamp;
   }
   if (!keep || mb.policy != recompute::none) return;
@@ -458,7 +459,7 @@ void linear_core<Precision, Device>::backward(const microbatch<Device>& mb, cons
     ctx.device.copy(kept_dy.data(), dy, kept_dy.bytes(), ctx.device.main_stream());
     dy = kept_dy.template data<T>();
   }
-  whole_gather<Device> again;  // of an input that was not kept
+  whole_gather<Device> again;  // the gather of an input that was not kept
   if (weights && saved.gathered.empty())
     again = forward_input_.gather_beside(ctx.device, x, saved.gathered, dx != nullptr);
   buffer<Device> dadapted = adapters_.room(ctx.device);

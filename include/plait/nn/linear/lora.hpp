@@ -1,5 +1,4 @@
-// Low-rank adapters of frozen linears, with layouts that follow from the linear's layouts. An adapter is an option of a
-// linear, not a layer.
+// Low-rank adapters of frozen linears, an option of linears. Their layouts are derived from the linear's.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +17,9 @@
 
 namespace plait {
 
-/// A low-rank adapter of a linear (LoRA, Hu et al. 2021): y = x W' + scale (x A') B', where W, and the bias, are
-/// frozen. `linear_options`, `attention_options` and `swiglu_mlp` take one. Parameters are named as peft names them,
-/// `NAME.lora_A.weight` [rank, in] and `NAME.lora_B.weight` [out, rank].
+/// A low-rank adapter of a linear (LoRA, Hu et al. 2021): y = x W' + scale (x A') B', with W and the bias frozen.
+/// `linear_options`, `attention_options` and `swiglu_mlp` take one. Parameters have peft's names, `NAME.lora_A.weight`
+/// [rank, in] and `NAME.lora_B.weight` [out, rank].
 ///
 ///     const lora_options adapter{.rank = 8, .scale = 2};
 ///     llama<float, S> model(ctx, config, {.attention = {.lora = {.q = adapter, .v = adapter}}});
@@ -28,7 +27,7 @@ namespace plait {
 struct lora_options {
   std::int64_t rank = 0;  ///< 0: no adapter
   double scale = 1;       ///< peft's lora_alpha / r
-  initializer init{};     ///< of A; B begins as zero, so that an adapter changes nothing at first
+  initializer init{};     ///< of A; B begins as zero, so the adapter has no effect at first
 };
 
 /// Freezes all parameters of a layer or a model except its adapters' parameters.
@@ -47,7 +46,7 @@ struct lora_derivation {
 
 namespace detail {
 
-/// Returns what `derive_lora` does, in constant expressions.
+/// The constexpr implementation of `derive_lora`.
 constexpr lora_derivation find_lora(const layout& gathered, const linear_layouts& base) {
   lora_derivation d;
   dim_list rows;
@@ -72,15 +71,15 @@ constexpr lora_derivation find_lora(const layout& gathered, const linear_layouts
   return d;
 }
 
-/// Does so at run time; it is compiled once (core/compiled.hpp).
+/// The run-time implementation of `derive_lora`, which is compiled once (core/compiled.hpp).
 lora_derivation derive_lora_at_run_time(const layout& gathered, const linear_layouts& base);
 
 }  // namespace detail
 
-/// A lies as the weight's contracted dims do, B as its own dims; `rank_dim` is whole. The adapter takes the input that
-/// has been gathered for the weight, and its product lies as the weight's product. So one gather and one reduction
-/// serve both. Where the contracted dims are sharded, x A' is partial and stays so: the product with B is linear, and
-/// B's gradient is partial there in return.
+/// Derives an adapter's layouts. A has the placement of the weight's contracted dims, and B that of its own dims;
+/// `rank_dim` is whole. The adapter takes the input that was gathered for the weight, and its product has the layout of
+/// the weight's product. So one gather and one reduction serve both. If the contracted dims are sharded, x A' is
+/// partial and stays so, because the product with B is linear. B's input is then partial and B is used replicated.
 constexpr lora_derivation derive_lora(const layout& gathered, const linear_layouts& base) {
   if (std::is_constant_evaluated()) return detail::find_lora(gathered, base);
   return detail::derive_lora_at_run_time(gathered, base);
@@ -88,15 +87,15 @@ constexpr lora_derivation derive_lora(const layout& gathered, const linear_layou
 
 namespace detail {
 
-/// This rank's part of a linear's product: `batches` times [rows, inner] x [inner, columns], whose columns begin at
-/// `at` in rows of `total`.
+/// This rank's part of a linear's product: `batches` times [rows, inner] x [inner, columns]. Its columns begin at `at`
+/// in rows of `total` elements.
 struct product_part {
   std::int64_t batches = 1, rows = 0, inner = 0, columns = 0, total = 0, at = 0;
 };
 
-/// The computation of one adapter, on arrays of its linear: x [rows, inner] as it was gathered, the product and its
-/// gradient with rows of `total`; and of its own: h = x A' and dh, [rows, rank]. Where some rows are computed at a
-/// time, the product and the gradient of x are arrays of these rows. All other arrays have all rows.
+/// The computation of one adapter. It shares arrays with its linear: x [rows, inner] as gathered, and the product and
+/// its gradient with rows of `total` elements. Its own arrays are h = x A' and dh, [rows, rank]. If only some rows are
+/// computed at a time, the product and the gradient of x hold only these rows; all other arrays hold all rows.
 template <class Precision, compute_device Device>
 class lora_adapter {
   using T = activation_of<Precision>;
@@ -104,7 +103,7 @@ class lora_adapter {
   using parameter = plait::parameter<Precision, Device>;
 
  public:
-  /// `weight` and `stored` describe the frozen weight.
+  /// `weight` and `stored` describe the frozen weight and its stored layout.
   lora_adapter(const context<Device>& ctx, const layout& gathered, const linear_layouts& base,
                const parameter_info& weight, const layout& stored, const lora_options& how, const product_part& part)
       : rank_(how.rank), scale_(static_cast<arithmetic<T>>(how.scale)), part_(part) {
@@ -127,7 +126,7 @@ class lora_adapter {
     b_ = std::make_shared<parameter>(own, std::move(second), stored_as(d.b, stored), d.b, d.hidden);
   }
 
-  /// Takes another number of rows in each batch.
+  /// Changes the number of rows in each batch.
   void resize(std::int64_t rows) { part_.rows = rows; }
   std::int64_t hidden_size() const { return part_.batches * part_.rows * rank_; }
   bool trainable() const { return a_->trainable() || b_->trainable(); }
@@ -144,7 +143,7 @@ class lora_adapter {
                   a + i * rank_ * part_.inner, part_.inner, 0.0, h + at * rank_, rank_);
     });
   }
-  /// Adds to the product.
+  /// Adds the adapter's product to `product`.
   void add_output(Device& device, row_range rows, const T* h, T* product) const {
     const W* const b = b_->used_value();
     each_run(rows, [&](std::int64_t i, std::int64_t at, std::int64_t n) {
@@ -159,7 +158,7 @@ class lora_adapter {
                   b + i * part_.columns * rank_, rank_, 0.0, dh + at * rank_, rank_);
     });
   }
-  /// Adds to the gradient of the gathered input.
+  /// Adds the adapter's part to the gradient of the gathered input.
   void add_input_gradient(Device& device, row_range rows, const T* dh, T* dx) const {
     const W* const a = a_->used_value();
     each_run(rows, [&](std::int64_t i, std::int64_t at, std::int64_t n) {
@@ -185,7 +184,7 @@ class lora_adapter {
   void each_batch(F&& f) const {
     for (std::int64_t i = 0; i < part_.batches; ++i) f(i, part_);
   }
-  /// Calls f(batch, first row of all batches, rows) for each batch that has some of the rows.
+  /// Calls f(batch, first row over all batches, rows) for each batch that contains some of the rows.
   template <class F>
   void each_run(row_range rows, F&& f) const {
     for (std::int64_t at = rows.first, end = at + rows.count, n = 0; at < end; at += n) {
@@ -194,13 +193,14 @@ class lora_adapter {
       f(i, at, n);
     }
   }
-  /// `a` with each dim that the stored weight has lying as it does there.
+  /// Returns `a`, with each dim that the stored weight has placed as in the stored weight.
   static layout stored_as(layout a, const layout& stored) {
     for (dim_placement& p : a.dims)
       if (stored.has(p.dim)) p.axes = stored.axes_of(p.dim);
     return a;
   }
-  /// The logical shapes of A and B: the weight's, with the rank in place of its own or of its contracted dims.
+  /// The logical shapes of A and B: the weight's shape, with the rank instead of the own dims or of the contracted
+  /// dims.
   std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> shapes(const layout& gathered,
                                                                          const linear_layouts& base,
                                                                          const parameter_info& weight,
@@ -232,8 +232,8 @@ class lora_adapter {
   parameter_ptr<Precision, Device> a_, b_;
 };
 
-/// The adapters of linears that share an input; a linear may have none. Their hidden arrays lie one after the other,
-/// and are empty where there is no adapter.
+/// The adapters of linears that share an input; some linears may have none. Their hidden arrays are contiguous, and
+/// empty for linears without an adapter.
 template <class Precision, compute_device Device>
 class lora_adapters {
   using T = activation_of<Precision>;
@@ -245,7 +245,7 @@ class lora_adapters {
     adapters_[i].emplace(std::forward<Arguments>(arguments)...);
     size_ += adapters_[i]->hidden_size();
   }
-  /// Takes another number of rows in each batch, for all.
+  /// Changes the number of rows in each batch for all adapters.
   void resize(std::int64_t rows) {
     size_ = 0;
     for (auto& adapter : adapters_) {
@@ -265,7 +265,7 @@ class lora_adapters {
     if (adapters_[i]) adapters_[i]->visit(f);
   }
 
-  /// Room for the hidden arrays, or for their gradients.
+  /// Allocates memory for the hidden arrays or for their gradients.
   buffer<Device> room(Device& device) const {
     return any() ? make_buffer<T>(device, static_cast<std::size_t>(size_)) : buffer<Device>();
   }
@@ -273,7 +273,7 @@ class lora_adapters {
     each(
         [&](const auto& adapter, std::int64_t at) { adapter.hidden(device, rows, x, hidden.template data<T>() + at); });
   }
-  /// With the hidden arrays of these rows, what is added to their product.
+  /// Computes the hidden arrays of these rows, and adds the adapters' products to `product`.
   void add_outputs(Device& device, row_range rows, const T* x, buffer<Device>& hidden, T* product) const {
     each([&](const auto& adapter, std::int64_t at) {
       adapter.hidden(device, rows, x, hidden.template data<T>() + at);
@@ -285,7 +285,7 @@ class lora_adapters {
       adapter.hidden_gradient(device, rows, d, dhidden.template data<T>() + at);
     });
   }
-  /// Makes the gradients of the hidden arrays of these rows, and adds what follows from them to the input's gradients.
+  /// Computes the gradients of the hidden arrays of these rows, and adds the adapters' part to the input's gradient.
   void add_input_gradients(Device& device, row_range rows, const T* d, buffer<Device>& dhidden, T* dx) const {
     hidden_gradients(device, rows, d, dhidden);
     each([&](const auto& adapter, std::int64_t at) {
@@ -300,7 +300,7 @@ class lora_adapters {
   }
 
  private:
-  /// f(adapter, where its hidden array begins)
+  /// Calls f(adapter, begin of its hidden array) for each adapter.
   template <class F>
   void each(F&& f) const {
     std::int64_t at = 0;

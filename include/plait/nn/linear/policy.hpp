@@ -1,4 +1,4 @@
-// Policies of linears and embeddings: ready-made ones, `overlap`, and the refusals of a policy's members.
+// Policies of linears and embeddings: two ready-made ones, `overlap`, and the errors for wrong members.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct biased_policy : layer_policy<Input, Weight, Output> {
 
 namespace detail {
 
-/// Reports which members a linear's or an embedding's policy lacks, and which mean nothing or are of the wrong kind.
-/// Wrong optional ones would be dropped in silence. Some names near to an optional member's are refused where that
-/// member is missing; C++ cannot see what other names a class has.
+/// Reports the members that a policy of a linear or an embedding lacks, and members without a meaning or of a wrong
+/// kind. Without this check, misnamed optional members would be ignored silently. Only some similar names are refused,
+/// since C++ cannot list the members of a class.
 template <class P>
 struct policy_requirements {
   static_assert(
@@ -104,8 +104,8 @@ struct policy_requirements {
 template <class Policy>
 inline constexpr bool policy_checked = sizeof(policy_requirements<Policy>) > 0;
 
-/// A layer derives everything from this: its policy, or `Otherwise` where the policy lacks a spec. So a missing spec is
-/// one error, without an error for each spec that follows from it.
+/// The policy from which a layer derives everything, or `Otherwise` if the policy lacks a spec. So a missing spec is
+/// one error, without errors for the specs derived from it.
 template <class Policy, class Otherwise>
 struct policy_or {
   using type = Otherwise;
@@ -118,24 +118,25 @@ struct policy_or<Policy, Otherwise> {
 
 }  // namespace detail
 
-// Overlap: a linear's collectives pipelined with its products, and the refusals of one that hides nothing.
+// Overlap: a linear's collectives pipelined with its products, and the error for an overlap that hides no
+// communication.
 
 /// How a linear overlaps its collectives with its products, named in its policy or in a strategy:
 ///
 ///     using overlap = pl::overlap<4>;
 ///
-/// The input's all-gather, and backward the all-gather of the output's gradient, comes in chunks of rows. The product
-/// of one chunk runs while the next chunk is on its way. The output's reduction, and backward the reduction of the
-/// input's gradient, goes in chunks as they are computed. The gradient's last chunks overlap the product for the
-/// weight's gradient (Wang et al. 2023). Chunks need not divide the rows. What recomputation gathers again for the
-/// weight's gradient comes whole, and overlaps the product for the input's gradient. Adapters share all of these
-/// collectives and add to each chunk. Along axes of one rank there is nothing to hide, and nothing is cut.
+/// All-gathers (of the input, and backward of the output's gradient) run in chunks of rows. The product of one chunk
+/// runs while the next chunk is in flight. Reductions (of the output, and backward of the input's gradient) run in
+/// chunks as these are computed. The input gradient's last chunks overlap the product for the weight's gradient (Wang
+/// et al. 2023). If recomputation gathers the input again for the weight's gradient, this gather is not chunked and
+/// overlaps the product for the input's gradient. Chunks need not divide the rows. Adapters use the same collectives
+/// and add to each chunk. Collectives over axes of one rank are not chunked.
 ///
-/// The results have the bits that they have without overlap on two conditions. The sums of a product must not depend on
-/// the number of rows, and the sums of a reduction must not depend on its size. Threads with the products of
-/// `cpu::options::deterministic` meet both. Otherwise results may differ by rounding. Libraries may take another kernel
-/// for a product of few rows: oneDNN does on some processors, OpenBLAS and cuBLASLt anywhere. MPI may add in another
-/// order where there are more than two ranks.
+/// Results have the same bits as without overlap under two conditions. A product's sums must not depend on its number
+/// of rows, and a reduction's sums must not depend on its size. Threads with the products of
+/// `cpu::options::deterministic` meet both; otherwise results may differ by rounding. Libraries may use another kernel
+/// for a product of few rows: oneDNN on some processors, OpenBLAS and cuBLASLt on all. MPI may add in another order
+/// with more than two ranks.
 template <std::int64_t Chunks>
 struct overlap {
   static_assert(Chunks >= 1,
@@ -150,14 +151,14 @@ inline constexpr bool is_overlap = false;
 template <std::int64_t Chunks>
 inline constexpr bool is_overlap<plait::overlap<Chunks>> = true;
 
-/// The chunks that a policy or a strategy asks for; 1: none.
+/// The number of chunks that a policy or a strategy names; 1 if it names none.
 template <class Policy>
 inline constexpr std::int64_t overlap_of = 1;
 template <class Policy>
   requires requires { requires is_overlap<typename Policy::overlap>; }
 inline constexpr std::int64_t overlap_of<Policy> = Policy::overlap::chunks;
 
-/// Returns the number of chunks that a layer is given at run time, or its policy's if that is 0.
+/// Returns `chunks`, the number that a layer receives at run time, or the policy's number if that is 0.
 template <class Policy>
 std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
   if (chunks < 0)
@@ -166,8 +167,7 @@ std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
   return chunks == 0 ? overlap_of<Policy> : chunks;
 }
 
-/// Refuses chunks for a product that nothing overlaps with: `before` is the collective that it waits for, `after` the
-/// one that waits for it.
+/// Refuses chunks for a product between two collectives: `before` precedes the product, `after` follows it.
 inline void check_overlap(const std::string& name, std::int64_t chunks, const ready_plan& before,
                           const ready_plan& after) {
   if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
@@ -176,8 +176,8 @@ inline void check_overlap(const std::string& name, std::int64_t chunks, const re
           describe_steps(before.planned()), ", and ", describe_steps(after.planned()), "; leave overlap out"});
 }
 
-/// Whether a linear under this policy sends anything, forward or backward, on axes of more than one rank; true also
-/// where it is refused for another reason.
+/// Whether a linear under this policy sends data, forward or backward, on axes of more than one rank. Also true if the
+/// policy is refused for another reason.
 template <class Policy>
 constexpr bool sends() {
   const auto moves = [](const layout& from, const layout& to) {
@@ -189,7 +189,7 @@ constexpr bool sends() {
   return !d.verdict.ok() || moves(d.input, d.gathered) || moves(d.branches[0].product, d.branches[0].output);
 }
 
-/// Reports what is wrong with the `overlap` of a linear's policy or of a strategy.
+/// Reports errors in the `overlap` of a linear's policy or of a strategy.
 template <class P>
 struct overlap_requirements {
   static constexpr bool named = requires { typename P::overlap; };
@@ -209,7 +209,7 @@ struct overlap_requirements {
       "the policy has a member `overlap_chunks`, which means nothing: did you mean `overlap`?");
 };
 
-/// Refuses an `overlap` that hides nothing in any of the linears of these policies.
+/// Refuses an `overlap` if none of the linears under these policies sends data.
 template <class P, class... Policies>
 constexpr bool check_overlap() {
   if constexpr (overlap_of<P> != 1)
@@ -220,7 +220,7 @@ constexpr bool check_overlap() {
 }
 template <class P>
 inline constexpr bool overlap_checked = sizeof(overlap_requirements<P>) > 0 && check_overlap<P, P>();
-/// A policy that is derived from a strategy is refused with it.
+/// Accepts a policy that is derived from a strategy, since the strategy itself is checked.
 template <class P>
   requires requires { typename P::derived_from; }
 inline constexpr bool overlap_checked<P> = true;

@@ -1,4 +1,5 @@
-// The derivation of linears: constexpr functions from the layouts of input, weights and outputs to all in between.
+// The derivation of linears: constexpr functions from the layouts of input, weights and outputs to all layouts in
+// between.
 #pragma once
 
 #include <array>
@@ -9,29 +10,29 @@
 
 namespace plait {
 
-/// The layouts of one linear. The weight and the bias each have one as they are placed and one as they are used.
-/// `product` is the layout before the result is brought to `output`.
+/// The layouts of one linear. Weight and bias each have two: as placed (without replication) and as used. `product` is
+/// the layout before the redistribution to `output`.
 struct linear_layouts {
   layout placed, weight, product, bias_placed, bias, output;
-  bool inputs_first = false;  ///< whether the weight's contracted dims come before its own: [in, out], as in GPT-2
+  bool inputs_first = false;  ///< whether the weight's contracted dims precede its own: [in, out], as in GPT-2
 };
 
-/// A view of the derivation of linears with one input, however many they are.
+/// A view of the derivation of any number of linears with one input.
 struct shared_linears {
   const layout& input;     ///< at the boundary
-  const layout& gathered;  ///< the input as the products need it
+  const layout& gathered;  ///< the input in the layout that the products need
   std::span<const linear_layouts> branches;
 };
 
-/// Everything that follows from the specs of N linears with one input.
+/// All layouts that are derived from the specs of N linears with one input.
 template <std::size_t N>
 struct linear_derivation {
   layout input;     ///< at the boundary
-  layout gathered;  ///< the input as the products need it
+  layout gathered;  ///< the input in the layout that the products need
   std::array<linear_layouts, N> branches{};
   plait::verdict verdict;
 
-  constexpr operator shared_linears() const { return {input, gathered, branches}; }  // NOLINT: the same facts
+  constexpr operator shared_linears() const { return {input, gathered, branches}; }  // NOLINT: the conversion is the purpose
 };
 
 namespace detail {
@@ -41,8 +42,8 @@ constexpr bool contracted(const layout& input, const layout& weight, const layou
 }
 
 /// Finds the layout of the input that a linear with this weight needs. It is replicated over the axes that shard the
-/// weight's own dims. Over the axes of contracted dims it is sharded like the weight. On all other axes it stays as it
-/// is. Batch dims, which all three have, must lie alike already.
+/// weight's own dims, and sharded like the weight over the axes of contracted dims. On all other axes it equals the
+/// input's layout. Batch dims, which all three tensors have, must have equal placements already.
 constexpr void gather_for(layout& gathered, const layout& input, const layout& weight, const layout& output,
                           verdict& v) {
   for (const dim_placement& p : weight.dims) {
@@ -65,14 +66,14 @@ constexpr void gather_for(layout& gathered, const layout& input, const layout& w
         gathered.set(axis, state::replicated);
     }
   }
-  for (const dim_placement& p : input.dims)  // what the weight does not shard must not be sharded here
+  for (const dim_placement& p : input.dims)  // a dim that the weight has whole must be whole here
     if (contracted(input, weight, output, p.dim))
       for (axis_id axis : gathered.axes_of(p.dim))
         if (!weight.axes_of(p.dim).contains(axis))
           v.worsen({layout_error::contraction_sharded, axis, p.dim, state::varying, weight.state_of(axis)});
 }
 
-/// The moves between two layouts may only use the axes that `named` contains.
+/// The verdict that refuses moves between two layouts on axes outside `named`.
 constexpr verdict only_moves(const layout& from, const layout& to, const axis_list& named) {
   for (axis_id axis : differing_axes(from, to))
     if (!named.contains(axis))
@@ -92,8 +93,8 @@ constexpr axis_list sharding_axes(const layout& a) {
 
 namespace detail {
 
-/// The dims must be: input = batch, rest, contracted; weight = batch, own, contracted; output = batch, rest, own; each
-/// in this order. A linear alone may have its weight as batch, contracted, own, which sets `inputs_first`.
+/// Checks the order of dims: input = batch, rest, contracted; weight = batch, own, contracted; output = batch, rest,
+/// own. The weight of a single linear may also be batch, contracted, own; this sets `inputs_first`.
 constexpr verdict check_dims_of_linear(const layout& input, const layout& weight, const layout& output, bool alone,
                                        bool& inputs_first) {
   dim_list batched, rest, summed, own;
@@ -107,7 +108,8 @@ constexpr verdict check_dims_of_linear(const layout& input, const layout& weight
       for (dim_id dim : *part) all.push_back(dim);
     return all;
   };
-  if (summed.empty() && !rest.empty()) {  // the weight must contract something: the input's last dim, with its own last
+  if (summed.empty() && !rest.empty()) {  // the weight must contract a dim: expects the input's last dim in place of
+                                          // the weight's last own dim
     if (!own.empty()) own.pop_back();
     own.push_back(rest.back());
     return compare_dims(operand::weight, joined({&batched, &own}), weight.dim_order());
@@ -119,9 +121,8 @@ constexpr verdict check_dims_of_linear(const layout& input, const layout& weight
   return v;
 }
 
-/// Whether the outputs of several linears are resolved side by side, as one. For this, the product of each may differ
-/// from its output only in leading dims and in some states. These are the states of axes that shard no own dim of a
-/// weight.
+/// Whether the outputs of several linears can be redistributed as one, side by side. Each product may differ from its
+/// output only in leading dims and in the states of axes that shard no own dim of a weight.
 constexpr verdict resolves_side_by_side(const layout& input, const layout& product, const layout& output) {
   for (axis_id axis : differing_axes(product, output))
     for (const layout* a : {&product, &output})
@@ -132,11 +133,11 @@ constexpr verdict resolves_side_by_side(const layout& input, const layout& produ
 
 }  // namespace detail
 
-/// Linears y_i = x W_i' (+ b_i) that share their input x: `weights[i]` has the output's own dims, then the contracted
-/// ones (a linear alone may have these first); `outputs[i]` has the input's remaining dims, then the weight's own. Dims
-/// that all three have come first and are batches of products (one linear alone may have them). The input is gathered
-/// once for all linears, and their partial gradients are summed before one reduction. Implicit moves happen only on
-/// axes that shard a weight.
+/// Derives linears y_i = x W_i' (+ b_i) that share their input x. `weights[i]` has the output's own dims, then the
+/// contracted ones; a single linear may have the reverse order. `outputs[i]` has the input's remaining dims, then the
+/// weight's own. Leading dims of all three are batches of products, which only a single linear may have. The input is
+/// gathered once for all linears, and their partial gradients are summed before one reduction. Implicit moves happen
+/// only on axes that shard a weight.
 template <std::size_t N>
 constexpr linear_derivation<N> derive_linear(const layout& input, const std::array<layout, N>& weights,
                                              const std::array<layout, N>& outputs) {
@@ -172,7 +173,8 @@ constexpr linear_derivation<N> derive_linear(const layout& input, const std::arr
   return d;
 }
 
-/// The bias is added to the output, after its reduction; an output that is still partial takes none.
+/// The verdict on a bias, which is added to the output after its reduction. An output that is still partial cannot have
+/// one.
 constexpr verdict check_bias(const linear_layouts& b) { return pointwise(combine::sum, {&b.output, &b.bias}).verdict; }
 
 }  // namespace plait
