@@ -32,7 +32,7 @@ struct linear_derivation {
   std::array<linear_layouts, N> branches{};
   plait::verdict verdict;
 
-  constexpr operator shared_linears() const { return {input, gathered, branches}; }  // NOLINT: the conversion is the purpose
+  constexpr operator shared_linears() const { return {input, gathered, branches}; }  // NOLINT: converts on purpose
 };
 
 namespace detail {
