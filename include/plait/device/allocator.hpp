@@ -1,6 +1,6 @@
-// A cache of released blocks over a source of memory, with the bytes in use and their peak. A program's own allocator
-// can be the source. Every device has a cache; other code owns memory by device/device.hpp and does not call it.
-// Test: tests/unit/device/cpu.cpp.
+// A cache of released blocks over a source of memory, which counts the bytes in use and their peak. The source may be
+// the program's own allocator. Every device has one; other code owns memory by the classes of device/device.hpp. Test:
+// tests/unit/device/cpu.cpp.
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,17 @@
 
 namespace plait {
 
-/// Keeps released blocks and hands them out again. Memory fresh from the system costs a page fault per 4 KiB (or a
-/// device-wide synchronisation on a GPU). A training step asks for equal sizes again and again, so blocks are not
-/// split. A request takes the smallest cached block of its stream that is at most a quarter too large.
+/// Keeps released blocks for later requests. Fresh memory of the system costs a page fault per 4 KiB (or a device-wide
+/// synchronisation on a GPU). A training step repeats requests of equal sizes, so blocks are not split. A request takes
+/// the smallest cached block of its stream that is at most a quarter too large.
 ///
-/// `Source` is where memory comes from: `void* allocate(std::size_t, stream)` (throws or returns non-null) and
-/// `void release(void*, std::size_t, stream) noexcept`. One with several kinds of memory has `key_of(pointer, stream)`:
+/// `Source` supplies the memory: `void* allocate(std::size_t, stream)` (throws or returns non-null) and `void
+/// release(void*, std::size_t, stream) noexcept`. A source with several kinds of memory has `key_of(pointer, stream)`:
 /// the stream that a block is kept for. Thread-safe.
 template <class Source>
 class caching_allocator {
  public:
-  /// Names the stream that a block belongs to: the one that it was released on last.
+  /// Names the stream that a block belongs to: the stream on which it was released last.
   using stream_key = std::uintptr_t;
 
   explicit caching_allocator(Source source = {}) : source_(source) {}
@@ -39,8 +39,7 @@ class caching_allocator {
   caching_allocator& operator=(const caching_allocator&) = delete;
   ~caching_allocator();
 
-  /// Blocks that only their owner may write to, such as the scratch memory of a recorded graph. Ends with
-  /// `give_back`.
+  /// Blocks that only their owner may write, such as the scratch memory of a recorded graph. `give_back` returns them.
   class scratch {
    public:
     std::size_t bytes() const { return bytes_; }
@@ -49,24 +48,24 @@ class caching_allocator {
     friend class caching_allocator;
     std::vector<std::pair<void*, std::size_t>> blocks_;
     std::size_t bytes_ = 0;
-    bool open_ = true;  ///< whether blocks are still being handed out for it
+    bool open_ = true;  ///< whether new blocks may still join it
   };
 
-  /// Until `end_scratch`, every block that is handed out belongs to the scratch memory that is returned: released ones
-  /// serve later requests of it and no others, during that time and after it. Only one can be open at a time.
+  /// Makes every block that is allocated until `end_scratch` a part of the returned scratch memory. Its released blocks
+  /// serve only later requests of this scratch memory, also after `end_scratch`. Only one can be open at a time.
   std::shared_ptr<scratch> begin_scratch();
   void end_scratch();
-  /// Blocks that have been released go back to the cache, as blocks of `stream`, which runs after all work on them; the
-  /// others follow when they are released.
+  /// Returns the released blocks of scratch memory to the cache, as blocks of `stream`, which must run after all work
+  /// on them. The other blocks follow when they are released.
   void give_back(const std::shared_ptr<scratch>& owned, stream_key stream);
 
-  /// At least `bytes` bytes, or null for none. Uninitialised.
+  /// Returns at least `bytes` bytes, uninitialised; null if `bytes` is 0.
   void* allocate(std::size_t bytes, stream_key stream = 0);
 
-  /// Gives a block back. Throws `plait::error` for a pointer that is not in use (released twice, or not from here).
+  /// Releases a block. Throws `plait::error` for a pointer that is not in use (released twice, or from elsewhere).
   void release(void* pointer, stream_key stream = 0);
 
-  /// Whether a block is in use that begins there.
+  /// Whether `pointer` is the start of a block in use.
   bool owns(void* pointer) const {
     const std::lock_guard lock(mutex_);
     return live_.contains(pointer);
@@ -75,7 +74,7 @@ class caching_allocator {
   /// Returns every cached block to the source.
   void release_cache();
 
-  /// Bytes asked for and not released yet (as asked, without rounding).
+  /// Bytes in use: the requested sizes, without rounding.
   std::size_t bytes_in_use() const { return locked(in_use_); }
   /// The largest `bytes_in_use` since construction or `reset_peak`.
   std::size_t peak_bytes() const { return locked(peak_); }
@@ -83,15 +82,15 @@ class caching_allocator {
   std::size_t cached_bytes() const { return locked(cached_bytes_); }
   /// Bytes of blocks that belong to scratch memory, in use or not.
   std::size_t scratch_bytes() const { return locked(scratch_bytes_); }
-  /// Bytes that the source has given and not got back: of blocks in use, as they are rounded, and of released ones.
+  /// Bytes that the source holds for this cache, as rounded: blocks in use and released ones.
   std::size_t reserved_bytes() const { return locked(reserved_); }
   void reset_peak() {
     const std::lock_guard lock(mutex_);
     peak_ = in_use_;
   }
 
-  /// The size of the block that serves a request: multiples of 64 bytes up to 4 KiB, above that eight sizes per power
-  /// of two. So nearly equal requests share blocks, and at most an eighth is wasted.
+  /// The block size for a request: multiples of 64 bytes up to 4 KiB, above that eight sizes per power of two. So
+  /// nearly equal requests share blocks, and at most an eighth is wasted.
   static constexpr std::size_t rounded(std::size_t bytes) {
     if (bytes <= 4096) return (bytes + 63) / 64 * 64;
     const std::size_t step = std::bit_floor(bytes - 1) / 8;
@@ -99,7 +98,7 @@ class caching_allocator {
   }
 
  private:
-  static constexpr std::size_t most_bytes = ~std::size_t{0} / 4;  // beyond which sizes, as they are rounded, overflow
+  static constexpr std::size_t most_bytes = ~std::size_t{0} / 4;  // rounding of larger sizes would overflow
 
   struct used_block {
     std::size_t block_bytes;
@@ -109,7 +108,7 @@ class caching_allocator {
   };
   using blocks_of_streams = std::unordered_map<stream_key, std::multimap<std::size_t, void*>>;
 
-  /// The bytes of the smallest block that serves a request; 0 if there is none.
+  /// Returns the bytes of the smallest cached block that serves a request; 0 if there is none.
   static std::size_t best_fit(const blocks_of_streams& blocks, std::size_t size, stream_key stream) {
     const auto of_stream = blocks.find(stream);
     if (of_stream == blocks.end()) return 0;
@@ -141,8 +140,8 @@ class caching_allocator {
     if (&blocks == &cached_) cached_bytes_ += bytes;
   }
 
-  /// A source that refuses is asked again after cached memory was given back to it. Where that happens in the order of
-  /// streams, it is asked once more after they have been waited for.
+  /// Allocates from the source. If that fails, it returns all cached blocks to the source and tries again. A source
+  /// that releases in stream order is then asked to wait for these streams, and tried once more.
   void* from_source(std::size_t size, stream_key stream);
   void to_source(void* pointer, std::size_t bytes, stream_key stream) {
     source_.release(pointer, bytes, stream);
@@ -163,7 +162,7 @@ class caching_allocator {
 
   Source source_;
   mutable std::mutex mutex_;
-  blocks_of_streams cached_, open_cached_;  ///< the second of the scratch memory that is open
+  blocks_of_streams cached_, open_cached_;  ///< `open_cached_` is for the open scratch memory
   std::shared_ptr<scratch> open_;
   std::unordered_map<void*, used_block> live_;
   std::size_t in_use_ = 0;
@@ -211,7 +210,7 @@ void caching_allocator<Source>::release(void* pointer, stream_key stream) {
     owner->blocks_.emplace_back(pointer, block);
   } else if (open_ == nullptr) {
     cache(cached_, pointer, block, stream);
-  } else {  // also one from before: what is being recorded may have used it
+  } else {  // also blocks from before, which the work being recorded may have used
     if (owner == nullptr) belongs_to_open(block);
     cache(open_cached_, pointer, block, stream);
   }
@@ -271,14 +270,14 @@ void caching_allocator<Source>::give_back(const std::shared_ptr<scratch>& owned,
   }
 }
 
-/// The functions of a program's allocator: with them, every byte that a device hands out comes from the program, and
-/// goes back to it. `Where` is what memory is bound to besides, as a CUDA stream is.
+/// A program's own allocator for all memory that a device gives out. `Where` are further arguments, such as a CUDA
+/// stream.
 ///
-/// `allocate` returns null where memory is exhausted; it is asked once more after all unused blocks have gone back, and
-/// then an error is thrown. It is asked for blocks, which are up to an eighth larger than what they serve
-/// (`caching_allocator::rounded`). Released blocks stay with the device until `release_cache` or the device's end.
-/// `release` is given the bytes that were asked for, and must not throw. Both run one at a time, in any thread that
-/// uses the device, and must not use the device.
+/// `allocate` returns null if memory is exhausted. It is then called once more after all unused blocks were released,
+/// and a second null is an error. It is called for blocks, which are up to an eighth larger than requests
+/// (`caching_allocator::rounded`). The device keeps released blocks until `release_cache` or its destructor. `release`
+/// gets the bytes that `allocate` got, and must not throw. Only one call runs at a time, in any thread that uses the
+/// device. Neither function may use the device.
 template <class... Where>
 struct memory_functions {
   std::function<void*(std::size_t bytes, Where...)> allocate{};
@@ -286,14 +285,13 @@ struct memory_functions {
 
   explicit operator bool() const { return allocate != nullptr; }
 
-  /// Throws if only one of the two is given.
+  /// Throws if only one of the two functions is set.
   void require_both(std::string_view device) const {
     if ((allocate != nullptr) == (release != nullptr)) return;
     fail({device, ": options::memory has ", allocate ? "allocate and no release" : "release and no allocate",
           "; give both, or none for memory of the device's own"});
   }
-  /// Returns what `allocate` returns, which must lie on a boundary of `boundary` bytes: where it does not, it is
-  /// released, and an error thrown.
+  /// Calls `allocate`, and checks that the result is aligned to `boundary` bytes. Otherwise releases it and throws.
   void* allocate_aligned(std::size_t boundary, std::string_view device, std::size_t bytes, Where... where) const {
     void* const pointer = allocate(bytes, where...);
     if (reinterpret_cast<std::uintptr_t>(pointer) % boundary == 0) return pointer;

@@ -1,4 +1,4 @@
-// A device that computes nothing and counts the memory it is asked for.
+// A device that computes nothing and counts the memory that a program requests.
 #pragma once
 
 #include <signal.h>
@@ -23,7 +23,7 @@
 namespace plait {
 namespace detail {
 
-/// Explains the fault of a program that touches the memory of a counting device, before the program ends by it.
+/// Explains the segmentation fault of a program that accesses a counting device's memory, before the fault ends it.
 class untouchable_memory {
  public:
   static void add(const void* place, std::size_t bytes) {
@@ -34,7 +34,7 @@ class untouchable_memory {
   }
 
  private:
-  /// Takes the signal, unless it has it: others may have taken it since.
+  /// Installs the signal handler, unless it is the current one. Other code may have replaced it.
   static void install() {
     static std::mutex one_at_a_time;
     const std::lock_guard lock(one_at_a_time);
@@ -46,7 +46,7 @@ class untouchable_memory {
     now.sa_flags = SA_SIGINFO | SA_ONSTACK;
     ::sigaction(SIGSEGV, &now, nullptr);
   }
-  /// Restores the handler before, which gets the signal next.
+  /// Restores the previous handler, which gets the signal next.
   static void explain(int, siginfo_t* fault, void*) {
     constexpr std::string_view words =
         "plait: a kernel of the program's own touched memory of a dry run, in which there are no numbers; call it by "
@@ -65,26 +65,25 @@ class untouchable_memory {
 /// it into seconds.
 class work_meter {
  public:
-  /// A product of m x k and k x n in numbers of type `of`. Its result is added to what was there (`adds`), or replaces
-  /// it.
+  /// A product of m x k and k x n in numbers of type `of`. It is added to its output (`adds`), or replaces it.
   virtual void product(dtype of, double m, double n, double k, bool adds) = 0;
-  /// Attention over `keys` positions, by the operations of what is visible.
+  /// Attention over `keys` positions; `operations` counts visible positions only.
   virtual void attention(dtype of, double operations, std::int64_t keys, bool forward) = 0;
-  /// A kernel that reads and writes `bytes`.
+  /// A kernel that reads and writes `bytes` in total.
   virtual void moved(double bytes) = 0;
-  /// A kernel of the program's own (nn/layer.hpp).
+  /// A kernel of the program (nn/layer.hpp).
   virtual void kernel(dtype of, double operations, double bytes) = 0;
-  /// An activation of `values` values, which reads and writes `bytes`.
+  /// An activation function on `values` values, which reads and writes `bytes` in total.
   virtual void activation(double bytes, double values, bool backward) = 0;
 
  protected:
   ~work_meter() = default;
 };
 
-/// A device that computes nothing and counts the bytes that are asked for. A layer, a model or a whole step runs on it
-/// in a `world::counting`. It shows what they allocate, keep and send, for sizes that no machine at hand could hold
-/// (plan/dry_run.hpp). Its memory is address space without access: a program that touches it gets a text with the
-/// reason, and a segmentation fault.
+/// A device that computes nothing and counts the requested bytes. A layer, a model or a whole step runs on it in a
+/// `world::counting`. This shows what they allocate, keep and send, also for sizes that no available machine could hold
+/// (plan/dry_run.hpp). Its memory is address space without access: a program that accesses it prints the reason and
+/// ends by a segmentation fault.
 class counting_device {
  public:
   static constexpr bool only_counts = true;
@@ -92,7 +91,7 @@ class counting_device {
   using stream = finished_stream;
   using event = finished_event;
 
-  /// Where `offload_optimizer` is set, what optimizers alone use is the host's (`cuda::options::offload_optimizer`).
+  /// If `offload_optimizer` is set, the optimizers' memory counts as host memory (`cuda::options::offload_optimizer`).
   explicit counting_device(bool offload_optimizer = false)
       : offloads_(offload_optimizer), has_host_memory_(offload_optimizer) {}
   counting_device(const counting_device&) = delete;
@@ -104,7 +103,7 @@ class counting_device {
 
   void* allocate(std::size_t bytes, stream = {}) { return allocator_.allocate(bytes); }
   void* allocate_for_optimizers(std::size_t bytes) { return (offloads_ ? on_host_ : allocator_).allocate(bytes); }
-  /// Memory of the host, for activations that are offloaded.
+  /// Allocates host memory, for offloaded activations.
   void* allocate_on_host(std::size_t bytes) {
     has_host_memory_ = true;
     return on_host_.allocate(bytes);
@@ -115,31 +114,32 @@ class counting_device {
   void copy(void*, const void*, std::size_t, stream = {}) const {}
   void zero(void*, std::size_t, stream = {}) const {}
   void upload(void*, const void*, std::size_t, stream = {}) const {}
-  /// Leaves `to_host` as it is: there is nothing to read.
+  /// Leaves `to_host` unchanged, because there are no numbers to read.
   void download(void*, const void*, std::size_t, stream = {}) const {}
 
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
   std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
-  /// Bytes of blocks in use and of released ones: what a device with an allocator of the program's asks it for.
+  /// Bytes of blocks in use and of released ones: the requests that a device with the program's own allocator would
+  /// make.
   std::size_t reserved_bytes() const { return allocator_.reserved_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
   void release_cache() { allocator_.release_cache(); }
-  /// Bytes of the host's memory that are offloaded to, and not released.
+  /// Bytes of host memory that hold offloaded data now.
   std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }
-  /// The largest such number.
+  /// The largest `host_bytes_in_use`.
   std::size_t host_peak_bytes() const { return on_host_.peak_bytes(); }
-  /// The multiplications and additions of matrix products and of attention's forward passes so far.
+  /// Multiplications and additions so far, in matrix products and in attention's forward passes.
   double operations() const { return operations_; }
   void count_operations(double more) { operations_ += more; }
 
-  /// The most bytes that cuDNN would take for itself in a backward pass of attention in bf16 with sums in a fixed order
-  /// (`kernels::attention_shape::fixed_order_bytes`). They are in no other count of this device.
+  /// The largest workspace of cuDNN for a backward pass of attention in bf16 with sums in a fixed order
+  /// (`kernels::attention_shape::fixed_order_bytes`). This device's other counts do not include it.
   std::int64_t fixed_order_attention_bytes() const { return fixed_order_attention_; }
   void count_fixed_order_attention(std::int64_t bytes) {
     fixed_order_attention_ = std::max(fixed_order_attention_, bytes);
   }
 
-  /// Reports all later work to `meter`, which must outlive that work; null: to none.
+  /// Reports all later work to `meter`, which must outlive that work. Null: to no meter.
   void tell(work_meter* meter) { meter_ = meter; }
   void count_moved(double bytes) {
     if (meter_) meter_->moved(bytes);
@@ -165,7 +165,7 @@ class counting_device {
     if (meter_) meter_->product(dtype_of<T>, rows, columns, depth, beta != B(0));
   }
   static constexpr bool supports_bf16() { return true; }
-  /// It has any order of sums that is asked for.
+  /// True, because it computes no sums.
   static constexpr bool deterministic() { return true; }
 
  private:

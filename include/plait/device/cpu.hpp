@@ -1,4 +1,4 @@
-// The CPU as a device: its memory, its products by oneDNN and OpenBLAS, and streams that have always finished. Other
+// The CPU as a device: its memory, its products by oneDNN and OpenBLAS, and streams that are always finished. Other
 // computations are kernels (kernels/kernels.hpp).
 #pragma once
 
@@ -40,20 +40,20 @@ inline void double_gemm(int threads, const gemm_problem& problem, double alpha, 
 #endif
 }  // namespace detail
 
-/// One rank's share of the processor. Everything runs at once in the calling thread, so streams and events have nothing
-/// left to do. It changes no number of threads of the process or of its caller: OpenMP's and OpenBLAS's are set while a
-/// product runs, and are then what they were.
+/// One rank's share of the CPU. All work runs at once in the calling thread, so its streams and events are always
+/// finished. It sets the number of threads of OpenMP and OpenBLAS for the duration of a product, and restores them
+/// afterwards.
 class cpu {
  public:
   struct options {
     /// Threads that one product may use; at least 1. OpenBLAS, for products of double, has one number for the whole
-    /// process: where products of several devices run at once, the first one's.
+    /// process. If products of several devices run at the same time, the first one's number holds.
     int threads = 1;
-    /// Whether sums in products have one order, whatever their sizes (device/deterministic_products.hpp): what contexts
-    /// with deterministic sums need. With one thread.
+    /// Whether sums in products have one order for all sizes (device/deterministic_products.hpp), as contexts with
+    /// deterministic sums require. It needs `threads` = 1.
     bool deterministic = false;
-    /// The program's own allocator, on boundaries of 64 bytes; none: the process's heap. The libraries that multiply
-    /// take what they need within a product from that heap in any case.
+    /// The program's own allocator, with boundaries of 64 bytes; empty: the process's heap. In products, oneDNN and
+    /// OpenBLAS always allocate from that heap.
     memory_functions<> memory{};
   };
 
@@ -66,8 +66,8 @@ class cpu {
   cpu(const cpu&) = delete;
   cpu& operator=(const cpu&) = delete;
 
-  /// Runs the first product of the process, which initialises oneDNN (7 ms) outside of any measured or concurrent
-  /// code. The constructor calls it; calling it before threads are started keeps that time out of them.
+  /// Runs the first product of the process, which initialises oneDNN (7 ms). The constructor calls it. Call it before
+  /// threads start, to keep this time out of measured or concurrent code.
   static void warm_up();
 
   int threads() const { return options_.threads; }
@@ -76,7 +76,8 @@ class cpu {
   stream side_stream() const { return {}; }
   void synchronize() const {}
 
-  /// Uninitialised memory on a 64-byte boundary; null for no bytes. Throws `plait::error` when memory is exhausted.
+  /// Returns uninitialised memory on a 64-byte boundary; null for 0 bytes. Throws `plait::error` if memory is
+  /// exhausted.
   void* allocate(std::size_t bytes, stream = {}) { return allocator_.allocate(bytes); }
   void release(void* pointer, stream = {}) { allocator_.release(pointer); }
 
@@ -97,15 +98,15 @@ class cpu {
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
   std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
-  /// Bytes that come from `options::memory`, or the heap: of blocks in use and of released ones.
+  /// Bytes from `options::memory` or the heap: blocks in use and released ones.
   std::size_t reserved_bytes() const { return allocator_.reserved_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
   void release_cache() { allocator_.release_cache(); }
 
   /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major. op transposes if its flag is set; lda, ldb, ldc
   /// are the elements between stored rows. With beta = 0, C may be uninitialised. A, B and C are all float or all
-  /// double, or A and B are bf16. Then C is float, or bf16 rounded once from sums in float. Throws `plait::error` for
-  /// negative sizes or a leading dimension shorter than a row.
+  /// double, or A and B are bf16. For bf16, C is float, or bf16 rounded once from sums in float. Throws `plait::error`
+  /// for negative sizes or a leading dimension shorter than a row.
   template <class T, class Out>
     requires(std::is_floating_point_v<T> || std::is_same_v<T, bf16>) &&
             (std::is_same_v<Out, T> || std::is_same_v<Out, arithmetic<T>>)
@@ -124,12 +125,12 @@ class cpu {
     }
   }
 
-  /// Whether bf16 products run in hardware here (avx512_bf16 or amx_bf16). Elsewhere they are as exact, and slower
+  /// Whether bf16 products run in hardware here (avx512_bf16 or amx_bf16). Without it they are as exact, but slower
   /// than products of float.
   static bool supports_bf16() { return detail::float_gemm::supports_bf16(); }
 
  private:
-  /// Where memory comes from: the program's allocator, where it gives one.
+  /// The source of memory: the program's allocator if there is one, else the heap.
   struct heap {
     static constexpr std::size_t boundary = 64;
     void* try_allocate(std::size_t bytes, std::uintptr_t) const {

@@ -1,6 +1,5 @@
-// A GPU as a device: two streams, a pool of memory, products by cuBLASLt, and graphs of what its main stream does. Host
-// code may include it; the kernels, which nvcc compiles, are in kernels/cuda/kernels.hpp, the umbrella is
-// plait/cuda.hpp.
+// A GPU as a device: two streams, a pool of memory, products by cuBLASLt, and graphs of its main stream's work. Host
+// code may include it. kernels/cuda/kernels.hpp has the kernels, which nvcc compiles; plait/cuda.hpp includes all.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,13 +29,13 @@
 
 namespace plait::detail {
 
-// A CUDA stream with an owner, for the streams that plait makes, and a wait for one by another thread. Handles without
-// an owner are `cuda::stream`.
+// An owner of CUDA streams that plait makes, and a function that waits for a stream in another thread. `cuda::stream`
+// is a handle without an owner.
 
 struct stream_destroyer {
   void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
 };
-/// Operations that the stream holds at its end still run.
+/// A destroyed stream still runs the operations that it holds.
 using owned_stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, stream_destroyer>;
 
 inline owned_stream make_stream(int priority = 0) {
@@ -44,16 +43,16 @@ inline owned_stream make_stream(int priority = 0) {
   cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority), "making a stream");
   return owned_stream(made);
 }
-/// Makes a stream of the highest priority on the calling thread's GPU, for communication: what waits for it is idle
-/// otherwise.
+/// Makes a stream of the highest priority on the calling thread's GPU. It is for communication, because work that waits
+/// for communication leaves the GPU idle.
 inline owned_stream make_urgent_stream() {
   int least = 0, greatest = 0;
   cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
   return make_stream(greatest);
 }
 
-/// Returns a function that waits, in any thread and without a core, for what the stream of the device holds now. The
-/// function selects that thread's device; otherwise CUDA's calls would allocate memory on the first device.
+/// Returns a function that waits for the stream's current work, in any thread and without using a core. It selects the
+/// device in that thread; otherwise CUDA's calls would allocate memory on the first device.
 inline std::function<void()> waiter_for(cudaStream_t stream, int device) {
   cudaEvent_t made = nullptr;
   cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync), "making an event");
@@ -76,17 +75,17 @@ namespace kernels {
 struct attention_shape;
 }
 
-/// Whose attention a GPU runs: `own` is plait's kernels. `cudnn` is the library's; it is an error where the library is
-/// absent or does not support the shape. `automatic` is the library's for shapes that it supports, otherwise plait's.
+/// The implementation of attention on a GPU. `own`: plait's kernels. `cudnn`: cuDNN; an error if it is absent or does
+/// not support the shape. `automatic`: cuDNN for shapes that it supports, otherwise plait's kernels.
 enum class attention_backend : std::uint8_t { automatic, own, cudnn };
 
-/// Attention in bf16 by another library, see plait/kernels/cuda/attention_cudnn.hpp. Arrays, strides and lse mean what
-/// they mean for `kernels::attention_forward` and `attention_backward`; gradients are overwritten.
+/// Attention in bf16 by another library; see plait/kernels/cuda/attention_cudnn.hpp. Arrays, strides and lse have the
+/// meaning of `kernels::attention_forward` and `attention_backward`; gradients are overwritten.
 class attention_library {
  public:
   virtual ~attention_library() = default;
 
-  /// Whether both directions can be had for this shape. The first question for a shape may take long.
+  /// Whether the library supports both directions for this shape. The first call for a shape may take long.
   virtual bool supports(const kernels::attention_shape& shape, dtype type) = 0;
   virtual void forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
                        const kernels::attention_shape& shape) = 0;
@@ -99,63 +98,64 @@ class attention_library {
   attention_library& operator=(const attention_library&) = default;
 };
 
-/// The choice of a device's owner. The program owns the library, which outlives its use; null: there is none.
+/// The device owner's choice. The program owns the library, which must outlive its use; null: no library.
 struct attention_choice {
   attention_backend backend = attention_backend::automatic;
   attention_library* library = nullptr;
 };
 
-/// CUDA's bf16 is plait's: `__nv_bfloat16*` stands where layers take `bf16*`, without a cast.
+/// CUDA's bf16 has plait's format: layers take `__nv_bfloat16*` as `bf16*`, without a cast.
 template <>
 inline constexpr bool same_bits<__nv_bfloat16, bf16> = true;
 
-/// Returns the array in plait's type, for a struct of pointers such as `attention_inputs`, or a kernel of plait's.
+/// Converts a pointer to plait's type, for a struct of pointers such as `attention_inputs`, or for a kernel of plait.
 inline bf16* from_cuda(__nv_bfloat16* pointer) { return elements_of<bf16>(pointer); }
 inline const bf16* from_cuda(const __nv_bfloat16* pointer) { return elements_of<bf16>(pointer); }
-/// Returns the array in CUDA's type, for a kernel of the program's own: of `parameter::used_value`, or of a tensor.
+/// Converts a pointer to CUDA's type, for a kernel of the program: from `parameter::used_value`, or from a tensor.
 inline __nv_bfloat16* to_cuda(bf16* pointer) { return reinterpret_cast<__nv_bfloat16*>(pointer); }
 inline const __nv_bfloat16* to_cuda(const bf16* pointer) { return reinterpret_cast<const __nv_bfloat16*>(pointer); }
 
-/// One rank's GPU. Everything but `download` and `synchronize` is asynchronous to the host (`upload` copies its source
-/// first): work is put into streams and memory is bound to the stream it was asked for. Belongs to its rank's thread;
-/// several ranks may share a GPU, each with a device object of its own.
+/// One rank's GPU. All calls but `download` and `synchronize` are asynchronous to the host (`upload` copies its source
+/// first). Work is put into streams, and memory is bound to the stream of its allocation. Only its rank's thread may
+/// use it. Several ranks may share a GPU, each with its own device object.
 ///
 /// Needs compute capability 8.0 (bf16 tensor cores).
 class cuda {
  public:
   struct options {
     int device = 0;     ///< CUDA's index of the GPU
-    bool tf32 = false;  ///< float products round their factors to 10 bits of mantissa (tensor cores); else full float
-    std::size_t workspace_bytes = std::size_t{32} << 20;  ///< for products; 32 MiB is what cuBLAS advises for Hopper
-    cudaStream_t main = nullptr;                          ///< a stream of the caller's to work on; null: an own one
-    std::vector<int>
-        peers{};  ///< GPUs of this process that may read and write this device's memory, as NCCL has them do
-    /// Whether what optimizers alone use lies in pinned memory of the host, which their kernels read and write over the
-    /// bus: AdamW's moments, Muon's momenta, float masters of narrower weights. No bit of a result changes. An update
-    /// takes as long as the bus needs for those bytes, both ways at a time: within one kernel some elements come while
-    /// others are computed and others go back. Copies of the next bucket's state during an update would hide only the
-    /// update's own work. This takes a hundredth of that time (16 bytes of an element at 25 GB/s, 28 at 3 TB/s). They
-    /// would need room on the device for the state of two buckets.
+    bool tf32 = false;  ///< float products round factors to 10 bits of mantissa (tensor cores); else full float
+    std::size_t workspace_bytes = std::size_t{32} << 20;  ///< for products; cuBLAS recommends 32 MiB for Hopper
+    /// a stream of the caller to work on; null: the device makes one
+    cudaStream_t main = nullptr;
+    /// Other GPUs of this process that may access this device's memory, as NCCL has them do.
+    std::vector<int> peers{};
+    /// Whether data that only optimizers use is in pinned host memory, which their kernels access over the bus. It is
+    /// AdamW's moments, Muon's momenta, and float masters of narrower weights. Results keep every bit. An update takes
+    /// as long as the bus needs for these bytes, in both directions at once: within one kernel, reads, computation and
+    /// writes overlap. Prefetching the next bucket's state during an update would hide only the update's own work. That
+    /// is a hundredth of the time (16 bytes per element at 25 GB/s, 28 at 3 TB/s), and would need device memory for two
+    /// buckets' state.
     bool offload_optimizer = false;
-    /// Whether sums in products have one order whatever the sizes (`cublaslt_gemm::pin`), and attention is plait's own:
-    /// what contexts with deterministic sums need.
+    /// Whether sums in products have one order for all sizes (`cublaslt_gemm::pin`), and attention uses plait's
+    /// kernels. Contexts with deterministic sums require it.
     bool deterministic = false;
-    /// The program's own allocator of the GPU's memory, on boundaries of 256 bytes and in the order of the stream that
-    /// it is told; none: a pool of this device object. The program then gives `peers` access itself. What CUDA's
-    /// libraries and NCCL take for themselves, and what `measure_products` takes, does not come from it.
+    /// The program's own allocator of the GPU's memory, with boundaries of 256 bytes, in the order of the stream that
+    /// it gets. Empty: a pool of this device object. With its own allocator, the program itself must give `peers`
+    /// access. Memory of CUDA's libraries, of NCCL and of `measure_products` does not come from it.
     memory_functions<cudaStream_t> memory{};
   };
 
   class event;
 
-  /// A handle of a CUDA stream, which it does not own.
+  /// A non-owning handle of a CUDA stream.
   class stream {
    public:
     stream() = default;
     explicit stream(cudaStream_t handle) : handle_(handle) {}
     cudaStream_t handle() const { return handle_; }
     void synchronize() const { detail::cuda_check(cudaStreamSynchronize(handle_), "waiting for a stream"); }
-    /// All work put into this stream from now on begins after the event.
+    /// Makes all later work in this stream wait for the event.
     void wait(const event& e) const;
     bool operator==(const stream&) const = default;
 
@@ -194,7 +194,7 @@ class cuda {
   };
 
   cuda() : cuda(options{}) {}
-  /// Throws `plait::error` where there is no such device, or it is too old.
+  /// Throws `plait::error` if the device does not exist or is too old.
   explicit cuda(options settings)
       : options_(std::move(settings)),
         name_(select(options_.device)),
@@ -226,7 +226,7 @@ class cuda {
     cudaStreamSynchronize(main_.handle());
   }
 
-  /// Makes this GPU the calling thread's: for a device that was made in another thread.
+  /// Selects this GPU in the calling thread, for a device that was made in another thread.
   void bind_thread() const { detail::cuda_check(cudaSetDevice(options_.device), "choosing the GPU"); }
 
   int index() const { return options_.device; }
@@ -240,10 +240,10 @@ class cuda {
   }
   stream main_stream() const { return main_; }
   stream side_stream() const { return side_; }
-  /// Where activations are copied to the host's memory and back, beside the other streams.
+  /// Copies of activations to host memory and back run here, concurrently with the other streams.
   stream copy_stream() const { return copies_; }
 
-  /// Waits for all streams. Throws `plait::error` if a kernel met something illegal, such as a token id outside the
+  /// Waits for all streams. Throws `plait::error` if a kernel found a data error, such as a token id outside the
   /// vocabulary.
   void synchronize() {
     for (const stream& s : {side_, copies_}) s.synchronize();
@@ -253,30 +253,30 @@ class cuda {
     zero(faults_, sizeof(device_fault), main_);
     fail(text_of(found));
   }
-  /// Where kernels report what they cannot throw; in device memory.
+  /// Where kernels report errors, because they cannot throw; in device memory.
   device_fault* faults() const { return faults_; }
 
-  /// Uninitialised memory on a 256-byte boundary, from a pool of this device object; null for no bytes. A block
-  /// released earlier is taken again without a call to CUDA. When memory is exhausted, throws `plait::error` that tells
-  /// who holds how much. In a stream that is being captured, throws it when no released block serves.
+  /// Returns uninitialised memory on a 256-byte boundary, from a pool of this device object; null for 0 bytes. A
+  /// released block is reused without a call to CUDA. If memory is exhausted, throws `plait::error` with the bytes of
+  /// each use. During capture of a stream, throws it if no released block serves.
   void* allocate(std::size_t bytes, stream s) { return allocator_.allocate(bytes, key(s)); }
   void* allocate(std::size_t bytes) { return allocate(bytes, main_); }
-  /// As `allocate` on the main stream, for what collectives read and write: from the memory of `serve_collectives`,
-  /// where there is some. Throws `plait::error` that names the option when that is exhausted.
+  /// As `allocate` on the main stream, for buffers of collectives: from the memory of `serve_collectives`, if there is
+  /// some. Throws `plait::error` that names the option if that memory is exhausted.
   void* allocate_for_collectives(std::size_t bytes) {
     return allocator_.allocate(bytes, pool_.key_for_collectives(key(main_)));
   }
-  /// As `allocate` on the main stream, for what optimizers alone use (`options::offload_optimizer`).
+  /// As `allocate` on the main stream, for data that only optimizers use (`options::offload_optimizer`).
   void* allocate_for_optimizers(std::size_t bytes) {
     return options_.offload_optimizer ? allocate_on_host(bytes) : allocate(bytes);
   }
-  /// Pinned memory of the host, in the order of the main stream, for what is offloaded.
+  /// Returns pinned host memory in the order of the main stream, for offloaded data.
   void* allocate_on_host(std::size_t bytes) {
     has_host_memory_ = true;
     return on_host_.allocate(bytes, key(main_));
   }
-  /// As `allocate`, for what belongs to the device until it goes, such as digests of checked values: it is not counted
-  /// in `bytes_in_use`.
+  /// As `allocate`, for memory that the device keeps until its destructor, such as digests of checked values.
+  /// `bytes_in_use` does not count it.
   void* allocate_own(std::size_t bytes) {
     const std::size_t before = allocator_.bytes_in_use();
     void* const memory = allocate(bytes);
@@ -284,9 +284,9 @@ class cuda {
     own_.push_back(memory);
     return memory;
   }
-  /// Gives the device memory that a communication library has registered. Throws where it has some.
+  /// Gives the device memory that a communication library has registered. Throws if it has such memory already.
   void serve_collectives(registered_memory memory) { pool_.serve_collectives(std::move(memory)); }
-  /// That memory; empty where there is none.
+  /// Returns the memory of `serve_collectives`; empty if there is none.
   const registered_memory& served_to_collectives() const { return pool_.served_to_collectives(); }
   void release(void* pointer, stream s) {
     if (has_host_memory_ && on_host_.owns(pointer)) return on_host_.release(pointer, key(s));
@@ -302,8 +302,8 @@ class cuda {
   void zero(void* to, std::size_t bytes, stream s) const {
     if (bytes != 0) detail::cuda_check(cudaMemsetAsync(to, 0, bytes, s.handle()), "zeroing");
   }
-  /// Copies to the device, by way of pinned memory of its own: the source may die or change as soon as this returns, on
-  /// every GPU. Refused in a stream that is being captured: the graph would copy its recorded bytes at every replay.
+  /// Copies to the device by way of the device's pinned memory, so the source may change or be freed when this returns,
+  /// on every GPU. Throws during capture, because the graph would copy the recorded bytes at every replay.
   void upload(void* to, const void* from_host, std::size_t bytes, stream s) const {
     if (bytes == 0) return;
     if (capturing(s)) fail("cuda: an upload inside a captured stream; upload before the graph is launched");
@@ -314,60 +314,59 @@ class cuda {
     start_download(to_host, from, bytes, s);
     s.synchronize();
   }
-  /// As `download`, to `memory_for_downloads`; the bytes are there when a `waiter` of the stream has waited.
+  /// As `download`, to `memory_for_downloads`. The bytes are there after a `waiter` of the stream has waited.
   void start_download(void* to_pinned, const void* from, std::size_t bytes, stream s) const {
     if (bytes == 0) return;
     if (capturing(s)) fail("cuda: a download inside a captured stream; download after the graph was launched");
     detail::cuda_check(cudaMemcpyAsync(to_pinned, from, bytes, cudaMemcpyDefault, s.handle()), "downloading");
   }
   static host_memory memory_for_downloads() { return detail::pinned_staging::functions(); }
-  /// Returns a function that waits, in any thread, until all that the stream holds now has been done.
+  /// Returns a function that waits, in any thread, for the stream's current work.
   std::function<void()> waiter(stream s) const { return detail::waiter_for(s.handle(), options_.device); }
 
-  /// As `options::peers`, for memory that was allocated before as well.
+  /// As `options::peers`, also for memory that was allocated before.
   void open_to(const std::vector<int>& peers) { pool_.open_to(peers); }
 
   static bool capturing(stream s) { return detail::is_captured(s.handle()); }
 
-  /// Bytes asked for and not released, without the device's own workspace; the largest such number; bytes held in
-  /// released blocks.
+  /// Bytes in use as requested, without the device's own workspace; their peak; bytes in released blocks.
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use() - own_bytes_; }
   std::size_t peak_bytes() const { return allocator_.peak_bytes() - own_bytes_; }
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
-  /// Bytes that the pool, or `options::memory`, has given: of blocks in use, with the device's own workspace, and of
-  /// released ones. Registered memory that served such blocks counts as well.
+  /// Bytes from the pool or `options::memory`: blocks in use, with the device's own workspace, and released ones.
+  /// Registered memory in such blocks counts as well.
   std::size_t reserved_bytes() const { return allocator_.reserved_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
-  /// Bytes of the host's memory that what is offloaded has taken, and that have not been released.
+  /// Bytes of host memory that hold offloaded data now.
   std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }
-  /// Returns released blocks to the driver, for NCCL's communicators, libraries and other programs: nothing else takes
-  /// them from the device. Waits for the GPU.
+  /// Returns released blocks to the driver, for NCCL's communicators, libraries and other programs, which cannot use
+  /// them otherwise. Waits for the GPU.
   void release_cache() {
     allocator_.release_cache();
     for (const stream& s : {main_, side_, copies_}) s.synchronize();
     pool_.trim();
   }
-  /// Returns cached blocks where a library is about to take memory. It waits for no stream of the program's, gives
-  /// nothing back to its allocator, and does nothing while a graph is recorded.
+  /// Returns cached blocks to the driver before a library allocates memory. It waits for no stream of the program,
+  /// leaves the program's own allocator unchanged, and does nothing during capture.
   void make_room() {
     if (options_.memory || capturing(main_)) return;
     allocator_.release_cache();
     if (own_main_ != nullptr) main_.synchronize();
     pool_.trim();
   }
-  /// See `caching_allocator`: what is asked for between the two belongs to the scratch memory.
+  /// Begins and ends scratch memory; see `caching_allocator`.
   using scratch = caching_allocator<detail::cuda_pool&>::scratch;
   std::shared_ptr<scratch> begin_scratch() { return allocator_.begin_scratch(); }
   void end_scratch() { allocator_.end_scratch(); }
-  /// Returns scratch memory to whatever is put into the main stream from now on.
+  /// Returns scratch memory to the cache, for later work of the main stream.
   void give_back(const std::shared_ptr<scratch>& owned) { allocator_.give_back(owned, key(main_)); }
   std::size_t scratch_bytes() const { return allocator_.scratch_bytes(); }
-  /// Sets the bytes that a rank will hold by the plan; an out-of-memory error names them.
+  /// Sets the bytes that the plan predicts for a rank; out-of-memory errors show them.
   void expect_bytes(std::size_t bytes) { pool_.expected = bytes; }
 
-  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, as `cpu::gemm`: (float, float), (double, double),
-  /// (bf16, bf16), and (bf16, float), where the float C may be a gradient that is accumulated (beta = 1). On the main
-  /// stream. Sums are float, or double. Throws where the epilogue's bias is not on a 16-byte boundary.
+  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, as `cpu::gemm`, on the main stream. Types: (float,
+  /// float), (double, double), (bf16, bf16), and (bf16, float), where the float C may be an accumulated gradient (beta
+  /// = 1). Sums are in float, or in double. Throws if the epilogue's bias is not on a 16-byte boundary.
   template <class In, class Out>
   void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const In* a,
             std::int64_t lda, const In* b, std::int64_t ldb, double beta, Out* c, std::int64_t ldc,
@@ -382,10 +381,10 @@ class cuda {
               options_.workspace_bytes, main_.handle());
   }
 
-  /// The product of `gemm`, whose pass also writes row_sums[i] = sum over k of op(A)[i, k], in float. Where A is the
-  /// gradient of a linear's output and C the gradient of its weight, they are the gradient of its bias. False, with
-  /// nothing computed, where cuBLASLt has no algorithm for both. False also for doubles, with tf32 (the sums would be
-  /// of rounded numbers) and for a `row_sums` that is not on a 16-byte boundary.
+  /// Computes `gemm`, and in the same pass row_sums[i] = sum over k of op(A)[i, k], in float. If A is the gradient of a
+  /// linear's output and C that of its weight, row_sums is the gradient of its bias. Returns false and computes nothing
+  /// if cuBLASLt has no algorithm for both. That includes doubles, tf32 (the sums would be of rounded numbers), and a
+  /// `row_sums` that is not on a 16-byte boundary.
   template <class In, class Out>
   [[nodiscard]] bool gemm_with_row_sums(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k,
                                         double alpha, const In* a, std::int64_t lda, const In* b, std::int64_t ldb,
@@ -398,10 +397,9 @@ class cuda {
                      main_.handle());
   }
 
-  /// The products of `gemm` for each group, by one call of cuBLAS, which takes addresses from device memory. Throws in
-  /// a stream that is being captured, as `upload` does. cuBLASLt computes one after the other where that call cannot:
-  /// of bf16 into float, of bf16 or with tf32 off the boundaries of `cublas_gemm_groups::takes`, and where
-  /// `options::deterministic` asks for one order of sums.
+  /// Computes `gemm` for each group, by one call of cuBLAS, which reads the addresses from device memory. Throws during
+  /// capture of the stream, as `upload` does. In three cases cuBLASLt computes one product after the other: bf16 into
+  /// float; bf16 or tf32 off the boundaries of `cublas_gemm_groups::takes`; and `options::deterministic`.
   template <class In, class Out>
   void gemm_groups(double alpha, const std::vector<gemm_group<In, Out>>& groups, double beta) {
     for (const auto& group : groups) group.problem.check();
@@ -413,15 +411,15 @@ class cuda {
       gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, alpha, a, p.lda, b, p.ldb, beta, c, p.ldc);
   }
 
-  /// The algorithms of products: measured among this number from now on, then used (`cublaslt_gemm::measure`, `adopt`).
-  /// For several ranks there is `agree_on_products`.
+  /// Measures this number of algorithms for each new product from now on (`cublaslt_gemm::measure`); `use_products`
+  /// uses the results. For several ranks use `agree_on_products`.
   void measure_products(int candidates) { gemm_.measure(candidates); }
   const product_choices& products() { return gemm_.choices(); }
-  /// The products among them that could not be measured (`product_choices::unmeasured`): by product, the bytes missing.
+  /// Returns the products that could not be measured (`product_choices::unmeasured`), with the missing bytes of each.
   const std::map<std::string, std::size_t>& unmeasured_products() { return products().unmeasured(); }
   void use_products(const product_choices& choices) { gemm_.adopt(choices); }
 
-  /// Selects whose attention runs: plait's own, or a library's. The library must outlive its use here.
+  /// Selects the implementation of attention: plait's kernels, or a library. The library must outlive its use here.
   void use_attention(attention_choice choice) {
     if (options_.deterministic && choice.backend != attention_backend::own)
       fail(
@@ -437,7 +435,7 @@ class cuda {
  private:
   static std::uintptr_t key(stream s) { return reinterpret_cast<std::uintptr_t>(s.handle()); }
 
-  /// Checks the device and makes it the thread's; its name.
+  /// Checks the device, selects it in this thread, and returns its name.
   static std::string select(int device) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
@@ -485,7 +483,7 @@ class cuda {
     groups_.run(alpha, present, beta, addresses_, options_.tf32, workspace_, options_.workspace_bytes, main_.handle());
   }
 
-  /// C = beta * C, what a product over k = 0 leaves.
+  /// C = beta * C, the result of a product over k = 0.
   void no_terms(const gemm_problem& p, double beta, void* c, std::size_t element, bool plain) {
     if (!plain || (beta != 0 && beta != 1)) fail({p.text(), ": with k = 0, beta must be 0 or 1, without an epilogue"});
     if (beta == 1) return;
@@ -499,21 +497,21 @@ class cuda {
 
   options options_;
   std::string name_;
-  detail::owned_stream own_main_, own_side_, own_copies_;  ///< outlive the memory, which is given back in them
+  detail::owned_stream own_main_, own_side_, own_copies_;  ///< outlive the memory, which is released in them
   detail::cuda_pool pool_;
   caching_allocator<detail::cuda_pool&> allocator_;
-  caching_allocator<detail::pinned_memory> on_host_;  ///< what is offloaded
+  caching_allocator<detail::pinned_memory> on_host_;  ///< for offloaded data
   mutable detail::upload_ring uploads_;
   cublaslt_gemm gemm_;
   attention_choice attention_;
   stream main_, side_, copies_;
-  bool has_host_memory_ = false;  ///< whether some was ever asked for
+  bool has_host_memory_ = false;  ///< whether host memory was ever allocated
   void* workspace_ = nullptr;
   device_fault* faults_ = nullptr;
   std::size_t own_bytes_ = 0;
-  std::vector<void*> own_;  ///< of `allocate_own`
+  std::vector<void*> own_;  ///< blocks of `allocate_own`
   cublas_gemm_groups groups_;
-  const void** addresses_ = nullptr;  ///< of matrices, for `groups_`, in device memory
+  const void** addresses_ = nullptr;  ///< addresses of matrices for `groups_`, in device memory
   std::size_t addresses_bytes_ = 0;
 };
 
@@ -523,10 +521,10 @@ inline void cuda::stream::wait(const event& e) const {
 
 static_assert(compute_device<cuda>);
 
-/// Work of a device's main stream, recorded once and replayed with one launch: the gaps between small kernels go. The
-/// recording holds addresses and numbers, so every replay reads and writes the memory of the recording. Memory that
-/// `work` asks the device for belongs to the graph until its end. The caller must keep buffers from before the
-/// recording. The device must outlive it.
+/// Work of a device's main stream, recorded once and replayed with one launch, which removes the gaps between small
+/// kernels. The recording holds addresses and numbers, so every replay uses the same memory. Memory that `work`
+/// allocates from the device belongs to the graph until its end. The caller must keep buffers that existed before the
+/// recording. The device must outlive the graph.
 class cuda_graph {
  public:
   explicit cuda_graph(cuda& device) : device_(device) {}
@@ -536,9 +534,9 @@ class cuda_graph {
 
   explicit operator bool() const { return executable_ != nullptr; }
 
-  /// Records what `work` puts into the main stream, without running it. An identical run of `work` must have come
-  /// before, so that the memory it asks for is there. `work` may not wait for the device, upload or download. Throws
-  /// `plait::error` otherwise, with nothing recorded.
+  /// Records the work that `work` puts into the main stream, without running it. An identical run of `work` must have
+  /// come before, so that the memory it allocates is cached. `work` may not wait for the device, upload or download.
+  /// Otherwise throws `plait::error` and records nothing.
   template <class Work>
   void record(Work&& work) {
     reset();
@@ -572,20 +570,20 @@ class cuda_graph {
     detail::cuda_check(status, "recording a graph");
   }
 
-  /// Puts all of it into the main stream.
+  /// Puts the recorded work into the main stream.
   void launch() {
     if (executable_ == nullptr) fail("cuda_graph: nothing is recorded");
     detail::cuda_check(cudaGraphLaunch(executable_, device_.main_stream().handle()), "launching a graph");
   }
 
-  /// Forgets what is recorded. Its memory serves others again, in the main stream and so after the last replay.
+  /// Deletes the recording. Its memory is reused in the main stream, and so after the last replay.
   void reset() {
     if (executable_ == nullptr) return;
     cudaGraphExecDestroy(std::exchange(executable_, nullptr));
     give_back();
   }
 
-  /// Bytes of device memory that replays use, without buffers from before the recording.
+  /// Bytes of device memory that belong to the graph, without buffers from before the recording.
   std::size_t scratch_bytes() const { return scratch_ == nullptr ? 0 : scratch_->bytes(); }
 
  private:

@@ -1,5 +1,5 @@
-// Calls of CUDA's runtime: their check, the launch of kernels and their dynamic shared memory, the faults that kernels
-// report. `relaxed_capture` allows calls while another part of the program records a graph. Test:
+// Calls of CUDA's runtime: their check, the launch of kernels, their dynamic shared memory, and the faults that kernels
+// report. `relaxed_capture` allows calls while another part of the program captures a graph. Test:
 // tests/cuda/device/launch.cu.
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace plait::detail {
 
-/// Throws `plait::error` with what was being done, CUDA's name of the error and its text.
+/// Throws `plait::error` with the action `doing`, CUDA's name of the error and its text.
 inline void cuda_check(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // else the next launch would report this error as its own
+  static_cast<void>(cudaGetLastError());  // otherwise the next launch would report this error
   fail({"cuda: ", doing, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)});
 }
 
@@ -39,18 +39,18 @@ namespace plait::detail {
 struct launch_shape {
   dim3 grid = dim3(1);
   dim3 block = dim3(1);
-  std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory per block
 };
 
-/// Blocks of `per_block` that cover n things; at least 1, at most what a grid's first dimension takes. Kernels stride
-/// over what a capped grid leaves.
+/// Returns the number of blocks of `per_block` that cover n things: at least 1, at most the limit of a grid's first
+/// dimension. Kernels loop with the grid's stride over the rest.
 inline unsigned blocks_for(std::int64_t n, std::int64_t per_block, std::int64_t most = 0x7fffffff) {
   const std::int64_t blocks = (n + per_block - 1) / per_block;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks > most ? most : blocks);
 }
 
-/// Puts a kernel into a stream. Throws `plait::error` where the launch is refused; what goes wrong while it runs is met
-/// at the next synchronisation.
+/// Puts a kernel into a stream. Throws `plait::error` if the launch is refused. Errors of the running kernel appear at
+/// the next synchronisation.
 template <class... Parameters, class... Arguments>
 void launch(cudaStream_t stream, const launch_shape& shape, void (*kernel)(Parameters...), Arguments... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments));
@@ -67,7 +67,7 @@ void launch(const Device& device, const launch_shape& shape, void (*kernel)(Para
   launch(device.main_stream().handle(), shape, kernel, arguments...);
 }
 
-/// Lets a kernel use `bytes` of dynamic shared memory where that is more than the 48 KB that every kernel may use.
+/// Lets a kernel use `bytes` of dynamic shared memory, if that is more than the 48 KB that every kernel may use.
 template <class... Parameters>
 void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
   if (bytes <= 48 * 1024) return;
@@ -76,16 +76,15 @@ void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
              "asking for shared memory");
 }
 
-/// Returns whether a stream is being recorded into a graph.
+/// Returns whether a stream is being captured into a graph.
 inline bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cuda_check(cudaStreamIsCapturing(stream, &status), "asking for a capture");
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// While it lives, the thread may query events, wait for streams, and take and give back memory. That holds also while
-/// some stream is being recorded into a graph, by any part of the program, in any mode: none of them is of that
-/// recording.
+/// While it lives, the thread may query events, wait for streams, and allocate and release memory. That holds although
+/// another stream is being captured, in any capture mode. None of these calls may be part of the captured graph.
 class relaxed_capture {
  public:
   relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -101,7 +100,7 @@ class relaxed_capture {
 
 namespace plait {
 
-/// An error that a kernel found in its data and could not throw: the first one since the last synchronisation. Lies in
+/// The first data error that kernels have found since the last synchronisation. They cannot throw, so they write it to
 /// device memory.
 struct device_fault {
   static constexpr int none = 0, embedding_id = 1, cross_entropy_target = 2;
@@ -109,7 +108,7 @@ struct device_fault {
   int code = none;
   int row = 0;
   long long value = 0;
-  long long limit = 0;  ///< legal values are 0 to limit - 1
+  long long limit = 0;  ///< valid values are 0 to limit - 1
 };
 
 /// Returns the text of the error, in the words of the CPU's kernel.

@@ -1,5 +1,5 @@
-// Memory of `cuda` devices: the pool, pinned memory of the host, the ring of uploads, and memory that a communication
-// library has registered. Tests: tests/cuda/device/memory.cpp, tests/cuda/parallel/offload.cpp,
+// Memory of `cuda` devices: the pool, pinned host memory, the ring of uploads, and memory that a communication library
+// has registered. Tests: tests/cuda/device/memory.cpp, tests/cuda/parallel/offload.cpp,
 // tests/cuda/comm/comm_nccl_memory.cpp.
 #pragma once
 
@@ -26,8 +26,8 @@
 
 namespace plait::detail {
 
-/// Returns memory of `cudaHostAlloc`, which every GPU of the process can reach. Where the host has no room, throws
-/// `error` that names `what_for` and gives the advice `what_to_do`.
+/// Returns memory of `cudaHostAlloc`, which every GPU of the process can access. If the host's memory is exhausted,
+/// throws `error` that names `what_for` and gives the advice `what_to_do`.
 inline void* allocate_pinned(std::size_t bytes, std::string_view what_for, std::string_view what_to_do) {
   void* pointer = nullptr;
   const cudaError_t status = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
@@ -40,9 +40,9 @@ inline void* allocate_pinned(std::size_t bytes, std::string_view what_for, std::
   return pointer;
 }
 
-/// Pinned memory under device/allocator.hpp, which a GPU's kernels read and write at the address that the host uses
-/// (cuda::options::offload_optimizer), and copies of activations. What is released to it must not be in use by a kernel
-/// any more.
+/// A source of pinned host memory for device/allocator.hpp, for copies of activations and for offloaded optimizers
+/// (cuda::options::offload_optimizer). Kernels access it at the host's address. A released block must not be in use by
+/// a kernel.
 struct pinned_memory {
   void* allocate(std::size_t bytes, std::uintptr_t) const {
     return allocate_pinned(bytes, "what is offloaded (options::offload_optimizer, offload_activations)",
@@ -52,7 +52,7 @@ struct pinned_memory {
   void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { cudaFreeHost(pointer); }
 };
 
-/// Pinned memory that saves copy to, of no device object.
+/// Pinned memory that saves copy to. It belongs to no device object.
 struct pinned_staging {
   static std::byte* allocate(std::size_t bytes) {
     return static_cast<std::byte*>(allocate_pinned(
@@ -60,7 +60,7 @@ struct pinned_staging {
         "set it to 0, so that saves are staged in pageable memory and wait longer, save on more ranks"));
   }
   static void release(std::byte* memory) { cudaFreeHost(memory); }
-  /// Functions with names, because what nvcc makes of lambdas as pointers g++ does not compile.
+  /// Named functions instead of lambdas: g++ does not compile nvcc's output for lambdas as pointers.
   static host_memory functions() { return {allocate, release}; }
 };
 
@@ -68,8 +68,8 @@ struct pinned_staging {
 
 namespace plait {
 
-/// A piece of a GPU's memory that a communication library has registered (comm/launch/nccl.hpp), from which a device
-/// serves the buffers that collectives read and write; and the option that asked for it, which errors name.
+/// Memory of a GPU that a communication library has registered (comm/launch/nccl.hpp). A device takes the buffers of
+/// collectives from it. Errors name the option that set its size.
 struct registered_memory {
   std::shared_ptr<void> data;
   std::size_t bytes = 0;
@@ -78,7 +78,7 @@ struct registered_memory {
 
 namespace detail {
 
-/// Hands out blocks of a piece of memory, each from the first hole that has room for it.
+/// Allocates blocks within a piece of memory, each in the first hole that is large enough.
 class registered_blocks {
  public:
   registered_blocks() = default;
@@ -93,7 +93,7 @@ class registered_blocks {
     return begin != 0 && at >= begin && at - begin < memory_.bytes;
   }
 
-  /// Null where no hole has room. On a boundary of 256 bytes.
+  /// Returns a block on a 256-byte boundary, or null if no hole is large enough.
   void* try_allocate(std::size_t bytes) {
     const std::size_t size = rounded(bytes);
     for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
@@ -133,13 +133,13 @@ class registered_blocks {
   char* begin_of() const { return static_cast<char*>(memory_.data.get()); }
 
   registered_memory memory_;
-  std::map<std::size_t, std::size_t> holes_;  ///< offset and bytes
+  std::map<std::size_t, std::size_t> holes_;  ///< from offset to bytes
   std::size_t used_ = 0;
 };
 
-/// The source of memory of a CUDA device's caching allocator (device/allocator.hpp): a private stream-ordered pool of
-/// each device object, which keeps what is released to it, or the program's allocator. Blocks are asked for and given
-/// back in the order of their stream.
+/// The source of memory of a CUDA device's caching allocator (device/allocator.hpp). It is a private stream-ordered
+/// pool of each device object, which keeps released memory, or the program's allocator. Blocks are allocated and
+/// released in the order of their stream.
 class cuda_pool {
  public:
   explicit cuda_pool(int device, const std::vector<int>& peers = {}, memory_functions<cudaStream_t> programs = {})
@@ -147,7 +147,7 @@ class cuda_pool {
     programs_.require_both("cuda");
     if (programs_) return;
     cudaMemPoolProps wanted{};
-    wanted.allocType = cudaMemAllocationTypePinned;  // CUDA's word for memory that stays on its device
+    wanted.allocType = cudaMemAllocationTypePinned;  // CUDA's term for memory that stays on its device
     wanted.location.type = cudaMemLocationTypeDevice;
     wanted.location.id = device;
     cuda_check(cudaMemPoolCreate(&pool_, &wanted), "making a memory pool");
@@ -161,8 +161,8 @@ class cuda_pool {
     if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
   }
 
-  /// Gives other GPUs of the process access, where the machine connects them. Where it does not, NCCL copies by way of
-  /// the host. To the memory of the program's allocator, the program gives it.
+  /// Gives other GPUs of the process access, if the machine connects them. Otherwise NCCL copies by way of the host.
+  /// For its own allocator, the program itself gives the access.
   void open_to(const std::vector<int>& peers) {
     if (programs_) return;
     for (const int peer : peers) {
@@ -178,7 +178,7 @@ class cuda_pool {
     }
   }
 
-  /// Serves what collectives read and write, blocks of `key_for_collectives`, from `memory`.
+  /// Uses `memory` for the buffers of collectives, the blocks of `key_for_collectives`.
   void serve_collectives(registered_memory memory) {
     if (registered_) fail({"cuda: device ", device_, " has memory for collectives already: its ", memory.option});
     registered_ = registered_blocks(std::move(memory));
@@ -187,12 +187,12 @@ class cuda_pool {
   std::uintptr_t key_for_collectives(std::uintptr_t stream) const {
     return registered_ ? stream | registered_key : stream;
   }
-  /// The key under which a released block is kept.
+  /// Returns the key under which a released block is kept.
   std::uintptr_t key_of(const void* pointer, std::uintptr_t stream) const {
     return registered_.holds(pointer) ? stream | registered_key : stream;
   }
 
-  /// Null where memory is exhausted.
+  /// Returns null if memory is exhausted.
   void* try_allocate(std::size_t bytes, std::uintptr_t stream) {
     if ((stream & registered_key) != 0) return try_allocate_registered(bytes, stream);
     const auto s = reinterpret_cast<cudaStream_t>(stream);
@@ -214,8 +214,8 @@ class cuda_pool {
     cudaFreeAsync(pointer, s);
   }
 
-  /// Waits until what has been released in these streams is free, and gives it back to the driver: a large block may
-  /// need the memory of several that are.
+  /// Waits for these streams, and returns their released memory to the driver. A large block may need the memory of
+  /// several released ones.
   void await_releases(const std::vector<std::uintptr_t>& streams) {
     const relaxed_capture relaxed;
     for (const std::uintptr_t key : streams) {
@@ -225,15 +225,15 @@ class cuda_pool {
     trim();
   }
 
-  /// Gives what has been released back to the driver, once the streams have come so far.
+  /// Returns released memory to the driver, as far as streams have reached its release.
   void trim() {
     if (pool_ != nullptr) cuda_check(cudaMemPoolTrimTo(pool_, 0), "giving memory back");
   }
 
-  std::size_t expected = 0;  ///< by the plan, for the text of the error
+  std::size_t expected = 0;  ///< the plan's prediction, for error texts
 
  private:
-  /// Marks, in a stream's key, blocks of registered memory: no address has this bit.
+  /// A bit in the stream key of registered memory. No address has this bit.
   static constexpr std::uintptr_t registered_key = std::uintptr_t{1} << 63;
 
   static constexpr std::size_t boundary = 256;
@@ -270,21 +270,21 @@ class cuda_pool {
 
   int device_;
   memory_functions<cudaStream_t> programs_;
-  cudaMemPool_t pool_ = nullptr;  ///< null where memory comes from the program
+  cudaMemPool_t pool_ = nullptr;  ///< null if the program's allocator is used
   std::size_t held_ = 0;
   registered_blocks registered_;
 };
 
-/// Pinned memory of one device object and its thread through which a GPU gets what the host uploads: the source may
-/// die, or change, as soon as the call returns. CUDA itself promises that for pageable memory only where it stages the
-/// copy; a GPU that reads such memory by itself (Grace Hopper, or with heterogeneous memory management) reads it when
-/// the stream gets there. The host runs ahead by as much as the ring holds, and waits for the oldest copy then.
+/// Pinned memory through which the host uploads to a GPU, for one device object and its thread. The source may change
+/// or be freed when the call returns. For pageable memory CUDA promises that only when it copies the data first; a GPU
+/// that reads such memory directly (Grace Hopper, or with heterogeneous memory management) reads it later. If the ring
+/// is full, the host waits for the oldest copy.
 class upload_ring {
  public:
   explicit upload_ring(std::size_t bytes = std::size_t{4} << 20) : bytes_(bytes) {}
   upload_ring(const upload_ring&) = delete;
   upload_ring& operator=(const upload_ring&) = delete;
-  /// Waits for the copies, in whatever stream they are: they read the memory that goes.
+  /// Waits for the copies in all streams, because they read this memory.
   ~upload_ring() {
     for (const piece& p : pieces_) {
       cudaEventSynchronize(p.event);
@@ -302,7 +302,7 @@ class upload_ring {
     }
     const auto* from = static_cast<const std::byte*>(from_host);
     auto* target = static_cast<std::byte*>(to);
-    while (bytes != 0) {  // in quarters, so that the device copies one while the host writes the next
+    while (bytes != 0) {  // in quarters: the device copies one while the host writes the next
       const std::size_t n = std::min(bytes, bytes_ / 4), begin = room((n + 63) / 64 * 64);
       std::memcpy(memory_ + begin, from, n);
       cuda_check(cudaMemcpyAsync(target, memory_ + begin, n, cudaMemcpyDefault, stream), "uploading");
@@ -320,7 +320,8 @@ class upload_ring {
     std::size_t begin;
   };
 
-  /// The beginning of `bytes` bytes that no copy reads any more. Pieces lie in the order of their age, around the ring.
+  /// Returns the offset of `bytes` bytes that no copy reads any more. Pieces are in the order of their age, around the
+  /// ring.
   std::size_t room(std::size_t bytes) {
     if (next_ + bytes > bytes_) {
       while (!pieces_.empty() && pieces_.front().begin >= next_) retire();

@@ -1,5 +1,4 @@
-// Products on the CPU whose sums have one order, whatever the sizes and strides of the factors, for
-// `cpu::options::deterministic`.
+// Matrix products on the CPU whose sums have one order for all sizes and strides, for `cpu::options::deterministic`.
 #pragma once
 
 #include <algorithm>
@@ -20,16 +19,16 @@
 
 namespace plait {
 
-// Products on the CPU whose terms are added one after the other, whatever is cut: tiles of sums in registers, as in
-// BLIS, and no sum is ever split.
+// Products that add terms one after the other, however rows and columns are split. As in BLIS, tiles of sums are kept
+// in registers; no sum is ever split.
 
-/// Multiplies by fused multiply-adds, in registers of AVX2 where the processor has them, whatever the program is
-/// compiled for. Keeps memory for packed copies of the factors. Used by one thread at a time.
+/// Computes products by fused multiply-adds, in AVX2 registers if the processor has them, for every target architecture
+/// of the program. It keeps buffers for packed copies of the factors. Only one thread may use it at a time.
 class ordered_products {
  public:
-  /// C = op(A) op(B), or, where it `adds`, C + op(A) op(B): each element's terms are added in the order of k, from
-  /// zero, and their sum is added to C last. Factors in bf16 are widened, which is exact. Made for sums of up to 256
-  /// terms: 16 columns of B, packed, are to stay in the first cache. `problem` has been checked.
+  /// C = op(A) op(B), or C + op(A) op(B) if `adds`. Each element's terms are added in the order of k, from zero, and
+  /// their sum is added to C last. Factors in bf16 are widened, which is exact. It is tuned for up to 256 terms: 16
+  /// packed columns of B should stay in the first-level cache. `problem` must have been checked.
   void run(const gemm_problem& problem, const float* a, const float* b, bool adds, float* c);
   void run(const gemm_problem& problem, const bf16* a, const bf16* b, bool adds, float* c);
   void run(const gemm_problem& problem, const double* a, const double* b, bool adds, double* c);
@@ -39,19 +38,21 @@ class ordered_products {
   std::vector<double> double_a_, double_b_;
 };
 
-/// C = alpha op(A) op(B) + beta C in this order. The terms of up to 256 neighbours in k are added one after the other
-/// by fused multiply-adds, from zero. Hardware adds bf16 pair by pair, the second of each first, and takes subnormal
-/// numbers for zero (VDPBF16PS). Each of these sums, times alpha, is added to beta C in the order of k. So cutting rows
-/// or columns changes no bit. On processors with AVX-512, oneDNN keeps to this for products of 16 rows and columns or
-/// more. This is checked for every new problem, and refused where it does not hold. `ordered_products` computes all
-/// others: small ones, products of double, bf16 where oneDNN uses AMX, and all on processors for which oneDNN has other
-/// kernels. Those kernels add some elements of a product in one order and some in another.
+/// C = alpha op(A) op(B) + beta C in a fixed order, so splitting rows or columns changes no bit. Up to 256 neighbouring
+/// terms along k are added one after the other by fused multiply-adds, from zero. In bf16, hardware adds terms in
+/// pairs, the second of each pair first, and treats subnormal numbers as zero (VDPBF16PS). Each of these sums, times
+/// alpha, is added to beta C in the order of k.
+///
+/// On processors with AVX-512, oneDNN adds in this order for products of at least 16 rows and columns. Every new
+/// problem is checked, and refused if oneDNN's order differs. `ordered_products` computes small products, products of
+/// double, bf16 where oneDNN uses AMX, and all products on processors for which oneDNN has other kernels. Those kernels
+/// add different elements of a product in different orders.
 class deterministic_products {
  public:
-  /// The terms that are added without a break.
+  /// The number of terms that are added to one sum.
   static constexpr std::int64_t chunk = 256;
 
-  /// `library` is oneDNN's products.
+  /// `library` has oneDNN's products.
   template <class Library, class In, class Out>
   void run(Library& library, const gemm_problem& problem, arithmetic<In> alpha, const In* a, const In* b,
            arithmetic<In> beta, Out* c) {
@@ -105,7 +106,7 @@ class deterministic_products {
     constexpr std::int64_t samples = 24;
     float before[samples];
     std::int64_t at[samples];
-    for (std::int64_t s = 0; s < samples; ++s) {  // corners, then spread by the golden ratio
+    for (std::int64_t s = 0; s < samples; ++s) {  // the corners, then samples spread by the golden ratio
       const std::int64_t i = s < 4 ? (s & 1) * (p.m - 1) : s * 40503 % p.m,
                          j = s < 4 ? (s >> 1) * (p.n - 1) : s * 26543 % p.n;
       at[s] = i * p.ldc + j;
@@ -146,7 +147,7 @@ class deterministic_products {
     return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
   }
 
-  /// A small product of bf16 as the processor's own instruction makes it.
+  /// A small bf16 product with the arithmetic of the processor's bf16 instruction.
   template <class In>
   void pair_by_pair(const gemm_problem& p, const In* a, const In* b, bool adds, float* c) {
     constexpr std::int64_t width = 64;
@@ -188,15 +189,15 @@ class deterministic_products {
 #ifndef PLAIT_COMPILED
 namespace plait::detail {
 
-/// A tile of C: six rows of two of AVX2's registers take twelve of its sixteen. Smaller tiles have fewer rows.
+/// A tile of C: six rows of two AVX2 registers use twelve of the sixteen registers. Smaller tiles have fewer rows.
 template <class E>
 struct product_tile {
   static constexpr std::int64_t rows = 6, columns = 64 / static_cast<std::int64_t>(sizeof(E));
 };
-/// Rows of A, and then columns of B, whose packed copies of 256 terms stay in the second cache.
+/// Rows of A and columns of B whose packed copies, of 256 terms, stay in the second-level cache.
 inline constexpr std::int64_t rows_at_a_time = 96, columns_at_a_time = 512;
 
-/// c = a b, or c + a b, of `Rows` rows and all columns of a tile. `a` is [k][Rows] and `b` [k][columns].
+/// c = a b, or c + a b, for `Rows` rows and all columns of a tile. `a` is [k][Rows] and `b` [k][columns].
 template <int Rows, class E>
 void multiply_tile(std::int64_t k, const E* a, const E* b, bool adds, E* c, std::int64_t ldc) {
   constexpr std::int64_t columns = product_tile<E>::columns;
@@ -209,16 +210,16 @@ void multiply_tile(std::int64_t k, const E* a, const E* b, bool adds, E* c, std:
 }
 
 #if defined(__x86_64__)
-/// A register of AVX2, and such a one anywhere in memory. <immintrin.h> has them, and takes compilers half a second.
+/// An AVX2 register, and one at any address in memory. <immintrin.h> has both, but costs half a second of compile time.
 template <class E>
 struct avx2 {
   typedef E pack __attribute__((vector_size(32)));
   typedef E loose_pack __attribute__((vector_size(32), aligned(alignof(E)), may_alias));
 };
 
-// The processor's own functions, so that a program for any x86-64 has them.
+// Functions for processors with AVX2, so that programs for any x86-64 processor contain them.
 #define PLAIT_FOR_AVX2 __attribute__((target("avx2,fma")))
-// So that sums stay in registers without the highest level of optimisation; nvcc's front end knows no such pragma.
+// Keeps sums in registers without the highest level of optimisation. nvcc's front end does not know this pragma.
 #if defined(__CUDACC__)
 #define PLAIT_UNROLL_ROWS
 #else
@@ -257,7 +258,7 @@ PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const E* a, const E* b, b
 #undef PLAIT_FOR_AVX2
 #endif
 
-/// The function for tiles of this number of rows on this processor.
+/// Returns the function for tiles of this number of rows on this processor.
 template <class E>
 using tile_function = void (*)(std::int64_t, const E*, const E*, bool, E*, std::int64_t);
 template <class E>
@@ -282,7 +283,7 @@ void multiply_in_order(const gemm_problem& p, const In* a, const In* b, bool add
   packed_b.resize(static_cast<std::size_t>(std::min(p.n + columns - 1, columns_at_a_time) / columns * columns * p.k));
   for (std::int64_t first = 0; first < p.n; first += columns_at_a_time) {
     const std::int64_t last = std::min(p.n, first + columns_at_a_time);
-    for (std::int64_t j = first; j < last; j += columns) {  // [k][columns], zeros beyond the last
+    for (std::int64_t j = first; j < last; j += columns) {  // [k][columns], padded with zeros
       E* const to = packed_b.data() + (j - first) * p.k;
       const std::int64_t count = std::min(columns, last - j);
       for (std::int64_t l = 0; l < p.k; ++l) {

@@ -1,4 +1,4 @@
-// The concept of a device (memory, streams, events and products), and memory of a device with one owner.
+// The concept of a device (memory, streams, events and products), and a class that owns a device's memory.
 #pragma once
 
 #include <concepts>
@@ -17,7 +17,7 @@ class cuda;
 
 class finished_event;
 
-/// The stream of a device that computes at once, or not at all: a queue of work whose work has always finished.
+/// The stream of a device that computes at once or not at all. Its work is always finished.
 class finished_stream {
  public:
   void synchronize() const {}
@@ -25,7 +25,7 @@ class finished_stream {
   bool operator==(const finished_stream&) const = default;
 };
 
-/// A point in such a stream, which has always been reached.
+/// A point in such a stream; it is always reached.
 class finished_event {
  public:
   void record(finished_stream) {}
@@ -33,17 +33,18 @@ class finished_event {
   bool done() const { return true; }
 };
 
-/// A place that computes. Layers are written against this concept, and a kernel for each device; `cpu` models it, and
-/// `cuda` with real streams. A device object belongs to one rank and is used by that rank's thread only
-/// (`allocate` and `release` may be called from any thread).
+/// A processor that computes, with its memory. Layers are written against this concept, and kernels for each device.
+/// `cpu` models it, and so does `cuda`, with real streams. A device object belongs to one rank; only that rank's thread
+/// uses it (`allocate` and `release` may be called from any thread).
 ///
-/// * `stream` is a small copyable handle that names an ordered queue of work; `main_stream()` is where gemm and the
-///   kernels run, `side_stream()` is where communication that overlaps them runs. A device without queues returns
-///   handles whose operations have already finished.
+/// * `stream` is a small copyable handle that names an ordered queue of work. gemm and the kernels run in
+/// `main_stream()`,
+///   and communication that overlaps them runs in `side_stream()`. A device without queues returns handles whose
+///   operations have already finished.
 /// * `event` marks a point in a stream: `record(stream)`, `stream.wait(event)`, `event.synchronize()`, `event.done()`.
-/// * `copy` and `zero` work on the device's memory; `upload` and `download` are the only ways in and out. The source of
-///   an upload may be changed when the call returns, the target of a download is complete when it returns.
-/// * memory is bound to the stream it was allocated on: after `release(ptr, stream)` it is reused only on `stream`.
+/// * `copy` and `zero` work on the device's memory; only `upload` and `download` move data in and out. When the call
+///   returns, the source of an upload may be changed, and the target of a download is complete.
+/// * memory is bound to the stream of its allocation: after `release(ptr, stream)` it is reused only on `stream`.
 template <class D>
 concept compute_device = requires(D& d, typename D::stream s, typename D::event e, void* to, const void* from,
                                   std::size_t bytes, std::int64_t n, const float* in, float* out) {
@@ -65,8 +66,8 @@ concept compute_device = requires(D& d, typename D::stream s, typename D::event 
   { e.done() } -> std::convertible_to<bool>;
 };
 
-/// C = alpha * op(A) * op(B) + beta * C for each group, whose sizes may be zero. By one call of a library where the
-/// device has one for them (`cuda::gemm_groups`), else one after the other. No C may overlap another.
+/// C = alpha * op(A) * op(B) + beta * C for each group, whose sizes may be zero. Devices with a library for groups use
+/// one call (`cuda::gemm_groups`); others compute one group after the other. No two C may overlap.
 template <compute_device Device, class In, class Out>
 void gemm_groups(Device& device, double alpha, const std::vector<gemm_group<In, Out>>& groups, double beta) {
   if constexpr (requires { device.gemm_groups(alpha, groups, beta); }) {
@@ -79,23 +80,23 @@ void gemm_groups(Device& device, double alpha, const std::vector<gemm_group<In, 
   }
 }
 
-/// Whether the kernels of layers on a device are compiled here, or elsewhere in the program. For `cuda` device/cuda.hpp
-/// defines it, which files that compile no kernels may include as well.
+/// Whether the kernels of layers on a device are compiled here, or elsewhere in the program. For `cuda`,
+/// device/cuda.hpp defines it, so that files without kernels may include it too.
 template <class D>
 inline constexpr bool has_kernels = true;
 
-/// Whether a device computes nothing, and is there to find out what a program would do (device/counting.hpp).
+/// Whether a device computes nothing, and only serves dry runs (device/counting.hpp).
 template <class D>
 inline constexpr bool only_counts = requires { D::only_counts; };
 
-/// Whether a device has products whose sums can have one order, as deterministic sums need.
+/// Whether a device has products whose sums can have one order, as deterministic sums require.
 template <class D>
 concept has_deterministic_products = requires(const D& device) {
   { device.deterministic() } -> std::convertible_to<bool>;
 };
 
-/// Owns a piece of a device's memory: bytes without a type, move-only, released on the stream it was allocated on. The
-/// device must outlive it. Arrays that have a spec are in tensor/tensor.hpp.
+/// Owns a piece of a device's memory: untyped bytes, move-only, released on the stream of the allocation. The device
+/// must outlive it. Arrays with a spec are in tensor/tensor.hpp.
 template <compute_device Device>
 class buffer {
  public:
@@ -103,7 +104,7 @@ class buffer {
   buffer(Device& device, std::size_t bytes) : buffer(device, bytes, device.main_stream()) {}
   buffer(Device& device, std::size_t bytes, typename Device::stream stream)
       : device_(&device), stream_(stream), data_(device.allocate(bytes, stream)), bytes_(bytes) {}
-  /// Memory that collectives read or write, on the main stream: registered where the device has such memory.
+  /// Allocates memory for collectives, on the main stream: registered memory if the device has some.
   static buffer for_collectives(Device& device, std::size_t bytes) {
     if constexpr (requires { device.allocate_for_collectives(bytes); }) {
       return buffer(device, bytes, device.allocate_for_collectives(bytes));
@@ -111,7 +112,7 @@ class buffer {
       return buffer(device, bytes);
     }
   }
-  /// Memory that optimizers alone use, on the main stream: the host's where the device offloads them.
+  /// Allocates memory that only optimizers use, on the main stream: host memory if the device offloads them.
   static buffer for_optimizers(Device& device, std::size_t bytes) {
     if constexpr (requires { device.allocate_for_optimizers(bytes); }) {
       return buffer(device, bytes, device.allocate_for_optimizers(bytes));
@@ -119,8 +120,8 @@ class buffer {
       return buffer(device, bytes);
     }
   }
-  /// Memory of the host that copies can reach in the order of a stream, on the main stream: the device's own where it
-  /// has no other.
+  /// Allocates host memory for copies in the order of the main stream: the device's own memory if it has no separate
+  /// host memory.
   static buffer on_host(Device& device, std::size_t bytes) {
     if constexpr (requires { device.allocate_on_host(bytes); }) {
       return buffer(device, bytes, device.allocate_on_host(bytes));
@@ -137,7 +138,7 @@ class buffer {
     if (data_ != nullptr) device_->release(data_, stream_);
   }
 
-  /// The memory as elements of T (suitably aligned for any T up to 64 bytes); null when empty.
+  /// Returns the memory as elements of T (aligned for any T of up to 64 bytes); null if empty.
   template <class T = void>
   T* data() {
     return static_cast<T*>(data_);
@@ -168,17 +169,17 @@ class buffer {
   std::size_t bytes_ = 0;
 };
 
-/// Room for `count` elements of T on `device`, uninitialised.
+/// Makes a buffer for `count` elements of T on `device`, uninitialised.
 template <class T, compute_device Device>
 buffer<Device> make_buffer(Device& device, std::size_t count) {
   return buffer<Device>(device, count * sizeof(T));
 }
-/// Makes a buffer for `count` elements that collectives read or write (`buffer::for_collectives`).
+/// Makes a buffer for `count` elements that collectives use (`buffer::for_collectives`).
 template <class T, compute_device Device>
 buffer<Device> make_collective_buffer(Device& device, std::size_t count) {
   return buffer<Device>::for_collectives(device, count * sizeof(T));
 }
-/// Makes a buffer for `count` elements that optimizers alone use (`buffer::for_optimizers`).
+/// Makes a buffer for `count` elements that only optimizers use (`buffer::for_optimizers`).
 template <class T, compute_device Device>
 buffer<Device> make_optimizer_buffer(Device& device, std::size_t count) {
   return buffer<Device>::for_optimizers(device, count * sizeof(T));

@@ -1,5 +1,5 @@
-// Matrix products on the CPU: of float and bf16 by oneDNN, whose headers only the definitions need, and of double by
-// OpenBLAS. Callers use `gemm` of device/cpu.hpp, which checks the problem first.
+// Matrix products on the CPU: float and bf16 by oneDNN, double by OpenBLAS. Only the definitions need oneDNN's headers.
+// Callers use `gemm` of device/cpu.hpp, which checks the problem first.
 #pragma once
 
 #include <cblas.h>
@@ -23,27 +23,27 @@
 
 namespace plait {
 
-/// Float products, and bf16 products with results in float or, rounded once, in bf16, by oneDNN's matmul. Compiled
-/// primitives are kept by problem: a new shape costs 0.1 to 0.3 ms, a known one a hash lookup. Whether splitting m or n
-/// changes bits depends on the processor; device/deterministic_products.hpp has products where it does not. A processor
-/// without instructions for bf16 multiplies copies of the factors in float. Used by one thread at a time.
+/// Products of float, and of bf16 with results in float or, rounded once, in bf16, by oneDNN's matmul. Compiled
+/// primitives are cached by problem: a new shape costs 0.1 to 0.3 ms, a known one a hash lookup. On some processors
+/// splitting m or n changes bits; device/deterministic_products.hpp has products that keep them. Without bf16
+/// instructions, float copies of the factors are multiplied. Only one thread may use it at a time.
 class onednn_gemm {
  public:
-  /// A product uses `threads` threads, whatever OpenMP's number is for the thread that starts it, which stays as it is.
+  /// A product uses `threads` threads, whatever OpenMP's number is in the calling thread. OpenMP's number is kept.
   explicit onednn_gemm(int threads = 1);
   ~onednn_gemm();
   onednn_gemm(const onednn_gemm&) = delete;
   onednn_gemm& operator=(const onednn_gemm&) = delete;
 
-  /// `problem` has been checked and has no size of zero.
+  /// `problem` must have been checked, and have no size of zero.
   void run(const gemm_problem& problem, float alpha, const float* a, const float* b, float beta, float* c);
   void run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, float* c);
   void run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, bf16* c);
 
   /// Whether this processor multiplies bf16 in hardware.
   static bool supports_bf16();
-  /// Whether up to 256 terms of products of 16 rows and columns or more are added one after the other: with AVX-512,
-  /// but for bf16 with AMX, whose tiles add in another order.
+  /// Whether up to 256 terms are added one after the other, in products of at least 16 rows and columns. True with
+  /// AVX-512, except for bf16 with AMX, whose tiles add in another order.
   static bool adds_in_order(dtype numbers);
 
  private:
@@ -57,8 +57,9 @@ class onednn_gemm {
 
 namespace detail {
 
-/// OpenBLAS' number of threads, which is one for the process, while a product runs. Where products of several threads
-/// run at once, the first one's number holds for all; after the last one, the program's own number returns.
+/// Sets OpenBLAS's number of threads, which is global to the process, while a product runs. If products of several
+/// threads run at the same time, the first one's number holds for all. After the last one, the program's number
+/// returns.
 class openblas_threads {
  public:
   explicit openblas_threads(int threads) {
@@ -82,7 +83,8 @@ class openblas_threads {
 
 }  // namespace detail
 
-/// Double products, by OpenBLAS, each of at most `threads` threads. `problem` has been checked and has no size of zero.
+/// Products of double by OpenBLAS, with at most `threads` threads each. `problem` must have been checked, and have no
+/// size of zero.
 inline void openblas_gemm(int threads, const gemm_problem& problem, double alpha, const double* a, const double* b,
                           double beta, double* c) {
   const auto narrow = [&](std::int64_t value) {
@@ -102,13 +104,13 @@ inline void openblas_gemm(int threads, const gemm_problem& problem, double alpha
 #if __has_include(<omp.h>)
 #include <omp.h>
 #else
-extern "C" {  // a compiler without OpenMP's header still links oneDNN's runtime
+extern "C" {  // for compilers without OpenMP's header; oneDNN's runtime has them
 void omp_set_num_threads(int);
 int omp_get_max_threads();
 }
 #endif
 
-// The C interface: its C++ wrapper costs every translation unit over half a second of compile time.
+// oneDNN's C interface: its C++ wrapper costs every translation unit over half a second of compile time.
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 
@@ -116,7 +118,7 @@ namespace plait {
 
 namespace detail {
 
-/// OpenMP's number of threads for what the calling thread starts, while it lives. The program's own number returns.
+/// Sets OpenMP's number of threads for the calling thread while it lives. The program's own number returns afterwards.
 class openmp_threads {
  public:
   explicit openmp_threads(int threads) : before_(omp_get_max_threads()), changed_(before_ != threads) {
@@ -140,7 +142,7 @@ struct onednn_destroy {
     Destroy(object);
   }
 };
-/// Owns one of oneDNN's objects.
+/// Owns one oneDNN object.
 template <class Object, auto Destroy>
 using onednn_owner = std::unique_ptr<Object, onednn_destroy<Destroy>>;
 
@@ -157,10 +159,10 @@ PLAIT_INLINE void onednn_check(dnnl_status_t status, const std::string& what, co
   if (status != dnnl_success) fail({what, ": could not ", act, " (", dnnl_status2str(status), ")"});
 }
 
-/// How a matrix lies in memory, as oneDNN describes it: a value in its version 2, an object in version 3.
+/// The memory layout of a matrix, as oneDNN describes it: a value in its version 2, an object in version 3.
 class onednn_matrix {
  public:
-  /// `refused` begins the text of an error.
+  /// `refused` is the start of error texts.
   onednn_matrix(const std::string& refused, std::int64_t rows, std::int64_t columns, dnnl_data_type_t type,
                 std::int64_t row_stride, std::int64_t column_stride) {
     const dnnl_dims_t sizes = {rows, columns}, strides = {row_stride, column_stride};
@@ -189,8 +191,8 @@ class onednn_matrix {
 
 }  // namespace detail
 
-/// The compiled primitives of one thread, and the stream that they run in. Its engine is kept here too: two libraries
-/// with hidden symbols hold two of each static object, and a product's engine must be its stream's.
+/// The compiled primitives of one thread, with their stream and engine. The engine is kept here because two libraries
+/// with hidden symbols have two of each static object, and a product's engine must be its stream's.
 class onednn_gemm::primitives {
  public:
   primitives() {
@@ -214,7 +216,7 @@ class onednn_gemm::primitives {
     entry& e = found->second;
     const dnnl_exec_arg_t args[] = {
         {DNNL_ARG_SRC, e.a.get()}, {DNNL_ARG_WEIGHTS, e.b.get()}, {DNNL_ARG_DST, e.c.get()}};
-    // oneDNN has one memory type for inputs and outputs.
+    // oneDNN has one memory type for inputs and outputs, without const.
     if (dnnl_memory_set_data_handle(e.a.get(), const_cast<void*>(a)) != dnnl_success ||
         dnnl_memory_set_data_handle(e.b.get(), const_cast<void*>(b)) != dnnl_success ||
         dnnl_memory_set_data_handle(e.c.get(), c) != dnnl_success ||
@@ -223,7 +225,7 @@ class onednn_gemm::primitives {
     }
   }
 
-  std::vector<float> scratch;  ///< of `widened_product`
+  std::vector<float> scratch;  ///< for `widened_product`
 
  private:
   static constexpr std::size_t max_entries = 4096;
@@ -258,8 +260,8 @@ class onednn_gemm::primitives {
     detail::onednn_memory a, b, c;
   };
 
-  /// One thread at a time: oneDNN shares compiled primitives between threads, in a way that thread sanitizer cannot
-  /// follow.
+  /// Only one thread at a time runs this: oneDNN shares compiled primitives between threads, and thread sanitizer
+  /// cannot follow how.
   entry make_entry(const entry_key& key) const {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
@@ -288,8 +290,8 @@ class onednn_gemm::primitives {
     return {std::move(primitive), memory(a), memory(b), memory(c)};
   }
 
-  /// These post-ops turn C = A B into C = alpha * A B + beta * C, or, for bf16, alpha * (A B + beta / alpha * C). There
-  /// oneDNN has only its slow reference for a scale that comes before the sum.
+  /// Post-ops that turn C = A B into C = alpha * A B + beta * C, or, for bf16, alpha * (A B + beta / alpha * C). For a
+  /// bf16 scale before the sum, oneDNN has only its slow reference implementation.
   static detail::onednn_attributes attributes(const std::string& refused, float alpha, float beta, dtype in) {
     const auto check = [&](dnnl_status_t status) { detail::onednn_check(status, refused, "set alpha and beta"); };
     dnnl_post_ops_t made = nullptr;
@@ -319,7 +321,7 @@ class onednn_gemm::primitives {
     dnnl_primitive_attr_t created = nullptr;
     check(dnnl_primitive_attr_create(&created));
     detail::onednn_attributes with(created);
-    check(dnnl_primitive_attr_set_post_ops(created, made));  // copies them
+    check(dnnl_primitive_attr_set_post_ops(created, made));  // oneDNN copies them
     return with;
   }
 
@@ -354,7 +356,7 @@ PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, con
   primitives_->run(problem, alpha, a, b, dtype::f32, beta, c, dtype::f32);
 }
 
-/// oneDNN emulates bf16 on some processors that lack it, and refuses it on others.
+/// oneDNN emulates bf16 on some processors without it, and refuses it on others.
 template <class Out>
 void onednn_gemm::run_bf16(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, Out* c) {
   if (supports_bf16()) {
@@ -374,7 +376,7 @@ PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, con
 }
 
 namespace detail {
-/// Whether oneDNN uses these instructions of the processor, which DNNL_MAX_CPU_ISA may forbid.
+/// Whether oneDNN uses these instructions; DNNL_MAX_CPU_ISA may forbid them.
 inline bool onednn_uses(dnnl_cpu_isa_t instructions) {
   return (static_cast<int>(dnnl_get_effective_cpu_isa()) & static_cast<int>(instructions)) ==
          static_cast<int>(instructions);

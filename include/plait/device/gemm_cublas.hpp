@@ -1,4 +1,4 @@
-// Several matrix products on a GPU by one call of cuBLAS. It is the one header that includes <cublas_v2.h>. Callers use
+// Several matrix products on a GPU by one call of cuBLAS. Only this header includes <cublas_v2.h>. Callers use
 // `gemm_groups` of device/device.hpp.
 #pragma once
 
@@ -17,8 +17,9 @@
 
 namespace plait {
 
-/// Row-major products of several sizes by `cublasGemmGroupedBatchedEx` (CUDA 12.5), which is asked for the transposed
-/// products with the factors exchanged. The handle is made for the first of them. Belongs to one thread.
+/// Row-major products of several sizes by `cublasGemmGroupedBatchedEx` (CUDA 12.5). It computes the transposed products
+/// with exchanged factors, because cuBLAS is column-major. The first product makes the handle. Only one thread may use
+/// it.
 class cublas_gemm_groups {
  public:
   cublas_gemm_groups() = default;
@@ -30,9 +31,8 @@ class cublas_gemm_groups {
 
   bool has_handle() const { return handle_ != nullptr; }
 
-  /// Whether the matrices lie on the boundaries that cuBLAS's manual asks for. Where the terms of a sum fill whole
-  /// units of 16 bytes, or of 4, its kernels read such units. Products of float and double begin anywhere, without
-  /// tf32.
+  /// Whether the matrices have the alignment that cuBLAS's manual requires. If the terms of a sum fill whole units of
+  /// 16 bytes, or of 4, its kernels read such units. Products of float and double without tf32 need no alignment.
   template <class T>
   static bool takes(const std::vector<gemm_group<T, T>>& groups, bool tf32) {
     if (std::is_same_v<T, double> || (std::is_same_v<T, float> && !tf32)) return true;
@@ -44,15 +44,15 @@ class cublas_gemm_groups {
     });
   }
 
-  /// `groups` have been checked and have no size of zero. `addresses` is device memory with all b, then all a, then all
-  /// c, which the call reads in the order of the stream. `workspace` is as for `cublaslt_gemm::run`.
+  /// `groups` must have been checked, and have no size of zero. `addresses` is device memory with all b, then all a,
+  /// then all c, which the call reads in the order of the stream. `workspace` is as for `cublaslt_gemm::run`.
   template <class T>
   void run(double alpha, const std::vector<gemm_group<T, T>>& groups, double beta, const void* const* addresses,
            bool tf32, void* workspace, std::size_t workspace_bytes, cudaStream_t stream) {
     const gemm_problem& first = groups.front().problem;
     const std::size_t count = groups.size();
     if (handle_ == nullptr) check(cublasCreate(&handle_), count, first, "creating a handle");
-    check(cublasSetStream(handle_, stream), count, first, "choosing the stream");  // which forgets the workspace
+    check(cublasSetStream(handle_, stream), count, first, "choosing the stream");  // this call resets the workspace
     check(cublasSetWorkspace(handle_, workspace, workspace_bytes), count, first, "setting the workspace");
     using scalar = std::conditional_t<std::is_same_v<T, double>, double, float>;
     const std::vector<scalar> factors(count, static_cast<scalar>(alpha)), kept(count, static_cast<scalar>(beta));

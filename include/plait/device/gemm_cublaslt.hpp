@@ -1,5 +1,5 @@
-// Matrix products on a GPU by cuBLASLt, with a bias, an addend or sums of a factor in one pass. It is the one header
-// that includes <cublasLt.h>. Callers use `gemm` of device/cuda.hpp, which checks the problem first.
+// Matrix products on a GPU by cuBLASLt, with a bias, an addend or row sums of a factor in one pass. Only this header
+// includes <cublasLt.h>. Callers use `gemm` of device/cuda.hpp, which checks the problem first.
 #pragma once
 
 #include <cublasLt.h>
@@ -22,11 +22,10 @@
 
 namespace plait::detail {
 
-// The time that a product takes on a GPU, into scratch memory that stands for its output. Test:
-// tests/cuda/device/products.cpp.
+// Times a product on a GPU; it writes to scratch memory in place of its output. Test: tests/cuda/device/products.cpp.
 
-/// Scratch memory of CUDA's default pool and two events, for products in one stream. An exception between a product's
-/// start and its end gives the memory back in the order of the stream.
+/// Scratch memory of CUDA's default pool and two events, for products in one stream. If an exception interrupts a
+/// measurement, the memory is released in the order of the stream.
 class product_timer {
  public:
   product_timer(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
@@ -46,10 +45,11 @@ class product_timer {
   product_timer& operator=(const product_timer&) = delete;
   ~product_timer() { release(); }
 
-  /// False where there was no room for the scratch memory.
+  /// Returns whether the scratch memory could be allocated.
   bool has_room() const { return scratch_ != nullptr; }
 
-  /// The least time of three, after one that loads the kernel; `start(scratch)` puts the product into the stream.
+  /// Returns the shortest of three runs, after one run that loads the kernel. `start(scratch)` puts the product into
+  /// the stream.
   template <class Start>
   double microseconds_of(const Start& start) const {
     float best = 0;
@@ -90,18 +90,18 @@ inline void cublas_check(cublasStatus_t status, const gemm_problem& problem, con
 
 }  // namespace detail
 
-/// The work that a product does in its pass over C after multiplying. `bias` [n], on a 16-byte boundary, is added to
-/// every row; `addend` [m, n] is read in C's place: C = product + beta * addend, without a copy. Null: not there.
+/// Additional work of a product when it writes C. `bias` [n], on a 16-byte boundary, is added to every row. `addend`
+/// [m, n] replaces C as an input, without a copy: C = product + beta * addend. Null: unused.
 template <class C>
 struct gemm_epilogue {
   const C* bias = nullptr;
   const C* addend = nullptr;
 };
 
-/// Row-major products by cuBLASLt: it thinks in columns, so it is asked for the transposed product with the factors
-/// exchanged, and no transposition costs a copy. Descriptors and the algorithm are kept by problem: a new one costs
-/// some tens of microseconds on the host, a known one a hash lookup. The algorithm is the first that its heuristic
-/// proposes, or the one of `adopt`. Belongs to one thread.
+/// Row-major products by cuBLASLt. It is column-major, so it computes the transposed product with exchanged factors,
+/// which costs no copy. Descriptors and algorithms are cached by problem: a new problem costs tens of microseconds on
+/// the host, a known one a hash lookup. The algorithm is the first that its heuristic proposes, or the one of `adopt`.
+/// Only one thread may use it.
 class cublaslt_gemm {
  public:
   cublaslt_gemm() {
@@ -115,11 +115,12 @@ class cublaslt_gemm {
     cublasLtDestroy(handle_);
   }
 
-  /// `problem` has been checked and has no size of zero. In, Out: (float, float), (double, double), (bf16, bf16) or
-  /// (bf16, float); sums are float or double. `workspace` is device memory that only this stream's products use.
+  /// `problem` must have been checked, and have no size of zero. In, Out: (float, float), (double, double), (bf16,
+  /// bf16) or (bf16, float); sums are in float or double. `workspace` is device memory that only this stream's products
+  /// use.
   ///
-  /// `row_sums` [m], where it is not null, is overwritten with the sums of op(A)'s rows; there is no bias then. False,
-  /// with nothing computed, where cuBLASLt has no algorithm that does this too.
+  /// `row_sums` [m], if not null, is overwritten with the sums of op(A)'s rows, and no bias is possible. Returns false
+  /// and computes nothing if cuBLASLt has no algorithm that also computes them.
   template <class In, class Out>
   bool run(const gemm_problem& problem, double alpha, const In* a, const In* b, double beta, Out* c,
            const gemm_epilogue<Out>& epilogue, Out* row_sums, bool tf32, void* workspace, std::size_t workspace_bytes,
@@ -159,18 +160,18 @@ class cublaslt_gemm {
     return true;
   }
 
-  /// From now on one algorithm computes every product of one number of terms, types and transpositions, whatever its
-  /// other sizes. It splits no sum; a product that it cannot compute is refused. Then cutting rows or columns changes
-  /// no bit, as an algorithm's tiles of one size go through the terms of each sum in one order.
+  /// Makes one algorithm compute all later products with equal number of terms, types and transpositions, for all other
+  /// sizes. The algorithm splits no sum; a product that it cannot compute is refused. Splitting rows or columns then
+  /// changes no bit, because tiles of one size add the terms of each sum in one order.
   void pin() {
     pins_ = true;
     entries_.clear();
   }
 
-  /// From now on, each new problem has this number of proposed algorithms timed, three times each,
-  /// into scratch memory of the size of C; where there is none, or the stream is being recorded, it is left out, and
-  /// `choices().unmeasured()` has it. The results remain the first algorithm's, so that all ranks compute
-  /// equal bits; `adopt` uses what was found.
+  /// Makes each later new problem time this number of proposed algorithms, three times each, into scratch memory of the
+  /// size of C. Without scratch memory, or during capture, the problem is skipped, and `choices().unmeasured()` lists
+  /// it. Results still come from the first algorithm, so that all ranks compute equal bits; `adopt` uses the measured
+  /// choices.
   void measure(int candidates) {
     if (candidates < 1 || candidates > most_candidates)
       fail({"products: ", candidates, " candidates, must be 1 (nothing is measured) to ", most_candidates});
@@ -178,13 +179,13 @@ class cublaslt_gemm {
     candidates_ = candidates;
     entries_.clear();
   }
-  /// Returns the choices that were measured, or adopted.
+  /// Returns the measured or adopted choices.
   const product_choices& choices() {
     if (choices_.machine().empty()) choices_ = product_choices(machine());
     return choices_;
   }
-  /// From now on products are computed by these algorithms, those that are not among them by the first. Throws where
-  /// they were measured on another GPU model, or with another version of the library.
+  /// Uses these algorithms for later products; products without a choice use the first proposal. Throws if the choices
+  /// were measured on another GPU model, or with another version of the library.
   void adopt(const product_choices& all) {
     if (pins_ && all.size() != 0) refuse_choices();
     product_choices checked(machine());
@@ -203,7 +204,7 @@ class cublaslt_gemm {
         "chosen; measure 1 candidate (nothing), or leave deterministic off");
   }
 
-  /// Names the GPU model and the version of the library: the order of its proposals depends on both.
+  /// Returns the GPU model and the library's version. The order of proposals depends on both.
   static std::string machine() {
     int device = 0;
     cudaDeviceProp properties{};
@@ -214,7 +215,7 @@ class cublaslt_gemm {
 
   static constexpr std::size_t max_entries = 4096;
 
-  /// The use that a product makes of a vector, the third input after its factors. Texts of choices have its number.
+  /// How a product uses a vector, its third input besides the factors. Texts of choices contain the number.
   enum class beside : std::uint8_t { nothing = 0, bias = 1, row_sums = 2 };
 
   struct key {
@@ -260,7 +261,7 @@ class cublaslt_gemm {
     owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> operation;
     owned_layout a, b, c;
     cublasLtMatmulAlgo_t algorithm;
-    bool exists;  ///< false: there is no algorithm that sums a factor as well
+    bool exists;  ///< false: no algorithm also computes the row sums
   };
 
   /// The largest power of two up to 256 that divides an address: heuristics may use it, so it is part of the key.
@@ -276,7 +277,7 @@ class cublaslt_gemm {
                          "describing the product");
   }
 
-  /// A matrix of `rows` rows as it is stored, row-major: what cuBLASLt calls its columns.
+  /// The layout of a stored row-major matrix of `rows` rows, which are columns for cuBLASLt.
   static owned_layout make_layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t ld,
                                   const gemm_problem& p) {
     cublasLtMatrixLayout_t layout = nullptr;
@@ -286,7 +287,7 @@ class cublaslt_gemm {
     return owned_layout(layout);
   }
 
-  /// Describes a problem; which algorithm computes it is open.
+  /// Describes a problem, without an algorithm.
   entry describe(const key& k) const {
     const gemm_problem& p = k.problem;
     const bool is_double = k.in == dtype::f64;
@@ -304,7 +305,7 @@ class cublaslt_gemm {
     set(operation, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, p);
     set(operation, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, p);
     if (k.also == beside::bias) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, p);
-    if (k.also == beside::row_sums)  // its B is our a
+    if (k.also == beside::row_sums)  // cuBLASLt's B is our a
       set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, p);
     e.a = make_layout(type_of(k.in), p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p);
     e.b = make_layout(type_of(k.in), p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p);
@@ -330,8 +331,8 @@ class cublaslt_gemm {
     return e;
   }
 
-  /// Gives an entry the algorithm of its kind, which depends on nothing that a layout cuts: of those that the heuristic
-  /// has for a square of 512 with as many terms, the first that also computes narrow, short and long products.
+  /// Sets the entry's algorithm, from data that no layout splits. It takes the heuristic's proposals for a square of
+  /// 512 with as many terms. It uses the first one that also computes narrow, short and long products.
   void pin(entry& e, const key& k) {
     const gemm_problem& p = k.problem;
     e.exists = k.also != beside::row_sums;
@@ -354,7 +355,7 @@ class cublaslt_gemm {
     if (!computes(found->second, e)) refuse("which cannot compute this one");
     e.algorithm = found->second;
   }
-  /// A product of m rows and n columns, without gaps and workspace, that is otherwise like `k`.
+  /// Returns a key like `k` for m rows and n columns, without gaps and workspace.
   static key of_size(key k, std::int64_t m, std::int64_t n) {
     gemm_problem& p = k.problem;
     p.m = m, p.n = n, p.lda = p.trans_a ? m : p.k, p.ldb = p.trans_b ? p.k : n, p.ldc = n;
@@ -379,8 +380,8 @@ class cublaslt_gemm {
                 " ", k.problem.k, " ", static_cast<int>(k.also)});
   }
 
-  /// Times what is proposed for a new problem; `multiply(algorithm, to)` starts the product. A proposal other than the
-  /// first that the library then does not support is no candidate.
+  /// Times the proposals for a new problem; `multiply(algorithm, to)` starts the product. Proposals after the first
+  /// that the library turns out not to support are skipped.
   template <class Out, class Multiply>
   void measure_new(const key& k, const entry& e, const Multiply& multiply, cudaStream_t stream) {
     static_cast<void>(choices());
@@ -404,13 +405,14 @@ class cublaslt_gemm {
     choices_.set(text_of(k), chosen);
   }
 
-  /// Holds the proposals of the heuristic, in its order. (nvcc 13.0 fails on a vector of these.)
+  /// The proposals of the heuristic, in its order. (nvcc 13.0 fails to compile a vector of them.)
   struct proposals {
     std::array<cublasLtMatmulHeuristicResult_t, most_candidates> results{};
     int count = 0;
     const cublasLtMatmulAlgo_t& algorithm(int i) const { return results[static_cast<std::size_t>(i)].algo; }
   };
-  /// At most `most` algorithms that can compute the product; at least one, unless a factor is to be summed as well.
+  /// Returns at most `most` algorithms that can compute the product. Throws if there is none, unless row sums of a
+  /// factor are wanted.
   proposals proposed(const entry& e, const key& k, int most) const {
     const gemm_problem& p = k.problem;
     cublasLtMatmulPreference_t wanted = nullptr;
@@ -421,7 +423,7 @@ class cublaslt_gemm {
                            "choosing an algorithm");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{k.workspace});
-    // Terms of a sum that is split over blocks are added in the type of the arithmetic, never in the output's bf16.
+    // If a sum is split over blocks, its parts are added in the type of the arithmetic, never in the output's bf16.
     std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
     if (!pins_) reductions |= CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
@@ -440,7 +442,7 @@ class cublaslt_gemm {
       refuse_product(k);
     }
     detail::cublas_check(status, p, "choosing an algorithm");
-    // Of a result whose state is another, nothing else is valid.
+    // If a result's state is not success, its other members are not valid.
     const auto end = all.results.begin() + all.count;
     const auto valid = std::remove_if(all.results.begin(), end,
                                       [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });

@@ -1,5 +1,5 @@
 // The sizes and strides of one matrix product with their check, and products without a library: by plain loops, and of
-// bf16 by a product of float. Test: tests/unit/device/gemm.cpp.
+// bf16 by a float product. Test: tests/unit/device/gemm.cpp.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace plait {
 
-/// One matrix product, C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, all row-major; lda, ldb, ldc are the
-/// elements between consecutive rows of A, B, C as they are stored (before op).
+/// One matrix product, C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, all row-major. lda, ldb, ldc are the
+/// elements between consecutive stored rows of A, B, C (before op).
 struct gemm_problem {
   bool trans_a = false;
   bool trans_b = false;
@@ -49,7 +49,7 @@ struct gemm_problem {
   }
 };
 
-/// One of the products that `gemm_groups` computes, with its matrices.
+/// One product of `gemm_groups`, with its matrices.
 template <class In, class Out>
 struct gemm_group {
   gemm_problem problem;
@@ -58,7 +58,7 @@ struct gemm_group {
   Out* c;
 };
 
-/// C = beta * C, what a product over k = 0 leaves.
+/// C = beta * C, the result of a product over k = 0.
 template <class T>
 void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmetic<T>> beta, T* c, std::int64_t ldc) {
   for (std::int64_t row = 0; row < m; ++row) {
@@ -72,16 +72,16 @@ void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmeti
 }
 
 namespace detail {
-/// to [rows, columns] = from, whose row stride is `stride` elements.
+/// to [rows, columns] = from [rows, columns], whose rows are `stride` elements apart.
 inline void widen_matrix(const bf16* from, std::int64_t rows, std::int64_t columns, std::int64_t stride, float* to) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c) to[r * columns + c] = to_float(from[r * stride + c]);
 }
 }  // namespace detail
 
-/// C = alpha op(A) op(B) + beta C for bf16 on a processor that has no instructions for it, by `gemm.run` of floats; a
-/// result in bf16 is rounded once. `scratch` grows to the size of the factors, and of C where that is bf16. `problem`
-/// has been checked.
+/// C = alpha op(A) op(B) + beta C for bf16 without hardware support, by `gemm.run` of floats; a result in bf16 is
+/// rounded once. `scratch` grows to the size of the factors, and of C if that is bf16. `problem` must have been
+/// checked.
 template <class Gemm, class Out>
 void widened_product(Gemm& gemm, std::vector<float>& scratch, const gemm_problem& problem, float alpha, const bf16* a,
                      const bf16* b, float beta, Out* c) {
@@ -110,8 +110,8 @@ void widened_product(Gemm& gemm, std::vector<float>& scratch, const gemm_problem
   }
 }
 
-/// C = alpha op(A) op(B) + beta C by plain loops, right and slow, with sums in double: for a machine without oneDNN and
-/// OpenBLAS, where a program defines PLAIT_PLAIN_PRODUCTS in all of its files. `problem` has been checked.
+/// C = alpha op(A) op(B) + beta C by plain, slow loops with sums in double. It is for machines without oneDNN and
+/// OpenBLAS: the program defines PLAIT_PLAIN_PRODUCTS in all of its files. `problem` must have been checked.
 template <class In, class Out>
 void plain_product(const gemm_problem& problem, std::type_identity_t<arithmetic<Out>> alpha, const In* a, const In* b,
                    std::type_identity_t<arithmetic<Out>> beta, Out* c) {
@@ -128,7 +128,7 @@ void plain_product(const gemm_problem& problem, std::type_identity_t<arithmetic<
     }
 }
 
-/// Takes the place of `onednn_gemm`.
+/// Replaces `onednn_gemm` in programs with PLAIT_PLAIN_PRODUCTS.
 class plain_gemm {
  public:
   explicit plain_gemm(int = 1) {}
@@ -137,7 +137,7 @@ class plain_gemm {
     plain_product(problem, alpha, a, b, beta, c);
   }
   static bool supports_bf16() { return false; }
-  static bool adds_in_order(dtype) { return false; }  // its sums are in double
+  static bool adds_in_order(dtype) { return false; }  // it sums in double
 };
 
 }  // namespace plait

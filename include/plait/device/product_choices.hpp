@@ -1,4 +1,4 @@
-// Which algorithm computes each matrix product, as it was measured, and the text that keeps it.
+// Measured choices of the algorithm for each matrix product, and their text form.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@
 
 namespace plait {
 
-/// For each product, the number of its algorithm in the library's list of proposals, fastest first by the library's own
-/// judgement. A text with all that an algorithm depends on names the product. The choices hold for one GPU model and
+/// For each product, the number of its algorithm in the library's list of proposals (the library sorts them by its own
+/// estimate). A product's name is a text with all that the algorithm depends on. The choices hold for one GPU model and
 /// version of the library only.
 ///
-/// As a text, a line for the machine and one for each product:
+/// The text form has a line for the machine and one for each product:
 ///
 ///     plait products 1: NVIDIA H100 80GB HBM3, cuBLASLt 130002
 ///     bf16 float 00 4096 11008 8192 8192 11008 11008 ...: 3, 812.5 us (the first: 901.3 us)
@@ -29,16 +29,16 @@ class product_choices {
  public:
   struct choice {
     int candidate = 0;
-    double microseconds = 0, first = 0;  ///< of it, and of the candidate that the library puts first
+    double microseconds = 0, first = 0;  ///< times of this algorithm, and of the library's first proposal
   };
 
   product_choices() = default;
   explicit product_choices(std::string machine) : machine_(std::move(machine)) {}
 
   const std::string& machine() const { return machine_; }
-  /// The products that have a choice.
+  /// The number of products that have a choice.
   std::size_t size() const { return of_.size(); }
-  /// Null for a product that has not been measured.
+  /// Returns null for a product that has not been measured.
   const choice* find(const std::string& product) const {
     const auto at = of_.find(product);
     return at == of_.end() ? nullptr : &at->second;
@@ -48,14 +48,14 @@ class product_choices {
     unmeasured_.erase(product);
   }
 
-  /// Products that were met and could not be measured, which the library's first algorithm computes: by product, the
-  /// bytes of scratch memory that were missing, or 0 for one that was first met while a graph was recorded.
+  /// Products that could not be measured; the library's first proposal computes them. Each has the bytes of scratch
+  /// memory that were missing, or 0 if it first occurred during capture of a graph.
   const std::map<std::string, std::size_t>& unmeasured() const { return unmeasured_; }
-  /// Adds a product to those, unless it has a choice.
+  /// Adds a product to the unmeasured ones, unless it has a choice.
   void leave_out(const std::string& product, std::size_t missing) {
     if (find(product) == nullptr) unmeasured_.emplace(product, missing);
   }
-  /// Returns a sentence that names the first of those products with their sizes, for a log; empty where there is none.
+  /// Returns a sentence for a log that names the first unmeasured products with their sizes. Empty if there are none.
   std::string unmeasured_text() const {
     constexpr std::size_t most = 8;
     if (unmeasured_.empty()) return "";
@@ -71,7 +71,8 @@ class product_choices {
            "; to have them measured, leave more of the GPU's memory free while they are, as a smaller microbatch does";
   }
 
-  /// Takes over what is not here. Throws where the other ones were measured on another kind of machine.
+  /// Adds the other object's choices for products that have none here. Throws if they were measured on another kind of
+  /// machine.
   void merge(const product_choices& other) {
     if (other.machine_ != machine_)
       fail({"products: measured on '", other.machine_, "', and this is '", machine_, "'; measure them here"});
@@ -88,7 +89,7 @@ class product_choices {
     for (const auto& [product, missing] : unmeasured_) append(out, {product, not_measured, why_of(missing), "\n"});
     return out;
   }
-  /// Throws `plait::error` with the line that is no such text; `where` is its name.
+  /// Throws `plait::error` with the first invalid line; `where` is the name of the text.
   static product_choices parse(std::string_view text, std::string_view where) {
     product_choices out;
     for (int line = 1; !text.empty(); ++line) {
@@ -114,7 +115,8 @@ class product_choices {
   static std::string why_of(std::size_t missing) {
     return missing == 0 ? std::string(while_recorded) : cat({no_room, missing, " bytes"});
   }
-  /// The types and sizes of a product's key: its words are in, out, the transpositions of A and B, m, n, k and others.
+  /// Returns the types and sizes in a product's name. Its words are in, out, the transpositions of A and B, m, n, k and
+  /// others.
   static std::string sizes_of(std::string_view product) {
     std::array<std::string_view, 6> words;
     for (std::string_view& word : words) {

@@ -1,7 +1,6 @@
-// Names of layers and collectives for profilers that read NVTX, such as Nsight Systems. They are there where the whole
-// program is compiled with PLAIT_NVTX; without it, nothing of them is left. Without a profiler, a range is a call
-// through a pointer that NVTX finds to be null. It takes no times (comm/metrics.hpp does). Test:
-// tests/cuda/device/layer_ranges.cpp.
+// Names of layers and collectives for profilers that read NVTX, such as Nsight Systems. They exist only in programs
+// that are wholly compiled with PLAIT_NVTX. Without a profiler, a range costs a call through a pointer that NVTX finds
+// to be null. Times are measured by comm/metrics.hpp. Test: tests/cuda/device/layer_ranges.cpp.
 #pragma once
 
 #include <array>
@@ -25,7 +24,7 @@ inline constexpr bool ranges_enabled = true;
 inline constexpr bool ranges_enabled = false;
 #endif
 
-/// The names of a layer's ranges. Made with the layer, so that a range makes no string.
+/// The names of a layer's ranges. They are made with the layer, so that a range allocates no string.
 class range_names {
  public:
   range_names() = default;
@@ -48,8 +47,8 @@ class range_names {
   std::array<std::string, ranges_enabled ? 3 : 0> names_{};
 };
 
-/// A scope whose work stands under `name` in a profile, inside the ranges that are open. Its work is what the calling
-/// thread puts into a device's streams. Nothing on the cpu.
+/// Shows the work of a scope under `name` in a profile, inside the open ranges. The work is all that the calling thread
+/// puts into a device's streams. On the cpu it does nothing.
 class range {
  public:
   template <class Device>
