@@ -15,8 +15,8 @@ namespace stand_in {
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
 inline thread_local bool device_chosen = false;  ///< whether the thread has called cudaSetDevice
-inline std::atomic<int> calls_without_device{
-    0};  ///< by threads that did not choose one; on a GPU each makes a context on device 0
+/// By threads that have not called cudaSetDevice. On a GPU each of these calls would make a context on device 0.
+inline std::atomic<int> calls_without_device{0};
 inline std::atomic<cudaError_t> lost_device{cudaSuccess};  ///< set by tests: the error of queries of events
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
@@ -25,8 +25,8 @@ inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
 inline thread_local bool is_library = false;
 
 inline std::atomic<double> abort_seconds{0};  ///< set by tests: the time that an abort of a communicator takes
-inline std::atomic<int> aborts_together{
-    0};  ///< set by tests: an abort returns only after this number of aborts has started
+/// Set by tests: an abort returns only after this number of aborts has started.
+inline std::atomic<int> aborts_together{0};
 inline std::atomic<int> aborts_begun{0};
 
 inline cudaError_t fail(cudaError_t error) {
