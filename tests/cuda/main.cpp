@@ -1,4 +1,4 @@
-// What runs the tests of every program in this folder; without a device they are skipped.
+// Runs the tests of every program in this folder; skips them without a device.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>

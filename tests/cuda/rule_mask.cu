@@ -1,5 +1,5 @@
-// A mask with a rule of the program's, in a file of its own: nvcc compiles the kernels of the rule here, and any
-// compiler the tests that use the mask.
+// A mask with a rule of the program, in its own file: nvcc compiles the kernels of the rule here, and any compiler can
+// compile the tests that use the mask.
 #include "plait/kernels/cuda/kernels.hpp"
 
 namespace pl = plait;

@@ -1,9 +1,9 @@
 #!/bin/sh
-# The small CUDA tests under compute-sanitizer: accesses out of bounds, and races in shared memory.
+# Runs the small CUDA tests under compute-sanitizer, which finds accesses out of bounds and races in shared memory.
 #
 #   sh tests/cuda/sanitize.sh FOLDER_OF_TEST_PROGRAMS [TOOL...]
 #
-# TOOLs are memcheck and racecheck unless named. Exit code 77 without a GPU or without the tool.
+# TOOLs are memcheck and racecheck by default. Exit code 77 without a GPU or without the tool.
 set -u
 
 folder=$1
@@ -18,7 +18,7 @@ done
 if [ -z "$sanitizer" ]; then echo 'skipped: compute-sanitizer is not installed'; exit 77; fi
 if ! nvidia-smi -L >/dev/null 2>&1; then echo 'skipped: there is no GPU'; exit 77; fi
 
-# Whole models, and what waits for other ranks, are too slow with every access checked.
+# Whole models, and programs that wait for other ranks, are too slow when every access is checked.
 found=0 code=0
 for program in "$folder"/cuda_*; do
   case "$program" in

@@ -1,6 +1,5 @@
-// The NCCL communicator: conformance, streams, memory, and how a rank that is lost ends the others. Run with a stand-in
-// for NCCL, whose ranks share a GPU, or with NCCL itself and one rank for each GPU there is. More faults:
-// tests/cuda/comm/comm_nccl_faults.cpp.
+// The NCCL communicator: conformance, streams, memory, and how a lost rank ends the others. Runs with a stand-in for
+// NCCL, whose ranks share a GPU, or with NCCL and one rank for each GPU. Faults: tests/cuda/comm/comm_nccl_faults.cpp.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -35,7 +34,7 @@ using plait::test::has;
 using plait::test::small;
 using plait::test::text_of;
 
-#ifdef PLAIT_CUDA_STAND_IN  // where streams do nothing that nobody waits for
+#ifdef PLAIT_CUDA_STAND_IN  // its streams run nothing until the host waits
 const bool nothing_unasked = stand_in::runtime::instance().order == stand_in::stream_order::late;
 #else
 constexpr bool nothing_unasked = false;
@@ -95,7 +94,7 @@ TEST_CASE("nccl: a call waits for no message of another communicator") {
     if (nothing_unasked && comm.rank() == 0)
       test::expect("not yet here", message.data(), n, [](std::size_t) { return 0; });
     test::expect("summed", x.data(), n, [](std::size_t) { return 2; });
-    // What the same communicator does next is behind the message, waited for or not.
+    // The communicator's next operation is ordered after the message, whether the host waited for it or not.
     along.all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::sum);
     test::expect("here", message.data(), n, [](std::size_t) { return 1; });
     r.wait();
@@ -110,7 +109,7 @@ TEST_CASE("nccl: a call is behind what its communicator started, however many op
     test::device_memory memory(device);
     const test::memory_scope scope(memory);
     test::array<std::int32_t> x(n), y(n);
-    for (int i = 0; i < 200; ++i) {  // what is over is kept for later operations
+    for (int i = 0; i < 200; ++i) {  // finished operations are kept for later ones
       along.start_all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::max).wait();
       if (i % 50 == 49) device.synchronize();
     }
@@ -239,11 +238,11 @@ TEST_CASE("nccl: symmetric memory, and a communicator of the caller's") {
       mine.abort("for a test");
       test::expect_refused([&] { mine.barrier(); }, "called abort: for a test");
       test::expect_refused([&] { mine.watch("replayed step"); }, "called abort: for a test");
-      bool called = false;  // NCCL, whose communicators are gone
+      bool called = false;  // NCCL's communicators have ended
       CHECK(mine.shared_state().home->guarded([&] { return called = true, ncclSuccess; }) == ncclRemoteError);
       CHECK_FALSE(called);
     }
-    test::check_all_reduce<float>(comm, 100, reduce_op::sum, test::how::started, 1);  // still the caller's
+    test::check_all_reduce<float>(comm, 100, reduce_op::sum, test::how::started, 1);  // the caller still owns it
   }));
 }
 
@@ -333,7 +332,7 @@ TEST_CASE("nccl: a mesh makes no second communicator of all its ranks, but for t
     device.zero(x.data(), x.bytes(), device.main_stream());
     all.all_reduce(x.data(), x.data(), 4, dtype::f32, reduce_op::sum);
     CHECK(ranks.ledger().total("dp+tp", collective::all_reduce).calls == 1);
-    // A communicator of the program's own is left to it: nobody would abort what waits in it.
+    // The world does not abort a communicator of the program, so nothing may wait in one.
     world attached(mesh<axis<dp, 4>>().shape(), any_communicator(nccl::attach(comm.get(), device, careful)));
     CHECK(of(attached.group(axis_list(axis_of<dp>))) != comm.get());
     attached.root().barrier();
@@ -345,7 +344,7 @@ TEST_CASE("nccl: every communicator of a rank is made with its options' thread b
   std::atomic<int> made{0};
   CHECK_NOTHROW(nccl::run(devices(2), small, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
     rank_comm half = comm.split(0, comm.rank(), "half");
-    comm.barrier();  // both ranks have it
+    comm.barrier();  // both ranks have made it
     if (comm.rank() == 0) {
       auto& known = nccl_stand_in::registry::get();
       const std::lock_guard lock(known.mutex);
@@ -353,7 +352,7 @@ TEST_CASE("nccl: every communicator of a rank is made with its options' thread b
     }
     comm.barrier();
   }));
-  CHECK(made == 4);  // two ranks, the root and its split
+  CHECK(made == 4);  // two ranks, each with the root and its split
 }
 
 TEST_CASE("nccl: a mesh's communicators share the first one's resources where that is asked for") {
@@ -368,7 +367,7 @@ TEST_CASE("nccl: a mesh's communicators share the first one's resources where th
             rank_comm one = *ranks.group(axes).get_if<rank_comm>();
             shared += one.get()->shares_with == comm.get();
             rank_comm part = one.split(0, one.rank());
-            shared += part.get()->shares_with == comm.get();  // not its parent, which shares as well
+            shared += part.get()->shares_with == comm.get();  // not its parent's, which shares as well
           }
           auto x = make_buffer<float>(device, 1);
           device.zero(x.data(), 4, device.main_stream());
@@ -391,7 +390,7 @@ TEST_CASE("nccl: what a communicator starts goes before computing, each that was
     int least = 0, greatest = 0;
     REQUIRE(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
     REQUIRE(greatest < least);
-    rank_comm along = comm.split(0, comm.rank()), back = along.split(0, comm.rank());  // as a pipeline's messages go
+    rank_comm along = comm.split(0, comm.rank()), back = along.split(0, comm.rank());  // as for messages of a pipeline
     const cuda::stream streams[] = {comm.shared_state().beside(), along.shared_state().beside(),
                                     back.shared_state().beside()};
     for (const cuda::stream& s : streams) {
@@ -403,7 +402,7 @@ TEST_CASE("nccl: what a communicator starts goes before computing, each that was
     CHECK_FALSE(streams[2] == streams[1]);
     CHECK(priority(device.main_stream()) == least);
     comm.barrier();
-    // So does a program's own communicator, on its own stream.
+    // A program's communicator, attached on its own stream, also starts operations on a stream of high priority.
     rank_comm attached = nccl::attach(comm.get(), device.main_stream().handle(), careful);
     CHECK(priority(attached.shared_state().beside()) == greatest);
     CHECK_FALSE(attached.shared_state().beside() == device.main_stream());

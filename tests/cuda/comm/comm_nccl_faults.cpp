@@ -1,5 +1,5 @@
-// What goes wrong with NCCL: queries that fail, communicators that are aborted, ranks that never come, and calls that
-// would hang. Run as tests/cuda/comm/comm_nccl.cpp is.
+// Faults with NCCL: queries that fail, aborted communicators, lost ranks, and calls that would hang. Runs as
+// tests/cuda/comm/comm_nccl.cpp does.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -52,7 +52,7 @@ TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation
     both.arrive_and_wait();
     stand_in::lost_device = cudaErrorIllegalAddress;
     request r = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
-    // Until the watch has ended the ranks, which this call says.
+    // Repeats until the watching thread has ended the ranks; then this call throws.
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -112,7 +112,7 @@ TEST_CASE("nccl: communicators are aborted side by side, as one may wait for ker
   stand_in::aborts_together = 6;  // two ranks with three communicators each
   const std::string text = text_of(2, {.deadline = 60, .grace = 30}, [&](rank_comm& comm, cuda&) {
     const rank_comm one = comm.split(0, comm.rank()), two = comm.split(0, comm.rank());
-    comm.barrier();  // all six are made
+    comm.barrier();  // all six exist
     if (comm.rank() == 0) comm.abort("for a test");
     comm.barrier();
   });
@@ -122,7 +122,7 @@ TEST_CASE("nccl: communicators are aborted side by side, as one may wait for ker
 }
 
 TEST_CASE("nccl: a rank that meets a failure while it owns a recorded graph throws at once, and the process lives on") {
-  // The aborts wait for the graph, and the graph for the thread that throws.
+  // The aborts wait for the graph, and only the thread that throws can destroy the graph.
   const auto ends = [](const auto& fails) {
     std::atomic<double> waited{-1};
     const std::string text = text_of(2, {.deadline = 60, .grace = 20}, [&](rank_comm& comm, cuda& device) {
@@ -154,21 +154,21 @@ TEST_CASE("nccl: a rank that meets a failure while it owns a recorded graph thro
               if (comm.rank() == 0) comm.abort("for a test");
             }),
             "called abort: for a test"));
-  CHECK(has(ends([](rank_comm& comm, void* x) {  // rank 0 comes last, and so NCCL's error is in its call
+  CHECK(has(ends([](rank_comm& comm, void* x) {  // rank 0 arrives last, so NCCL reports the error in its call
               if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
               comm.all_reduce(x, x, 4, comm.rank() ? dtype::f32 : dtype::i32, reduce_op::sum);
             }),
             "mismatched collective"));
 }
 
-#ifndef PLAIT_TEST_THREAD_SANITIZER  // which does not follow a fork
+#ifndef PLAIT_TEST_THREAD_SANITIZER  // thread sanitizer does not follow a fork
 TEST_CASE("nccl: where aborting takes longer than the grace, the process ends, and says of what and why") {
   const auto aborts_for = [](double grace) {
     return last_words([=] {
-      stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // so that no busy machine takes longer to see it
+      stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // 10: even a busy machine sees that it is too long
       text_of(2, {.deadline = 60, .grace = grace}, [](rank_comm& comm, cuda&) {
         rank_comm more = comm.split(0, comm.rank());
-        comm.barrier();  // all four are made
+        comm.barrier();  // all four exist
         if (comm.rank() == 1) comm.abort("for a test");
         comm.barrier();
       });
@@ -187,12 +187,12 @@ TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {
   CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 5}, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);
     request r = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // the watching thread asks for it meanwhile
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // the watching thread queries it meanwhile
     r.wait();
     comm.barrier();
   }));
   CHECK(stand_in::calls_without_device == 0);
-  // Nor do those that abort communicators.
+  // Threads that abort communicators make no context either.
   CHECK(text_of(2, {.deadline = 60}, [](rank_comm& comm, cuda&) {
           rank_comm more = comm.split(0, comm.rank());
           if (comm.rank() == 0) comm.abort("for a test");

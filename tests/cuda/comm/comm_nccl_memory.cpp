@@ -1,4 +1,4 @@
-// Memory for collectives: a device serves it, and over NCCL it is registered with every communicator of the rank.
+// Memory for collectives: a device allocates from it, and NCCL registers it with every communicator of the rank.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,10 +25,10 @@ using plait::test::text_of;
 
 namespace {
 
-/// Ordinary memory that counts as registered, for a device without a communicator.
+/// Ordinary memory in place of registered memory, for a device without a communicator.
 registered_memory some(cuda& device, std::size_t bytes) {
   void* const data = device.allocate(bytes);
-  device.synchronize();  // it will be used in other streams
+  device.synchronize();  // other streams will use it
   return {std::shared_ptr<void>(data, [&device](void* p) { device.release(p); }), bytes, "the test"};
 }
 bool lies_in(const registered_memory& memory, const void* p) {
@@ -38,7 +38,7 @@ bool lies_in(const registered_memory& memory, const void* p) {
 
 struct on_mesh {
   using axes = mesh<axis<dp, 2>, axis<tp, 2>>;
-  using stored = spec<shard<ffn, tp, dp>, hidden>;  // as ZeRO-3 keeps it
+  using stored = spec<shard<ffn, tp, dp>, hidden>;  // as ZeRO-3 stores it
   using placed = spec<shard<ffn, tp>, hidden>;
   using met = spec<shard<batch, dp>, replicate<tp>>;
 };
@@ -63,8 +63,8 @@ TEST_CASE("a device serves what collectives use from the memory it was given, an
     CHECK_THROWS_WITH_AS(device.serve_collectives(memory),
                          "cuda: device 0 has memory for collectives already: its the test", error);
   }
-  CHECK(lies_in(memory, buffer<cuda>::for_collectives(device, 4000).data()));  // released blocks make room again
-  CHECK_FALSE(lies_in(memory, buffer<cuda>(device, 4000).data()));             // and serve nobody else
+  CHECK(lies_in(memory, buffer<cuda>::for_collectives(device, 4000).data()));  // released blocks are reused
+  CHECK_FALSE(lies_in(memory, buffer<cuda>(device, 4000).data()));             // but not for ordinary buffers
 }
 
 TEST_CASE("a graph keeps the memory for collectives that it was recorded with") {
@@ -86,7 +86,7 @@ TEST_CASE("a graph keeps the memory for collectives that it was recorded with") 
     auto other = buffer<cuda>::for_collectives(device, 256), another = buffer<cuda>::for_collectives(device, 256);
     CHECK(other.data() != another.data());
     recorded = memory.data.get();
-    CHECK(other.data() != recorded);  // the first block is the graph's
+    CHECK(other.data() != recorded);  // the graph owns the first block
     CHECK(another.data() != recorded);
   }
   graph.launch();
@@ -127,7 +127,7 @@ TEST_CASE("over NCCL parameters, gradients and what travels lie in registered me
     std::atomic<int> wrong{0};
     CHECK(text_of(4, {.deadline = 60, .registered_bytes = bytes}, [&](nccl::communicator& comm, cuda& device) {
             world ranks(on_mesh::axes().shape(), comm);
-            ranks.checks().set(value_check::off);  // whose calls would be counted
+            ranks.checks().set(value_check::off);  // its calls would be counted
             dim_sizes sizes;
             sizes.set(dim_of<ffn>, 8);
             sizes.set(dim_of<hidden>, 6);
@@ -152,10 +152,11 @@ TEST_CASE("over NCCL parameters, gradients and what travels lie in registered me
           }) == "");
     CHECK(wrong == 0);
 #ifdef PLAIT_CUDA_STAND_IN
-    CHECK(known.registrations == (bytes == 0 ? 0 : 4 * 2));  // the root and dp, which alone was asked for: on each rank
+    CHECK(known.registrations ==
+          (bytes == 0 ? 0 : 4 * 2));  // on each rank: the root and dp, the only group that was used
     CHECK(known.calls_in_windows == (bytes == 0 ? 0 : 4 * 3));
     CHECK(known.calls_beside_windows == 0);
-    CHECK(known.windows.empty());  // deregistered before the communicators went
+    CHECK(known.windows.empty());  // deregistered before the communicators ended
 #endif
   }
 }

@@ -56,7 +56,7 @@ TEST_CASE("ranks on a GPU: the same bits as ranks on the CPU") {
   const auto values = [](int rank) {
     std::mt19937 random(static_cast<unsigned>(rank) + 1);
     std::vector<float> out(n);
-    for (float& v : out) {  // either half is a bf16 of its own
+    for (float& v : out) {  // each half is one bf16
       const auto half = std::bit_cast<std::uint32_t>(std::uniform_real_distribution<float>(-1, 1)(random)) >> 16;
       v = std::bit_cast<float>(half << 16 | (half ^ 0x55));
     }
@@ -89,12 +89,12 @@ TEST_CASE("ranks on a GPU: operations are in the order of each rank's main strea
     const std::vector<std::int32_t> ones(n, 1);
     test::write(y.data(), ones);
     for (int turn = 1; turn <= 20; ++turn) {
-      device.copy(x.data(), y.data(), n * 4, device.main_stream());  // seen by the operation
+      device.copy(x.data(), y.data(), n * 4, device.main_stream());  // the operation reads this
       request r = comm.start_all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::max);
-      device.zero(y.data(), n * 4, device.main_stream());  // beside it
+      device.zero(y.data(), n * 4, device.main_stream());  // after the operation
       r.wait();
-      comm.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::sum);  // 4, 16, ...: sees the first
-      device.copy(kept.data(), y.data(), n * 4, device.main_stream());     // sees the second
+      comm.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::sum);  // 4, 16, ...: reads the first copy
+      device.copy(kept.data(), y.data(), n * 4, device.main_stream());     // reads the second
       if (turn % 5 == 0) test::write(y.data(), ones);
     }
     test::expect("the last of four sums", kept.data(), n, [](std::size_t) { return 1024; });

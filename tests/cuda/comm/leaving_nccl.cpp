@@ -1,6 +1,6 @@
-// What is in flight when its handles go: requests, buffers, registered memory, graphs and devices that end, in order or
-// by an exception, between the start of an operation and its wait. On the stand-in, memory that is freed while an
-// operation in flight uses it ends the program.
+// Destroys handles while operations are in flight: requests, buffers, registered memory, graphs and devices, in order
+// or by an exception between the start of an operation and its wait. The stand-in ends the program if an operation in
+// flight uses memory that is freed.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -49,7 +49,7 @@ std::size_t free_bytes() {
   return free;
 }
 
-/// The text with which a run on two ranks ends, after which all memory must be free again.
+/// The text of the error that ends a run on two ranks. Afterwards all memory must be free again.
 template <class Body>
 std::string end_of(const nccl::options& settings, const Body& body) {
   [[maybe_unused]] const std::size_t before = free_bytes();
@@ -96,13 +96,13 @@ TEST_CASE("nccl: registered memory that goes waits for the collectives that use 
             {
               nccl::communication_memory shared(*one, n * sizeof(float));
               fill(device, shared.data(), 1);
-              start(*one, shared.data()).wait();  // the main stream's wait, not the host's
+              start(*one, shared.data()).wait();  // the main stream waits, not the host
               fill(device, shared.data(), 2);
             }
           }
           comm.barrier();
         }) == "");
-  // The memory of an option goes with the device, its windows with the communicators.
+  // The device frees the memory of the option, and the communicators end their windows.
   CHECK(end_of({.deadline = 60, .registered_bytes = 1 << 20}, [](rank_comm& comm, cuda& device) {
           auto x = buffer<cuda>::for_collectives(device, n * sizeof(float));
           fill(device, x.data(), 1);
@@ -177,7 +177,7 @@ TEST_CASE("nccl: an exception between the start of an operation and its wait") {
                          comm.barrier();
                        }),
                 "rank 0"));
-      CHECK(comm_clock() - begun < 30);  // nobody has waited for the deadline
+      CHECK(comm_clock() - begun < 30);  // no rank has waited for the deadline
     }
     CHECK(has(leaves({.deadline = 60, .registered_bytes = 1 << 20},
                      [&](rank_comm& comm, rank_comm& apart, cuda& device) {
@@ -277,7 +277,7 @@ TEST_CASE("nccl: a request is that of its own operation, however many are starte
           fill(device, x.data(), 1);
           request first = start(comm, x.data());
           device.synchronize();
-          std::vector<request> later;  // so many that what is over is forgotten, and its place taken again
+          std::vector<request> later;  // enough that finished operations are dropped and their places reused
           for (int i = 0; i < 50; ++i) later.push_back(start(comm, x.data()));
           if (!first.done()) fail("an operation that is over is in flight again");
           for (request& r : later) r.wait();
@@ -324,7 +324,7 @@ TEST_CASE("a graph and its device that end while a replay is in flight") {
     graph.reset();
     {
       auto y = make_buffer<float>(*device, n);
-      CHECK(y.data() == scratch_of_graph);  // in the order of the stream, so behind the replay
+      CHECK(y.data() == scratch_of_graph);  // in the order of the stream, so after the replay
       fill(*device, y.data(), 5);
       CHECK(holds(*device, result.data(), 3));
       CHECK(holds(*device, y.data(), 5));

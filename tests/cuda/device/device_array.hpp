@@ -13,8 +13,8 @@
 #include "plait/core/types.hpp"
 #include "plait/device/cuda.hpp"
 
-/// What the tests of CUDA kernels share: numbers are kept as doubles that T holds exactly, and compared with what the
-/// processor's kernels make of them in double.
+/// Helpers of the tests of CUDA kernels. Numbers are doubles that T represents exactly; results are compared with those
+/// of the cpu's kernels in double.
 namespace plait::test {
 
 using values = std::vector<double>;
@@ -30,7 +30,7 @@ T typed(double x) {
 
 using plait::widened;
 
-/// Normal numbers that T holds exactly.
+/// Normally distributed numbers that T represents exactly.
 template <class T>
 values random_values(std::int64_t n, unsigned seed, double spread = 1.0) {
   std::mt19937 generator(seed);
@@ -40,8 +40,8 @@ values random_values(std::int64_t n, unsigned seed, double spread = 1.0) {
   return result;
 }
 
-/// Elements of any type in a device's memory, `lead` elements behind where the memory begins. What lies around them
-/// must stay as it is: reading them throws where a kernel has written there.
+/// Elements of any type in a device's memory, starting `lead` elements after the start of an allocation. Reading them
+/// throws if a kernel has written to the elements around them.
 template <class T, class Device = cuda>
 class device_array {
  public:
@@ -75,7 +75,7 @@ class device_array {
   buffer<Device> memory_;
 };
 
-/// The same for numbers, which go in and out as doubles.
+/// The same for numbers, which are written and read as doubles.
 template <class T, class Device = cuda>
 class number_array {
  public:
@@ -117,7 +117,7 @@ constexpr double tolerance = std::is_same_v<T, bf16>    ? 1e-2
                              : std::is_same_v<T, float> ? 1e-5
                                                         : 1e-12;
 
-/// The norm of the difference over the norm of what is expected; equal infinities do not differ.
+/// The norm of the difference over the norm of the expected values; equal infinities do not differ.
 inline double difference(const values& got, const values& expected) {
   if (got.size() != expected.size()) return HUGE_VAL;
   double squares = 0, size = 0;

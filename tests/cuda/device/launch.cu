@@ -18,7 +18,7 @@ __global__ void add(const T* x, const T* y, T* sum, std::int64_t n) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) sum[i] = x[i] + y[i];
 }
 
-// Turns each block's part around; what the other threads wrote is only there after the barrier.
+// Reverses the elements of each block. Elements of other threads are readable only after the barrier.
 __global__ void reverse_blocks(const int* x, int* y) {
   PLAIT_DYNAMIC_SHARED(int, tile);
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,4 +1,4 @@
-// What a profiler sees of layers and collectives. With NVTX itself, that it compiles and that layers run within ranges.
+// Ranges of layers and collectives in a profiler. With NVTX itself: the ranges compile, and layers run within them.
 #define PLAIT_NVTX
 #include <doctest/doctest.h>
 
@@ -22,7 +22,7 @@ using plait::test::split;
 using specs = transformer_specs<split>;
 using rows = split::residual;
 
-/// Every kind of layer but attention, forward and backward, on one of two ranks. Weight gradients are deferred.
+/// Every kind of layer except attention, forward and backward, on one of two ranks. Weight gradients are deferred.
 void run_block(context<cuda>& ctx) {
   using norm = rms_norm<float, rows, cuda>;
   using mlp = swiglu_mlp<float, split, cuda>;
@@ -101,7 +101,8 @@ TEST_CASE("ranges: every layer and every collective of a block, by name and bala
       CHECK(count(layer + " weight gradients") == (no_weights ? 0 : 1));
     }
 
-    // The collectives are those of the ledger, with its bytes; none is by itself, and none holds another range.
+    // The ranges of collectives agree with the ledger, with its bytes. None is outside a layer, and none contains a
+    // range.
     std::uint64_t calls = 0;
     for (int k = 0; k < collective_kinds; ++k) {
       const auto kind = static_cast<collective>(k);

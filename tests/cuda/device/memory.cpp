@@ -1,5 +1,5 @@
-// What the host uploads: the source may die or change at once, whatever is still waiting in the stream. And memory that
-// is given back, for others on the GPU.
+// Uploads: the host's source may be freed or changed at once, even if the stream has not copied it. And memory that is
+// released for other programs on the GPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ TEST_CASE("what no buffer uses is kept until it is given back to the driver") {
     REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
     return free;
   };
-  constexpr std::size_t bytes = 48 << 20, slack = 8 << 20;  // of other programs, and of the driver
+  constexpr std::size_t bytes = 48 << 20, slack = 8 << 20;  // of other programs and the driver
   cuda device(small);
   device.synchronize();
   const std::size_t before = free_bytes();
@@ -148,16 +148,16 @@ TEST_CASE("a program's allocator sees every byte of a device, with its stream, u
       CHECK(blocks.at(beside.data()).stream == device.side_stream().handle());
       CHECK(bytes == device.reserved_bytes());
     }
-    CHECK(bytes == device.reserved_bytes());  // in the cache
+    CHECK(bytes == device.reserved_bytes());  // all in the cache
     CHECK(device.cached_bytes() > 0);
     limit = bytes + 10000;
-    void* const large = device.allocate(12000);  // after what is cached has gone back
+    void* const large = device.allocate(12000);  // after the cached memory was released
     CHECK(refused == 1);
     CHECK(bytes == device.reserved_bytes());
     CHECK_THROWS_AS(device.allocate(1 << 20), error);
     device.release(large);
     device.release_cache();
-    device.open_to({0});  // to a program's memory the program gives access
+    device.open_to({0});  // the program opens its own memory to other GPUs
     CHECK(device.cached_bytes() == 0);
     CHECK(bytes == device.reserved_bytes());
   }

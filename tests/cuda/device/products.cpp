@@ -1,4 +1,4 @@
-// The algorithms of products: measured, kept as text, used by all ranks alike; and measuring changes no result.
+// The algorithms of products: measured, stored as text, and equal on all ranks. Measuring changes no result.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace {
 
 const cuda::options small{.workspace_bytes = 2 << 20};
 
-/// A product of m x 24 and 24 x 16 numbers, added to a C of ones.
+/// A product of an m x 24 and a 24 x 16 matrix, added to a C of ones.
 struct product {
   cuda& device;
   std::int64_t m;
@@ -41,7 +41,7 @@ struct product {
   }
 };
 
-/// Whether cuBLASLt has an algorithm for this product with sums, which plait does without where it has none.
+/// Whether cuBLASLt has an algorithm for this product with sums; it is optional for plait.
 bool optional(bool made) {
 #ifdef PLAIT_CUDA_STAND_IN
   CHECK(made);  // the stand-in has one
@@ -54,8 +54,8 @@ std::vector<float> expected(std::int64_t m) {
   return product{device, m}.run();
 }
 
-/// Three products of 6, none and 11 rows of one buffer with a factor each, added to `c` [17, 16]; with `by_rows` false,
-/// products over those rows, added to `c` [3, 24, 16]. `in_one_call`: by `gemm_groups`, else by `gemm`.
+/// Three products of 6, none and 11 rows of one buffer with a factor each, added to `c` [17, 16]. Without `by_rows`,
+/// products over those rows, added to `c` [3, 24, 16]. `in_one_call`: by `gemm_groups`, otherwise by `gemm`.
 template <class In, class Out>
 std::vector<float> run_groups(cuda& device, bool by_rows, bool in_one_call, std::int64_t shift = 0) {
   const std::int64_t n = 16, k = 24, rows[] = {6, 0, 11};
@@ -97,7 +97,8 @@ std::vector<float> run_groups(cuda& device, bool by_rows, bool in_one_call, std:
   return numbers;
 }
 
-/// Whether products of groups equal those of `gemm`, whose sums are exact; `calls`: those for several products.
+/// Checks that products of groups equal those of `gemm`; sums are exact. `calls`: the number of calls for several
+/// products.
 template <class In, class Out>
 void check_groups(const cuda::options& how, int calls, std::int64_t shift = 0) {
   cuda device(how);
@@ -123,7 +124,7 @@ TEST_CASE("products of several sizes are one call of cuBLAS, or one after the ot
   check_groups<bf16, bf16>(small, 2);
   check_groups<bf16, float>(small, 0);
   check_groups<float, float>({.workspace_bytes = 2 << 20, .deterministic = true}, 0);
-  // A begins at an odd address. Sums of 24 terms are read in units of 16 bytes, and those of 6 in units of 4.
+  // A starts at an odd address. Sums of 24 terms are read in units of 16 bytes, and those of 6 in units of 4.
   check_groups<bf16, bf16>(small, 0, 1);
   check_groups<float, float>(small, 2, 1);
 }
@@ -140,7 +141,7 @@ TEST_CASE("a product is measured when it is met, and computed as before") {
   product{device, 9}.run();
   CHECK(device.products().size() == 2);
 
-  // The text is all that another process needs.
+  // Another process needs the text only.
   const std::string text = device.products().text();
   const product_choices read = product_choices::parse(text, "products.txt");
   CHECK(read.text() == text);
@@ -173,7 +174,7 @@ TEST_CASE("a product that sums a factor's rows is chosen apart from the one that
   }
   CHECK(device.products().size() == 2);
 
-  // Choices of the time before there were such sums hold for the products that they name.
+  // Choices that were stored before such sums existed apply to the products that they name.
   std::string text = device.products().text();
   const std::size_t with_sums = text.find(" 012 "), line = text.rfind('\n', with_sums) + 1;
   REQUIRE(with_sums != std::string::npos);
@@ -203,7 +204,7 @@ TEST_CASE("products take matrices that begin anywhere, and each call's own bias,
   product p{device, 8};
   const std::vector<float> plain = p.run();
   std::vector<float> out(plain.size());
-  // One element further on, with the same numbers there.
+  // The same numbers, one element after an aligned address.
   auto a = make_buffer<float>(device, 8 * 24 + 1), b = make_buffer<float>(device, 24 * 16 + 1),
        c = make_buffer<float>(device, 8 * 16 + 1);
   product fresh{device, 8};
@@ -265,7 +266,7 @@ TEST_CASE("choices of other machines, and numbers out of range, are refused") {
   device.measure_products(2);
   product{device, 8}.run();
   std::string text = device.products().text();
-  const std::size_t at = text.rfind(": ", text.rfind(" us (")) + 2;  // where the candidate stands
+  const std::size_t at = text.rfind(": ", text.rfind(" us (")) + 2;  // the position of the chosen candidate
   text.replace(at, 1, "63");
   cuda other(small);
   other.use_products(product_choices::parse(text, "products.txt"));
@@ -313,7 +314,7 @@ TEST_CASE("a product that no memory was left to measure is named in the choices,
   CHECK(here.unmeasured_text().find("m=9 n=9 k=6 of") == std::string::npos);
   CHECK(here.unmeasured_text().find(" and 2 more; ") != std::string::npos);
 
-  // A choice of another rank's holds for it, whoever is merged into whom.
+  // Another rank's choice applies to this rank, in either order of merging.
   product_choices other("x");
   other.set(product, {3, 1.5, 2.5});
   product_choices first = here, second = other;
@@ -347,8 +348,8 @@ TEST_CASE("all ranks use one choice for a product, and know those of the others"
   const auto body = [](threads::communicator& comm, cuda& device) {
     any_communicator all(comm);
     device.measure_products(3);
-    product{device, 8}.run();                 // every rank's
-    product{device, 20 + comm.rank()}.run();  // a rank's own
+    product{device, 8}.run();                 // on every rank
+    product{device, 20 + comm.rank()}.run();  // on one rank only
     const product_choices agreed = agree_on_products(device, all);
     CHECK(agreed.size() == 4);
     CHECK(device.products().text() == agreed.text());
@@ -411,7 +412,7 @@ TEST_CASE("nothing is measured while a step is recorded") {
 
 namespace {
 
-/// Takes all of the GPU's memory but `left` bytes of it, while it lives.
+/// Takes all of the GPU's memory except `left` bytes, while it exists.
 struct taken_memory {
   void* data = nullptr;
   explicit taken_memory(std::size_t left) {
@@ -431,7 +432,7 @@ TEST_CASE("with little memory, products are computed as before, and those that w
   product p{device, 8}, q{device, 2};
   device.measure_products(3);
   {
-    const taken_memory rest(256);  // for q's 2 x 16 numbers, and not for p's
+    const taken_memory rest(256);  // enough for q's 2 x 16 numbers, but not for p's
     CHECK(p.run() == plain);
     q.run();
   }
@@ -443,7 +444,7 @@ TEST_CASE("with little memory, products are computed as before, and those that w
   CHECK(device.products().unmeasured_text().find("m=8 n=16 k=24 of float to float (no room for 512 bytes)") !=
         std::string::npos);
 
-  // What the ranks agree on keeps those that no rank has measured.
+  // The choices that the ranks share keep the products that no rank has measured.
   std::atomic<bool> all_have{true};
   const auto body = [&](threads::communicator& comm, cuda& d) {
     any_communicator all(comm);

@@ -51,11 +51,11 @@ TEST_CASE_TEMPLATE("CUDA attention and its gradients are the processor's", T, fl
 }
 
 TEST_CASE_TEMPLATE("CUDA attention of tokens with offsets", T, float, double, bf16) {
-  check<T>(shape_of(1, 64, 130, 1, 1, 64, true, 66));          // the last tokens against all
-  check<T>(shape_of(1, 130, 17, 1, 1, 64, true, 0, 100));      // a hundred queries see nothing
-  check<T>(shape_of(2, 17, 17, 2, 1, 64, true, 0, 17));        // none sees anything
-  check<T>(shape_of(1, 17, 64, 2, 1, 64, true, 1000, 0));      // all see everything
-  check<T>(shape_of(1, 130, 64, 1, 1, 64, true, 0, 1 << 20));  // far ahead
+  check<T>(shape_of(1, 64, 130, 1, 1, 64, true, 66));          // the last tokens see all keys
+  check<T>(shape_of(1, 130, 17, 1, 1, 64, true, 0, 100));      // a hundred queries see no key
+  check<T>(shape_of(2, 17, 17, 2, 1, 64, true, 0, 17));        // no query sees a key
+  check<T>(shape_of(1, 17, 64, 2, 1, 64, true, 1000, 0));      // all queries see all keys
+  check<T>(shape_of(1, 130, 64, 1, 1, 64, true, 0, 1 << 20));  // far after the keys
   for (const int64_t ahead : {-33, -16, -1, 1, 14, 15, 30, 31, 47}) {
     check<T>(shape_of(1, 70, 90, 1, 1, 16, true, 100 + ahead, 100));
   }
@@ -106,7 +106,7 @@ TEST_CASE_TEMPLATE("CUDA attention of masks with a rule of the program's", T, fl
     s.mask.before = 15, s.mask.after = 3;
     check<T>(s, {true, true});
     s.mask.before = s.mask.after = masks::all;
-    s.q_offset = 80, s.k_offset = 0;  // the last queries see nothing
+    s.q_offset = 80, s.k_offset = 0;  // the last queries see no key
     check<T>(s);
   }
   picker numbers(5);
@@ -132,7 +132,7 @@ TEST_CASE_TEMPLATE("CUDA attention does not look at tiles that nobody sees", T, 
     attention_shape s = shape_of(1, len, len, 1, 1, width);
     if (packed) s.first_visible = documents_.data();
     s.mask = plait::kernels::attention_mask::window_or_causal(packed ? 0 : 64);
-    // Keys before 64 matter to no query from 128 on, nor do those queries to these keys.
+    // No query from 128 on sees a key before 64.
     const values x = random_values<T>(len * width, 1), rows(static_cast<std::size_t>(len));
     values k = x, d_o = x;
     std::fill_n(k.begin(), 64 * width, nan);
@@ -207,7 +207,7 @@ TEST_CASE_TEMPLATE("CUDA attention over pieces of the keys, merged in the statis
   const auto good = [&](number_array<S>& merged, number_array<T>& at_once, const values& right) {
     const double error = difference(merged.read(), right), error_at_once = difference(at_once.read(), right);
     CHECK(error < tolerance<T>);
-    // Where T is the statistics' type, both errors are a few roundings, which differ from processor to processor.
+    // If T is the statistics' type, both errors are a few roundings, which differ between processors.
     CHECK(error <= 1.5 * error_at_once + 8 * static_cast<double>(std::numeric_limits<S>::epsilon()));
   };
   good(o_, whole_o_, expected.o);
@@ -243,7 +243,7 @@ TEST_CASE("CUDA attention refuses what its kernels cannot read") {
 
 namespace {
 
-/// Another library's attention that supports heads of 64 and only counts its calls.
+/// The attention of another library, which supports heads of 64 and only counts its calls.
 class counting_library final : public plait::attention_library {
  public:
   int forwards = 0, backwards = 0;
@@ -321,7 +321,7 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
 
 TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's own does") {
   rounding_library library;
-  attention_piece piece{.shape = shape_of(2, 17, 33, 4, 1, 8, true, 1000)};  // all see everything
+  attention_piece piece{.shape = shape_of(2, 17, 33, 4, 1, 8, true, 1000)};  // all queries see all keys
   const auto check_both = [&](attention_accumulate add) {
     piece.accumulate = add;
     check<bf16>(piece, &library);
@@ -329,7 +329,7 @@ TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's o
   };
   check_both({});
   check_both({true, true});
-  piece.shape.k_len = 17, piece.shape.q_offset = 0;  // the diagonal
+  piece.shape.k_len = 17, piece.shape.q_offset = 0;  // causal, from the first key
   piece.q_lead = 3, piece.shape.q_batch = 24, piece.k_lead = 5, piece.shape.k_batch = 30;
   piece.lse_lead = 4, piece.shape.lse_stride = 40;
   piece.shape.q_stride = piece.shape.k_stride = piece.shape.v_stride = 6 * 8;
@@ -339,7 +339,7 @@ TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's o
   piece.given_delta = true;
   check_both({});
   check_both({false, true});
-  piece.shape.q_offset = 9, piece.shape.k_len = 30;  // the last four keys come after every query
+  piece.shape.q_offset = 9, piece.shape.k_len = 30;  // the last four keys are after every query
   piece.shape.k_batch = 40;
   check_both({false, true});
   CHECK(library.forwards == 12);
@@ -349,7 +349,7 @@ TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's o
 #ifdef PLAIT_CUDA_STAND_IN
 namespace {
 
-/// A library that is asked, and not called.
+/// A library that must not be called.
 struct narrow_library final : plait::attention_library {
   std::int64_t most = 128;
   bool supports(const plait::kernels::attention_shape& shape, dtype type) override {
@@ -376,7 +376,7 @@ TEST_CASE("attention for which a GPU has no shared memory is refused, with the f
         "GPU with more",
         plait::error);
     CHECK_THROWS_AS(require_attention(device, dtype::f32, 256), plait::error);
-    // A library that has no such attention either changes nothing, nor has one for floats.
+    // The error is the same with a library that does not support the attention, or does not support float.
     narrow_library library;
     device.use_attention({plait::attention_backend::automatic, &library});
     CHECK_THROWS_WITH_AS(require_attention(device, dtype::bf16, 256),

@@ -12,10 +12,10 @@
 #include "plait/kernels/cuda/kernels.hpp"
 #include "support/attention_pieces.hpp"
 
-/// A GPU's attention and its gradients beside the processor's.
+/// Compares a GPU's attention and its gradients with the cpu's.
 namespace plait::test {
 
-/// What attention makes, in double: whole arrays, of which a piece's tokens are a part.
+/// The results of attention, in double: whole arrays, of which a piece's tokens are a part.
 struct attention_arrays {
   std::vector<double> o, lse, dq, dk, dv, dsinks{};
 };
@@ -26,7 +26,7 @@ std::vector<double> sinks_of(const attention_piece& piece) {
   return random_values<T>(piece.shape.heads, 10);
 }
 
-/// The processor's attention and its gradients, for inputs of T. `start` holds what the arrays hold before.
+/// The cpu's attention and its gradients, for inputs of T. `start` has the initial values of the arrays.
 template <class T = double>
 attention_arrays attention_on_cpu(const attention_piece& piece, const std::vector<double>& q,
                                   const std::vector<double>& k, const std::vector<double>& v,
@@ -56,7 +56,7 @@ attention_arrays attention_on_cpu(const attention_piece& piece, const std::vecto
 using kernels::attention_shape;
 using std::int64_t;
 
-/// How the tokens of a piece lie in an array.
+/// The positions of a piece's tokens in an array.
 struct token_rows {
   int64_t lead, batch, len, stride, width;
   bool has(int64_t element) const {
@@ -65,7 +65,7 @@ struct token_rows {
   }
 };
 
-/// The norm of the difference over that of what is expected, for the elements of tokens; infinite where another one
+/// The norm of the difference over that of the expected values, for the elements of tokens; infinite if another element
 /// changed.
 inline double error_of(const values& got, const values& expected, const token_rows& rows) {
   double squares = 0, size = 0, count = 1;
@@ -94,7 +94,7 @@ void check_lse(const values& got, const values& expected) {
   }
 }
 
-/// Compares with the processor's; outputs and gradients are of type R. A library that is given must be used.
+/// Compares with the cpu; outputs and gradients have type R. A library, if given, must be used.
 template <class T, class R = T>
 void check(const attention_piece& given, attention_library* library = nullptr) {
   const attention_shape s = given.shape.checked();
@@ -148,7 +148,9 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   if (given.sinks) kernels::join_sinks<T>(device, sinks_.data(), o_at, lse_at, there);
   if (given.given_delta || given.sinks) kernels::attention_delta<T>(device, o_at, d_o_at, delta_at, there);
   if (given.sinks) kernels::sink_gradients<T>(device, sinks_.data(), lse_at, delta_at, dsinks_.data(), there);
-  const R* const output = given.given_delta && library == nullptr ? nullptr : o_at;  // plait's own read delta alone
+  const R* const output = given.given_delta && library == nullptr
+                              ? nullptr
+                              : o_at;  // only plait's kernels work with delta instead of the output
   kernels::attention_backward<T>(device, q_at, k_at, v_at, output, lse_at, d_o_at,
                                  dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
                                  dv_.data() + given.k_lead * s.dv_stride, there, given.accumulate,
@@ -162,7 +164,7 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   CHECK(error_of(dk_.read(), expected.dk, keys(s.dk_stride)) < tolerance<T>);
   CHECK(error_of(dv_.read(), expected.dv, keys(s.dv_stride)) < tolerance<T>);
   check_lse<T>(lse_.read(), expected.lse);
-  // Few numbers, each a sum whose terms cancel.
+  // Few numbers, each a sum whose terms nearly cancel.
   if (given.sinks) CHECK(difference(dsinks_.read(), expected.dsinks) < 3 * tolerance<T>);
 }
 

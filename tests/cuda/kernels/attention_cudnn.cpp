@@ -1,6 +1,6 @@
 // timeout: 300
-// cuDNN's attention, or its stand-in: what plait asks for is the processor's attention, whatever the strides and masks;
-// plans are made once for each shape; and context parallelism merges its pieces.
+// cuDNN's attention, or its stand-in, equals the cpu's attention for all strides and masks. Plans are made once for
+// each shape, and context parallelism merges its pieces.
 #include "plait/kernels/cuda/attention_cudnn.hpp"
 
 #include "cuda/kernels/attention_check.hpp"
@@ -15,7 +15,7 @@ using plait::kernels::attention_accumulate;
 
 namespace {
 
-/// Compares what cuDNN makes with the processor's, in bf16 and added up in float.
+/// Compares cuDNN's results with the cpu's, in bf16 and accumulated in float.
 void check_both(const attention_piece& piece, const cudnn_attention_options& options = {}) {
   cuda device;  // for the handle
   cudnn_attention library(options);
@@ -26,7 +26,7 @@ void check_both(const attention_shape& shape, attention_accumulate add = {}) {
   check_both(attention_piece{.shape = shape, .accumulate = add});
 }
 
-/// The bits of the gradients of one call after the other.
+/// The bits of the gradients of several equal calls.
 std::vector<values> gradients(cudnn_attention& library, cuda& device, int times) {
   const attention_shape s = shape_of(1, 40, 40, 2, 1, 64, true);
   const int64_t q_size = 40 * 2 * 64, k_size = 40 * 64;
@@ -51,9 +51,9 @@ TEST_CASE("cuDNN's attention and its gradients are the processor's") {
   check_both(shape_of(1, 64, 130, 3, 1, 80, false));
   check_both(shape_of(1, 130, 130, 6, 2, 64, true), {true, true});
   check_both(shape_of(1, 130, 130, 1, 1, 128, true), {false, true});
-  check_both(shape_of(1, 1, 17, 8, 1, 64, true, 16));     // the last token against all
-  check_both(shape_of(1, 64, 130, 1, 1, 64, true, 66));   // queries and keys end together
-  check_both(shape_of(1, 17, 64, 2, 1, 64, true, 1000));  // all see everything
+  check_both(shape_of(1, 1, 17, 8, 1, 64, true, 16));     // the last token sees all keys
+  check_both(shape_of(1, 64, 130, 1, 1, 64, true, 66));   // the last query and the last key have one position
+  check_both(shape_of(1, 17, 64, 2, 1, 64, true, 1000));  // all queries see all keys
 }
 
 TEST_CASE("cuDNN's attention under a window, which hides what lies before it") {
@@ -111,15 +111,15 @@ TEST_CASE("what cuDNN's attention cannot do is said, and runs on plait's own ker
   CHECK(reason([](S s) { s.lse_stride = 40; }) == "lse_stride must be q_len");
   CHECK(reason([](S s) { s.q_offset = 3; }) == "under a causal mask, queries and keys must begin or end together");
   CHECK(reason([](S s) { s.q_len = 40, s.k_offset = 8; }) ==
-        "under a causal mask, queries and keys must begin or end together");  // some queries see nothing
+        "under a causal mask, queries and keys must begin or end together");  // some queries see no key
   CHECK(reason([](S s) { s.q_len = 40, s.mask = kernels::attention_mask::window(4); }) ==
         "a window must be causal, with equal offsets and q_len at most k_len");
   CHECK(reason([](S s) { s.mask = kernels::attention_mask::local(3, 2); }) == "a mask must be causal or full");
   CHECK(reason([](S s) { s.mask = kernels::attention_mask::prefix_lm(5); }) == "a mask must be causal or full");
   CHECK(reason([](S s) { s.q_len = 8, s.q_offset = 24, s.mask = kernels::attention_mask::window(4); }) ==
         "a window must be causal, with equal offsets and q_len at most k_len");
-  CHECK(reason([](S s) { s.q_offset = 3, s.k_len = 3; }) == "");                   // all is seen
-  CHECK(reason([](S s) { s.mask = kernels::attention_mask::window(32); }) == "");  // it hides nothing
+  CHECK(reason([](S s) { s.q_offset = 3, s.k_len = 3; }) == "");                   // all queries see all keys
+  CHECK(reason([](S s) { s.mask = kernels::attention_mask::window(32); }) == "");  // the window hides no key
   number_array<bf16> x(device, values(32 * 2 * 64));
   number_array<float> lse(device, values(64));
   attention_shape odd = shape_of(1, 32, 32, 2, 1, 64, true);
@@ -160,7 +160,7 @@ TEST_CASE("context parallelism merges cuDNN's pieces, each rounded once") {
 #ifdef PLAIT_CUDA_STAND_IN
   constexpr int most_ranks = 8;
 #else
-  constexpr int most_ranks = 4;  // each rank has cuDNN make all plans anew
+  constexpr int most_ranks = 4;  // each rank makes all of cuDNN's plans again
 #endif
   for (int ranks = 2; ranks <= most_ranks; ranks *= 2) no_worse(on_ranks(ring<cp>{}, ranks, true));
   no_worse(on_ranks(all_gather_kv<cp>{}, most_ranks, true));
@@ -234,7 +234,7 @@ TEST_CASE("cuDNN that is too old, refuses, or fails is named, and a handle ends 
     CHECK(library.refusal(s) == "no such engine");
     stand_in::cudnn_refusal = "";
     CHECK_THROWS_WITH_AS(forward(s), "cudnn_attention: cuDNN refuses the shape: no such engine", error);
-    // It may fail for want of memory, of which there is more when the device has given back what it does not use.
+    // A call may fail for lack of memory; the device then releases its unused memory and tries again.
     { const auto unused = make_buffer<std::byte>(device, 1 << 20); }
     CHECK(device.cached_bytes() >= 1 << 20);
     stand_in::cudnn_failures = 1;
@@ -244,7 +244,7 @@ TEST_CASE("cuDNN that is too old, refuses, or fails is named, and a handle ends 
     CHECK_THROWS_WITH_AS(forward(t), "cudnn_attention: cuDNN failed: CUDNN_STATUS_EXECUTION_FAILED", error);
     CHECK(stand_in::cudnn_failures == 0);
     device.synchronize();
-    // A graph is recorded once: nothing is tried again, and memory stays where it is.
+    // A graph is recorded once, so the call is not repeated and memory is not released.
     cuda_graph graph(device);
     forward(t);
     stand_in::cudnn_failures = 1;
@@ -269,7 +269,7 @@ TEST_CASE("what a fixed order takes for itself is known before it is chosen, and
   CHECK_FALSE(fixed.supports(s, dtype::bf16));
   CHECK(any.supports(s, dtype::bf16));
 
-  // Less than the device has, but more than is free.
+  // A workspace smaller than the device's memory, but larger than its free memory.
   std::size_t free = 0, total = 0;
   REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
   s = shape_of(1, 1 << 10, 1 << 10, 1, 1, 8, true);

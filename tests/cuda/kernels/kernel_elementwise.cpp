@@ -37,7 +37,7 @@ void check_elementwise(int64_t n, std::size_t lead) {
   plait::cpu host;
   cuda device;
   number_array<T> first(device, a, lead), second(device, b, lead);
-  // kernel(device, a, b, y), where y begins as a, on the GPU and in double on the processor.
+  // kernel(device, a, b, y), where y initially equals a, on the GPU and in double on the cpu.
   const auto check = [&](std::string_view name, auto kernel) {
     CAPTURE(name);
     number_array<T> y(device, a, lead);
@@ -60,7 +60,7 @@ void check_elementwise(int64_t n, std::size_t lead) {
   check("relu_backward", [&](auto& on, auto* x, auto* d, auto* y) { kernels::relu_backward(on, x, d, y, n); });
   check("silu_backward", [&](auto& on, auto* x, auto* d, auto* y) { kernels::silu_backward(on, x, d, y, n); });
   check("gelu_backward", [&](auto& on, auto* x, auto* d, auto* y) { kernels::gelu_backward(on, x, d, y, n); });
-  check("gelu_tanh_backward",  // over x
+  check("gelu_tanh_backward",  // in place of x
         [&]<class Y>(auto& on, auto*, auto* d, Y* y) {
           kernels::gelu_tanh_backward(on, static_cast<const Y*>(y), d, y, n);
         });
@@ -128,7 +128,7 @@ void check_swiglu(int64_t rows, int64_t ffn, std::size_t lead) {
   number_array<T> gate_up(device, in, lead), dy(device, gradient, lead), y(device, gradient, lead);
   kernels::swiglu_forward(device, gate_up.view(), y.data(), rows, ffn);
   CHECK(difference(y.read(), expected) < tolerance<T>);
-  kernels::swiglu_backward(device, gate_up.view(), dy.view(), gate_up.data(), rows, ffn);  // over the input
+  kernels::swiglu_backward(device, gate_up.view(), dy.view(), gate_up.data(), rows, ffn);  // in place of the input
   CHECK(difference(gate_up.read(), expected_gradient) < tolerance<T>);
 }
 
@@ -169,7 +169,7 @@ void check_rope(int64_t rows, int64_t heads, int64_t head_dim, int64_t row_strid
     on_gpu(y, row_stride, y, row_stride, backward);
     rotate(host, expected.data(), row_stride, expected.data(), row_stride, cosines.data(), sines.data(), backward);
     CHECK(difference(y.read(), expected) < tolerance<T>);
-    // Into rows without gaps and back: what is between the heads' rows is left alone.
+    // Into rows without gaps and back: elements between the heads' rows do not change.
     const int64_t width = heads * head_dim;
     number_array<T> from(device, x, lead), packed(device, values(static_cast<std::size_t>(rows * width)), lead);
     number_array<T> back(device, x, lead);
@@ -186,7 +186,7 @@ bytes counted(int64_t n) {
   return x;
 }
 
-/// kernel(device, from, to) on the GPU against the processor's, where `to` begins as `size` zeros.
+/// Compares kernel(device, from, to) on the GPU with the cpu, where `to` initially has `size` zeros.
 template <class F>
 void check_copy(const bytes& from, std::size_t size, std::size_t lead, F kernel) {
   plait::cpu host;
@@ -243,7 +243,7 @@ TEST_CASE_TEMPLATE("swiglu on CUDA equals the processor's", T, float, double, bf
 TEST_CASE_TEMPLATE("rotary embeddings on CUDA equal the processor's", T, float, double, bf16) {
   for (const std::size_t lead : {0, 1}) {
     check_rope<T>(6, 3, 16, 48, 3, lead);
-    check_rope<T>(6, 3, 64, 320, 6, lead);  // inside a fused projection
+    check_rope<T>(6, 3, 64, 320, 6, lead);  // in a fused projection
     check_rope<T>(5, 2, 6, 13, 5, lead);
     check_rope<T>(2, 33, 128, 33 * 128, 1, lead);
     check_rope<T>(70, 1, 2, 2, 7, lead);

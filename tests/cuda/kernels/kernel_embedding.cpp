@@ -19,12 +19,12 @@ using plait::cuda;
 using plait::gradient_of;
 using std::int64_t;
 
-/// Which part of a table [vocab, width] a rank holds.
+/// The part of a table [vocab, width] on a rank.
 struct table_part {
   int64_t width, first, rows, vocab;
 };
 
-/// Ids of which few are frequent, as in text.
+/// Ids of which a few are frequent, as in text.
 std::vector<int64_t> ids_of(int64_t tokens, int64_t vocab) {
   std::mt19937 generator(11);
   std::geometric_distribution<int64_t> draw(0.03);
@@ -76,18 +76,19 @@ TEST_CASE_TEMPLATE("looked-up rows and their gradients equal the processor's", T
       check<T>(ids, {width, 0, 501, 501}, 0);
       check<T>(ids, {width, 0, 501, 501}, 1);
       check<T>(ids, {width, 5, 50, 501}, 0);    // a part of a split table
-      check<T>(ids, {width, 480, 40, 501}, 0);  // padded behind the vocabulary
-      check<T>(ids, {width, 520, 20, 501}, 0);  // nothing but padding
+      check<T>(ids, {width, 480, 40, 501}, 0);  // with rows of padding after the vocabulary
+      check<T>(ids, {width, 520, 20, 501}, 0);  // only padding
     }
   }
-  check<T>(std::vector<int64_t>(300, 4), {2056, 0, 5, 5}, 0);  // one row for all, wider than a block
+  check<T>(std::vector<int64_t>(300, 4), {2056, 0, 5, 5}, 0);  // one row for all tokens, wider than a block
   std::vector<int64_t> ids = ids_of(1500, 501);
-  for (std::size_t t = 0; t < ids.size(); t += t % 3 + 1) ids[t] = t % 5 == 0 ? 100 : 11;  // two frequent ones
+  for (std::size_t t = 0; t < ids.size(); t += t % 3 + 1) ids[t] = t % 5 == 0 ? 100 : 11;  // two frequent rows
   check<T>(ids, {24, 0, 501, 501}, 0);
   check<T>(ids, {24, 8, 60, 501}, 1);
 }
 
-/// What the rows of a table of width 1 become: the first 128 tokens of a row are added one by one, then sums of 128.
+/// The gradient of the rows of a table of width 1: the first 128 tokens of a row are added one by one, then sums of
+/// 128.
 std::vector<float> sums_of_rows(const std::vector<int64_t>& ids, const values& dy, std::size_t rows) {
   std::vector<float> sums(rows), pieces(rows);
   std::vector<int> seen(rows);

@@ -1,4 +1,4 @@
-// The kernels of mixtures of experts on a GPU against those of the CPU.
+// Compares the kernels of mixtures of experts on a GPU with those of the cpu.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace {
 
 using indices = std::vector<std::int32_t>;
 
-/// Halves, so that there are ties in every token, and they are exact on every device.
+/// Multiples of 1/2, so every token has ties and all are exact on every device.
 values scores_with_ties(std::int64_t n) {
   std::mt19937 generator(3);
   values scores(static_cast<std::size_t>(n));
@@ -108,7 +108,7 @@ template <class T>
 void check_rows(std::int64_t width, std::size_t lead) {
   using S = statistic_of<T>;
   constexpr std::int64_t tokens = 9, k = 2, rows = 15;
-  indices at, from;  // a row for each choice but three
+  indices at, from;  // one row for each choice except three
   for (std::int32_t j = 0; j < tokens * k; ++j) at.push_back(j % 6 == 4 ? -1 : (j - (j + 1) / 6) * 7 % 15);
   for (std::int32_t row = 0; row < rows; ++row) from.push_back(row * 5 % 9);
   struct made {

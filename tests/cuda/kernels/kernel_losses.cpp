@@ -26,8 +26,8 @@ struct losses {
   values row_max, sum_exp, loss, dlogits;
 };
 
-/// The processor's losses of rows of `range.columns` logits, which are the whole vocabulary, and their gradients, where
-/// a row's loss has the gradient scale[r].
+/// The cpu's losses of rows of `range.columns` logits, the whole vocabulary, and their gradients, where the gradient of
+/// row r's loss is scale[r].
 losses losses_on_cpu(const values& logits, const std::vector<int64_t>& targets, const values& scale,
                      const vocabulary_range& range, const cross_entropy_settings& settings) {
   plait::cpu device;
@@ -45,7 +45,7 @@ losses losses_on_cpu(const values& logits, const std::vector<int64_t>& targets, 
 }
 
 struct problem {
-  int64_t rows, columns, vocab;  ///< columns of the whole vocabulary, padding included
+  int64_t rows, columns, vocab;  ///< columns of the whole vocabulary, with padding
   int64_t ranks;
 };
 
@@ -55,7 +55,7 @@ std::vector<int64_t> targets_of(const problem& p) {
   return targets;
 }
 
-/// The steps of a vocabulary that is split over ranks, which all lie on one device; reductions happen on the host.
+/// The steps of a vocabulary split over ranks, all on one device; the host does the reductions.
 template <class T>
 void check(const problem& p, const cross_entropy_settings& s, bool one_pass, bool in_place) {
   using S = statistic_of<T>;
@@ -75,7 +75,7 @@ void check(const problem& p, const cross_entropy_settings& s, bool one_pass, boo
   values row_max(targets.size(), -std::numeric_limits<double>::infinity()), sums(3 * targets.size());
   std::vector<values> local_max(static_cast<std::size_t>(p.ranks)), local_sums = local_max;
   const auto range_of = [&](int64_t rank) { return vocabulary_range{width, rank * width, p.vocab}; };
-  const auto logits_of = [&](int64_t rank) {  // rows that do not begin on a 16-byte boundary
+  const auto logits_of = [&](int64_t rank) {  // rows that do not start on a 16-byte boundary
     return number_array<T>(device, part_of(logits, p.columns, rank * width, width), 1);
   };
   for (int64_t rank = 0; rank < p.ranks; ++rank) {

@@ -38,7 +38,7 @@ void check(int64_t batch, int64_t q_len, int64_t heads, int64_t head_dim, int64_
   const values other = random_values<Other>(tokens * other_stride, 3);
   values lse_other = random_values<float>(rows, 4, 4.0);
   const double nothing = -std::numeric_limits<double>::infinity();
-  for (std::size_t i = 0; i < lse.size(); ++i) {  // queries that saw nothing here, there or in both
+  for (std::size_t i = 0; i < lse.size(); ++i) {  // queries that saw no key in one piece, the other or both
     if (i % 5 == 1 || i % 7 == 3) lse[i] = nothing;
     if (i % 5 == 2 || i % 7 == 3) lse_other[i] = nothing;
   }
@@ -61,7 +61,7 @@ TEST_CASE_TEMPLATE("merged attention equals the processor's", T, float, double, 
   check<T, T>(1, 0, 2, 8, 0);
   check<T, T>(1, 1, 1, 1, 0);
   check<T, T>(2, 13, 3, 40, 5);
-  check<T, T>(2, 13, 3, 40, 8);  // five lanes of eight have numbers
+  check<T, T>(2, 13, 3, 40, 8);  // five of eight lanes have numbers
   check<T, T>(3, 5, 4, 128, 0);
 }
 

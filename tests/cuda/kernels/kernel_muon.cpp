@@ -1,5 +1,5 @@
 // program: training
-// Muon's kernels and the Newton-Schulz iteration on a GPU against loops in double.
+// Compares Muon's kernels and the Newton-Schulz iteration on a GPU with loops in double.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ using namespace plait::test;
 
 namespace {
 
-/// More tensors than one launch takes, some of which begin off a boundary.
+/// More tensors than one launch takes; some do not start on a boundary.
 std::vector<std::int64_t> muon_sizes() {
   std::vector<std::int64_t> sizes = {0, 1, 3, 4, 5, 1024, 8191, 8192, 8193, 20001};
   for (int i = 0; i < 150; ++i) sizes.push_back(i % 7);
@@ -137,7 +137,7 @@ TEST_CASE("momenta in bf16 are rounded by the bits of their elements, and direct
       }
     }
     CHECK(elements > 20000);
-    CHECK(other <= (update == 0 ? 0 : elements / 1000));  // sums whose last place differs
+    CHECK(other <= (update == 0 ? 0 : elements / 1000));  // sums whose last digit differs
   }
 }
 

@@ -20,7 +20,7 @@ namespace kernels = plait::kernels;
 
 constexpr double eps = 1e-5;
 
-/// What a norm makes, in double; RMS norm has neither mean nor dbias.
+/// The results of a norm, in double; RMS norm has no mean and no dbias.
 struct norm_arrays {
   values y, mean, inverse, dx, dweight, dbias;
 };
@@ -30,7 +30,7 @@ norm_arrays sized(std::size_t n, std::size_t columns) {
   return {values(n), values(rows), values(rows), values(n), values(columns), values(columns)};
 }
 
-/// The processor's norms. dx includes `addend`.
+/// The cpu's norms. dx includes `addend`.
 norm_arrays rms_norm_on_cpu(const values& x, const values& weight, const values& dy, const values& addend) {
   plait::cpu device;
   norm_arrays made = sized(x.size(), weight.size());
@@ -58,7 +58,7 @@ norm_arrays layer_norm_on_cpu(const values& x, const values& weight, const value
 
 struct problem {
   int64_t rows, columns;
-  std::size_t lead;  ///< elements between an aligned address and each array
+  std::size_t lead;  ///< elements between an aligned address and the start of each array
 };
 
 constexpr problem problems[] = {{1, 1, 0},    {5, 7, 0},    {3, 64, 0},  {3, 64, 1},   {700, 64, 0},
@@ -87,11 +87,11 @@ struct inputs {
         b(random_values<T>(p.columns, 3)),
         dy(random_values<T>(p.rows * p.columns, 4)),
         addend(random_values<T>(p.rows * p.columns, 5)) {
-    for (double& v : x) v = widened(typed<T>(v + 1));  // a mean that matters
+    for (double& v : x) v = widened(typed<T>(v + 1));  // a mean that is not near 0
   }
 };
 
-/// A norm of x + addend is, bit by bit, that of the sum which was computed before; the sum may take the place of x.
+/// A norm of x + addend is bitwise equal to the norm of a sum that was computed before. The sum may replace x.
 template <class T, class Norm>
 void check_sum(cuda& device, const problem& p, const inputs<T>& in, number_array<T>& y, const Norm& norm) {
   number_array<T> x(device, in.x, p.lead), addend(device, in.addend, p.lead), sum(device, in.x, p.lead);
@@ -146,11 +146,11 @@ void check_rms(const problem& p) {
                          alone.data(), nullptr, p.rows, p.columns);
   CHECK(difference(alone.read(), sum_of(expected.dweight, ones)) < tolerance<G>);
   kernels::norm_backward(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), dy.data(),
-                         static_cast<G*>(nullptr), nullptr, p.rows, p.columns);  // over dy
+                         static_cast<G*>(nullptr), nullptr, p.rows, p.columns);  // in place of dy
   CHECK(difference(dy.read(), minus(expected.dx, in.addend)) < 2 * tolerance<T>);
 }
 
-/// Rows over two ranks, which lie on one device; reductions happen on the host.
+/// Rows split over two ranks on one device; the host does the reductions.
 template <class T>
 void check_split_rms(const problem& p) {
   using S = statistic_of<T>;
@@ -242,7 +242,7 @@ void check_layer(const problem& p) {
                                  static_cast<G*>(nullptr), p.rows, p.columns);
   CHECK(difference(alone.read(), sum_of(sum_of(expected.dweight, expected.dweight), ones)) < tolerance<G>);
   kernels::norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dy.data(),
-                         static_cast<G*>(nullptr), static_cast<G*>(nullptr), p.rows, p.columns);  // over dy
+                         static_cast<G*>(nullptr), static_cast<G*>(nullptr), p.rows, p.columns);  // in place of dy
   CHECK(difference(dy.read(), minus(expected.dx, in.addend)) < 2 * tolerance<T>);
 }
 
@@ -313,7 +313,7 @@ TEST_CASE_TEMPLATE("rms norm on CUDA of rows over two ranks", T, float, double, 
 
 TEST_CASE_TEMPLATE("layer norm on CUDA equals the processor's", T, float, double, bf16) {
   for (const problem& p : problems) {
-    if (p.columns > 1) check_layer<T>(p);  // of one column all is noise
+    if (p.columns > 1) check_layer<T>(p);  // with one column the result is only rounding error
   }
 }
 

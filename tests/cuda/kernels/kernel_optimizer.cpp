@@ -32,12 +32,12 @@ using plait::kernels::clip_numbers;
 using plait::kernels::const_elements;
 using std::int64_t;
 
-/// One tensor's numbers between steps.
+/// The numbers of one tensor between steps.
 struct adamw_numbers {
   values master, m, v;
 };
 
-/// One tensor between steps whose moments are kept as S: bf16, or codes in blocks.
+/// One tensor between steps, whose moments have type S: bf16, or codes in blocks.
 template <class M, class S>
 struct rounded_numbers {
   std::vector<M> master;
@@ -45,7 +45,7 @@ struct rounded_numbers {
   std::vector<std::uint8_t> m_scales, v_scales;
 };
 
-/// The processor's step.
+/// The cpu's step.
 void adamw_on_cpu(adamw_numbers& tensor, const values& gradient, double weight_decay, const adamw_settings& settings,
                   const adamw_scalars& scalars) {
   plait::cpu device;
@@ -56,8 +56,8 @@ void adamw_on_cpu(adamw_numbers& tensor, const values& gradient, double weight_d
   plait::kernels::adamw_update(device, std::span(&one, 1), settings, &scalars);
 }
 
-/// The processor's step with moments, and where M is bf16 values, that are rounded stochastically; `like` says
-/// everything but where the arrays are.
+/// The cpu's step with stochastically rounded moments and, for bf16 M, rounded values. `like` has all arguments except
+/// the addresses.
 template <class M, class G, class S>
 void adamw_rounded_on_cpu(rounded_numbers<M, S>& tensor, const std::vector<G>& gradient,
                           plait::kernels::adamw_rounded_tensor<M, G, M, S> like, const adamw_settings& settings,
@@ -71,7 +71,7 @@ void adamw_rounded_on_cpu(rounded_numbers<M, S>& tensor, const std::vector<G>& g
                                settings, &scalars);
 }
 
-/// What the processor clips with.
+/// The cpu's factors of clipping.
 clip_numbers clip_on_cpu(double squares, double limit) {
   plait::cpu device;
   clip_numbers made{-1, -1, -1};
@@ -79,7 +79,7 @@ clip_numbers clip_on_cpu(double squares, double limit) {
   return made;
 }
 
-/// More tensors than one launch takes, of sizes around those of a pack and of a chunk; some begin off a boundary.
+/// More tensors than one launch takes, with sizes near those of a pack and of a chunk; some do not start on a boundary.
 std::vector<int64_t> tensor_sizes() {
   std::vector<int64_t> sizes = {0, 1, 3, 4, 5, 255, 1024, 8191, 8192, 8193, 16384, 16385, 40003, 0};
   for (int i = 0; i < 150; ++i) sizes.push_back(i % 11);
@@ -140,7 +140,7 @@ std::vector<values> train(cuda& device, const adamw_settings& settings, bool com
   return made;
 }
 
-/// Tensors of the sizes above, which begin anywhere in a block, as the columns of a matrix that is cut in two.
+/// Tensors of the sizes above that start anywhere in a block, like the columns of a matrix split in two.
 template <class M, class G, class S>
 void compare_rounded(cuda& device) {
   using tensor = plait::kernels::adamw_rounded_tensor<M, G, M, S>;
@@ -197,7 +197,7 @@ void compare_rounded(cuda& device) {
     }
     plait::kernels::adamw_update(device, std::span<const tensor>(table), settings, numbers.data());
   }
-  // The same random bits: but for numbers whose last place differs before they are rounded, all is equal.
+  // Both use the same random bits, so results differ only where the last digit differs before rounding.
   std::size_t elements = 0, differing = 0;
   const auto bytes_of = [](const auto& array) {
     const auto* const p = reinterpret_cast<const unsigned char*>(array.data());

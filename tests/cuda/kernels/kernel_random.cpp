@@ -21,7 +21,7 @@ std::vector<box> boxes() {
   return {
       {1, {1}, {0}, {1}},
       {1, {1003}, {0}, {1003}},
-      {1, {4000}, {1001}, {1002}},                    // begins and ends inside a block of four words
+      {1, {4000}, {1001}, {1002}},                    // starts and ends inside a block of four words
       {1, {4000}, {1003}, {1006}},                    // an element, whole blocks, an element
       {2, {37, 50}, {11, 0}, {7, 50}},                // whole rows
       {2, {37, 50}, {3, 13}, {20, 9}},                // a tile
@@ -47,7 +47,7 @@ values rounded(const values& x) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("random numbers are those of the processor", T, float, double, bf16) {
-  // A double that lies on the border of two values of T may be rounded either way.
+  // A double on the border of two values of T may be rounded either way.
   constexpr double near = sizeof(T) == 8 ? 1e-15 : sizeof(T) == 4 ? 1e-7 : 1e-3;
   cuda device;
   plait::cpu host;

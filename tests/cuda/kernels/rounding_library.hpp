@@ -4,9 +4,9 @@
 
 namespace plait::test {
 
-/// Another library's attention as cuDNN's is: bf16 in and out, rows of lse without gaps, causal
-/// masks of what begins or ends together, gradients that are overwritten. It computes by plait's kernels, refuses to be
-/// called with what it does not support, and counts its calls.
+/// An attention library like cuDNN: bf16 inputs and outputs, rows of lse without gaps, causal masks whose queries and
+/// keys start or end together, and gradients that are overwritten. It computes with plait's kernels, reports calls that
+/// it does not support as errors, and counts its calls.
 class rounding_library final : public attention_library {
  public:
   int forwards = 0, backwards = 0;

@@ -1,5 +1,5 @@
-// The same bits on every layout of ranks that share a GPU: products by one algorithm, exact sums, attention in chunks.
-// On the stand-in, every algorithm adds in an order of its own, and the heuristic's proposals depend on the sizes.
+// Deterministic results on every layout of ranks that share a GPU: products by one algorithm, exact sums, attention in
+// chunks. In the stand-in every algorithm adds in a different order, and the heuristic's proposals depend on the sizes.
 // timeout: 240
 #include <doctest/doctest.h>
 

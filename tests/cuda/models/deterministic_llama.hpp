@@ -1,5 +1,5 @@
-// A small Llama, or one with experts, with deterministic sums on a GPU or several: what one run leaves, for whatever
-// starts the ranks.
+// Runs a small Llama, dense or with experts, with deterministic sums on one GPU or several. A launcher starts the
+// ranks.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@
 
 namespace plait::test {
 
-/// Has the stand-in's products be as different as a library's may be.
+/// Makes the stand-in's products as different as a library's may be.
 struct different_orders {
 #ifdef PLAIT_CUDA_STAND_IN
   different_orders() { stand_in::orders_differ = true; }
@@ -51,8 +51,8 @@ inline llama_config deterministic_config() {
   return config;
 }
 
-/// Three steps of a small model in bf16 on ranks that `launch(ranks, device options, body(communicator, device))`
-/// starts.
+/// Three steps of a small model in bf16 on ranks started by `launch(ranks, device options, body(communicator,
+/// device))`.
 template <class S, class Model, class Launch>
 outcome train_model(const Launch& launch, const mesh_shape& mesh, const llama_config& config,
                     const llama_options& model_options, const deterministic_layout& l, bool deterministic) {
@@ -99,7 +99,7 @@ outcome train_deterministic(const Launch& launch, const deterministic_layout& l,
       launch, mesh.shape(), deterministic_config(), {.attention = {.context = l.context}}, l, deterministic);
 }
 
-/// With eight experts and a shared one, auxiliary losses and a limit of rows.
+/// A model with eight experts and a shared one, auxiliary losses and a limit of rows.
 template <class Launch>
 outcome train_deterministic_mixture(const Launch& launch, const deterministic_layout& l, bool deterministic = true) {
   const mixture_strategy_type::mesh mesh{l.dp, l.ep, l.cp, l.tp, 1};

@@ -1,4 +1,4 @@
-// The same bits over NCCL, whose collectives add in orders of their own: it only moves partial sums here.
+// Deterministic results over NCCL, whose collectives add in varying orders: here it only moves partial sums.
 // timeout: 240
 #include <doctest/doctest.h>
 

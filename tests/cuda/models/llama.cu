@@ -1,6 +1,6 @@
 // timeout: 300
-// A whole Llama step on the GPU: in float it is the CPU's, in bf16 it is near it, and ranks that share the GPU compute
-// what one rank does.
+// A whole Llama step on the GPU: in float it equals the CPU's, in bf16 it is near it, and ranks that share the GPU have
+// the results of one rank.
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/schedule/generators.hpp"
@@ -9,7 +9,7 @@
 
 namespace plait::test {
 
-/// The scenario on one rank of the cpu, under megatron_sp: llama_reference.cpp, which nvcc does not compile.
+/// The scenario on one rank of the cpu with megatron_sp: in llama_reference.cpp, which nvcc does not compile.
 rank_outcome train_on_cpu(const scenario& s);
 
 }  // namespace plait::test

@@ -1,6 +1,6 @@
 // timeout: 300
 // program: training
-// The kit that compares with one rank does so on a GPU too, where all ranks share one device.
+// The parity kit on a GPU, which all ranks share.
 #include <doctest/doctest.h>
 
 #include "plait/comm/threads/cuda.hpp"

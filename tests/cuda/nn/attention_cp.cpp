@@ -13,7 +13,7 @@ kernels::attention_mask chunks();  // rule_mask.cu
 
 namespace {
 
-/// With `library`, attention is another library's, which rounds what it makes to bf16.
+/// With `library`, another library computes attention and rounds its results to bf16.
 template <class T, class Policy>
 context_arrays on_ranks(const context_inputs& in, int ranks, bool zigzag, bool library = false) {
   const auto launch = [&](int n, auto&& body) {
@@ -93,7 +93,7 @@ TEST_CASE("in bf16 eight ranks lose no more than one") {
   no_worse(errors_of(on_ranks<bf16, ring<cp>>(in, 8, true), expected));
   no_worse(errors_of(on_ranks<bf16, ring<cp>>(in, 8, false), expected));
   no_worse(errors_of(on_ranks<bf16, all_gather_kv<cp>>(in, 8, true), expected));
-  no_worse(errors_of(on_ranks<bf16, ulysses<cp>>(in, 4, true), expected));  // on four, two ranks share a kv head
+  no_worse(errors_of(on_ranks<bf16, ulysses<cp>>(in, 4, true), expected));  // on four ranks, two share a kv head
 }
 
 TEST_CASE("a library's pieces are each rounded once, however long the ring is") {

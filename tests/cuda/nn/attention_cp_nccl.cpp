@@ -1,5 +1,5 @@
 // program: training_nccl
-// Context parallelism over NCCL, whose messages run beside the main stream: every policy on several ranks is one rank.
+// Context parallelism over NCCL, whose messages run in parallel with the main stream: every policy equals one rank.
 #include "cuda/nn/attention_cp_ranks.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "support/nccl_devices.hpp"
@@ -37,7 +37,7 @@ TEST_CASE("over NCCL every policy on several ranks is one rank") {
     CAPTURE(ranks);
     for (const bool zigzag : {false, true}) check_near(on_ranks<ring<cp>>(in, ranks, zigzag), one);
     check_near(on_ranks<all_gather_kv<cp>>(in, ranks, true), one);
-    if (ranks != 3) check_near(on_ranks<ulysses<cp>>(in, ranks, true), one);  // which does not divide the heads
+    if (ranks != 3) check_near(on_ranks<ulysses<cp>>(in, ranks, true), one);  // three does not divide the heads
   }
 }
 

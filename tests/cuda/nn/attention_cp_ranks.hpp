@@ -13,8 +13,7 @@
 #include "plait/kernels/cpu/attention.hpp"
 #include "plait/nn/attention/chosen.hpp"
 
-/// Attention under context-parallel policies on ranks with a GPU's memory, from inputs and to outputs in the order of
-/// the text.
+/// Attention with context-parallel policies on ranks with a GPU's memory. Inputs and outputs are in original order.
 namespace plait::test {
 
 /// Sizes of one attention; arrays are [seq, heads, head_dim], one sequence.
@@ -29,7 +28,7 @@ struct context_arrays {
   std::vector<double> o, dq, dk, dv, dsinks{};
 };
 
-/// The processor's, in double, on one rank. `first_visible` and `sinks` may be empty.
+/// The cpu's attention on one rank, in double. `first_visible` and `sinks` may be empty.
 inline context_arrays context_on_cpu(const context_sizes& sizes, const std::vector<double>& q,
                                      const std::vector<double>& k, const std::vector<double>& v,
                                      const std::vector<double>& d_o, const std::vector<std::int32_t>& first_visible,
@@ -75,13 +74,13 @@ context_inputs random_inputs(const context_sizes& s, bool documents) {
                     random_values<T>(s.seq * s.heads * s.head_dim, 4),
                     {}};
   for (std::int64_t p = 0; documents && p < s.seq; ++p) {
-    const std::int64_t last = s.seq * 3 / 4;  // the last rank's tokens, in original order, see nothing
+    const std::int64_t last = s.seq * 3 / 4;  // the last rank's tokens, in original order, see no key
     in.starts.push_back(static_cast<std::int32_t>(p < 41 ? 0 : p < last ? 41 : s.seq));
   }
   return in;
 }
 
-/// This rank's rows of [seq, width], or their way back.
+/// This rank's rows of [seq, width], or the inverse.
 inline values taken(const values& all, const std::vector<std::int64_t>& positions, std::int64_t width) {
   values mine;
   for (const std::int64_t p : positions)
@@ -95,7 +94,7 @@ inline void put(values& all, const values& mine, const std::vector<std::int64_t>
           mine[row * static_cast<std::size_t>(width) + static_cast<std::size_t>(i)];
 }
 
-/// `launch(ranks, body)` calls body(communicator, device) on so many ranks. With `as_graph`, results are those of a
+/// `launch(ranks, body)` calls body(communicator, device) on `ranks` ranks. With `as_graph`, the results are those of a
 /// recorded pass.
 template <class T, class Policy, class Launch>
 context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, bool zigzag, bool as_graph = false) {
@@ -134,7 +133,7 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
     };
     pass();
     if (as_graph) {
-      pass();  // from now on all the memory is there
+      pass();  // all memory is allocated now
       cuda_graph graph(device);
       graph.record(pass);
       for (number_array<T>* a : {&o, &dq})

@@ -11,7 +11,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/strategy.hpp"
 
-/// Sizes of a small block, and what one rank has of its output and gradients.
+/// Sizes of a small block, and one rank's parts of its output and gradients.
 namespace plait::test {
 
 /// One rank's part of a tensor.
@@ -20,7 +20,7 @@ struct part_values {
   box part;
   std::vector<double> values;
 };
-/// Output, input gradient and parameter gradients, as one rank has them.
+/// One rank's output, input gradient and parameter gradients.
 using block_outcome = std::vector<part_values>;
 
 inline dim_sizes block_sizes() {

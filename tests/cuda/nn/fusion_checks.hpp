@@ -17,7 +17,7 @@
 #include "plait/nn/norm.hpp"
 #include "support/split_strategy.hpp"
 
-/// Layers whose work is recorded as a graph and counted, and compared with their parts on their own.
+/// Records layers as graphs, counts their operations, and compares layers with their unfused parts.
 namespace plait::test::fusions {
 
 using rows = split::residual;
@@ -37,11 +37,11 @@ struct down_policy {
   using output = rows;
 };
 
-/// Kernels, products, copies and fills that `work` puts into the main stream.
+/// The kernels, products, copies and fills of `work` in the main stream.
 template <class Work>
 std::size_t nodes(cuda& device, const Work& work) {
   work();
-  work();  // what it allocates is there from now on, beside what it leaves
+  work();  // allocates all its memory, and returns only part of it
   const cudaStream_t stream = device.main_stream().handle();
   cudaGraph_t graph = nullptr;
   REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
@@ -50,7 +50,7 @@ std::size_t nodes(cuda& device, const Work& work) {
   std::size_t count = 0;
   REQUIRE(cudaGraphGetNodes(graph, nullptr, &count) == cudaSuccess);
   cudaGraphDestroy(graph);
-  work();  // recording it did not run it
+  work();  // recording did not run it
   return count;
 }
 
@@ -105,7 +105,7 @@ inline values plus(values a, const values& b) {
   return a;
 }
 
-/// Lets another backward pass use what a forward pass has kept: work is counted by running it twice.
+/// Makes values saved by a forward pass valid for another backward pass: operations are counted by running it twice.
 template <class Saved>
 void reuse(Saved& kept) {
   if constexpr (requires { kept.stamp; })
@@ -122,7 +122,7 @@ void reuse(Saved& kept) {
     for (auto& each : kept.blocks) reuse(each);
 }
 
-/// The branch's sum with the stream, and the sum of their gradients, against the parts on their own.
+/// Compares the branch's sum with the stream, and the sum of their gradients, with the unfused parts.
 template <class Norm>
 void check_residual(context<cuda>& ctx, double dropout_p) {
   using T = typename Norm::value_type;
@@ -151,12 +151,12 @@ void check_residual(context<cuda>& ctx, double dropout_p) {
     CHECK(difference(read(ctx, y), plus(read(ctx, x), read(ctx, inner))) < tolerance<T>);
     CHECK(difference(read(ctx, dx), plus(read(ctx, dy), read(ctx, dnorm))) < tolerance<T>);
   } else {
-    CHECK(forward == norm_forward + inner_forward + 2);     // the mask, and then the sum
+    CHECK(forward == norm_forward + inner_forward + 2);     // the mask, then the sum
     CHECK(backward == norm_backward + inner_backward + 2);  // a copy with the mask
   }
 }
 
-/// Two blocks of two branches, whose sums are added where they are read; and the same branches one by one.
+/// Two blocks of two branches, whose sums are added where they are read, compared with single branches.
 template <class Norm>
 struct chain {
   using T = typename Norm::value_type;
@@ -184,7 +184,7 @@ struct chain {
   std::vector<branch> apart;
 };
 
-/// The results are the same, bit by bit, whatever is kept for the backward pass.
+/// Results are bitwise equal for every choice of saved values.
 template <class Norm>
 void check_chain_values(context<cuda>& ctx, double dropout_p) {
   using T = typename Norm::value_type;
@@ -219,7 +219,7 @@ void check_chain(context<cuda>& ctx) {
     const auto x = random_tensor<rows, T>(ctx, 1);
     const std::size_t one = nodes(ctx.device, [&] { layers.apart[0].forward(ctx, x); });
     const std::size_t four = nodes(ctx.device, [&] { layers.together.forward(ctx, x); });
-    CHECK(four == 4 * one - (dropout_p > 0 ? 3 : 0));  // the products add, or all norms but the first
+    CHECK(four == 4 * one - (dropout_p > 0 ? 3 : 0));  // the products add, or all norms except the first
   }
 }
 
@@ -267,7 +267,7 @@ void check_linear(context<cuda>& ctx) {
   CHECK(difference(read(ctx, dsum), plus(read(ctx, biased.backward(ctx, x, kept, dy)), read(ctx, other))) <
         tolerance<T>);
 
-  // The bias is what it is where it is added by itself.
+  // The bias has the value of a separate addition.
   auto& bias = *biased.bias();
   const auto by_product = biased.forward(ctx, x);
   kernels::fill(ctx.device, bias.value(), bias.size(), master_of<Precision>{0});
@@ -278,8 +278,8 @@ void check_linear(context<cuda>& ctx) {
   CHECK(difference(read(ctx, by_product), read(ctx, by_hand)) < tolerance<T>);
 }
 
-/// A linear on arrays of the caller's, whose bias begins so many elements behind a 256-byte boundary, against one on
-/// plait's own: equal, with a kernel of its own for the bias where cuBLASLt may not read it.
+/// Compares a linear on the caller's arrays with one on plait's arrays: results are equal. The caller's bias starts
+/// `offset` elements after a 256-byte boundary; where cuBLASLt cannot read it, a separate kernel adds it.
 template <class Precision>
 void check_bias_of_caller(context<cuda>& ctx) {
   using T = activation_of<Precision>;
@@ -315,8 +315,8 @@ void check_bias_of_caller(context<cuda>& ctx) {
   }
 }
 
-/// The gradient of a bias: with the product that makes the weight's, in place for the first microbatch and by a pass
-/// over the sums for others, or by passes over dy.
+/// The gradient of a bias: the product of the weight's gradient computes it. It does so in place for the first
+/// microbatch; for later ones a pass adds the sums. Without such a product, passes over dy compute it.
 template <class Precision>
 void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
   using G = gradient_of<Precision>;
@@ -333,8 +333,8 @@ void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
     later.run();
   };
   const auto nodes_of = [&](auto& layer, bool first) { return nodes(ctx.device, [&] { pass(layer, first); }); };
-  CHECK(nodes_of(biased, true) == nodes_of(bare, true) + (fused ? 0 : 3));    // zeroed, sums of groups, sums of those
-  CHECK(nodes_of(biased, false) == nodes_of(bare, false) + (fused ? 1 : 2));  // the sums are added
+  CHECK(nodes_of(biased, true) == nodes_of(bare, true) + (fused ? 0 : 3));    // zero, sums of groups, sums of those
+  CHECK(nodes_of(biased, false) == nodes_of(bare, false) + (fused ? 1 : 2));  // adds the sums
 
   const auto gradient = [&](auto& parameter) {
     std::vector<G> host(static_cast<std::size_t>(parameter.size()));

@@ -1,6 +1,6 @@
 // program: layers
-// What layers leave to kernels and products that run anyway: biases, residual sums, gradients that meet. The work is
-// recorded as a graph and its nodes are counted, so that no fusion goes away unseen.
+// Fusions of layers: biases, residual sums and sums of gradients that other kernels and products compute. Each test
+// records the work as a graph and counts its nodes, so a lost fusion is a failure.
 #include "cuda/nn/fusion_checks.hpp"
 
 namespace plait::test::fusions {
@@ -148,7 +148,7 @@ TEST_CASE("fusions: branches that share their input are added by the products, a
     CHECK(forward == 2 * nodes(ctx.device, [&] { a.forward(ctx, shared); }));
     const std::size_t backward = nodes(ctx.device, [&] { reuse(kept), dx = both.backward(ctx, x, kept, dy); });
     CHECK(backward == 2 * nodes(ctx.device, [&] { reuse(none), a.backward(ctx, shared, none, dy); }) + 1);
-    // ... the move of the gradient back to the boundary, on one rank a copy
+    // ... moving the gradient back to the boundary, on one rank a copy
     CHECK(difference(read(ctx, y), plus(read(ctx, a.forward(ctx, shared)), read(ctx, b.forward(ctx, shared)))) < 1e-5);
     linear_saved<cuda> of_a, of_b;
     CHECK(difference(read(ctx, dx), plus(read(ctx, a.backward(ctx, shared, of_a, dy)),
@@ -177,8 +177,8 @@ TEST_CASE("fusions: queries and keys are rotated in one pass, or as the norms of
       const std::size_t passes = norm_epsilon > 0 ? 0 : 1;
       CHECK(nodes_of(true) == std::pair(forward + passes, backward + passes));
       if (norm_epsilon > 0) continue;
-      // No copy of q and k is among them: their product, attention, the output's product; and backward the output's two
-      // products, the sums of its gradient's rows, attention's two kernels, the projections' two products.
+      // No copies of q and k: forward has their product, attention, and the output's product. Backward has the output's
+      // two products, the sums of its gradient's rows, attention's two kernels, and the projections' two products.
       CHECK(forward == 3);
       CHECK(backward == 7);
     }
@@ -213,7 +213,7 @@ TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes 
       norm.backward(mb, x, kept, dy);
       later.run();
     });
-    CHECK(at_once + 1 < deferred);  // dx, and a copy of dy besides
+    CHECK(at_once + 1 < deferred);  // dx, and a copy of dy
     norm.weight()->zero_gradient(ctx);
     norm.forward(ctx, x, &kept);
     norm.backward(mb, x, kept, dy);

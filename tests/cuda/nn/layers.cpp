@@ -1,6 +1,6 @@
 // program: layers
-// Layers that the Llama has no use for, and strategies other than its sequence parallelism, on a GPU: ranks that share
-// it compute what one rank does, and that is what the CPU computes.
+// Layers that a Llama does not have, and strategies without sequence parallelism, on a GPU. Ranks that share it have
+// the results of one rank, which are those of the CPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -96,7 +96,7 @@ std::vector<block_outcome> on_gpu(extents e) {
   return all;
 }
 
-/// The norm of the difference of a rank's part from the same part of the whole, over the norm of that part.
+/// The norm of the difference of a rank's part from that part of the whole tensor, over the norm of that part.
 double off(const part_values& got, const part_values& whole) {
   double squares = 0, size = 0;
   const box& b = got.part;
@@ -154,7 +154,7 @@ TEST_CASE("layers on a GPU: in bf16, near what one rank computes in float") {
 
 TEST_CASE("a product in bf16 is rounded once, however its sum is split") {
   cuda device;
-  constexpr std::int64_t k = 1028;  // 257 ones, which bf16 does not hold, and later 256 that take them away
+  constexpr std::int64_t k = 1028;  // 257 ones, which bf16 cannot represent; then 256 of -1
   std::vector<bf16> a(k, to_bf16(0)), b(k, to_bf16(1)), c(1);
   for (std::size_t i = 0; i < 257; ++i) a[i] = to_bf16(1);
   for (std::size_t i = 772; i < 1028; ++i) a[i] = to_bf16(-1);

@@ -1,5 +1,5 @@
 // program: layers
-// Mixtures of experts on a GPU: ranks that share it, and exchange rows, compute what one rank of the CPU does.
+// Mixtures of experts on a GPU: ranks that share it and exchange rows have the results of one rank of the CPU.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -79,7 +79,7 @@ block_outcome run_mixture(world& ranks, Device& device, const moe_options& how) 
   return out;
 }
 
-/// Compares with the part of the whole that a rank has.
+/// Compares a rank's part with that part of the whole tensor.
 void check_part(const part_values& got, const part_values& whole) {
   CAPTURE(whole.name);
   REQUIRE(got.name == whole.name);
@@ -106,7 +106,7 @@ void check_mixture_on_gpu(const moe_options& how) {
     cpu device;
     expected = run_mixture(ranks, device, how);
   });
-  CHECK(expected.size() == 12);  // with 3 weights of experts, 4 of the shared one, and the router's
+  CHECK(expected.size() == 12);  // 3 weights of experts, 4 of the shared one, and the router's
   for (const mixture_mesh& mesh :
        {mixture_mesh{1, 1, 1}, mixture_mesh{1, 2, 1}, mixture_mesh{1, 2, 2}, mixture_mesh{2, 2, 1}}) {
     CAPTURE(mesh.size());

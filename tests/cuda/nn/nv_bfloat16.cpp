@@ -1,4 +1,4 @@
-// Arrays of CUDA's own bf16 in layers, without a cast: every call gives the bits of the call on plait's bf16.
+// Layers take arrays of CUDA's bf16 without a cast. Every call gives the same bits as a call with plait's bf16.
 #include <cuda_bf16.h>
 #include <doctest/doctest.h>
 
@@ -33,7 +33,7 @@ constexpr std::int64_t samples = 8, width = 16, words = 32;
 static_assert(sizeof(__nv_bfloat16) == sizeof(bf16));
 static_assert(!same_bits<float, bf16> && !same_bits<std::uint16_t, bf16>);
 
-/// Device memory of bf16 numbers under either name.
+/// Device memory of bf16 numbers of either type.
 class numbers {
  public:
   numbers(cuda& device, std::int64_t n, float first = 0)
@@ -58,7 +58,7 @@ class numbers {
   buffer<cuda> memory_;
 };
 
-/// The bits of everything that layers make of arrays of T, which is bf16 or CUDA's.
+/// The bits of all results of layers on arrays of T, which is plait's bf16 or CUDA's.
 template <class T>
 std::vector<std::vector<std::uint16_t>> outcomes(cuda& device, const context<cuda>& ctx) {
   numbers x(device, samples * width, 1), weight(device, words * width, 0.5f), norm_weight(device, width, 1),

@@ -1,6 +1,6 @@
 // program: training_nccl
-// Linears whose collectives go in chunks beside their products, over NCCL, which runs them in a stream of their own:
-// the values are those of whole collectives, and what is kept and sent is what a dry run says.
+// Linears with collectives in chunks, in parallel with products, over NCCL, which runs them in another stream. Values
+// equal those of whole collectives; kept and sent bytes are as a dry run predicts.
 #include <doctest/doctest.h>
 
 #include "plait/comm/launch/nccl.hpp"
@@ -15,7 +15,7 @@ using namespace plait::test;
 
 namespace {
 
-// cuBLASLt may take another product for fewer rows; the stand-in does not.
+// cuBLASLt may use another product for fewer rows; the stand-in does not.
 #ifdef PLAIT_CUDA_STAND_IN
 constexpr double tolerance = 0;
 #else

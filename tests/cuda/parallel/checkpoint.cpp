@@ -1,7 +1,7 @@
 // program: training
 // timeout: 300
-// A training state that a GPU saves is what it loads, also between replays of a graph and where optimizers use the
-// host's memory: the steps from there on have the same bits.
+// A GPU loads the training state that it saved, also between replays of a graph and with optimizer state in host
+// memory. Later steps have the same bits.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -19,7 +19,7 @@ using namespace plait::test;
 
 namespace {
 
-/// What steps have left.
+/// The results of some steps.
 struct outcome {
   std::vector<double> losses;
   std::uint64_t weights = 0;
@@ -51,7 +51,7 @@ class small_run {
     out.weights = weights_hash(ctx_, model_);
     return out;
   }
-  /// Begins a save, which is under way while the run goes on, until `saved`.
+  /// Starts a save, which is in flight while the run continues, until `saved`.
   void save(const std::string& directory, std::uint64_t step) {
     saver_.emplace(ctx_.device, ctx_.ranks.root(), saver_options{.directory = directory});
     saver_->save(ctx_, model_, optimizer_, step);

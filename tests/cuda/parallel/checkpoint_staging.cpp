@@ -1,6 +1,6 @@
 // program: training
-// The host's memory that a save on a GPU copies to: pinned, filled in the order of the main stream while the host goes
-// on, waited for before it is summed up, and no more of it than is allowed.
+// Host memory for the copies of a save on a GPU. It is pinned, filled in the order of the main stream while the host
+// continues, and complete before it is hashed. Its size stays within the limit.
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t unbounded = std::numeric_limits<std::size_t>::max();
 
-/// Numbers on the GPU, and the kinds of memory that they were copied to.
+/// Numbers on the GPU, and the kinds of memory that saves copied them to.
 struct numbers {
   numbers(const context<cuda>& c, std::string called, std::int64_t n)
       : ctx(c), name(std::move(called)), size(n), memory(make_buffer<float>(c.device, static_cast<std::size_t>(n))) {}
@@ -90,7 +90,7 @@ TEST_CASE("a save on a GPU holds the state of its moment, whenever the stream ge
         for (std::uint64_t step = 1; step <= 12; ++step) {
           for (numbers& n : mine) n.fill(static_cast<float>(step));
           saver.save(ctx, step, {.tensors = held_of(mine)});
-          std::this_thread::sleep_for(std::chrono::milliseconds(10));  // its thread is at work
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));  // its thread is working
           for (numbers& n : mine) n.zero();
           const auto ended = saver.wait(ctx.device);
           CHECK(ended.at(0).failure == "");
@@ -161,7 +161,7 @@ TEST_CASE("moments in 8 bits go to pinned memory as codes, and are decoded when 
       set(static_cast<float>(step));
       const auto before = moments();
       saver.save(ctx, model, optimizer, step);
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // its thread is at work
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // its thread is working
       set(0);
       CHECK(saver.wait(ctx.device).at(0).failure == "");
       CHECK(!same(moments(), before));
@@ -185,10 +185,10 @@ TEST_CASE("more pinned memory than is allowed, or than there is, is refused on a
                   "step 2 is not saved: ", "to stage 2000 bytes, this rank would have 4000 bytes of pinned memory",
                   "saver_options::pinned_bytes is 3999; allow it more, or 0");
       CHECK(saver.wait(ctx.device).at(0).failure == "");
-      saver.save(ctx, 2, {.tensors = held_of(mine)});  // in the arena of the first
+      saver.save(ctx, 2, {.tensors = held_of(mine)});  // in the arena of the first save
       CHECK(saver.wait(ctx.device).at(0).failure == "");
     }
-#ifdef PLAIT_CUDA_STAND_IN  // a machine that tries to pin more than it has may be lost
+#ifdef PLAIT_CUDA_STAND_IN  // pinning more memory than a machine has may crash it
     checkpoint_saver saver(ctx.device, ctx.ranks.root(), {.directory = folder / "steps"});
     std::vector<held_tensor> held = held_of(mine);
     held[0].shape = {std::int64_t{1} << 44};

@@ -1,6 +1,6 @@
 // program: training
 // timeout: 300
-// A recorded training step: the same numbers as the step itself, and what cannot be replayed is refused.
+// A recorded training step has the results of the step itself; a step that cannot be replayed is refused.
 #include <cstdlib>
 #include <optional>
 #include <vector>
@@ -107,7 +107,7 @@ TEST_CASE("a graph owns its scratch memory: replays write to no buffer that was 
   std::vector<float> numbers(n, 3), zeros(n, 0), read(n);
   auto source = make_buffer<float>(device, n), result = make_buffer<float>(device, n);
   device.upload(source.data(), numbers.data(), n * sizeof(float), device.main_stream());
-  std::optional<buffer<cuda>> kept;  // made while it is recorded, and released later
+  std::optional<buffer<cuda>> kept;  // allocated during recording, and released later
   const auto work = [&](bool keep) {
     auto scratch = make_buffer<float>(device, n), more = make_buffer<float>(device, n);
     device.copy(scratch.data(), source.data(), n * sizeof(float), device.main_stream());

@@ -1,5 +1,5 @@
 // program: training
-// The memory that a rank of a GPU holds at every level of data parallelism: the peak of a step is what a dry run says.
+// The memory of a rank on a GPU at every level of data parallelism: the peak of a step is as a dry run predicts.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@ struct peaks {
   double measured = 0, predicted = 0;
 };
 
-/// Of the last rank, in the second of two steps.
+/// Peaks of the last rank, in the second of two steps.
 peaks peaks_of(const scenario& s, std::int64_t ranks, const pipeline_options& how) {
   peaks found;
   on_gpu(s, ranks, s.batch / s.microbatches, [&](const context<cuda>& ctx) {

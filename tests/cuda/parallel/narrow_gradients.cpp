@@ -1,6 +1,6 @@
 // timeout: 300
-// Training with gradients in bf16 on a GPU, beside the processor: every optimizer that takes them, gradients that ranks
-// sum in bf16 or in float, and tensor ranks.
+// Compares training with gradients in bf16 on a GPU with the cpu: every optimizer that supports them, gradients that
+// ranks sum in bf16 or in float, and tensor ranks.
 #include <doctest/doctest.h>
 
 #include "plait/comm/threads/cuda.hpp"
@@ -33,7 +33,7 @@ std::vector<rank_outcome> train_on_gpu(const scenario& s, std::int64_t dp_ranks,
   return all;
 }
 
-/// Both round activations and gradients to bf16, some ten times on the way; masters hold what updates add.
+/// Both round activations and gradients to bf16 about ten times; master weights keep exact updates.
 void check_near(const rank_outcome& expected, const rank_outcome& got) {
   REQUIRE(got.steps.size() == expected.steps.size());
   for (std::size_t i = 0; i < expected.steps.size(); ++i) {

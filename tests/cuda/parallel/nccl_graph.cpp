@@ -49,7 +49,7 @@ struct step {
   void run() {
     comm.all_reduce(x.data(), sum.data(), n, dtype::f32, reduce_op::sum);
     request gathering = comm.start_all_gather(sum.data(), all.data(), n, dtype::f32);
-    device.copy(beside.data(), x.data(), n * 4, device.main_stream());  // beside the gathering
+    device.copy(beside.data(), x.data(), n * 4, device.main_stream());  // in parallel with the all-gather
     gathering.wait();
     comm.reduce_scatter(all.data(), part.data(), n, dtype::f32, reduce_op::max);
     comm.all_to_all(all.data(), turned.data(), n, dtype::f32);
@@ -93,12 +93,12 @@ TEST_CASE("nccl in a graph: a replay is what the calls are, as often as it is la
             cuda_graph graph(device);
             s.start(first);
             graph.record([&] { s.run(); });
-            CHECK(s.read()[0] == first);  // recording it has not run it
+            CHECK(s.read()[0] == first);  // recording did not run it
             for (int turn = 0; turn < 3; ++turn) {
               graph.launch();
               CHECK(s.read() == expected[static_cast<std::size_t>(turn)]);
             }
-            s.run();  // calls and replays in turn
+            s.run();  // calls and replays alternate
             CHECK(s.read() == expected[3]);
             comm.barrier();
           }) == "");
@@ -113,7 +113,7 @@ TEST_CASE("nccl in a graph: the watch over lost ranks neither disturbs a recordi
           s.run();
           for (int i = 0; i < 40; ++i) comm.all_reduce(s.x.data(), s.x.data(), n, dtype::f32, reduce_op::max);
           device.synchronize();
-          // As a program of its own might, in the strictest mode.
+          // A program may record a stream itself, in the strictest mode.
           const cudaStream_t stream = device.main_stream().handle();
           cudaGraph_t graph = nullptr;
           REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
@@ -147,18 +147,17 @@ namespace {
 struct training_size {
   std::int64_t layers = 4, microbatches = 4;
 };
-/// What happens to a training beside its steps.
+/// Changes to a training run between its steps.
 struct disturbance {
-  bool weights_set = false;  ///< all weights are set anew before the fourth step
-  bool spoilt = false;       ///< likewise, and are no numbers in the three before
-  bool asked_late = false;   ///< nobody asks for the numbers of a step but of the last
-  int failing_step = -1;     ///< in which rank 1 fails,
+  bool weights_set = false;  ///< all weights are set before the fourth step
+  bool spoilt = false;       ///< the same, and they are NaN in the three steps before
+  bool asked_late = false;   ///< only the last step's results are read
+  int failing_step = -1;     ///< rank 1 fails in this step
   int failing_product = 0;   ///< at this product
-  int aborting_step = -1;    ///< before which rank 1 aborts
+  int aborting_step = -1;    ///< rank 1 aborts before this step
 };
 
-/// The losses of six steps of a small Llama as a pipeline, -1 for those that are no numbers, and the weights of each
-/// rank after them.
+/// The losses of six steps of a small Llama as a pipeline, with -1 for NaN, and the weights of each rank afterwards.
 template <class Policy>
 std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const mesh_shape& shape, bool as_graph,
                                                                           const training_size& size,
@@ -218,7 +217,7 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
                 if (comm.rank() == 0) losses.push_back(std::isnan(loss) ? -1 : loss);
               }
               if (as_graph) CHECK(replayed->replaying());
-              // Under the deadline, also where a stage is one rank.
+              // The deadline applies also where a stage is one rank.
               const std::string last = comm.shared_state().home->report("now");
               CHECK((last.find("replayed step") != std::string::npos) == as_graph);
               hashes[static_cast<std::size_t>(comm.rank())] = weights_hash(ctx, model);
@@ -246,11 +245,11 @@ TEST_CASE("nccl in a graph: the stages of a pipeline are recorded, and replayed 
   const auto shape = [](std::int64_t p, std::int64_t t) {
     return mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{1, p, 1, t, 1}.shape();
   };
-  const training_size two_layers{.layers = 2}, four_layers{.layers = 4};  // one for each part
+  const training_size two_layers{.layers = 2}, four_layers{.layers = 4};  // one layer for each part
   check_recorded_pipeline<one_f_one_b>(shape(2, 1), two_layers);
   check_recorded_pipeline<one_f_one_b>(shape(2, 2), two_layers);
   check_recorded_pipeline<zb_v>(shape(2, 1), four_layers);
-  // Values that somebody sets between replays are those of the next step, on every stage and where they lie in pieces.
+  // Values that are set between replays are used by the next step, on every stage and for sharded parameters.
   check_recorded_pipeline<one_f_one_b>(shape(2, 1), two_layers, {}, {.weights_set = true});
   const auto pieces = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
   pipeline_options options;
@@ -309,7 +308,7 @@ TEST_CASE(
   };
   const auto stages = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
   for (const int product : {1, 17, 70}) ends(stages, false, 1, product);
-  for (const int step : {1, 2}) ends(stages, true, step, 12);  // before it is recorded, and while it is
+  for (const int step : {1, 2}) ends(stages, true, step, 12);  // before and while the step is recorded
 }
 
 TEST_CASE("nccl in a graph: a rank that ends all ranks while each owns a recorded step ends them soon") {
@@ -337,14 +336,14 @@ TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight")
     graph.record([&] { s.run(); });
     device.synchronize();
     comm.barrier();
-    // The watch of both ranks has seen that all operations before the replay are done.
+    // Until the watching threads of both ranks have seen that all operations before the replay are done.
     const auto is_open = [&] { return comm.shared_state().home->report("now").find(" started") != std::string::npos; };
     while (is_open()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     both.arrive_and_wait();
     stand_in::lost_device = cudaErrorIllegalAddress;
     graph.launch();
     any_communicator(comm).watch("replayed step");
-    // Until the watch has ended the ranks, which this call says.
+    // Repeats until the watching thread has ended the ranks; then this call throws.
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -1,6 +1,6 @@
 // program: training
 // timeout: 300
-// What optimizers alone use, and activations, in the host's memory: the same bits, and fewer bytes on the device.
+// Optimizer state and activations in host memory: the results have the same bits, and the device needs less memory.
 #include "plait/parallel/offload.hpp"
 
 #include <cuda_runtime_api.h>

@@ -1,7 +1,7 @@
 // program: training_nccl
 // stand-in: only
-// Tensor parallelism does not slow pipelines over NCCL: on the stand-in's clock, a step of a small Llama takes as long
-// as the same schedule whose actions take as long as the model's, without a collective among them.
+// Tensor parallelism does not slow down pipelines over NCCL. On the stand-in's clock, a step of a small Llama takes as
+// long as the same schedule with equally long actions that have no collectives.
 #ifdef PLAIT_CUDA_STAND_IN
 #include <doctest/doctest.h>
 
@@ -28,9 +28,9 @@ namespace {
 namespace pl = plait;
 
 constexpr int stage_ranks = 4, microbatches_in_step = 8;
-constexpr double message_time = 4000;  ///< short beside an action, whose collectives take as long and longer
+constexpr double message_time = 4000;  ///< short compared with an action, whose collectives take at least as long
 
-/// Integers, so that sums of them are exact.
+/// Integers, so sums are exact.
 double cost(const stand_in::task& what) {
   using stand_in::work;
   if (what.kind == work::message) return message_time;
@@ -46,14 +46,14 @@ struct clock_on {
 
 double now(const pl::context<pl::cuda>& ctx) { return stand_in::time_of(ctx.device.main_stream().handle()); }
 
-/// How long actions take, by stage; with what follows a chunk's last one.
+/// The times of actions, by stage, with the reduction after a chunk's last one.
 struct durations {
   struct range {
     double least = std::numeric_limits<double>::infinity(), most = 0;
     void add(double t) { least = std::min(least, t), most = std::max(most, t); }
   };
   struct stage {
-    range forward, backward, weight_backward, reduction;  ///< backward: with the weights' part, or without it
+    range forward, backward, weight_backward, reduction;  ///< backward: with or without the weights' part
     std::int64_t elements = 0;                            ///< of a message
   };
   std::mutex mutex;
@@ -66,7 +66,7 @@ struct durations {
   }
 };
 
-/// A Llama's stages, timed: an action is as long as its shortest run, which waits for no message.
+/// A Llama's stages with a clock: the time of an action is that of its shortest run, which waits for no message.
 struct timed_llama {
   using model_type = pl::llama<float, pl::megatron_sp, pl::cuda>;
   using activation = model_type::activation;
@@ -128,7 +128,7 @@ struct timed_llama {
   }
 };
 
-/// Stages that take their time and send as much, and call no communicator themselves.
+/// Stages that take given times and send messages of the same size, and call no communicator themselves.
 struct idle_stages {
   struct numbers {
     using value_type = float;
@@ -170,8 +170,8 @@ struct idle_stages {
   }
 };
 
-/// Calls prepare(context, along, measured) on all ranks. Returns the longest time of what they hand to `measured`,
-/// which begins on all ranks at one time.
+/// Calls prepare(context, along, measured) on all ranks. `measured` runs the function that prepare passes to it, and
+/// starts at one time on all ranks. Returns the longest time.
 template <class Prepare>
 double run_ranks(const pl::mesh_shape& shape, const pl::dim_sizes& sizes, const Prepare& prepare) {
   std::mutex mutex;
@@ -198,7 +198,7 @@ pl::mesh_shape mesh_of(std::int64_t tp) {
   return mesh<axis<dp>, axis<pp>, axis<cp>, axis<pl::tp>, axis<tp_rep>>{1, stage_ranks, 1, tp, 1}.shape();
 }
 
-/// A step, or the replay of a recorded one.
+/// The time of a step, or of the replay of a recorded one.
 double train(const pl::schedule& plan, durations& times, bool as_graph = false) {
   using model_type = timed_llama::model_type;
   const pl::llama_config config{.vocab = 32, .hidden = 16, .layers = 8, .heads = 2, .kv_heads = 2, .ffn = 32};
@@ -239,7 +239,7 @@ double train(const pl::schedule& plan, durations& times, bool as_graph = false) 
   });
 }
 
-/// The same schedule without tensor parallelism.
+/// The time of the same schedule without tensor parallelism.
 double idle(const pl::schedule& plan, const durations& times) {
   return run_ranks(mesh_of(1), {}, [&](const auto& ctx, pl::any_communicator& along, const auto& measured) {
     pl::step_executor<pl::cuda> executor(along, pl::expand(plan, pl::units_of_stages(plan.shape), {.clip = false}));

@@ -1,6 +1,6 @@
 // program: training_nccl
-// Pipelines over NCCL, or its stand-in: under every schedule the executor's sends and receives, which one queue
-// carries, progress and bring the right messages.
+// Pipelines over NCCL or its stand-in. Under every schedule the executor's sends and receives, all in one queue, finish
+// and deliver the right messages.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ struct numbers {
   explicit operator bool() const { return !memory.empty(); }
 };
 
-/// Every stage doubles. The first one makes its input from the microbatch's number, the last one begins the gradient
-/// with what it got.
+/// Every stage doubles its input. The first stage makes its input from the microbatch's index; the gradient starts as
+/// the last stage's input.
 struct doubling {
   using activation = numbers;
   using gradient = numbers;
@@ -42,7 +42,7 @@ struct doubling {
 
   const pipeline_shape& shape;
   int rank;
-  std::vector<double> first_gradients;  ///< of each microbatch, on the rank that has the first stage
+  std::vector<double> first_gradients;  ///< of each microbatch, on the rank with the first stage
   int wrong = 0;
 
   numbers input(const context<cuda>& ctx, int) { return numbers(ctx); }

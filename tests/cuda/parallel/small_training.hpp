@@ -25,7 +25,7 @@ inline scenario small_scenario() {
 
 using small_model = llama<bf16, megatron_sp, cuda>;
 
-/// Runs body(context) on in-process ranks that share a GPU, a microbatch of `batch` samples in all.
+/// Runs body(context) on in-process ranks that share a GPU, with `batch` samples in a microbatch of all ranks.
 template <class Body>
 void on_gpu(const scenario& s, std::int64_t ranks, std::int64_t batch, const Body& body,
             const cuda::options& device_options = {}) {
@@ -38,12 +38,12 @@ void on_gpu(const scenario& s, std::int64_t ranks, std::int64_t batch, const Bod
 struct training_outcome {
   std::vector<double> losses{};
   std::uint64_t weights = 0;        ///< their hash, after the last step
-  std::size_t peak_bytes = 0;       ///< of the device, in the steps from the third on
-  std::size_t host_bytes = 0;       ///< that are offloaded
+  std::size_t peak_bytes = 0;       ///< of the device, from the third step on
+  std::size_t host_bytes = 0;       ///< offloaded
   std::size_t optimizer_bytes = 0;  ///< masters and moments
 };
 
-/// With `interrupted`, all weights are set anew before the fifth step.
+/// With `interrupted`, all weights are set before the fifth step.
 inline training_outcome train_small(const scenario& s, bool as_graph, bool interrupted = false,
                                     const cuda::options& device_options = {}, bool offload_activations = false) {
   training_outcome out;
@@ -80,7 +80,7 @@ inline training_outcome train_small(const scenario& s, bool as_graph, bool inter
   return out;
 }
 
-/// The optimizers that there are, with each kind of state.
+/// All optimizers, with each kind of state.
 inline std::vector<optimizer_options> every_optimizer() {
   return {adamw_options{}, adamw_options{.moments = moment_type::bf16}, adamw_options{.moments = moment_type::int8},
           muon_options{}, muon_options{.adamw = {.moments = moment_type::bf16}}};

@@ -6,10 +6,10 @@
 
 #include "cuda/device/device_array.hpp"
 
-/// Matrices in a program's own memory on a GPU, and products of them in double.
+/// Matrices in a program's memory on a GPU, and their products in double.
 namespace plait::test {
 
-/// The program's memory, and its part of a matrix [rows, columns] from `row`, `column` on.
+/// A part of a matrix [rows, columns], from `row` and `column` on, in the program's memory.
 struct matrix {
   std::int64_t rows, columns;
   float* data = nullptr;
@@ -27,7 +27,7 @@ struct matrix {
       for (std::int64_t c = 0; c < columns; ++c)
         host.push_back(static_cast<float>(whole[static_cast<std::size_t>((row + r) * of + column + c)]));
     cudaMemcpyAsync(data, host.data(), bytes(), cudaMemcpyHostToDevice, stream);
-    cudaStreamSynchronize(stream);  // the source dies
+    cudaStreamSynchronize(stream);  // the source is destroyed
     cudaStreamSynchronize(stream);
   }
   /// The norm of the difference from a part of `whole`, over the norm of that part.

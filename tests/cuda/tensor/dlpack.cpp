@@ -1,4 +1,4 @@
-// Tensors of a GPU by way of DLPack: its device number, its memory, and the layout that goes beside it.
+// Tensors of a GPU through DLPack: the device's number, the memory, and the layout, which DLPack does not carry.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -13,7 +13,7 @@ using namespace plait;
 
 TEST_CASE("a GPU's part goes out with its layout, and comes back as a view of the same memory") {
   using sharded = spec<batch, shard<hidden, tp>>;
-  using rows = spec<shard<batch, tp>, hidden>;  // equally many elements, and here an equal shape
+  using rows = spec<shard<batch, tp>, hidden>;  // as many elements, and here an equal shape
   threads::run(2, [&](threads::communicator ranks) {
     cuda device({.workspace_bytes = 4096});
     world mesh_ranks(mesh<axis<tp, 2>>{}.shape(), ranks);

@@ -1,5 +1,5 @@
-// A CUDA program's own communicator, stream and memory under plait's layers: nothing of them is owned, nothing is
-// waited for. Run with a stand-in for NCCL, whose ranks share a GPU, or with NCCL and one rank for each GPU.
+// A CUDA program's own communicator, stream and memory used by plait's layers, which own none of them and never wait.
+// Runs with a stand-in for NCCL, whose ranks share a GPU, or with NCCL and one rank for each GPU.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -39,7 +39,8 @@ struct down_policy {
 
 constexpr std::int64_t tokens = 8, width = 16, inner = 32;
 
-/// What a program does by itself: a thread, a GPU, a stream and a communicator for each rank. Empty where it ran.
+/// Does what a program does without plait: creates a thread, a stream and a communicator for each rank and its GPU.
+/// Returns "" if it ran.
 template <class F>
 std::string on_ranks(int ranks, const F& body, bool default_stream = false) {
   int there = 0;
@@ -79,7 +80,7 @@ std::string on_ranks(int ranks, const F& body, bool default_stream = false) {
   return first;
 }
 
-/// Two linears on the program's pointers, forward and backward, against products in double.
+/// Compares two linears on the program's pointers, forward and backward, with products in double.
 void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& meeting) {
   const values x = random_values<float>(tokens * width, 1), w1 = random_values<float>(inner * width, 2),
                w2 = random_values<float>(width * inner, 3), dz = random_values<float>(tokens * width, 4);
@@ -104,7 +105,7 @@ void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& 
   linear<float, down_policy, cuda> down(here, "down", {.memory = {mw2.data, mdw2.data}});
   linear_saved<cuda> up_kept, down_kept;
   here.device().reset_peak();
-  CHECK(here.device().bytes_in_use() == 0);  // the layers own nothing
+  CHECK(here.device().bytes_in_use() == 0);  // the layers own no memory
 
   std::atomic<bool> begun{false};
   cudaLaunchHostFunc(
@@ -115,10 +116,10 @@ void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& 
   CHECK(here.device().bytes_in_use() == gathered);
   backward_on(down, here, my.data, down_kept, mdz.data, mdy.data);
   backward_on(up, here, mx.data, up_kept, mdy.data, mdx.data);
-#ifdef PLAIT_CUDA_STAND_IN  // which runs work as late as it may, where it is not told otherwise
+#ifdef PLAIT_CUDA_STAND_IN  // the stand-in runs work as late as possible by default
   if (stand_in::runtime::instance().order == stand_in::stream_order::late) CHECK(!begun);
 #endif
-  meeting.arrive_and_wait();  // one rank's wait for its stream makes the others' work run too
+  meeting.arrive_and_wait();  // while one rank waits for its stream, the work of the others runs too
   CHECK(here.device().bytes_in_use() == 0);
   CHECK((here.device().peak_bytes() == 0) == (ranks == 1));
 
@@ -140,8 +141,7 @@ TEST_CASE("attach: layers on a program's own communicator, stream and pointers")
 }
 
 namespace {
-/// What a program owes to ranks that are threads: its other GPUs may use the pool of this one, where they are
-/// connected.
+/// Ranks that are threads need this from the program: opens the memory pool of a GPU to the other connected GPUs.
 void open_pool() {
   int here = 0, there = 0;
   cudaMemPool_t pool = nullptr;
@@ -197,7 +197,7 @@ TEST_CASE("attach: a program's own allocator sees every byte") {
   for (const int ranks : {1, 2}) CHECK(on_ranks(ranks, body) == "");
 }
 
-// The README's lines, as they stand there.
+// The lines of the README, unchanged.
 namespace readme {
 
 namespace pl = plait;
@@ -228,7 +228,7 @@ void run(ncclComm_t my_comm, cudaStream_t my_stream, const up_projection::mesh& 
 
 }  // namespace readme
 
-// The first door of README, as it stands there; it is compiled.
+// The first example of README, unchanged and compiled.
 // clang-format off
 namespace readme_door {
 
@@ -285,7 +285,7 @@ TEST_CASE("attach: norms on the caller's parameters") {
           decltype(norm)::saved kept;
           forward_on(norm, here, x.data, y.data, &kept);
           backward_on(norm, here, x.data, kept, x.data, dx.data);
-          static_cast<void>(norm.weight()->reduce(here));  // partial over tp: the rows vary, the weight does not
+          static_cast<void>(norm.weight()->reduce(here));  // partial over tp: the rows are sharded, the weight is not
           CHECK(y.off(values(tokens * width, 3.0), width, 0, 0, stream) < 1e-6);
           CHECK(dw.off(values(width, 2.0 * tokens), width, 0, 0, stream) < 1e-6);
         }) == "");

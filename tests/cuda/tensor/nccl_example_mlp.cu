@@ -1,5 +1,5 @@
-// examples/cuda_mlp, a layer of attention and MLP: the parallel program trains as the plain one does, on any number of
-// ranks.
+// examples/cuda_mlp, a layer of attention and MLP: on any number of ranks the parallel program trains as the plain one
+// does.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
@@ -23,7 +23,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/nccl_attach.hpp"
 
-// Two programs in one: all that they include stands above.
+// Two programs in one file: their includes are above.
 #define main program
 namespace plain {
 #include "../../../examples/cuda_mlp/plain.cu"
@@ -43,7 +43,7 @@ std::vector<float> train_plain() {
   return losses;
 }
 
-/// Of every rank; empty where there are too few GPUs.
+/// The losses of every rank; empty if there are too few GPUs.
 std::vector<std::vector<float>> train_parallel(int ranks) {
   int there = 0;
   if (cudaGetDeviceCount(&there) != cudaSuccess) return {};
@@ -73,7 +73,7 @@ std::vector<std::vector<float>> train_parallel(int ranks) {
 #ifdef PLAIT_CUDA_STAND_IN
 constexpr float allowed = 1e-5f;
 #else
-constexpr float allowed = 1e-4f;  // cuBLAS and cuBLASLt sum in orders of their own
+constexpr float allowed = 1e-4f;  // cuBLAS and cuBLASLt sum in different orders
 #endif
 
 }  // namespace
