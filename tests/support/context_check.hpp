@@ -148,7 +148,7 @@ layer_values attend_on_rank(world& ranks, const attention_case& c) {
   fill_parameters(ctx, layer, {});
   const sequence_order order = sequence_order_of<S>(ranks.shape(), ctx.sizes);
   const box part = local_box(layout_v<typename transformer_specs<S>::tokens>, ranks.shape(), ctx.sizes, ranks.rank());
-  const std::vector<std::int64_t> positions = text_positions<S>(ctx);
+  const std::vector<std::int64_t> positions = order.positions(part.offset[1], part.local[1]);
   std::vector<std::int32_t> starts;
   for (std::int64_t b = 0; b < part.local[0]; ++b)
     for (const std::int64_t p : positions) starts.push_back(c.document_start(part.offset[0] + b, p));

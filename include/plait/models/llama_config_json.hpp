@@ -15,7 +15,6 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/io/atomic_file.hpp"
 #include "plait/io/json.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/llama_config.hpp"
@@ -49,11 +48,6 @@ inline llama_config load_llama_config(const std::string& name_or_path, const std
 /// `config` as the text of a Hugging Face `config.json`; `parse_llama_config` reads it back unchanged. `torch_dtype` is
 /// the type of the weights in its directory. Throws `error` naming the fields if no model type has them at once.
 std::string llama_config_text(const llama_config& config, const std::string& torch_dtype = "float32");
-
-/// Writes a `config.json` in one step; `error` naming `field` when it cannot.
-inline void write_llama_config(const llama_config& config, const std::string& path, const std::string& field) {
-  write_file_atomically(path, llama_config_text(config), field);
-}
 
 }  // namespace plait
 

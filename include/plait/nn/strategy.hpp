@@ -428,15 +428,6 @@ deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape&
   return leaves;
 }
 
-/// The positions in the text of this rank's tokens, equal for each of its sequences. A program fills token ids and
-/// labels by them.
-template <strategy S, compute_device Device>
-std::vector<std::int64_t> text_positions(const context<Device>& ctx) {
-  const box part =
-      local_box(layout_v<typename transformer_specs<S>::tokens>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-  return sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes).positions(part.offset[1], part.local[1]);
-}
-
 // Strategies of the literature, and templates that change the attention policy or the storage of a strategy.
 
 /// The part of the tensor-parallel ranks over which kv heads are replicated, when there are fewer kv heads than ranks:
