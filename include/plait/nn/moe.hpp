@@ -1,5 +1,5 @@
-// A mixture of experts as a layer: a router, rows that travel to the experts of their tokens, SwiGLU experts, and the
-// weighted sum that comes back. All collectives follow from three specs.
+// A mixture of experts as a layer: a router, an exchange of rows with the ranks of the experts, SwiGLU experts, and the
+// weighted sum of their outputs. All collectives are derived from three specs.
 #pragma once
 
 #include <algorithm>
@@ -39,21 +39,21 @@ namespace detail {
 
 inline constexpr expert_dims mixture_dims{dim_of<experts>, dim_of<expert_slot>, dim_of<expert_choice>};
 
-/// How everything in a mixture lies, from its input, the experts' first weights [experts, width, hidden] and its
-/// output.
+/// All layouts in a mixture, derived from the layouts of its input, of the experts' first weights [experts, width,
+/// hidden] and of its output.
 struct mixture_derivation {
-  layout scores, choice;          ///< of the tokens as the input has them
-  layout gathered, weights;       ///< the input, and the weights of its choice, as rows are made of them
+  layout scores, choice;          ///< of the input's tokens
+  layout gathered, weights;       ///< the input and the weights of its choice, in the layout from which rows are made
   layout rows, at_experts;        ///< [experts, slot, hidden], before and after the exchange
-  layout inside, made, returned;  ///< [experts, slot, width], and [experts, slot, hidden] before and after the way back
+  layout inside, made, returned;  ///< [experts, slot, width]; [experts, slot, hidden] before and after rows return
   layout up, down;                ///< the experts' weights
   layout result;                  ///< before the redistribution to the output
-  axis_list moved;                ///< the axes that the exchange goes over
+  axis_list moved;                ///< the axes of the exchange
   plait::verdict verdict;
 };
 
-/// Axes that shard the inner width of experts see all tokens of their ranks; so do axes that shard experts and no
-/// tokens. Their gradients are then terms of a sum.
+/// Axes that shard the inner width of experts see all tokens of their ranks; so do axes that shard experts but no
+/// tokens. The gradients on such axes are therefore terms of a sum.
 constexpr layout seen_by_experts(layout a, const layout& weight) {
   for (axis_id axis : union_of(weight.dims[0].axes, weight.dims[1].axes)) {
     const dim_id dim = a.sharded_by(axis);
@@ -66,7 +66,7 @@ constexpr layout seen_by_experts(layout a, const layout& weight) {
   return a;
 }
 
-/// Moves the rows between the ranks that made them and those of their experts.
+/// The layout of rows after they move from the ranks of their tokens to the ranks of their experts.
 constexpr layout with_experts(layout rows, const axis_list& experts_axes) {
   for (axis_id axis : experts_axes) {
     axis_list& slots = rows.dims[1].axes;
@@ -159,13 +159,14 @@ inline void check_groups(const std::string& name, const kernels::router_settings
     fail({name, ": group_scores::two_largest is for groups of 2 experts or more, and each has 1"});
 }
 
-/// The way of the rows of one forward pass, and back. Indices of rows stay on the device.
+/// The route of the rows of one forward pass to their experts and back. Indices of rows stay on the device.
 template <class Exchange, compute_device Device>
 struct expert_route {
-  buffer<Device> tokens;  ///< of each row that leaves: by peer, by expert, by token
-  buffer<Device> places;  ///< [tokens, k]: its row among these; negative: other ranks' experts
+  buffer<Device> tokens;  ///< the token of each row to send, ordered by peer, expert and token
+  buffer<Device> places;  ///< [tokens, k]: index of each choice's row in `tokens`; negative if its expert is not among
+                          ///< the peers'
   expert_rows rows;
-  row_origins origins;                          ///< of these rows, where sums want them
+  row_origins origins;                          ///< origins of the rows here, if deterministic sums need them
   std::optional<typename Exchange::route> way;  ///< none without peers
   std::int64_t here() const { return rows.begin.back(); }
 
@@ -177,14 +178,14 @@ struct expert_route {
   }
 };
 
-/// The ranks that exchange rows, and the experts of each. Without peers rows stay where they are.
+/// The ranks that exchange rows, and the experts of each. Without peers rows stay on their rank.
 template <class Exchange, compute_device Device>
 class expert_peers {
  public:
   using route_type = expert_route<Exchange, Device>;
 
   expert_peers() = default;
-  /// `sizes` are the context's and the experts of each token; rows have `width` elements.
+  /// `sizes` has the context's sizes and the number of experts per token; rows have `width` elements.
   expert_peers(const context<Device>& ctx, const mixture_derivation& d, const dim_sizes& sizes, std::int64_t width) {
     const mesh_shape& mesh = ctx.ranks.shape();
     const axis_list over = ctx.ranks.pruned(d.moved);
@@ -215,9 +216,9 @@ class expert_peers {
     exchange_.emplace(ctx.device, group_);
   }
 
-  /// The route of this rank's choice [tokens, k]. Collective over the peers. Indices are made on the device, and counts
-  /// are downloaded: the one wait of a forward pass, because exchanges and products take their sizes on the host.
-  /// With `origins`, rows know where they come from.
+  /// Returns the route for this rank's choice [tokens, k]. Collective over the peers. Indices are computed on the
+  /// device, and counts are downloaded, since exchanges and products take their sizes on the host. This is the only
+  /// wait of a forward pass. With `origins`, the route has the origin of each row.
   route_type route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens, std::int64_t k,
                    bool origins) const {
     Device& on = ctx.device;
@@ -237,18 +238,19 @@ class expert_peers {
     return r;
   }
 
-  /// Sends rows to the ranks of their experts, where they lie by expert; `meanwhile()` is called on their way.
+  /// Sends rows to the ranks of their experts, which receive them ordered by expert. Calls `meanwhile()` during the
+  /// transfer.
   template <class Work>
   buffer<Device> dispatch(Device& on, const route_type& r, buffer<Device> leaving, Work&& meanwhile) const {
     if (exchange_) return exchange_->dispatch(on, *r.way, std::move(leaving), meanwhile);
     meanwhile();
     return leaving;
   }
-  /// Sends them back, to lie as they left.
+  /// Sends rows back to their origins, in the order in which they left.
   buffer<Device> combine(Device& on, const route_type& r, buffer<Device> rows) const {
     return exchange_ ? exchange_->combine(on, *r.way, std::move(rows)) : std::move(rows);
   }
-  /// Allocates `bytes` for rows that leave: memory that the communicator can send, where rows are exchanged.
+  /// Allocates `bytes` for rows to send; with an exchange, in memory that the communicator can send.
   buffer<Device> memory(Device& on, std::size_t bytes) const {
     return exchange_ ? buffer<Device>::for_collectives(on, bytes) : buffer<Device>(on, bytes);
   }
@@ -256,7 +258,7 @@ class expert_peers {
  private:
   void keep_rows(host_values<std::int32_t, Device>& counts, expert_rows& rows) const {
     std::vector<std::int32_t> values(static_cast<std::size_t>(group_.experts));
-    if constexpr (only_counts<Device>)  // as if all experts were chosen alike
+    if constexpr (only_counts<Device>)  // a dry run assumes that all experts are chosen equally often
       for (std::int64_t row = 0; row < rows.choices * group_.experts / group_.all_experts; ++row)
         ++values[static_cast<std::size_t>(row % group_.experts)];
     else
@@ -279,31 +281,31 @@ class expert_peers {
   }
 
   expert_group group_;
-  buffer<Device> part_of_;            ///< of each expert: its peer and its place there, in one number
+  buffer<Device> part_of_;            ///< for each expert: its peer and its index there, in one number
   std::optional<Exchange> exchange_;  ///< none without peers
 };
 
 }  // namespace detail
 
-/// How a mixture of experts begins, and how its router chooses.
+/// Options of a mixture of experts, including its router's.
 struct moe_options {
   kernels::router_settings router{};
   initializer init{};
   router_losses losses{};
   expert_limit limit{};
-  /// Of a bias that balances experts without a loss (DeepSeek-V3; Wang et al. 2024); none: there is no bias. Experts
-  /// are chosen by probability plus bias, and weights do not have the bias. After each step, it grows by this for
-  /// experts that were chosen less often than the mean. For those that were chosen more often it falls by this; 0 keeps
-  /// it as it is.
+  /// The rate of a bias that balances experts without a loss (DeepSeek-V3; Wang et al. 2024); none: no bias. The router
+  /// chooses experts by probability plus bias; the weights of a choice do not include the bias. After each step the
+  /// bias grows by this rate for experts that were chosen less often than the mean. It falls by this rate for those
+  /// chosen more often. 0 keeps it constant.
   std::optional<double> bias_rate{};
-  /// Low-rank adapters of each expert's matrices, which are frozen then: `NAME.experts.gate_proj.lora_A.weight`
-  /// [experts, rank, hidden] and `lora_B.weight` [experts, width, rank], and so for up_proj and down_proj. An expert's
-  /// pair is peft's adapter of this expert's linear.
+  /// Low-rank adapters of each expert's matrices, which are then frozen: `NAME.experts.gate_proj.lora_A.weight`
+  /// [experts, rank, hidden] and `lora_B.weight` [experts, width, rank]. up_proj and down_proj have the same. The pair
+  /// of one expert is peft's adapter of this expert's linear.
   mlp_lora lora{};
 };
 
-/// A mixture of SwiGLU experts (Shazeer et al. 2017): each token's sum of what its experts make of it, times their
-/// weights. No row is dropped, unless there is a limit. The policy names three specs, such as
+/// A mixture of SwiGLU experts (Shazeer et al. 2017). The output of each token is the sum of its experts' outputs times
+/// their weights. No row is dropped, unless there is a limit. The policy names three specs, such as
 ///
 ///     struct experts_over_ep {
 ///       using input = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
@@ -311,14 +313,14 @@ struct moe_options {
 ///       using output = input;
 ///     };
 ///
-/// The ranks of an axis that shards experts and tokens exchange rows. Where it shards experts alone, each rank computes
-/// the rows of its own experts, and the sum over experts is a reduction; so it is for an axis that shards the width.
-/// A policy or strategy may name the exchange (`expert_exchange`); all_to_all_exchange is the default.
-/// The router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
+/// The ranks of an axis that shards experts and tokens exchange rows. If an axis shards experts but no tokens, each
+/// rank computes the rows of its own experts, and a reduction sums over experts. The same holds for an axis that shards
+/// the width. A policy or strategy may name the exchange (`expert_exchange`); all_to_all_exchange is the default. The
+/// router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
 /// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`. With a
-/// `bias_rate`, `NAME.gate.e_score_correction_bias` [experts] is one that has no gradient.
+/// `bias_rate` there is also `NAME.gate.e_score_correction_bias` [experts], which has no gradient.
 ///
-/// A forward pass waits once for its device, for the counts of rows: a graph cannot record it.
+/// A forward pass waits once for its device to get the counts of rows, so a graph cannot record it.
 template <class Precision, class Policy, compute_device Device = cpu>
 class moe : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
   using T = activation_of<Precision>;
@@ -342,16 +344,17 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   static_assert(detail::exchange_of<Policy, T, Device>::accepted,
                 "a mixture's exchange is a policy: a type with a constructor X(device, expert_group), a route, and the "
                 "members open, dispatch and combine (nn/moe/expert_exchange.hpp)");
-  /// The bytes that it sends and keeps depend on the choice; a dry run counts as if all experts were chosen alike.
+  /// The bytes that the layer sends and keeps depend on the choice. A dry run assumes that all experts are chosen
+  /// equally often.
   static constexpr bool ragged = true;
 
   struct saved {
     detail::saved_stamp stamp;
     typename router_layer::saved router;
     tensor<T, scores, Device> scored;
-    buffer<Device> choice;    ///< [tokens, k], of the tokens that the input has
-    buffer<Device> weights;   ///< [tokens, k], of those whose rows are summed
-    buffer<Device> returned;  ///< the rows that are summed
+    buffer<Device> choice;    ///< [tokens, k], of the input's tokens
+    buffer<Device> weights;   ///< [tokens, k], of the tokens whose rows are summed
+    buffer<Device> returned;  ///< the rows to sum
     buffer<Device> counts;    ///< of the choice, for a balance loss
     detail::expert_route<exchange, Device> route;
     buffer<Device> in, gate_up, activated;  ///< of the rows of this rank's experts
@@ -389,7 +392,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                                     saved* keep = nullptr) {
     return forward(mb, x, keep, [] {});
   }
-  /// Calls `meanwhile()` while rows are on their way to their experts.
+  /// Calls `meanwhile()` while rows travel to their experts.
   template <std::invocable Work>
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved* keep,
                                     Work&& meanwhile) {
@@ -400,7 +403,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     saved& s = keep ? *keep : own;
     detail::saved_stamp stamp = s.stamp;
     stamp.make(gate_.get(), mb.index, x.data());
-    s = {};  // of an earlier pass
+    s = {};  // drops the values of an earlier pass
     s.stamp = stamp;
     s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
     choose(mb, s);
@@ -412,7 +415,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto leaving = rows_to_send(ctx.device, s.route.rows.leaving);
     kernels::take_rows(ctx.device, tokens, s.route.tokens.template data<std::int32_t>(), leaving.template data<T>(),
                        s.route.rows.leaving, hidden_);
-    s.route.tokens.reset();  // the way back goes by places
+    s.route.tokens.reset();  // rows return by `places`
     s.in = peers_.dispatch(ctx.device, s.route, std::move(leaving), meanwhile);
     s.returned = peers_.combine(ctx.device, s.route, run_experts(ctx.device, s));
     auto sums = make_buffer<T>(ctx.device, static_cast<std::size_t>(seen_ * hidden_));
@@ -429,7 +432,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                                             const tensor<T, Gradient, Device>& dy) {
     return backward(mb, x, s, dy, [] {});
   }
-  /// Calls `meanwhile()` while gradients are on their way to the experts.
+  /// Calls `meanwhile()` while gradients travel to the experts.
   template <spec_like Gradient, std::invocable Work>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
                                             const tensor<T, Gradient, Device>& dy, Work&& meanwhile) {
@@ -467,13 +470,13 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     return router_.backward(mb, x, s.router, dscores, &of_rows);
   }
 
-  /// How often all tokens of the last training step have chosen each expert, [experts]: none before the first step.
+  /// How often all tokens of the last training step chose each expert, [experts]; empty before the first step.
   /// Collective over the mesh; waits for the device.
   std::vector<std::int64_t> load(const context<Device>& ctx) const { return counts_->load(ctx); }
-  /// As `load`, with what was dropped and the router's entropy. Collective over the mesh; waits for the device.
+  /// Returns `load` with the dropped choices and the router's entropy. Collective over the mesh; waits for the device.
   router_statistics statistics(const context<Device>& ctx) const { return counts_->statistics(ctx); }
 
-  /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
+  /// Prepares the layer for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     detail::require_resizable(names_.layer(), static_cast<bool>(sums_));
     router_.resize(ctx);
@@ -520,7 +523,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     adapters_.emplace(i, ctx, p.info(), rows, i == adapters::down ? derived.down : derived.up, product, how);
     p.freeze();
   }
-  /// The bias of the choice, whole on every rank: each adds up the counts of a step and makes the same change.
+  /// Makes the bias of the choice, which every rank has whole: each rank sums the counts of a step and makes the same
+  /// change.
   parameter_ptr<Precision, Device> correction_bias(const context<Device>& ctx, const std::string& name) const {
     if (!how_.bias_rate) return nullptr;
     layout placed, met;
@@ -567,7 +571,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     weights_back_ = ready_plan(weights_.backward(), ctx.ranks, sizes, name);
     sum_ = ready_plan(derived.result, layout_v<output>, ctx.ranks, sizes, name);
     sum_back_ = ready_plan(sum_.backward(), ctx.ranks, sizes, name);
-    if (sums_) {  // ranks that share experts have complete rows, and cut what others would reduce
+    if (sums_) {  // ranks that share experts have complete rows, so they slice where others reduce
       const auto cut = [&](ready_plan& p, const layout& from, const layout& to) {
         p = ready_plan(sums_.complete(from), to, ctx.ranks, sizes, name);
       };
@@ -584,7 +588,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     width_ = local_box(derived.up, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local[1];
   }
 
-  /// The array that a plan makes of `in`: itself, or in `room`.
+  /// Returns the array that a plan makes of `in`: `in` itself if no data moves, otherwise an array in `room`.
   template <class E>
   static const E* moved(Device& on, const ready_plan& plan, const E* in, buffer<Device>& room) {
     if (plan.trivial()) return in;
@@ -596,8 +600,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     return peers_.memory(on, static_cast<std::size_t>(rows * hidden_) * sizeof(T));
   }
 
-  /// Takes the choice of a first pass that runs again; returns whether there is one. A product may have other bits when
-  /// it runs again, and another expert would not be the one that the loss is of.
+  /// If this forward pass is repeated, takes the choice of the first pass; returns whether there was one. A repeated
+  /// product may have other bits, and a different choice would not match the loss.
   bool take_first_choice(const microbatch<Device>& mb, saved& s) {
     const auto first = mb.repeats ? first_choices_.find(mb.index) : first_choices_.end();
     if (first == first_choices_.end()) return false;
@@ -605,7 +609,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     first_choices_.erase(first);
     return true;
   }
-  /// The experts of each token, their weights and the route of the rows.
+  /// Computes the experts of each token, their weights and the route of the rows.
   void choose(const microbatch<Device>& mb, saved& s) {
     const context<Device>& ctx = mb.ctx;
     Device& on = ctx.device;
@@ -632,9 +636,9 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.route = peers_.route(ctx, choice, seen_, k, static_cast<bool>(sums_));
   }
 
-  using group_of_sum = gemm_group<T, gradient_of<Precision>>;  ///< of a weight's gradient
+  using group_of_sum = gemm_group<T, gradient_of<Precision>>;  ///< for a weight's gradient
 
-  /// Returns what experts make of their rows [here, hidden]: down(silu(gate x) * up x).
+  /// Returns the experts' outputs for their rows [here, hidden]: down(silu(gate x) * up x).
   buffer<Device> run_experts(Device& on, saved& s) const {
     const std::int64_t here = s.route.here(), f = width_, h = hidden_;
     s.gate_up = make_buffer<T>(on, static_cast<std::size_t>(here * 2 * f));
@@ -669,7 +673,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                       add_outputs(on, begin, activated, first, columns, out, beta);
                     });
   }
-  /// out [rows, hidden] = beta out + what `columns` columns of the width add to it.
+  /// out [rows, hidden] = beta out + the product of `columns` columns of the width, from `first`.
   template <class Out>
   void add_outputs(Device& on, const std::vector<std::int64_t>& begin, const T* activated, std::int64_t first,
                    std::int64_t columns, Out* out, A beta) const {
@@ -680,7 +684,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
       return gemm_group<T, Out>{p, activated + at * f + first, down + e * h * f, out + at * h};
     });
   }
-  /// Returns the gradient of the experts' rows from that of what they made; the weights' gradients may be deferred.
+  /// Returns the gradient of the experts' input rows, given that of their outputs. The weights' gradients may be
+  /// deferred.
   buffer<Device> run_experts_backward(const microbatch<Device>& mb, saved& s, buffer<Device> dmade) {
     Device& on = mb.ctx.device;
     const std::int64_t here = s.route.here(), f = width_, h = hidden_;
@@ -723,14 +728,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
                       add_input_gradients(on, begin, dgate_up, first, columns, out, beta);
                     });
   }
-  /// out [rows, hidden] = beta out + what `columns` columns of gate and up add to it.
+  /// out [rows, hidden] = beta out + the product of `columns` columns of gate and up, from `first`.
   template <class Out>
   void add_input_gradients(Device& on, const std::vector<std::int64_t>& begin, const T* dgate_up, std::int64_t first,
                            std::int64_t columns, Out* out, A beta) const {
     const std::int64_t f = width_, h = hidden_;
     for (const auto& [of, column] : {std::pair(gate_.get(), std::int64_t{0}), std::pair(up_.get(), f)}) {
       const T* const weight = of->used_value() + first * h;
-      const std::int64_t from = column + first;  // of a row; a rank without rows has no memory for them
+      const std::int64_t from = column + first;  // a rank without rows has no array, so this is only an offset
       detail::multiply_groups(
           on, begin, 1.0, column == 0 ? beta : A(1), [&](std::int64_t e, std::int64_t at, std::int64_t n) {
             const gemm_problem p{false, false, n, h, columns, 2 * f, h, h};
@@ -738,7 +743,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
           });
     }
   }
-  /// An expert without rows adds nothing; its gradient is reduced all the same.
+  /// Adds to the gradients of experts' weights. An expert without rows adds nothing, but its gradient is still reduced.
   void add_gradients(Device& on, std::int64_t, std::int64_t, const std::vector<std::int64_t>& begin, const row_origins&,
                      const T* in, const T* activated, const T* dmade, const T* dgate_up) {
     const std::int64_t f = width_, h = hidden_;
@@ -773,7 +778,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     add(*down_, terms_[2], {dmade, h, h}, {activated, f, f});
   }
 
-  // The stages of the experts' products, chosen at construction: deterministic sums replace them.
+  // The stages of the experts' products, chosen at construction; deterministic sums replace them.
   using row_stage = void (moe::*)(Device&, const std::vector<std::int64_t>& begin, const T* from, T* to) const;
   using gradient_stage = void (moe::*)(Device&, std::int64_t index, std::int64_t count,
                                        const std::vector<std::int64_t>& begin, const row_origins&, const T* in,
@@ -783,20 +788,20 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   moe_options how_;
   router_layer router_;
   std::shared_ptr<detail::router_counts<Device>> counts_;
-  parameter_ptr<Precision, Device> bias_;  ///< null: none
+  parameter_ptr<Precision, Device> bias_;  ///< null without a bias
   parameter_ptr<Precision, Device> gate_, up_, down_;
   adapters adapters_;
   detail::expert_peers<exchange, Device> peers_;
   detail::expert_capacity<Device> capacity_;
-  std::map<std::int64_t, buffer<Device>> first_choices_;  ///< of microbatches whose forward pass will run again
+  std::map<std::int64_t, buffer<Device>> first_choices_;  ///< of microbatches whose forward pass will be repeated
   detail::router_loss_terms<Device> losses_;
   detail::deterministic_experts<Precision, Device> sums_;
-  gradient_terms<Precision, Device>* terms_[3] = {};  ///< of gate, up and down
+  gradient_terms<Precision, Device>* terms_[3] = {};  ///< for gate, up and down
   row_stage outputs_ = &moe::make_outputs, input_gradients_ = &moe::make_input_gradients;
   gradient_stage gradients_ = &moe::add_gradients;
   ready_plan gather_, gather_back_, weights_, weights_back_, sum_, sum_back_;
   std::int64_t experts_ = 0, hidden_ = 0, width_ = 0;
-  std::int64_t tokens_ = 0, seen_ = 0;  ///< of this rank's input, and of those whose rows it sums
+  std::int64_t tokens_ = 0, seen_ = 0;  ///< numbers of tokens: of this rank's input, and of those whose rows it sums
 };
 
 }  // namespace plait

@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm over the last dim, whole or sharded: one layer of two kinds.
+// RMSNorm and LayerNorm over the last dim, which may be sharded; both derive from one base.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,10 @@
 
 namespace plait::detail {
 
-// The derivation of norms: how a norm's weight lies and is used, from the layout of its input.
+// The derivation of norms: the layouts of a norm's weight in storage and in use, from the layout of its input.
 
-/// Norms work over the last dim, which may be sharded; weights lie like it and are used replicated where rows vary.
+/// The layouts of a norm over the last dim, which may be sharded. Weights are placed like that dim, and are used
+/// replicated over axes on which rows vary.
 struct norm_derivation {
   layout stored, used;
   plait::verdict verdict;
@@ -47,7 +48,7 @@ struct norm_value {
 namespace plait {
 namespace detail {
 
-/// Runs `work(dy)` as a weight gradient; if it is deferred, on a copy of dy that the task owns.
+/// Runs `work(dy)`, which computes a weight gradient. If it is deferred, the task has its own copy of dy.
 template <class T, compute_device Device, class F>
 void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t count, F work) {
   if (!mb.deferred) return work(dy);
@@ -57,7 +58,7 @@ void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t 
   mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
 }
 
-/// The sizes of a norm, the group that shares a row, and the parameters of the last dim.
+/// The sizes of a norm, the group of ranks that share rows, and the norm's parameters.
 template <class Precision, compute_device Device>
 class norm_core {
  public:
@@ -65,15 +66,15 @@ class norm_core {
   using G = gradient_of<Precision>;
   using S = statistic_of<Precision>;
   using T = activation_of<Precision>;
-  using K = gradient_of<T>;  ///< in which kernels sum gradients
+  using K = gradient_of<T>;  ///< the type in which kernels sum gradients
   static constexpr bool in_place = sums_in_place<T, G>;
 
   norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
             const std::string& name, bool with_bias, const parameter_memory<Precision>& callers);
 
-  /// Takes other sizes for a norm that is made; throws where it `adds_terms`, whose order is fixed by the sizes.
+  /// Changes the sizes of an existing norm. Throws if it `adds_terms`, since the sizes fix the order of those sums.
   void resize(const context<Device>& ctx, const layout& input);
-  /// Takes the sizes of the context; all but the last dim's may change.
+  /// Takes the sizes of the context. All except the last dim's may change.
   void take_sizes(const context<Device>& ctx, const layout& input, const std::string& name) {
     if (const std::int64_t now = ctx.sizes.of(input.dims.back().dim); now != columns_global)
       fail({name, ": resize changes ", input.dims.back().dim.text(), " from ", columns_global, " to ", now,
@@ -93,7 +94,8 @@ class norm_core {
     if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
   }
 
-  /// The statistics of rows, which the forward pass makes: the inverses of the roots, then, for LayerNorm, the means.
+  /// The number of statistics that a forward pass computes: the inverse root of each row, then, for LayerNorm, its
+  /// mean.
   std::int64_t statistics() const { return (bias ? 2 : 1) * rows; }
   template <class Statistic>
   Statistic* means(Statistic* s) const {
@@ -101,25 +103,26 @@ class norm_core {
   }
   const W* bias_value() const { return bias ? bias->used_value() : nullptr; }
 
-  /// y and the statistics of x, or of x + addend where there is one, which goes to `sum`. Returns the input.
+  /// Computes y and the statistics of x. With an `addend`, the input is x + addend, which goes to `sum`. Returns the
+  /// input.
   const T* forward(Device& device, const T* x, T* y, S* s, double eps, const T* addend, T* sum) const;
-  /// dx, where there is one, and, with `weights`, the gradients of the parameters in the same pass.
+  /// Computes dx, unless it is null. With `weights`, the same pass adds the gradients of the parameters.
   void backward(Device& device, const T* x, const T* dy, const S* s, T* dx, bool weights, const T* addend) const;
   /// Adds the gradients of the parameters.
   void weight_gradients(Device& device, const T* x, const T* dy, const S* s) const;
-  /// Adds them to the `gradient_terms` of the parameters, for microbatch `index` of `count`.
+  /// Adds the parameters' gradients to their `gradient_terms`, for microbatch `index` of `count`.
   void sum_gradients(Device& device, std::int64_t index, std::int64_t count, const T* x, const T* dy, const S* s) const;
 
-  /// Throws where an array of a call has another size than the norm's rows.
+  /// Throws unless an array of a call has as many elements as the norm's rows.
   void require_size_of(const char* array, std::int64_t size) const {
     require_size(names.checked(weight)->name(), array, size, rows * columns);
   }
-  /// Throws where the caller's x or the other array is null.
+  /// Throws if the caller's x or the other array is null.
   void require_arrays(const void* x, const char* name, const void* other) const {
     require_array(weight->name(), "x", x, rows * columns);
     require_array(weight->name(), name, other, rows * columns);
   }
-  /// Throws where a backward pass would read what no forward pass has kept, or what it has overwritten.
+  /// Throws if no forward pass has kept values for this backward pass, or if dx overlaps an array that it reads.
   void check_backward(const buffer<Device>& kept, const T* x, const T* dy, const T* dx, const T* addend) const {
     if (kept.empty() && rows != 0)
       fail({"the norm of ", weight->name(),
@@ -131,7 +134,8 @@ class norm_core {
                        {{x, size, "x"}, {dy, size, "dy"}, {addend, size, "addend"}});
   }
 
-  /// Adds to the `gradient_terms` of a parameter: add(row of x, ..., G* out) of some rows adds to out.
+  /// Adds to the `gradient_terms` of a parameter: add(rows of x, ..., G* out, count) adds the gradient of some rows to
+  /// out.
   template <class Add>
   void add_terms(Device& device, parameter<Precision, Device>& p, std::int64_t index, std::int64_t count, const T* x,
                  const T* dy, const S* inverse, const S* mean, Add&& add) const {
@@ -155,12 +159,12 @@ class norm_core {
   any_communicator* row_group = nullptr;
   layer_names names;
   parameter_ptr<Precision, Device> weight, bias;
-  bool adds_terms = false;  ///< whether `gradient_terms` sum the gradients of parameters
-  /// Whether the kernel that makes dx may add the gradients of parameters as well.
+  bool adds_terms = false;  ///< whether gradients of parameters are sums of `gradient_terms`
+  /// Whether the kernel that computes dx can also add the gradients of parameters.
   bool one_pass = false;
 
-  /// Where kernels add gradients in a pass that makes dx as well; null for a frozen parameter, or if they are deferred,
-  /// or narrower than what kernels sum in.
+  /// The memory to which kernels add a gradient in the pass that computes dx. Null if the parameter is frozen, if
+  /// gradients are deferred, or if they are narrower than the kernels' sums.
   K* weight_sum(Device& device, bool now) const { return sum_of(device, *weight, now); }
   K* bias_sum(Device& device, bool now) const { return bias ? sum_of(device, *bias, now) : nullptr; }
   /// The gradient; null for a frozen parameter.
@@ -292,10 +296,10 @@ PLAIT_COMPILED_TEMPLATE(class norm_core<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class norm_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class norm_core<double, cpu>)
 
-/// A norm over the last dim of `Input`, with the input's spec: the base of `Layer`, `rms_norm` or
-/// `layer_norm`. Under sequence parallelism the gradients of its parameters are partial over the axes of the sequence
-/// too. Their type records it, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are
-/// reduced inside, forward and backward.
+/// A norm over the last dim of `Input`, with the input's spec: the base of `Layer`, `rms_norm` or `layer_norm`. Under
+/// sequence parallelism the gradients of its parameters are also partial over the axes of the sequence. Their types
+/// show this, so the reduction cannot be forgotten. If the last dim is sharded, forward and backward reduce the
+/// statistics.
 template <class Layer, bool WithBias, class Precision, spec_like Input, compute_device Device>
 class norm_layer : public layer_types<activation_of<Precision>, Input, Input, Device>,
                    public other_arrays<Layer, activation_of<Precision>, Input, Input, Device> {
@@ -323,11 +327,11 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
   using refusals::backward;
   using refusals::forward;
 
-  /// `stored` is how the parameters lie between steps; by default, as the last dim.
+  /// `stored` is the layout of the parameters between steps; by default that of the last dim.
   explicit norm_layer(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
                       const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
       : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, WithBias, callers), eps_(eps) {}
-  /// On the caller's memory, as in `parameter_memory`: this rank's part of the last dim.
+  /// Uses the caller's memory, given as `parameter_memory`: this rank's part of the last dim.
   norm_layer(const context<Device>& ctx, double eps, const std::string& name,
              const parameter_memory<Precision>& callers)
       : norm_layer(ctx, eps, name, value::derivation.stored, callers) {}
@@ -338,14 +342,14 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     forward(mb, x, y, keep);
     return y;
   }
-  /// Forward into a tensor that is there, such as a view of the caller's memory.
+  /// Forward into an existing tensor, such as a view of the caller's memory.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr) {
     core_.require_size_of("x", x.size());
     core_.require_size_of("y", y.size());
     run(mb, x.data(), y.data(), keep);
   }
-  /// Forward of a sum, which is computed in the pass of the norm.
+  /// Forward of an open sum, which the norm computes in its own pass.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
                                     saved* keep = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
@@ -353,8 +357,8 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     x.closed();
     return y;
   }
-  /// Forward on the caller's memory. Where `addend` has memory, the input is x + addend; it goes to `sum`, which may
-  /// be x.
+  /// Forward on the caller's memory. If `addend` has memory, the input is x + addend, and it is written to `sum`, which
+  /// may be x.
   void forward(const microbatch<Device>& mb, const part<const T, input>& x, const part<T, output>& y,
                saved* keep = nullptr, const part<const T, input>& addend = {}, const part<T, input>& sum = {}) {
     core_.require_sizes(mb.ctx);
@@ -366,7 +370,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     run(mb, x.unchecked(), y.unchecked(), keep, addend.unchecked(), sum.unchecked());
   }
 
-  /// `addend`, such as the gradient of a residual connection, is added in the pass of the norm where it is not null.
+  /// Adds `addend`, such as the gradient of a residual connection, in the norm's own pass, unless it is null.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                             saved& kept, const tensor<T, Gradient, Device>& dy,
@@ -375,7 +379,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     backward(mb, x, kept, dy, dx, addend);
     return dx;
   }
-  /// This overload writes into a tensor that is there.
+  /// This overload writes into an existing tensor.
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
@@ -386,8 +390,8 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     core_.require_size_of("dx", dx.size());
     run_back(mb, x.data(), kept, dy.data(), dx.data(), addend_array(core_.weight->name(), addend, x.size()));
   }
-  /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Where it is `{}`, only the weights'
-  /// gradients are computed.
+  /// Backward on the caller's memory; dx must be none of x, dy and addend. If dx is `{}`, it computes only the
+  /// gradients of the parameters.
   template <class Numbers, spec_like Gradient>
   void backward(const microbatch<Device>& mb, const part<const T, input>& x, saved& kept,
                 const part<Numbers, Gradient>& dy, const part<T, dual_t<input>>& dx,
@@ -403,9 +407,9 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     run_back(mb, x.unchecked(), kept, d.unchecked(), dx.unchecked(), addend.unchecked());
   }
 
-  /// Makes the norm ready for the batches and lengths of this context (`linear::resize`).
+  /// Prepares the norm for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
-  /// Binds the parameters to other memory of the caller's (`linear::rebind`).
+  /// Binds the parameters to other memory that the caller owns (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   const parameter_ptr<Precision, Device>& weight() const { return core_.names.checked(core_.weight); }
@@ -440,7 +444,7 @@ class norm_layer : public layer_types<activation_of<Precision>, Input, Input, De
     kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index, x);
     note_backward(mb, dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
     const S* const s = kept.statistics.template data<S>();
-    // In one pass over x and dy, unless the weights' part of it is deferred.
+    // One pass over x and dy computes all gradients, unless those of the weights are deferred.
     const bool one_pass = core_.one_pass && !mb.deferred && core_.weight->trainable();
     core_.backward(ctx.device, x, dy, s, dx, one_pass, addend);
     if (one_pass || !core_.trainable()) return;
@@ -466,7 +470,7 @@ class rms_norm : public detail::norm_layer<rms_norm<Precision, Input, Device>, f
 
  public:
   using base::base;
-  /// On the caller's weight and gradient: this rank's part of the last dim.
+  /// Uses the caller's weight and gradient: this rank's part of the last dim.
   rms_norm(const context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
            gradient_of<Precision>* gradient)
       : base(ctx, eps, name, parameter_memory<Precision>{weight, gradient}) {}

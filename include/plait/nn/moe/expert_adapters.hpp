@@ -1,5 +1,5 @@
-// Low-rank adapters of the matrices of a mixture's experts: a pair of matrices for each expert, on the ranks that have
-// the expert.
+// Low-rank adapters of the matrices of a mixture's experts: one pair of matrices per expert, on the ranks that hold the
+// expert.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@
 
 namespace plait::detail {
 
-/// C = alpha product + beta C in one call for all experts that have rows. Expert e's rows here are those from begin[e]
-/// to begin[e + 1]; group(expert, first row, rows) is one's product.
+/// Computes C = alpha product + beta C in one call for all experts that have rows. Expert e has the rows begin[e] to
+/// begin[e + 1] - 1; group(expert, first row, rows) describes its product.
 template <compute_device Device, class Group>
 void multiply_groups(Device& on, const std::vector<std::int64_t>& begin, double alpha, double beta, Group&& group) {
   std::vector<std::invoke_result_t<Group, std::int64_t, std::int64_t, std::int64_t>> groups;
@@ -30,7 +30,7 @@ void multiply_groups(Device& on, const std::vector<std::int64_t>& begin, double 
   gemm_groups(on, alpha, groups, beta);
 }
 
-/// Columns of an array of rows: it has `total` columns, and these begin at `at`. A rank without rows has no array.
+/// Columns of an array of rows with `total` columns; they begin at `at`. The array is null on a rank without rows.
 template <class T>
 struct row_columns {
   T* rows = nullptr;
@@ -39,7 +39,7 @@ struct row_columns {
 };
 
 /// The adapter of a stack of experts' matrices [experts, out, in]: A [experts, rank, in] and B [experts, out, rank].
-/// Arrays have the rows of all experts here, by expert.
+/// Arrays hold the rows of all local experts, ordered by expert.
 template <class Precision, compute_device Device>
 class expert_adapter {
   using T = activation_of<Precision>;
@@ -48,7 +48,8 @@ class expert_adapter {
   using group_of_sum = gemm_group<T, gradient_of<Precision>>;
 
  public:
-  /// `rows` is the layout of the rows that the stack multiplies, `used` of the stack, and `product` of what it makes.
+  /// `rows` is the layout of the rows that the stack multiplies, `used` that of the stack, and `product` that of the
+  /// result.
   expert_adapter(const context<Device>& ctx, const parameter_info& weight, const layout& rows, const layout& used,
                  const layout& product, const lora_options& how)
       : rank_(how.rank), scale_(how.scale) {
@@ -124,11 +125,11 @@ class expert_adapter {
  private:
   std::int64_t rank_;
   double scale_;
-  std::int64_t out_ = 0, in_ = 0;  ///< of this rank
+  std::int64_t out_ = 0, in_ = 0;  ///< on this rank
   parameter_ptr<Precision, Device> a_, b_;
 };
 
-/// The adapters of gate, up and down, each of which may have none.
+/// The adapters of gate, up and down; each may be absent.
 template <class Precision, compute_device Device>
 class expert_adapters {
   using T = activation_of<Precision>;

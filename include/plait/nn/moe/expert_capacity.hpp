@@ -1,4 +1,4 @@
-// The limit of rows that an expert takes of each sequence: which choices are beyond it, alike on every mesh.
+// The limit of an expert's rows per sequence. It drops the same choices on every mesh.
 #pragma once
 
 #include <cmath>
@@ -16,18 +16,18 @@
 
 namespace plait {
 
-/// How many rows an expert takes of a sequence: `factor` times its even share, rounded up, which is factor * chosen *
+/// The limit of rows that an expert takes of a sequence: `factor` times its even share, rounded up, factor * chosen *
 /// length / experts. Experts take first choices first, in the order of the text, then second choices, and so on
-/// (GShard, Lepikhin et al. 2020, whose groups are sequences here). A choice beyond that is dropped: its weight counts
-/// for nothing, and the others stay as they are. Which ones these are depends on no mesh.
+/// (GShard, Lepikhin et al. 2020, whose groups are sequences here). A choice beyond the limit is dropped: its weight
+/// counts as zero, and the other weights stay as they are. The dropped choices do not depend on the mesh.
 struct expert_limit {
-  double factor = 0;       ///< 0: nothing is dropped
-  sequence_order order{};  ///< of the tokens; none: the text's
+  double factor = 0;       ///< 0: no limit
+  sequence_order order{};  ///< of the tokens; default: the text's
 };
 
 namespace detail {
 
-/// Drops the choices beyond a limit. Ranks that share a sequence bring its choices together.
+/// Drops the choices beyond a limit. Ranks that share a sequence exchange its choices.
 template <compute_device Device>
 class expert_capacity {
  public:
@@ -66,7 +66,7 @@ class expert_capacity {
 
   /// Whether there is a limit.
   explicit operator bool() const { return factor_ > 0; }
-  /// Sets the choices [samples, positions, chosen] that are dropped to -1. Collective over the ranks of a sequence.
+  /// Sets the dropped choices in [samples, positions, chosen] to -1. Collective over the ranks of a sequence.
   void drop(Device& on, std::int32_t* choice) const {
     buffer<Device> gathered;
     if (!gather_.trivial()) {
@@ -83,7 +83,8 @@ class expert_capacity {
   double factor_ = 0;
   std::int64_t experts_ = 0, limit_ = 0, positions_ = 0;
   std::int64_t samples_ = 0, first_ = 0, length_ = 0, chosen_ = 0;  ///< of this rank's tokens
-  buffer<Device> in_text_;                                          ///< the index of the token at each position
+  buffer<Device> in_text_;                                          ///< for each position in the text, the index of its
+                                                                    ///< token
   ready_plan gather_;
 };
 

@@ -1,5 +1,5 @@
-// Exchanges of rows between the ranks of a mixture's experts: the concept that a policy models, and the exchange by
-// all-to-all, which stands where a policy names no other.
+// Exchanges of rows between the ranks of a mixture's experts: the concept that a policy models, and the default
+// exchange by all-to-all.
 #pragma once
 
 #include <algorithm>
@@ -18,50 +18,51 @@
 
 namespace plait {
 
-/// The ranks that exchange rows, at least two. All numbers are equal on all of them. Expert e of peer p is number
-/// p * experts + e. Where peers have unequally many, numbers of some have no expert, and so no rows.
+/// The ranks that exchange rows, at least two. All members are equal on all of them. Expert e of peer p has number p *
+/// experts + e. If peers have different numbers of experts, some numbers have no expert and so no rows.
 struct expert_group {
   any_communicator* ranks = nullptr;              ///< the peers, in their order
-  std::int64_t peers = 1, experts = 0;            ///< ranks, and the most experts of one
-  std::int64_t all_experts = 0;                   ///< of the mixture; more where other ranks have some
+  std::int64_t peers = 1, experts = 0;            ///< number of ranks, and the largest number of experts on one
+  std::int64_t all_experts = 0;                   ///< of the mixture; more than the peers' if other ranks have some
   std::int64_t width = 0;                         ///< elements of a row
-  std::int64_t most_sent = 0, most_received = 0;  ///< rows of one peer, at most
+  std::int64_t most_sent = 0, most_received = 0;  ///< the most rows that one peer can send, and receive
 };
 
-/// Host counts of the rows of one pass.
+/// The numbers of rows of one pass, on the host.
 struct expert_rows {
-  std::int64_t choices = 0;         ///< of this rank's tokens; those of experts that no peer has send no row
+  std::int64_t choices = 0;         ///< of this rank's tokens; a choice whose expert no peer has sends no row
   std::int64_t leaving = 0;         ///< rows that this rank sends
-  std::vector<std::int64_t> begin;  ///< [experts + 1], the first row of each expert here, and the number of rows here
+  std::vector<std::int64_t> begin;  ///< [experts + 1], the first row of each local expert, then the number of local
+                                    ///< rows
 };
 
-/// Where rows of experts come from: the peer, and the token there.
+/// The origins of experts' rows: for each row the peer, and the token on that peer.
 struct row_origins {
   std::vector<std::int32_t> peers, tokens;
 };
 
-/// An exchange of rows of T between the ranks of experts, for one layer. A policy of a mixture, or its strategy, names
-/// one:
+/// An exchange of rows of type T between the ranks of experts, for one layer. A policy of a mixture, or its strategy,
+/// names it:
 ///
 ///     template <class T, class Device>
 ///     using exchange = nccl_ep_exchange<T, Device>;
 ///
-/// The layer makes X(device, group) when it is made and after each `resize`. All members are collective over the
-/// group, and each rank calls them in one order. Their work is on the device's main stream.
+/// The layer constructs X(device, group) in its own constructor and after each `resize`. All members are collective
+/// over the group, and all ranks call them in the same order. Their work is in the device's main stream.
 /// - `open(device, counts, rows)` returns the route of one forward pass. `counts` [2, peers, experts] is on the device:
-///   the first half counts the rows that leave, and the second half is free. `open` sets `leaving` and `begin`, and so
-///   it waits for the device: buffers and products take their sizes on the host.
-/// - `dispatch(device, route, rows, meanwhile)` takes rows [leaving, width], which lie by peer and then by expert. It
-///   returns the rows that came, [here, width], which lie by expert. Within an expert any order is legal, if it is one
-///   order for all calls of a route. It calls `meanwhile()` once, at best while rows are on their way.
-/// - `combine(device, route, rows)` is its inverse: [here, width] to [leaving, width], each row where it left.
+///   the first half has the numbers of rows to send, and the second half is scratch memory. `open` sets `leaving` and
+///   `begin`, so it waits for the device, because buffers and products take their sizes on the host.
+/// - `dispatch(device, route, rows, meanwhile)` takes rows [leaving, width], ordered by peer and then by expert. It
+///   returns the received rows, [here, width], ordered by expert. The order within an expert is free, but must be the
+///   same in all calls of a route. It calls `meanwhile()` once, if possible while rows are in flight.
+/// - `combine(device, route, rows)` is its inverse: [here, width] to [leaving, width], each row back in its place.
 ///
-/// A forward pass calls each once. The backward pass is the mirror: `dispatch` moves gradients of what experts made,
-/// and `combine` moves those of their input, by the forward pass's route. No member adds rows up or weighs them.
+/// A forward pass calls each member once. The backward pass is the mirror, on the same route: `dispatch` moves
+/// gradients of the experts' outputs, and `combine` those of their inputs. No member sums rows or applies weights.
 ///
-/// Deterministic sums also want `origins(device, route, tokens)`: the origin of each row here, from the tokens of rows
-/// that leave, int32 [leaving] on the device. A dry run counts the default exchange. Buffers of a route are offloaded
-/// with activations where it has `visit(f)`, which calls f for each.
+/// Deterministic sums also require `origins(device, route, tokens)`: the origin of each local row, given the tokens of
+/// the sent rows, int32 [leaving] on the device. A dry run counts the default exchange. If a route has `visit(f)`,
+/// which calls f for each buffer, its buffers are offloaded with the activations.
 template <class X, class Device>
 concept expert_exchange =
     compute_device<Device> && std::constructible_from<X, Device&, const expert_group&> && std::copyable<X> &&
@@ -73,16 +74,16 @@ concept expert_exchange =
       { x.combine(on, r, std::move(memory)) } -> std::same_as<buffer<Device>>;
     };
 
-/// Exchanges rows by all-to-all through the communicator: counts first, then exactly the rows that there are. Rows of
-/// an expert lie by peer, and then as they left.
+/// Exchanges rows by all-to-all through the communicator: first the counts, then exactly the existing rows. An expert's
+/// rows are ordered by peer, then as they were sent.
 template <class T, compute_device Device>
 class all_to_all_exchange {
  public:
-  /// Counts are of rows, to and from each peer.
+  /// The numbers of rows to and from each peer, and their order.
   struct route {
     std::vector<std::size_t> sent, sent_at, received, received_at;
     std::vector<std::int32_t> arrived;  ///< [peers, experts]
-    buffer<Device> sorted, unsorted;    ///< by expert the rows that came, and the inverse
+    buffer<Device> sorted, unsorted;    ///< order by expert of the received rows, and its inverse
     std::size_t leaving() const { return sent_at.back() + sent.back(); }
     std::size_t here() const { return received_at.back() + received.back(); }
 
@@ -100,7 +101,7 @@ class all_to_all_exchange {
     std::int32_t *const leaving = counts.data(), *const arriving = leaving + parts;
     group_.ranks->all_to_all(leaving, arriving, static_cast<std::size_t>(group_.experts), dtype::i32);
     std::vector<std::int32_t> values(2 * parts);
-    if constexpr (only_counts<Device>)  // as if all experts were chosen alike
+    if constexpr (only_counts<Device>)  // a dry run assumes that all experts are chosen equally often
       for (std::int64_t row = 0, of_peers = std::min(group_.peers * group_.experts, group_.all_experts);
            row < rows.choices * of_peers / group_.all_experts; ++row)
         for (const std::size_t at : {std::size_t{0}, parts}) ++values[at + static_cast<std::size_t>(row) % parts];
@@ -201,8 +202,8 @@ inline constexpr bool gives_origins =
       { x.origins(on, r, tokens) } -> std::same_as<row_origins>;
     };
 
-/// The exchange that a policy names, or its strategy, or the default. It is the default too where what they name is no
-/// exchange, so that `accepted` is the one error.
+/// The exchange that a policy or its strategy names, or the default. If the named type is not an exchange, the default
+/// replaces it, so that `accepted` is the only error.
 template <class Policy, class T, class Device>
 struct exchange_of {
   using type = all_to_all_exchange<T, Device>;

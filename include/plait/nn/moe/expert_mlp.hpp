@@ -1,4 +1,4 @@
-// The layer after attention in a transformer with experts: a mixture, an expert that all tokens have, or an MLP.
+// The layer after attention in a transformer with experts: a mixture, with or without a shared expert, or a plain MLP.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace plait {
 
-/// A mixture of experts under a strategy, with or without a shared expert, which runs while rows are on their way; each
-/// token's result is the sum of both. Or, in layers that have no experts, a SwiGLU MLP of the width `dense_ffn`.
+/// A mixture of experts under a strategy. It may have a shared expert, which runs while rows travel; each token's
+/// result is then the sum of both. In layers without experts it is a SwiGLU MLP of the width `dense_ffn`.
 template <class Precision, mixture_strategy S, compute_device Device = cpu>
 class expert_mlp : public layer_types<activation_of<Precision>, typename S::residual, typename S::residual, Device> {
   using T = activation_of<Precision>;
@@ -47,7 +47,7 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
     routed_.emplace(ctx, name, how);
     if (has_shared_expert) shared_.emplace(ctx, name, shared_how);
   }
-  /// The layer without experts.
+  /// Constructs the layer without experts.
   expert_mlp(const context<Device>& ctx, const std::string& name, const initializer& init, const mlp_lora& lora = {}) {
     dense_.emplace(ctx, name, init, false, lora);
   }
@@ -75,11 +75,11 @@ class expert_mlp : public layer_types<activation_of<Precision>, typename S::resi
     return dx;
   }
 
-  /// `moe::statistics`; empty without experts. Collective over the mesh.
+  /// Returns `moe::statistics`; empty without experts. Collective over the mesh.
   router_statistics statistics(const context<Device>& ctx) const {
     return routed_ ? routed_->statistics(ctx) : router_statistics{};
   }
-  /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
+  /// Prepares the layer for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     each([&](auto& part) { part.resize(ctx); });
   }

@@ -1,4 +1,4 @@
-// An exchange of the rows of experts by NCCL EP, the library in NCCL's contrib/nccl_ep, at C API 0.1.
+// An exchange of experts' rows by NCCL EP, the library in NCCL's contrib/nccl_ep, at C API 0.1.
 #pragma once
 
 #include <nccl_ep.h>
@@ -19,14 +19,14 @@
 
 namespace plait {
 
-/// An `expert_exchange` by NCCL EP's high-throughput mode, with its expert-major layout. Each row travels as a token
-/// that chooses one expert: weights and sums over experts stay in the layer, and dispatch and combine are plain moves.
-/// So a token that chooses two experts of one rank travels there twice.
+/// An `expert_exchange` by NCCL EP's high-throughput mode with its expert-major layout. Each row travels as a token
+/// that chooses one expert, so dispatch and combine only move rows. Weights and sums over experts stay in the layer. A
+/// token that chooses two experts of one rank therefore travels there twice.
 ///
-/// API 0.1 wants memory for as many rows as a rank can receive, `expert_group::most_received`, and the layer's input
-/// of experts has it. The layer takes exact counts on the host. `open` waits for the device twice: for the counts of
-/// rows that leave, and for those of rows that came. Each layer has a communicator and a group of its own. Which
-/// types and widths of rows are legal, NCCL EP says; its errors are thrown with its text.
+/// API 0.1 requires memory for the most rows that a rank can receive, `expert_group::most_received`, and so does the
+/// layer's input of experts. The layer needs exact counts on the host. `open` waits for the device twice: for the
+/// counts of sent rows, and for those of received rows. Each layer has its own communicator and group. NCCL EP
+/// determines the legal types and widths of rows; its errors are thrown with its text.
 template <class T, compute_device Device>
 class nccl_ep_exchange {
  public:
@@ -89,7 +89,7 @@ class nccl_ep_exchange {
     return r;
   }
 
-  /// NCCL EP returns when it has enqueued its work, which runs while `meanwhile()` prepares more.
+  /// NCCL EP enqueues its work and returns; meanwhile `meanwhile()` enqueues more.
   template <std::invocable Work>
   buffer<Device> dispatch(Device& on, const route& r, buffer<Device> leaving, Work&& meanwhile) const {
     auto came = make_buffer<T>(on, slots_ * width_);
@@ -124,7 +124,7 @@ class nccl_ep_exchange {
   struct state {
     ncclComm_t comm = nullptr;
     ncclEpGroup_t group = nullptr;
-    buffer<Device> ones, weights;  ///< of the rows that leave, and of those that came
+    buffer<Device> ones, weights;  ///< of the sent rows, and of the received rows
     state() = default;
     state(const state&) = delete;
     state& operator=(const state&) = delete;
@@ -133,7 +133,7 @@ class nccl_ep_exchange {
       if (comm) ncclCommDestroy(comm);
     }
   };
-  /// A descriptor and its extents, which it points to.
+  /// A descriptor with its extents, to which it points.
   struct tensor {
     std::size_t extents[2];
     ncclEpTensor_t of{};
@@ -161,7 +161,8 @@ class nccl_ep_exchange {
     if (result != ncclSuccess) fail({"nccl_ep_exchange: ", call, ": ", ncclGetErrorString(result)});
   }
 
-  std::size_t experts_, parts_, width_, slots_ = 0;  ///< experts here and of all peers; elements; rows of an output
+  std::size_t experts_, parts_, width_, slots_ = 0;  ///< local experts, experts of all peers, elements of a row, rows
+                                                     ///< of an output
   std::shared_ptr<state> state_;
 };
 

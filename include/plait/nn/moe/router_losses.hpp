@@ -1,5 +1,5 @@
-// The auxiliary losses of a router, balance between experts and the z-loss, and the counts of what it has chosen. They
-// are equal on every mesh.
+// The auxiliary losses of a router (balance between experts, and the z-loss), and the counts of its choices. They are
+// equal on every mesh.
 #pragma once
 
 #include <cstddef>
@@ -21,28 +21,29 @@
 
 namespace plait {
 
-/// The tokens over which a balance loss counts and averages.
+/// The set of tokens over which a balance loss counts and averages.
 enum class balance_over : std::uint8_t { sequence, microbatch };
 
-/// For E experts, k of each token, and a set of n tokens: weight * E * sum_e f_e P_e. f_e is the part of the n k
-/// choices that expert e has, P_e the mean of its probability over the tokens; sigmoids are divided by their sum. The
-/// value is `weight` where all experts are chosen alike. The set is
+/// The loss weight * E * sum_e f_e P_e, for E experts, k experts per token, and a set of n tokens. f_e is expert e's
+/// fraction of the n k choices. P_e is the mean of its probability over the tokens; sigmoids are first divided by their
+/// sum. The value is `weight` if all experts are chosen equally often. The set is
 ///
 ///     sequence    each sequence by itself, and the mean of all (DeepSeek-V3, 2412.19437, equations 17 to 20).
 ///     microbatch  the tokens of a microbatch over the whole mesh, and the mean of all microbatches (Fedus et al. 2021;
 ///                 Megatron-LM's `aux_loss`, but over all data ranks).
 ///
-/// With `sequence` neither the mesh nor the number of microbatches changes it. With `microbatch` the number of
-/// microbatches does, by its definition, and the mesh does not.
+/// With `sequence`, neither the mesh nor the number of microbatches changes the loss. With `microbatch`, the number of
+/// microbatches changes it by definition, and the mesh does not.
 struct balance_loss {
   double weight = 0;
   balance_over over = balance_over::sequence;
 };
 
-/// The coefficients of what a router adds to the loss; 0: nothing.
+/// The coefficients of a router's auxiliary losses; 0: no loss.
 struct router_losses {
   balance_loss balance{};
-  /// Of the mean over tokens of log(sum_e exp(score_e))^2, which keeps scores small (ST-MoE, Zoph et al. 2022).
+  /// Coefficient of the mean over tokens of log(sum_e exp(score_e))^2, which keeps scores small (ST-MoE, Zoph et al.
+  /// 2022).
   double z_loss = 0;
 
   constexpr bool any() const { return balance.weight != 0 || z_loss != 0; }
@@ -51,8 +52,8 @@ struct router_losses {
 namespace detail {
 
 /// The auxiliary losses of one router: their value, which goes to `microbatch::auxiliary`, and the gradient of scores.
-/// Each term carries one constant of global sizes, so that sums over ranks and microbatches are all there is. The one
-/// collective adds up the counts of experts.
+/// Each term has one factor of global sizes, so the loss is a plain sum over ranks and microbatches. The only
+/// collective sums the counts of experts.
 template <compute_device Device>
 class router_loss_terms {
  public:
@@ -69,11 +70,12 @@ class router_loss_terms {
             "is balance_over::microbatch"});
     if (!how_.any()) return;
     if (const axis_list all = ctx.ranks.pruned(ctx.ranks.shape().others({})); !all.empty())
-      ctx.ranks.group(all);  // made here, and not in the first step, where the sum is completed
+      ctx.ranks.group(all);  // creates the group now, not in the first step, which completes the sum
     take_sizes(ctx, scores, name);
   }
 
-  /// Adds the value, if the microbatch asks for it, and returns the counts for `backward`; `keeps`: there will be one.
+  /// Adds the value, if the microbatch collects it, and returns the counts for `backward`. `keeps`: a backward pass
+  /// will follow.
   template <class T>
   buffer<Device> forward(const microbatch<Device>& mb, const T* scores, const std::int32_t* choice, bool keeps) {
     const bool adds = mb.auxiliary && !mb.repeats;
@@ -100,7 +102,7 @@ class router_loss_terms {
   }
   void take_sizes(const context<Device>& ctx, const layout& scores, const std::string& name) {
     if (!how_.any()) return;
-    const std::size_t kept = balances() && by_sequence() ? 1 : 0;  // dims of the tokens' sets
+    const std::size_t kept = balances() && by_sequence() ? 1 : 0;  // dims that count the sets of tokens
     layout counted = scores, summed = scores;
     while (counted.dims.size() > kept + 1) counted = reduce_sum(counted, counted.dims[kept].dim).result;
     while (!summed.dims.empty()) summed = reduce_sum(summed, summed.dims.back().dim).result;
@@ -121,7 +123,7 @@ class router_loss_terms {
   bool balances() const { return how_.balance.weight > 0; }
   bool by_sequence() const { return how_.balance.over == balance_over::sequence; }
 
-  /// The gradient of a rank's term: the adjoint of how terms are shared out, from 1.
+  /// Computes the gradient of a rank's term: the adjoint of the plan that shares terms between ranks, applied to 1.
   void make_seed(const context<Device>& ctx) {
     const ready_plan back(share_.backward(), ctx.ranks, ctx.sizes, "auxiliary losses");
     auto one = make_buffer<double>(ctx.device, 1);
@@ -130,7 +132,7 @@ class router_loss_terms {
     seed_ = make_buffer<double>(ctx.device, 1);
     back.run(ctx.device, one.data(), seed_.data(), dtype::f64);
   }
-  /// How often each expert is chosen in each set of tokens, over all ranks.
+  /// Counts how often each expert is chosen in each set of tokens, over all ranks.
   buffer<Device> count(Device& on, const std::int32_t* choice) const {
     const auto n = static_cast<std::size_t>(groups_ * experts_);
     auto own = buffer<Device>::for_collectives(on, n * sizeof(std::int32_t));
@@ -153,17 +155,17 @@ class router_loss_terms {
   router_losses how_;
   kernels::router_settings router_;
   ready_plan complete_counts_;
-  ready_plan share_;     ///< of a term: a part of the sum over the whole mesh, that equal ranks have once
+  ready_plan share_;     ///< from a rank's term to a part of the sum over the mesh; one of several equal ranks keeps it
   buffer<Device> seed_;  ///< one double
-  std::int64_t experts_ = 0, groups_ = 0, size_ = 0;  ///< groups of this rank, and its tokens of each
-  std::int64_t sets_ = 0, tokens_ = 0;                ///< of a microbatch over the whole mesh
+  std::int64_t experts_ = 0, groups_ = 0, size_ = 0;  ///< sets of tokens on this rank, and its tokens of each
+  std::int64_t sets_ = 0, tokens_ = 0;                ///< sets and tokens of a microbatch over the whole mesh
 };
 
-/// Counts what a router does in a step.
+/// Counts the choices of a router in a step.
 template <compute_device Device>
 class router_counts {
  public:
-  /// `scores` is the layout [samples, positions.., experts]; `limited`: `add` gets what is not beyond a limit.
+  /// `scores` is the layout [samples, positions.., experts]. `limited`: `add` also receives the choices within a limit.
   router_counts(const context<Device>& ctx, const layout& scores, const kernels::router_settings& router, bool limited,
                 std::string name)
       : scores_(scores), router_(router), name_(std::move(name)) {
@@ -172,8 +174,8 @@ class router_counts {
     entropy_ = make_buffer<double>(ctx.device, 1);
   }
 
-  /// Adds a microbatch's `scores` [tokens, experts] and choice [tokens, k]; `kept` is the choice that is not beyond a
-  /// limit, or null: there is none. The first one of a step, which was there before, begins anew.
+  /// Adds a microbatch's `scores` [tokens, experts] and choice [tokens, k]. `kept` has the choices within the limit;
+  /// null without a limit. A microbatch index that was already added begins a new step and clears the counts.
   template <class T>
   void add(const microbatch<Device>& mb, const T* scores, const std::int32_t* choice, const std::int32_t* kept,
            std::int64_t tokens, std::int64_t experts) {
@@ -196,11 +198,11 @@ class router_counts {
     kernels::accumulate(on, own.template data<double>(), entropy_.template data<double>(), 1);
   }
 
-  /// How often all tokens have chosen each expert; none before the first step. Collective.
+  /// How often all tokens have chosen each expert; empty before the first step. Collective.
   std::vector<std::int64_t> load(const context<Device>& ctx) {
     return seen_.empty() ? std::vector<std::int64_t>{} : total(ctx, 0);
   }
-  /// Collective, as `load`.
+  /// Returns the statistics of the step. Collective like `load`.
   router_statistics statistics(const context<Device>& ctx) {
     router_statistics all{load(ctx)};
     if (all.load.empty()) return all;
@@ -224,7 +226,7 @@ class router_counts {
                            counts.data());
     return {counts.begin(), counts.end()};
   }
-  /// The sum over tokens of `dims` of the last dims of scores.
+  /// Returns the plan of a sum over tokens, which keeps the last `dims` dims of the scores.
   ready_plan over_all_tokens(const context<Device>& ctx, std::size_t dims) const {
     layout summed = scores_;
     while (summed.dims.size() > dims) summed = reduce_sum(summed, summed.dims[0].dim).result;
@@ -241,8 +243,9 @@ class router_counts {
   layout scores_;
   kernels::router_settings router_;
   std::string name_;
-  buffer<Device> counts_, entropy_;  ///< [1 or 2, experts] of the choice, and of what is kept of it; a sum over tokens
-  std::vector<bool> seen_;           ///< the microbatches that are in them
+  buffer<Device> counts_, entropy_;  ///< [1 or 2, experts] of all choices, and of those within the limit; a sum over
+                                     ///< tokens
+  std::vector<bool> seen_;           ///< which microbatches of the step were added
   std::optional<ready_plan> complete_counts_, complete_entropy_;
 };
 

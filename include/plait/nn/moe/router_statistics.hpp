@@ -1,4 +1,4 @@
-// Statistics of the router of a mixture of experts over all tokens of a step, for a log.
+// Statistics of a mixture's router over all tokens of a step, for logs.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 
 namespace plait {
 
-/// Of one layer and of all tokens of a step over the whole mesh. Counts are equal on every mesh.
+/// Statistics of one layer over all tokens of a step on the whole mesh. Counts are equal on every mesh.
 struct router_statistics {
-  std::vector<std::int64_t> load{};  ///< [experts]: how often each was chosen; none before the first step
+  std::vector<std::int64_t> load{};  ///< [experts]: how often each was chosen; empty before the first step
   std::vector<std::int64_t>
-      dropped{};       ///< [experts]: how many of these choices were beyond the limit; none without one
-  double entropy = 0;  ///< in nats, the mean over tokens of that of a router's probabilities, which add up to 1
+      dropped{};       ///< [experts]: how many of these choices exceeded the limit; empty without a limit
+  double entropy = 0;  ///< in nats: the entropy of a router's probabilities, which sum to 1; mean over tokens
 
-  /// The largest load by the mean; 0 before the first step.
+  /// The largest load divided by the mean load; 0 before the first step.
   double imbalance() const {
     const double all = static_cast<double>(std::accumulate(load.begin(), load.end(), std::int64_t{0}));
     if (all == 0) return 0;

@@ -1,4 +1,4 @@
-// The expert of a mixture that all tokens have: a SwiGLU MLP, with or without a gate.
+// The shared expert of a mixture, which processes all tokens: a SwiGLU MLP, with or without a gate.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,13 @@ template <class Dim, class... Axes, class Width>
 struct sharded_alike<shard<Dim, Axes...>, Width> {
   using type = shard<Width, Axes...>;
 };
-/// `S` with another dim for the width of an MLP.
+/// `S` with another dim as the width of its MLP.
 template <class S, class Width>
 struct with_width : S {
   using feed_forward = typename sharded_alike<typename S::feed_forward, Width>::type;
 };
 
-/// One number for each token: the residual with `shared_gate` in place of its last dim.
+/// The spec of one number per token: the residual with `shared_gate` in place of its last dim.
 template <class Residual>
 struct gate_of_tokens {
   static constexpr layout value = [] {
@@ -44,12 +44,12 @@ struct gate_of_tokens {
 
 struct shared_expert_options {
   initializer init{};
-  bool gated = false;  ///< the output is multiplied by a sigmoid of one product per token, as in Qwen2-MoE
+  bool gated = false;  ///< multiply the output by a sigmoid of one product per token, as in Qwen2-MoE
   mlp_lora lora{};     ///< of the MLP's linears; the gate has no adapter
 };
 
-/// The expert of a mixture that all tokens have (DeepSeek-MoE, Dai et al. 2024), under a strategy: SwiGLU of the width
-/// `shared_ffn`, sharded over the axes of `feed_forward`. A context gives the sizes of `shared_ffn`, and of
+/// The shared expert of a mixture (DeepSeek-MoE, Dai et al. 2024), under a strategy. It is a SwiGLU MLP of the width
+/// `shared_ffn`, sharded over the axes of `feed_forward`. The context gives the size of `shared_ffn`, and of
 /// `shared_gate`, which is 1. Parameters are those of a `swiglu_mlp` named `NAME.shared_expert`, and the gate's,
 /// `NAME.shared_expert_gate.weight` [1, hidden].
 template <class Precision, class S, compute_device Device = cpu>
@@ -68,8 +68,8 @@ class shared_expert : public layer_types<activation_of<Precision>, typename S::r
   struct saved {
     typename mlp::saved inner;
     typename gate_layer::saved gate;
-    tensor<T, output, Device> made;   ///< by the MLP, and
-    tensor<T, gates, Device> scores;  ///< the gate's products, where there is one
+    tensor<T, output, Device> made;   ///< the MLP's output
+    tensor<T, gates, Device> scores;  ///< the gate's products, if there is a gate
 
     template <class F>
     void visit(F&& f) {
@@ -110,7 +110,7 @@ class shared_expert : public layer_types<activation_of<Precision>, typename S::r
     return gate_->backward(mb, x, kept.gate, dscores, &dx);
   }
 
-  /// Makes the layer ready for the batches and lengths of this context (`linear::resize`).
+  /// Prepares the layer for the batches and lengths of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     mlp_.resize(ctx);
     if (gate_) gate_->resize(ctx);
