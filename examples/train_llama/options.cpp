@@ -562,11 +562,11 @@ void add_ranks(option_list& list, options& opt) {
   list.add("--mesh", opt.mesh, "extents of the axes dp, pp, ep (experts), cp and tp, as in dp=2,tp=4");
   list.choice("--device", opt.device, {"cpu", "cuda"}, "cpu or cuda");
   list.choice("--backend", opt.backend, {"threads", "mpi", "nccl"},
-              "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "
-              "under torchrun, srun or mpirun, or all in this process");
+              "threads: ranks are threads of this process, which share a GPU on cuda; mpi: ranks of mpirun; nccl: a "
+              "GPU for each rank, started by torchrun, srun or mpirun, or all in this process");
   list.add("--deadline", opt.deadline, 0, 1e9,
-           "with mpi and nccl, the seconds after which a collective that is not over ends all ranks, since one is "
-           "lost; 0: they wait for ever");
+           "with mpi and nccl: if a collective takes more seconds than this, a rank is lost, and all ranks end; 0: "
+           "wait for ever");
 }
 
 void add_model(option_list& list, options& opt) {
@@ -575,59 +575,59 @@ void add_model(option_list& list, options& opt) {
   list.add("--attention-mask", opt.attention_mask,
            "which tokens a token sees: model (as config.json has it), causal (itself and all before) or window:N "
            "(itself and N - 1 before)");
-  list.path("--init-from", opt.init_from, "a folder",
-            "the weights to begin from: a model directory of Hugging Face, or a saved step or the "
-            "newest in a folder of them, whatever layout saved it; all have the model's shape, too, but steps of "
-            "import-hf, which need --model");
+  list.path(
+      "--init-from", opt.init_from, "a folder",
+      "initial weights: a Hugging Face model directory, a saved step of any layout, or a folder of steps, of which the "
+      "newest is taken; the model's shape is read from it too, except for steps of import-hf, which need --model");
   list.choice("--weights-order", opt.weights_order, {"hugging-face", "megatron", "meta"},
-              "whose names and order the tensors of --init-from have, beside a config.json of Hugging Face: "
-              "hugging-face, megatron (q, k, v and gate, up in one) or meta (rotary pairs)");
+              "names and order of the tensors of --init-from, if it has a Hugging Face config.json: hugging-face, "
+              "megatron (q, k, v and gate, up in one) or meta (rotary pairs)");
   list.path("--export-hf", opt.export_hf, "a folder",
-            "a new directory, to which the trained model is written as transformers opens it");
+            "a new directory, to which the trained model is written for transformers");
   list.choice("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"},
-              "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
+              "names and order of the tensors that --export-hf writes: hugging-face, which transformers opens, "
               "megatron or meta, as --weights-order reads them");
   list.add("--lora", opt.lora, 0, 1 << 20,
-           "the rank of low-rank adapters of the blocks' linears, which alone are trained; the weights of "
+           "rank of low-rank adapters of the blocks' linears; only the adapters are trained, and the weights of "
            "--init-from stay as they are; 0: no adapters");
   list.add("--lora-alpha", opt.lora_alpha,
            "with --lora, the scale of the adapters, which is divided by the rank; -1: twice the rank");
-  list.choice(
-      "--lora-linears", opt.lora_linears, {"all", "shared", "attention"},
-      "with --lora, the linears that have adapters: all of the blocks; shared, without the experts that a router "
-      "chooses; or those of attention; routers and gates have none");
+  list.choice("--lora-linears", opt.lora_linears, {"all", "shared", "attention"},
+              "with --lora, the linears that have adapters: all (of the blocks), shared (all but the experts that a "
+              "router chooses) or attention; routers and gates have none");
 }
 
 void add_parallelism(option_list& list, options& opt) {
   list.group("Parallelism");
-  list.choice("--strategy", opt.strategy, {"sp", "tp"}, "sp: tensor and sequence parallel; tp: tensor parallel alone");
+  list.choice("--strategy", opt.strategy, {"sp", "tp"}, "sp: tensor and sequence parallel; tp: tensor parallel only");
   list.choice("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"},
-              "what is cut over the data ranks of dp and cp: nothing (replicated), the optimizer's state (zero1), also "
-              "reduced gradients (zero2), also parameters between their uses (zero3)");
+              "state that is cut over the data ranks of dp and cp: nothing (replicated), the optimizer's state "
+              "(zero1), also reduced gradients (zero2), also parameters between their uses (zero3)");
   list.choice("--shard", opt.shard, {"even", "whole", "blocks"},
               "with zero1 to zero3, where units of parameters are cut: even (anywhere), whole (between matrices, for "
               "muon), or blocks (of 256 elements, for --moments int8)");
   list.choice("--replicate-over", opt.replicate_over, {"none", "dp", "cp"},
-              "with zero1 to zero3, a hybrid: pieces are not cut over this axis, dp or cp, but equal; none: over both "
-              "they are cut");
+              "with zero1 to zero3, a hybrid: parts are equal over this axis, dp or cp, and cut over the other; none: "
+              "cut over both");
   list.add("--prefetch", opt.prefetch, 0, 1 << 20, "with zero3, how many uses ahead a unit's parameters are gathered");
   list.choice("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"},
               "with zero3, whether parameters are released after a forward pass and gathered again: on or off");
   list.choice("--overlap", opt.overlap, {"on", "off"},
-              "whether a unit's gradients are reduced under the backward pass (on) or after it (off)");
+              "on: a unit's gradients are reduced during the backward pass; off: after it");
   list.add("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20,
-           "in how many chunks linears gather and reduce over tp, beside their products; 1: not beside them");
+           "chunks in which linears gather and reduce over tp while their products run; 1: no overlap");
   list.choice("--reduce-in", opt.reduce_in, {"full", "bf16", "float"},
-              "what gradients travel as when they are summed over data ranks: full (their own type), bf16, or, of "
-              "those that --gradients keeps in bf16, float, in which sums are rounded once");
+              "number type in which gradients are summed over data ranks: full (their own type), bf16, or, if "
+              "--gradients keeps them in bf16, float, which rounds each sum once");
   list.choice("--attention", opt.attention,
               {"ring", "ring:zigzag", "ring:contiguous", "all_gather_kv", "all_gather_kv:zigzag",
                "all_gather_kv:contiguous", "ulysses", "ulysses:zigzag", "ulysses:contiguous"},
-              "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
-              ":zigzag or :contiguous, how it is placed");
-  list.add("--schedule", opt.schedule, fmt::format("of the pipeline: {}", plait::schedule_names));
-  list.choice("--split", opt.split, {"flops", "measured", "even"},
-              "of the layers over the stages: flops (by counted operations, with the head's), measured, or even");
+              "attention over a sequence that cp shards: ring, all_gather_kv or ulysses, then :zigzag or :contiguous, "
+              "the order of the sequence");
+  list.add("--schedule", opt.schedule, fmt::format("schedule of the pipeline: {}", plait::schedule_names));
+  list.choice(
+      "--split", opt.split, {"flops", "measured", "even"},
+      "how layers are divided over the stages: flops (by counted operations, including the head's), measured, or even");
 }
 
 void add_data(option_list& list, options& opt) {
@@ -638,20 +638,20 @@ void add_data(option_list& list, options& opt) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   list.add("--data-format", opt.data_format, "auto, bytes, text, megatron or nanogpt");
   list.path("--tokenizer", opt.tokenizer, "a tokenizer.json, or its folder",
-            "a tokenizer.json of Hugging Face, or its folder, which makes tokens of text in --data, --held-out and "
-            "--prompt; without it, that of the model directory of --init-from, or that a saved step was trained with");
+            "a Hugging Face tokenizer.json, or its folder, which tokenizes text in --data, --held-out and --prompt; "
+            "without it, the one in --init-from's model directory, or the one that a saved step was trained with");
   list.add("--data-weights", opt.data_weights_text,
-           "as in 0.7,0.3: samples are drawn from each --data in this proportion, which begins again, in another "
-           "order, as often as it takes; without it, --data are one stream");
+           "as in 0.7,0.3: samples are drawn from each --data in this proportion; a source that is used up begins "
+           "again in another order; without it, all --data are one stream");
   list.choice("--documents", opt.documents, {"joined", "apart"},
-              "joined: tokens see those of documents before theirs in a sequence; apart: they do not, and no loss is "
-              "taken across documents");
+              "joined: tokens see earlier documents of their sequence; apart: they do not, and no loss is taken across "
+              "documents");
   list.add("--end-of-document", opt.end_of_document,
            "the token that ends a document; -1: documents end where the index of Megatron files says");
   list.choice("--on-new-data", opt.on_new_data, {"stop", "begin"},
-              "where --resume names a step that was trained on other data: stop, or begin the new data");
+              "if the step of --resume was trained on other data: stop, or begin the new data");
   list.choice("--on-new-schedule", opt.on_new_schedule, {"stop", "follow"},
-              "where --resume names a step that was trained with another course of the learning rate (--lr, --warmup, "
+              "if the step of --resume was trained with another learning rate schedule (--lr, --warmup, "
               "--min-lr-ratio, --lr-schedule, --steps): stop, or follow the new one from that step on");
 }
 
@@ -661,60 +661,59 @@ void add_steps(option_list& list, options& opt) {
   list.add("--seq", opt.seq, 1, std::int64_t{1} << 31, "tokens in a sequence");
   list.add("--micro-batch", opt.micro_batch, 1, 1 << 20, "sequences per data-parallel rank in a microbatch");
   list.add("--global-batch", opt.global_batch, 0, 1 << 24, "sequences per step over all ranks; 0: one microbatch");
-  list.add("--seed", opt.seed, 0, std::int64_t{1} << 62, "of weights, data order and dropout");
+  list.add("--seed", opt.seed, 0, std::int64_t{1} << 62, "seed of weights, data order and dropout");
 }
 
 void add_numbers(option_list& list, options& opt) {
   list.group("Numbers and memory");
-  list.choice(
-      "--precision", opt.precision, {"float", "double", "bf16", "bf16-no-masters"},
-      "float, double (cpu), bf16 (with float master weights; slower than float on a CPU without avx512_bf16) or "
-      "bf16-no-masters (weights in bf16 alone, rounded stochastically)");
+  list.choice("--precision", opt.precision, {"float", "double", "bf16", "bf16-no-masters"},
+              "float, double (cpu), bf16 (with float master weights; slower than float on a CPU without avx512_bf16) "
+              "or bf16-no-masters (weights only in bf16, rounded stochastically)");
   list.choice("--gradients", opt.gradients, {"full", "bf16"},
-              "what the gradients of parameters are kept in: full (float; with --precision double double) or, with "
+              "number type of the parameters' gradients: full (float; double with --precision double) or, with "
               "--precision bf16 and bf16-no-masters, bf16, to which each pass adds a sum in float");
   list.choice("--moments", opt.moments, {"full", "bf16", "int8"},
-              "of AdamW, for each element two, and of Muon, one: full (floats; with --precision double doubles), "
-              "bf16 or int8 (8 bits, "
-              "and a scale for each 256), rounded stochastically");
+              "number type of the optimizer's moments, two for each element in AdamW, one in Muon: full (float; double "
+              "with --precision double), bf16 or int8 (8 bits, and a scale for each 256 elements); bf16 and int8 are "
+              "rounded stochastically");
   list.choice("--offload", opt.offload, {"none", "optimizer", "activations", "both"},
-              "on cuda: what lies in the host's memory, pinned, and not on the GPU: none, optimizer (moments, and the "
-              "float masters of bf16; an update waits for the bus), activations (between the passes of a layer, which "
-              "hide their copies where the bus is fast enough) or both; no bit of a result changes");
+              "on cuda, state in pinned host memory in place of the GPU's: none, optimizer (moments, and the float "
+              "masters of bf16; an update waits for the bus), activations (between the passes of a layer, which hide "
+              "the copies if the bus is fast enough) or both; no bit of a result changes");
   list.add("--deterministic", opt.deterministic,
-           "the same bits on every mesh, schedule and number of microbatches, on the CPU: off, or into how many leaves "
-           "sums are cut over features, samples of a step and the sequence, as in 8,16,4; 8 is 8,8,1");
+           "equal bits on every mesh, schedule and number of microbatches, on the CPU: off, or the numbers of leaves "
+           "into which sums over features, samples of a step and the sequence are cut, as in 8,16,4; 8 means 8,8,1");
   list.add("--check", opt.check,
-           "in which steps ranks compare what must be equal on them (tokens, parameters, gradients, what layers "
-           "take): first (and the first after a load), off, always, or every:N steps; with a number behind a "
-           "second colon, as in every:100:1e-5, differences up to so much of a value's norm are no error");
+           "steps in which ranks compare values that must be equal (tokens, parameters, gradients, inputs of layers): "
+           "first (also the first after a load), off, always, or every:N steps; a second number, as in every:100:1e-5, "
+           "allows differences up to this share of a value's norm");
   list.app().add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
   list.add("--recompute", opt.recompute,
-           "what layers make again for the backward pass: none, selective (what is cheap), full (all but their "
-           "input), every:K (each K-th layer in full), or budget:SIZE (the cheapest with which a rank's layers "
+           "what layers compute again for the backward pass: none, selective (cheap operations), full (all but their "
+           "input), every:K (every K-th layer in full), or budget:SIZE (the cheapest choice with which a rank's layers "
            "keep no more than, for instance, 512M)");
 }
 
 void add_checkpoints(option_list& list, options& opt) {
   list.group("Checkpoints");
   list.path("--checkpoint-dir", opt.checkpoint_dir, "a folder",
-            "where the training state is saved, at the end and when a signal ends the run; SIGUSR1 saves at once");
-  list.add("--save-every", opt.save_every, 0, no_limit, "steps between two saves; 0: save at the end alone");
-  list.add("--keep", opt.keep, 1, no_limit, "how many of the newest saved steps stay");
+            "folder of saved training states: one is saved at the end, and when a signal ends the run; SIGUSR1 saves "
+            "at once");
+  list.add("--save-every", opt.save_every, 0, no_limit, "steps between two saves; 0: save only at the end");
+  list.add("--keep", opt.keep, 1, no_limit, "number of newest saved steps to keep");
   list.add("--keep-every", opt.keep_every, 0, no_limit,
-           "saved steps that this number divides stay too; 0: none of them");
+           "saved steps that this number divides are kept too; 0: none of them");
   list.choice("--keep-best", opt.keep_best, {"none", "held-out"},
-              "none, or held-out: each save computes the loss of what --held-out keeps, and the step that has the "
-              "least stays too, in this run and those that go on from it");
+              "none, or held-out: each save computes the loss on --held-out, and the step with the lowest loss is kept "
+              "too, in this run and in runs that continue it");
   list.choice("--checkpoint-io", opt.checkpoint_io, {"auto", "uring", "threads"},
-              "how steps are written: uring (io_uring), threads (ordinary calls), or auto, which is the first where "
-              "it is there");
+              "how steps are written: uring (io_uring), threads (ordinary calls), or auto (uring if available)");
   list.choice("--checkpoint-staging", opt.checkpoint_staging, {"pinned", "pageable"},
-              "on cuda: the host's memory that a save copies to, twice a rank's share: pinned, or pageable, for "
-              "which training waits longer");
+              "on cuda, the host memory to which a save copies, twice a rank's share: pinned, or pageable, for which "
+              "training waits longer");
   list.add("--resume", opt.resume,
-           "what to go on from: none, a saved step or a folder of them, or auto (the newest in --checkpoint-dir, if "
-           "there is one), on whatever mesh and with whatever layout it was saved");
+           "where to continue from: none, a saved step or a folder of steps, or auto (the newest in --checkpoint-dir, "
+           "if there is one); mesh and layout may differ from the saved ones");
 }
 
 void add_training(option_list& list, options& opt) {
@@ -725,70 +724,69 @@ void add_training(option_list& list, options& opt) {
   list.add("--lr-schedule", opt.lr_schedule, "cosine, linear or constant");
   list.add("--clip", opt.clip, 0, 1e30, "limit of the global gradient norm; 0: none");
   list.choice("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"},
-              "a step whose gradients are not finite changes no weight: then stop, or skip it and go on");
-  list.add("--weight-decay", opt.weight_decay, 0, 1e6, "of matrices");
+              "a step whose gradients are not finite changes no weight: then stop, or skip it and continue");
+  list.add("--weight-decay", opt.weight_decay, 0, 1e6, "weight decay of matrices");
   list.choice("--optimizer", opt.optimizer, {"adamw", "muon"},
               "adamw, or muon: the matrices of hidden layers move in nearly orthogonal directions, and AdamW updates "
               "the embedding, the head and everything else");
-  list.add("--muon-momentum", opt.muon_momentum, 0, 1, "Nesterov's, of Muon");
+  list.add("--muon-momentum", opt.muon_momentum, 0, 1, "Nesterov momentum of Muon");
   list.choice("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"},
-              "of Muon's updates: match_rms_adamw (as large as AdamW's, for its --lr) or original (by the matrix' "
+              "size of Muon's updates: match_rms_adamw (as large as AdamW's, for its --lr) or original (by the matrix' "
               "shape, for a larger --muon-lr-ratio)");
   list.add("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6, "learning rate of Muon's matrices over --lr");
-  list.add("--dropout", opt.dropout, 0, 1, "on the output of each residual branch");
+  list.add("--dropout", opt.dropout, 0, 1, "dropout on the output of each residual branch");
   list.add("--label-smoothing", opt.label_smoothing, 0, 1, "weight of the uniform distribution");
   list.add("--z-loss", opt.z_loss, 0, 1e6, "weight of lse^2 in the loss");
   list.add("--loss-chunks", opt.loss_chunks, 1, 1 << 20,
-           "parts of a microbatch's tokens, of which one at a time has its logits in memory");
+           "chunks of a microbatch's tokens; only one chunk at a time has its logits in memory");
   list.add("--balance-loss", opt.balance_loss, 0, 1e6,
-           "weight of what keeps the experts of each sequence evenly chosen");
-  list.add("--router-z-loss", opt.router_z_loss, 0, 1e6, "weight of lse^2 of the scores of experts");
+           "weight of the loss that keeps the experts of each sequence evenly chosen");
+  list.add("--router-z-loss", opt.router_z_loss, 0, 1e6, "weight of lse^2 of the experts' scores");
   list.add("--expert-bias-rate", opt.expert_bias_rate, 0, 1e6,
-           "how far a step moves the biases that balance experts without a loss");
+           "change per step of the biases that balance experts without a loss");
   list.add("--expert-limit", opt.expert_limit, 0, 1e6,
-           "the rows that an expert takes of a sequence, over its even share; 0: all");
+           "most rows that an expert takes of a sequence, over its even share; 0: all");
 }
 
 void add_evaluation(option_list& list, options& opt) {
   list.group("Evaluation");
   list.add("--held-out", opt.held_out_text,
-           "what the model is evaluated on at the end: a file, as for --data, or the fraction of the data, of each of "
-           "several, that is kept for it; it draws from several by --data-weights");
-  list.add("--eval-every", opt.eval_every, 0, most_steps,
-           "steps between two evaluations; 0: evaluate at the end alone");
+           "data for the evaluation at the end: a file, as for --data, or the fraction of each --data that is kept for "
+           "it; --data-weights also apply to it");
+  list.add("--eval-every", opt.eval_every, 0, most_steps, "steps between two evaluations; 0: evaluate only at the end");
 }
 
 void add_device(option_list& list, options& opt) {
   list.group("Device");
   list.add("--threads", opt.threads, 1, 1024, "threads of each rank's matrix products, on the CPU");
   list.choice("--graph", opt.graph, {"auto", "on", "off"},
-              "on cuda, steps replayed as a graph: on, off or auto (where it can be)");
+              "on cuda, replay steps as a graph: on, off or auto (if possible)");
   list.choice("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"},
-              "on cuda: own, cudnn, or auto (cuDNN's where it can be)");
+              "on cuda: own, cudnn, or auto (cuDNN's if possible)");
   list.choice("--attention-sums", opt.attention_sums, {"fixed", "any"},
               "on cuda, the order in which cuDNN sums attention's gradients: fixed (equal bits in every run) or any "
               "(faster)");
   list.path("--products", opt.products, "a file",
-            "on cuda, file of the algorithms of matrix products: read if it is there, else measured in the first "
+            "on cuda, file of the algorithms of matrix products: read if it exists, otherwise measured in the first "
             "step and written");
   list.add("--peak-tflops", opt.peak_tflops, 0, 1e9,
-           "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU");
+           "peak of a device (on the CPU, of a process), for MFU; 0: the known value of the GPU");
 }
 
 void add_pictures(option_list& list, options& opt) {
   list.group("Logs and pictures");
   list.path("--log", opt.log, "a file",
-            "JSON lines: one per step, then a summary; what an earlier run has logged there is renamed, to FILE.1");
+            "JSON lines: one per step, then a summary; the log of an earlier run is renamed to FILE.1");
   list.add(
       "--log-hashes", opt.log_hashes, 0, most_steps,
       "steps between two hashes of each parameter in the log, which checkpoint_tool compare-runs compares; 0: none");
   list.app().add_flag(
       "--log-gradient-hashes", opt.log_gradient_hashes,
-      "with --log-hashes, also one of each parameter's gradient, summed over all ranks and not yet clipped");
-  list.path("--plot", opt.plot, "a file", "loss curve as SVG, with held-out losses and what --log has of earlier runs");
+      "with --log-hashes, also a hash of each parameter's gradient, summed over all ranks and not yet clipped");
+  list.path("--plot", opt.plot, "a file", "loss curve as SVG, with held-out losses and the earlier runs in --log");
   list.path("--report", opt.report, "a file",
-            "a page (HTML) of what --log has when the run ends: curves, communication, memory, options, and the "
-            "step of --timeline; train_llama report LOG PAGE makes one of a log");
+            "an HTML page about the run, written at its end from --log: curves, communication, memory, options, and "
+            "the step of --timeline; train_llama report LOG PAGE makes one from a log");
   list.path("--trace", opt.trace, "a file", "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
   list.path("--timeline", opt.timeline, "a file", "a step as SVG, simulated and measured");
 }
@@ -796,9 +794,9 @@ void add_pictures(option_list& list, options& opt) {
 void add_sampling(option_list& list, options& opt) {
   list.group("Sampled text");
   list.add("--sample", opt.sample, 0, 1 << 24,
-           "tokens of text to sample at the end; 0: none, as without this option where tokens are not bytes");
-  list.add("--temperature", opt.temperature, 0, 1e6, "of the sampling; 0: the likeliest");
-  list.add("--prompt", opt.prompt, "what the sampled text begins with");
+           "tokens of text to sample at the end; 0: none, which is the default if tokens are not bytes");
+  list.add("--temperature", opt.temperature, 0, 1e6, "temperature of sampling; 0: always the likeliest token");
+  list.add("--prompt", opt.prompt, "beginning of the sampled text");
 }
 
 void add_planning(option_list& list, options& opt) {
@@ -808,12 +806,11 @@ void add_planning(option_list& list, options& opt) {
                         "and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)",
                         hardware_names()));
   list.choice("--plan", opt.plan, {"given", "auto"},
-              "given, or auto: of --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch, "
-              "--recompute and, on cuda, --offload, what is not given is "
-              "that of the layout that is predicted to be fastest on --cluster for --global-batch");
-  list.add(
-      "--memory-share", opt.memory_share, 1e-12, 1e9,
-      "the share of the memory available here that a run may need: one that needs more is refused before it starts");
+              "given, or auto: --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch, --recompute and, "
+              "on cuda, --offload, if not given, become those of the layout that is predicted to be fastest on "
+              "--cluster for --global-batch");
+  list.add("--memory-share", opt.memory_share, 1e-12, 1e9,
+           "share of the available memory that a run may need; a run that needs more is refused before it starts");
   list.app().add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
 }
 
@@ -847,12 +844,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   add_sampling(list, opt);
   add_planning(list, opt);
   list.group("Options in a file");
-  app.set_config("--config", "", "a TOML file of options, such as --write-config writes; the command line comes first");
+  app.set_config("--config", "",
+                 "a TOML file of options, as --write-config writes it; options on the command line take precedence");
   app.allow_config_extras(CLI::config_extras_mode::error);
   std::string written;
   const CLI::Option* const writes =
-      app.add_option("--write-config", written, "write the options that are given to a file, and stop")
-          ->configurable(false);
+      app.add_option("--write-config", written, "write the given options to a file, and stop")->configurable(false);
   const std::vector<std::string> words = without_command(last_data(argc, argv), opt);
   try {
     std::vector<std::string> reversed(words.rbegin(), words.rend());  // the order in which CLI11 takes them
