@@ -32,7 +32,7 @@ from make_llama_goldens import AllDouble
 
 
 def random(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    # Few digits keep the files short, and the inputs exact in float32 as well.
+    # Few digits keep the files short, and the inputs exact in float32 too.
     return (torch.randn(*shape, generator=generator, dtype=torch.float64) * 256).round() / 256
 
 
@@ -47,7 +47,7 @@ def adamw(generator: torch.Generator) -> dict:
                  for scale in (1.0, 4.0, 0.25, 0.001953125, 2.0)]
 
     def run(max_norm: float | None) -> list:
-        # Vectors are spared weight decay, as is usual for norms and biases.
+        # Vectors have no weight decay, as is usual for norms and biases.
         values = {name: torch.nn.Parameter(value.clone()) for name, value in start.items()}
         groups = [{"params": [values["matrix"]], "weight_decay": settings["weight_decay"]},
                   {"params": [values["vector"]], "weight_decay": 0.0}]
@@ -129,14 +129,14 @@ def rope(generator: torch.Generator) -> dict:
         case = {"name": name, "head_dim": head_dim, "rope_theta": theta, "rope_scaling": scaling,
                 "inv_freq": rotary.inv_freq.tolist(), "attention_factor": float(rotary.attention_scaling)}
         if head_dim == 64:
-            # Rotated by halves: element i goes with i + head_dim / 2.
+            # Rotated by halves: element i is paired with element i + head_dim / 2.
             case |= {"positions": positions[0].tolist(), "x": flat(x[0, 0]), "y": flat(y[0, 0])}
         cases.append(case)
     assert "llama3" in ROPE_INIT_FUNCTIONS
     return {"cases": cases}
 
 
-# Positions before and after its own that a query sees (None: all), and the first ones that all see.
+# The numbers of positions before and after its own that a query sees (None: all), and of first ones that all see.
 MASKS = {"causal": (None, 0, 0), "full": (None, None, 0), "window": (3, 0, 0), "local": (2, 3, 0),
          "all before, two after": (None, 2, 0), "prefix": (None, 0, 5)}
 DOCUMENTS = [0, 0, 0, 3, 3, 3, 3, 3, 8, 8, 8]
@@ -177,13 +177,13 @@ def attention(generator: torch.Generator) -> dict:
               "dout": (heads, seq, head_dim), "sinks": (heads,)}
     inputs = {name: random(generator, *shape) for name, shape in shapes.items()}
     slopes, starts = torch.tensor(alibi_slopes(heads), dtype=torch.float64), torch.tensor(DOCUMENTS)
-    flex._validate_device = lambda *_: None  # which refuses gradients on a processor; its plain formula has them
+    flex._validate_device = lambda *_: None  # it refuses gradients on a processor; its plain formula has them
     cases = []
     for mask, how in SCORES:
         q, k, v, sinks = (inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "sinks"))
         before, after, prefix = MASKS[mask]
         cap = torch.tensor(how.get("cap", 0.0), dtype=torch.float64)
-        torch._dynamo.reset()  # else what differs between cases becomes a variable of one program
+        torch._dynamo.reset()  # otherwise numbers that differ between cases become variables of one program
 
         def sees(batch, head, i, j):
             seen = j >= (starts[i] if how.get("documents") else 0)

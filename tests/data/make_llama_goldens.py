@@ -67,7 +67,7 @@ def randomise(model: torch.nn.Module, generator: torch.Generator, scale: float =
 
 
 def read_model(folder: pathlib.Path) -> torch.nn.Module:
-    # Read back from the file, so that the golden values are those of the configuration as written.
+    # Read from the file, so the golden values belong to the configuration as written.
     config = AutoConfig.from_pretrained(folder)
     with AllDouble():
         return AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(torch.float64).eval()
@@ -91,7 +91,7 @@ def save(values: dict, file: pathlib.Path) -> None:
 def make_text(vocab: int, seq: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """input_ids and labels."""
     text = torch.randint(0, vocab, (BATCH, seq + 1), generator=generator)
-    text[0, 3] = vocab - 1  # the last row of a vocabulary that divides by nothing
+    text[0, 3] = vocab - 1  # the last row of a vocabulary whose size no number of ranks divides
     input_ids, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
     labels[0, :5] = IGNORE
     labels[1, 7] = IGNORE
@@ -105,7 +105,7 @@ def score(model: torch.nn.Module, input_ids: torch.Tensor, labels: torch.Tensor)
         logits = model(input_ids).logits
     flat = logits.flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(flat, labels.view(-1), ignore_index=IGNORE)
-    # transformers shifts its labels itself: the same loss from the unshifted ones.
+    # transformers shifts its labels itself; this is the same loss from unshifted labels.
     nothing = torch.full((BATCH, 1), IGNORE)
     unshifted = torch.cat([nothing, labels[:, :-1]], dim=1)
     shifted_labels = torch.cat([unshifted[:, 1:], nothing], dim=1)
@@ -134,7 +134,7 @@ def make_golden(folder: pathlib.Path, model: torch.nn.Module, seq: int, generato
     save(weights, folder / "model.safetensors")
     save(golden, folder / "golden.safetensors")
 
-    # How far Hugging Face's own float32 is from these values: what a float32 implementation can hope for.
+    # The error of Hugging Face's float32, which a float32 implementation cannot be expected to beat.
     single = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     distance = (single(input_ids).logits - logits).abs().max() / logits.abs().max()
     assert distance < 5e-6, distance

@@ -26,7 +26,7 @@ COMMON = {"attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 24, "in
           "num_hidden_layers": 2, "num_key_value_heads": 2, "output_router_logits": False, "rms_norm_eps": 1e-6,
           "router_aux_loss_coef": 0.001, "tie_word_embeddings": False, "torch_dtype": "float32", "use_cache": True,
           "vocab_size": 131}
-# The keys that the published models of each kind have.
+# The keys in config.json of the published models of each kind.
 QWEN = {"bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2, "max_window_layers": 2, "mlp_only_layers": [],
         "moe_intermediate_size": 16, "rope_theta": 1000000.0, "sliding_window": None, "use_sliding_window": False}
 CONFIGS = {

@@ -41,7 +41,7 @@ COMMON = {"attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 32, "in
           "intermediate_size": 40, "max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
           "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "float32",
           "use_cache": True, "vocab_size": 131}
-# The keys that the published models of each kind have.
+# The keys in config.json of the published models of each kind.
 QWEN = {"bos_token_id": 1, "eos_token_id": 2, "max_window_layers": 2, "rope_theta": 1000000.0,
         "tie_word_embeddings": True, "use_sliding_window": False}
 CONFIGS = {
@@ -131,12 +131,12 @@ def make_lora(root: pathlib.Path, seed: int) -> None:
     with torch.no_grad():
         for key, parameter in sorted(model.named_parameters()):
             assert parameter.requires_grad == ("lora_" in key)
-            if parameter.requires_grad:  # peft begins with zeros in B
+            if parameter.requires_grad:  # peft initializes B with zeros
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64).float() * 0.25)
     adapters.base_model_name_or_path = None
     adapters.save_pretrained(folder)
     written = json.loads((folder / "adapter_config.json").read_text())
-    written["target_modules"].sort()  # a set, in whatever order
+    written["target_modules"].sort()  # a set, whose order varies
     (folder / "adapter_config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     save(get_peft_model_state_dict(model), folder / "adapter_model.safetensors")
 
@@ -149,7 +149,7 @@ def make_lora(root: pathlib.Path, seed: int) -> None:
     golden.update({f"grad.{key}": value for key, value in found.items()})
     save(golden, folder / "golden.safetensors")
 
-    # By hand: a model whose weights are W + alpha / r B A. And Hugging Face's float32, from the files.
+    # Without peft: a model whose weights are W + alpha / r B A. And Hugging Face's float32, from the files.
     plain = read_model(folder)
     pairs = get_peft_model_state_dict(model)
     with torch.no_grad():
@@ -162,7 +162,7 @@ def make_lora(root: pathlib.Path, seed: int) -> None:
                 plain.get_parameter(key.removeprefix("base_model.model.").replace("lora_A.", "")).add_(2.0 * b @ a)
         assert torch.allclose(score(plain, input_ids, labels)[0], logits, rtol=1e-11, atol=1e-12)
     single = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
-    assert sum("lora_" in key for key, _ in single.named_parameters()) == len(pairs)  # it loads adapters by itself
+    assert sum("lora_" in key for key, _ in single.named_parameters()) == len(pairs)  # it loads adapters itself
     distance = (single.eval()(input_ids).logits - logits).abs().max() / logits.abs().max()
     assert distance < 5e-6, distance
     print(f"{name}: loss {loss.item():.6f}, {sum(v.numel() for v in pairs.values())} adapter weights, "
@@ -192,8 +192,8 @@ def make_encoder_decoder_layer(root: pathlib.Path, seed: int) -> None:
     inputs = [random(12).requires_grad_(), random(8).requires_grad_()]
     seed_gradient = random(8)
     encoder_output, decoder_output = run_layers(layers, *inputs)
-    # What a position of the decoder gives depends on itself, on all before it, on none after it, and on all of the
-    # encoder's.
+    # The output of the decoder at a position depends on that position, all earlier ones, no later one, and all of the
+    # encoder's positions.
     for place in range(8):
         target = decoder_output[0, place].square().sum()
         by_encoder, by_decoder = torch.autograd.grad(target, inputs, retain_graph=True)

@@ -60,7 +60,7 @@ def characters(**how):
                                   show_progress=False)
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.train_from_iterator([spaced], trainer)
-    if bytes_:  # which are tokens of the model, and none that are found in a text
+    if bytes_:  # tokens of the model that occur in no text
         file = json.loads(made.to_str())
         file["added_tokens"] = [t for t in file["added_tokens"] if t["content"] not in bytes_]
         made = Tokenizer.from_str(json.dumps(file))

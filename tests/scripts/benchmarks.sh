@@ -1,12 +1,12 @@
 #!/bin/sh
-# Every benchmark still runs: one small round each, whose times nobody looks at. (benchmarks/cuda has tests of its own.)
+# Every benchmark runs one small round; the test ignores the times. (benchmarks/cuda has its own tests.)
 # timeout: 600
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 [ -x "$BIN/bench_typed_vs_raw" ] || { echo "SKIPPED: the benchmarks are not built"; exit 77; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# round MOST PATTERN COMMAND...: its exit code is at most MOST (1: a target may be missed), and it prints the pattern.
+# round MOST PATTERN COMMAND...: the exit code is at most MOST (1: a target may be missed), and PATTERN is printed.
 round() {
   most=$1 pattern=$2
   shift 2
@@ -40,7 +40,7 @@ round 0 '[0-9]' "$BIN/bench_schedule" --ranks 4 --microbatches 8 --chunks 2 --ro
 if [ -x "$BIN/bench_planner" ]; then
   round 0 'search_405b/16384' "$BIN/bench_planner" --benchmark_min_time=0.001 --benchmark_filter=-100096
 fi
-# Other work on the machine meets only one of the two at a time: the bound is loose.
+# Other work on the machine may slow down only one of the two, so the bound is loose.
 out=$(HIDDEN=64 SEQ=32 RUNS="threads:dp=2:2:1f1b threads:pp=2,tp=2:2:zb_h1" \
   sh "$SOURCE/benchmarks/planner_own.sh" "$BIN/train_llama" "$BIN/plan_llama" 5) || fail "planner_own.sh: $out"
 echo "$out" | awk '/^threads / { if ($5 <= 0 || $6 <= 0 || $5 > 50 * $6 || $6 > 50 * $5) wrong = 1; ++rows }

@@ -1,6 +1,7 @@
 #!/bin/sh
-# A C program made tensor-parallel: the losses of the plain program, on 1, 2 and 4 threads and processes of MPI; the mistakes
-# that a C compiler refuses; its page shows lines of the programs. unit/c_functions.cpp has the errors at run time.
+# A C program made tensor-parallel: it has the losses of the plain program, on 1, 2 and 4 threads and MPI processes. A C
+# compiler refuses typical mistakes. Its page shows lines of the programs. unit/c_functions.cpp tests the errors at run
+# time.
 . "$(dirname "$0")/lib/base.sh"
 steps=20
 work=$(mktemp -d)
@@ -15,7 +16,7 @@ cd "$SOURCE/examples/c_mlp"
 awk 'NR == 1 { first = $4 } { last = $4 } END { exit !(last < first / 2) }' "$work/plain" ||
   fail "the loss does not fall: $(cat "$work/plain")"
 
-# same NAME: what NAME has printed are the steps of the plain program, to 1e-5 of every loss.
+# same NAME: NAME has printed the steps of the plain program, each loss to 1e-5.
 same() {
   paste "$work/plain" "$work/$1" | awk -v steps=$steps '
     NF != 8 || $5 != "step" || $2 != $6 || ($4 - $8) ^ 2 > (1e-5 * $4) ^ 2 { bad = 1; print }
@@ -25,7 +26,7 @@ same() {
 mpi="no mpirun: threads alone"
 if command -v mpirun >/dev/null; then
   mpi="no MPI in c_mlp_parallel: threads alone"
-  # Without MPI, "mpi" is no number of ranks.
+  # Without MPI, "mpi" is not a valid number of ranks.
   "$BIN/c_mlp_parallel" 0 mpi >/dev/null 2>&1 && mpi=
 fi
 export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
@@ -51,12 +52,12 @@ for compiler in clang-16 clang; do command -v $compiler >/dev/null && { compiler
 echo '#include "plait/c.h"' >"$work/alone.c"
 sed -n '/^PLAIT/p' layouts.h >>"$work/alone.c"
 
-# compile FILE: as C, with all warnings.
+# compile FILE: compiles as C, with all warnings.
 compile() {
   $compiler -std=${standard:-c11} -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -I. \
     -I"$SOURCE/include" "$1" >"$work/said" 2>&1
 }
-# refused WHAT TEXT SCRIPT: parallel.c, changed by sed's SCRIPT, is refused in a line with TEXT.
+# refused WHAT TEXT SCRIPT: parallel.c, changed by sed's SCRIPT, is refused with TEXT in one line.
 refused() {
   sed "$3" parallel.c >"$work/mistake.c"
   cmp -s parallel.c "$work/mistake.c" && fail "$1: parallel.c has no such line: $3"
@@ -71,7 +72,7 @@ for compiler in $compilers; do
   compile "$work/alone.c" || fail "$compiler, C++, plait/c.h and layouts.h: $(cat "$work/said")"
   standard=c11
   compile parallel.c || fail "$compiler, parallel.c: $(cat "$work/said")"
-  # What stands for clang and for gcc.
+  # Each text has a form for clang and one for gcc.
   refused "a term in the place of the sum" "'terms'.*'residual'|argument 3 of .add_branch" 's/l->x, branch);/l->x, m->product);/'
   refused "a forgotten sum" "undeclared.*branch|branch.*undeclared" '/= sum_terms/d'
   refused "a second sum" "'residual'.*'terms'|argument 2 of .sum_terms" \

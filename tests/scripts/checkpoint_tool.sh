@@ -1,6 +1,6 @@
 #!/bin/sh
-# Saved steps as checkpoint_tool sees them: what they hold, whether they are whole, how two of different layouts differ,
-# and whole tensors as a safetensors file; what is damaged or badly asked for is said by name, and nothing is overwritten.
+# checkpoint_tool on saved steps: it lists and verifies them, compares steps of two layouts, and writes whole tensors as
+# a safetensors file. Errors name damaged files and wrong arguments, and no file is overwritten.
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -8,7 +8,7 @@ tool=$BIN/checkpoint_tool
 [ -x "$tool" ] || fail "$tool is not there; build it first"
 
 steps() { python3 "$here/lib/steps.py" "$@" || fail "steps.py $*"; }
-# expect CODE ARGUMENTS...: runs the tool, leaving what it printed in out and err.
+# expect CODE ARGUMENTS...: runs the tool; its output is in the files out and err.
 expect() {
   code=$1
   shift
@@ -16,9 +16,9 @@ expect() {
   timeout 30 "$tool" "$@" >out 2>err || got=$?
   [ "$got" = "$code" ] || fail "checkpoint_tool $* ended with $got, not $code: $(cat out err)"
 }
-# says FILE TEXT: FILE has a line with the text in it.
+# says FILE TEXT: a line of FILE contains TEXT.
 says() { grep -qF -e "$2" "$1" || fail "'$2' is missing: $(cat out err)"; }
-# refused TEXT ARGUMENTS...: exit code 2, and one line that begins with the text.
+# refused TEXT ARGUMENTS...: exit code 2, and one line that starts with TEXT.
 refused() {
   begins=$1
   shift
@@ -30,7 +30,7 @@ refused() {
   esac
 }
 
-# convert DIRECTORY ARGUMENTS...: what the trainer makes of a model directory without a step.
+# convert DIRECTORY ARGUMENTS...: converts a model directory to a step by the trainer.
 convert() {
   timeout 60 "$trainer" --init-from "$@" --seq 32 --steps 0 --sample 0 >convert.out 2>convert.err ||
     fail "train_llama --init-from $* ended with $?: $(cat convert.err)"
@@ -41,7 +41,7 @@ train pp --steps 4 --sample 0 --mesh pp=2,tp=2 --resume tp/step-00000002 --check
 train zero --steps 4 --sample 0 --mesh dp=2,tp=2 --data-parallel zero3 --resume tp/step-00000002 --checkpoint-dir zero
 two=tp/step-00000002 four=tp/step-00000004 piped=pp/step-00000004 cut=zero/step-00000004
 
-# What there is.
+# Lists a step.
 expect 0 inspect tp
 [ "$(awk 'NR > 1 { print $1, $4, $5, $NF }' out | tr '\n' ' ')" = "4 63 2 yes 2 63 2 yes " ] ||
   fail "inspect of a folder: $(cat out)"
@@ -58,7 +58,7 @@ grep -Eq '^data/w00003.safetensors .* kB ' out || fail "no such file: $(cat out)
 grep -Eq '^data of a writer: max/mean 1\.0[0-9]*$' out || fail "no balance: $(cat out)"
 grep -Eq '^train.samples +32$' out || fail "no place in the data: $(cat out)"
 
-# All of it is what was saved.
+# Every part of the step is verified.
 expect 0 verify tp
 says out "2 steps whole: "
 says out "0 damaged, 0 faults"
@@ -66,7 +66,7 @@ expect 0 verify $cut
 grep -Eq '^zero/step-00000004: whole, .* kB read in [0-9.]+ s, [0-9.]+ GB/s$' out || fail "no summary: $(cat out)"
 expect 0 verify "$work/tp/../zero/step-00000004//"
 
-# The same numbers in other boxes; others; and the tolerance that makes them alike.
+# Equal numbers in other boxes; different numbers; and a tolerance for them.
 expect 0 diff $four $piped
 says out "tensors: 63 bit-identical, 0 different, 0 in one step only"
 [ "$(tail -n 1 out)" = equal ] || fail "diff says $(tail -n 1 out)"
@@ -79,7 +79,7 @@ expect 1 diff $two $four --tolerance 1e-4
 grep -Eq '^train.samples +16 +32$' out || fail "scalars are not compared: $(cat out)"
 grep -Eq '^lm_head.weight +F32 +[0-9]+ +8192 ' out || fail "tensors are not compared: $(cat out)"
 
-# Other tensors and types.
+# Different tensors and types.
 train bf16 --steps 1 --sample 0 --moments bf16 --checkpoint-dir bf16
 train muon --steps 1 --sample 0 --optimizer muon --checkpoint-dir muon
 expect 1 diff bf16/step-00000001 muon/step-00000001
@@ -127,7 +127,7 @@ mv third-step $changed
 expect 0 diff $kept $changed
 says out "blobs: 2 equal, 0 different, 0 in one step only"
 
-# Whole tensors, for others.
+# Whole tensors in a safetensors file, for other programs.
 for step in $four $cut; do
   rm -f all.safetensors weights.safetensors
   expect 0 export-safetensors "$step" all.safetensors
@@ -152,8 +152,8 @@ got=0
 says err "OUT: cannot write 'limited.tmp-"
 [ -z "$(find . -name '*.tmp-*' -o -name limited)" ] || fail "what was not finished is left: $(ls)"
 
-# A model directory: the one that the trainer writes of the same step, in every byte; in several files, and in bf16.
-# What of config.json changes no number stays.
+# A model directory has the same bytes as the one that the trainer writes of this step; also in several files, and in
+# bf16. Keys of config.json that change no number stay.
 sed 's/"vocab_size"/"eos_token_id": [2, 3], "vocab_size"/' config.json >ending.json
 for step in $four $cut; do
   rm -rf by_trainer by_tool
@@ -184,7 +184,7 @@ refused "'tp/step-00000004': 'model.layers.0.mlp.down_proj.weight' has the shape
 (ulimit -f 20 && timeout 30 "$tool" export-hf $four x --config config.json >out 2>err) && fail "a file size limit"
 [ ! -e x ] && [ -z "$(find . -maxdepth 1 -name '*.tmp-*')" ] || fail "what was not finished is left: $(ls)"
 
-# A model directory as step 0, whatever its order: a run on any layout begins with it as with the directory itself.
+# A model directory becomes step 0, in any order of weights. A run on any layout starts from it as from the directory.
 mha=$SOURCE/tests/data/llama_mha
 expect 0 import-hf "$mha" imported
 says out "imported/step-00000000: 21 tensors, "
@@ -216,7 +216,7 @@ expect 0 import-hf "$mha" narrow --dtype BF16
 expect 0 export-hf imported/step-00000000 narrow_back --config "$mha" --dtype BF16
 expect 0 import-hf narrow_back narrow_twice
 expect 0 diff narrow/step-00000000 narrow_twice/step-00000000
-# Tensors of several types become one type only where that is chosen: nothing is rounded in silence.
+# Tensors of several types become one type only on request: no number is rounded silently.
 mkdir mixed && cp "$mha/config.json" mixed
 python3 - "$mha/model.safetensors" mixed/model.safetensors <<'PY' || fail "no model of several types"
 import json, struct, sys
@@ -238,7 +238,7 @@ refused "'of_mixed/step-00000000' has tensors of several types: '" export-hf of_
 says err "; choose the type of the export by dtype"
 expect 0 export-hf of_mixed/step-00000000 one_type --config mixed --dtype F32
 expect 0 reshard imported/step-00000000 cut --writers 3
-# begin NAME ARGUMENTS...: two steps of training.
+# begin NAME ARGUMENTS...: two training steps.
 begin() {
   begun=$1
   shift
@@ -256,7 +256,7 @@ for mesh in "dp=2,pp=2,tp=2" "tp=4" "dp=2 --data-parallel zero3"; do
   begin other --init-from imported --model "$mha/config.json" --mesh $mesh --export-hf "other_$mesh"
   logs same directory.jsonl other.jsonl 1e-5
 done
-# The weights of a step that a run has saved, of any layout: its optimizer and its place are left.
+# Takes the weights of a step of any layout, without its optimizer and number of steps.
 for mesh in "tp=2" "dp=2,pp=2" "dp=2,tp=2 --data-parallel zero2"; do
   rm -rf again again_ck
   # shellcheck disable=SC2086
@@ -277,7 +277,7 @@ sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$mha/config.json" >fewer
 refused "DIR: 'fewer': the model needs 'model.layers.2.input_layernorm.weight'" import-hf fewer x
 (ulimit -f 20 && timeout 30 "$tool" import-hf "$mha" limited_import >out 2>err) && fail "a file size limit"
 says err "FOLDER: cannot write 'limited_import/step-00000000.tmp-"
-# untrained TEXT ARGUMENTS...: what the trainer refuses.
+# untrained TEXT ARGUMENTS...: the trainer refuses the arguments.
 untrained() {
   expected=$1
   shift
@@ -294,7 +294,7 @@ untrained "--init-from: checkpoint: 'imported/step-00000000': .*'model.embed_tok
 untrained "'imported/step-00000000' has weights and no optimizer's state, .*, as --init-from does" \
   --resume imported --model "$mha/config.json"
 
-# A step in other files: equal, whole, and a run goes on from it as from the first.
+# A step in another number of files is equal and valid, and a run resumes from it as from the first.
 for writers in 1 5 64; do
   expect 0 reshard $cut "by$writers" --writers $writers
   says out "by$writers/step-00000004: 63 tensors, "
@@ -319,7 +319,7 @@ refused "FOLDER: 'config.json' is no directory" reshard $four config.json
 says err "FOLDER: cannot write 'limited/step-00000004.tmp-"
 [ -z "$(find limited -name 'step*')" ] || fail "what was not finished is left: $(find limited)"
 
-# What is badly asked for.
+# Wrong arguments.
 refused "PATH: there is no 'none'" inspect none
 refused "PATH: there is no 'none/step-00000001'" verify none/step-00000001
 refused "PATH: 'config.json' is no directory; name a step or a folder of steps" inspect config.json
@@ -345,7 +345,7 @@ says err "what is printed cannot be written"
 expect 0 --help
 says out "export-safetensors"
 
-# A link to a step, the step as the folder to stand in, and a layout that would take hold of a terminal.
+# A link to a step; the step as working folder; a layout with control characters of a terminal.
 ln -s $four best
 expect 0 verify best
 (cd $four && timeout 30 "$tool" verify . >/dev/null) || fail "verify does not take ."
@@ -358,7 +358,7 @@ for command in verify inspect; do
 done
 says out 'layout: \x1b[2J\xc2\x9b31mdp=1\n'
 
-# Damage: verify names it, and nothing is made of it.
+# Damage: verify names it, and other commands write nothing from it.
 cp -r tp bad
 box=$(steps flip bad/step-00000004 model.layers.0.mlp.down_proj.weight)
 expect 1 verify bad/step-00000004
@@ -367,7 +367,7 @@ says out "bad/step-00000004: 1 fault"
 expect 1 verify bad
 says out "1 step whole: "
 says out "1 damaged, 1 fault"
-expect 0 inspect bad # which reads no data
+expect 0 inspect bad # it reads no data
 expect 2 diff $four bad/step-00000004
 says err "is damaged: tensor 'model.layers.0.mlp.down_proj.weight' box $box"
 refused "STEP: 'bad/step-00000004/data/w0000" export-safetensors bad/step-00000004 damaged

@@ -1,14 +1,14 @@
 #!/bin/sh
-# examples/cluster/train.sbatch: it parses, and the trainer has the options that it and its README name. Where Slurm is
-# installed, on a cluster of this machine alone: four ranks that receive SIGTERM save, the job is queued again and resumes
-# from that step; scancel ends it.
+# Checks examples/cluster/train.sbatch: its syntax is valid, and the trainer has the options in it and in its README. If
+# Slurm is installed, runs it on a cluster of this machine only. Four ranks that receive SIGTERM save, the job is queued
+# again and resumes from that step; scancel ends it.
 # timeout: 300
 . "$(dirname "$0")/lib/common.sh"
 
 folder=$SOURCE/examples/cluster
 bash -n "$folder/train.sbatch" || fail "train.sbatch is not a script of bash"
 "$trainer" --help >help.out
-# Lines that end in a backslash continue. Options behind the program's name, or the script's, are the trainer's.
+# Lines that end in a backslash continue. Options after the program's or the script's name are the trainer's.
 cat "$folder/train.sbatch" "$folder/README.md" | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' |
   sed -n 's/.*\(train_llama\|train.sbatch\|\$trainer"\) //p' | grep -o -e '--[a-z][a-z-]*' | sort -u >options
 [ "$(wc -l <options)" -ge 8 ] || fail "only these options are named: $(cat options)"
@@ -22,7 +22,7 @@ for program in slurmctld slurmd sbatch munged; do
 done
 "$trainer" --backend mpi --dry-run >probe.out 2>&1 || { cat probe.out; exit 77; }
 
-# A cluster of one node, whose daemons serve this user, on this machine's own address.
+# A cluster of one node, whose daemons run as this user, on this machine's address.
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 node=$(uname -n | cut -d. -f1)
 mkdir state spool
@@ -62,7 +62,7 @@ start() {
   "$@" >"$1.out" 2>&1 &
   daemons="$daemons $!"
 }
-# until_line REGEX COMMAND...: waits until the command prints such a line, or nothing if REGEX is empty.
+# until_line REGEX COMMAND...: waits until the command prints such a line, or no line if REGEX is empty.
 until_line() {
   expected=$1
   shift
@@ -86,7 +86,7 @@ job=$(sbatch --parsable --nodes=1 --cpus-per-task=1 --output=job.out "$folder/tr
   --data "$text" --seq 32 --global-batch 8 --steps 1000000 --mesh dp=2,tp=2 --sample 0 --log run.jsonl) ||
   fail "sbatch refuses train.sbatch"
 said() { tr '\r' '\n' <job.out; }
-# saved NUMBER: the step that the ranks saved as so many have.
+# saved NUMBER: the step number in the NUMBERth line that reports a saved step.
 saved() { said | sed -n 's/^saved step \([0-9]*\): .*/\1/p' | sed -n "$1p"; }
 
 until_line '"step": *2,' cat run.jsonl || fail "no rank trains: $(said)"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The README of examples/cuda_mlp shows the difference between its two programs as it is.
+# The README of examples/cuda_mlp shows the current difference between its two programs.
 # timeout: 20
 set -eu
 SOURCE=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}

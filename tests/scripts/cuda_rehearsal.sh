@@ -1,6 +1,6 @@
 #!/bin/sh
-# A first run on a GPU machine, as far as that goes without one: the build with what such a machine has, with headers
-# copied as the documentation says, and the calls that run a pack, to their end.
+# The first run on a GPU machine, as far as possible without a GPU. It configures the build with the packages of such a
+# machine and with headers copied as documented, and runs the commands of a pack.
 # timeout: 600
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
@@ -11,8 +11,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 cd "$work"
 
-# cuDNN's front end where its wheel is installed, or the folder that is named; else headers that include each other as its
-# headers do.
+# cuDNN's front end from its wheel or the given folder; otherwise headers that include each other as its headers do.
 for folder in "${CUDNN_FRONTEND:-}" "$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))")/include"; do
   if [ -f "$folder/cudnn_frontend.h" ]; then real=$folder; break; fi
 done
@@ -28,7 +27,7 @@ else
 fi
 sh "$SOURCE/benchmarks/cuda/headers.sh" headers "$frontend" || fail "headers.sh"
 
-# What is installed here and not there must not be found: headers of that name do not compile.
+# Packages of this machine that a GPU machine lacks must not be found: their headers do not compile.
 for name in fmt/format.h dnnl.hpp dnnl.h cblas.h CLI/CLI.hpp nlohmann/json.hpp doctest/doctest.h benchmark/benchmark.h \
   liburing.h mpi.h; do
   mkdir -p "lacking/$(dirname "$name")"
@@ -38,7 +37,7 @@ lacks=""
 for package in dnnl fmt OpenBLAS nlohmann_json CLI11 MPI benchmark doctest PkgConfig; do
   lacks="$lacks -DCMAKE_DISABLE_FIND_PACKAGE_$package=ON"
 done
-# What is compiled is not run: by the fastest compiler, and for less time.
+# The programs are compiled but not run, so the fastest compiler and few optimisations are best.
 if command -v clang++-16 >/dev/null; then lacks="$lacks -DCMAKE_CXX_COMPILER=clang++-16 -DCMAKE_CUDA_HOST_COMPILER=g++"; fi
 # shellcheck disable=SC2086  # a list of words
 cmake -S "$SOURCE/benchmarks/cuda" -B build -G Ninja -DPLAIT_CUDA_ARCHITECTURES=90a -DPLAIT_HEADERS="$work/headers" $lacks \
@@ -53,8 +52,8 @@ echo '#include <cudnn_frontend.h>' | g++ -std=c++20 -fsyntax-only -I headers/inc
   fail "cuDNN's front end does not compile as headers.sh copies it"
 
 build() { cmake --build build --target "$@" >build.log 2>&1 || fail "$*: $(grep -A 8 -E 'error|FAILED' build.log | head -n 40)"; }
-# Two programs to their end, and the object of the tests that need most: checkpoints, models, graphs, without a
-# processor's libraries.
+# Builds two programs, and the objects of the largest tests: checkpoints, models, graphs. None links the cpu's
+# libraries.
 build cuda_launch bench_cuda_collective
 build "$(ninja -C build -t targets all | sed -n 's/^\(tests.*joined.*training[.]cpp[.]o\):.*/\1/p' | head -n 1)"
 ldd build/bench_cuda_collective | grep -q libcudart || fail "the benchmark does not link with CUDA's run time"
@@ -63,7 +62,7 @@ if [ -n "${real:-}" ]; then
   build/cudnn_shapes >shapes.md || fail "cuDNN refuses shapes: $(grep -v '| ok | ok | ok |' shapes.md)"
 fi
 
-# A pack whose programs are these: without a GPU each says that it skips, and the call ends well.
+# A pack of these programs: without a GPU each reports that it skips, and the command succeeds.
 mkdir -p pack/benchmarks/cuda pack/tests/cuda pack/programs/tests out
 for file in run.sh step.sh table.py rows.py losses.py pytorch_step.py; do cp "$SOURCE/benchmarks/cuda/$file" pack/benchmarks/cuda; done
 cp "$SOURCE/tests/cuda/sanitize.sh" pack/tests/cuda

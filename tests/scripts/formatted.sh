@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tree is formatted as .clang-format says.
+# The tree is formatted according to .clang-format.
 # timeout: 120
 . "$(dirname "$0")/lib/base.sh"
 command -v clang-format-16 >/dev/null || { echo "SKIPPED: there is no clang-format-16"; exit 77; }

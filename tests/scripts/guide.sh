@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every program of the guide prints what its page shows, and the tables of examples have their lines. headers.snippets
+# Every program of the guide prints the output that its page shows, and tables list all examples. headers.snippets
 # compares the code of pages with the programs.
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)

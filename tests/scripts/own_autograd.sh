@@ -1,7 +1,7 @@
 #!/bin/sh
-# A program with an autograd of its own on ranks that share weights, gradients and moments out (ZeRO 3): the losses and
-# gradient norms of the plain program, on 1, 2 and 4 threads and processes of MPI; the memory that its page says; few added
-# lines. unit/nn/callers_zero.cpp has what is refused.
+# A program with its own autograd on ranks that shard weights, gradients and moments (ZeRO 3). It has the losses and
+# gradient norms of the plain program on 1, 2 and 4 threads and MPI processes, and the memory that its page gives. It
+# adds few lines. unit/nn/callers_zero.cpp tests the errors.
 # timeout: 300
 . "$(dirname "$0")/lib/made_parallel.sh"
 numbers own_autograd_plain own_autograd_zero

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The examples of models of one's own, GPT-2 and a mixture of experts: a pipeline of tensor-parallel stages has the losses of
-# one rank, and learns.
+# The examples of user-defined models, GPT-2 and a mixture of experts: a pipeline of tensor-parallel stages has the
+# losses of one rank, and learns.
 # timeout: 60
 . "$(dirname "$0")/lib/base.sh"
 same_losses() {  # PROGRAM LINE
@@ -11,7 +11,7 @@ same_losses() {  # PROGRAM LINE
 }
 same_losses gpt2 '^step  4  loss 4\.44[0-9]* on one rank, 4\.44[0-9]* with pp=2, tp=2$'
 same_losses moe '^step 19  loss 3\.59007187[0-9]* on one rank, 3\.59007187[0-9]* with pp=2, ep=2, tp=2$'
-# An error ends it, and every other example, by its text, not by std::terminate.
+# An error ends it, and every other example, with the error's text, not by std::terminate.
 for program in "$SOURCE"/examples/*.cpp "$SOURCE"/examples/guide/*.cpp "$SOURCE"/examples/*/main.cpp; do
   sed -n '/^int main(/,$p' "$program" | grep -q '} catch (const ' || fail "$program: its main catches no error"
 done

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The example of pipeline schedules prints, draws and traces what it says.
+# The example of pipeline schedules prints, draws and traces the schedules as documented.
 # timeout: 60
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
@@ -19,7 +19,7 @@ assert len(spans) == 4 * 16
 ends = {e["id"]: e for e in events if e["ph"] == "f"}
 starts = [e for e in events if e["ph"] == "s"]
 assert len(starts) == len(ends) == 48
-for start in starts:  # an arrow leads from within an event to the beginning of one of another rank, later
+for start in starts:  # an arrow leads from inside an event to the start of a later one on another rank
     end = ends[start["id"]]
     assert (end["pid"], end["tid"], end["ts"]) in spans and end["pid"] != start["pid"] and end["ts"] > start["ts"]
     assert any(e["ts"] <= start["ts"] <= e["ts"] + e["dur"] for e in spans.values() if e["pid"] == start["pid"])

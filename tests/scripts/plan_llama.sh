@@ -1,5 +1,5 @@
 #!/bin/sh
-# plan_llama finds layouts, prices one and a file of them, draws, and refuses what cannot be with the field's name.
+# plan_llama finds layouts, prices one layout or a file of them, draws, and refuses invalid input with the field's name.
 # timeout: 480
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
@@ -10,7 +10,7 @@ cd "$work" || fail "no folder to work in"
 plan() { "$BIN/plan_llama" "$@"; }
 lacks() { grep -q -- "$1" "$2" || fail "$2 lacks '$1': $(cat "$2")"; }
 
-# A search: the table, the rule of thumb, reasons, a type and the trainer's options, pictures and a page.
+# A search prints the table, the rule of thumb, reasons, a type, the trainer's options, pictures and a page.
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch-tokens 1M --train-tokens 2T --hour-price 2.5 --top 3 \
   --timeline pipeline.svg --scaling scaling.svg --html page.html --pp 2,4,8 >table.txt || fail "a search"
 for line in '^70.6 B parameters, 128 sequences of 8192 tokens in a step (1.05 M tokens), in bf16, 64 H100$' \
@@ -22,7 +22,8 @@ for line in '^70.6 B parameters, 128 sequences of 8192 tokens in a step (1.05 M 
   lacks "$line" table.txt
 done
 
-# A layout that is too large says by how much, and what would do; one number of chunks is the only one that is searched.
+# The message for a layout that is too large gives the excess and a remedy. A given number of chunks is the only one
+# searched.
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --layout tp=8,dp=8 >large.txt || fail "a layout that does not fit"
 lacks '^it does not fit: rank 0 of the pipeline needs 116.8 GB, 31.3 GB more than a H100 has; with recompute=full it would, in 1.3[0-9] times its time$' large.txt
 plan --model llama-3-405b --cluster h100:8 --seq 8192 --batch 128 --layout tp=8 >larger.txt || fail "a model that does not fit"
@@ -33,13 +34,13 @@ plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --schedule int
 lacks ' tp=8,.*schedule=interleaved:4,' chunks.txt
 grep 'schedule=interleaved:' chunks.txt | grep -qv 'interleaved:4' && fail "other chunks were searched: $(cat chunks.txt)"
 
-# The trainer's options are those of the layout that is priced.
+# The printed options of the trainer describe the priced layout.
 plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout tp=2,cp=2,dp=2,context=ulysses >ulysses.txt || fail "ulysses"
 lacks '^train_llama --mesh .* --attention ulysses:contiguous ' ulysses.txt
 plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout tp=2,dp=4,sequence_parallel=0 >whole.txt || fail "whole sequences"
 lacks '^train_llama --mesh .* --strategy tp ' whole.txt
 
-# What is offloaded is priced, and among the trainer's options; it is chosen where nothing else fits.
+# Offloading is priced and printed among the trainer's options; the search chooses it if nothing else fits.
 plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout dp=8,offload=activations >offload.txt || fail "offload"
 lacks '^memory of the host: [0-9.]* GB a rank are offloaded, and 256.0 GB there are$' offload.txt
 lacks '^train_llama --mesh .* --device cuda --offload activations$' offload.txt
@@ -53,7 +54,7 @@ for name, legal in (("only.json", ("optimizer", "activations", "both")), ("both.
     assert abs(sum(best["seconds"].values()) / best["step_seconds"] - 1) < 1e-9, best
 PYTHON
 
-# A model with experts: ep is searched, and an axis of the printed mesh.
+# A model with experts: ep is searched, and is an axis of the printed mesh.
 experts="--model tiny-experts --cluster cpu:8 --precision f32 --seq 128 --batch 16"
 # shellcheck disable=SC2086
 {
@@ -73,7 +74,7 @@ for model in mixtral-8x7b-v0.1 qwen1.5-moe-a2.7b qwen3-30b-a3b; do
   lacks '^train_llama --mesh .*,ep=[2-9]' large.txt
 done
 
-# What the command line says holds for every row that does not say otherwise, whatever else the row sets.
+# Options of the command line apply to every row that does not set them itself.
 cat >rows.csv <<'ROWS'
 note,program,seq,precision,tp,dp
 own,plait,8192,,8,8
@@ -90,7 +91,7 @@ assert all(abs(t / 2**22 - 1) < 1e-3 for t in tokens.values()), tokens
 assert float(other["products"]) < 0.3 * float(own["products"])
 PY
 
-# A hybrid: priced, with its axes as types and as the trainer's options; and searched.
+# A hybrid: priced, printed with its axes as types and as the trainer's options, and searched.
 plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 64 --layout cp=2,dp=32,zero=1,replicate=cp >hybrid.txt || fail "a hybrid"
 lacks '^const pl::data_axes axes{.shard = pl::axis_list(pl::axis_of<pl::dp>), .replicate = pl::axis_list(pl::axis_of<pl::cp>)};$' hybrid.txt
 lacks '^train_llama --mesh .* --data-parallel zero1 --replicate-over cp$' hybrid.txt
@@ -117,7 +118,7 @@ assert all(l["replicate"] != "none" and l["zero"] == 3 for l in only["layouts"])
 assert all(l["replicate"] in l["layout"] for l in only["layouts"])
 PYTHON
 
-# For programs: what the table says, in numbers that agree with each other.
+# JSON for programs: the numbers of the table, which agree with each other.
 plan --model llama-3-405b --cluster h100:1024 --seq 8192 --batch 512 --program nemo --json \
   --layout tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8 >one.json || fail "one layout"
 plan --model llama-3-405b --cluster h100:16384 --seq 8192 --batch 2048 --jitter 0.02 --slow-rank 1.1 --json \
@@ -140,7 +141,7 @@ mfu = operations * layout["tokens_per_second"] / (1024 * 989.4e12)
 assert abs(mfu / layout["mfu"] - 1) < 1e-3, (mfu, layout["mfu"])
 disturbed = json.load(open("slow_rank.json"))["disturbed_share"]
 assert abs(one["on_links_seconds"] / one["simulated_seconds"] - 1) < 0.06, one
-assert 0.05 < disturbed < 0.14, disturbed  # of one rank a tenth slower, and the others at most 2 %
+assert 0.05 < disturbed < 0.14, disturbed  # one rank a tenth slower, the others at most 2 %
 assert not one["searched"] and found["searched"] and "precisions" not in one
 assert [p["precision"] for p in found["precisions"]] == ["f32"], found["precisions"]  # A100 has no fp8
 assert found["precisions"][0]["step_seconds"] > found["layouts"][0]["step_seconds"]
@@ -158,7 +159,7 @@ page = open("page.html").read()
 assert page.count("<svg") == 2 and "one step away" in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
 PYTHON
 
-# A file of layouts is priced in one call; a row that is not legal says why and the others are priced.
+# Prices a file of layouts in one call; an invalid row gets its reason, and the others are priced.
 cat >layouts.csv <<'CSV'
 note,tp,pp,dp,schedule,zero
 good,8,4,2,zb_v,1
@@ -181,7 +182,7 @@ assert 0 < float(experts["experts_seconds"]) < float(experts["step_seconds"]) an
 assert bad["step_seconds"] == "" and bad["refused"].startswith("tp is 3 and the model has 64 heads"), bad
 PYTHON
 
-# Hardware of one's own: a file that begins as a known machine, and one that --print-hardware wrote.
+# User-defined hardware: a file based on a known machine, and one that --print-hardware wrote.
 for known in a100 h100 h200 gh200 b200 gb200 cpu; do
   plan --print-hardware "$known" >"$known.json" || fail "--print-hardware $known"
   plan --print-hardware "./$known.json" | cmp - "$known.json" || fail "what is printed of $known reads back as another machine"
@@ -197,7 +198,7 @@ plan --model llama-3-70b --cluster h100:256 --seq 8192 --batch 256 --tp 8 --pp 4
 python3 -c 'import json; slow, fast = (json.load(open(n))["layouts"][0] for n in ("slow.json", "fast.json"))
 assert slow["step_seconds"] > fast["step_seconds"]' || fail "a slower network is no slower"
 
-# This machine's own description: measured, and read by --cluster and by the trainer.
+# A measured description of this machine, which --cluster and the trainer read.
 plan --calibrate here.json --ranks 2 >measured.txt || fail "--calibrate"
 lacks '^2 ranks on [0-9]* cores: products .* GFLOP/s in f32.*, memory .* GB/s, links .* us; written to ' measured.txt
 python3 - <<'PYTHON' || fail "what was measured: $(cat here.json)"

@@ -1,12 +1,12 @@
 #!/bin/sh
-# The script that fits the planner finds the constants that made a table, and reports what it did not fit.
+# The script that fits the planner finds the constants that made a table, and reports the rows that it did not fit.
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Two tables in the form of published ones, priced on a machine with other shares than H100's; one is not fitted.
+# Two tables in the form of published ones, priced on a machine with other constants than H100's; one is not fitted.
 python3 - "$BIN/plan_llama" "$SOURCE/benchmarks/planner" "$work" <<'PYTHON' || fail "the made-up tables"
 import csv, json, pathlib, subprocess, sys
 program, scripts, work = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
@@ -28,7 +28,7 @@ def write(times):
 write([1] * len(runs))
 rows = list(published.dgxc(work))
 plain = [float(p["step_seconds"]) for p in fit.price(program, rows, machine, work)]
-# What a table prints of a row's parts and network is in that row's machine alone.
+# The parts and network of a row in a table apply to that row's machine only.
 part = {"memory_bandwidth": machine["memory_bandwidth"] / 2, "levels": {1: {"bandwidth": 1e9}}}
 changed = fit.of_part(machine, part)
 assert changed["levels"][0] == machine["levels"][0] and changed["levels"][1] == {**machine["levels"][1], "bandwidth": 1e9}
@@ -52,11 +52,11 @@ found = ast.literal_eval(re.search(r"^h100 (\{.*\}) loss", out, re.MULTILINE).gr
 assert abs(found["product_share.bf16"] / 0.58 - 1) < 0.04 and abs(found["product_share.fp8"] / 0.52 - 1) < 0.04, found
 lines = {l.split()[0]: l.split() for l in out.splitlines() if re.match(r"(dgxc|megatron_core) ", l)}
 assert lines["dgxc"][1] == "*" and float(lines["dgxc"][3]) < 1.5, lines  # the median error where it was fitted
-assert float(lines["megatron_core"][2]) > 95, lines  # a published time of 100 s is far from what it can be
+assert float(lines["megatron_core"][2]) > 95, lines  # a published time of 100 s is far from possible
 residuals = list(csv.DictReader(open(work / "residuals.csv")))
 assert len(residuals) == 13 and {r["fitted"] for r in residuals} == {"yes", "no"}
 assert all(abs(float(r["predicted_s"]) / float(r["published_s"]) - 1 - float(r["error_percent"]) / 100) < 2e-3 for r in residuals)
-# Made-up runs need not fit: sequences of 8192 of the 8B model that nothing cuts do not, in either precision.
+# Made-up runs need not fit in memory: sequences of 8192 of the 8B model without sharding do not, in either precision.
 refused = [r for r in residuals if r["fits"] == "no"]
 assert re.search(rf"^of 13 published configurations that ran, {len(refused)} are said not to fit: ", out, re.MULTILINE), out
 assert re.search(rf"^memory of dgxc: {len(refused)} of 12 that ran are said not to fit$", out, re.MULTILINE), out

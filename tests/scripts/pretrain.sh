@@ -1,12 +1,11 @@
 #!/bin/sh
-# The whole program of examples/pretrain.cpp: it prints the same losses on eight ranks and on one, and continues a run on
-# another mesh.
+# examples/pretrain.cpp prints the same losses on eight ranks and on one, and continues a run on another mesh.
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 text=$SOURCE/examples/data/kjv.txt
-# run NAME STEPS MESH...: in a folder of its own, unless there is one of this name.
+# run NAME STEPS MESH...: runs in the folder NAME, which is created if it does not exist.
 run() {
   name=$1 steps=$2
   shift 2

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The example of ring attention and of a policy of one's own: both are what one rank computes, and the ring sends less.
+# The example of ring attention and of a user-defined policy: both have the results of one rank, and the ring sends
+# less.
 # timeout: 60
 set -eu
 SOURCE=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}

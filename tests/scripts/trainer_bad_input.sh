@@ -1,9 +1,10 @@
 #!/bin/sh
-# Input that cannot be: one line on stderr that names the field and the values, an exit code, and nothing written.
+# Invalid input: one line on stderr with the field and its values, a non-zero exit code, and no file written.
 # timeout: 480
 . "$(dirname "$0")/lib/common.sh"
 
-# refused TEXT ARGUMENTS...: the message contains TEXT (a basic regular expression). ARGUMENTS come last and win.
+# refused TEXT ARGUMENTS...: the message contains TEXT (a basic regular expression). ARGUMENTS come last, so they
+# override.
 cases=0
 refused() {
   expected=$1
@@ -56,7 +57,7 @@ refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --rout
 refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be shared out over cp=1 and, for routers, tp=2; legal are multiples of 2' \
   --model tiny-experts --deterministic 4,4,1 --mesh tp=2 --global-batch 8
 
-# What ranks cannot share out.
+# Sizes that the ranks cannot divide.
 sized() { # sized HEADS KV_HEADS HIDDEN FFN
   cat >sized.json <<JSON
 {"model_type": "llama", "hidden_size": $3, "num_hidden_layers": 1, "num_attention_heads": $1, "num_key_value_heads": $2,
@@ -75,7 +76,7 @@ refused '--seq is 257, .*max_position_embeddings is 256' --seq 257
 refused '--global-batch is 12, .*--micro-batch 4 times dp=2 = 8; the nearest that are: 8 and 16' --global-batch 12 --mesh dp=2
 refused '--global-batch is 6, .* the least that is: 8' --global-batch 6 --mesh dp=2
 
-# Memory: what the plan counts is more than there is.
+# Memory: the plan needs more than the machine has.
 cat >large.json <<'JSON'
 {"model_type": "llama", "hidden_size": 131072, "num_hidden_layers": 8, "num_attention_heads": 1024,
  "intermediate_size": 524288, "vocab_size": 256, "max_position_embeddings": 256}
@@ -83,7 +84,7 @@ JSON
 refused "--memory-share 1: the run needs at least 3[0-9.]* TB of this host's memory, and .* are available" --model large.json
 refused "--memory-share 1e-09: the run needs at least [0-9.]* [kM]B of this host's memory" --memory-share 1e-9 --mesh dp=2
 
-# Words.
+# Values of options that are words.
 refused "--backend 'x' is unknown; legal are threads, mpi, nccl" --backend x
 refused '--deadline is for --backend mpi and nccl; a deadlock of threads is found without one: leave it out' --deadline 60
 refused '--deadline is -1; legal is at least 0' --deadline -1 --backend mpi
@@ -172,7 +173,7 @@ refused "there is no option --gradient; did you mean --gradients?" --gradient bf
 refused "there is no option --data_parallel=zero1; did you mean --data-parallel?" --data_parallel=zero1
 refused "extra" extra
 
-# What a shell makes of a variable that is not set.
+# Empty values, which a shell passes for a variable that is not set.
 for option in --checkpoint-dir --init-from --export-hf; do
   refused "$option is empty; name a folder, or leave it out" $option ''
 done
@@ -289,7 +290,7 @@ refused "--plot: 'out' is a folder" --plot out
 refused "--log and --plot both name 'out/same'" --log out/same --plot out/same
 refused "--log and --plot both name 'out/same'" --log out/same --plot ./out/same
 
-# Processes that would each train alone, and values that are no --check.
+# Processes that would each train on their own, and invalid values of --check.
 export SLURM_STEP_NUM_TASKS=4
 refused '--backend threads: this is one of 4 processes that srun started, and each would train alone; give --backend mpi, and srun --mpi=pmix, or' --mesh dp=1
 unset SLURM_STEP_NUM_TASKS
@@ -297,7 +298,7 @@ refused '--check now: legal are first, off, always and every:N' --check now
 refused '--check every:0: legal are' --check every:0
 refused '--check always:2: legal are' --check always:2
 
-# An output that is an input: it stays.
+# An output that is also an input stays unchanged.
 unharmed() { # unharmed FILE TEXT ARGUMENTS...
   kept=$1
   cp "$kept" before
@@ -320,7 +321,7 @@ printf '0F0,0B0\n' >alone.csv
 unharmed alone.csv "--timeline would overwrite 'alone.csv', which --schedule reads" --schedule alone.csv \
   --timeline alone.csv
 
-# Steps say by which options they were made, and what they say is UTF-8.
+# Steps record the options that made them, in UTF-8.
 bytes=$(printf 'model-\377.json')
 cp config.json "$bytes"
 refused '--model names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name' \
@@ -358,7 +359,7 @@ refused "--report reads --log at the end, and '/dev/null' keeps nothing; name a 
 refused "--log and --report both name 'out/same'" --log out/same --report out/same
 refused "--trace and --timeline both name 'out/same'" --trace out/same --timeline out/same
 
-# A page of a log alone.
+# Errors of a page for a log.
 reported() { # reported TEXT ARGUMENTS...
   expected=$1
   shift
@@ -376,7 +377,7 @@ code=0
 timeout 20 "$trainer" --model config.json --data "$text" --report page.html >stdout 2>stderr || code=$?
 { [ "$code" = 1 ] && grep -q '^train_llama: --report needs --log, the file that it is made from' stderr; } || fail "--report: $(cat stderr)"
 
-# Options in a file: a run is written, read again, and the command line comes first.
+# Options in a file: written by a run, read again, and overridden by the command line.
 "$trainer" --data "$text" --mesh dp=2 --lr 1e-2 --steps 3 --write-config run.toml || fail "--write-config ends with $?"
 [ "$(grep -c = run.toml)" = 4 ] || fail "--write-config writes other than what is given: $(cat run.toml)"
 "$trainer" --config run.toml --model config.json --mesh dp=1,tp=2 --seq 32 --dry-run >stdout 2>stderr || fail "$(cat stderr)"
@@ -388,7 +389,7 @@ refused "--lr is 'fast', which is no number" --config wrong.toml
 refused '--config: absent.toml was not readable' --config absent.toml
 refused '--write-config: cannot write' --write-config /nosuch/run.toml
 
-# A log that is there stays as it is, whatever is wrong with the rest.
+# An existing log is unchanged after any other error.
 echo kept >kept.jsonl
 for options in "--mesh tp=3" "--plot /nosuch/loss.svg" "--data empty.txt" "--lr nan"; do
   # shellcheck disable=SC2086
@@ -432,7 +433,7 @@ commanded '--eval-every is -1; at least 0 is legal' --eval-every -1
 commanded "--model tiny is not the model of --init-from '$step': its .* is .*, and the step has .*; leave out --model" \
   generate "$step" --model tiny
 
-# A model directory with a tokenizer: its text is trained on, generated and evaluated, the last as tokens of a file are.
+# A model directory with a tokenizer: the run trains, generates and evaluates on its text as on token files.
 sed 's/256,/608,/' config.json >more_words.json
 "$trainer" --model more_words.json --seq 32 --steps 0 --sample 0 --export-hf words >made.out || fail "no directory was made"
 cp "$SOURCE/tests/data/tokenizers/llama3.json" words/tokenizer.json
@@ -454,7 +455,7 @@ cmp by_text.out by_tokens.out || fail "not the loss of its tokens: $(cat by_text
 for from in of_words resumed words; do
   [ "$("$trainer" generate $from --prompt 'Grüße 🙂' --sample 1 | cut -b-12)" = 'Grüße 🙂' ] || fail "no text of $from"
 done
-# A text ends before a token that the model or its tokenizer names.
+# A generated text ends before an end token of the model or of its tokenizer.
 cp -r words ends
 all=$(python3 -c 'print(list(range(608)))')
 echo '{"eos_token": {"content": "a cat"}}' >ends/tokenizer_config.json

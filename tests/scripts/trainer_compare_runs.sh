@@ -1,22 +1,22 @@
 #!/bin/sh
-# Hashes of parameters in logs, and checkpoint_tool compare-runs: two runs that are equal, and where others begin to
-# differ, on any mesh; what a log lacks or is damaged by is said in words.
+# Hashes of parameters in logs, and checkpoint_tool compare-runs: it finds equal runs, and the place where others start
+# to differ, on any mesh. Errors describe what a log lacks and how it is damaged.
 # timeout: 240
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 tool=$BIN/checkpoint_tool
 [ -x "$tool" ] || fail "$tool is not there; build it first"
 
-# compare CODE A B: leaves what the tool printed in out and err.
+# compare CODE A B: runs the tool; its output is in the files out and err.
 compare() {
   got=0
   timeout 30 "$tool" compare-runs "$2" "$3" >out 2>err || got=$?
   [ "$got" = "$1" ] || fail "compare-runs $2 $3 ended with $got, not $1: $(cat out err)"
 }
-# says TEXT: a line of the output has the text in it.
+# says TEXT: a line of the output contains TEXT.
 says() { grep -qF -e "$1" out || fail "'$1' is missing: $(cat out)"; }
 ends() { [ "$(tail -n 1 out)" = "$1" ] || fail "it ends with '$(tail -n 1 out)', not '$1': $(cat out)"; }
-# refused TEXT A B: exit code 2, and one line that begins with the text.
+# refused TEXT A B: exit code 2, and one line that starts with TEXT.
 refused() {
   compare 2 "$2" "$3"
   [ "$(wc -l <err)" = 1 ] || fail "compare-runs $2 $3: not one line: $(cat err)"
@@ -25,8 +25,8 @@ refused() {
     *) fail "compare-runs $2 $3 says '$(cat err)', not '$1'" ;;
   esac
 }
-# hashes LOG STEPS [gradients]: the log has them after these steps, each with the names of the model in its order, and
-# the last add up to the summary's; gradients are there in every step that this run has made.
+# hashes LOG STEPS [gradients]: the log has hashes after these steps, each with the model's names in order, and the last
+# ones add up to the summary's. Hashes of gradients are in every step of this run.
 hashes() {
   python3 - "$@" <<'PY' || fail "the hashes of $1"
 import json, sys
@@ -63,7 +63,7 @@ for line in open(sys.argv[1]):
     line = json.loads(line)
     if "hashes" in line and line["hashes"]["step"] == int(sys.argv[2]): print(json.dumps(line["hashes"]["weights"]))' "$1" "$2"; }
 
-# Equal runs; before the first step, every second, and the last.
+# Equal runs; hashes before the first step, after every second, and after the last.
 train one --sample 0 --log-hashes 2
 hashes one.jsonl "0 2 4 5"
 train again --sample 0 --log-hashes 2
@@ -87,7 +87,7 @@ compare 0 one.jsonl none.jsonl
 says "only in A: steps 1 to 5"
 ends "equal, in the steps that both have"
 
-# Another seed: all differ from the beginning.
+# Another seed: all differ from the start.
 train seed --sample 0 --log-hashes 2 --seed 2
 compare 1 one.jsonl seed.jsonl
 says "first difference: step 0, the first that can be compared"
@@ -97,7 +97,7 @@ says "(8 more)"
 says "steps: 0 equal, 6 different, 0 in one log only; hashes compared at 0, 2, 4, 5"
 ends different
 
-# Another batch order: weights begin alike, and the first step's loss tells.
+# Another batch order: initial weights are equal, and the first step's loss differs.
 train batch --sample 0 --log-hashes 2 --global-batch 4
 compare 1 one.jsonl batch.jsonl
 says "first difference: step 1; equal before: 0"
@@ -105,7 +105,7 @@ grep -Eq '^loss +[0-9.]+ +[0-9.]+$' out || fail "no losses: $(cat out)"
 says "first different parameters: step 2; equal at step 0, hashed before it"
 says "parameters at step 2: 21 of 21 differ, the first is model.embed_tokens.weight"
 
-# A run that goes on from step 4 with another learning rate, in a log of its own and in that of the run before.
+# A run resumed from step 4 with another learning rate, with a separate log and with the previous run's log.
 train whole --steps 9 --sample 0 --log-hashes 3 --log-gradient-hashes --warmup 0 --checkpoint-dir ck --save-every 4 --keep 9
 hashes whole.jsonl "0 3 6 9" gradients
 cp whole.jsonl straight.jsonl
@@ -129,7 +129,7 @@ compare 0 straight.jsonl whole.jsonl
 says "B: the run went back and made steps 5 to 9 again; the last ones count"
 ends equal
 
-# One bit of one parameter, in a gradient and in the weights.
+# One flipped bit of one parameter, in a gradient and in the weights.
 python3 - <<'PY'
 import json
 lines = [json.loads(line) for line in open("straight.jsonl")]
@@ -152,7 +152,7 @@ says "only in A: parameter model.layers.1.mlp.up_proj.weight"
 says "only in B: parameter model.layers.1.extra.weight"
 says "parameters at step 6: all 20 that both have are equal"
 
-# Other meshes list the same names in the same order, and begin with the same weights; over stages every bit stays.
+# Other meshes list the same names in the same order, and start with the same weights; over stages every bit is equal.
 sed 's/"num_hidden_layers": 2/"num_hidden_layers": 4/' config.json >deep.json
 sed 's/{"model_type"/{"tie_word_embeddings": true, "model_type"/' deep.json >tied.json
 for model in deep tied; do
@@ -208,7 +208,7 @@ if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null
   ends equal
 fi
 
-# A run that is killed leaves a last line that is not whole, or a log without a step.
+# A run that is killed leaves an incomplete last line, or a log without a step.
 head -c -20 straight.jsonl | sed '$d' >killed.jsonl
 printf '{"step": 10, "lo' >>killed.jsonl
 compare 0 straight.jsonl killed.jsonl
@@ -229,7 +229,7 @@ sed -n '/"step": 3/p' straight.jsonl >three.jsonl
 sed -n '/"step": 6/p' straight.jsonl >six.jsonl
 refused "no step has hashes in both logs: A has them at 3, B at 6; give both runs the same --log-hashes" three.jsonl six.jsonl
 
-# What the trainer refuses.
+# The trainer's errors.
 unasked() {
   expected=$1
   shift

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The trainer on GPUs: what is refused, the plan, and, on a GPU that the CPU stands in for, the losses of the CPU's trainer.
+# The trainer on GPUs: its errors, its plan and, on a GPU that the CPU stands in for, the losses of the CPU's trainer.
 # timeout: 420
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -16,7 +16,7 @@ refused() {
   ! ls bad.jsonl* bad.svg* 2>/dev/null || fail "$*: left files"
 }
 
-# What needs no GPU to be refused.
+# Errors that need no GPU.
 refused '--backend mpi moves the host.s memory; with --device cuda, --backend nccl' "$trainer" --backend mpi
 refused '--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters' "$trainer" --precision double
 refused '--precision float is built for --strategy sp alone; here it is tp' "$trainer" --strategy tp
@@ -44,13 +44,13 @@ refused "--checkpoint-staging 'x' is unknown; legal are pinned, pageable" "$trai
 refused '--checkpoint-staging needs --checkpoint-dir' "$trainer" --checkpoint-staging pageable
 refused '--peak-tflops is -1' "$trainer" --peak-tflops -1 --device cpu
 
-# A program that cannot use a GPU says why.
+# A program that cannot use a GPU prints the reason.
 if ! ls /dev/nvidia0 >/dev/null 2>&1; then
   refused '--device cuda: \(this program was built without CUDA; .*-DPLAIT_CUDA=ON\|there is no CUDA device here\)' "$trainer"
 fi
 
-# The plan of a run on GPUs needs none: half the bytes of float for activations and what travels of weights, and master
-# weights beside those in bf16.
+# The plan of a run on GPUs needs no GPU. Activations and weights in communication have half the bytes of float, and
+# bf16 weights have master weights as well.
 planned() { sed -n "s/^  $1 *\([0-9.]* [kMGT]*B\)$/\1/p" "$2"; }
 plan="--model bench-128 --seq 128 --mesh dp=2,tp=2 --dry-run"
 # shellcheck disable=SC2086
@@ -77,7 +77,7 @@ grep -q '^  on the host' plan.away || fail "no activations are on the host: $(ca
 [ "$(planned activations plan.away)" != "$(planned activations plan.bf16)" ] || fail "activations stay: $(cat plan.away)"
 [ "$(planned optimizer plan.offload)" = "0 B" ] || fail "the optimizer's state is on both sides: $(cat plan.offload)"
 
-# Utilisation on the CPU, against a peak that is given: 6 times the weights that multiply, and attention.
+# Utilisation on the CPU, relative to a given peak: 6 times the weights that multiply, and attention.
 train mfu --sample 0 --peak-tflops 0.5 --mesh dp=2,tp=2
 grep -q '^peak: 0.5 TFLOP/s, as --peak-tflops says' mfu.out || fail "the peak is not printed: $(cat mfu.out)"
 grep -q 'tok/s  MFU ' mfu.err || fail "the progress lines have no MFU: $(cat mfu.err)"
@@ -92,7 +92,7 @@ for s in steps:
 assert summary["mfu"] == sorted(s["mfu"] for s in steps)[len(steps) // 2], summary
 PYTHON
 
-# From here on: a program whose GPU is the CPU.
+# From here: a program whose GPU is the CPU.
 cpu=$trainer
 stand_in=$BIN/../tests/train_llama_stand_in
 [ -x "$stand_in" ] || { echo "$stand_in is not built: the rest is left out"; exit 0; }
@@ -128,7 +128,7 @@ gpu="--device cuda --held-out 0.001"
   train gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5
   logs same cpu_apart.jsonl gpu_apart.jsonl 1e-4
 
-  # A replayed step is the step.
+  # A replayed step equals the step.
   train plain --device cuda --precision bf16 --sample 0 --graph off --peak-tflops 1
   train graph --device cuda --precision bf16 --sample 0 --graph on
   logs check plain.jsonl 5 falls
@@ -141,8 +141,8 @@ gpu="--device cuda --held-out 0.001"
       fail "--offload $what computes otherwise"
   done
 
-  # A state that is saved between replays changes none, and goes on with the same bits, replayed or not, offloaded or
-  # not; on the CPU, and from it, to parity.
+  # Saving between replays changes no result. A run resumes with the same bits, replayed or not, offloaded or not; on
+  # the CPU, and from a state of the CPU, to parity.
   hash_of() { logs get "$1.jsonl" weights_hash; }
   train saving --device cuda --precision bf16 --sample 0 --graph on --checkpoint-dir states --save-every 3
   [ "$(hash_of saving)" = "$(hash_of plain)" ] || fail "saving changes the training"
@@ -172,7 +172,7 @@ a, b = ({r["step"]: r["loss"] for r in map(json.loads, open(path)) if "step" in 
 assert sorted(b) == [4, 5] and all(abs(a[s] - b[s]) < 1e-4 * a[s] for s in b), (a, b)
 PYTHON
 
-  # Gradients in bf16 are near those in float, replayed and offloaded or not, and go on from states of either.
+  # Gradients in bf16 are near those in float, replayed and offloaded or not, and resume from states of either type.
   narrow="--device cuda --precision bf16 --gradients bf16 --sample 0"
   train narrow $narrow --graph off
   logs check narrow.jsonl 5 falls
@@ -211,7 +211,7 @@ PYTHON
   echo 'one: two' >>kept.txt
   refused "--products: 'kept.txt': line [0-9]* is no product with its choice: 'one: two'" "$stand_in" --products kept.txt
 
-  # A GPU for each rank; stages are replayed, too.
+  # One GPU for each rank; stages are replayed too.
   PLAIT_STAND_IN_DEVICES=2 train nccl $gpu --mesh dp=2 --backend nccl --sample 5
   logs same cpu.jsonl nccl.jsonl 1e-4
   grep -q 'each step replayed as a graph' nccl.out || fail "no graph: $(cat nccl.out)"
@@ -224,7 +224,7 @@ PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here' "
 PLAIT_STAND_IN_MAJOR=7 refused '--device cuda: device 0 (stand-in) has compute capability 7.0, must be at least 8.0; choose another by options::device' "$stand_in"
 refused '--mesh dp=2 has 2 ranks, but --backend nccl was started as one process, which sees 1 GPU' "$stand_in" \
   --mesh dp=2 --backend nccl
-# A process that a launcher has started looks at no GPU but its own: others may have the rest for themselves.
+# A process that a launcher started uses no GPU except its own: other processes may use the others exclusively.
 launched() {
   RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 PLAIT_STAND_IN_DEVICES=2 refused "$@" --mesh dp=2 --backend nccl
 }
@@ -243,7 +243,7 @@ refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
 refused '--attention-kernel cudnn: this program was built without cuDNN' "$stand_in" --attention-kernel cudnn --precision bf16
 refused '--attention-sums any: this program was built without cuDNN' "$stand_in" --attention-sums any --precision bf16
 
-# Out of memory, where more was allowed than there is, beside what the plan says.
+# Out of memory, where the limit exceeds the device's memory; the message includes the plan.
 "$stand_in" --model small --dry-run --device cuda --precision bf16 >plan.out || fail "the plan"
 code=0
 PLAIT_STAND_IN_MEMORY=60000000 timeout 60 "$stand_in" --model small --data "$text" --device cuda --precision bf16 --steps 1 \

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Data: token files that examples/tokenize_text.py makes, sources by weight, documents kept apart, on several meshes; a
-# resumed run goes on at the exact sample, and other data are not taken for those it was trained on.
+# Data: token files from examples/tokenize_text.py, weighted sources and separate documents, on several meshes. A
+# resumed run continues at the exact sample, and data that differ from the previous data are an error.
 # timeout: 240
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 tokenize() { python3 "$SOURCE/examples/tokenize_text.py" "$@" >tokenize.out 2>&1 || fail "tokenize $*: $(cat tokenize.out)"; }
 hash_of() { logs get "$1.jsonl" weights_hash; }
-# run NAME ARGUMENTS...: as train, but on the data that the arguments name.
+# run NAME ARGUMENTS...: as train, with the data that the arguments name.
 run() {
   name=$1
   shift
@@ -15,7 +15,7 @@ run() {
   timeout 60 "$trainer" --model config.json --seq 32 --global-batch 8 --steps 4 --sample 0 --log "$name.jsonl" "$@" \
     >"$name.out" 2>"$name.err" || fail "$name ($*) ended with $?: $(tail -n 3 "$name.err")"
 }
-# same A B: losses, numbers of tokens and held-out losses to 1e-5.
+# same A B: losses, numbers of tokens and held-out losses agree to 1e-5.
 same() {
   python3 - "$1.jsonl" "$2.jsonl" <<'PY' || fail "$1 and $2 differ"
 import json, sys
@@ -37,7 +37,7 @@ with open("first.jsonl", "w") as f:
     for line in lines: f.write(json.dumps({"text": line, "id": 1}) + "\n")
 PY
 
-# A text as token files of bytes is that text.
+# Token files of bytes of a text contain that text.
 tokenize --tokenizer bytes --output plain first.txt
 run as_text --data first.txt
 run as_tokens --data plain.bin --mesh dp=2
@@ -50,7 +50,7 @@ assert index == b"MMIDIDX\0\0" + struct.pack("<QBQQiqqq", 1, 8, 1, 2, count, 0, 
 assert tokens == b"".join(struct.pack("<H", b) for b in open("first.txt", "rb").read())
 PY
 
-# Documents: each line is one, and ends with token 0. The index and the token say the same.
+# Documents: each line is one and ends with token 0. The index and the end tokens agree.
 tokenize --tokenizer bytes --output lines --end-of-document 0 first.jsonl
 grep -q 'documents end in token 0' tokenize.out || fail "$(cat tokenize.out)"
 run apart --data lines.bin --documents apart --held-out 0.1
@@ -109,7 +109,8 @@ else
   echo "the package tokenizers is not there: only bytes were tried"
 fi
 
-# Sources by weight: at one weight and in one proportion on every mesh; each goes on where it was.
+# Weighted sources: the weights and their multiples give the same samples on every mesh; each source resumes at its
+# place.
 blend="--data lines.bin second.txt --data-weights"
 # shellcheck disable=SC2086
 refused_format() { "$trainer" --model config.json --seq 32 $blend 1,2 --documents apart 2>&1 | grep -q -e "$1" || fail "no '$1'"; }
@@ -133,7 +134,7 @@ run resumed $blend 0.7,0.3 --steps 6 --documents apart --mesh dp=2 --resume ck/s
 run halves --data lines.bin --steps 6 --documents apart --mesh dp=2 --held-out 0.05
 [ "$(hash_of halves)" != "$(hash_of blended)" ] || fail "the second source is not read"
 
-# Other data are not those of before.
+# Data that differ from the previous data are an error.
 # refused TEXT ARGUMENTS...
 refused() {
   expected=$1
@@ -151,7 +152,7 @@ refused "$new" $blend 0.6,0.4 --mesh dp=2 --resume ck/step-00000003 --held-out 0
 refused "$new" $blend 0.7,0.3 --mesh dp=2 --resume ck/step-00000003 --held-out 0.1
 run tokens --data lines.bin --steps 2 --checkpoint-dir tokens
 new2="is not what .* was saved with.* as megatron, .*, and is \\[.* as bytes, "
-# The new data are begun at their first sample, and a run that goes on from there knows it.
+# New data start at their first sample, and a run that resumes from there knows this.
 run begun --data second.txt --steps 6 --mesh dp=2 --resume ck/step-00000003 --on-new-data begin --checkpoint-dir new --save-every 1
 run again --data second.txt --steps 6 --mesh dp=2 --resume new/step-00000005
 [ "$(hash_of again)" = "$(hash_of begun)" ] || fail "a run on new data does not go on at its sample"
@@ -173,13 +174,13 @@ refused "--end-of-document is 256; legal are the tokens, 0 to 255" --data first.
 refused "--documents: 'first.txt' is read as bytes" --data first.txt --documents apart
 refused "--documents 'split' is unknown; legal are joined, apart" --data first.txt --documents split
 refused "--on-new-data begin is for --resume" --data first.txt --on-new-data begin
-# Documents of one token have no targets, so that there is no loss.
+# Documents of one token have no targets, so there is no loss.
 yes '{"text": "a"}' | head -n 4000 >letters.jsonl
 tokenize --tokenizer bytes --output letters letters.jsonl
 refused "--data: no token of step 1 has a target" --data letters.bin --documents apart --mesh dp=2
 refused "--held-out: no token of what is held out has a target" --data letters.bin --documents apart --held-out 0.1 --steps 0
 
-# The script's own refusals.
+# Errors of the script.
 # no_tokens TEXT ARGUMENTS...
 no_tokens() {
   expected=$1
@@ -189,12 +190,12 @@ no_tokens() {
 }
 printf '{"text": "a\\ud800"}\n' >half.jsonl
 no_tokens "'half.jsonl', line 1: 'text' (--field) has '.ud800', half of a surrogate pair" --tokenizer bytes --output x half.jsonl
-# What is no text, or is lines of JSON by another name, would be learned as it stands.
+# Input that is not text, or JSON lines under another name, would be trained on as raw text.
 gzip -c first.txt >first.jsonl.gz
 no_tokens "'first.jsonl.gz' is compressed by gzip; unpack it first" --tokenizer bytes --output x first.jsonl.gz
 cp first.jsonl lines.json
 no_tokens "'lines.json' has an object with 'text' (--field) in its first line.*ends in .jsonl" --tokenizer bytes --output x lines.json
-# The largest number of a token decides how wide they are, not their count.
+# The largest token number decides the width of tokens, not the number of tokens.
 mkdir stub
 cat >stub/tokenizers.py <<'PY'
 class Tokenizer:
@@ -208,7 +209,7 @@ PYTHONPATH=stub python3 "$SOURCE/examples/tokenize_text.py" --tokenizer stub --o
   fail "numbers with a gap: $(cat tokenize.out)"
 grep -q 'a vocab_size of at least 70001' tokenize.out || fail "numbers with a gap: $(cat tokenize.out)"
 [ "$(od -An -td4 gap.bin | tr -s ' ')" = " 0 70000" ] || fail "numbers with a gap: $(od -An -td4 gap.bin)"
-# A process that is killed, as for want of memory, ends all.
+# A killed worker process, as by the out-of-memory killer, ends the script.
 cat >killed.py <<'PY'
 import os, sys
 import tokenize_text

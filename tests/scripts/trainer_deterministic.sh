@@ -1,7 +1,7 @@
 #!/bin/sh
-# --deterministic: one hash of the weights, and the same losses and norms in every digit, on every mesh, schedule,
-# attention, level of data parallelism, number of microbatches and backend, in float and bf16, with AdamW and Muon, also
-# where a run stops and goes on elsewhere; another hash where sums have other leaves; and its refusals.
+# --deterministic: one hash of the weights, and all digits of losses and norms equal, on every mesh, schedule,
+# attention, level of data parallelism, number of microbatches and backend. In float and bf16, with AdamW and Muon, also
+# for a run that resumes on another layout. Another hash for sums with other leaves; and its errors.
 # timeout: 600
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -19,12 +19,12 @@ run() {
     --lr 0.01 --deterministic "${leaves:-8,8,4}" --log "$name.jsonl" "$@" >"$name.out" 2>&1 ||
     fail "$name ($*): $(cat "$name.out")"
 }
-# one NAME ARGUMENTS...: a run that sends what was predicted.
+# one NAME ARGUMENTS...: a run that sends the predicted bytes.
 one() {
   run "$@"
   [ "$(logs get "$1.jsonl" bytes_as_predicted)" = true ] || fail "$*: the bytes are not as predicted"
 }
-# same BASE NAME ARGUMENTS...: a run that sends what was predicted and gives the bits of BASE.
+# same BASE NAME ARGUMENTS...: a run that sends the predicted bytes and has the bits of BASE.
 same() {
   base=$1
   shift
@@ -32,7 +32,7 @@ same() {
   logs bits "$base.jsonl" "$1.jsonl" || fail "$*"
 }
 
-# near A B TOLERANCE: losses that differ by no more.
+# near A B TOLERANCE: losses differ by at most TOLERANCE.
 near() {
   python3 -c '
 import json, sys
@@ -79,7 +79,7 @@ same f pipes --mesh pp=2,cp=2,tp=2 --micro-batch 2
 same f four --mesh dp=2,pp=2,cp=2,tp=2 --micro-batch 1 --data-parallel zero1 --schedule zb_v
 same f wide --mesh dp=4,tp=4 --micro-batch 1 --data-parallel zero3
 
-# Processes of MPI, and a run that goes on elsewhere.
+# MPI processes, and a run that resumes on another layout.
 if command -v mpirun >/dev/null && ! "$trainer" --backend mpi --help 2>&1 | grep -q 'built without MPI'; then
   export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none
   launch="mpirun -n 4 --allow-run-as-root --oversubscribe"
@@ -87,7 +87,7 @@ if command -v mpirun >/dev/null && ! "$trainer" --backend mpi --help 2>&1 | grep
   same f mpi_cp --backend mpi --mesh pp=2,cp=2 --micro-batch 4 --attention ring:zigzag
   launch=
 fi
-# goes_on NAME FIRST THEN: what is saved after 2 of 4 steps under the options FIRST goes on under THEN.
+# goes_on NAME FIRST THEN: saves after 2 of 4 steps with the options FIRST and resumes with THEN.
 goes_on() {
   # shellcheck disable=SC2086  # lists of options
   {
@@ -105,7 +105,7 @@ b="--precision bf16"
   same b b_cube $b --mesh dp=2,cp=2,tp=2 --micro-batch 2 --data-parallel zero2
   same b b_pipes $b --mesh pp=2,tp=4 --micro-batch 4
 }
-# Weights rounded stochastically, and dropout, go by global indices.
+# Stochastic rounding of weights and dropout depend on global indices.
 n="--precision bf16-no-masters"
 r="--dropout 0.1"
 # shellcheck disable=SC2086
@@ -125,7 +125,7 @@ m="--optimizer muon"
   same m m_zero $m --mesh dp=4,tp=2 --micro-batch 1 --data-parallel zero2 --shard whole
   same m m_pipes $m --mesh pp=2,tp=2 --micro-batch 1
 }
-# A tied table, whose gradients two layers add to, of which another stage has one.
+# A tied table: two layers add to its gradient, and two stages have a copy.
 sed 's/{/{"tie_word_embeddings": true, /' config.json >tied.json
 t="--model tied.json"
 # shellcheck disable=SC2086
@@ -146,7 +146,7 @@ d="--precision double"
   same d d_cube $d --mesh dp=2,cp=2,tp=2 --micro-batch 2 --dropout 0
 }
 
-# Two runs compared by their logs: equal on two layouts, different from the first hashed step on with other leaves.
+# Two runs compared by their logs: equal on two layouts, different from the first hashed step with other leaves.
 steps=6 one h --micro-batch 8 --log-hashes 2
 steps=6 one h_cube --mesh dp=2,cp=2,tp=2 --micro-batch 2 --log-hashes 2
 leaves=4,8,4 steps=6 one h_other --micro-batch 8 --log-hashes 2
@@ -154,14 +154,14 @@ leaves=4,8,4 steps=6 one h_other --micro-batch 8 --log-hashes 2
 ! "$BIN/checkpoint_tool" compare-runs h.jsonl h_other.jsonl >compared.out || fail "other leaves compare equal"
 grep -q 'model\.' compared.out || fail "compare-runs names no parameter: $(cat compared.out)"
 
-# Other leaves are other sums.
+# Other leaves give other sums.
 leaves=4,8,4 one other --micro-batch 8
 leaves=8,8,2 one coarser --micro-batch 8
 for name in other coarser; do
   [ "$(logs get f.jsonl weights_hash)" != "$(logs get $name.jsonl weights_hash)" ] || fail "$name has the same sums"
 done
 
-# Experts over ranks, and a run that goes on over others.
+# Experts sharded over ranks, and a run that resumes on other ranks.
 cat >experts.json <<'JSON'
 {"model_type": "qwen2_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
  "intermediate_size": 64, "vocab_size": 250, "max_position_embeddings": 256, "num_experts": 8, "num_experts_per_tok": 2,

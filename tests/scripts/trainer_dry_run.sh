@@ -1,17 +1,17 @@
 #!/bin/sh
-# The plan is printed without training, and what it says of the bytes is what a run sends.
+# A dry run prints the plan without training, and its bytes are those that a run sends.
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
 planned() { sed -n 's/^ *bytes sent in a step, by axis: //p' plan.out; }
 
-# A model of eight billion parameters is planned in seconds, in a memory that holds none of its weights.
+# The plan of a model with eight billion parameters takes seconds, and less memory than its weights.
 python3 - "$trainer" >plan.out <<'PYTHON' || fail "the plan of a large model"
 import resource, subprocess, sys
 subprocess.run([sys.argv[1], "--model", "llama-3-8b", "--mesh", "dp=2,tp=8", "--seq", "4096", "--dry-run"], check=True)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-took, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024  # of processors, which others may be using too
+took, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024  # CPU time, because other programs may run too
 if took > 10 or peak > 300e6:
     sys.exit(f"it took {took:.1f} s and {peak / 1e6:.0f} MB")
 PYTHON
@@ -24,7 +24,7 @@ for line in '^mesh: 16 ranks, dp=2, tp=8' '^model: 8030261248 parameters' 'resid
 done
 ! grep -q 'layers.1\.' plan.out || fail "the plan lists layers that look alike"
 
-# compare ARGUMENTS...: the plan's bytes of a step, times the steps, are the bytes of a run.
+# compare ARGUMENTS...: the plan's bytes of a step, times the number of steps, are the bytes of a run.
 compare() {
   rm -rf out && mkdir out
   "$trainer" --model config.json --seq 32 --global-batch 16 --log out/log --plot out/plot "$@" --dry-run >plan.out ||
@@ -47,8 +47,8 @@ compare --mesh dp=2,tp=2 --data-parallel zero1 --reduce-in bf16 --micro-batch 2
 compare --mesh dp=2,pp=2 --data-parallel zero2 --precision bf16 --gradients bf16 --micro-batch 2
 compare --mesh dp=2,cp=2 --data-parallel zero3 --precision bf16-no-masters --gradients bf16 --reduce-in float --micro-batch 2
 
-# Of 34976 parameters in float, AdamW keeps two numbers each, and Muon one for the 18432 of hidden matrices.
-# In 8 bits, each 256 elements at most have two scales of a byte.
+# For 34976 parameters in float, AdamW keeps two numbers each, and Muon one for the 18432 of hidden matrices. In 8 bits,
+# each block of up to 256 elements has two one-byte scales.
 optimizers_bytes() { "$trainer" --model config.json --seq 32 --dry-run "$@" | sed -n 's/^  optimizer *//p'; }
 keeps() {
   kept=$1
@@ -58,14 +58,14 @@ keeps() {
 keeps "280 kB" --optimizer adamw
 keeps "206 kB" --optimizer muon
 keeps "140 kB" --moments bf16
-# Of adapters it keeps two numbers each, and of the weights that they adapt none.
+# For adapters it keeps two numbers each, and for the weights that they adapt none.
 keeps "32.8 kB" --lora 4
 "$trainer" --model config.json --seq 32 --dry-run --lora 4 | grep -q '^  gradients *16.4 kB$' || fail "frozen weights have gradients"
 "$trainer" --model config.json --seq 32 --dry-run --lora 4 | grep -q '^adapters: rank 4, alpha 8, 4096 parameters' || fail "no adapters"
 keeps "70.2 kB" --moments int8
 keeps "280 kB" --precision bf16-no-masters
 
-# What a rank writes of a step is what it then writes.
+# A rank writes the planned bytes of a step.
 saving="--mesh dp=2,tp=2 --data-parallel zero1 --global-batch 8 --checkpoint-dir saved"
 # shellcheck disable=SC2086  # a list of options
 "$trainer" --model config.json --seq 32 $saving --resume auto --dry-run >plan.out || fail "the plan of a run that saves"
@@ -78,7 +78,7 @@ train saves --steps 1 --sample 0 $saving
 "$BIN/checkpoint_tool" inspect saved/step-00000001 --files >inspected || fail "no step was saved"
 grep -q "^data/w.* $writes " inspected || fail "no rank writes $writes, as the plan says: $(cat inspected)"
 
-# What is saved is looked at: that it is there, is whole by its manifest, and fits the run on any mesh.
+# The plan checks the saved step: it exists, is complete by its manifest, and fits the run on any mesh.
 cp -r saved untouched
 # plans TEXT ARGUMENTS...: the plan has a line with the text.
 plans() {
@@ -94,10 +94,10 @@ for mesh in dp=1 dp=2,pp=2,tp=2 tp=4; do
   plans "^--init-from: $step" --init-from saved/step-00000001 --mesh $mesh --optimizer muon
 done
 plans "^--resume: $step" --resume saved --mesh dp=2 --data-parallel zero3 --moments bf16
-# A step has the shape of its model.
+# A step gives the shape of its model.
 "$trainer" --init-from saved --seq 32 --dry-run >plan.out 2>plan.err || fail "a step's own shape: $(cat plan.err)"
 grep -q "^--init-from: $step" plan.out || fail "another model than the step's: $(cat plan.out)"
-# unplanned TEXT ARGUMENTS...: refused by the plan, and by a run too.
+# unplanned TEXT ARGUMENTS...: an error of the plan and of a run.
 unplanned() {
   expected=$1
   shift

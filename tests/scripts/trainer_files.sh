@@ -1,11 +1,11 @@
 #!/bin/sh
-# Files and streams that change, fill up or close while a run works: it ends in words, or goes on and says so at the end,
-# and eats no other file.
+# Files and streams that change, fill up or close during a run: the run ends with an error text, or continues and
+# reports the error at the end. It damages no other file.
 # timeout: 400
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
-# ends_with CODE TEXT: of the run before, whose code is in $code.
+# ends_with CODE TEXT: checks the previous run, whose exit code is in $code.
 ends_with() {
   [ "$code" = "$1" ] || fail "$3: exit code $code and not $1: $(cat stderr)"
   grep -q "^train_llama: .*$2" stderr || fail "$3: '$2' is not in: $(cat stderr)"
@@ -18,7 +18,7 @@ endless() {
   timeout 60 "$trainer" --model config.json --seq 32 --steps 1000000 --warmup 0 --sample 0 --mesh dp=2 "$@" >endless.out 2>stderr &
   watcher=$!
 }
-await() { # await FILE: until something is in it
+await() { # await FILE: waits until FILE is not empty
   for _ in $(seq 200); do
     [ -s "$1" ] && return
     sleep 0.1
@@ -26,8 +26,8 @@ await() { # await FILE: until something is in it
   fail "nothing comes into $1: $(cat stderr)"
 }
 
-# Standard output that is full costs the run nothing but what it would have said; one that is closed, as in a run that is
-# detached from its terminal, is /dev/null.
+# With a full standard output, a run loses its printed text only. A closed one, as of a run detached from its terminal,
+# counts as /dev/null.
 run --log full.jsonl >/dev/full
 ends_with 1 'standard output could not be written, .*: No space left on device' 'a full stdout'
 [ "$(logs get full.jsonl steps)" = 3 ] || fail "a full stdout ends the run"
@@ -41,7 +41,7 @@ run --log piped.jsonl >pipe
 wait $!
 ends_with 1 'standard output could not be written, .*: Broken pipe' 'a reader that went away'
 [ "$(logs get piped.jsonl steps)" = 3 ] || fail "a broken pipe ends the run"
-# Nor does another output: training goes on without it, and what it leaves is there.
+# The same for other outputs: training continues without the log, and the other results are written.
 run --log /dev/full --checkpoint-dir logfull >stdout
 ends_with 1 "--log: cannot append to '/dev/full': No space left on device" 'a full log'
 grep -q "/dev/full': No space left on device; the run goes on without it" stderr || fail "a full log is not told at once: $(cat stderr)"
@@ -53,7 +53,7 @@ ends_with 1 '--plot: .*/dev/full' 'a full picture'
 run --dry-run >/dev/full
 ends_with 1 'standard output could not be written' 'a plan'
 
-# A log has one writer; a limit of files' sizes is met in words.
+# A log has one writer. A limit of file sizes gives an error text.
 endless --data "$text" --log shared.jsonl
 await shared.jsonl
 run --log shared.jsonl >/dev/null
@@ -67,7 +67,7 @@ wait "$watcher" || true
 grep -q "^train_llama: --log: cannot append to 'limited.jsonl': File too large$" stderr || fail "a limit of the log's size: $(cat stderr)"
 grep -q ' left  step 30/30 ' stderr || fail "a limit of the log's size ends the run: $(cat stderr)"
 
-# Data that become shorter while they are read.
+# Data that are truncated while they are read.
 head -c 400000 "$text" >shrinking.txt
 endless --data shrinking.txt --log shrinking.jsonl
 await shrinking.jsonl
@@ -76,7 +76,7 @@ code=0
 wait "$watcher" || code=$?
 ends_with 1 "'shrinking.txt' is truncated: .* it had 400000 bytes when it was opened" 'data that shrink'
 
-# What is no file, and what is nested too deep.
+# Paths that are not files, and JSON that is nested too deeply.
 for what in --model --data; do
   run --model config.json "$what" /dev/zero >/dev/null
   ends_with 1 "$what.*/dev/zero' *.*is no regular file" "$what of an endless device"
@@ -91,8 +91,7 @@ python3 -c 'print("{\"a\": " + "[" * 80000 + "]" * 80000 + "}")' >deep.json
 run --model ./deep.json >/dev/null
 ends_with 1 "the JSON has more than 64 levels" 'a model that is nested deep'
 
-# Training states: nothing else is written into the folders that keep them, however they are named, and one run at a time
-# saves there.
+# Training states: no other output is written into their folders, by any path, and one run at a time saves there.
 run --checkpoint-dir ck --log made.jsonl >/dev/null
 [ "$code" = 0 ] || fail "no state is saved: $(cat stderr)"
 step=ck/step-00000003
@@ -106,7 +105,7 @@ cp -r $step/data elsewhere/data
 cp $step/manifest.json $step/COMMIT spread/step-00000003
 ln -s "$PWD/elsewhere/data" spread/step-00000003/data
 ln "$step/manifest.json" hard.json
-# kept TEXT ARGUMENTS...: refused with the text, and the states are as they were.
+# kept TEXT ARGUMENTS...: an error with this text, and the states are unchanged.
 kept() {
   expected=$1
   shift
@@ -147,5 +146,6 @@ ends_with 1 "--checkpoint-dir: .*cannot lock 'shared': another writer" 'a shared
 kill -s TERM "$(ps -o pid= --ppid "$watcher" | tr -d ' ')"
 wait "$watcher" || true
 "$BIN/checkpoint_tool" verify shared >verified || fail "the run that had the folder: $(cat verified)"
-run --checkpoint-dir shared --resume auto --steps 0 >/dev/null # it is free again; that there are more steps is known
+# The lock is free again, and the run knows that there are more steps.
+run --checkpoint-dir shared --resume auto --steps 0 >/dev/null
 ends_with 1 "are behind what --resume auto names" 'a --checkpoint-dir that is free again'

@@ -1,6 +1,7 @@
 #!/bin/sh
-# The trainer on meshes of four axes: every schedule, attention policy and placement gives the losses, gradient norms,
-# first weights and sampled text of one rank; a schedule from a file; the trace and the timeline of a step.
+# The trainer on meshes of four axes: with every schedule, attention policy and placement it has the losses, gradient
+# norms, initial weights and sampled text of one rank. Also a schedule from a file, and the trace and timeline of a
+# step.
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -47,7 +48,7 @@ options="$common --sample 0"
   against 1e-5 g_tp $options --mesh pp=5,tp=2 --strategy tp --recompute selective
 }
 
-# A schedule of one's own, from a file: all forward, then all backward.
+# A user-defined schedule from a file: all forward, then all backward.
 {
   echo '0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3'
   echo '1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3'
@@ -55,7 +56,7 @@ options="$common --sample 0"
 # shellcheck disable=SC2086
 against 1e-5 own $options --mesh pp=2 --schedule own.csv
 
-# What a step looked like.
+# The trace of a step.
 # shellcheck disable=SC2086
 train traced $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_v --trace step.json --timeline step.svg
 logs same one_float.jsonl traced.jsonl 1e-5

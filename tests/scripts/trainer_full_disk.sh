@@ -1,10 +1,10 @@
 #!/bin/sh
-# A disk that has room for one training state and not for two: what could not be saved is told by file and cause, the state
-# before it stays whole, training goes on as if nothing had been saved, and with more room a run goes on from that state.
+# A disk with room for one training state but not for two. The error names the file and the cause, the previous state
+# stays complete, and training continues as if there were no save. With more room a run resumes from that state.
 # timeout: 300
 # runs: with --all
 if [ -z "${PLAIT_MAY_MOUNT:-}" ]; then
-  for how in -m -rm; do # mounts that nobody else sees, as root or as whoever may be that in a namespace of users
+  for how in -m -rm; do # mounts that no other process sees: as root, or in a user namespace with the rights of root
     # shellcheck disable=SC2016
     unshare $how sh -c 'd=$(mktemp -d) && trap "rmdir $d" EXIT && mount -t tmpfs none "$d" && umount "$d"' 2>/dev/null ||
       continue
@@ -42,7 +42,7 @@ full() {
     fail "$*: not the first state alone: $(ls -a small/ck)"
 }
 
-# more: the disk gets more room, and a run goes on.
+# more: gives the disk more room and resumes.
 more() {
   mount -o remount,size=$((bytes * 8)) small
   train more --steps 6 --sample 0 --mesh dp=2 --micro-batch 4 --checkpoint-dir small/ck --resume auto --save-every 2 \
@@ -59,7 +59,7 @@ more
 full --mesh dp=2 --micro-batch 4 --keep 3 --checkpoint-io threads
 umount small
 
-# No folder can take the place of a mount point: an export there is refused before the first step, and not after the last.
+# No folder can replace a mount point, so an export there is an error before the first step.
 mount -t tmpfs none small
 code=0
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 1 --sample 0 \

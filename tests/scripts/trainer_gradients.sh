@@ -1,6 +1,6 @@
 #!/bin/sh
-# Gradients in bf16: on meshes of every kind losses and norms near those with gradients in float, for half of their bytes in
-# memory and on the way; states go on with other layouts, and with gradients of the other type.
+# Gradients in bf16: on meshes of every kind losses and norms are near those with gradients in float, with half of their
+# bytes in memory and in communication. States resume on other layouts, and with gradients of the other type.
 # timeout: 180
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -36,7 +36,7 @@ n="$h --gradients bf16"
   against h1 n_heads $n --mesh tp=4 --tensor-overlap 2
   against h1 n_int8 $n --mesh dp=2 --data-parallel zero2 --shard blocks --moments int8 --micro-batch 2
 
-  # A table that the first and the last stage share: its gradient is the sum of two.
+  # A tied table on the first and the last stage: its gradient is the sum of two.
   sed 's/"hidden_size"/"tie_word_embeddings": true, "hidden_size"/' config.json >tied.json
   train t1 $h --model tied.json
   against t1 t_stages $n --model tied.json --mesh dp=2,pp=2 --micro-batch 2 --data-parallel zero1
@@ -51,7 +51,7 @@ n="$h --gradients bf16"
   against b1 b_sp $b --gradients bf16 --mesh dp=2,tp=2
   against b1 b_sharded $b --gradients bf16 --mesh dp=2,pp=2 --data-parallel zero3 --reduce-in float --micro-batch 2
 
-  # What travels over dp: as much as of gradients in float that are reduced in bf16, or in their own type.
+  # Bytes over dp are those of float gradients that are reduced in bf16 or, by option, in their type.
   for parallel in replicated zero2; do
     for how in "bf16 full" "full float"; do
       train h_sent $h --mesh dp=2,tp=2 --data-parallel $parallel --reduce-in "${how% *}"
@@ -63,7 +63,7 @@ n="$h --gradients bf16"
   [ "$(over_dp n_sp)" -lt "$(over_dp n_sent)" ] || fail "--reduce-in float sends no more"
 }
 
-# What a rank holds, as planned and as measured.
+# The memory of a rank, planned and measured.
 plan="--model bench-128 --seq 32 --mesh dp=2,tp=2"
 for gradients in full bf16; do
   # shellcheck disable=SC2086
@@ -83,7 +83,7 @@ measured = int(sys.argv[1]) - int(sys.argv[2])
 assert abs(measured / saved - 1) < 0.05, f"gradients in bf16 save {measured} bytes of a rank, and were to save {saved:.0f}"
 PYTHON
 
-# A state that one layout has saved goes on with another, and with gradients in float; what saved it stands in the state.
+# A state of one layout resumes on another, and with gradients in float; the state records the type.
 # shellcheck disable=SC2086
 {
   train saving $n --mesh dp=2,tp=2 --data-parallel zero2 --checkpoint-dir states --save-every 3

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Model directories of Hugging Face: training begins from one on any mesh, pipelines too, and ends with one.
+# Model directories of Hugging Face: training starts from one on any mesh, also as a pipeline, and writes one at the
+# end.
 # timeout: 240
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 models=$SOURCE/tests/data
 
-# begun NAME DIRECTORY ARGUMENTS...: trains from a directory; NAME.jsonl and NAME.out are left.
+# begun NAME DIRECTORY ARGUMENTS...: trains from a directory; the log is NAME.jsonl, the output NAME.out.
 begun() {
   name=$1 from=$2
   shift 2
@@ -15,7 +16,7 @@ begun() {
 same_tensors() { python3 "$here/lib/tensors.py" "$@" || fail "$* have other tensors"; }
 hash_of() { logs get "$1.jsonl" weights_hash; }
 
-# What is read is what is written, from any mesh.
+# A directory that is read and written again, on any mesh, is unchanged.
 for model in mha gqa_tied qwen2 qwen3; do
   for mesh in tp=1 dp=2,pp=2,tp=2 pp=2,tp=4 pp=2,cp=2; do
     case $model:$mesh in qwen*:*tp=4) continue ;; esac
@@ -27,7 +28,7 @@ for model in mha gqa_tied qwen2 qwen3; do
   done
 done
 
-# Mixtures of experts; what is trained does not depend on the mesh, and a step resumes over other ranks of experts.
+# Mixtures of experts: results do not depend on the mesh, and a step resumes with experts on other ranks.
 for model in mixtral qwen3_moe dots1 olmoe; do
   begun "$model" "$models/llama_$model" --steps 0 --mesh pp=2,ep=2,tp=2 --export-hf "out_$model"
   same_tensors "$models/llama_$model" "out_$model"
@@ -60,7 +61,7 @@ for a, b in zip(one, other):
         assert sum(of["dropped"]) > 0 and abs(of["entropy"] - same["entropy"]) < 1e-4, (a, b)
 PY
 
-# Adapters of a mixture: equal on every mesh, merged into equal weights, and on no more linears than are asked for.
+# Adapters of a mixture: equal on every mesh, merged into equal weights, and on the requested linears only.
 for linears in all shared attention; do
   options="--steps 4 --lr 0.03 --lr-schedule constant --lora 2 --lora-linears $linears"
   # shellcheck disable=SC2086
@@ -96,7 +97,8 @@ assert abs(merged - adapted) < 1e-5 * adapted, (merged, adapted)
 PY
 "$trainer" generate adapted_all --sample 3 --prompt x >generated.out 2>&1 || fail "adapted experts: $(cat generated.out)"
 
-# Training from one, on several meshes, equals one rank; and going on from what it exports begins with those weights.
+# Training from a directory on several meshes equals one rank; a run from the exported directory starts with its
+# weights.
 begun one "$models/llama_gqa_tied" --steps 3 --export-hf trained_one
 logs check one.jsonl 3
 n=0
@@ -111,7 +113,7 @@ for mesh in "dp=2,pp=2,tp=2" "pp=2 --schedule zb_h1" "dp=2,pp=2 --data-parallel 
 done
 [ "$(hash_of one)" != "$(hash_of gqa_tied_tp=1)" ] || fail "training changed no weight"
 
-# The same weights as Megatron and as Meta order them, on any mesh; an order that is not that of the names is refused.
+# Weights in the order of Megatron and of Meta are equal, on any mesh; an order that does not fit the names is an error.
 for order in megatron meta; do
   for model in mha gqa_tied; do
     python3 "$here/lib/weights_order.py" "$models/llama_$model" "$order" "${order}_$model" || fail "no $order"
@@ -125,7 +127,7 @@ for order in megatron meta; do
   done
 done
 
-# Where all tokens have the same score, the first is drawn on any mesh.
+# If all tokens have the same score, the first is drawn on any mesh.
 mkdir alike
 cp "$models/llama_mha/config.json" alike
 python3 - "$models/llama_mha/model.safetensors" alike/model.safetensors <<'PY'
@@ -143,13 +145,13 @@ done
 cmp alike_tp=1.text alike_tp=2.text || fail "tp=2 draws another text"
 grep -qxF 'x\x00\x00\x00' alike_tp=1.text || fail "not the first token is drawn: $(cat alike_tp=1.text)"
 
-# In bf16 without masters the weights are exported as they are kept.
+# In bf16 without masters the weights are exported as they are stored.
 begun few "$models/llama_mha" --steps 1 --precision bf16-no-masters --mesh pp=2 --export-hf few
 grep -q '"torch_dtype": "bfloat16"' few/config.json || fail "the weights are not in bf16: $(cat few/config.json)"
 begun few_again few --steps 0 --precision bf16-no-masters --export-hf few_again
 same_tensors few few_again
 
-# A config.json with weights beside it says that they are not used.
+# For a config.json with weights in its folder, the trainer prints that it does not use the weights.
 train beside --model "$models/llama_mha/config.json" --sample 0 --steps 1
 grep -q "^weights: random ones (--seed 1), not those of 'model.safetensors' beside --model, which --init-from .*llama_mha would load" \
   beside.out || fail "nothing is said of the weights: $(cat beside.out)"
@@ -212,7 +214,7 @@ timeout 60 "$trainer" --init-from words --data "$text" --data-format bytes --seq
   fail "bytes were asked for"
 touch words/tokenizer.json
 
-# A conversion takes no data, and the tokenizer along.
+# A conversion needs no data, and copies the tokenizer.
 timeout 60 "$trainer" --init-from words --seq 32 --steps 0 --sample 0 --mesh pp=2 --export-hf converted >converted.out ||
   fail "a conversion ended with $?"
 same_tensors words converted

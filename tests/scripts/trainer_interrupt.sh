@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs that end early. Ctrl-C ends one after the step it is in: a summary that says so, a picture, no text, exit code 130.
-# One that diverges says at which step, on one line.
+# Runs that end early. Ctrl-C ends one after the current step: the summary reports it, there is a picture and no text,
+# and the exit code is 130. One that diverges names the step, on one line.
 # timeout: 300
 . "$(dirname "$0")/lib/common.sh"
 
@@ -21,7 +21,7 @@ interrupt() {
     >run.out 2>run.err &
   watcher=$!
   logs_two_steps
-  # The program is the child of `timeout`, which would be ended by the signal itself.
+  # The program is the child of `timeout`; a signal would end `timeout` itself.
   program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
   start=$(date +%s)
   for one in $signal; do kill -s "$one" "$program"; done
@@ -45,7 +45,7 @@ interrupt INT "$trainer" --mesh dp=2,tp=2
 [ "$code" = 130 ] || fail "exit code $code after SIGINT: $(cat run.err)"
 stopped
 
-# Where SIGHUP is ignored, as under nohup, it ends no run.
+# If SIGHUP is ignored, as under nohup, it ends no run.
 interrupt "HUP TERM" sh -c 'trap "" HUP; exec "$@"' sh "$trainer" --mesh dp=2,tp=2 --data-parallel zero3
 [ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat run.err)"
 stopped
@@ -56,15 +56,16 @@ grep -q "^saved step $(logs get run.jsonl steps): " run.out || fail "SIGHUP save
 grep -q '^train_llama: the run ends after this step; a second signal ends it at once$' run.err || fail "$(cat run.err)"
 
 if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
-  # Open MPI kills what has not ended so many seconds after it was asked to, for which it waits in any case.
+  # Open MPI kills processes that have not ended this number of seconds after it asked them to, and always waits so
+  # long.
   export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_odls_base_sigkill_timeout=4
   most=30
   interrupt INT mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2
   case $code in 0 | 124) fail "exit code $code of mpirun" ;; esac
   stopped
 
-  # One process of four has the signal, and all of them end after the same step, with their parts of what is saved. The
-  # gathers of that step are on their way meanwhile.
+  # One process of four gets the signal, and all of them end after the same step and save their parts. The gathers of
+  # that step are in flight.
   rm -f run.jsonl
   timeout 60 mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2 \
     --data-parallel zero1 --model config.json --data "$text" --seq 32 --steps 1000000 --checkpoint-dir one \
@@ -93,7 +94,7 @@ grep -q '^train_llama: step [1-9][0-9]* has the loss .* try a smaller --lr (now 
 [ "$(logs get nan.jsonl steps)" -lt 50 ] || fail "a run that diverges goes on"
 [ -s nan.svg ] || fail "a run that diverges leaves no picture"
 
-# One that is told to skip such steps goes on to the end with the weights that it had, and counts them.
+# A run with the option to skip such steps continues to the end with its old weights, and counts the skipped steps.
 code=0
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --steps 12 --mesh dp=2,tp=2 --lr 1e8 --clip 0 \
   --on-nonfinite skip --log skip.jsonl --sample 8 >skip.out 2>skip.err || code=$?

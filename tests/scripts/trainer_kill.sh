@@ -1,15 +1,15 @@
 #!/bin/sh
-# kill -9 at any moment of a run that saves after every step, on one rank and on four, again and again: the newest step is
-# whole, it is never older than the newest of before, and a run on another layout goes on from it. PLAIT_KILL_ROUNDS says
-# how often; PLAIT_KILL_ROUNDS=1000 sh tests/scripts/trainer_kill.sh is the long run, or, in parts that have other delays
-# each, with PLAIT_KILL_FIRST, the number of rounds before.
+# Kills (kill -9) a run that saves after every step at random times, on one rank and on four, again and again. The
+# newest step is complete and never older than the newest one before, and a run on another layout resumes from it.
+# PLAIT_KILL_ROUNDS sets the number of rounds; PLAIT_KILL_ROUNDS=1000 sh tests/scripts/trainer_kill.sh is the long run.
+# To split it into parts with different delays, set PLAIT_KILL_FIRST to the number of earlier rounds.
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 rounds=${PLAIT_KILL_ROUNDS:-6}
 first=${PLAIT_KILL_FIRST:-0}
 tool=$BIN/checkpoint_tool
-delay() { # delay ROUND NANOSECONDS: seconds, in each round others, up to three times what a run of one step takes here
+delay() { # delay ROUND NANOSECONDS: prints seconds that vary by round, up to three times a run of one step here
   awk -v n="$1" -v run="$2" 'BEGIN {srand(n); printf "%.3f", 1e-9 * run * (0.2 + 2.8 * rand())}'
 }
 
@@ -20,7 +20,7 @@ for ranks in 1 4; do
   last=0
   kept=0
   round=0
-  # Where the machine has become slower than when it was measured, later rounds take longer, until one comes to a save.
+  # If the machine is now slower than when it was measured, later rounds take longer, until one reaches a save.
   while [ "$round" -lt "$rounds" ] || { [ "$kept" = 0 ] && [ "$round" -lt $((rounds + 8)) ]; }; do
     [ "$round" -lt "$rounds" ] || took=$((2 * took))
     round=$((round + 1))

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The trainer with a process per rank: the losses of threads; errors are said once, end every process and hang none.
+# The trainer with a process per rank: it has the losses of threads; each error is printed once and ends every process.
 # timeout: 480
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -25,14 +25,14 @@ for precision in double:1e-10 float:1e-5; do
   [ "$(grep -c 'sampled text' mpi.out)" = 1 ] || fail "the text is not printed once: $(cat mpi.out)"
 done
 
-# As many processes as there are take a plan of that many ranks.
+# The number of processes is the plan's number of ranks.
 # shellcheck disable=SC2086
 $launch --data "$text" --plan auto --cluster cpu --sample 0 >mpi.out 2>mpi.err || fail "--plan auto: $(cat mpi.err)"
 grep -q '^predicted: .* a step and .* of a rank; measured: ' mpi.out || fail "no prediction: $(cat mpi.out)"
 [ $(($(sed -n 's/^plan: --mesh dp=\(.*\),pp=\(.*\),cp=\(.*\),tp=\([0-9]*\) .*/\1*\2*\3*\4/p' mpi.out))) = 4 ] ||
   fail "the plan is not of four ranks: $(cat mpi.out)"
 
-# refused TEXT ARGUMENTS...: one message on stderr with this text, an exit code, no file.
+# refused TEXT ARGUMENTS...: one message on stderr with this text, a non-zero exit code, no file.
 refused() {
   expected=$1
   shift
@@ -51,10 +51,10 @@ refused "--memory-share 1e-09: the run needs at least [0-9.]* [kM]B of this host
 refused '--nosuch' --data "$text" --mesh dp=2,tp=2 --nosuch
 refused "cannot open 'missing.txt'" --data missing.txt --mesh dp=2,tp=2
 
-# Ranks that are given different options: found before the first step, and said once.
+# Ranks with different options: an error before the first step, printed once.
 odd_one="timeout 20 mpirun --allow-run-as-root --oversubscribe"
 ours="$trainer --backend mpi --model config.json --data $text --seq 32 --global-batch 8 --steps 5 --sample 0 --mesh dp=2,tp=2"
-# disagree TEXT ARGUMENTS...: rank 2 of four alone has ARGUMENTS.
+# disagree TEXT ARGUMENTS...: only rank 2 of four has ARGUMENTS.
 disagree() {
   expected=$1
   shift
@@ -81,9 +81,9 @@ disagree "rank 2 was started with --data 'kjv.txt of [0-9]* bytes with digest [0
 sed 's/"rms_norm_eps": [^,]*,//; s/{/{"rms_norm_eps": 1e-4, /' config.json >elsewhere/config.json
 disagree "rank 2 was started with --model's rms_norm_eps 0.0001, ranks 0, 1, 3 with --model's rms_norm_eps" \
   --model elsewhere/config.json
-# What a rank cannot do is said for it.
+# An error of one rank only is reported for that rank.
 disagree "rank 2: --data: cannot open 'missing.txt'" --data missing.txt
-# The same in other words, and what may differ, trains: another folder, another spelling, what only rank 0 writes.
+# Options with equal meaning, and options that may differ, train: another folder, another spelling, outputs of rank 0.
 cp "$text" elsewhere/kjv.txt
 cp config.json elsewhere/same.json
 # shellcheck disable=SC2086
@@ -91,7 +91,7 @@ $odd_one -n 2 $ours --log one.jsonl : -n 2 $ours --lr 3e-3 --data elsewhere/kjv.
   --threads 2 --peak-tflops 1 >same.out 2>same.err || fail "the same options in other words: $(cat same.err)"
 [ "$(logs get one.jsonl steps)" = 5 ] || fail "the same options in other words: not 5 steps"
 
-# Model directories, of the same weights in whatever folder: every process reads its parts and writes them.
+# Model directories with the same weights in different folders: every process reads and writes its parts.
 convert="$trainer --backend mpi --seq 32 --steps 0 --sample 0 --mesh pp=2,tp=2"
 model=$SOURCE/tests/data/llama_mha
 mkdir copied
@@ -108,13 +108,14 @@ printf '\001' | dd of=copied/model.safetensors bs=1 seek="$(($(wc -c <copied/mod
 grep -q "^train_llama: ranks 2, 3 were started with --init-from '21 tensors, digest [0-9a-f]*', ranks 0, 1 with" convert.err ||
   fail "different weights: $(cat convert.err)"
 
-# Forgotten --backend mpi: four trainings of one rank each, into the same files. Each process finds out by itself.
+# --backend mpi is missing: four trainings of one rank each would write to the same files. Each process finds this
+# itself.
 # shellcheck disable=SC2086
 ! $launch --backend threads --data "$text" --log bad.jsonl >bad.out 2>bad.err || fail "lonely processes train"
 grep -q '^train_llama: --backend threads: this is one of 4 processes' bad.err || fail "$(cat bad.err)"
 ! ls bad.jsonl* 2>/dev/null || fail "lonely processes left files"
 
-# A process that stops, which no launcher sees: the others end after the deadline.
+# A process that stops without the launcher noticing: the others end after the deadline.
 # shellcheck disable=SC2086
 $launch --data "$text" --mesh dp=2,tp=2 --steps 1000000 --sample 0 --deadline 2 --log stopped.jsonl \
   >stopped.out 2>stopped.err &
@@ -131,7 +132,7 @@ wait "$launcher" || code=$?
 case $code in 0 | 124 | 137) fail "a process that stops: exit code $code" ;; esac
 grep -q "did not finish within its deadline of 2 s: .*rank $rank is silent" stopped.err || fail "a process that stops: $(cat stopped.err)"
 
-# A directory that one of the hosts has on a disk of its own: found before the first step. A mount of its own is one.
+# A directory on a disk of one host only: an error before the first step. A separate mount stands in for it.
 mkdir own
 if unshare -m mount -t tmpfs none own 2>/dev/null; then
   for option in "--checkpoint-dir own" "--export-hf own/model"; do
@@ -144,14 +145,14 @@ if unshare -m mount -t tmpfs none own 2>/dev/null; then
   done
 fi
 
-# A dry run is one plan, however many processes.
+# A dry run prints one plan, for any number of processes.
 # shellcheck disable=SC2086
 [ "$($launch --mesh dp=2,tp=2 --dry-run | grep -c '^memory of a rank')" = 1 ] || fail "the plan is not printed once"
 
-# What it refuses after the ranks have begun is said once, too.
+# Errors of a dry run after the start of the ranks are printed once too.
 refused "there is no 'absent'" --data "$text" --mesh dp=2,tp=2 --resume absent --dry-run
 
-# A saved step as ranks in processes read, exchange and save it: in other parts, the same numbers.
+# Ranks in processes read, exchange and save a step: other parts, the same numbers.
 train saving --steps 3 --sample 0 --mesh dp=2 --checkpoint-dir saved
 for mesh in tp=4 pp=2,tp=2 "dp=2,tp=2 --data-parallel zero3"; do
   rm -rf copied

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The trainer predicts its step on a described machine, chooses a layout by that, keeps what it is told, and says after a
-# run how far the prediction was off.
+# The trainer predicts the time of its step on a described machine, chooses a layout by it, and keeps given options.
+# After a run it prints the error of the prediction.
 # timeout: 240
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -13,7 +13,7 @@ model=config.json
 dry() { "$trainer" --model "$model" --seq 32 --global-batch 16 --dry-run "$@"; }
 has() { grep -q -- "$1" "$2" || fail "$2 lacks '$1': $(cat "$2")"; }
 
-# A dry run prints the prediction, in words and as JSON, of the layout that it is given.
+# A dry run prints the prediction for the given layout, as text and as JSON.
 dry --mesh dp=2,tp=2 --data-parallel zero1 --micro-batch 2 --cluster machine.json:4 >given.out || fail "a dry run with --cluster"
 has '^prediction on small$' given.out
 has '^  step .*: products .*memory-bound kernels' given.out
@@ -29,7 +29,7 @@ assert abs(sum(p["memory"].values()) / p["memory_bytes"] - 1) < 1e-9
 assert p["fits"] and p["hardware"] == "small" and p["exposed_seconds"] > 0
 PYTHON
 
-# The number of ranks may be left out where the mesh says it. It is plan_llama's price of that layout.
+# The mesh gives the number of ranks if the option does not. The prediction is plan_llama's price of that layout.
 dry --mesh dp=2,tp=2 --data-parallel zero1 --micro-batch 2 --cluster machine.json >alone.out || fail "--cluster without a number"
 cmp given.out alone.out || fail "the prediction depends on whether --cluster names the mesh's ranks"
 "$BIN/plan_llama" --model config.json --cluster machine.json:4 --precision f32 --seq 32 --batch 16 --json \
@@ -41,7 +41,7 @@ theirs = json.load(open("plan.json"))["layouts"][0]
 assert ours["memory"] == theirs["memory"] and ours["seconds"]["products"] == theirs["seconds"]["products"]
 PYTHON
 
-# chosen NAME ARGUMENTS...: leaves what --plan auto made of them in NAME.plan, and the prediction's seconds of a step.
+# chosen NAME ARGUMENTS...: writes the options of --plan auto to NAME.plan, and prints the predicted seconds of a step.
 chosen() {
   name=$1
   shift
@@ -51,7 +51,7 @@ chosen() {
 }
 seconds() { sed -n 's/.*as JSON: .*"step_seconds": \([^,]*\),.*/\1/p' "$1"; }
 
-# The plan can be given back as options, to the same prediction, and nothing that is tried beside it is faster.
+# The plan's options give the same prediction, and no other layout that is tried is faster.
 chosen best --cluster machine.json:4
 # shellcheck disable=SC2046
 dry --cluster machine.json:4 $(cat best.plan) >back.out || fail "the chosen options are refused: $(cat best.plan)"
@@ -64,11 +64,11 @@ for other in "--mesh dp=4" "--mesh dp=2,tp=2" "--mesh dp=4 --micro-batch 1" "--m
     fail "$(cat best.plan) is predicted to be slower than $other"
 done
 
-# A mesh is priced as the trainer's lies, stages beside each other.
+# A mesh is priced with the trainer's order of axes: neighbouring ranks are stages.
 dry --cluster machine.json:4 --mesh dp=2,pp=2 --micro-batch 1 >order.out || fail "dp=2,pp=2"
 has ',order=tp-cp-pp-dp"' order.out
 
-# Experts are priced on the axis ep as plan_llama prices them. The state is what the dry run counts, and ep is chosen.
+# Experts on the axis ep are priced as by plan_llama. The bytes of state are those of the dry run, and ep is chosen.
 model=tiny-dots1
 # shellcheck disable=SC2046
 {
@@ -94,7 +94,7 @@ for part in ("weights", "gradients", "optimizer"):
     assert abs(float(value) * units[unit] / ours["memory"][part] - 1) < 0.01, (part, value, ours["memory"])
 PYTHON
 
-# What is given stays.
+# Given options stay.
 chosen kept --cluster machine.json:4 --mesh pp=2,tp=2 --schedule gpipe --micro-batch 2 --recompute selective
 has '^--mesh dp=1,pp=2,cp=1,tp=2 --schedule gpipe --data-parallel replicated --micro-batch 2 --recompute selective$' kept.plan
 chosen alone --cluster machine.json:4 --mesh dp=4 --schedule interleaved:2 --split even
@@ -102,7 +102,7 @@ grep -q -- --schedule alone.plan && fail "a plan without a pipeline has a schedu
 chosen zero --cluster machine.json:4 --data-parallel zero2
 has ' --data-parallel zero2 ' zero.plan
 
-# A hybrid is priced as the trainer runs it, chosen where it is the fastest, and kept where it is given.
+# A hybrid is priced as the trainer runs it, chosen if it is the fastest, and kept if given.
 cat >nodes.json <<'JSON'
 {"like": "cpu", "name": "nodes", "memory": 1e9,
  "levels": [{"name": "shared memory", "ranks": 2, "bandwidth": 1e10, "latency": 1e-6, "launch": 1e-6},
@@ -125,7 +125,7 @@ hybrid="--mesh dp=2,cp=2 --cluster nodes.json:4 --micro-batch 2 --recompute none
 python3 -c 'import sys; sys.exit(float(sys.argv[1]) >= float(sys.argv[2]))' "$(seconds hybrid.out)" "$(seconds over_both.out)" ||
   fail "gathers within a node are no faster than those over a slow network"
 
-# A run by plan, and the prediction beside what was measured.
+# A run with a plan prints the prediction and the measured times.
 train planned --cluster machine.json:2 --plan auto --sample 0
 has '^plan: --mesh ' planned.out
 has '^predicted: .* a step and .* of a rank; measured: .* and .*%)$' planned.out

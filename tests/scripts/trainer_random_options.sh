@@ -1,6 +1,6 @@
 #!/bin/sh
-# Trainings with options drawn at random: on any layout, and where they go on from another layout's saved step, they have
-# the losses, norms and bytes of one rank, and with --deterministic its bits. `ROUNDS=60 SEED=1000 sh ...` draws others.
+# Trainings with random options: on any layout, also resumed from another layout's step, they have the losses, norms and
+# bytes of one rank, and with --deterministic its bits. `ROUNDS=60 SEED=1000 sh ...` draws other options.
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Training states: a run goes on from a saved step with the same bits on the same layout, and to parity on another; it
-# survives kill -9, signals save, old steps go, and what is wrong with a step or an option is said by name.
+# Training states: a run resumes from a saved step with the same bits on the same layout, and to parity on another. It
+# survives kill -9, signals save, and old steps are removed. Errors name what is wrong with a step or an option.
 # timeout: 400
 . "$(dirname "$0")/lib/common.sh"
 
@@ -14,7 +14,7 @@ for line in open(sys.argv[1]):
     if "step" in r and r["step"] >= int(sys.argv[2]): print(r["step"], repr(r["loss"]), repr(r["grad_norm"]), r["lr"])
 PY
 }
-# near BOUND A B: the same steps, losses to the bound.
+# near BOUND A B: the same steps, with losses within BOUND.
 near() {
   bound=$1
   shift
@@ -59,8 +59,8 @@ done <<'LAYOUTS'
 LAYOUTS
 [ "$n" = 5 ] || fail "only $n layouts were tried"
 
-# Moments of one width go on as those of another. What is exact in both is equal in every bit: bf16 in float, and 8 bits
-# in either; the steps from there on are those of the run that went through, to what the narrower width takes away.
+# Moments of one width resume as those of another. Numbers that are exact in both are bitwise equal: bf16 in float, and
+# 8 bits in either. Later steps equal those of the uninterrupted run up to the narrower width's rounding.
 for moments in full bf16 int8; do
   train "went_$moments" --steps 6 --sample 0 --mesh dp=2 --moments $moments --checkpoint-dir "of_$moments" --save-every 3
 done
@@ -82,13 +82,13 @@ for from in full bf16 int8; do
   done
 done
 
-# Dropout is keyed by the step: a run that goes on drops what the run that went through has dropped.
+# The step is a key of dropout: a resumed run drops the same elements as the uninterrupted run.
 train dropped --steps 6 --sample 0 --mesh dp=2,pp=2 --dropout 0.2 --checkpoint-dir dropped --save-every 3
 train again_dropped --steps 6 --sample 0 --mesh dp=2,pp=2 --dropout 0.2 --resume dropped/step-00000003
 [ "$(hash_of again_dropped)" = "$(hash_of dropped)" ] || fail "a run with dropout goes on with other bits"
 train undropped --steps 6 --sample 0 --mesh dp=2,pp=2 --resume dropped/step-00000003
 [ "$(hash_of undropped)" != "$(hash_of dropped)" ] || fail "--dropout drops nothing"
-# What of the options is not that of before is said, and nothing else.
+# The message names the options that differ from the previous run's, and no others.
 grep -qx 'train_llama: --resume: other options than before: --dropout 0, which was 0.2' undropped.err ||
   fail "another --dropout is not said: $(cat undropped.err)"
 ! grep -q 'other options' again_dropped.err || fail "the options of before are others: $(cat again_dropped.err)"
@@ -96,7 +96,7 @@ train smaller --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 
 grep -qx -- '--resume: other options than before: --global-batch 4, which was 8; --clip 0.5, which was 1' smaller.out ||
   fail "a dry run says nothing of other options: $(cat smaller.out)"
 
-# A model of the same shapes may compute something else.
+# A model with the same shapes may compute something else.
 sed 's/"vocab_size"/"rope_theta": 5000, "vocab_size"/' config.json >theta.json
 train theta --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 --model ./theta.json --dry-run
 grep -qx -- '--resume: other options than before: --model:rope_theta 5000, which was 10000' theta.out ||
@@ -109,7 +109,7 @@ train others --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 -
 others='--documents apart, which was joined; --end-of-document 10, which was -1; --on-nonfinite skip, which was stop'
 grep -qx -- "--resume: other options than before: $others" others.out || fail "other documents are not said: $(cat others.out)"
 
-# A run that goes on traces a step of its own; one that has none to make says so, and leaves what was traced before.
+# A resumed run traces one of its own steps. Without a step to make it says so, and the previous trace stays.
 trace="--steps 6 --sample 0 --mesh dp=2,pp=2 --data-parallel zero3 --trace trace.json --timeline timeline.svg"
 # shellcheck disable=SC2086  # a list of options
 train traced $trace --resume ck1/step-00000003
@@ -123,7 +123,7 @@ train over $trace --resume ck1/step-00000006
 grep -q '^nothing is traced: ' over.out || fail "it does not say that nothing is traced: $(cat over.out)"
 { cmp -s trace.json kept.json && cmp -s timeline.svg kept.svg; } || fail "a run that traces nothing overwrites a trace"
 
-# The learning rate's course is that of before, or another one that is asked for; a copy keeps it.
+# The learning-rate schedule is the previous one, or another one on request; a copy keeps it.
 course="gives another learning rate than 'ck1/step-00000003' was trained with: it was \[cosine from 0.003 to 0.1 of it in 6 steps, 1 of warm-up\]"
 for other in "--steps 9" "--lr 0.001" "--warmup 3" "--min-lr-ratio 0.5" "--lr-schedule linear"; do
   code=0
@@ -140,7 +140,7 @@ train straight --steps 9 --sample 0 --lr 0.003
 [ "$(tail_of longer.jsonl 7 | cut -d ' ' -f 4)" = "$(tail_of straight.jsonl 7 | cut -d ' ' -f 4)" ] ||
   fail "it follows another course: $(tail_of longer.jsonl 7)"
 train longer --steps 9 --sample 0 --resume longer/step-00000008
-# Steps that are older than the record of the course, or of the data, are gone on from where that is asked for.
+# Old steps without a record of the schedule, or of the data, are resumed only on request.
 cp -r ck1/step-00000003 old && mkdir olds && mv old olds/step-00000003
 for member in scalars/train.rate scalars/train.data scalars/train.data_begin; do
   python3 "$here/lib/steps.py" unset olds/step-00000003 $member || fail "steps.py unset $member"
@@ -151,11 +151,12 @@ grep -q "^train_llama: .*it was \[not recorded.*; --on-new-data begin goes on" s
 $old --on-new-data begin >stdout 2>stderr && fail "a step goes on although its course is not known"
 grep -q "^train_llama: .*it was \[not recorded.*; --on-new-schedule follow goes on at step 4" stderr || fail "old course: $(cat stderr)"
 train old --steps 6 --sample 0 --resume olds --on-new-data begin --on-new-schedule follow --checkpoint-dir renewed
-train old --steps 6 --sample 0 --resume renewed # which has both records
+train old --steps 6 --sample 0 --resume renewed # has both records
 train constant --steps 3 --sample 0 --lr-schedule constant --warmup 1 --checkpoint-dir constant
-train constant --steps 6 --sample 0 --lr-schedule constant --warmup 1 --resume constant # does not depend on the end
+# Does not depend on the last step.
+train constant --steps 6 --sample 0 --lr-schedule constant --warmup 1 --resume constant
 
-# kill -9: what was saved before is what the next run goes on from.
+# kill -9: the next run resumes from the newest saved step.
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --steps 1000000 \
   --warmup 0 --checkpoint-dir killed --save-every 2 --keep 2 --log killed.jsonl >killed.out 2>&1 &
 watcher=$!
@@ -173,24 +174,25 @@ train onwards --steps $((at + 2)) --warmup 0 --sample 0 --mesh tp=2 --checkpoint
   --on-new-schedule follow --log killed.jsonl
 grep -q "^goes on from step $at\$" onwards.out || fail "it does not go on from $at: $(cat onwards.out)"
 [ -z "$(find killed -name '*.tmp-*')" ] || fail "what was not finished is left: $(find killed -name '*.tmp-*')"
-# The log goes on too.
+# The log continues too.
 [ "$(tail_of killed.jsonl $((at + 1)) | tail -n 2 | cut -d ' ' -f 1 | tr '\n' ' ')" = "$((at + 1)) $((at + 2)) " ] ||
   fail "the log does not go on: $(tail -n 4 killed.jsonl)"
 
 # Retention: the newest two, and every third.
 train kept --steps 8 --sample 0 --mesh dp=2 --checkpoint-dir kept --save-every 1 --keep 2 --keep-every 3
 [ "$(steps_in kept)" = "step-00000003 step-00000006 step-00000007 step-00000008 " ] || fail "there are $(steps_in kept)"
-# The plot has what the log has of the steps before.
+# The plot includes the previous steps of the log.
 cp kept.jsonl plotted.jsonl
 train plotted --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot plotted.svg --report plotted.html
 for picture in plotted.svg plotted.html; do
   drawn=$(grep -m 1 'stroke-linejoin="round"' $picture | grep -o '[ML][0-9]' | wc -l)
   [ "$drawn" = 8 ] || fail "$picture has $drawn steps of 8"
 done
-train new_log --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot new_log.svg # which has none before
+# Its log has no earlier steps.
+train new_log --steps 8 --sample 0 --mesh dp=2 --resume kept/step-00000006 --plot new_log.svg
 
-# The best stays too, by the held-out loss at each save, in this run and those that go on from it. A rate that is far too
-# large after step 2 makes all that follow worse.
+# The best step is kept too, by the held-out loss at each save, in this run and those that resume from it. A learning
+# rate that is far too large after step 2 makes all later steps worse.
 train judged --steps 2 --sample 0 --mesh dp=2 --held-out 0.001 --checkpoint-dir best --save-every 1 --keep 1 --keep-best held-out
 [ "$(steps_in best)" = "step-00000002 " ] || fail "there are $(steps_in best)"
 grep -q '^saved step 2: .*; held-out loss [0-9.]*, the best so far$' judged.out || fail "no held-out loss: $(cat judged.out)"
@@ -207,13 +209,13 @@ saves = [r["save"] for r in map(json.loads, open(sys.argv[2])) if "save" in r]
 assert scalars["train.best.step"] == 2 and scalars["train.best.held_out_loss"] == saves[-1]["held_out_loss"], (scalars, saves)
 assert [s["best"] for s in saves] == [True, True], saves
 PY
-# It costs the training nothing but time, and in another directory the best is one that is there.
+# Evaluation changes no result of training. In another directory the best step is one of that directory.
 train plain --steps 4 --sample 0 --mesh dp=2,pp=2,tp=2 --data-parallel zero3 --micro-batch 1 --held-out 0.001
 train judged4 --steps 4 --sample 0 --mesh dp=2,pp=2,tp=2 --data-parallel zero3 --micro-batch 1 --held-out 0.001 \
   --checkpoint-dir best4 --save-every 1 --keep-best held-out --plot judged4.svg --timeline step4.svg --report judged4.html
 [ "$(hash_of plain)" = "$(hash_of judged4)" ] || fail "--keep-best changes the training"
 [ "$(logs get judged4.jsonl bytes_as_predicted)" = true ] || fail "--keep-best: the bytes are not as predicted"
-# Its plot has a mark for each held-out loss, and one in the legend. Its page has the log's numbers and loads nothing.
+# The plot has a mark for each held-out loss and one in the legend. The page has the log's numbers and loads nothing.
 [ "$(grep -c '<circle' judged4.svg)" = 5 ] || fail "the plot has $(grep -c '<circle' judged4.svg) marks"
 "$trainer" report judged4.jsonl alone.html || fail "no page of a log alone"
 cmp judged4.html alone.html || fail "the page of the log alone is another one"
@@ -244,19 +246,19 @@ PY
 train elsewhere --steps 6 --sample 0 --held-out 0.001 --checkpoint-dir elsewhere --save-every 1 --keep 1 --keep-best held-out \
   --resume best --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow
 [ "$(steps_in elsewhere)" = "step-00000006 " ] || fail "there are $(steps_in elsewhere)"
-# The loss within documents is another one, so that the best is sought anew.
+# The loss within documents is a different one, so the search for the best starts again.
 train apart --steps 6 --sample 0 --held-out 0.001 --checkpoint-dir best --save-every 1 --keep 1 --keep-best held-out \
   --resume auto --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow --documents apart --end-of-document 10
 [ "$(steps_in best)" = "step-00000006 " ] || fail "there are $(steps_in best)"
 grep -q '^saved step 6: .*, the best so far$' apart.out || fail "which is the best: $(cat apart.out)"
 
-# So is the one with another part beside cross entropy.
+# The same for a loss with another term in addition to cross entropy.
 train with_z --steps 7 --sample 0 --held-out 0.001 --checkpoint-dir best --save-every 1 --keep 1 --keep-best held-out \
   --resume auto --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow --documents apart \
   --end-of-document 10 --z-loss 1
 grep -q '^saved step 7: .*, the best so far$' with_z.out || fail "which is the best with --z-loss: $(cat with_z.out)"
 
-# A folder that cannot be written to is read all the same, and said by name where a step would go there.
+# A folder that is not writable can be read; an error names it where a step would be saved there.
 chmod 755 .
 cp -r ck1 read_only
 chmod -R a-w read_only
@@ -276,7 +278,7 @@ timeout 60 $as "$trainer" --model config.json --data "$text" --seq 32 --global-b
 grep -q "^hash of the weights: $(hash_of whole1)\$" stdout || fail "it is read otherwise: $(cat stdout)"
 chmod -R u+w read_only
 
-# Signals: SIGUSR1 saves and goes on; SIGHUP, as SIGTERM does, saves and ends.
+# Signals: SIGUSR1 saves and continues; SIGHUP and SIGTERM save and end the run.
 timeout 60 env --default-signal=HUP "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2,tp=2 --steps 1000000 \
   --warmup 0 --checkpoint-dir signals --log signals.jsonl >signals.out 2>signals.err &
 watcher=$!
@@ -301,13 +303,13 @@ train onwards --steps $((last + 1)) --warmup 0 --sample 0 --checkpoint-dir signa
   --on-new-schedule follow
 grep -q "^goes on from step $last\$" onwards.out || fail "it does not go on from $last: $(cat onwards.out)"
 
-# Without standard input, output and errors, nothing is printed into what is saved.
+# Without standard input, output and errors, no text is printed into saved files.
 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --data-parallel zero1 --steps 4 \
   --save-every 1 --sample 0 --check always --checkpoint-dir closed <&- >&- 2>&- || fail "exit code $? without standard output"
 "$BIN/checkpoint_tool" verify closed >verified 2>&1 || fail "what was saved is damaged: $(cat verified)"
 ! grep -rl 'tok/s' closed || fail "progress was printed into a saved step"
 
-# A folder in which nothing is yet.
+# A folder without steps.
 train fresh --steps 2 --sample 0 --checkpoint-dir fresh --resume auto
 grep -q "^--resume auto: nothing is saved in 'fresh' yet" fresh.out || fail "it does not say so: $(cat fresh.out)"
 
@@ -366,7 +368,7 @@ sed 's/"intermediate_size": 64/"intermediate_size": 96/' config.json >wider.json
 refused "'model.layers.0.mlp.down_proj.weight' has the shape \[32, 64\], and the model needs \[32, 96\]" \
   --model wider.json --resume "$step" --mesh dp=2
 
-# Another layout's copy of a step, without training; and a first step from a model directory.
+# Copies a step to another layout without training; and saves a first step from a model directory.
 train copied --steps 3 --sample 0 --mesh pp=2 --resume "$step" --checkpoint-dir copied
 [ "$(steps_in copied)" = "step-00000003 " ] || fail "there are $(steps_in copied)"
 grep -q 'pp=2, replicated' copied/step-00000003/manifest.json || fail "the layout is not said: $(head -c 300 copied/step-00000003/manifest.json)"
@@ -380,7 +382,7 @@ timeout 60 "$trainer" --init-from "$SOURCE/tests/data/llama_mha" --steps 0 --seq
   >exported.out 2>&1 || fail "step 0 as a model directory: $(cat exported.out)"
 python3 "$here/lib/tensors.py" "$SOURCE/tests/data/llama_mha" exported || fail "the model directory is not what it was"
 
-# Adapters of frozen weights: they alone change, and a run goes on with them on another mesh, to parity.
+# Adapters of frozen weights: only they change, and a run resumes with them on another mesh, to parity.
 adapted="--steps 6 --sample 0 --lora 4 --lr 0.03"
 # shellcheck disable=SC2086  # lists of options
 {
@@ -415,11 +417,11 @@ train adapters_again --steps 1 --sample 0 --init-from adapters --lora 4
 [ "$(first_loss adapters_again)" != "$(first_loss not_adapted)" ] || fail "--init-from loses adapters"
 evaluated() { "$trainer" evaluate "$1" --data "$text" --held-out 0.001 | grep '^held-out loss' || fail "evaluate $1"; }
 [ "$(evaluated adapters)" != "$(evaluated constant)" ] || fail "evaluate leaves out adapters: $(evaluated adapters)"
-# A state that is saved before any step tells its model and its adapters, too.
+# A state saved before any step also records its model and its adapters.
 timeout 60 "$trainer" --init-from adapters --lora 4 --steps 0 --sample 0 --seq 32 --checkpoint-dir unmoved >unmoved.out 2>&1 ||
   fail "adapters saved before any step: $(cat unmoved.out)"
 [ "$(evaluated unmoved)" = "$(evaluated adapters)" ] || fail "step 0 loses its adapters: $(evaluated unmoved)"
-# A model directory has the adapters merged into its weights, and equal bytes whatever mesh exports it.
+# A model directory has the adapters merged into its weights, and equal bytes from every mesh.
 for mesh in tp=1 pp=2,tp=2 "dp=2,pp=2 --data-parallel zero3"; do
   # shellcheck disable=SC2086  # a list of options
   timeout 60 "$trainer" --init-from adapters --lora 4 --steps 0 --sample 0 --seq 32 --mesh $mesh --export-hf "merged_${mesh%% *}" \
@@ -440,7 +442,7 @@ refused "--resume: 'constant/step-00000003' has no adapters, and --lora is 4; --
 refused "--init-from: 'adapters/step-00000006' has adapters of rank 4 and alpha 8, and this run has --lora 4 --lora-alpha 16; \
 legal is --lora 4 --lora-alpha 8" --init-from adapters --lora 4 --lora-alpha 16
 
-# However it is written, a step has the same bytes; io_uring that is not there is refused.
+# A step has the same bytes for every way of writing; io_uring is refused where the system does not have it.
 train by_threads --steps 2 --sample 0 --checkpoint-dir by_threads --checkpoint-io threads
 grep -q '^steps are written by threads (--checkpoint-io threads)$' by_threads.out || fail "how they are written: $(cat by_threads.out)"
 train by_auto --steps 2 --sample 0 --checkpoint-dir by_auto
@@ -459,7 +461,7 @@ cmp by_auto/step-00000002/data/w00000.safetensors by_threads/step-00000002/data/
 refused "--checkpoint-io needs --checkpoint-dir" --checkpoint-io auto
 refused "--checkpoint-io 'fast' is unknown; legal are auto, uring, threads" --checkpoint-dir by_auto --checkpoint-io fast
 
-# A damaged step is named, and the one before is still good.
+# The error names a damaged step, and the previous one is still valid.
 damage() { # damage FILE: flips a bit in its middle
   python3 -c '
 import pathlib, sys
@@ -479,7 +481,7 @@ grep -q '^goes on from step 3$' older.out || fail "a step without its manifest i
 grep -q "^train_llama: --resume passes over 'ck1/step-00000006': " older.err || fail "nothing is said of it: $(cat older.err)"
 [ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 0 ] || fail "reading changes the directory"
 
-# A step that has been renamed, or was never finished, is no step, and the text says why.
+# A renamed or unfinished step is not a step, and the text gives the reason.
 cp -r copied renamed
 mv renamed/step-00000003 renamed/step-00000007
 text_of_name="'renamed/step-00000007' holds step 3: it was renamed, or copied; a step is loaded under its own name, step-00000003"

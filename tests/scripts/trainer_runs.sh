@@ -1,6 +1,6 @@
 #!/bin/sh
-# The trainer on meshes of threads: its log, its picture and its text; every mesh, strategy, way of storing parameters and
-# kind of recomputation gives the losses, gradient norms and first weights of one rank.
+# The trainer on meshes of threads: its log, its picture and its text. Every mesh, strategy, way of storing parameters
+# and kind of recomputation has the losses, gradient norms and initial weights of one rank.
 # timeout: 240
 . "$(dirname "$0")/lib/common.sh"
 
@@ -26,7 +26,7 @@ sys.exit(0 if {"svg", "path", "text"} <= names else f"{sys.argv[1]} has only {na
 [ "$(logs get d1.jsonl held_out_loss)" != null ] || fail "nothing was held out"
 sampled d1 | grep -q '^And ' || fail "no text was sampled: $(cat d1.out)"
 
-# The data that is held out shifts what is trained on, so all runs that are compared hold out the same.
+# Held-out data shift the training data, so all compared runs hold out the same.
 d="--precision double --sample 40 --held-out 0.001"
 # shellcheck disable=SC2086  # lists of options
 {
@@ -42,7 +42,7 @@ d="--precision double --sample 40 --held-out 0.001"
 }
 for name in d_sp d_sp_sharded d_tp d_tp_sharded d_heads d_heads_tp d_dp d_ones d_hybrid; do
   [ "$(sampled d1)" = "$(sampled $name)" ] || fail "$name samples another text: $(sampled $name)"
-  # Of the 26 sequences that are held out a microbatch takes 2, 4 or 8.
+  # A microbatch takes 2, 4 or 8 of the 26 held-out sequences.
   python3 -c 'import sys; a, b = map(float, sys.argv[1:]); sys.exit(abs(a - b) > 1e-10)' \
     "$(logs get d1.jsonl held_out_loss)" "$(logs get $name.jsonl held_out_loss)" || fail "$name holds out other sequences"
 done
@@ -66,14 +66,14 @@ logs check f1.jsonl 5 falls
 against f1 1e-5 f_sp --sample 0 --mesh dp=2,tp=2
 against f1 1e-5 f_sp_sharded --sample 0 --mesh dp=2,tp=2 --data-parallel zero1 --recompute full
 against f1 1e-5 f_tp --sample 0 --mesh dp=2,tp=2 --strategy tp
-against f1 1e-5 f_uneven --sample 0 --mesh cp=3,tp=2 --data-parallel zero2  # ranks that divide no sequence
+against f1 1e-5 f_uneven --sample 0 --mesh cp=3,tp=2 --data-parallel zero2  # the ranks do not divide the sequence
 train w1 --sample 0 --attention-mask window:5
 [ "$(logs get w1.jsonl weights_hash)" != "$(logs get f1.jsonl weights_hash)" ] || fail "--attention-mask hides nothing"
 against w1 1e-5 w_cp --sample 0 --attention-mask window:5 --mesh dp=2,cp=2
 against f1 1e-5 f_tp_sharded --sample 0 --mesh dp=2,tp=4 --strategy tp --data-parallel zero3 --reshard-after-forward off \
   --recompute selective
-# Chunks of what linears send change no byte of what is sent, and no bit of the weights where oneDNN's products of fewer
-# rows have the bits of whole ones, as with AVX-512.
+# Sending linears' data in chunks changes no number of bytes. It changes no bit of the weights if oneDNN's products of
+# fewer rows have the bits of whole ones, as with AVX-512.
 equal=bytes_sent
 grep -q avx512bw /proc/cpuinfo && equal="bytes_sent weights_hash"
 for chunked in f_sp:dp=2,tp=2:sp f_tp:dp=2,tp=2:tp; do
@@ -87,8 +87,8 @@ for chunked in f_sp:dp=2,tp=2:sp f_tp:dp=2,tp=2:tp; do
 done
 grep -q 'sampled text' f1.out && fail "--sample 0 sampled"
 
-# In bf16, losses and gradient norms are near those of float, on every mesh; a processor without instructions for it
-# (as oneDNN is told to take this one for) computes what others do, and says that float is faster.
+# In bf16, losses and gradient norms are near those of float, on every mesh. A processor without bf16 instructions (as
+# an option of oneDNN declares here) has the same results, and the trainer prints that float is faster.
 h="--precision bf16 --sample 0"
 # shellcheck disable=SC2086  # a list of options
 {
@@ -105,7 +105,7 @@ h="--precision bf16 --sample 0"
 grep -q 'no instructions for bf16 (avx512_bf16)' h_without.out || fail "nobody says that bf16 is slow"
 if grep -q avx512_bf16 /proc/cpuinfo && grep -q 'no instructions' h1.out; then fail "bf16 is said to be slow where it is not"; fi
 
-# Recomputation keeps less: peaks fall from none to selective to full.
+# Recomputation keeps less: peaks decrease from none to selective to full.
 train r_none --sample 0 --recompute none --seq 128
 train r_selective --sample 0 --recompute selective --seq 128
 train r_full --sample 0 --recompute full --seq 128
@@ -113,7 +113,7 @@ none=$(logs get r_none.jsonl peak_bytes) selective=$(logs get r_selective.jsonl 
 full=$(logs get r_full.jsonl peak_bytes)
 [ "$full" -lt "$selective" ] || fail "peak bytes: full $full, selective $selective"
 [ "$selective" -lt "$none" ] || fail "peak bytes: selective $selective, none $none"
-# By layer, the bits are the same; a budget is chosen by what is kept in a dry run, and holds.
+# Modes by layer give the same bits; a budget is met by the bytes that a dry run predicts.
 for modes in every:2 budget:1500K; do
   train r_some --sample 0 --recompute $modes --seq 128
   [ "$(logs get r_some.jsonl weights_hash)" = "$(logs get r_none.jsonl weights_hash)" ] || fail "--recompute $modes changes bits"
@@ -124,7 +124,7 @@ train r_shared --sample 0 --recompute budget:1500K --seq 128 --mesh dp=2
 grep -q '^recompute: of 2 layers, ' r_shared.out || fail "on data ranks a budget recomputes nothing: $(cat r_shared.out)"
 logs same r_none.jsonl r_shared.jsonl 1e-5
 
-# The same run again gives the same bits, another seed other ones; and no step leaves the first weights of every mesh.
+# A second run gives the same bits, another seed different ones. With no steps, every mesh has the same initial weights.
 train again --sample 0 --mesh dp=2,tp=2
 [ "$(logs get again.jsonl weights_hash)" = "$(logs get f_sp.jsonl weights_hash)" ] || fail "a run is not repeatable"
 train seed --sample 0 --mesh dp=2,tp=2 --seed 2
@@ -139,6 +139,6 @@ for options in "--mesh dp=2,tp=2" "--mesh tp=4 --strategy tp" "--mesh dp=4,tp=2 
   [ "$(logs get w.jsonl weights_hash)" = "$hash" ] || fail "$options starts from other weights"
 done
 
-# The last of an option that is given twice counts, so that a script's defaults can be overridden.
+# The last value of a repeated option counts, so a script's defaults can be overridden.
 train twice --sample 0 --steps 7 --steps 3
 logs check twice.jsonl 3

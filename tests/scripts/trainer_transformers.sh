@@ -1,6 +1,6 @@
 #!/bin/sh
-# Models that transformers saves, through the trainer on a mesh of 2 x 2 x 2 and back: the loss of the first step is that of
-# transformers, which finds the same bits in what is exported, and generates the same tokens.
+# Models saved by transformers, through the trainer on a mesh of 2 x 2 x 2 and back: the loss of the first step is that
+# of transformers, which reads the same bits from the export and generates the same tokens.
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
@@ -17,7 +17,7 @@ for model in models/*; do
 done
 HF_HUB_OFFLINE=1 python3 "$here/lib/saved_models.py" compare models back >log 2>&1 || fail "$(tail -n 3 log)"
 
-# Two windows, which are the batch: each step sees all of the text.
+# Two windows, which are one batch: each step sees all of the text.
 mkdir logs
 head -c 65 "$text" >text.txt
 for model in models/*; do

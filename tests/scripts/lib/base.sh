@@ -1,5 +1,5 @@
-# Sourced by tests of programs: where they are, and how to say what failed. BIN is the folder of the programs, SOURCE that of
-# the project; both have defaults for a run by hand.
+# Sourced by tests of programs: folders and a function that reports failures. BIN is the folder of the programs, SOURCE
+# that of the project; both have defaults for a manual run.
 
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,4 +1,5 @@
-# Sourced by the tests of the trainer: a scratch folder that is left at the end, a small model, and ways to run it.
+# Sourced by the tests of the trainer: a scratch folder that is removed at the end, a small model, and functions to run
+# it.
 
 . "$(dirname "$0")/lib/base.sh"
 trainer=$BIN/train_llama
@@ -18,7 +19,7 @@ JSON
 
 logs() { python3 "$here/lib/logs.py" "$@" || fail "logs.py $*"; }
 
-# train NAME ARGUMENTS...: trains $trained_model, else the small one, leaving NAME.jsonl and what it printed in NAME.out.
+# train NAME ARGUMENTS...: trains $trained_model or the small model; the log is NAME.jsonl, the output NAME.out.
 train() {
   name=$1
   shift

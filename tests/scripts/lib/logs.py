@@ -76,9 +76,9 @@ def bits(path, other):
     require(of_second["bytes_as_predicted"] is True, f"{other}: the bytes are not those predicted")
     hashes = of_first["weights_hash"], of_second["weights_hash"]
     require(hashes[0] == hashes[1], f"{other} has other weights than {path}: {hashes[1]}, {hashes[0]}")
-    first, second = ([r for r in steps if "loss" in r] for steps in (first, second))  # saves have lines of their own
+    first, second = ([r for r in steps if "loss" in r] for steps in (first, second))  # lines of saves have no loss
     require(0 < len(second) <= len(first), f"{other} has {len(second)} steps, {path} {len(first)}")
-    for a, b in zip(first[-len(second):], second):  # a run that goes on has the last steps
+    for a, b in zip(first[-len(second):], second):  # a resumed run has the last steps
         for key in ("loss", "grad_norm"):
             require(a[key] == b[key], f"{other}: {key} of step {b['step']} is {b[key]!r}, not {a[key]!r}")
 

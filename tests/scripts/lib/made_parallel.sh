@@ -1,5 +1,5 @@
-# Sourced by tests of programs that were made parallel: `numbers` compares what they print with the plain program, `lines`
-# counts what was added to it.
+# Sourced by tests of programs that were made parallel: `numbers` compares their output with the plain program's,
+# `lines` counts the added lines.
 . "$(dirname "$0")/lib/base.sh"
 text=$SOURCE/examples/data/kjv.txt
 steps=10
@@ -19,7 +19,7 @@ numbers() {
   mpi="no mpirun: threads alone"
   if command -v mpirun >/dev/null; then
     mpi="no MPI in $1: threads alone"
-    # Without MPI, "mpi" is no number of ranks.
+    # Without MPI, "mpi" is not a valid number of ranks.
     "$BIN/$1" 0 "$text" mpi >/dev/null 2>&1 && mpi=
   fi
   export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
@@ -35,7 +35,7 @@ numbers() {
     done
   done
 }
-# same NAME: what NAME has printed are the steps of the plain program.
+# same NAME: NAME has printed the steps of the plain program.
 same() {
   paste "$work/plain" "$work/$1" | awk -v steps=$steps '
     function apart(a, b) { return a == "" || b == "" || (a - b) ^ 2 > (1e-5 * a) ^ 2 }
@@ -43,8 +43,8 @@ same() {
     END { exit bad || NR != steps }' >"$work/apart" || fail "$1 is not what plain prints: $(cat "$work/apart")"
 }
 
-# lines PROGRAM MOST, in the folder of an example: PROGRAM adds at most MOST lines to plain.cpp. The README says how many, and
-# shows lines of the two.
+# lines PROGRAM MOST, in the folder of an example: PROGRAM adds at most MOST lines to plain.cpp. The README gives the
+# number and shows lines of the two.
 lines() {
   diff plain.cpp "$1" >"$work/diff" && fail "the programs are the same"
   added=$(grep -c '^>' "$work/diff") removed=$(grep -c '^<' "$work/diff")

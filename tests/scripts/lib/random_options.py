@@ -108,7 +108,7 @@ def run(trainer: str, text: str, name: str, words: list[str]) -> list[dict]:
 def compare(t: dict, alone: list[dict], other: list[dict], command: str) -> None:
     """The steps of `other` are the last ones of `alone`."""
     tolerance = 0.0 if t["deterministic"] else {"double": 1e-10, "float": 2e-5}.get(t["precision"], 0.02)
-    if t["moments"] == "int8": tolerance = max(tolerance, 0.02)  # cut blocks have other scales
+    if t["moments"] == "int8": tolerance = max(tolerance, 0.02)  # split blocks have other scales
     if t["optimizer"] == "muon" and tolerance < 1e-3 and t["precision"] == "float": tolerance *= 10
     for a, b in zip(alone[:-1][-len(other) + 1:], other[:-1], strict=True):
         for key in ("loss", "grad_norm"):

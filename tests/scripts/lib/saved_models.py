@@ -33,7 +33,7 @@ def save(folder: pathlib.Path) -> None:
     for name, config in CASES.items():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for weight in model.parameters():
-            # Large enough that the likeliest tokens differ.
+            # Large enough that the most likely tokens differ.
             torch.nn.init.normal_(weight, 0.0 if weight.dim() > 1 else 0.5, 0.2)
         model.save_pretrained(folder / name, max_shard_size="40KB" if name == "llama_shards" else "5GB")
 
