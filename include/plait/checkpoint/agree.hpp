@@ -1,5 +1,5 @@
-// Work on files that may fail on some ranks and must then fail on all of them with one text. A test shows whether all
-// ranks see one directory.
+// Collectives for file work that may fail on some ranks: then all ranks fail with one text. One function tests whether
+// all ranks see one directory.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace plait {
 
-/// Returns the texts of all ranks, by rank. Collective over `ranks`.
+/// Returns the texts of all ranks, ordered by rank. Collective over `ranks`.
 template <compute_device Device>
 std::vector<std::string> gather_texts(Device& device, any_communicator& ranks, std::string_view mine) {
   std::vector<std::string> all(static_cast<std::size_t>(ranks.size()));
@@ -30,11 +30,11 @@ std::vector<std::string> gather_texts(Device& device, any_communicator& ranks, s
   return all;
 }
 
-/// Returns what work() returns on rank 0, a text that does not begin with a blank, on every rank. Where it throws,
-/// every rank throws: `what`, and then the error's text. Collective over `ranks`; work() must not be.
+/// Returns the result of work() on rank 0 to every rank: a text that does not begin with a blank. If work() throws,
+/// every rank throws `what` followed by the error's text. Collective over `ranks`; work() must not be collective.
 template <compute_device Device, class Work>
 std::string text_of_rank_0(Device& device, any_communicator& ranks, const std::string& what, Work&& work) {
-  std::string answer;  // after a blank, an error
+  std::string answer;  // an error begins with a blank
   try {
     if (ranks.rank() == 0) answer = std::forward<Work>(work)();
   } catch (const std::exception& e) {
@@ -45,8 +45,8 @@ std::string text_of_rank_0(Device& device, any_communicator& ranks, const std::s
   return answer;
 }
 
-/// Throws on every rank where some rank has a text: `what`, and then the ranks' texts, each once and at most sixteen.
-/// Collective over `ranks`.
+/// Throws on every rank if any rank has a text: `what`, followed by the ranks' texts, without repeats and at most
+/// sixteen. Collective over `ranks`.
 template <compute_device Device>
 void agree_on(Device& device, any_communicator& ranks, const std::string& mine, const std::string& what) {
   std::vector<std::string> texts;
@@ -58,8 +58,8 @@ void agree_on(Device& device, any_communicator& ranks, const std::string& mine, 
   if (!all.empty()) throw error_of_all(what + all);
 }
 
-/// Calls work(), and throws on every rank if it has thrown on one: `what`, and then the errors' texts as `agree_on` has
-/// them. Collective over `ranks`; work() must not be.
+/// Calls work(). If it throws on any rank, every rank throws `what` followed by the errors' texts, as in `agree_on`.
+/// Collective over `ranks`; work() must not be collective.
 template <compute_device Device, class Work>
 void agree(Device& device, any_communicator& ranks, Work&& work, const std::string& what = "") {
   std::string problem;
@@ -73,15 +73,15 @@ void agree(Device& device, any_communicator& ranks, Work&& work, const std::stri
 
 namespace detail {
 
-/// Returns whether `mark` is in `directory` within a second: a file system of a network may show for a while what a
-/// directory held before.
+/// Returns whether `mark` appears in `directory` within a second. A network file system may show old contents of a
+/// directory for some time.
 inline bool sees_mark(file_system& files, const std::string& directory, const std::string& mark) {
   for (std::chrono::milliseconds pause(1);; pause *= 2) {
     try {
       if (files.kind_of(path_in(directory, mark))) return true;
       if (pause.count() > 512) return false;
-      files.list(directory);  // has the directory read again
-    } catch (const error&) {  // it is not there
+      files.list(directory);  // refreshes the file system's view of the directory
+    } catch (const error&) {  // the directory is not there
       if (pause.count() > 512) return false;
     }
     std::this_thread::sleep_for(pause);
@@ -90,7 +90,7 @@ inline bool sees_mark(file_system& files, const std::string& directory, const st
 
 }  // namespace detail
 
-/// Throws `error_of_all`, its text beginning with `what`, unless `directory` is one directory for all ranks. Rank 0
+/// Throws `error_of_all`, whose text begins with `what`, unless `directory` is the same directory for all ranks. Rank 0
 /// makes an empty directory in it, which each rank must see within a second. The error names the ranks that do not, and
 /// their hosts. Collective over `ranks`.
 template <compute_device Device>
@@ -102,7 +102,7 @@ void require_one_directory(Device& device, any_communicator& ranks, const std::s
       device, ranks,
       [&] {
         if (ranks.rank() != 0) return;
-        // Where rank 0 dies before it removes this, the next writer of the directory does.
+        // If rank 0 dies before it removes this directory, the next writer removes it.
         mark = cat({step_name(0), detail::temporary_mark, detail::unguessable_suffix()});
         files.make_directory(detail::path_in(directory, mark));
       },
@@ -112,7 +112,7 @@ void require_one_directory(Device& device, any_communicator& ranks, const std::s
   const std::vector<std::string> blind = gather_texts(device, ranks, seen ? "" : detail::host_name());
   try {
     if (ranks.rank() == 0) files.remove_directory(detail::path_in(directory, mark));
-  } catch (const error&) {  // it stays until the next writer comes
+  } catch (const error&) {  // the next writer removes it
   }
   std::vector<std::size_t> without;
   std::vector<std::string> hosts;

@@ -1,5 +1,5 @@
-// Boxes of one tensor in a checkpoint: of flat ranges and of a rank's shard, and an index that finds overlapping ones.
-// Here it is planned too which rows ranks read for each other.
+// Boxes of one tensor in a checkpoint: boxes of flat ranges and of a rank's shard, and an index that finds overlapping
+// boxes. It also plans which rows ranks read for each other.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +21,14 @@
 
 namespace plait {
 
-/// The most boxes that a flat range takes.
+/// The most boxes that a flat range consists of.
 inline constexpr std::size_t max_flat_boxes = 2 * max_dims - 1;
 using flat_boxes = static_vector<box, max_flat_boxes>;
 
 namespace detail {
 
-/// Adds the elements [begin, end) of what `part` is: one index of each dimension before `d`, and all of every dimension
-/// from `d` on.
+/// Adds the boxes of elements [begin, end) of a part of `part`. In that part, dimensions before `d` have one index
+/// each, and dimensions from `d` on are whole.
 constexpr void add_flat_boxes(const box& part, int d, std::int64_t begin, std::int64_t end, flat_boxes& out) {
   if (begin == end) return;
   if (d == part.dims) return out.push_back(part);
@@ -53,9 +53,9 @@ constexpr void add_flat_boxes(const box& part, int d, std::int64_t begin, std::i
 
 }  // namespace detail
 
-/// Returns the elements [begin, end) of `whole`, counted row-major in its local part, as boxes of its tensor. There are
-/// at most 2n-1 for n dimensions, and none for an empty range. In this order they follow each other in the range
-/// without gaps, each contiguous in it and row-major in itself. Throws `error` unless 0 <= begin <= end <=
+/// Returns elements [begin, end) of `whole`, counted row-major in its local part, as boxes of its tensor. There are at
+/// most 2n-1 boxes for n dimensions, and none for an empty range. They are in the order of the range: each is
+/// contiguous in it, row-major, and adjacent to the next. Throws `error` unless 0 <= begin <= end <=
 /// whole.local_size().
 constexpr flat_boxes boxes_of_flat_range(const box& whole, std::int64_t begin, std::int64_t end) {
   if (begin < 0 || begin > end || end > whole.local_size()) {
@@ -68,7 +68,7 @@ constexpr flat_boxes boxes_of_flat_range(const box& whole, std::int64_t begin, s
 
 namespace detail {
 
-/// Returns where an element of a tensor, by its place in each dim, lies in a box of it that is stored row-major.
+/// Returns the offset of the element at `at` in a box of its tensor that is stored row-major.
 inline std::int64_t place_in(const box& stored, const per_dim& at) {
   std::int64_t place = 0;
   for (std::size_t d = 0; d < static_cast<std::size_t>(stored.dims); ++d)
@@ -76,8 +76,8 @@ inline std::int64_t place_in(const box& stored, const per_dim& at) {
   return place;
 }
 
-/// Returns how many elements of `part` lie without a gap in both `a` and `b`: a run. Also returns the number of dims
-/// before the dims of this run.
+/// A run is a sequence of elements of `part` that is contiguous in both `a` and `b`. Returns its number of elements,
+/// and the number of dims outside of it.
 inline std::pair<std::int64_t, int> common_run(const box& part, const box& a, const box& b) {
   std::int64_t run = 1;
   int outer = part.dims;
@@ -89,7 +89,7 @@ inline std::pair<std::int64_t, int> common_run(const box& part, const box& a, co
   return {run, outer};
 }
 
-/// Calls f(place in `a`, place in `b`, elements) for each run of `part` that lies without a gap in both.
+/// Calls f(place in `a`, place in `b`, elements) for each run of `part` that is contiguous in both.
 template <class F>
 void each_common_run(const box& part, const box& a, const box& b, F&& f) {
   if (part.local_size() == 0) return;
@@ -109,12 +109,12 @@ void each_common_run(const box& part, const box& a, const box& b, F&& f) {
 
 }  // namespace detail
 
-/// Finds which of many boxes of one tensor overlap another. The boxes are sorted along the dim that cuts them most
-/// often. A query looks only at boxes that may reach what is wanted along that dim.
+/// Finds the boxes of one tensor that overlap another box. It sorts boxes along the dim that most boxes divide. A query
+/// examines only boxes that may reach the wanted range of that dim.
 class box_index {
  public:
   box_index() = default;
-  /// Throws `error` if the boxes are not of one tensor.
+  /// Throws `error` if the boxes belong to different tensors.
   explicit box_index(std::span<const box> boxes) : boxes_(boxes.begin(), boxes.end()), order_(boxes.size()) {
     for (const box& b : boxes_)
       if (!same_tensor(b, boxes_.front())) fail("an index takes boxes of one tensor; their shapes differ");
@@ -127,8 +127,8 @@ class box_index {
     for (const box& b : boxes_) longest_ = std::max(longest_, b.local[along_]);
   }
 
-  /// Returns the indices, ascending, of the boxes that have an element in common with `wanted`. Throws `error` if it is
-  /// of a tensor of another shape.
+  /// Returns the indices, ascending, of the boxes that overlap `wanted`. Throws `error` if `wanted` belongs to a tensor
+  /// of another shape.
   std::vector<std::uint32_t> overlapping(const box& wanted) const {
     const std::int64_t begin = wanted.offset[along_], end = begin + std::max<std::int64_t>(wanted.local[along_], 1);
     const auto before = [&](std::uint32_t i, std::int64_t place) { return begin_of(i) < place; };
@@ -150,23 +150,24 @@ class box_index {
   }
 
   std::vector<box> boxes_;
-  std::vector<std::uint32_t> order_;  ///< by where the boxes begin along `along_`
+  std::vector<std::uint32_t> order_;  ///< in order of the boxes' begin along `along_`
   int along_ = 0;
-  std::int64_t longest_ = 0;  ///< the largest extent of a box along it
+  std::int64_t longest_ = 0;  ///< the largest extent of a box along `along_`
 };
 
-// A shard lies in the dims of a layout, with padding; a checkpoint knows a parameter's own shape, without padding.
+// A shard has the dims of a layout, with padding. A checkpoint stores a parameter's own shape, without padding.
 
-/// A box of a tensor, and where it lies in memory: its elements are row-major, without gaps, from `at` on.
+/// A box of a tensor, and its place in memory: its elements are row-major, without gaps, from `at` on.
 struct placed_box {
   box where;            ///< has the dims of the tensor's shape
-  std::int64_t at = 0;  ///< of its first element
+  std::int64_t at = 0;  ///< index of its first element
 };
 
 namespace detail {
 
-/// Which dims of a box make each dim of `shape`: dim j has the dims from `ends[j - 1]` to before `ends[j]`. Only the
-/// leading dim of the box may have padding, which `logical` loses. Throws where the shape is no such grouping.
+/// Returns which dims of a box form each dim of `shape`: dims from `ends[j - 1]` to before `ends[j]` form dim j.
+/// Removes padding of the leading dim from `logical`; no other dim may have padding. Throws if the dims cannot be
+/// grouped into `shape`.
 inline std::vector<int> grouped_dims(box& logical, const std::vector<std::int64_t>& shape, const std::string& name) {
   std::int64_t elements = 1, row = 1;
   for (const std::int64_t n : shape) elements *= n;
@@ -187,12 +188,12 @@ inline std::vector<int> grouped_dims(box& logical, const std::vector<std::int64_
   return ends;
 }
 
-/// The dim along which `b` has to be cut so that groups become ranges, or -1. It is the first dim of several elements,
-/// if one of these comes before a partial dim of its group.
+/// Returns the dim along which `b` must be split so that groups of dims become contiguous ranges, or -1. It is the
+/// first dim with several elements, if such a dim comes before a partial dim of its group.
 inline int dim_to_cut(const box& b, const std::vector<int>& ends) {
   int begin = 0, last = -1;
   for (const int end : ends) {
-    int partial = -1;  // the last dim of the group that is not whole
+    int partial = -1;  // the last partial dim of the group
     for (int d = begin; d < end; ++d)
       if (b.local[d] != b.global[d]) partial = d;
     for (int d = begin; d < partial; ++d)
@@ -206,7 +207,7 @@ inline int dim_to_cut(const box& b, const std::vector<int>& ends) {
 
 inline void add_grouped(const box& b, std::int64_t at, const std::vector<int>& ends, std::vector<placed_box>& out) {
   if (b.local_size() == 0) return;
-  if (const int cut = dim_to_cut(b, ends); cut >= 0) {  // one by one, since what comes before has one element each
+  if (const int cut = dim_to_cut(b, ends); cut >= 0) {  // into single indices; earlier dims have one element each
     const auto c = static_cast<std::size_t>(cut);
     box one = b;
     one.local[c] = 1;
@@ -232,10 +233,10 @@ inline void add_grouped(const box& b, std::int64_t at, const std::vector<int>& e
 
 }  // namespace detail
 
-/// Returns the elements [begin, end) of `part`, counted row-major, as boxes of a tensor of `shape`, in that order.
-/// Padding is left out. `at` counts from `begin`. A dim of the shape is one dim of the part or several adjacent ones,
-/// as [heads * head_dim, hidden] is of (heads, head_dim, hidden). The leading dim of the part may be longer than the
-/// shape's. Throws `error` naming `name` where it is otherwise.
+/// Returns elements [begin, end) of `part`, counted row-major, as boxes of a tensor of `shape`, in that order and
+/// without padding. `at` counts from `begin`. A dim of the shape is one dim of the part, or several adjacent ones:
+/// [heads * head_dim, hidden] matches (heads, head_dim, hidden). The leading dim of the part may be longer than the
+/// shape's. Throws `error` that names `name` if the shape does not match.
 inline std::vector<placed_box> boxes_of_part(const box& part, std::int64_t begin, std::int64_t end,
                                              const std::vector<std::int64_t>& shape, const std::string& name) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return {};
@@ -255,15 +256,15 @@ inline std::vector<placed_box> boxes_of_part(const box& part, std::int64_t begin
   return out;
 }
 
-// A file has rows one after the other, so a shard that cuts rows is many short runs with gaps between them. Ranks that
-// hold parts of common rows read whole rows instead. Each reads some of the rows, and they send each other the parts.
+// A file stores rows one after the other, so a shard that splits rows consists of many short runs with gaps. Ranks that
+// hold parts of the same rows read whole rows instead: each reads some rows, and they exchange the parts.
 
 /// A box of a rank's share of a tensor, and how it is read.
 struct planned_read {
-  placed_box own;            ///< what this rank needs
-  std::vector<box> parts{};  ///< what each of the ranks needs that read rows for each other; empty: each reads its own
-  std::vector<box> slabs{};  ///< and what each of them reads: some rows, all of them as wide as all parts together
-  std::size_t self = 0;      ///< which of those ranks this is
+  placed_box own;            ///< the box that this rank needs
+  std::vector<box> parts{};  ///< the boxes that the ranks of an exchange need, by rank; empty: each reads its own
+  std::vector<box> slabs{};  ///< the box of whole rows that each of these ranks reads; as wide as all parts together
+  std::size_t self = 0;      ///< this rank's index among these ranks
 
   bool by_rows() const { return !parts.empty(); }
   const box& read() const { return by_rows() ? slabs[self] : own.where; }
@@ -271,7 +272,8 @@ struct planned_read {
 
 namespace detail {
 
-/// The smallest box that has several parts of some rows, if they tile it; otherwise a box without elements.
+/// Returns the smallest box that contains several parts of the same rows, if they tile it. Otherwise returns an empty
+/// box.
 inline box joined_rows(const std::vector<box>& parts) {
   box all = parts.front();
   std::int64_t elements = 0;
@@ -288,7 +290,7 @@ inline box joined_rows(const std::vector<box>& parts) {
   return all;
 }
 
-/// Some rows of a box: the i-th of `n` shares of them.
+/// Returns the i-th of `n` groups of rows of a box.
 inline box rows_of(box all, std::int64_t i, std::int64_t n) {
   const std::int64_t rows = all.local[0], first = rows * i / n;
   all.offset[0] += first;
@@ -298,9 +300,9 @@ inline box rows_of(box all, std::int64_t i, std::int64_t n) {
 
 }  // namespace detail
 
-/// Plans how rank `self` of several reads its share of a tensor. `shares` are the shares of all ranks
-/// (`boxes_of_part`). `short_runs(box)` returns whether the runs of a box are short with gaps in the files. Both are
-/// equal on every rank. A box is read by rows where that is so for one of the ranks.
+/// Plans how rank `self` of several reads its share of a tensor. `shares` has the shares of all ranks
+/// (`boxes_of_part`). `short_runs(box)` returns whether the box has short runs with gaps in the files. Both arguments
+/// are equal on every rank. Ranks read a box by rows if it has short runs for any of them.
 template <class ShortRuns>
 std::vector<planned_read> plan_reads(const std::vector<std::vector<placed_box>>& shares, std::size_t self,
                                      ShortRuns&& short_runs) {

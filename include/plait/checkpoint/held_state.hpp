@@ -1,5 +1,5 @@
-// The part of a training state that a rank holds, tensor by tensor, and which boxes of it each rank writes. One sum
-// over the ranks shows whether their plans make whole tensors.
+// The part of a training state that a rank holds, as tensors, and the boxes that each rank writes. One sum over the
+// ranks checks that their boxes cover all tensors.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@
 
 namespace plait {
 
-/// Whether a device copies to pinned memory of the host while the host does something else (`cuda::start_download`).
+/// Whether a device copies to pinned host memory while the host continues (`cuda::start_download`).
 template <class D>
 concept downloads_later = requires(const D& device, void* to, const void* from, std::size_t bytes) {
   D::memory_for_downloads();
@@ -41,44 +41,46 @@ concept downloads_later = requires(const D& device, void* to, const void* from, 
 };
 
 /// The part of a tensor that a rank holds: elements [begin, end), counted row-major, of a box. It refers to the model,
-/// the optimizer and the context that it was made from.
+/// the optimizer and the context from which it was made.
 struct held_tensor {
   std::string name;                 ///< a parameter's, or "optim.NAME.exp_avg" and the like
   std::vector<std::int64_t> shape;  ///< global, without padding
-  box part;                         ///< in the dims of its layout, with padding
+  box part;                         ///< with the dims of its layout and with padding
   std::int64_t begin = 0, end = 0;
   axis_list copies;    ///< axes of the stage's mesh whose ranks hold equal elements
-  axis_list across{};  ///< axes over which rows are cut: they shard a dim after the leading one
-  bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
+  axis_list across{};  ///< axes that shard a dim after the leading one, and so split rows
+  bool counts = true;  ///< whether a checkpoint takes it from this stage; of stages that share a parameter, one counts
   dtype type{};        ///< of its elements in a checkpoint
-  /// Copies [from, to) of the part's elements, at once or in the device's main stream (`downloads_later`), for which
-  /// the caller waits. A program's own tensors in host memory use `copy_past_cache`.
+  /// Copies elements [from, to) of the part, at once or in the device's main stream (`downloads_later`), for which the
+  /// caller then waits. It copies a program's own tensors in host memory with `copy_past_cache`.
   std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;
-  /// Optional, for a save: copies what the device has, and returns a function that makes the elements from it, or
-  /// nothing if they are there. Another thread calls it when the copies are made.
+  /// Optional, for a save: copies the device's data, and returns a function that decodes the elements from it, or
+  /// nothing if no decoding is needed. Another thread calls that function after the copies are complete.
   std::function<std::function<void()>(std::int64_t from, std::int64_t to, std::byte* out)> read_raw{};
-  std::function<void(const std::byte* in)> write;  ///< all of them
-  /// Optional: the place on the device where all of them lie one after the other. They are then written there instead.
+  std::function<void(const std::byte* in)> write;  ///< writes all elements
+  /// Optional: returns the device address of all elements, if they are contiguous. A load then writes there instead of
+  /// calling `write`.
   std::function<std::byte*()> target{};
-  /// The part of the i-th rank along `across`, whose other coordinates are this rank's. Not needed where there is none.
+  /// Returns the part of the i-th rank along `across` whose other coordinates are this rank's. Only needed with such
+  /// axes.
   std::function<box(std::int64_t i)> part_across{};
 
   std::int64_t size() const { return end - begin; }
   std::size_t element_bytes() const { return size_of(type); }
 };
 
-/// Data that a program saves in addition to a model and its optimizer.
+/// Data that a program saves together with a model and its optimizer.
 struct saved_extras {
-  saved_scalars scalars{};                                   ///< equal on all ranks; rank 0's are written
+  saved_scalars scalars{};                                   ///< must be equal on all ranks; rank 0's are written
   std::vector<std::pair<std::string, std::string>> blobs{};  ///< names and bytes; rank 0's are written
-  std::vector<held_tensor> tensors{};                        ///< of the program's own, such as an average of weights
+  std::vector<held_tensor> tensors{};                        ///< tensors of the program, such as an average of weights
 };
 
 namespace detail {
 
-/// Moments in 8 bits as numbers in bf16, which has every one of them. Codes are small floating-point numbers below a
-/// scale that is a power of 2. There are `n` elements, and the first one is at `place` in the block of the first scale.
-/// The codes may be the last `n` bytes of where the numbers go.
+/// Decodes moments in 8 bits to bf16, which represents each of them exactly. A code is a small floating-point number;
+/// each block of codes has a power of 2 as its scale. There are `n` elements, and the first one is at index `place` of
+/// the first scale's block. The codes may occupy the last `n` bytes of the output.
 inline void decode_moments(optimizer_tensor::code kind, const std::uint8_t* codes, const std::uint8_t* scales,
                            std::int64_t place, std::int64_t n, bf16* out) {
   const bool first = kind == optimizer_tensor::code::first_moment;
@@ -87,7 +89,7 @@ inline void decode_moments(optimizer_tensor::code kind, const std::uint8_t* code
     out[i] = to_bf16(first ? kernels::first_moment(code, scale) : kernels::second_moment(code, scale));
   }
 }
-/// The codes and scales of numbers, which are rounded to the nearest: what `decode_moments` has made keeps its value.
+/// Encodes numbers as codes and scales, rounded to nearest. Numbers that `decode_moments` has made keep their value.
 inline void encode_moments(const optimizer_tensor& t, const bf16* in, std::uint8_t* codes, std::uint8_t* scales) {
   constexpr std::uint32_t nearest = 0x8000;
   const bool first = t.coded == optimizer_tensor::code::first_moment;
@@ -105,12 +107,12 @@ inline void encode_moments(const optimizer_tensor& t, const bf16* in, std::uint8
   }
 }
 
-/// Returns how many blocks, whole or in part, a piece of an optimizer's tensor meets.
+/// Returns how many blocks, whole or partial, a part of an optimizer's tensor overlaps.
 inline std::int64_t scales_of(const optimizer_tensor& t) {
   return (t.place + t.size + kernels::moment_block - 1) / kernels::moment_block;
 }
 
-/// Returns whether the optimizer's state lies in the host's memory, where no collective goes.
+/// Returns whether the optimizer's state is in host memory, which collectives cannot access.
 template <compute_device Device>
 bool keeps_on_host(const Device& device) {
   if constexpr (requires { device.host_bytes_in_use(); }) return device.host_bytes_in_use() > 0;
@@ -128,13 +130,13 @@ void read_to_host(const context<Device>& ctx, std::byte* out, const void* from, 
     ctx.device.download(out, from, bytes, ctx.device.main_stream());
 }
 
-/// Elements [from, to) of moments in 8 bits, and their blocks from `first` on.
+/// Elements [from, to) of moments in 8 bits: their blocks are `first` and the following ones.
 struct coded_range {
   coded_range(const optimizer_tensor& t, std::int64_t from, std::int64_t to)
       : first((t.place + from) / kernels::moment_block),
         blocks(to == from ? 0 : (t.place + to - 1) / kernels::moment_block + 1 - first),
         place((t.place + from) % kernels::moment_block) {}
-  std::int64_t first, blocks, place;  ///< `place`: of the first element in its block
+  std::int64_t first, blocks, place;  ///< `place`: index of the first element in its block
 };
 
 template <compute_device Device>
@@ -151,8 +153,8 @@ void read_optimizer(const context<Device>& ctx, const optimizer_tensor& t, std::
   ctx.device.download(scales.data(), t.scales + range.first, scales.size(), stream);
   decode_moments(t.coded, codes.data(), scales.data(), range.place, to - from, reinterpret_cast<bf16*>(out));
 }
-/// Copies the codes of elements to the second half of where the elements go, and their scales to the beginning: half of
-/// their bytes. Returns what decodes them there. Few elements are decoded at once.
+/// Copies the scales of elements to the beginning of `out`, and their codes to its second half: half of the output's
+/// bytes. Returns a function that decodes them in place. If scales would not fit, decodes at once.
 template <compute_device Device>
 std::function<void()> read_codes(const context<Device>& ctx, const optimizer_tensor& t, std::int64_t from,
                                  std::int64_t to, std::byte* out) {
@@ -178,7 +180,7 @@ void write_optimizer(const context<Device>& ctx, const optimizer_tensor& t, cons
   ctx.device.upload(t.scales, scales.data(), scales.size(), stream);
 }
 
-/// Returns the rank that is the i-th of the group of `rank` along some axes, which are in the mesh's order.
+/// Returns the i-th rank of the group of `rank` along `axes`, which are in the mesh's order.
 inline std::int64_t rank_in_group(const mesh_shape& mesh, std::int64_t rank, const axis_list& axes, std::int64_t i) {
   std::int64_t out = 0, stride = 1;
   for (std::size_t a = mesh.axes.size(); a-- > 0;) {
@@ -191,7 +193,7 @@ inline std::int64_t rank_in_group(const mesh_shape& mesh, std::int64_t rank, con
   return out;
 }
 
-/// Describes what there is of one parameter: where it lies, and which ranks hold copies of it.
+/// Describes this rank's part of one parameter: its box, and which ranks hold copies of it.
 template <class Precision, compute_device Device>
 held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   held_tensor held;
@@ -218,8 +220,8 @@ held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Dev
 
 }  // namespace detail
 
-/// Lists what this rank holds of every parameter that `model.visit` yields, by the parameter's name: its master values.
-/// Weights that are used rounded are not listed, since they follow from these.
+/// Lists this rank's part of the master values of every parameter that `model.visit` yields, by the parameter's name.
+/// Rounded weights are not listed, because they follow from the master values.
 template <compute_device Device, class Model>
 std::vector<held_tensor> held_weights(const context<Device>& ctx, Model& model) {
   std::vector<held_tensor> all;
@@ -242,13 +244,14 @@ std::vector<held_tensor> held_weights(const context<Device>& ctx, Model& model) 
 }
 
 namespace detail {
-/// Before the name of a parameter: the scalar of a saved step that counts the steps it was left out of.
+/// Prefix of a parameter's name in a saved step. That scalar counts the steps in which the optimizer skipped the
+/// parameter.
 inline constexpr const char* missed_prefix = "optimizer.missed.";
 }  // namespace detail
 
-/// Lists what `optimizer` keeps of every trainable parameter, as "optim.PARAMETER.exp_avg" and the like. An optimizer
-/// of the caller's takes part with `visit_state`, as `adamw` has it. Moments in 8 bits are listed as the numbers that
-/// they stand for, in bf16.
+/// Lists the optimizer's state for every trainable parameter, as "optim.PARAMETER.exp_avg" and the like. A user's own
+/// optimizer takes part if it has `visit_state`, as `adamw` does. Moments in 8 bits are listed with their decoded
+/// values, in bf16.
 template <compute_device Device, class Model, class Optimizer>
 std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model, Optimizer& optimizer) {
   std::vector<held_tensor> all;
@@ -273,7 +276,7 @@ std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model
   return all;
 }
 
-/// Lists both: the state that a step has.
+/// Lists weights and optimizer state, which together are the state of a saved step.
 template <compute_device Device, class Model, class Optimizer>
 std::vector<held_tensor> held_state(const context<Device>& ctx, Model& model, Optimizer& optimizer) {
   std::vector<held_tensor> all = held_weights(ctx, model);
@@ -281,8 +284,8 @@ std::vector<held_tensor> held_state(const context<Device>& ctx, Model& model, Op
   return all;
 }
 
-/// Returns which elements this rank writes and reads. The ranks of `held.copies`, which hold equal elements, have
-/// ranges of equal size that follow each other.
+/// Returns the range of elements that this rank writes and reads. The ranks of `held.copies`, which hold equal
+/// elements, have consecutive ranges of equal size.
 template <compute_device Device>
 std::pair<std::int64_t, std::int64_t> own_share(const context<Device>& ctx, const held_tensor& held) {
   const mesh_shape& mesh = ctx.ranks.shape();
@@ -292,7 +295,7 @@ std::pair<std::int64_t, std::int64_t> own_share(const context<Device>& ctx, cons
 
 /// One rank's part of a save.
 struct share_plan {
-  /// Elements [begin, end) of a tensor, which go to byte `to` of what is staged.
+  /// Elements [begin, end) of a tensor, which are copied to byte `to` of the staging memory.
   struct copy {
     const held_tensor* from;
     std::int64_t begin, end;
@@ -303,8 +306,8 @@ struct share_plan {
   std::size_t bytes = 0;
 };
 
-/// Plans what this rank writes of `held`. It is sorted by the size of elements, so that each of them lies on a multiple
-/// of its size. Ranks that hold equal elements write a part of them each.
+/// Plans what this rank writes of `held`. Boxes are sorted by the size of their elements, so that each is aligned to
+/// it. Ranks that hold equal elements each write a part of them.
 template <compute_device Device>
 share_plan plan_share(const context<Device>& ctx, std::vector<held_tensor>& held) {
   std::stable_sort(held.begin(), held.end(),
@@ -332,8 +335,8 @@ constexpr std::uint64_t mixed(std::uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-/// Signed sum of hashes of a box's corners, known by tensor and place. The sign is the corner's in the differences,
-/// along every dim, of the box's indicator function.
+/// Returns the signed sum of hashes of a box's corners; a hash depends on the tensor and the place. The sign of a
+/// corner is its sign in the differences of the box's indicator function along every dim.
 inline std::uint64_t corner_sum(std::uint64_t tensor, const std::array<std::int64_t, max_dims>& offset,
                                 const std::array<std::int64_t, max_dims>& extent, int dims) {
   std::uint64_t sum = 0;
@@ -350,9 +353,9 @@ inline std::uint64_t corner_sum(std::uint64_t tensor, const std::array<std::int6
   return sum;
 }
 
-/// Returns what a box adds to the sum of its tensor, which is 0 when the boxes of all ranks cover it. Corners of
-/// adjacent boxes cancel. The whole tensor's corners are left, and the box at its first element subtracts them. (So a
-/// tensor that is completely there twice adds up to 0 too.)
+/// Returns the term of a box in the sum of its tensor, which is 0 if the boxes of all ranks cover the tensor. Corners
+/// of adjacent boxes cancel. Only the whole tensor's corners remain, and the box at its first element subtracts them.
+/// (A tensor that is completely covered twice also gives 0.)
 inline std::uint64_t box_sum(const staged_share::staged_box& b) {
   std::uint64_t tensor = fnv1a(b.tensor, fnv1a(name_of(b.dtype)));
   bool first = true;
@@ -364,7 +367,7 @@ inline std::uint64_t box_sum(const staged_share::staged_box& b) {
   return first ? own - corner_sum(tensor, {}, b.where.global, b.where.dims) : own;
 }
 
-/// "F32 [13, 6] in [0:4, 0:6], [4:5, 0:2]": what a rank would write of a tensor, as text.
+/// Returns the boxes of a tensor that a rank would write as text, such as "F32 [13, 6] in [0:4, 0:6], [4:5, 0:2]".
 inline std::string part_text(const std::vector<staged_share::staged_box>& boxes, const std::string& tensor) {
   std::string text;
   std::size_t more = 0;
@@ -384,7 +387,7 @@ inline std::string part_text(const std::vector<staged_share::staged_box>& boxes,
   return text;
 }
 
-/// Adds three numbers over all ranks, modulo 2^64: in halves, whose sums stay below 2^63. Collective.
+/// Adds three numbers over all ranks, modulo 2^64, as halves whose sums stay below 2^63. Collective.
 template <compute_device Device>
 std::array<std::uint64_t, 3> sums_of_ranks(Device& device, any_communicator& ranks, std::array<std::uint64_t, 3> own) {
   if (ranks.size() == 1) return own;
@@ -399,7 +402,7 @@ std::array<std::uint64_t, 3> sums_of_ranks(Device& device, any_communicator& ran
   return own;
 }
 
-/// Names the tensors whose boxes do not cover them; each rank knows its own boxes. Collective.
+/// Returns a text with the tensors that the ranks' boxes do not cover exactly, and the boxes of each rank. Collective.
 template <compute_device Device>
 std::string plan_differences(Device& device, any_communicator& ranks,
                              const std::vector<staged_share::staged_box>& boxes) {
@@ -417,7 +420,7 @@ std::string plan_differences(Device& device, any_communicator& ranks,
   for (const auto& [name, sum] : own) mine.push_back({name, sum});
   for (const std::vector<record>& theirs : gather_records(device, ranks, mine))
     for (const record& r : theirs) all[r.name] += r.sum;
-  constexpr std::size_t most = 3;  // tensors are named in full, the first by their hashes
+  constexpr std::size_t most = 3;  // the text lists this many tensors, in order of their hashes
   std::vector<std::uint64_t> wrong;
   for (const auto& [name, sum] : all)
     if (sum != 0) wrong.push_back(name);
@@ -444,9 +447,9 @@ std::string plan_differences(Device& device, any_communicator& ranks,
 }  // namespace detail
 
 /// Throws `error_of_all` unless the plans of all ranks are for one step and agree on types and shapes. Together they
-/// must have each element of a tensor as often as its first. One sum of a 64-bit hash shows this; it misses an error
-/// with probability 2^-64. The text names tensors that differ, and what each rank has of them. (Rank 0 sees in the
-/// notes, before it commits, that no tensor is written twice.) A rank that has no plan gives its `problem` instead.
+/// must cover every element of a tensor equally often. One sum of a 64-bit hash checks this; it misses an error with
+/// probability 2^-64. The text names tensors that differ, with the boxes of each rank. (When rank 0 reads the notes
+/// before the commit, it checks that no tensor is written twice.) A rank without a plan passes its `problem` instead.
 /// Collective over `ranks`.
 template <compute_device Device>
 void agree_on_plan(Device& device, any_communicator& ranks, std::uint64_t step, const share_plan& plan,

@@ -1,5 +1,5 @@
-// Loads a saved training state into a model and its optimizer, on any mesh, with any schedule, policy of data
-// parallelism and precision.
+// Loads a saved training state into a model and its optimizer, on any mesh, with any schedule, data parallelism and
+// precision.
 #pragma once
 
 #include <algorithm>
@@ -39,22 +39,22 @@ namespace plait {
 
 namespace detail {
 
-/// Returns a set of axes as a number with one bit for each axis. The number is equal on every rank.
+/// Returns a set of axes as a number with one bit per axis. The number is equal on every rank.
 inline unsigned number_of_axes(const mesh_shape& mesh, const axis_list& axes) {
   unsigned number = 0;
   for (std::size_t i = 0; i < mesh.axes.size(); ++i) number |= unsigned{axes.contains(mesh.axes[i])} << i;
   return number;
 }
 
-/// A tensor that is loaded, and how this rank reads its share of it.
+/// A tensor to load, and how this rank reads its share.
 struct tensor_to_load {
   const held_tensor* held;
   const stored_tensor* stored;
   std::int64_t begin, end;            ///< this rank's share (`own_share`)
-  std::vector<planned_read> reads{};  ///< of it, and for other ranks
-  std::byte* slot = nullptr;          ///< where what is read goes, in the order of `reads`
-  bool in_place = false;              ///< whether that is where the share belongs
-  bool early = false;                 ///< whether the share is sent to other ranks while other tensors are read
+  std::vector<planned_read> reads{};  ///< of this share, and for other ranks
+  std::byte* slot = nullptr;          ///< destination of all reads, in the order of `reads`
+  bool in_place = false;              ///< whether `slot` is the share's final place
+  bool early = false;                 ///< whether ranks send the share while they read other tensors
 
   std::size_t bytes_of(const box& b) const { return static_cast<std::size_t>(b.local_size()) * held->element_bytes(); }
   std::size_t share_bytes() const { return static_cast<std::size_t>(end - begin) * held->element_bytes(); }
@@ -68,18 +68,19 @@ struct tensor_to_load {
   }
 };
 
-/// Sends what ranks have read to the ranks that need it, many tensors in one collective: parts of rows, then shares of
-/// replicated tensors. Ranks of a group must add tensors of equal names in one order. Tensors of different groups may
-/// come between them.
+/// Sends data that ranks have read to the ranks that need it, with many tensors in one collective: first parts of rows,
+/// then shares of replicated tensors. All ranks of a group must add tensors of equal names in one order. Tensors of
+/// different groups may be added between them.
 template <compute_device Device>
 class share_exchange {
  public:
-  /// At most about `most` bytes of a rank are sent at once; a tensor that is larger goes alone.
+  /// Sends about `most` bytes of a rank at once. A larger tensor is sent alone.
   share_exchange(const context<Device>& ctx, std::size_t most) : ctx_(ctx), most_(most) {}
 
-  /// After the exchange of rows the first bytes of the tensor's slot are this rank's share, with zeros for padding.
+  /// Adds a tensor that ranks read by rows. After the exchange, its slot begins with this rank's share, with zeros for
+  /// padding.
   void add_rows(const tensor_to_load& t) {
-    std::size_t bytes = 0;  // as many on every rank of the group
+    std::size_t bytes = 0;  // equal on every rank of the group
     for (const planned_read& r : t.reads)
       for (const box& part : r.parts) bytes += t.bytes_of(part);
     const axis_list& across = t.held->across;
@@ -90,8 +91,8 @@ class share_exchange {
     for (auto& [key, one] : rows_) exchange_rows(one);
   }
 
-  /// Hands the tensor all that this rank holds: its own share, and the shares of the ranks that hold copies. It does so
-  /// now, or with other tensors.
+  /// Completes this rank's part of a tensor with the shares of the ranks that hold copies, at once or in a batch with
+  /// other tensors.
   void add_copies(const tensor_to_load& t) {
     const held_tensor& h = *t.held;
     const mesh_shape& mesh = ctx_.ranks.shape();
@@ -99,7 +100,7 @@ class share_exchange {
     if (copies == 1 || h.size() == 0) return t.in_place ? void() : h.write(t.slot);
     const std::size_t most = share_bytes(h, copies), all = most * static_cast<std::size_t>(copies);
     const bool even = all == static_cast<std::size_t>(h.size()) * h.element_bytes();
-    if (even && h.target && (all >= most_ / 16 || most >= own_collective_bytes)) {  // to where it belongs
+    if (even && h.target && (all >= most_ / 16 || most >= own_collective_bytes)) {  // directly to its final place
       const auto own = static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.copies));
       std::byte* const to = h.target();
       any_communicator& group = ctx_.ranks.group(h.copies);
@@ -114,7 +115,7 @@ class share_exchange {
   }
 
  private:
-  /// Bytes of a share that take longer to be copied than a collective of its own takes to begin.
+  /// A share of this many bytes takes longer to copy than to start a collective for it.
   static constexpr std::size_t own_collective_bytes = std::size_t{128} << 10;
 
   struct batch {
@@ -124,7 +125,7 @@ class share_exchange {
   };
   using batches = std::map<unsigned, batch>;
 
-  /// Adds a tensor to those that are sent along `axes`, which `exchange` sends first where they would be too many.
+  /// Adds a tensor to the batch for `axes`. If the batch would become too large, calls `exchange` for it first.
   template <class Exchange>
   void add(batches& all, const axis_list& axes, const tensor_to_load& t, std::size_t bytes, Exchange&& exchange) {
     batch& to = all[number_of_axes(ctx_.ranks.shape(), axes)];
@@ -133,11 +134,11 @@ class share_exchange {
     to.entries.push_back(&t);
     to.bytes += bytes;
   }
-  /// Bytes of the largest share.
+  /// Returns the bytes of the largest share.
   static std::size_t share_bytes(const held_tensor& h, std::int64_t copies) {
     return static_cast<std::size_t>((h.size() + copies - 1) / copies) * h.element_bytes();
   }
-  /// Host memory whose first bytes can be sent and received: the device's memory, or a copy of it.
+  /// Returns host memory for sends and receives: the device's memory itself, or a copy of it.
   std::byte* staged(std::size_t bytes) {
     if (!there_ || there_->bytes() < bytes) {
       there_.reset();
@@ -184,7 +185,7 @@ class share_exchange {
     all.entries.clear();
     all.bytes = 0;
   }
-  /// The rows of a part that a slab has.
+  /// Returns the rows of `part` that are in `slab`.
   static box part_in(box part, const box& slab) {
     part.offset[0] = slab.offset[0];
     part.local[0] = slab.local[0];
@@ -206,7 +207,7 @@ class share_exchange {
     }
   }
   void unpack(const tensor_to_load& e, const std::byte* in, std::vector<std::size_t>& next) {
-    kept_.assign(e.slot, e.slot + e.read_bytes());  // what is not by rows goes to its place, which may lie elsewhere
+    kept_.assign(e.slot, e.slot + e.read_bytes());  // boxes not read by rows move too, and may overlap
     const std::byte* from = kept_.data();
     std::memset(e.slot, 0, e.share_bytes());
     for (const planned_read& r : e.reads) {
@@ -226,10 +227,10 @@ class share_exchange {
     if (all.entries.empty()) return;
     const mesh_shape& mesh = ctx_.ranks.shape();
     const std::int64_t copies = mesh.size(all.axes), own = mesh.index_in(ctx_.ranks.rank(), all.axes);
-    const auto first = [&](const held_tensor& h, std::int64_t i) {  // byte of the i-th share
+    const auto first = [&](const held_tensor& h, std::int64_t i) {  // first byte of the i-th share
       return static_cast<std::size_t>(h.size() * i / copies) * h.element_bytes();
     };
-    std::size_t room = 0;  // of one rank's shares
+    std::size_t room = 0;  // bytes of one rank's shares
     for (const tensor_to_load* e : all.entries) room += share_bytes(*e->held, copies);
     std::byte* const here = staged(room * static_cast<std::size_t>(copies));
     std::size_t at = room * static_cast<std::size_t>(own);
@@ -271,13 +272,13 @@ class share_exchange {
 /// A state that has been loaded.
 struct loaded_state {
   std::uint64_t step = 0;
-  std::string path;                                          ///< the directory of the step
+  std::string path;                                          ///< directory of the step
   saved_scalars scalars{};                                   ///< as they were saved
   std::vector<std::pair<std::string, std::string>> blobs{};  ///< as they were saved, on every rank
-  std::uint64_t bytes = 0;                                   ///< that this rank has read
-  std::vector<invalid_step> passed_over{};  ///< newer steps of its directory that are damaged; on rank 0
+  std::uint64_t bytes = 0;                                   ///< read by this rank
+  std::vector<invalid_step> passed_over{};                   ///< damaged newer steps in the directory; on rank 0
 
-  /// Returns a scalar of this type; nothing where there is none.
+  /// Returns the scalar of this name and type, or nothing.
   template <class T>
   std::optional<T> find_scalar(std::string_view name) const {
     for (const auto& [key, value] : scalars)
@@ -285,13 +286,13 @@ struct loaded_state {
         if (const T* const found = std::get_if<T>(&value)) return *found;
     return std::nullopt;
   }
-  /// Returns the scalar of this name. Throws `error` naming it where there is none.
+  /// Returns the scalar of this name. Throws `error` that names it if it does not exist.
   template <class T>
   T scalar(std::string_view name) const {
     if (const std::optional<T> found = find_scalar<T>(name)) return *found;
     fail({"'", path, "' has no scalar '", name, "' of this type"});
   }
-  /// Returns the bytes of a blob. Throws `error` naming it where there is none.
+  /// Returns the bytes of a blob. Throws `error` that names it if it does not exist.
   const std::string& blob(std::string_view name) const {
     for (const auto& [key, bytes_of_it] : blobs)
       if (key == name) return bytes_of_it;
@@ -299,41 +300,43 @@ struct loaded_state {
   }
 };
 
-/// Thrown on every rank where a step has weights alone, and a run was to resume from it.
+/// Thrown on every rank if a run should resume from a step that has only weights.
 class no_optimizer_state : public error_of_all {
  public:
   using error_of_all::error_of_all;
 };
 
-/// Rules for how a step's tensors become a model's tensors where the two differ. Names are a parameter's or
-/// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
+/// Rules for differences between a step's tensors and a model's tensors. A name is a parameter's, or
+/// "optim.PARAMETER.exp_avg" and the like, so a rule sees both. Without a rule, no such difference is allowed.
 struct load_rules {
-  std::vector<held_tensor> tensors{};  ///< of the program's own, in addition to the model's and the optimizer's
-  std::function<std::string(const std::string&)> stored_name{};  ///< what a tensor of the model is called in the step
-  std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
-  std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
-  std::size_t exchange_bytes = std::size_t{64} << 20;    ///< most that ranks send each other at once, of a rank
-  /// Whether bytes are read to where they belong, where the host's memory is that. It takes no second copy of the state
-  /// and half of the time. After an error the tensors have no values, so it is for a program that ends then.
+  std::vector<held_tensor> tensors{};  ///< tensors of the program, in addition to the model's and the optimizer's
+  std::function<std::string(const std::string&)> stored_name{};  ///< returns the name in the step of a model's tensor
+  /// which tensors of the model may be absent in the step, and keep their values
+  std::function<bool(const std::string&)> may_miss{};
+  std::function<bool(const std::string&)> may_ignore{};  ///< which tensors of the step may be absent in the model
+  std::size_t exchange_bytes = std::size_t{64} << 20;    ///< the most bytes of a rank that are sent at once
+  /// Whether bytes are read directly to their final place, where that is host memory. It needs no second copy of the
+  /// state, and half of the time. After an error the tensors' values are undefined, so the program must end then.
   bool in_place = false;
-  read_sizes read_ahead{};  ///< how much of the files a rank reads while it does something else
+  read_sizes read_ahead{};  ///< how much of the files a rank reads in advance
 };
 
 namespace detail {
 
-/// The checksums of boxes that no rank has read whole. Ranks combine the sums of what each has read, and read the rest.
+/// The checksums of boxes that no single rank has read whole. Ranks combine the sums of the parts that they have read,
+/// and read the rest.
 class sums_of_parts {
  public:
-  /// Adds what a rank has read of a box for a tensor that it holds.
+  /// Adds the part of a box that this rank has read for a tensor.
   void add(const manifest& saved, const held_tensor& h, const partly_read& part) {
     if (!h.counts) return;  // another stage reads this tensor
     const auto tensor = static_cast<std::uint64_t>(part.tensor - saved.tensors.data());
     add({tensor << 32 | part.box, crc32c(std::as_bytes(std::span(h.name)))}, part.sum, part.bytes);
   }
-  /// Adds what all ranks have. Collective over `ranks`.
+  /// Adds the sums of all ranks. Collective over `ranks`.
   template <compute_device Device>
   void gather(const context<Device>& ctx, any_communicator& ranks) {
-    constexpr std::size_t width = 4;  // the box, for whom it was read, sum, bytes
+    constexpr std::size_t width = 4;  // the box, the tensor it was read for, sum, bytes
     std::vector<std::uint64_t> mine;
     for (const auto& [key, sum] : sums_) mine.insert(mine.end(), {key.first, key.second, sum.sum, sum.bytes});
     sums_.clear();
@@ -342,11 +345,11 @@ class sums_of_parts {
     const std::vector<std::uint64_t> all =
         gather_all(ctx.device, ranks, std::move(mine), static_cast<std::size_t>(most));
     for (std::size_t i = 0; i < all.size(); i += width)
-      if (all[i + 3] != 0)  // added otherwise, so that all ranks have equal numbers
+      if (all[i + 3] != 0)  // all ranks get equal numbers
         add({all[i], all[i + 1]}, static_cast<std::uint32_t>(all[i + 2]), all[i + 3]);
   }
-  /// Compares, after `gather`, and reads the rest of each box, in turns with the other ranks. Throws
-  /// `error` that names the box whose checksum is another.
+  /// Compares the sums after `gather`. If parts of a box were not read, one rank reads the box again; ranks take turns.
+  /// Throws `error` that names a box whose checksum differs.
   void compare(const manifest& saved, step_data& data, std::size_t rank, std::size_t ranks) const {
     std::size_t turn = 0;
     for (const auto& [key, sum] : sums_) {
@@ -366,7 +369,7 @@ class sums_of_parts {
     std::uint32_t sum = 0;
     std::uint64_t bytes = 0;
   };
-  using key_of_part = std::pair<std::uint64_t, std::uint64_t>;  ///< a box, and what it was read for
+  using key_of_part = std::pair<std::uint64_t, std::uint64_t>;  ///< a box, and the tensor that it was read for
 
   void add(const key_of_part& key, std::uint32_t sum, std::uint64_t bytes) {
     sum_of_part& all = sums_[key];
@@ -377,7 +380,7 @@ class sums_of_parts {
   std::map<key_of_part, sum_of_part> sums_;
 };
 
-/// Reads and exchanges what the ranks hold.
+/// Reads the shares of all ranks and exchanges them.
 template <compute_device Device>
 class state_loader {
  public:
@@ -395,7 +398,7 @@ class state_loader {
 
   loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, data_->bytes(), passed_over_}; }
 
-  /// Returns how many steps the optimizer had made. Throws `no_optimizer_state` where the step has no optimizer.
+  /// Returns how many steps the optimizer has made. Throws `no_optimizer_state` if the step has no optimizer state.
   std::int64_t optimizer_steps() const {
     for (const auto& [key, value] : saved_.scalars)
       if (const auto* const steps = std::get_if<std::int64_t>(&value); steps && key == "optimizer.step") return *steps;
@@ -403,7 +406,7 @@ class state_loader {
                                   "resumes; load_weights_of_step begins a new one with them"}));
   }
 
-  /// Returns the steps that the optimizer's parameters had missed (`adamw::missed_steps`).
+  /// Returns the steps that each parameter of the optimizer has missed (`adamw::missed_steps`).
   std::map<std::string, std::int64_t> missed_steps() const {
     std::map<std::string, std::int64_t> all;
     for (const auto& [key, value] : saved_.scalars)
@@ -412,9 +415,9 @@ class state_loader {
     return all;
   }
 
-  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own. With
+  /// Reads this rank's shares of `held`, and changes nothing unless every rank has read all of its shares. With
   /// `load_rules::in_place`, ranks send each other tensors while they read others. A rank that has failed still sends
-  /// what it has, so that no rank waits for it.
+  /// its data, so that no rank waits for it.
   void load(std::vector<held_tensor> held) {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
@@ -444,7 +447,7 @@ class state_loader {
     share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (!all[i].early) continue;
-      static_cast<void>(ahead->wait(i));  // `finish` throws what has failed
+      static_cast<void>(ahead->wait(i));  // `finish` throws the error
       exchange.add_copies(all[i]);
     }
     exchange.finish_copies();
@@ -452,7 +455,7 @@ class state_loader {
     sums_of_parts sums;
     for (const auto& [i, part] : ahead->take_partly_read()) sums.add(saved_, held[i], part);
     sums.gather(ctx_, ranks_);
-    if (!sums.empty())  // on all ranks or on none
+    if (!sums.empty())  // equal on all ranks
       attempt_to_read([&] {
         sums.compare(saved_, *data_, static_cast<std::size_t>(ranks_.rank()), static_cast<std::size_t>(ranks_.size()));
       });
@@ -465,12 +468,12 @@ class state_loader {
   }
 
  private:
-  /// Does what may fail on some ranks, and then throws on all of them.
+  /// Calls work(). If it throws on any rank, throws on all ranks.
   template <class Work>
   void attempt(Work&& work) {
     agree(ctx_.device, ranks_, work, "checkpoint: ");
   }
-  /// Does what reads the step's data, as `attempt`, and names an older step where it fails.
+  /// Calls work() that reads the step's data, as `attempt`. After an error the text names an older step.
   template <class Work>
   void attempt_to_read(Work&& work) {
     attempt([&] {
@@ -486,7 +489,7 @@ class state_loader {
   std::string stored_name(const held_tensor& h) const {
     return rules_.stored_name ? rules_.stored_name(h.name) : h.name;
   }
-  /// Removes the tensors from `held` that the step does not have.
+  /// Checks the tensors against the step, and removes from `held` those that the step does not have.
   void check(std::vector<held_tensor>& held) {
     std::vector<std::string> missing, unexpected;
     std::string wrong;
@@ -523,11 +526,11 @@ class state_loader {
     agree_on(ctx_.device, ranks_, mismatch_text(missing, unexpected, wrong), cat({"checkpoint: '", path_, "': "}));
     held = std::move(found_ones);
   }
-  /// Makes the groups that are needed. All ranks of a world make a group, and a rank may hold nothing that the others
-  /// of its group do. Where ranks that hold parts of rows would read different rows, each reads for itself.
+  /// Makes the communicators of the needed groups. All ranks of the world must make a group, also those that hold no
+  /// tensor of it. Ranks that share rows must have planned equal ranges; otherwise each reads alone.
   void make_groups(const std::vector<held_tensor>& held) {
     const mesh_shape& mesh = ctx_.ranks.shape();
-    std::uint64_t sets = 0, cut = 0;  // one bit for each set of axes, which is a number below 2^max_axes
+    std::uint64_t sets = 0, cut = 0;  // one bit per set of axes (a number below 2^max_axes)
     std::array<std::uint64_t, 64> ranges{};
     static_assert(max_axes <= 6);
     for (const held_tensor& h : held) {
@@ -550,13 +553,13 @@ class state_loader {
       if (std::count(theirs.begin(), theirs.end(), ranges[set]) != group.size()) read_alone_.push_back(axes);
     }
   }
-  /// Returns the bytes of this rank's share, and of what it reads of it and for others.
+  /// Returns the bytes of a slot: room for this rank's share, and for all that it reads.
   static std::size_t slot_bytes(const tensor_to_load& t) { return std::max(t.share_bytes(), t.read_bytes()); }
   static std::byte* own_place(const tensor_to_load& t) {
     return t.held->target() + static_cast<std::size_t>(t.begin - t.held->begin) * t.held->element_bytes();
   }
-  /// Returns how many bytes after `end` a slot begins. A small one begins on a multiple of 64. A large one has the page
-  /// offset of its bytes in the file, so that the system can read it to where it belongs.
+  /// Returns the bytes of padding between `end` and a slot. A small slot begins at a multiple of 64. A large one has
+  /// the page offset of its bytes in the file, so that the system can read directly into it.
   std::size_t padding_before(const tensor_to_load& t, std::size_t end) {
     constexpr std::size_t page = 4096;
     const bool large = !t.reads.empty() && slot_bytes(t) >= std::size_t{64} * page;
@@ -565,7 +568,7 @@ class state_loader {
     const std::size_t first = t.by_rows() ? 0 : at * t.held->element_bytes();
     return (data_->boxes().place_of(*t.stored, t.reads[0].read()) + 2 * page - first % page - end % page) % page;
   }
-  /// Returns what this rank reads for a tensor. No file is opened.
+  /// Plans the reads of this rank for a tensor. Opens no file.
   tensor_to_load plan(const held_tensor& h) {
     const auto [begin, end] = own_share(ctx_, h);
     tensor_to_load t{&h, by_name_.at(stored_name(h)), begin, end};
@@ -587,14 +590,14 @@ class state_loader {
     std::vector<std::vector<placed_box>> shares;
     for (std::int64_t i = 0; i < ranks; ++i) {
       const box part = h.part_across(i);
-      if (part.local_size() != h.part.local_size()) return alone();  // which ranks read what is not known here
+      if (part.local_size() != h.part.local_size()) return alone();  // the other ranks' reads are unknown here
       shares.push_back(boxes_of_part(part, t.begin, t.end, h.shape, h.name));
     }
     return plan_reads(shares, static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.across)),
                       [&](const box& b) { return data_->boxes().has_short_runs(*t.stored, b); });
   }
-  /// Adds what is planned for a tensor, each box where it belongs, or one after the other where some of them are for
-  /// others too.
+  /// Adds a tensor's planned boxes to `wanted`. If it is read by rows, the slot has the boxes one after the other.
+  /// Otherwise each box is read to its own place.
   static void add_wanted(const tensor_to_load& t, std::size_t owner, std::vector<wanted_box>& wanted) {
     const bool in_turn = t.by_rows();
     std::size_t own = 0;
@@ -607,9 +610,9 @@ class state_loader {
       out += t.bytes_of(r.read());
     }
   }
-  /// Returns whether a tensor is sent to the ranks that hold copies while other tensors are read. All of these ranks
-  /// get one answer. Other tensors wait until every checksum is right: what is not written in place, rows read for
-  /// other ranks, and tensors that a function writes.
+  /// Returns whether ranks with copies of a tensor receive it while they read other tensors. The answer is equal on all
+  /// of these ranks. Tensors not written in place, read by rows, or written by a function wait until all checksums are
+  /// verified.
   bool is_sent_early(const tensor_to_load& t) {
     const held_tensor& h = *t.held;
     if (!rules_.in_place || !h.target) return false;
@@ -633,16 +636,16 @@ class state_loader {
   manifest saved_;
   std::map<std::string, const stored_tensor*> by_name_;
   std::optional<step_data> data_;
-  std::vector<axis_list> read_alone_;  ///< along which each rank reads for itself
+  std::vector<axis_list> read_alone_;  ///< axes along which each rank reads alone
 };
 
 }  // namespace detail
 
-/// Loads weights and what the optimizer keeps, from the newest step in the directory `path`, or from `path` if that is
-/// a step. Every rank reads its share of what it holds and gets the rest from the ranks that hold copies. Collective
-/// over `ranks`, the ranks of all stages. Throws `error` on all ranks alike, and changes nothing (but see
-/// `load_rules::in_place`). Reasons are a tensor that is missing on any stage, wanted by none, of another shape,
-/// unreadable or damaged, and a step with weights alone.
+/// Loads weights and optimizer state from the newest step in the directory `path`, or from `path` if that is a step.
+/// Every rank reads a share of its part, and gets the rest from the ranks that hold copies. Collective over `ranks`,
+/// the ranks of all stages. Throws `error` with one text on all ranks, and then changes nothing (except with
+/// `load_rules::in_place`). Causes are a tensor that any stage lacks, that no stage wants, or that has another shape.
+/// Others are unreadable or damaged data, and a step with only weights.
 template <compute_device Device, class Model, class Optimizer>
 loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Model& model, Optimizer& optimizer,
                         const std::string& path, load_rules rules = {}, file_system& files = machine_files()) {
@@ -659,7 +662,7 @@ loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Mode
   return loader.state();
 }
 
-/// Loads weights alone, as `load_state` does. The optimizer's tensors in the step are not read.
+/// Loads only weights, as `load_state` does. It does not read the optimizer's tensors in the step.
 template <compute_device Device, class Model>
 loaded_state load_weights_of_step(const context<Device>& ctx, any_communicator ranks, Model& model,
                                   const std::string& path, load_rules rules = {},
@@ -674,7 +677,7 @@ loaded_state load_weights_of_step(const context<Device>& ctx, any_communicator r
   return loader.state();
 }
 
-/// Loads what a program holds and saved without a model: `rules.tensors`.
+/// Loads tensors that a program holds and saved without a model: `rules.tensors`.
 template <compute_device Device>
 loaded_state load_tensors(const context<Device>& ctx, any_communicator ranks, const std::string& path, load_rules rules,
                           file_system& files = machine_files()) {
@@ -685,7 +688,8 @@ loaded_state load_tensors(const context<Device>& ctx, any_communicator ranks, co
 
 namespace detail {
 
-/// Returns the newest step in `directory`, or "" where there is none. Throws where there are steps, and none is whole.
+/// Returns the newest whole step in `directory`, or "" if there are no steps. Throws if there are steps, and none is
+/// whole.
 inline std::string newest_step_or_none(file_system& files, const std::string& directory) {
   if (!files.kind_of(directory)) return {};
   std::vector<invalid_step> passed_over;
@@ -697,9 +701,9 @@ inline std::string newest_step_or_none(file_system& files, const std::string& di
 
 }  // namespace detail
 
-/// Loads the newest step in `directory`, as `load_state` does, or initializes every parameter of `model` where there is
-/// none; rank 0 decides which, for all. Returns what was loaded; nothing where training begins. Throws `error_of_all`
-/// where steps are there and none is whole. Collective over `ranks`, the ranks of all stages.
+/// Loads the newest step in `directory`, as `load_state` does, or initializes every parameter of `model` if there is no
+/// step. Rank 0 decides for all ranks. Returns the loaded state; nothing if training begins. Throws `error_of_all` if
+/// there are steps and none is whole. Collective over `ranks`, the ranks of all stages.
 ///
 ///     const auto found = resume_or_initialize(ctx, ranks, model, optimizer, "steps");
 ///     for (std::uint64_t done = found ? found->step : 0; done < steps; ++done) ...

@@ -1,5 +1,5 @@
-// The contents of a saved step: tensors as boxes, each a range of bytes of a file, scalars and blobs. In their JSON one
-// array of numbers has all boxes of a tensor, so that millions of them take seconds.
+// The contents of a saved step: tensors as boxes (each a range of bytes of a file), scalars and blobs. In the JSON, one
+// array of numbers has all boxes of a tensor, so that millions of boxes are read in seconds.
 #pragma once
 
 #include <algorithm>
@@ -46,15 +46,15 @@ struct stored_box {
   friend bool operator==(const stored_box&, const stored_box&) = default;
 };
 
-/// A tensor of any rank up to `max_dims` ({} is a scalar), covered by its boxes exactly once. A tensor without elements
-/// has no boxes, and no box is empty.
+/// A tensor with up to `max_dims` dimensions ({} is a scalar). Its boxes cover it exactly once. No box is empty, so a
+/// tensor without elements has no boxes.
 struct stored_tensor {
   std::string name;
   safetensors_dtype dtype = safetensors_dtype::f32;
   std::vector<std::int64_t> shape;
   std::vector<stored_box> boxes;
 
-  /// Returns a box as the rest of plait counts: its `global` is the tensor's shape.
+  /// Returns a stored box as a `box`, whose `global` is the tensor's shape.
   box box_of(const stored_box& part) const {
     box out;
     out.dims = static_cast<int>(shape.size());
@@ -66,37 +66,37 @@ struct stored_tensor {
   friend bool operator==(const stored_tensor&, const stored_tensor&) = default;
 };
 
-/// Named bytes that are no tensor: the state of a tokenizer, a text.
+/// Named bytes that are not a tensor, such as the state of a tokenizer.
 struct stored_blob {
   std::string name;
   stored_bytes stored;
   friend bool operator==(const stored_blob&, const stored_blob&) = default;
 };
 
-/// A data file: a safetensors file whose data are boxes and blobs, without gaps.
+/// A data file: a safetensors file that contains boxes and blobs without gaps.
 struct stored_file {
   std::string path;                 ///< relative to the step's directory: "data/w00017.safetensors"
   std::uint64_t bytes = 0;          ///< of the whole file
-  std::uint64_t header_bytes = 0;   ///< of them before the data: length, header, padding
+  std::uint64_t header_bytes = 0;   ///< of the part before the data: length, header, padding
   std::uint32_t header_crc32c = 0;  ///< of the header bytes
   friend bool operator==(const stored_file&, const stored_file&) = default;
 };
 
-/// The version of manifests that this plait writes, and the only one that it reads.
+/// The version of manifests that this plait writes and reads.
 inline constexpr std::uint64_t manifest_version = 1;
-/// The "format" of every manifest.
+/// The value of "format" in every manifest.
 inline constexpr std::string_view manifest_format = "plait checkpoint";
 
-/// A scalar keeps its type and every bit. Whole numbers that fit 64 signed bits are `std::int64_t`, larger ones
+/// A scalar keeps its type and every bit. Integers that fit 64 signed bits are `std::int64_t`, larger ones
 /// `std::uint64_t`. A double may be infinite or a NaN.
 using stored_scalar = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
-/// Values that are saved with tensors, by name: the position in the data, a seed, settings.
+/// Values that are saved with tensors, by name, such as the position in the data, a seed, or settings.
 using saved_scalars = std::vector<std::pair<std::string, stored_scalar>>;
 
 /// Everything that a committed step holds.
 struct manifest {
   std::uint64_t step = 0;
-  std::string layout;  ///< the layout of the writer in words; nothing reads it but people
+  std::string layout;  ///< the layout of the writer as text, for people
   std::vector<stored_file> files;
   saved_scalars scalars;
   std::vector<stored_blob> blobs;
@@ -104,7 +104,7 @@ struct manifest {
   friend bool operator==(const manifest&, const manifest&) = default;
 };
 
-/// Returns a box as people read it, "[0:2, 4:8]"; "[]" for the box of a scalar.
+/// Returns a box as text, such as "[0:2, 4:8]"; "[]" for the box of a scalar.
 inline std::string text_of_box(const stored_tensor& tensor, const stored_box& part) {
   std::string out = "[";
   for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
@@ -119,24 +119,24 @@ inline std::string entry_name(const stored_tensor& tensor, const stored_box& par
   return whole ? tensor.name : tensor.name + text_of_box(tensor, part);
 }
 
-/// Throws `error`, its text starting with `source`, unless `m` is what a step can be loaded from. Names are not empty,
-/// UTF-8 and used once. Files are at different paths below data/ without "." or "..". Boxes lie in their tensors, take
-/// the bytes of their extents and cover each element exactly once. Ranges of bytes follow the header of their file to
-/// its end without holes or overlaps. The text names the tensor and the first element that is missing or there twice.
-/// Takes O(n log n) for n boxes.
+/// Throws `error`, whose text starts with `source`, unless a step can be loaded from `m`. Names must be UTF-8, not
+/// empty, and unique. Files must be at different paths below data/ without "." or "..". Boxes must lie in their
+/// tensors, have the bytes of their extents, and cover each element exactly once. Ranges of bytes must follow the
+/// header of their file up to its end, without holes or overlaps. The text names the tensor and the first element that
+/// is missing or covered twice. Takes O(n log n) for n boxes.
 void check_manifest(const manifest& m, const std::string& source);
 
-/// Returns the text of `m`. Throws `error` starting with `source` as `check_manifest` does.
+/// Returns the text of `m`. Throws `error`, whose text starts with `source`, as `check_manifest` does.
 std::string manifest_text(const manifest& m, const std::string& source = "manifest");
 
-/// Reads the text of a manifest, strictly: the keys that `manifest_text` writes, in its order, and nothing else;
-/// checked by `check_manifest`. Throws `error` starting with `source`.
+/// Reads the text of a manifest strictly: exactly the keys that `manifest_text` writes, in its order. Checks the result
+/// with `check_manifest`. Throws `error`, whose text starts with `source`.
 manifest parse_manifest(std::string_view text, const std::string& source = "manifest");
 
 namespace detail {
 
-/// The text and the reader without `check_manifest`, for what one rank has written. The text has no line break at its
-/// end, so that no part of it can be read.
+/// Writes and reads the manifest of one rank, without `check_manifest`. The text has no line break at its end, so an
+/// incomplete text is never valid.
 std::string unchecked_text(const manifest& m);
 manifest manifest_from(std::string_view text, const std::string& source);
 
@@ -149,12 +149,12 @@ namespace plait {
 
 namespace detail {
 
-/// Checks that the boxes of one tensor, which lie in it, cover each element exactly once.
+/// Checks that the boxes of one tensor, which must lie in it, cover each element exactly once.
 ///
-/// How many boxes an element is in is a function on the grid of elements. Its differences along every dimension are a
-/// sum of signed corners, 2^n for each box. So the corners of all boxes must equal the tensor's after cancellation,
-/// which sorting shows. At the first corner, in row-major order, that is left over, the function differs from 1 by just
-/// that corner's sum: it names an element.
+/// The number of boxes that contain an element is a function on the grid of elements. Its differences along all
+/// dimensions are a sum of signed corners, 2^n for each box. So after cancellation, the corners of all boxes must equal
+/// the tensor's, which sorting checks. At the first remaining corner, in row-major order, the function differs from 1
+/// by that corner's sum. So that corner names an element.
 class cover_check {
  public:
   cover_check(const stored_tensor& tensor, const std::string& where) : tensor_(tensor), where_(where) {}
@@ -175,8 +175,8 @@ class cover_check {
   }
 
  private:
-  /// Dimensions that no box divides do not matter. The corners of the others are counted in a grid that has one more
-  /// point than elements along each.
+  /// Chooses the dimensions that some box divides; the others need no check. Corners are numbered in a grid that has
+  /// one more point than elements along each of these dimensions.
   void choose_dims() {
     std::uint64_t points = 1;
     for (std::size_t d = tensor_.shape.size(); d-- > 0;) {
@@ -187,7 +187,8 @@ class cover_check {
         fail({where_, " is divided along too many dimensions for its size"});
     }
   }
-  /// A corner's sign is negative for an odd number of upper ends; side 0 has what is positive for a box.
+  /// Adds the corners of a box. A corner is negative if it has an odd number of upper ends. `side` 0 counts a box's
+  /// positive corners in `sides_[0]`.
   void add_corners(const stored_box& part, std::size_t side) {
     for (std::size_t corner = 0; corner < std::size_t{1} << dims_.size(); ++corner) {
       std::uint64_t key = 0;
@@ -230,7 +231,7 @@ class cover_check {
   std::vector<std::uint64_t> sides_[2];
 };
 
-/// The state of `check_manifest`.
+/// The steps of `check_manifest`, with the names and ranges seen so far.
 class manifest_check {
  public:
   manifest_check(const manifest& m, const std::string& source) : m_(m), source_(source) {}
@@ -295,7 +296,7 @@ class manifest_check {
     const auto bytes = safetensors_bytes(tensor.shape, tensor.dtype);
     if (!bytes) fail({where, " has a negative extent, or takes more than 2^63 bytes"});
     for (const stored_box& part : tensor.boxes) check_box(tensor, part, where);
-    if (*bytes == 0) return;  // and no box, since none fits
+    if (*bytes == 0) return;  // it has no boxes, because no box is empty
     cover_check(tensor, where).run();
   }
   void check_box(const stored_tensor& tensor, const stored_box& part, const std::string& where) const {
@@ -305,7 +306,7 @@ class manifest_check {
       const std::int64_t offset = part.offset[d], extent = part.extent[d];
       if (d < tensor.shape.size()) {
         legal = legal && offset >= 0 && extent >= 1 && extent <= tensor.shape[d] && offset <= tensor.shape[d] - extent;
-        bytes *= static_cast<std::uint64_t>(extent);  // no more than the tensor's, if it is legal
+        bytes *= static_cast<std::uint64_t>(extent);  // at most the tensor's bytes, if the box is valid
       } else {
         legal = legal && offset == 0 && extent == 0;
       }
@@ -325,7 +326,7 @@ class manifest_check {
     check_range(part.stored, cat({where, ": its box ", text_of_box(tensor, part)}));
   }
 
-  /// The ranges of each file follow each other from the end of its header to its end.
+  /// Checks that the ranges of each file are consecutive, from the end of its header to the end of the file.
   void check_files() const {
     struct range {
       std::uint32_t file;
@@ -368,7 +369,7 @@ class manifest_check {
 
 inline constexpr std::size_t manifest_hex_digits = 16;
 
-/// Reads the one shape of a manifest.
+/// Reads manifests, which have one fixed structure.
 class manifest_reader {
  public:
   manifest_reader(std::string_view text, const std::string& source) : in_(text, source), source_(source) {}
@@ -487,7 +488,7 @@ class manifest_reader {
       tensor.shape.push_back(signed_of(in_.whole_number({"in shape of ", what}), what));
     });
   }
-  /// Cuts `numbers_` into boxes, once the number of dimensions is known.
+  /// Splits `numbers_` into boxes, once the number of dimensions is known.
   void add_boxes(stored_tensor& tensor, const std::string& what) {
     const std::size_t dims = tensor.shape.size(), row = 2 * dims + 4;
     if (dims > static_cast<std::size_t>(max_dims))
@@ -538,7 +539,7 @@ inline void append_range(std::string& out, const stored_bytes& stored) {
   append_number(out, stored.crc32c);
 }
 
-/// A scalar as a JSON value. JSON has no infinity and no NaN, so each of these is an object with its bits.
+/// Returns a scalar as a JSON value. JSON has no infinity and no NaN, so these become an object with their bits.
 inline std::string scalar_text(const stored_scalar& value) {
   if (const auto* number = std::get_if<double>(&value); number != nullptr && !std::isfinite(*number)) {
     char digits[manifest_hex_digits + 1];

@@ -1,5 +1,5 @@
-// Fills a model's parameters from whole tensors of safetensors files, and writes them there, on any mesh: each rank
-// reads and writes its own parts. Tests: tests/unit/models/hugging_face_ranks.cpp.
+// Fills a model's parameters from whole tensors of safetensors files, and writes them to such files, on any mesh. Each
+// rank reads and writes its own parts. Tests: tests/unit/models/hugging_face_ranks.cpp.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ void each_run(const box& part, F&& f) {
   each_common_run(part, whole, part, std::forward<F>(f));
 }
 
-/// As `each_run`, for those elements of the part that are in `piece` and have a global index below `logical`. There the
-/// padding of the leading dim begins.
+/// As `each_run`, for the elements of the part that are in `piece` and have a global index below `logical`. At that
+/// index the padding of the leading dim begins.
 template <class F>
 void each_run_of(const box& part, const storage_slice& piece, std::int64_t logical, F&& f) {
   each_run(part, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
@@ -61,13 +61,13 @@ void each_run_of(const box& part, const storage_slice& piece, std::int64_t logic
 
 }  // namespace detail
 
-/// Another name under which a checkpoint may hold a parameter, such as a tied output projection: {"lm_head.weight",
+/// Other names of a parameter in a checkpoint, such as for a tied output projection: {"lm_head.weight",
 /// "model.embed_tokens.weight"}.
 using parameter_aliases = std::vector<std::pair<std::string, std::string>>;
 
 namespace detail {
 
-/// The tensors of a file by their names. Throws where two have one.
+/// Returns the tensors of a file by name. Throws if two tensors have one name.
 inline std::unordered_map<std::string_view, const weight_tensor*> entries_by_name(
     std::span<const weight_tensor> entries, const std::string& source) {
   std::unordered_map<std::string_view, const weight_tensor*> by_name;
@@ -76,9 +76,9 @@ inline std::unordered_map<std::string_view, const weight_tensor*> entries_by_nam
   return by_name;
 }
 
-/// The tensors that the parameters of some stages ask of a file.
+/// The tensors of a file that the parameters of some stages need.
 struct wanted_tensors {
-  std::set<std::uint64_t> names;  ///< hashed, of all parameters
+  std::set<std::uint64_t> names;  ///< hashes of the names of all parameters
   std::vector<std::string> missing, misfits;
 
   /// Adds the names and errors of the other stages. Collective along the pipeline.
@@ -93,21 +93,21 @@ struct wanted_tensors {
       for (const std::string& theirs : gather_texts(device, along, lines))
         for (std::size_t at = 0, end = 0; at < theirs.size(); at = end + 1) {
           end = theirs.find('\n', at);
-          const std::string text = theirs.substr(at, end - at);  // a tied parameter is on two stages
+          const std::string text = theirs.substr(at, end - at);  // a tied parameter is on two stages, with one text
           if (std::find(list->begin(), list->end(), text) == list->end()) list->push_back(text);
         }
     }
   }
 };
 
-/// Reads runs of a tensor, in its order, as `T`. Short runs are read with what lies between them, since a call costs
-/// more than some KB.
+/// Reads runs of a tensor, in its order, as `T`. Short runs are read together with the gaps between them, because a
+/// call costs more than reading some KB.
 template <class T>
 class run_reader {
  public:
   run_reader(const weight_tensor& from, T* out) : from_(from), out_(out), width_(size_of(from.dtype)) {}
 
-  /// Elements [from, from + count) go to `to`, now or with later elements.
+  /// Requests elements [from, from + count) for the place `to`. They are read now, or together with later elements.
   void add(std::int64_t from, std::int64_t to, std::int64_t count) {
     const auto bytes = [&](std::int64_t n) { return static_cast<std::size_t>(n) * width_; };
     if (!runs_.empty() && (bytes(count) >= long_run || bytes(from + count - runs_.front().from) > most_at_once))
@@ -147,9 +147,9 @@ class run_reader {
 
 }  // namespace detail
 
-/// Fills parameter `p` with what this rank stores of `full`, a whole tensor without padding, converted to its master
-/// type; rows of padding become zero. Throws `error` that starts with `source` and names the tensor. Reasons are
-/// another shape, elements that are no floating-point numbers, and a file that cannot be read.
+/// Fills this rank's part of parameter `p` from `full`, a whole tensor without padding, converted to the master type.
+/// Rows of padding become zero. Throws `error` that starts with `source` and names the tensor. Causes are another
+/// shape, elements that are not floating-point numbers, and a file that cannot be read.
 template <class Precision, compute_device Device>
 void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p, const weight_tensor& full,
                     const std::string& source) {
@@ -176,12 +176,12 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
   load_parameter(ctx, p, weight_in_memory(full), source);
 }
 
-/// Fills every parameter of `model` from the whole tensors of a checkpoint, on whatever mesh it lies: each rank reads
-/// its own part. For a `pipeline` this is collective along it, and `entries` are the tensors of the whole model.
-/// Strict: throws `error` with all names, its text starting with `source`, before anything is changed. Reasons are a
-/// parameter of any stage without a tensor of its shape, and a tensor without a parameter. A tensor under the first
-/// name of an alias may be absent; where it is present, it must equal the tensor under the second name. A file that
-/// cannot be read to its end is an error too, and then some parameters are filled.
+/// Fills every parameter of `model` from the whole tensors of a checkpoint, on any mesh: each rank reads its own part.
+/// For a `pipeline` this is collective along it, and `entries` are the tensors of the whole model. Before it changes
+/// anything, it throws `error` with all names, whose text starts with `source`. Causes are a parameter of any stage
+/// without a tensor of its shape, and a tensor without a parameter. A tensor under the first name of an alias may be
+/// absent. If it is present, it must equal the tensor under the second name. A file that cannot be read to its end is
+/// also an error, but then some parameters are filled.
 template <compute_device Device, class Model>
 void load_weights(const context<Device>& ctx, Model& model, std::span<const weight_tensor> entries,
                   const std::string& source, const parameter_aliases& aliases = {}) {
@@ -232,7 +232,7 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const safe
 
 namespace detail {
 
-/// Whether this rank writes its piece of `p`: of ranks that have equal elements, the rank with coordinate 0 does.
+/// Whether this rank writes its piece of `p`. Of the ranks that hold equal elements, the one with coordinate 0 writes.
 template <class Precision, compute_device Device>
 bool writes(const context<Device>& ctx, const parameter<Precision, Device>& p) {
   const mesh_shape& mesh = ctx.ranks.shape();
@@ -257,8 +257,8 @@ void each_written_run(const context<Device>& ctx, const parameter<Precision, Dev
               });
 }
 
-/// The matrices of a low-rank adapter, A [rank, in] and B [out, rank], both whole. For weights that lie one above the
-/// other, [matrices, out, in], those of each lie so.
+/// The matrices of a low-rank adapter, A [rank, in] and B [out, rank], both whole. For stacked weights [matrices, out,
+/// in], the adapters' matrices are stacked in the same way.
 template <class Master>
 struct whole_adapter {
   std::vector<Master> a, b;
@@ -266,8 +266,8 @@ struct whole_adapter {
   double scale = 0;
   std::int64_t matrices = 1;
 
-  /// Adds scale * B A to `count` elements of the weight [out, in], of which the first is element `begin`. The product
-  /// is rounded to the weight's type before the sum is, as peft's merge_and_unload does.
+  /// Adds scale * B A to `count` elements of the weight [out, in], from element `begin` on. As in peft's
+  /// merge_and_unload, the product is rounded to the weight's type before it is added.
   void add_to(std::int64_t begin, Master* values, std::int64_t count) const {
     using number = arithmetic<Master>;
     const std::int64_t ranks = rank * matrices, columns = static_cast<std::int64_t>(a.size()) / ranks;
@@ -290,11 +290,11 @@ struct whole_adapter {
   }
 };
 
-/// Adapters by the names of their weights.
+/// Adapters by the names of the weights that they adapt.
 template <class Precision>
 using whole_adapters = std::map<std::string, whole_adapter<master_of<Precision>>>;
 
-/// Returns the adapters of this rank's stages, whole. Collective over the context's mesh.
+/// Returns the whole adapters of this rank's stages. Collective over the context's mesh.
 template <compute_device Device, class Model>
 whole_adapters<typename Model::precision_type> gather_adapters(const context<Device>& ctx, Model& model) {
   whole_adapters<typename Model::precision_type> all;
@@ -316,14 +316,14 @@ whole_adapters<typename Model::precision_type> gather_adapters(const context<Dev
   return all;
 }
 
-/// Writes tensors into the files of a directory that `create_files` has made.
+/// Writes tensors into the files that `create_files` has made in a directory.
 class weight_writer {
  public:
   weight_writer(const safetensors_shards& shards, std::string folder, std::string field)
       : shards_(shards), folder_(std::move(folder)), field_(std::move(field)) {}
 
-  /// Writes the elements from `begin` on of a tensor of this shape, which lies as `place` says. An element has `width`
-  /// bytes.
+  /// Writes the elements from `begin` on of a tensor of this shape, to the place that `place` gives. An element has
+  /// `width` bytes.
   void write(const weight_place& place, const std::vector<std::int64_t>& shape, std::int64_t begin,
              std::span<const std::byte> bytes, std::size_t width) {
     const std::int64_t all = elements_of_shape(shape), end = begin + static_cast<std::int64_t>(bytes.size() / width);
@@ -367,8 +367,8 @@ class weight_writer {
 
 }  // namespace detail
 
-/// Returns the names and logical shapes of all parameters, sorted by name. The list is equal on every rank. For a
-/// `pipeline` they are of all stages, and this is collective along it.
+/// Returns the names and logical shapes of all parameters, sorted by name and equal on every rank. For a `pipeline` the
+/// list has all stages' parameters, and the call is collective along it.
 template <compute_device Device, class Model>
 std::vector<safetensors_declaration> shapes_of(const context<Device>& ctx, Model& model, safetensors_dtype dtype) {
   manifest own;
@@ -386,7 +386,7 @@ std::vector<safetensors_declaration> shapes_of(const context<Device>& ctx, Model
   return all;
 }
 
-/// Makes the files in `folder`, with their headers and full sizes. For one rank.
+/// Makes the files in `folder`, with their headers and full sizes. One rank calls it.
 inline void create_files(const safetensors_shards& shards, const std::string& folder, const std::string& field) {
   for (const auto& f : shards.files()) {
     file_of_parts file = file_of_parts::create((std::filesystem::path(folder) / f.name).string(), f.bytes, field);
@@ -395,9 +395,9 @@ inline void create_files(const safetensors_shards& shards, const std::string& fo
   }
 }
 
-/// Writes this rank's share of the master values, converted to `dtype`, into files that `create_files` has made and
-/// this rank sees. `adapters` are merged into them, and `place` names where a parameter's rows are. Each element is
-/// written by one rank. Not collective. Throws `error` starting with `field`.
+/// Writes this rank's share of the master values, converted to `dtype`, into files that `create_files` has made. This
+/// rank must see these files. `adapters` are merged into the values, and `place` names the place of a parameter's rows.
+/// Each element is written by one rank. Not collective. Throws `error` starting with `field`.
 template <compute_device Device, class Model>
 void write_weights(const context<Device>& ctx, Model& model, const safetensors_shards& shards, safetensors_dtype dtype,
                    const std::string& folder, const std::string& field,

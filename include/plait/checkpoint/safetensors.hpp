@@ -1,5 +1,5 @@
-// The safetensors format: element types and conversions, headers and indices. Whole files are read from a map, and
-// written at once or piece by piece. Malformed files: tests/unit/checkpoint/safetensors.cpp.
+// The safetensors format: element types and conversions, headers and indices. Files are read whole by mapping them, and
+// written at once or in pieces. Malformed files: tests/unit/checkpoint/safetensors.cpp.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ enum class safetensors_dtype : std::uint8_t { boolean, u8, i8, i16, u16, f16, bf
 
 namespace detail {
 
-/// In the order of the enumeration.
+/// The names of the types, in the order of the enumeration.
 inline constexpr std::string_view safetensors_names[] = {"BOOL", "U8",  "I8",  "I16", "U16", "F16", "BF16",
                                                          "I32",  "U32", "F32", "I64", "U64", "F64"};
 
@@ -62,7 +62,7 @@ constexpr std::optional<safetensors_dtype> find_safetensors_dtype(std::string_vi
   if (found == std::end(detail::safetensors_names)) return std::nullopt;
   return static_cast<safetensors_dtype>(found - detail::safetensors_names);
 }
-/// How the elements of a plait tensor are called in a file.
+/// Returns the type of a plait tensor's elements in a file.
 constexpr safetensors_dtype safetensors_dtype_of(dtype type) {
   constexpr safetensors_dtype types[] = {safetensors_dtype::f32, safetensors_dtype::f64, safetensors_dtype::bf16,
                                          safetensors_dtype::i32, safetensors_dtype::i64, safetensors_dtype::u8};
@@ -79,14 +79,14 @@ inline std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 }  // namespace detail
 
-/// Whether a type is one of real numbers that weights have: loads convert these to each other.
+/// Whether a type is one of the floating-point types of weights; loads convert these to each other.
 constexpr bool is_floating(safetensors_dtype type) {
   return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
          type == safetensors_dtype::bf16;
 }
 
-/// Returns the number of elements of a shape that a reader has accepted, whose product may overflow where an extent
-/// is 0.
+/// Returns the number of elements of a shape that a reader has accepted. If an extent is 0, other extents' product may
+/// overflow.
 inline std::int64_t elements_of_shape(std::span<const std::int64_t> shape) {
   for (const std::int64_t extent : shape)
     if (extent == 0) return 0;
@@ -102,7 +102,7 @@ struct safetensors_entry {
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
 
-  /// Number of elements; exact for entries that a reader or writer has accepted.
+  /// Number of elements; correct for entries that a reader or writer has accepted.
   std::int64_t size() const { return static_cast<std::int64_t>(bytes.size() / size_of(dtype)); }
 };
 
@@ -111,7 +111,7 @@ using safetensors_metadata = std::vector<std::pair<std::string, std::string>>;
 /// The longest header that readers of the format accept.
 inline constexpr std::uint64_t safetensors_max_header = 100'000'000;
 
-/// Bytes of a tensor, or nothing when they do not fit 63 bits or an extent is negative.
+/// Returns the bytes of a tensor, or nothing if they do not fit 63 bits or an extent is negative.
 inline std::optional<std::uint64_t> safetensors_bytes(const std::vector<std::int64_t>& shape, safetensors_dtype type) {
   std::uint64_t bytes = size_of(type);
   bool empty = false;
@@ -127,7 +127,7 @@ inline std::optional<std::uint64_t> safetensors_bytes(const std::vector<std::int
   return bytes;
 }
 
-/// IEEE binary16 to float, exact.
+/// Converts IEEE binary16 to float, exactly.
 inline float float_from_f16(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const int fraction = bits & 1023;
@@ -147,7 +147,7 @@ namespace detail {
 struct f16_bits {
   std::uint16_t bits;
 };
-/// Returns the number that a stored element is: a float for F16, otherwise the element itself.
+/// Returns the value of a stored element: a float for F16, otherwise the element itself.
 template <class Stored>
 auto value_of_element(Stored stored) {
   if constexpr (std::same_as<Stored, f16_bits>)
@@ -191,9 +191,10 @@ decltype(auto) with_stored_type(safetensors_dtype type, F&& f) {
 
 }  // namespace detail
 
-/// The elements of `entry` as `T`, row-major, `entry.size()` of them. To double, float and bf16: from F64, F32, F16 and
-/// BF16, rounded to nearest even (F64 to bf16 by way of float). To integers: from BOOL and every integer type, values
-/// that do not fit throw `error`. Other pairs throw `error`; nothing is converted between integers and floating point.
+/// Copies the elements of `entry` to `out` as `T`, row-major, `entry.size()` elements. double, float and bf16 come from
+/// F64, F32, F16 and BF16, rounded to nearest even (F64 to bf16 by way of float). Integers come from BOOL and every
+/// integer type; values that do not fit throw `error`. Integers and floating point are not converted to each other:
+/// other pairs throw `error`.
 template <class T>
   requires(std::floating_point<T> || std::same_as<T, bf16> || (std::integral<T> && !std::same_as<T, bool>))
 void copy_elements(const safetensors_entry& entry, T* out) {
@@ -219,16 +220,16 @@ void copy_elements(const safetensors_entry& entry, T* out) {
   });
 }
 
-/// Returns the type of elements that weights are written in, F64, F32 or BF16; nothing for another.
+/// Returns the plait type of weights stored as F64, F32 or BF16; nothing for other types.
 constexpr std::optional<dtype> weight_dtype_of(safetensors_dtype type) {
   for (const dtype one : {dtype::f64, dtype::f32, dtype::bf16})
     if (safetensors_dtype_of(one) == type) return one;
   return std::nullopt;
 }
 
-/// Converts `n` elements of a file to F64, F32 or BF16, as `copy_elements` does. Elements of the type that is asked for
-/// are copied, whatever it is. `out` is aligned for its elements. Throws as `copy_elements`, naming `name`, and for
-/// another type.
+/// Converts `n` elements of a file to F64, F32 or BF16, as `copy_elements` does. Elements that already have the wanted
+/// type are copied, for every type. `out` must be aligned for its elements. Throws as `copy_elements`, naming `name`,
+/// and for other types.
 inline void convert_elements(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
                              const std::string& name) {
   const auto count = static_cast<std::size_t>(n);
@@ -247,7 +248,7 @@ inline void convert_elements(safetensors_dtype from, dtype to, const std::byte* 
 
 namespace detail {
 
-/// Returns names in quotes, the first twenty of them.
+/// Returns up to twenty names in quotes.
 inline std::string quoted(const std::vector<std::string>& names) {
   std::string text;
   for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 20); ++i)
@@ -264,7 +265,7 @@ struct safetensors_contents {
   safetensors_metadata metadata;
 };
 
-/// A tensor of a file, and where in the file its bytes are.
+/// A tensor of a file, and the position of its bytes in the file.
 struct safetensors_position {
   std::string name;
   safetensors_dtype dtype = safetensors_dtype::f32;
@@ -278,24 +279,24 @@ struct safetensors_table {
   safetensors_metadata metadata;
 };
 
-/// Returns how many bytes come before the data: 8 and the header's bytes. `start` is the file's first bytes, 8 at least
-/// where the file is that long. Throws `error`, its text starting with `source`, where it is shorter.
+/// Returns the number of bytes before the data: 8 and the header's bytes. `start` has the file's first bytes, at least
+/// 8 if the file is that long. Throws `error`, whose text starts with `source`, for shorter files.
 std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes,
                                      const std::string& source);
 
-/// Reads the header of a safetensors file: u64 length N of the header, JSON of N bytes, data. `start` is the file's
-/// bytes as far as the data at least, `file_bytes` the length of all of it. White space around the JSON is allowed, all
-/// else is strict. The tensors' data follow each other without holes or overlaps to the end of the file. Each is as
-/// long as its shape takes, and no name or key is there twice. Throws `error`, its text starting with `source` and
-/// naming the tensor.
+/// Reads the header of a safetensors file: u64 length N of the header, JSON of N bytes, data. `start` has the file's
+/// bytes at least up to the data, `file_bytes` is the length of the file. White space around the JSON is allowed, all
+/// else is strict. The tensors' data must follow each other without holes or overlaps to the end of the file. Each
+/// tensor has the bytes of its shape, and names and keys are unique. Throws `error`, whose text starts with `source`
+/// and names the tensor.
 safetensors_table parse_safetensors_header(std::span<const std::byte> start, std::uint64_t file_bytes,
                                            const std::string& source);
 
 inline constexpr const char* safetensors_file_name = "model.safetensors";
 inline constexpr const char* safetensors_index_name = "model.safetensors.index.json";
 
-/// Returns the file of each tensor from the text of a model.safetensors.index.json. Throws `error`, its text starting
-/// with `source`, where it has no weight_map, or one that names something else than .safetensors files of its folder.
+/// Returns the file of each tensor from the text of a model.safetensors.index.json. Throws `error`, whose text starts
+/// with `source`, if it has no weight_map. It also throws if an entry is not a .safetensors file in the folder.
 std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& source);
 
 /// Reads the bytes of a whole safetensors file. The spans of the result point into `file`. Throws as
@@ -311,7 +312,7 @@ inline safetensors_contents parse_safetensors(std::span<const std::byte> file, c
 /// An open safetensors file. The entries point into the mapped file and live as long as any copy of the reader.
 class safetensors_reader {
  public:
-  /// Errors as `mapped_file` and `parse_safetensors`, both naming `field` and the path.
+  /// Throws as `mapped_file` and `parse_safetensors` do; the text has `field` and the path.
   explicit safetensors_reader(const std::string& path, const std::string& field = "path")
       : file_(std::make_shared<const mapped_file>(path, field)),
         source_(cat({field, ": '", path, "'"})),
@@ -324,18 +325,18 @@ class safetensors_reader {
   const std::vector<safetensors_entry>& entries() const { return contents_.entries; }
   const safetensors_metadata& metadata() const { return contents_.metadata; }
 
-  /// The tensor called `wanted`, or null.
+  /// Returns the tensor called `wanted`, or null.
   const safetensors_entry* find(std::string_view wanted) const {
     const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), wanted,
                                         [&](std::size_t i, std::string_view key) { return name(i) < key; });
     return found != by_name_.end() && name(*found) == wanted ? &contents_.entries[*found] : nullptr;
   }
-  /// The tensor called `wanted`; throws `error` when there is none.
+  /// Returns the tensor called `wanted`. Throws `error` if there is none.
   const safetensors_entry& at(std::string_view wanted) const {
     if (const auto* entry = find(wanted)) return *entry;
     fail({source_, ": there is no tensor '", wanted, "' among its ", entries().size()});
   }
-  /// The elements of tensor `wanted` as `T`; errors as `at` and `copy_elements`.
+  /// Returns the elements of tensor `wanted` as `T`. Throws as `at` and `copy_elements`.
   template <class T>
   std::vector<T> read(std::string_view wanted) const {
     const safetensors_entry& entry = at(wanted);
@@ -353,27 +354,27 @@ class safetensors_reader {
   std::vector<std::size_t> by_name_;
 };
 
-/// Where the data of a file that plait writes start is a multiple of this many bytes, a page.
+/// In files that plait writes, the data start at a multiple of this many bytes (a page).
 inline constexpr std::uint64_t safetensors_alignment = 4096;
 
-/// A tensor of a file whose data come later: row-major, a scalar has the shape {}.
+/// A tensor of a file whose data are written later: row-major, a scalar has the shape {}.
 struct safetensors_declaration {
   std::string name;
   safetensors_dtype dtype = safetensors_dtype::f32;
   std::vector<std::int64_t> shape;
 };
 
-/// Where everything in a file lies, in bytes from its first one.
+/// The positions of everything in a file, in bytes from its start.
 struct safetensors_plan {
   std::string header;                    ///< the first bytes of the file: header length and header, padded with spaces
-  std::vector<std::uint64_t> positions;  ///< of each tensor's data, in the order they were declared
+  std::vector<std::uint64_t> positions;  ///< of each tensor's data, in the order of declaration
   std::vector<std::uint64_t> bytes;      ///< of each tensor
   std::uint64_t file_bytes = 0;
 };
 
-/// Returns the plan of a file with the data of `tensors` in this order; the data start at a multiple of
-/// `safetensors_alignment`. Throws `error`, its text starting with `source`, for a name that is empty, reserved, used
-/// twice or no UTF-8. It also throws for sizes that overflow or take too long a header.
+/// Returns the plan of a file with the data of `tensors` in this order. The data start at a multiple of
+/// `safetensors_alignment`. Throws `error`, whose text starts with `source`, for a name that is empty, reserved, used
+/// twice or not UTF-8. It also throws for sizes that overflow or need too long a header.
 inline safetensors_plan plan_safetensors(const std::vector<safetensors_declaration>& tensors,
                                          const safetensors_metadata& metadata, const std::string& source) {
   std::unordered_set<std::string_view> names;
@@ -393,7 +394,7 @@ inline safetensors_plan plan_safetensors(const std::vector<safetensors_declarati
   }
   names.clear();
   safetensors_plan out;
-  std::uint64_t end = 0;  // of the data, from their first byte
+  std::uint64_t end = 0;  // end of the data, relative to their start
   for (const safetensors_declaration& tensor : tensors) {
     if (tensor.name.empty() || tensor.name == "__metadata__")
       fail({source, ": '", tensor.name, "' cannot be the name of a tensor"});
@@ -426,8 +427,8 @@ inline safetensors_plan plan_safetensors(const std::vector<safetensors_declarati
 }
 
 /// Writes a safetensors file in one step. Tensors with wider elements come first, otherwise in the given order, so that
-/// each starts on a multiple of its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `field`,
-/// and for data whose length does not fit the shape.
+/// each is aligned to its element size. Throws as `plan_safetensors` and `atomic_file` do, naming `field`. It also
+/// throws for data whose length does not fit the shape.
 inline void write_safetensors(const std::string& path, std::vector<safetensors_entry> entries,
                               const safetensors_metadata& metadata = {}, const std::string& field = "path") {
   std::stable_sort(entries.begin(), entries.end(),
@@ -448,7 +449,7 @@ inline void write_safetensors(const std::string& path, std::vector<safetensors_e
   file.commit();
 }
 
-/// A safetensors file on its way to the disk. Destroyed before `finish`, it leaves a file that no reader accepts.
+/// A safetensors file that is being written. If destroyed before `finish`, it leaves a file that no reader accepts.
 class safetensors_stream {
  public:
   /// Creates the file, which must not exist, and writes its header.
@@ -460,15 +461,15 @@ class safetensors_stream {
     end_ = header.size();
   }
 
-  /// Writes the next bytes of the data, which may end anywhere, within a tensor or after several. Throws `error` when
-  /// they are more than were declared.
+  /// Writes the next bytes of the data. A call may end within a tensor or span several. Throws `error` for more bytes
+  /// than were declared.
   void append(std::span<const std::byte> bytes) {
     expect(bytes);
     file_->write(end_, bytes);
     sum_up(bytes);
   }
-  /// Appends bytes that stay as they are until `finish` has returned or this is destroyed. They are summed up while the
-  /// system writes them (`open_file::start_write`).
+  /// Appends bytes that must not change until `finish` has returned or this is destroyed. Their checksum is computed
+  /// while the system writes them (`open_file::start_write`).
   void append_lasting(std::span<const std::byte> bytes) {
     expect(bytes);
     file_->start_write(end_, bytes);
@@ -484,9 +485,9 @@ class safetensors_stream {
   }
 
   const safetensors_plan& plan() const { return plan_; }
-  /// Returns the checksum of the header with its length and padding.
+  /// Returns the checksum of the header, including its length and padding.
   std::uint32_t header_crc32c() const { return header_sum_; }
-  /// Returns the checksum of each tensor's data, in the order they were declared; of what has been appended so far.
+  /// Returns the checksums of each tensor's data, in the order of declaration, for the bytes appended so far.
   const std::vector<std::uint32_t>& crc32c_of_tensors() const { return sums_; }
 
  private:
@@ -511,8 +512,8 @@ class safetensors_stream {
   std::vector<std::uint32_t> sums_;
   std::unique_ptr<open_file> file_;
   std::uint32_t header_sum_ = 0;
-  std::uint64_t end_ = 0;   ///< of what has been written
-  std::size_t tensor_ = 0;  ///< the one that the next byte is of, unless it has none
+  std::uint64_t end_ = 0;   ///< position after the last written byte
+  std::size_t tensor_ = 0;  ///< index of the tensor of the next byte, unless that tensor is empty
 };
 
 }  // namespace plait
@@ -522,9 +523,9 @@ namespace plait {
 
 namespace detail {
 
-/// Reads the header's one shape:
-/// `{"__metadata__": {key: string, ..}, name: {"dtype": string, "shape": [..], "data_offsets": [begin, end]}, ..}`.
-/// No tree is built, so a hostile header costs a few bytes of memory for each of its own.
+/// Reads headers, which have one fixed structure: `{"__metadata__": {key: string, ..}, name: {"dtype": string, "shape":
+/// [..], "data_offsets": [begin, end]}, ..}`. It builds no tree, so a hostile header costs only a few bytes of memory
+/// per byte.
 class safetensors_header {
  public:
   struct tensor {
@@ -603,7 +604,8 @@ PLAIT_INLINE std::uint64_t safetensors_header_end(std::span<const std::byte> sta
     fail({source, ": ", file_bytes, " bytes are no safetensors file; it starts with 8 bytes of header length"});
   std::uint64_t length = 0;
   std::memcpy(&length, start.data(), 8);
-  if (length > safetensors_max_header || length > file_bytes - 8) {  // a length may begin as another format does
+  // a file of another format may begin with any number
+  if (length > safetensors_max_header || length > file_bytes - 8) {
     const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
     if (!other.empty()) fail({source, ": this is no safetensors file but ", other});
   }

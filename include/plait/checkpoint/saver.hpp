@@ -51,27 +51,27 @@ struct save_job {
   std::uint64_t step = 0;
   saved_scalars scalars;
   std::string layout, path;
-  retention keep{};                           ///< as it was when the save began
+  retention keep{};                           ///< retention rules when the save began
   std::optional<step_in_progress> directory;  ///< on rank 0
   std::size_t arena = 0;
   staged_share share;
-  std::function<void()> copies_end{};         ///< waits until the device has filled the arena; empty: it is filled
-  std::vector<std::function<void()>> rest{};  ///< what makes elements of what was copied
-  clock::time_point begin, staged;            ///< of `save`; when the arena was filled, as far as is known
+  std::function<void()> copies_end{};         ///< waits until the device has filled the arena; empty: already filled
+  std::vector<std::function<void()>> rest{};  ///< functions that decode copied data into elements
+  clock::time_point begin, staged;            ///< start of `save`; when the arena was filled, or the best estimate
   double stall = 0, background = 0;
   std::string failure, warning, damage;
-  std::vector<stored_bytes> written{};  ///< the parts of this rank's file
+  std::vector<stored_bytes> written{};  ///< the ranges of this rank's file
 
-  // Guarded by the writer's mutex.
+  // The writer's mutex guards the following members.
   const char* doing = "waiting for the save before it";
-  clock::time_point since{};  ///< when it last made progress
+  clock::time_point since{};  ///< time of its last progress
   bool ended = false;         ///< this rank has written its file, or failed
-  bool abandoned = false;     ///< the others no longer wait for it
+  bool abandoned = false;     ///< other ranks no longer wait for it
 };
 
 /// The thread of a rank that writes jobs one after the other, without collectives or a device. The thread shares
-/// ownership: if a call of the file system never returns, the saver abandons both, and the file system must outlive
-/// them.
+/// ownership of this object. If a file system call never returns, the saver abandons both, so the file system must
+/// outlive them.
 class save_writer {
  public:
   using clock = save_job::clock;
@@ -92,7 +92,7 @@ class save_writer {
   step_root& root() { return *root_; }
   byte_buffer& arena(std::size_t i) { return arenas_[i]; }
   static constexpr std::size_t most_jobs = 2;
-  /// Names the best step that is already there. Called before the first job.
+  /// Sets the best step that already exists. Called before the first job.
   void begin_with_best(std::uint64_t step) {
     const std::lock_guard lock(mutex_);
     best_ = step;
@@ -109,18 +109,18 @@ class save_writer {
     const std::lock_guard lock(mutex_);
     return j.ended;
   }
-  /// Limits each call of the file system to `seconds` from now on.
+  /// Limits each later file system call to `seconds`.
   void limit_calls(double seconds) {
     const std::lock_guard lock(mutex_);
     patience_ = std::min(patience_, seconds);
   }
-  /// Returns how many seconds a call of the file system may take.
+  /// Returns the time limit of a file system call, in seconds.
   double patience() {
     const std::lock_guard lock(mutex_);
     return patience_;
   }
-  /// Returns the operation that a job has been in for longer than the deadline, or nothing. Waiting for other ranks has
-  /// a deadline of its own.
+  /// Returns the operation that a job has been in for longer than the deadline, or an empty text. Waiting for other
+  /// ranks has a separate deadline.
   std::string stuck_at(const save_job& j) {
     const std::lock_guard lock(mutex_);
     return is_stuck(j) ? j.doing : "";
@@ -130,8 +130,8 @@ class save_writer {
     const std::lock_guard lock(mutex_);
     return active_job_ != nullptr && (active_job_->abandoned || verification_is_stuck());
   }
-  /// Called when all ranks know that a save is committed. If it is due for verification, this rank re-reads its file
-  /// when it is idle. Once all ranks have, rank 0 need not read the whole step before it removes older ones.
+  /// Called when all ranks know that a save is committed. If the step is due for verification, this rank re-reads its
+  /// file while it is idle. Once all ranks have done so, rank 0 can remove older steps without reading the whole step.
   void committed(const save_job& j) {
     const std::string root = j.path.substr(0, j.path.rfind('/'));
     {
@@ -143,7 +143,7 @@ class save_writer {
     }
     changed_.notify_all();
   }
-  /// Stops this rank's part of a job with which another rank has failed.
+  /// Stops this rank's part of a job that failed on another rank.
   void stop(const save_job& j) {
     {
       const std::lock_guard lock(mutex_);
@@ -160,10 +160,10 @@ class save_writer {
     }
     return true;
   }
-  /// Removes the oldest job, whether it has ended or not.
+  /// Removes the oldest job, even if it has not ended.
   void forget() {
     const std::lock_guard lock(mutex_);
-    failed_elsewhere_ = nullptr;  // the next save may be made where this one was
+    failed_elsewhere_ = nullptr;  // the next job may get the same address
     if (!jobs_.front()->ended) {
       jobs_.front()->abandoned = true;
       abandoned_jobs_.push_back(jobs_.front());
@@ -175,8 +175,8 @@ class save_writer {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, limit);
   }
-  /// Waits for the remaining jobs. Rank 0 abandons the jobs that other ranks have not written. Detaches the thread if
-  /// it is stuck after `patience`, at most ten seconds.
+  /// Waits for the remaining jobs. Rank 0 abandons jobs for which other ranks' files are missing. Detaches the thread
+  /// if it is stuck after `patience`, at most ten seconds.
   void finish() {
     std::unique_lock lock(mutex_);
     ending_ = true;
@@ -240,7 +240,7 @@ class save_writer {
       next.reset();
       const auto gone = std::exchange(abandoned_jobs_, {});
       lock.unlock();
-      for (const auto& j : gone) {  // removes their directories once the file system answers again
+      for (const auto& j : gone) {  // removes their directories once the file system responds again
         if (j->directory) j->directory->abandon();
       }
       lock.lock();
@@ -250,7 +250,7 @@ class save_writer {
     thread_exited_ = true;
     changed_.notify_all();
   }
-  /// Re-reads some bytes of the file that is due for verification. Requires mutex_, which it releases meanwhile.
+  /// Re-reads some bytes of the file that is due for verification. Requires mutex_, and releases it during the read.
   void verify_some(std::unique_lock<std::mutex>& lock) {
     std::optional<own_file_check> check = std::exchange(verification_, std::nullopt);
     verification_job_.since = clock::now();
@@ -274,12 +274,12 @@ class save_writer {
     j.doing = doing;
     j.since = clock::now();
   }
-  /// Throws if the job was abandoned or another rank has failed with it.
+  /// Throws if the job was abandoned, or has failed on another rank.
   void require_wanted(const save_job& j) {
     const std::lock_guard lock(mutex_);
     if (j.abandoned || failed_elsewhere_ == &j) fail(stopped_for_another);
   }
-  /// Begins the next operation of a job, unless no rank needs it any more.
+  /// Begins the next operation of a job. Throws if no rank needs the job any more.
   void begin_operation(save_job& j, const char* doing) {
     require_wanted(j);
     report_progress(j, doing);
@@ -315,18 +315,19 @@ class save_writer {
       if (writer == 0) j.directory->abandon();
       try {
         if (writer != 0) leave_text(j.path, name + ".failed", j.failure);
-      } catch (const std::exception&) {  // rank 0 learns of it in take_ended
+      } catch (const std::exception&) {  // rank 0 sees the failure in take_ended
       }
     }
   }
-  /// Whether only this step will stay. Each rank then re-reads its file before the commit, so that rank 0 need not read
-  /// all files before it removes the older step.
+  /// Whether only this step will be kept. Each rank then re-reads its file before the commit, so that rank 0 can remove
+  /// the older step without reading all files.
   bool takes_the_place_of_all(const save_job& j) {
     if (j.keep.last > 1) return false;
     const std::string root = j.path.substr(0, j.path.rfind('/'));
     return has_written_ || !steps_by_name(files_, files_.list(root), root).empty();
   }
-  /// Re-reads this rank's file. If it differs from what was written, rank 0 reads the step and reports the fault.
+  /// Re-reads this rank's file, and returns whether it equals the written data. If not, rank 0 reads the step and
+  /// reports the fault.
   bool is_whole(save_job& j) {
     own_file_check check(j.step, j.path + "/" + data_file_name(static_cast<std::uint32_t>(rank_)), j.written);
     auto state = own_file_check::state::under_way;
@@ -336,7 +337,7 @@ class save_writer {
     }
     return state == own_file_check::state::whole;
   }
-  /// Leaves a text for rank 0, which removes it before the step is committed; it is never synced.
+  /// Writes a text for rank 0, which removes it before the commit. The file is not synced.
   void leave_text(const std::string& directory, const std::string& name, const std::string& text) {
     const std::string path = directory + "/" + name;
     files_.create(path + ".tmp")->write(0, std::as_bytes(std::span(text)));
@@ -399,11 +400,11 @@ class save_writer {
           },
           whole);
       if (!kept.refusal.empty()) warn(kept.refusal);
-    } catch (const std::exception& e) {  // the step is saved
+    } catch (const std::exception& e) {  // the step is saved: this is only a warning
       warn(cat({"older steps are not removed: ", e.what()}));
     }
   }
-  /// The retention of a save. A best step that was never committed does not replace one that was.
+  /// Returns the retention of a save. A best step that was never committed does not replace one that was.
   retention to_keep(const save_job& j) {
     retention keep = j.keep;
     if (keep.best && !files_.kind_of(path_in(root_->path(), step_name(*keep.best)))) keep.best = best_;
@@ -414,12 +415,12 @@ class save_writer {
   file_system& files_;
   const int rank_, ranks_;
   const double deadline_;
-  double patience_ = deadline_;    ///< seconds for one call of the file system; guarded by mutex_
+  double patience_ = deadline_;    ///< time limit of a file system call, in seconds; guarded by mutex_
   std::optional<step_root> root_;  ///< on rank 0
   std::optional<std::uint64_t> best_{};
   check_turns verification_turns_;
   std::optional<own_file_check> verification_;
-  save_job verification_job_;                  ///< is `active_job_` during a verification
+  save_job verification_job_;                  ///< `active_job_` points to it during a verification
   std::optional<std::uint64_t> read_again_{};  ///< the newest step whose file of this rank was verified
   bool has_written_ = false;
   std::array<byte_buffer, most_jobs> arenas_;
@@ -427,8 +428,8 @@ class save_writer {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<save_job>> jobs_;  ///< oldest first
   std::vector<std::shared_ptr<save_job>> abandoned_jobs_;
-  const save_job* active_job_ = nullptr;        ///< the one that the thread works on
-  const save_job* failed_elsewhere_ = nullptr;  ///< the save with which another rank failed
+  const save_job* active_job_ = nullptr;        ///< the job that the thread is writing
+  const save_job* failed_elsewhere_ = nullptr;  ///< the save that failed on another rank
   bool ending_ = false, thread_exited_ = false;
   std::thread thread_;
 };
@@ -436,19 +437,19 @@ class save_writer {
 }  // namespace detail
 
 struct saver_options {
-  std::string directory;  ///< made if it is missing; one job at a time may save there
-  retention keep{};       ///< which steps stay
-  std::string layout{};   ///< in words, for people who look at a step; empty: the extents of the mesh
-  /// Seconds that rank 0 waits for the files of the others, from its own on. A call of the file system may take as long
-  /// on any rank.
+  std::string directory;  ///< created if it is missing; only one program at a time may save there
+  retention keep{};       ///< which steps are kept
+  std::string layout{};   ///< a text for people who examine a step; empty: the extents of the mesh
+  /// Seconds that rank 0 waits for the other ranks' files after its own is written. It is also the time limit of a file
+  /// system call on any rank.
   double deadline = 1800;
-  /// Returns whether the program is to end, as after a signal. A call of the file system may then take no more than
-  /// `ending_deadline` seconds; a sync of a large file takes the longest. Called from the thread that waits for saves.
+  /// Returns whether the program is ending, as after a signal. A file system call may then take at most
+  /// `ending_deadline` seconds; the sync of a large file takes longest. The thread that waits for saves calls it.
   std::function<bool()> is_ending{};
   double ending_deadline = 120;
-  /// On a GPU: how many bytes of the host's memory this rank may pin for its two staging arenas. Each is as large as
-  /// its share. A save that needs more is refused. With 0 they are pageable: a driver copies to its own pinned memory
-  /// first, and the host waits for every tensor.
+  /// On a GPU: the bytes of host memory that this rank may pin for its two staging arenas. Each arena is as large as
+  /// the rank's share. A save that needs more is refused. With 0 the arenas are pageable: the driver copies by way of
+  /// its own pinned memory, and the host waits for every tensor.
   std::size_t pinned_bytes = std::numeric_limits<std::size_t>::max();
 };
 
@@ -459,12 +460,14 @@ struct saver_options {
 ///     for (const finished_save& s : saver.finished(device)) report(s);       // once a step, for instance
 ///     for (const finished_save& s : saver.wait(device)) report(s);           // at the end
 ///
-/// Two saves can be under way; a third waits for the first. Ranks that hold equal elements share the work of writing
-/// them. A directory that is not one for all ranks is refused at construction. A save that fails leaves the steps
-/// before it as they are. Nothing old is removed unless every byte of a step that stays has been compared with its
-/// checksum. Each rank reads its own file for this, between saves or, where only the newest step stays, before the
-/// commit. Rank 0 reads the whole step if that is not done or finds something. Where the file system does not answer,
-/// the saves under way fail after the deadline, and further ones until it does.
+/// Two saves can be in progress; a third waits for the first. Ranks that hold equal elements share the work of writing
+/// them. The constructor refuses a directory that is not the same for all ranks. A failed save leaves the earlier steps
+/// unchanged.
+///
+/// Old steps are removed only after every byte of a kept step has been compared with its checksum. Each rank reads its
+/// own file for this, between saves or, if only the newest step is kept, before the commit. Rank 0 reads the whole step
+/// if that was not done or found a fault. If the file system does not respond, saves in progress fail after the
+/// deadline, and later ones fail until it responds.
 class checkpoint_saver {
  public:
   template <compute_device Device>
@@ -474,7 +477,7 @@ class checkpoint_saver {
     text_of_rank_0(device, ranks_, "", [&] {
       if (options_.keep.last < 1) fail("saver_options::keep.last is 0; legal is at least 1, the newest step");
       root.emplace(files, options_.directory);
-      root->remove_leftovers();  // of jobs that were killed
+      root->remove_leftovers();  // from jobs that were killed
       return root->path();
     });
     require_one_directory(device, ranks_, options_.directory, "", files);
@@ -482,20 +485,19 @@ class checkpoint_saver {
   }
   checkpoint_saver(const checkpoint_saver&) = delete;
   checkpoint_saver& operator=(const checkpoint_saver&) = delete;
-  /// Waits for this rank's part of saves under way; rank 0 gives up the saves that other ranks have not written. Where
-  /// a call of the file system does not return, its thread is detached, and the file system must outlive it.
+  /// Waits for this rank's part of saves in progress. Rank 0 abandons saves for which other ranks' files are missing.
+  /// If a file system call does not return, the thread is detached, and the file system must outlive it.
   ~checkpoint_saver() { writer_->finish(); }
 
-  /// Copies the state of this moment: the model's weights, what `optimizer` keeps of them, and `extras`. Throws
-  /// `error_of_all` where the ranks' parts do not fit together (`agree_on_plan`), or there is no memory for the copy.
-  /// It also throws where the step exists, its directory cannot be made, or an earlier save is stuck. Returns the saves
-  /// that it had to wait for.
+  /// Saves the current state: the model's weights, the state of `optimizer`, and `extras`. Throws `error_of_all` if the
+  /// ranks' parts do not fit together (`agree_on_plan`), or memory for the copy is exhausted. It also throws if the
+  /// step exists, its directory cannot be made, or an earlier save is stuck. Returns the saves that it had to wait for.
   ///
-  /// On a GPU the copies go to pinned memory in the main stream, so that the next update comes after them. The host
-  /// returns at once and prepares the next step. The GPU begins with it when the last byte has left, and
-  /// `finished_save::stall` counts until then. A stream of their own would need a wait in everything that writes states
-  /// in place: a replayed graph, a load, the allocator. One missing wait would spoil a save, and no checksum would find
-  /// it. Moments in 8 bits are copied as they are, and decoded during the training.
+  /// On a GPU the copies go to pinned memory in the main stream, so the next update runs after them. The host returns
+  /// at once and prepares the next step. The GPU begins that step when the last byte is copied, and
+  /// `finished_save::stall` counts until then. A separate stream would need a wait in everything that writes states in
+  /// place: a replayed graph, a load, the allocator. One missing wait would corrupt a save, and no checksum would
+  /// detect it. Moments in 8 bits are copied as codes, and decoded while training continues.
   template <compute_device Device, class Model, class Optimizer>
   std::vector<finished_save> save(const context<Device>& ctx, Model& model, Optimizer& optimizer, std::uint64_t step,
                                   saved_extras extras = {}) {
@@ -506,7 +508,7 @@ class checkpoint_saver {
         extras.scalars.emplace_back(detail::missed_prefix + name, missed);
     return save(ctx, step, std::move(extras));
   }
-  /// Copies what a program holds, without a model.
+  /// Saves what a program holds, without a model.
   template <compute_device Device>
   std::vector<finished_save> save(const context<Device>& ctx, std::uint64_t step, saved_extras extras) {
     const auto begin = clock::now();
@@ -528,7 +530,7 @@ class checkpoint_saver {
     });
     try {
       stage(plan, extras, *next);
-    } catch (...) {  // the arena stays until the device has made the copies before
+    } catch (...) {  // the device may still write earlier copies to the arena
       ctx.device.main_stream().synchronize();
       throw;
     }
@@ -539,7 +541,7 @@ class checkpoint_saver {
     writer_->add(std::move(next));
     return std::exchange(unreported_, {});
   }
-  /// Returns the saves that have ended since the last call, and waits for none.
+  /// Returns the saves that have ended since the last call. Does not wait.
   template <compute_device Device>
   std::vector<finished_save> finished(Device& device) {
     std::vector<finished_save> all = std::exchange(unreported_, {});
@@ -550,7 +552,7 @@ class checkpoint_saver {
     }
     return all;
   }
-  /// Waits for all saves that are under way.
+  /// Waits for all saves in progress.
   template <compute_device Device>
   std::vector<finished_save> wait(Device& device) {
     std::vector<finished_save> all = std::exchange(unreported_, {});
@@ -558,24 +560,24 @@ class checkpoint_saver {
       for (finished_save& s : wait_for_one(device)) all.push_back(std::move(s));
     return all;
   }
-  /// Waits until another save would wait for none, and returns the saves that have ended by then. A program calls it if
-  /// their outcome decides what to save next.
+  /// Waits until another save could begin at once, and returns the saves that have ended. Call it if their outcome
+  /// decides what to save next.
   template <compute_device Device>
   std::vector<finished_save> wait_for_room(Device& device) {
     while (jobs_.size() >= detail::save_writer::most_jobs)
       for (finished_save& s : wait_for_one(device)) unreported_.push_back(std::move(s));
     return std::exchange(unreported_, {});
   }
-  /// Returns whether this rank knows the outcome of a save. While no rank does, `finished` returns nothing, so a
+  /// Returns whether this rank knows the outcome of a save. While no rank does, `finished` returns nothing. So a
   /// program can add this to another reduction and skip the call. Not collective.
   bool has_finished_save() const {
     std::string stuck_at;
     return !unreported_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != under_way_still);
   }
-  /// From the next save on, step `best` is kept at any age; it may be the next save's step. Once it is committed, the
-  /// best step before it is no longer kept for this reason. Not collective.
+  /// Keeps step `best` at any age, from the next save on; it may be the next save's step. Once it is committed, the
+  /// previous best step is no longer kept for this reason. Not collective.
   void keep_best(std::uint64_t best) { options_.keep.best = best; }
-  /// For a resumed job, before its first save: step `best` exists and is kept until another best is committed.
+  /// For a resumed job, before its first save: step `best` exists, and is kept until another best step is committed.
   /// Not collective.
   void begin_with_best(std::uint64_t best) {
     keep_best(best);
@@ -585,7 +587,7 @@ class checkpoint_saver {
  private:
   using clock = detail::save_job::clock;
 
-  /// Returns what some rank has: each has the parameters of its own stages. Collective.
+  /// Returns the union of all ranks' entries, because each rank has only its stages' parameters. Collective.
   template <class Device>
   std::map<std::string, std::int64_t> of_all_ranks(Device& device, std::map<std::string, std::int64_t> own) {
     if (all_reduce_scalar(device, ranks_, own.empty() ? 0.0 : 1.0, reduce_op::max) == 0) return own;
@@ -596,7 +598,7 @@ class checkpoint_saver {
         own.emplace(name, std::get<std::int64_t>(number));
     return own;
   }
-  /// Throws where ranks would save different scalars, since the scalars of rank 0 would be restored on all ranks.
+  /// Throws if ranks would save different scalars, because rank 0's are restored on all ranks.
   template <compute_device Device>
   void agree_on_scalars(Device& device, std::uint64_t step, const saved_scalars& scalars) {
     std::vector<setting> values;
@@ -615,7 +617,7 @@ class checkpoint_saver {
     detail::require_equal_values(device, ranks_, cat({"checkpoint: step ", step, " is not saved"}), values);
   }
 
-  /// Plans what this rank writes and makes room for it. A difference from what the others plan is an error before
+  /// Plans what this rank writes, and allocates memory for it. If the ranks' plans do not fit together, throws before
   /// anything is written.
   template <compute_device Device>
   share_plan agreed_plan(const context<Device>& ctx, std::uint64_t step, saved_extras& extras, detail::save_job& next) {
@@ -631,7 +633,7 @@ class checkpoint_saver {
     return plan;
   }
 
-  /// Gives a save an arena that no other uses, for a rank's tensors and, on rank 0, the blobs.
+  /// Gives a save an unused arena, for a rank's tensors and, on rank 0, the blobs.
   template <compute_device Device>
   void make_room(std::size_t bytes, const saved_extras& extras, detail::save_job& next) {
     if (ranks_.rank() == 0) {
@@ -676,12 +678,13 @@ class checkpoint_saver {
     }
   }
 
-  // ---- where ranks meet ---------------------------------------------------------------------------------------------
+  // ---- collective decisions on saves --------------------------------------------------------------------------------
 
-  /// The highest state that any rank sees of a save decides for all.
+  /// The state of a save on one rank. The maximum over the ranks decides for all.
   enum state { under_way_still, committed, failed, stuck };
 
-  /// Returns what this rank sees of a save. `stuck_at` becomes what it is stuck at; empty: nothing.
+  /// Returns the state of a save on this rank. Sets `stuck_at` to the operation in which it is stuck, or to an empty
+  /// text.
   state own_state(const detail::save_job& j, std::string& stuck_at) const {
     if (options_.is_ending && options_.is_ending()) writer_->limit_calls(options_.ending_deadline);
     stuck_at = writer_->stuck_at(j);
@@ -689,8 +692,8 @@ class checkpoint_saver {
     if (!writer_->has_ended(j)) return under_way_still;
     return !j.failure.empty() ? failed : ranks_.rank() == 0 ? committed : under_way_still;
   }
-  /// The oldest save, if all ranks may forget it: rank 0 has committed it, or some rank has failed. All of them, where
-  /// a rank is stuck with the oldest.
+  /// Returns the oldest save, if all ranks may drop it: rank 0 has committed it, or some rank has failed. If a rank is
+  /// stuck in it, returns all saves.
   template <compute_device Device>
   std::vector<finished_save> take_ended(Device& device) {
     detail::save_job& j = *jobs_.front();
@@ -699,7 +702,7 @@ class checkpoint_saver {
     const auto all = static_cast<int>(all_reduce_scalar(device, ranks_, static_cast<double>(mine), reduce_op::max));
     if (all == under_way_still) return {};
     if (all == stuck) return give_up_all(device, stuck_at);
-    if (all == failed) {  // all ranks end this save, and training does not wait for it
+    if (all == failed) {  // all ranks end this save, without blocking training
       writer_->stop(j);
       if (all_reduce_scalar(device, ranks_, writer_->has_ended(j) ? 0.0 : 1.0, reduce_op::max) != 0) return {};
     }
@@ -715,7 +718,7 @@ class checkpoint_saver {
     jobs_.pop_front();
     return {out};
   }
-  /// Fails all saves under way, because one of them is stuck.
+  /// Fails all saves in progress, because one of them is stuck.
   template <compute_device Device>
   std::vector<finished_save> give_up_all(Device& device, const std::string& stuck_at) {
     const std::string why = first_error_of(
@@ -730,7 +733,7 @@ class checkpoint_saver {
     }
     return all;
   }
-  /// Returns the text of the first rank that `has_failed`, with its number unless that is 0. Collective.
+  /// Returns the text of the first rank that `has_failed`, with its number unless it is rank 0. Collective.
   template <compute_device Device>
   std::string first_error_of(Device& device, bool has_failed, const std::string& text) {
     const double first =
@@ -739,7 +742,7 @@ class checkpoint_saver {
     const std::string error = broadcast_text(device, ranks_, text, rank);
     return rank == 0 ? error : cat({"rank ", rank, ": ", error});
   }
-  /// Leaves out what the writer may still change, unless the job has `ended`.
+  /// Returns the outcome of a job. Unless it has `ended`, members that the writer may still change are left out.
   static finished_save outcome_of(const detail::save_job& j, bool ended) {
     finished_save out{.step = j.step, .bytes = j.share.bytes.size(), .stall = j.stall};
     if (!ended) return out;

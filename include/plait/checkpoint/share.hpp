@@ -1,4 +1,4 @@
-// The part of a step that one rank writes: staged in host memory, then a data file, and a note of its contents. Rank 0
+// One rank's part of a step: staged in host memory, then written as a data file and a note of its contents. Rank 0
 // writes the manifest from the notes.
 #pragma once
 
@@ -24,8 +24,7 @@
 
 namespace plait {
 
-/// One rank's boxes of a step. Their bytes follow each other in `bytes`, from its beginning, in this order. The bytes
-/// of blobs come after them.
+/// One rank's boxes of a step. `bytes` has their data one after the other, in this order, and then the blobs' bytes.
 struct staged_share {
   struct staged_box {
     std::string tensor;
@@ -37,30 +36,30 @@ struct staged_share {
   std::span<const std::byte> bytes;
 };
 
-/// The outcome of a writer's work: its file, its boxes of each tensor, its blobs. `stored_bytes::file` is 0.
+/// The result of a writer's work: its file, its boxes of each tensor, its blobs. `stored_bytes::file` is 0.
 struct written_share {
   stored_file file;
   std::vector<stored_tensor> tensors;
   std::vector<stored_blob> blobs{};
-  /// An older step whose file of this writer was read again and compared with its checksums.
+  /// An older step whose file of this writer was re-read and verified.
   std::optional<std::uint64_t> read_again{};
 };
 
 namespace detail {
 
-/// "w00017", as in the name of the data file.
+/// Returns a writer's name, such as "w00017", which the data file's name contains.
 inline std::string writer_name(std::uint32_t writer) {
   const std::string file = data_file_name(writer);
   const std::size_t begin = file.find('/') + 1;
   return file.substr(begin, file.find('.') - begin);
 }
-/// The number in a name that begins so.
+/// Returns the number in a text that begins with a writer's name.
 inline std::size_t writer_of(const std::string& name) { return std::stoul(name.substr(1)); }
 
 }  // namespace detail
 
-/// A writer's data file on its way into the directory of a step in progress. Boxes are declared first. Their bytes
-/// follow each other, and then come the bytes of blobs. Throws `error` as `file_system` and `safetensors_stream`.
+/// A writer's data file in the directory of a step in progress. Boxes are declared first. Their bytes follow in the
+/// same order, and then the bytes of blobs. Throws `error` as `file_system` and `safetensors_stream`.
 class share_writer {
  public:
   share_writer(file_system& files, const std::string& directory, std::uint32_t writer,
@@ -89,7 +88,7 @@ class share_writer {
   }
 
   void append(std::span<const std::byte> bytes) { out_->append(bytes); }
-  /// Appends bytes that stay as they are until `finish` has returned or this is destroyed.
+  /// Appends bytes that must not change until `finish` has returned or this is destroyed.
   void append_lasting(std::span<const std::byte> bytes) { out_->append_lasting(bytes); }
   /// Syncs and closes the file.
   written_share finish() {
@@ -109,13 +108,14 @@ class share_writer {
   std::vector<std::pair<std::string, std::uint64_t>> blobs_;
   std::string name_;
   written_share done_;
-  std::vector<std::pair<std::size_t, std::size_t>> places_;  ///< of each box: its tensor, and which of its boxes
+  /// of each box: index of its tensor, and of the box in the tensor
+  std::vector<std::pair<std::size_t, std::size_t>> places_;
   std::optional<safetensors_stream> out_;
 };
 
 /// Writes a rank's data file into the directory of a step in progress, and syncs it. Throws `error` as `share_writer`.
-/// `each`, if given, is called after each block, and its exceptions end the work. The bytes of the share are read until
-/// this returns or throws.
+/// `each`, if given, is called after each block; an exception from it ends the write. The share's bytes must not change
+/// until this returns or throws.
 inline written_share write_share(file_system& files, const std::string& directory, std::uint32_t writer,
                                  const staged_share& share, const std::function<void()>& each = {}) {
   share_writer out(files, directory, writer, share.boxes, share.blobs);
@@ -136,14 +136,14 @@ inline std::string note_text(const written_share& share) {
   if (share.read_again) m.scalars.emplace_back("read_again", *share.read_again);
   return detail::unchecked_text(m);
 }
-/// Reads the text of a note. Throws `error` where it is cut off or damaged.
+/// Reads the text of a note. Throws `error` if it is truncated or damaged.
 inline written_share parse_note(std::string_view text) {
   const std::string source = "checkpoint: a writer's note";
   manifest m = detail::manifest_from(text, source);
   if (m.files.size() != 1) fail({source, " names ", m.files.size(), " files; legal is 1"});
   written_share share{std::move(m.files[0]), std::move(m.tensors), std::move(m.blobs)};
   for (const auto& [name, value] : m.scalars) {
-    const auto* const small = std::get_if<std::int64_t>(&value);  // what fits is read as this
+    const auto* const small = std::get_if<std::int64_t>(&value);  // small numbers are read as this type
     const auto* const large = std::get_if<std::uint64_t>(&value);
     if (name != "read_again" || (small == nullptr && large == nullptr))
       fail({source, " has the scalar '", name, "'; legal is read_again, a step"});
@@ -152,7 +152,7 @@ inline written_share parse_note(std::string_view text) {
   return share;
 }
 
-/// Adds a writer's share to the manifest of its step. `known` has the places of tensors in it.
+/// Adds a writer's share to the manifest of its step. `known` maps tensors to their indices in it.
 inline void add_share(manifest& m, std::map<std::string, std::size_t>& known, const written_share& share) {
   const auto file = static_cast<std::uint32_t>(m.files.size());
   m.files.push_back(share.file);

@@ -1,5 +1,5 @@
-// Reads the data files of a saved step: boxes of tensors in the background, in large blocks, or tensors from end to
-// end. Every checksum is compared.
+// Reads the data files of a saved step: boxes of tensors in the background in large blocks, or tensors from begin to
+// end. Every checksum is verified.
 #pragma once
 
 #include <algorithm>
@@ -33,26 +33,26 @@
 
 namespace plait {
 
-/// Bytes of a file that are read in one go.
+/// Bytes of a file that are read at once.
 struct file_block {
   std::shared_ptr<const open_file> file;
   std::uint64_t position = 0;
   std::size_t bytes = 0;
-  std::byte* into = nullptr;  ///< where they go; nothing: to memory of the thread that reads them
+  std::byte* into = nullptr;  ///< destination; null: memory of the thread that reads them
 };
 
-/// Reads the blocks that `Source` names, in its order, by threads that have memory for one block each. A source has
+/// Reads the blocks of a `Source`, in its order, with threads that have memory for one block each. A source has
 ///   a type `block`, which derives from `file_block`;
-///   std::optional<block> next(): the next one, or nothing after the last;
+///   std::optional<block> next(): the next block, or nothing after the last;
 ///   void use(block&, std::span<const std::byte>), which several threads may call at once;
-///   void used(block&), after which what the caller waits for may be true.
-/// One thread at a time calls `next` or `used`. Where one of these or a read throws, no more blocks are asked for. The
-/// caller gets the exception of the first block that failed.
+///   void used(block&), which is called after `use`, and may complete what the caller waits for.
+/// One thread at a time calls `next` or `used`. After an exception from these or from a read, no more blocks are
+/// requested. The caller gets the exception of the first block that failed.
 template <class Source>
 class read_ahead {
  public:
-  /// The source must outlive this object, and its threads begin at once. A block that has no place of its own (`into`)
-  /// may have at most `block_bytes`. Throws `error` where the system starts no more threads.
+  /// Starts the threads; the source must outlive this object. A block without a destination (`into`) may have at most
+  /// `block_bytes`. Throws `error` if the system cannot start more threads.
   read_ahead(Source& source, int threads, std::size_t block_bytes)
       : source_(source), block_bytes_((block_bytes + page - 1) / page * page) {
     arena_.grow(block_bytes_ * static_cast<std::size_t>(threads));
@@ -66,13 +66,13 @@ class read_ahead {
             " that read ahead: ", e.what()});
     }
   }
-  /// Gives up, and waits for the blocks that are being read.
+  /// Requests no more blocks, and waits for the blocks that are being read.
   ~read_ahead() { stop(); }
   read_ahead(const read_ahead&) = delete;
   read_ahead& operator=(const read_ahead&) = delete;
 
-  /// Waits until `ready()`, or until all blocks are used, or until something has failed and no thread uses a block. One
-  /// thread at a time calls `ready`. Returns whether nothing has failed.
+  /// Waits until `ready()`, or all blocks are used, or an error has occurred and no thread uses a block. One thread at
+  /// a time calls `ready`. Returns whether no error has occurred.
   template <class Ready>
   bool wait(Ready&& ready) {
     std::unique_lock lock(mutex_);
@@ -81,16 +81,16 @@ class read_ahead {
     --waiting_;
     return !failure_;
   }
-  /// Waits until all blocks are used. Throws what has failed.
+  /// Waits until all blocks are used. Throws the first error.
   void finish() {
     if (!wait([] { return false; })) std::rethrow_exception(failure_);
   }
-  /// Asks for no more blocks.
+  /// Requests no more blocks.
   void give_up() {
     const std::lock_guard lock(mutex_);
     ended_ = true;
   }
-  /// Bytes of memory that blocks are read to.
+  /// Bytes of memory for blocks without a destination.
   std::size_t memory() const { return arena_.size(); }
 
  private:
@@ -145,14 +145,14 @@ class read_ahead {
   std::vector<std::thread> threads_;
 };
 
-/// Indices of the boxes of tensors, each made when it is first asked for. Used by one thread at a time.
+/// Indexes of the boxes of tensors, each made on first use. One thread at a time may use it.
 class stored_boxes {
  public:
-  /// Runs at least so long are read one by one; shorter ones with what lies between them. In bytes.
+  /// Bytes from which runs are read one by one. Shorter runs are read together with the gaps between them.
   static constexpr std::int64_t long_run = 16 << 10;
 
-  /// Returns the indices, ascending, of the boxes of `tensor` that have an element in common with `wanted`. The tensor
-  /// stays where it is.
+  /// Returns the indices, ascending, of the boxes of `tensor` that overlap `wanted`. The tensor must not move in
+  /// memory.
   std::vector<std::uint32_t> overlapping(const stored_tensor& tensor, const box& wanted) {
     const auto [found, is_new] = indices_.try_emplace(&tensor);
     if (is_new) {
@@ -162,7 +162,7 @@ class stored_boxes {
     }
     return found->second.overlapping(wanted);
   }
-  /// Returns whether `wanted` lies in some box of the tensor as short runs with gaps between them, which are read too.
+  /// Returns whether `wanted` consists, in some box of the tensor, of short runs with gaps that would be read too.
   bool has_short_runs(const stored_tensor& tensor, const box& wanted) {
     for (const std::uint32_t i : overlapping(tensor, wanted)) {
       const box whole = tensor.box_of(tensor.boxes[i]);
@@ -173,7 +173,7 @@ class stored_boxes {
     }
     return false;
   }
-  /// Returns the place in its file of the first element of `wanted`, a box of the tensor; 0 where it has none.
+  /// Returns the position in its file of the first element of `wanted`, a box of the tensor; 0 if it is empty.
   std::uint64_t place_of(const stored_tensor& tensor, const box& wanted) {
     for (const std::uint32_t i : overlapping(tensor, wanted)) {
       const box whole = tensor.box_of(tensor.boxes[i]);
@@ -189,22 +189,23 @@ class stored_boxes {
   std::map<const stored_tensor*, box_index> indices_;
 };
 
-/// The bytes and the checksum of what was read of a box, but not all of it. Once readers have read all of its elements
-/// once, their sums add up (by exclusive or) to its checksum.
+/// The bytes and checksum of the part of a box that was read. Once readers have read each of its elements once, the
+/// exclusive or of their sums is the box's checksum.
 struct partly_read {
   const stored_tensor* tensor = nullptr;
   std::uint32_t box = 0;    ///< index in `tensor->boxes`
-  std::uint32_t sum = 0;    ///< as if the unread bytes of the box were zeros that leave no trace
-  std::uint64_t bytes = 0;  ///< how many
+  std::uint32_t sum = 0;    ///< computed as if unread bytes were zeros that leave the checksum unchanged
+  std::uint64_t bytes = 0;  ///< number of bytes read
 };
 
-/// Returns the checksum of a range of a file, which is read in blocks, after bytes whose checksum is `sum`. Throws
-/// `error` if the file ends before.
+/// Returns the checksum of a range of a file, continued from `sum`, the checksum of earlier bytes. It reads in blocks.
+/// Throws `error` if the file ends before.
 inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, std::uint64_t bytes, byte_buffer& scratch,
                                std::uint32_t sum = 0) {
   constexpr std::uint64_t block = std::uint64_t{4} << 20, page = 4096;
   scratch.grow(static_cast<std::size_t>(std::min(bytes, block) + page));
-  std::byte* const to = scratch.data() + position % page;  // the page offset of the file: reads go past the cache
+  // with the page offset of the file, so reads bypass the cache
+  std::byte* const to = scratch.data() + position % page;
   for (std::uint64_t at = 0; at < bytes; at += block) {
     const std::span<std::byte> some(to, static_cast<std::size_t>(std::min(block, bytes - at)));
     file.read(position + at, some);
@@ -222,28 +223,28 @@ inline std::string name_of_blob(const stored_blob& blob) { return cat({"blob '",
 
 }  // namespace detail
 
-/// The data of a saved step. Used by one thread at a time.
+/// The data of a saved step. One thread at a time may use it.
 class step_data {
  public:
-  /// `path` is the step's directory, whose manifest must outlive this.
+  /// `path` is the step's directory, and `saved` its manifest, which must outlive this object.
   step_data(file_system& files, std::string path, const manifest& saved)
       : path_(std::move(path)), saved_(saved), open_(files, paths_of(path_, saved)) {}
 
-  /// Finds the boxes that overlap another one.
+  /// Returns the index that finds overlapping boxes.
   stored_boxes& boxes() { return boxes_; }
-  /// Reads a range for its checksum alone and returns whether it is right. Throws as `open_file::read` and
+  /// Reads a range only for its checksum, and returns whether that is right. Throws as `open_file::read` and
   /// `file_system::open`.
   bool is_whole(const stored_bytes& stored) {
     const std::uint32_t sum = crc32c_of(open_.at(stored.file), stored.position, stored.bytes, scratch_);
     bytes_ += stored.bytes;
     return sum == stored.crc32c;
   }
-  /// Returns the text for a range called `name` whose checksum is wrong.
+  /// Returns the error text for a range called `name` with a wrong checksum.
   std::string damage(const stored_bytes& where, const std::string& name) const {
     return cat({"'", path_, "/", saved_.files[where.file].path, "' is damaged: ", name, ", ", where.bytes,
                 " bytes from ", where.position, " on, has another checksum than when it was written"});
   }
-  /// Throws the `error` of a box whose checksum is wrong: it names the tensor, box, file and position.
+  /// Throws the `error` for a box with a wrong checksum: it names the tensor, box, file and position.
   [[noreturn]] void damaged(const stored_tensor& tensor, const stored_box& b) const {
     fail(damage(b.stored, detail::name_of_box(tensor, b)));
   }
@@ -258,7 +259,7 @@ class step_data {
   }
   /// Bytes read so far.
   std::uint64_t bytes() const { return bytes_; }
-  /// Returns a data file to read from; the reader reports the bytes with `add_bytes`.
+  /// Returns an open data file for a reader, which reports the bytes it reads with `add_bytes`.
   std::shared_ptr<const open_file> hold(std::uint32_t file) { return open_.hold(file); }
   void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
 
@@ -277,18 +278,18 @@ class step_data {
   std::uint64_t bytes_ = 0;
 };
 
-/// A box of a saved tensor and where its elements go, row-major.
+/// A box of a saved tensor, and the row-major destination of its elements.
 struct wanted_box {
   const stored_tensor* tensor = nullptr;
   box wanted;
   std::byte* out = nullptr;
-  std::optional<dtype> type{};  ///< of the elements there; none: any saved type, unchanged
-  std::size_t owner = 0;        ///< a number that the caller knows it by; in a list it does not fall
+  std::optional<dtype> type{};  ///< of the destination's elements; none: the saved type
+  std::size_t owner = 0;        ///< the caller's number for it; must not decrease in a list
 };
 
 namespace detail {
 
-/// The part that a wanted box and a stored one have in common, on its way to memory.
+/// The intersection of a wanted box and a stored one, which is being read.
 struct common_box {
   common_box(const wanted_box& w, std::uint32_t stored_box_index, const box& stored_whole, const box& both)
       : for_whom(w), index(stored_box_index), whole(stored_whole), common(both) {
@@ -301,7 +302,7 @@ struct common_box {
   std::size_t width() const { return size_of(tensor().dtype); }
   bool converts() const { return for_whom.type && safetensors_dtype_of(*for_whom.type) != tensor().dtype; }
   bool is_whole() const { return common.local_size() == whole.local_size(); }
-  /// Returns where the i-th run begins in the stored and in the wanted box, in elements.
+  /// Returns the index of the i-th run's first element in the stored and in the wanted box.
   std::pair<std::int64_t, std::int64_t> places(std::int64_t i) const {
     per_dim at = common.offset;
     for (int d = outer - 1; d >= 0; --d) {
@@ -310,7 +311,7 @@ struct common_box {
     }
     return {place_in(whole, at), place_in(for_whom.wanted, at)};
   }
-  /// Returns the place of its first byte in the file.
+  /// Returns the position of the i-th run's first byte in the file.
   std::uint64_t position(std::int64_t i) const {
     return stored().stored.position + static_cast<std::uint64_t>(places(i).first) * width();
   }
@@ -318,33 +319,34 @@ struct common_box {
   wanted_box for_whom;
   std::uint32_t index;  ///< in `tensor().boxes`
   box whole, common;
-  std::int64_t run = 0, runs = 0;  ///< elements that follow each other in both, and how often
-  int outer = 0;                   ///< the dims before the dims of a run
-  std::uint32_t sum = 0;           ///< of the bytes that have been read, as in `partly_read`
-  std::uint64_t left = 0;          ///< bytes that have not
+  std::int64_t run = 0, runs = 0;  ///< elements of a run (contiguous in both boxes), and number of runs
+  int outer = 0;                   ///< number of dims outside a run
+  std::uint32_t sum = 0;           ///< of the bytes read so far, as in `partly_read`
+  std::uint64_t left = 0;          ///< bytes not read yet
 };
 
-/// Runs of a common box that are read together, or a part of one.
+/// Several runs of a common box that are read together, or a part of one run.
 struct piece_of_box {
   std::shared_ptr<common_box> from;
   std::uint64_t begin = 0, end = 0;  ///< in the file
-  std::int64_t first = 0, runs = 0;  ///< which runs; a part of a run is of one
+  std::int64_t first = 0, runs = 0;  ///< the range of runs; a part of a run has `runs` 1
   std::uint32_t sum = 0;
-  std::uint64_t bytes = 0;  ///< what is wanted of it
+  std::uint64_t bytes = 0;  ///< wanted bytes, without gaps
 
   std::uint32_t file() const { return from->stored().stored.file; }
 };
 
-/// Gives blocks one after the other. Boxes are planned some at a time, so that the plan of any state is small.
+/// Produces blocks one after the other. It plans some boxes at a time, so that the plan stays small for every state.
 class planned_blocks {
  public:
   struct block : file_block {
     std::uint32_t which_file = 0;
     std::vector<piece_of_box> pieces;
   };
-  /// Blocks smaller than this are read as they are; larger ones from page to page, which goes past the system's cache.
+  /// Larger blocks are read in whole pages, which bypasses the system's cache.
   static constexpr std::uint64_t large = std::uint64_t{256} << 10, page = 4096;
-  /// Boxes of at least this size are read directly into their destination, where both have one page offset.
+  /// Boxes of at least this size are read directly into their destination, if file and destination have one page
+  /// offset.
   static constexpr std::uint64_t direct_read_bytes = std::uint64_t{1} << 20;
 
   planned_blocks(const manifest& saved, stored_boxes& boxes, std::vector<wanted_box> wanted, std::size_t block_bytes)
@@ -352,7 +354,7 @@ class planned_blocks {
     if (!wanted_.empty()) unread_.resize(wanted_.back().owner + 1);
   }
 
-  /// Returns the next block, whose file is not open yet; nothing after the last one.
+  /// Returns the next block, without an open file; nothing after the last one.
   std::optional<block> next() {
     while (next_ == pieces_.size()) {
       if (planned_ == wanted_.size()) return std::nullopt;
@@ -368,10 +370,10 @@ class planned_blocks {
     while (next_ < pieces_.size() && (out.pieces.empty() || !alone)) {
       piece_of_box& p = pieces_[next_];
       if (p.file() != out.which_file || p.begin >= limit) break;
-      if (!out.pieces.empty() && p.begin < out.pieces.front().begin) break;  // it overlaps one that was cut
+      if (!out.pieces.empty() && p.begin < out.pieces.front().begin) break;  // it overlaps a piece that was split
       if (!out.pieces.empty() && (p.begin > end + bytes / most_gap || direct_destination(p) != nullptr)) break;
       std::uint64_t to = p.end;
-      if (to > limit) {  // at the end of an element
+      if (to > limit) {  // split at the end of an element
         const std::size_t width = p.from->width();
         to = p.runs > 1 ? p.begin : p.begin + (limit - p.begin) / width * width;
         if (to == p.begin) break;
@@ -381,7 +383,7 @@ class planned_blocks {
       if (p.runs == 1) taken.bytes = to - taken.begin;
       end = std::max(end, to);
       bytes += taken.bytes;
-      if (p.begin < p.end) break;  // the rest is of the next one
+      if (p.begin < p.end) break;  // the rest is for the next block
       ++next_;
     }
     out.position = out.pieces.front().begin;
@@ -392,19 +394,19 @@ class planned_blocks {
     out.bytes = end - out.position;
     return out;
   }
-  /// Notes that all of a common box has been read.
+  /// Notes that a common box has been read completely.
   void has_read(const common_box& one) { --unread_[one.for_whom.owner]; }
-  /// Returns whether all that an owner wants has been read.
+  /// Returns whether all boxes of an owner have been read.
   bool has_all(std::size_t owner) const {
     const bool is_planned = planned_ == wanted_.size() || wanted_[planned_].owner > owner;
     return is_planned && (owner >= unread_.size() || unread_[owner] == 0);
   }
 
  private:
-  /// A gap between two boxes is read with them where it is at most so small a part of what is wanted before it.
+  /// A gap between two boxes is read with them if it is at most the wanted bytes before it divided by this.
   static constexpr std::uint64_t most_gap = 16;
 
-  /// Returns where in its destination a piece is read directly, or null where it is not.
+  /// Returns the destination of a piece that can be read directly, or null.
   static std::byte* direct_destination(const piece_of_box& p) {
     const common_box& b = *p.from;
     if (p.runs > 1 || b.converts() || static_cast<std::uint64_t>(b.run) * b.width() < direct_read_bytes) return nullptr;
@@ -414,7 +416,7 @@ class planned_blocks {
     return (reinterpret_cast<std::uintptr_t>(out) - p.begin) % page == 0 ? out : nullptr;
   }
 
-  /// Plans the next boxes, about enough for some blocks, so that the boxes of one file can be joined.
+  /// Plans the next boxes, enough for about 16 blocks, so that boxes of one file can be joined.
   void plan() {
     constexpr std::uint64_t blocks = 16;
     pieces_.clear();
@@ -455,21 +457,21 @@ class planned_blocks {
   stored_boxes& boxes_;
   std::vector<wanted_box> wanted_;
   std::size_t block_bytes_;
-  std::size_t planned_ = 0;  ///< how many of `wanted_`
+  std::size_t planned_ = 0;  ///< number of planned boxes of `wanted_`
   std::vector<piece_of_box> pieces_;
-  std::size_t next_ = 0;             ///< of `pieces_`
-  std::vector<std::size_t> unread_;  ///< by owner: common boxes that are planned and have not been read
+  std::size_t next_ = 0;             ///< index of the next of `pieces_`
+  std::vector<std::size_t> unread_;  ///< by owner: common boxes that are planned but not read
 };
 
 }  // namespace detail
 
-/// How much is read ahead: `threads` blocks of `bytes` at once, and as much memory.
+/// How much is read in advance: `threads` blocks of `bytes` each at once, with as much memory.
 struct read_sizes {
   int threads = 2;
   std::size_t bytes = std::size_t{4} << 20;
 };
 
-/// Returns nothing, or what is wrong with the sizes, which are called `threads` and `bytes`.
+/// Returns what is wrong with the sizes, or an empty text. `threads` and `bytes` are the names that the text uses.
 inline std::string fault_of(const read_sizes& s, const std::string& threads, const std::string& bytes) {
   if (s.threads < 1 || s.threads > 64) return cat({threads, " is ", s.threads, "; legal are 1 to 64"});
   constexpr std::size_t least = 64, most = std::size_t{1} << 30;
@@ -477,11 +479,11 @@ inline std::string fault_of(const read_sizes& s, const std::string& threads, con
   return {};
 }
 
-/// Boxes on their way to memory. The caller waits for the boxes of one owner after the other.
+/// Reads boxes in advance, in the background. The caller waits for one owner's boxes after the other.
 class reads_ahead {
  public:
-  /// Begins to read. `data` is of the step whose manifest is `saved`; it is not used by others until `finish` has
-  /// returned, or this is destroyed. No file is opened by this thread. The sizes are legal.
+  /// Begins to read. `data` belongs to the step of `saved`. The caller must not use it until `finish` has returned, or
+  /// this object is destroyed. This thread opens no file. The sizes must be valid.
   reads_ahead(const manifest& saved, step_data& data, std::vector<wanted_box> wanted, read_sizes sizes) {
     std::uint64_t all = 0;
     for (const wanted_box& w : wanted)
@@ -494,17 +496,17 @@ class reads_ahead {
     ahead_.emplace(*source_, sizes.threads, sizes.bytes + 2 * detail::planned_blocks::page);
   }
 
-  /// Waits until all that `owner` wants is there and the checksums of the boxes that it wanted whole are right. Returns
-  /// whether nothing has failed so far; where something has, no thread writes anywhere any more.
+  /// Waits until all boxes of `owner` are read, and the checksums of its whole boxes are verified. Returns whether no
+  /// error has occurred. After an error no thread writes any more.
   bool wait(std::size_t owner) {
     return !ahead_ || ahead_->wait([&] { return source_->blocks.has_all(owner); });
   }
-  /// Waits for all. Throws the `error` that names the tensor, box, file and position of a box whose checksum is
-  /// another, and as `open_file::read` and `file_system::open`.
+  /// Waits for all boxes. Throws `error` that names the tensor, box, file and position of a wrong checksum. It also
+  /// throws as `open_file::read` and `file_system::open`.
   void finish() {
     if (ahead_) ahead_->finish();
   }
-  /// Returns what was read of boxes that were not wanted whole, each with its owner; after `finish`.
+  /// Returns the parts that were read of boxes that were not read whole, each with its owner. Call it after `finish`.
   std::vector<std::pair<std::size_t, partly_read>> take_partly_read() {
     return source_ ? std::exchange(source_->partly, {}) : std::vector<std::pair<std::size_t, partly_read>>{};
   }
@@ -550,7 +552,7 @@ class reads_ahead {
     std::vector<std::pair<std::size_t, partly_read>> partly;
   };
 
-  /// Copies or converts elements to their place in the wanted box, unless they were read to it.
+  /// Copies or converts elements to their place in the wanted box, unless they were read directly into it.
   static void put(const detail::common_box& from, std::int64_t at, std::span<const std::byte> bytes) {
     const wanted_box& w = from.for_whom;
     const std::size_t width = from.converts() ? size_of(*w.type) : from.width();
@@ -561,7 +563,7 @@ class reads_ahead {
     else if (out != bytes.data())
       copy_past_cache(out, bytes.data(), bytes.size());
   }
-  /// Bytes are summed up and copied some at a time, so that the cache has them still.
+  /// Sums and copies some bytes at a time, while they are in the cache.
   static void use_part_of_run(detail::piece_of_box& p, std::span<const std::byte> bytes) {
     constexpr std::size_t at_once = std::size_t{128} << 10;
     const detail::common_box& from = *p.from;
@@ -585,7 +587,7 @@ class reads_ahead {
       const auto [stored, wanted] = from.places(i);
       const std::uint64_t begin = static_cast<std::uint64_t>(stored) * from.width();
       const auto some = bytes.subspan(static_cast<std::size_t>(begin + from.stored().stored.position - p.begin), run);
-      const std::uint64_t step = begin + run - end;  // runs that follow each other in equal steps share a power
+      const std::uint64_t step = begin + run - end;  // runs at equal distances share a power
       if (step != last_step) power = detail::crc32c_power(last_step = step);
       sum = detail::crc32c_multiply(power, sum) ^ crc32c(some);
       end = begin + run;
@@ -593,7 +595,8 @@ class reads_ahead {
     }
     p.sum = sum_in_box(from, end, sum);
   }
-  /// Returns what bytes of a box that end at byte `end` of it, whose sum is `sum`, have in the sum of the box.
+  /// Returns the term of some bytes in the checksum of their box. The bytes end at byte `end` of the box, and have the
+  /// checksum `sum`.
   static std::uint32_t sum_in_box(const detail::common_box& from, std::uint64_t end, std::uint32_t sum) {
     return detail::crc32c_multiply(detail::crc32c_power(from.stored().stored.bytes - end), sum);
   }
@@ -602,11 +605,11 @@ class reads_ahead {
   std::optional<read_ahead<source>> ahead_;
 };
 
-/// Returns the number of elements of a tensor, whose manifest was checked.
+/// Returns the number of elements of a tensor whose manifest was checked.
 inline std::int64_t elements_of(const stored_tensor& tensor) { return elements_of_shape(tensor.shape); }
 
-/// Returns how many elements to read at once: as many as fit in `bytes`, at least one. They are whole rows or planes
-/// where these fit, so that a chunk is one box.
+/// Returns how many elements to read at once: as many as fit in `bytes`, at least one. They are whole rows or planes if
+/// these fit, so that a chunk is one box.
 inline std::int64_t chunk_elements(const stored_tensor& tensor, std::uint64_t bytes) {
   const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(bytes / size_of(tensor.dtype), 1));
   std::int64_t row = 1;
@@ -617,8 +620,8 @@ inline std::int64_t chunk_elements(const stored_tensor& tensor, std::uint64_t by
   return most - most % row;
 }
 
-/// Calls f(begin, end, bytes) for each chunk of a tensor in turn: elements [begin, end), which take about
-/// `chunk_bytes`.
+/// Calls f(begin, end, bytes) for each chunk of a tensor in order: elements [begin, end), which have about
+/// `chunk_bytes` bytes.
 template <class F>
 void each_chunk(const stored_tensor& tensor, std::uint64_t chunk_bytes, F&& f) {
   const std::int64_t size = elements_of(tensor), chunk = chunk_elements(tensor, chunk_bytes);
@@ -628,16 +631,16 @@ void each_chunk(const stored_tensor& tensor, std::uint64_t chunk_bytes, F&& f) {
   }
 }
 
-/// Reads a step's tensors one after the other, each from its first element to its last. Used by one thread.
+/// Reads a step's tensors one after the other, each from its first element to its last. Only one thread may use it.
 class flat_reader {
  public:
-  /// `path` is the step's directory, whose manifest must outlive this.
+  /// `path` is the step's directory, and `saved` its manifest, which must outlive this object.
   flat_reader(file_system& files, std::string path, const manifest& saved)
       : saved_(saved), data_(files, std::move(path), saved) {}
 
-  /// Reads the next elements of a tensor into `out`, from `begin` on, up to `end`. With the last of them, the checksums
-  /// of all its boxes have been compared. Throws `error` that names the tensor, box, file and position where they
-  /// differ, and if the elements are not the next ones. It also throws as `reads_ahead::finish` does.
+  /// Reads elements [begin, end) of a tensor into `out`; they must be the next ones. With the last of them, the
+  /// checksums of all its boxes have been verified. Throws `error` that names the tensor, box, file and position of a
+  /// wrong checksum. It also throws if the elements are not the next ones, and as `reads_ahead::finish` does.
   void read(const stored_tensor& tensor, std::int64_t begin, std::int64_t end, std::byte* out) {
     if (begin == 0) begin_tensor(tensor);
     if (tensor_ != &tensor || begin != next_) fail({"the elements of '", tensor.name, "' are read out of order"});
@@ -666,7 +669,7 @@ class flat_reader {
     next_ = 0;
     sums_.clear();
   }
-  /// Boxes that lay in one chunk were compared when they were read.
+  /// Verifies the boxes that were read in several chunks. Others were verified when they were read.
   void end_tensor() {
     for (const auto& [box, sum] : sums_) {
       const stored_box& stored = tensor_->boxes[box];
@@ -677,17 +680,17 @@ class flat_reader {
 
   const manifest& saved_;
   step_data data_;
-  const stored_tensor* tensor_ = nullptr;  ///< the one that is being read
+  const stored_tensor* tensor_ = nullptr;  ///< the tensor that is being read
   std::int64_t next_ = 0;
-  std::map<std::uint32_t, std::uint32_t> sums_;  ///< by box, of boxes that are read in parts
+  std::map<std::uint32_t, std::uint32_t> sums_;  ///< checksums, by box, of boxes that are read in parts
 };
 
-/// Returns whether a tensor of this name belongs to an optimizer, and is no weight.
+/// Returns whether a tensor of this name belongs to an optimizer.
 inline bool is_of_optimizer(std::string_view name) { return name.starts_with("optim."); }
 
 namespace detail {
 
-/// Returns in words how the tensors of a step differ from a model's tensors; nothing if they do not.
+/// Returns in words how the tensors of a step differ from a model's tensors; an empty text if they do not.
 inline std::string mismatch_text(const std::vector<std::string>& missing, const std::vector<std::string>& unexpected,
                                  const std::string& wrong) {
   std::string problem;
@@ -700,9 +703,9 @@ inline std::string mismatch_text(const std::vector<std::string>& missing, const 
 
 }  // namespace detail
 
-/// Returns the tensors of a step that are `wanted`, in that order; their types are not compared. Throws `error`, its
-/// text starting with `source`, with the names of all that are missing, not wanted or of another shape. With
-/// `weights_only`, other tensors than weights may be there.
+/// Returns the `wanted` tensors of a step, in that order, without comparing types. Throws `error`, whose text starts
+/// with `source`, with the names of all tensors that are missing, not wanted or of another shape. With `weights_only`,
+/// unwanted tensors that are not weights are allowed.
 inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
                                                          const std::vector<safetensors_declaration>& wanted,
                                                          const std::string& source, bool weights_only) {

@@ -1,5 +1,5 @@
-// The steps of a root directory: which are whole, and how one writer makes and removes them. A step exists whole or not
-// at all. The order of operations and its crash test: tests/unit/checkpoint/step_crash.cpp.
+// The steps of a root directory, and how one writer makes and removes them. A step exists whole or not at all. The
+// order of operations is tested by a crash test: tests/unit/checkpoint/step_crash.cpp.
 #pragma once
 
 #include <algorithm>
@@ -29,11 +29,11 @@
 
 namespace plait {
 
-/// root/step-00000100: a step that is whole.
+/// A whole step, such as root/step-00000100.
 struct committed_step {
   std::uint64_t step = 0;
   std::string path;
-  bool is_link = false;  ///< to a directory elsewhere, which is read and never removed
+  bool is_link = false;  ///< a link to a directory elsewhere, which is read and never removed
 };
 /// A directory with the name of a step that cannot be loaded, and why.
 struct invalid_step {
@@ -43,16 +43,16 @@ struct invalid_step {
 struct step_list {
   std::vector<committed_step> committed;   ///< newest first
   std::vector<invalid_step> invalid;       ///< newest first
-  std::vector<directory_entry> leftovers;  ///< paths of what a dead writer, or one at work, has left
+  std::vector<directory_entry> leftovers;  ///< paths that a dead or a working writer has left
 };
 
-/// Returns "step-00000100".
+/// Returns the name of a step, such as "step-00000100".
 inline std::string step_name(std::uint64_t step) {
   char text[32];
   std::snprintf(text, sizeof text, "step-%08" PRIu64, step);
   return text;
 }
-/// Returns the step that has this name, if it is one.
+/// Returns the step that has this name, or nothing.
 inline std::optional<std::uint64_t> step_called(std::string_view name) {
   constexpr std::string_view before = "step-";
   if (!name.starts_with(before)) return std::nullopt;
@@ -61,7 +61,7 @@ inline std::optional<std::uint64_t> step_called(std::string_view name) {
   if (fault != std::errc() || end != name.data() + name.size() || name != step_name(step)) return std::nullopt;
   return step;
 }
-/// Returns "data/w00017.safetensors", which is relative to the step's directory.
+/// Returns a data file's path relative to the step's directory, such as "data/w00017.safetensors".
 inline std::string data_file_name(std::uint32_t writer) {
   char text[40];
   std::snprintf(text, sizeof text, "data/w%05" PRIu32 ".safetensors", writer);
@@ -76,8 +76,8 @@ inline constexpr std::string_view latest_file = "LATEST";
 inline constexpr std::string_view trash_directory = ".trash";
 inline constexpr std::string_view temporary_mark = ".tmp-";
 
-/// Whether a name ends in 32 hexadecimal digits, as `unguessable_suffix` makes them, after a step's name and `mark`.
-/// Files of other names are not made by a writer, and stay.
+/// Whether a name is a step's name, `mark`, and 32 hexadecimal digits, as `unguessable_suffix` makes them. Files of
+/// other names do not come from a writer, and are kept.
 inline bool is_made_by_writer(std::string_view name, std::string_view mark) {
   constexpr std::size_t digits = 32;
   if (name.size() < digits + mark.size()) return false;
@@ -90,7 +90,7 @@ inline bool is_made_by_writer(std::string_view name, std::string_view mark) {
 
 inline std::string path_in(const std::string& directory, std::string_view name) { return cat({directory, "/", name}); }
 
-/// The text of a COMMIT. It is never parsed: a step is whole if its COMMIT is exactly this.
+/// The text of a COMMIT file. It is never parsed: a step is whole if its COMMIT has exactly this text.
 inline std::string commit_text(std::uint64_t step, std::string_view manifest) {
   char sum[16];
   std::snprintf(sum, sizeof sum, "%08" PRIx32, crc32c(std::as_bytes(std::span(manifest))));
@@ -98,7 +98,7 @@ inline std::string commit_text(std::uint64_t step, std::string_view manifest) {
               " bytes, CRC-32C ", sum, "\n"});
 }
 
-/// Returns the step that a manifest names; nothing for what is no manifest.
+/// Returns the step that a manifest names; nothing for an invalid manifest.
 inline std::optional<std::uint64_t> step_of_manifest(const std::string& text) {
   try {
     return parse_manifest(text, "").step;
@@ -107,14 +107,14 @@ inline std::optional<std::uint64_t> step_of_manifest(const std::string& text) {
   }
 }
 
-/// Returns what is wrong with a step that has no COMMIT.
+/// Returns the error text for a step without a COMMIT.
 inline std::string uncommitted_text(const std::string& path) {
   return cat(
       {"'", path, "' has no ", commit_file,
        ", which rank 0 writes last: its save was not finished, or the directory is not the one that rank 0 has"});
 }
 
-/// Returns the text of a step's manifest after a look at its COMMIT; throws `error` if that does not fit.
+/// Returns the text of a step's manifest. Throws `error` if its COMMIT does not belong to it.
 inline std::string committed_manifest(file_system& files, const std::string& path, std::uint64_t step) {
   const std::string commit = path_in(path, commit_file), manifest = path_in(path, manifest_file);
   if (!files.kind_of(commit)) fail(uncommitted_text(path));
@@ -142,7 +142,7 @@ inline std::uint64_t step_of_path(const std::string& path) {
         "; give a step that was renamed its name back"});
 }
 
-/// Returns the directories of a root that have the name of a step, and links to others, newest first.
+/// Returns the directories of a root that have a step's name, and links to directories elsewhere, newest first.
 inline std::vector<committed_step> steps_by_name(file_system& files, const std::vector<directory_entry>& entries,
                                                  const std::string& root) {
   std::vector<committed_step> out;
@@ -157,7 +157,7 @@ inline std::vector<committed_step> steps_by_name(file_system& files, const std::
   return out;
 }
 
-/// Returns what is wrong with the COMMIT of a step, or nothing.
+/// Returns what is wrong with the COMMIT of a step, or an empty text.
 inline std::string commit_fault(file_system& files, const committed_step& step) {
   try {
     committed_manifest(files, step.path, step.step);
@@ -169,7 +169,7 @@ inline std::string commit_fault(file_system& files, const committed_step& step) 
 
 }  // namespace detail
 
-/// Returns what is in a root; a step is committed if its COMMIT belongs to its manifest. LATEST is not read.
+/// Returns the contents of a root. A step is committed if its COMMIT belongs to its manifest. LATEST is not read.
 inline step_list list_steps(file_system& files, const std::string& root) {
   step_list out;
   const std::vector<directory_entry> entries = files.list(root);
@@ -193,7 +193,7 @@ inline step_list list_steps(file_system& files, const std::string& root) {
   return out;
 }
 
-/// Returns the newest committed step of a root, if there is one; reads no more manifests than it needs. Newer ones that
+/// Returns the newest committed step of a root, or nothing. It reads no more manifests than necessary. Newer steps that
 /// cannot be loaded are added to `passed_over`.
 inline std::optional<committed_step> newest_step(file_system& files, const std::string& root,
                                                  std::vector<invalid_step>* passed_over = nullptr) {
@@ -207,12 +207,12 @@ inline std::optional<committed_step> newest_step(file_system& files, const std::
 
 namespace detail {
 
-/// Returns the directory of a step: `path` itself, or the newest one in it that is whole, where newer ones are added to
-/// `passed_over`. Throws `error` that names what is there instead.
+/// Returns the directory of a step: `path` itself, or the newest whole step in it. Newer steps that cannot be loaded
+/// are added to `passed_over`. Throws `error` that describes `path` if there is no step.
 inline std::string step_path(file_system& files, std::string path, std::vector<invalid_step>& passed_over) {
   constexpr std::string_view legal = "; legal are a saved step and a folder of them";
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  // A step's name has its number: "." and links that have another name are followed.
+  // A step is recognised by its name, so "." and links with other names are resolved first.
   const auto has_name = [](std::string_view of) {
     return step_called(of.substr(of.find_last_of('/') + 1)).has_value();
   };
@@ -241,20 +241,19 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
 
 }  // namespace detail
 
-/// Returns the newest committed step that is older than the one at `path`, in its root; nothing where none can be
-/// found.
+/// Returns the newest committed step, in the same root, that is older than the one at `path`; nothing if there is none.
 inline std::optional<committed_step> older_step(file_system& files, const std::string& path) {
   try {
     const std::size_t slash = path.rfind('/');
     const std::uint64_t step = detail::step_of_path(path);
     for (const committed_step& other : list_steps(files, slash == path.npos ? "." : path.substr(0, slash)).committed)
       if (other.step < step) return other;
-  } catch (const error&) {  // the caller has worse to tell
+  } catch (const error&) {  // the caller has a more important error to report
   }
   return std::nullopt;
 }
 
-/// Reads and checks the manifest of a committed step. Throws `error` naming the path and what is wrong.
+/// Reads and checks the manifest of a committed step. Throws `error` that names the path and the fault.
 inline manifest read_step(file_system& files, const std::string& path) {
   const std::uint64_t step = detail::step_of_path(path);
   const std::string source = cat({"'", detail::path_in(path, detail::manifest_file), "'"});
@@ -263,8 +262,8 @@ inline manifest read_step(file_system& files, const std::string& path) {
   return m;
 }
 
-/// Returns, in words, the first data file of a step that is missing or not as long as in its manifest; nothing if there
-/// is none. What is in them is checked by `verify_step`.
+/// Returns, in words, the first data file of a step that is missing or has another length than in the manifest; empty
+/// if there is none. `verify_step` checks the contents.
 inline std::string missing_data(file_system& files, const std::string& path, const manifest& saved) {
   for (const stored_file& file : saved.files) {
     const std::string full = detail::path_in(path, file.path);
@@ -278,11 +277,11 @@ inline std::string missing_data(file_system& files, const std::string& path) {
   return missing_data(files, path, read_step(files, path));
 }
 
-/// Which steps are kept: the newest `last` of them, the steps that `every` divides, and `best`.
+/// Which steps are kept: the newest `last` steps, the steps that `every` divides, and `best`.
 struct retention {
   std::uint64_t last = 3;               ///< at least 1
-  std::uint64_t every = 0;              ///< 0: none for this reason
-  std::optional<std::uint64_t> best{};  ///< a step that is kept whatever its age
+  std::uint64_t every = 0;              ///< 0: none
+  std::optional<std::uint64_t> best{};  ///< a step that is kept at any age
 };
 
 /// The steps that `step_root::retain` kept and removed.
@@ -293,7 +292,7 @@ struct retained {
 
 namespace detail {
 
-/// 128 random bits in hexadecimal digits, so that no directory is guessed or met by its name.
+/// Returns 128 random bits in hexadecimal digits, so that names are unique and cannot be guessed.
 inline std::string unguessable_suffix() {
   std::random_device random;
   std::string out;
@@ -305,8 +304,8 @@ inline std::string unguessable_suffix() {
   return out;
 }
 
-/// Removes a step's directory. Its COMMIT goes first, and that is on the disk before anything else goes. So after a
-/// crash the rest is no step, whatever name the directory has.
+/// Removes a step's directory. It first removes COMMIT and syncs the directory. So after a crash the rest is not a
+/// step, whatever its name.
 inline void remove_step_tree(file_system& files, const std::string& path) {
   if (const std::string commit = path_in(path, commit_file); files.kind_of(commit)) {
     files.remove_file(commit);
@@ -315,8 +314,8 @@ inline void remove_step_tree(file_system& files, const std::string& path) {
   remove_all(files, path, file_kind::directory);
 }
 
-/// Removes the directory of a step that never was one. It gets another name first, so that ranks which still write to
-/// it fail. What they make in it at that moment is removed by another try.
+/// Removes the directory of a step that was never committed. It is renamed first, so that ranks which still write to it
+/// fail. Files that they create at that moment are removed by further attempts.
 inline void remove_unfinished(file_system& files, const std::string& path) {
   const std::string gone = cat({path.substr(0, path.rfind(temporary_mark)), temporary_mark, unguessable_suffix()});
   files.rename(path, gone);
@@ -329,7 +328,7 @@ inline void remove_unfinished(file_system& files, const std::string& path) {
   }
 }
 
-/// The directories that a writer is at work on: one thread may begin a step while another ends one.
+/// The directories that a writer is using: one thread may begin a step while another ends one.
 class active_paths {
  public:
   void add(const std::string& path) {
@@ -352,8 +351,8 @@ class active_paths {
 
 }  // namespace detail
 
-/// A step that is being written: a directory with an unguessable name that nothing takes for a step. Destroyed before
-/// `commit`, or after an error in it, it removes the directory as well as it can.
+/// A step that is being written: a directory with an unguessable name that is not a step's. If destroyed before
+/// `commit`, or after an error in it, it removes the directory as far as possible.
 class step_in_progress {
  public:
   step_in_progress(step_in_progress&& other) noexcept
@@ -366,13 +365,13 @@ class step_in_progress {
   ~step_in_progress() { abandon(); }
 
   std::uint64_t step() const { return step_; }
-  /// Returns the directory to write into; it has an empty directory `data`. Writers in other processes need only this.
+  /// Returns the directory to write to, which has an empty directory `data`. Writers in other processes need only this.
   const std::string& path() const { return path_; }
 
-  /// Makes the step exist. Every data file is written, synced and closed before. The data directory is synced. Then
-  /// manifest.json and COMMIT are written, each as a temporary file that is synced and renamed. The directory is synced
-  /// and renamed, the root synced, and LATEST written. Returns why LATEST, which is but a hint, could not be written,
-  /// or nothing. Throws `error` if the step does not exist then, and the directory is abandoned.
+  /// Commits the step. Every data file must be written, synced and closed before. It syncs the data directory, and
+  /// writes manifest.json and COMMIT, each as a temporary file that is synced and renamed. It syncs and renames the
+  /// directory, syncs the root, and writes LATEST. LATEST is only a hint: returns why it could not be written, or an
+  /// empty text. If the step could not be committed, throws `error`, and the directory is abandoned.
   std::string commit(const manifest& m) {
     try {
       commit_directory(m);
@@ -390,14 +389,14 @@ class step_in_progress {
     return {};
   }
 
-  /// Gives the step up: removes what there is of it, as well as that works.
+  /// Abandons the step, and removes its files as far as possible.
   void abandon() noexcept {
     if (path_.empty()) return;
     const std::string path = std::exchange(path_, {});
     try {
       active_->remove(path);
       detail::remove_unfinished(*files_, path);
-    } catch (...) {  // what is left has no step's name, and the next writer may remove it
+    } catch (...) {  // the rest has no step's name, and the next writer may remove it
     }
   }
 
@@ -427,7 +426,8 @@ class step_in_progress {
     try {
       files_->sync_directory(root_);
     } catch (...) {
-      // Whether the disk has the new name is unknown. Nothing may be removed then: what has the name must be whole.
+      // Whether the disk has the new name is unknown, so nothing may be removed: a directory with that name must be
+      // whole.
       const std::string temporary = std::exchange(path_, {});
       active_->remove(temporary);
       try {
@@ -445,10 +445,10 @@ class step_in_progress {
   std::shared_ptr<detail::active_paths> active_;
 };
 
-/// The one writer of a root directory. The file system outlives it and its steps.
+/// The only writer of a root directory. The file system must outlive it and its steps.
 class step_root {
  public:
-  /// Makes the root if only that is missing, and locks it. Throws `error` if another writer has it.
+  /// Makes the root, whose parent must exist, and locks it. Throws `error` if another writer has locked it.
   step_root(file_system& files, std::string root) : files_(&files), root_(std::move(root)) {
     while (root_.size() > 1 && root_.ends_with('/')) root_.pop_back();
     if (root_.empty()) fail("the name of the directory for checkpoints is empty");
@@ -464,9 +464,9 @@ class step_root {
 
   const std::string& path() const { return root_; }
 
-  /// Makes the directory of a step that is to be written. Throws `error` if the step is there already, or a newer one:
-  /// that would be loaded in its place, and retention would remove it first. A directory that has its name and is no
-  /// whole step is put aside, as "step-00000100.damaged-" and digits, for people to look at.
+  /// Makes the directory of a new step. Throws `error` if this step or a newer one exists. Loads would take the newer
+  /// one, and retention would remove the new step first. An invalid directory with the step's name is renamed to
+  /// "step-00000100.damaged-" and digits, so that people can examine it.
   step_in_progress begin(std::uint64_t step) {
     const std::string final = detail::path_in(root_, step_name(step));
     if (files_->kind_of(final)) {
@@ -485,10 +485,11 @@ class step_root {
     return out;
   }
 
-  /// Removes what `keep` does not name, oldest first: renamed into root/.trash, root synced, deleted. Removes nothing
-  /// unless one of the steps that stay is `verified`, which returns what is wrong with a step, or nothing. By default
-  /// its manifest is read and the lengths of its files are compared. None is asked for if `whole` stays, a step that
-  /// was verified before. Invalid directories stay, and links to steps elsewhere.
+  /// Removes the steps that `keep` does not name, oldest first: renames each into root/.trash, syncs the root, and
+  /// deletes it. Removes nothing unless one of the kept steps passes `verified`, which returns what is wrong with a
+  /// step, or an empty text. By default it reads the manifest and compares the lengths of the files. If `whole`, an
+  /// already verified step, is kept, `verified` is not called. Invalid directories and links to steps elsewhere are
+  /// kept.
   retained retain(const retention& keep, const std::function<std::string(const committed_step&)>& verified = {},
                   std::optional<std::uint64_t> whole = std::nullopt) {
     if (keep.last < 1) fail("retention.last is 0; legal is at least 1, the newest step");
@@ -521,8 +522,8 @@ class step_root {
     return out;
   }
 
-  /// Removes a step, or an invalid directory of that name, with all that is left of it. It is renamed into root/.trash,
-  /// root is synced, and the directory is deleted. Of a link to a step elsewhere, only the link is removed.
+  /// Removes a step, or an invalid directory of that name, with all its leftovers. It is renamed into root/.trash, the
+  /// root is synced, and the directory is deleted. For a link to a step elsewhere, only the link is removed.
   void discard(std::uint64_t step) {
     for (const directory_entry& entry : files_->list(root_))
       if (entry.name == step_name(step) && entry.kind == file_kind::other)
@@ -536,12 +537,12 @@ class step_root {
     detail::remove_step_tree(*files_, gone);
   }
 
-  /// Removes what writers that are dead have left, temporary directories and trash, and returns their paths. What this
-  /// writer is at work on stays.
+  /// Removes temporary directories and trash of dead writers, and returns their paths. Keeps the directories that this
+  /// writer uses.
   std::vector<std::string> remove_leftovers() {
     std::vector<std::string> out;
     const std::vector<directory_entry> leftovers = list_steps(*files_, root_).leftovers;
-    if (!leftovers.empty()) files_->sync_directory(root_);  // so that none has a step's name on the disk still
+    if (!leftovers.empty()) files_->sync_directory(root_);  // the disk must not keep their old names
     for (const directory_entry& entry : leftovers) {
       if (active_->has(entry.name)) continue;
       const bool in_trash = entry.name.starts_with(detail::path_in(root_, detail::trash_directory) + "/");
@@ -567,15 +568,15 @@ class step_root {
   std::shared_ptr<detail::active_paths> active_ = std::make_shared<detail::active_paths>();
 };
 
-/// A save that has come to its end.
+/// The outcome of a save.
 struct finished_save {
   std::uint64_t step = 0;
   std::string failure{};    ///< empty: the step is committed
-  std::uint64_t bytes = 0;  ///< that this rank has written
+  std::uint64_t bytes = 0;  ///< bytes that this rank has written
   double stall = 0;         ///< seconds from the call of `save` until the rank's state was copied
-  double background = 0;    ///< seconds from then until rank 0 committed the step, or another rank its file
-  std::string warning{};    ///< such as that LATEST could not be written, or why nothing old was removed; on rank 0
-  std::string damage{};     ///< what was wrong with the committed step, where it was read again; on rank 0
+  double background = 0;    ///< seconds from then until the commit on rank 0, or until this rank's file is written
+  std::string warning{};    ///< for example: LATEST could not be written, or why no old step was removed; on rank 0
+  std::string damage{};     ///< the fault of a committed step that was re-read; on rank 0
 };
 
 }  // namespace plait

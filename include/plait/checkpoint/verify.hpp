@@ -23,8 +23,8 @@
 
 namespace plait {
 
-/// Returns all that is wrong with a step, each in a sentence; nothing if it is exactly what was saved. Reads every byte
-/// of it once. `each`, if given, is called before each range of bytes, and its exceptions end the work.
+/// Returns all faults of a step, one sentence each; nothing if the step equals what was saved. Reads every byte once.
+/// `each`, if given, is called before each range of bytes; an exception from it ends the work.
 inline std::vector<std::string> verify_step(file_system& files, const std::string& path,
                                             const std::function<void()>& each = {}) {
   manifest saved;
@@ -35,7 +35,7 @@ inline std::vector<std::string> verify_step(file_system& files, const std::strin
   }
   step_data data(files, path, saved);
   std::vector<std::string> found;
-  const auto check = [&](const stored_bytes& stored, auto&& name) {  // `name` is called for the text of an error
+  const auto check = [&](const stored_bytes& stored, auto&& name) {  // `name` is only called for error texts
     if (each) each();
     try {
       if (!data.is_whole(stored)) found.push_back(data.damage(stored, name()));
@@ -73,7 +73,7 @@ inline std::vector<stored_bytes> ranges_of(const written_share& share) {
   return all;
 }
 
-/// Reads a rank's data file again and compares its checksums, some bytes at a time.
+/// Re-reads a rank's data file and compares its checksums, some bytes at a time.
 class own_file_check {
  public:
   enum class state { under_way, whole, faulty };
@@ -83,7 +83,7 @@ class own_file_check {
 
   std::uint64_t step() const { return step_; }
 
-  /// Reads the next bytes, at most 8 MiB. What cannot be read is faulty.
+  /// Reads the next bytes, at most 8 MiB. Unreadable bytes count as a fault.
   state read_next(file_system& files) {
     try {
       if (!file_) file_ = files.open(path_);
@@ -109,29 +109,29 @@ class own_file_check {
   std::vector<stored_bytes> ranges_;
   std::unique_ptr<open_file> file_;
   byte_buffer buffer_;
-  std::size_t at_ = 0;  ///< the range, and how much of it is done
+  std::size_t at_ = 0;  ///< index of the range, and its bytes read so far
   std::uint64_t done_ = 0;
   std::uint32_t sum_ = 0;
 };
 
-/// Which steps a rank reads again: as few as possible, so that one verified step is among the steps that stay after the
-/// next save.
+/// Decides which steps a rank re-reads: as few as possible, so that a verified step is always among the kept steps
+/// after the next save.
 class check_turns {
  public:
-  /// Returns whether a step that has just been committed is one to read again, where the newest `last` stay. Where only
-  /// the newest does, it would be gone before a question about it.
+  /// Returns whether to re-read the step that was just committed, if the newest `last` steps are kept. With `last` 1
+  /// the answer is no, because the next save would remove the step.
   bool is_next(std::uint64_t last) {
     ++since_;
     if (last < 2 || (is_known_ && since_ < last - 1)) return false;
     since_ = 0;
     return is_known_ = true;
   }
-  /// Notes that what was begun came to nothing.
+  /// Notes that the last verification did not complete.
   void forget() { is_known_ = false; }
 
  private:
   bool is_known_ = false;
-  std::uint64_t since_ = 0;  ///< steps that were committed after the one that was read
+  std::uint64_t since_ = 0;  ///< steps committed since the last one that was re-read
 };
 
 }  // namespace detail

@@ -1,5 +1,6 @@
-// Whole tensors of a model's weights, read in parts from safetensors files, from memory or as rows of another tensor
-// (models/weights_order.hpp). Folders hold several such files. No file is mapped: one that shrinks is an error.
+// Whole tensors of a model's weights, which are read in parts from safetensors files, from memory or as rows of another
+// tensor (models/weights_order.hpp). A folder may hold several files. Files are not mapped, so that a truncated file is
+// an error.
 #pragma once
 
 #include <sys/stat.h>
@@ -43,8 +44,8 @@ struct weight_tensor {
   std::int64_t size() const { return elements_of_shape(shape); }
 };
 
-/// A tensor that lies in memory, which must outlive the result. Throws `error` that names it if it has not the bytes
-/// that its shape takes.
+/// Returns a tensor of elements in memory, which must outlive the result. Throws `error` that names it if its bytes do
+/// not fit its shape.
 inline weight_tensor weight_in_memory(const safetensors_entry& entry) {
   if (safetensors_bytes(entry.shape, entry.dtype) != entry.bytes.size())
     fail({"tensor '", entry.name, "' has ", entry.bytes.size(), " bytes, which are not those of its shape ",
@@ -62,10 +63,10 @@ inline std::vector<weight_tensor> weights_in_memory(std::span<const safetensors_
   return all;
 }
 
-/// Opens a safetensors file and returns its tensors, in the order of their data; only the header is read before
-/// elements are asked for. The tensors keep the file open. Throws `error` that starts with `field` and names the path
-/// where it cannot be opened or read, and as `parse_safetensors_header`. `weight_tensor::read` throws `error` that
-/// names the path of a file that has become shorter since.
+/// Opens a safetensors file, reads its header, and returns its tensors, in the order of their data. The tensors keep
+/// the file open, and read elements on request. Throws `error` that starts with `field` and names the path if the file
+/// cannot be opened or read, and as `parse_safetensors_header`. `weight_tensor::read` throws `error` that names the
+/// path of a file that has become shorter since.
 inline std::vector<weight_tensor> weights_of_file(const std::string& path, const std::string& field,
                                                   file_system& files = machine_files()) {
   const std::string source = cat({field, ": '", path, "'"});
@@ -89,17 +90,17 @@ inline std::vector<weight_tensor> weights_of_file(const std::string& path, const
   return all;
 }
 
-/// Where the rows of a tensor lie in a tensor of another tool, which may have rows of other tensors too.
+/// The place of a tensor's rows in a tensor of another tool, which may contain other rows too.
 struct weight_place {
-  std::string tensor;                                  ///< its name there
-  std::int64_t rows = 0;                               ///< that it has there
-  std::function<std::int64_t(std::int64_t)> row_at{};  ///< which of them row i is; empty: the i-th
-  /// In place of `tensor`: the tensors that have its rows one after the other, each as many.
+  std::string tensor;                                  ///< the other tensor's name
+  std::int64_t rows = 0;                               ///< the other tensor's number of rows
+  std::function<std::int64_t(std::int64_t)> row_at{};  ///< index there of row i; empty: i
+  /// If not empty, replaces `tensor`: tensors that hold the rows one after the other, with equal numbers of rows.
   std::vector<std::string> parts{};
 };
 
-/// Calls f(first element, its place, elements) for runs of the elements [begin, end) of a tensor, whose rows have `row`
-/// elements. Row i is row `row_at(i)` of another tensor, and a run has no gap there either.
+/// Calls f(first element, its place, elements) for runs of the elements [begin, end) of a tensor whose rows have `row`
+/// elements. Row i is row `row_at(i)` of another tensor, and a run is contiguous there too.
 template <class RowAt, class F>
 void each_row_run(std::int64_t begin, std::int64_t end, std::int64_t row, RowAt&& row_at, F&& f) {
   while (begin < end) {
@@ -112,14 +113,14 @@ void each_row_run(std::int64_t begin, std::int64_t end, std::int64_t row, RowAt&
   }
 }
 
-/// Calls f(begin, end) for pieces of `n` elements of `type` of some MB each.
+/// Calls f(begin, end) for blocks of some MB of `n` elements of `type`.
 template <class F>
 void each_block(std::int64_t n, safetensors_dtype type, F&& f) {
   const auto most = static_cast<std::int64_t>((std::size_t{4} << 20) / size_of(type));
   for (std::int64_t begin = 0; begin < n; begin += most) f(begin, std::min(n, begin + most));
 }
 
-/// Returns whether two tensors have equal types, shapes and elements, which are read in blocks.
+/// Returns whether two tensors have equal types, shapes and elements. It reads them in blocks.
 inline bool same_elements(const weight_tensor& a, const weight_tensor& b) {
   if (a.dtype != b.dtype || a.shape != b.shape) return false;
   bool same = true;
@@ -142,12 +143,12 @@ inline std::vector<std::byte> bytes_of(const weight_tensor& tensor) {
   return all;
 }
 
-/// The files of a folder that have tensors, open. Elements are read on request.
+/// The tensors of the safetensors files in a folder. The files are open, and elements are read on request.
 class safetensors_directory {
  public:
-  /// Throws `error`, its text starting with `field` and `path`, in these cases. The folder has no weights, or a file of
-  /// one is named instead. A shard is missing or malformed. Two tensors have one name. A shard and the index differ.
-  /// The index names a file outside of the folder.
+  /// Throws `error`, whose text starts with `field` and `path`, in these cases. The folder has no weights, or the path
+  /// is a file. A shard is missing or malformed. Two tensors have one name. A shard and the index differ. The index
+  /// names a file outside of the folder.
   explicit safetensors_directory(const std::string& path, const std::string& field = "path")
       : path_(path), field_(field) {
     require_folder();
@@ -164,11 +165,11 @@ class safetensors_directory {
   }
 
   const std::string& path() const { return path_; }
-  /// Returns the beginning of messages about the tensors.
+  /// Returns the beginning of error texts about the tensors.
   std::string source() const { return cat({field_, ": '", path_, "'"}); }
   /// All tensors, file by file, in the order of their data.
   const std::vector<weight_tensor>& entries() const { return entries_; }
-  /// The name of the file that has the tensor `name`; `error` if none has.
+  /// Returns the name of the file that has the tensor `name`. Throws `error` if none has it.
   const std::string& file_of(const std::string& name) const {
     if (const auto found = file_of_.find(name); found != file_of_.end()) return found->second;
     bad(cat({"has no tensor '", name, "' among its ", entries_.size()}));
@@ -254,7 +255,7 @@ class safetensors_directory {
   std::map<std::string, std::string> file_of_;
 };
 
-/// Files of tensors that are shared out in the given order.
+/// The division of tensors into files, in the given order.
 class safetensors_shards {
  public:
   struct file {
@@ -264,10 +265,10 @@ class safetensors_shards {
   };
   struct place {
     std::size_t file = 0;
-    std::uint64_t offset = 0;  ///< of the first element, in that file
+    std::uint64_t offset = 0;  ///< of the first element, in its file
   };
 
-  /// A file has at most `most` bytes of tensors, or one tensor. One file is called model.safetensors, several
+  /// Each file has at most `most` bytes of tensors, or one tensor. A single file is called model.safetensors, several
   /// model-00001-of-00003.safetensors and so on. Throws as `plan_safetensors` does, with `source`.
   safetensors_shards(const std::vector<safetensors_declaration>& tensors, std::uint64_t most,
                      const std::string& source) {
@@ -284,7 +285,7 @@ class safetensors_shards {
       const std::string name = parts.size() == 1
                                    ? safetensors_file_name
                                    : cat({"model-", five(i + 1), "-of-", five(parts.size()), ".safetensors"});
-      // Without this metadata transformers refuses the file.
+      // transformers refuses files without this metadata.
       safetensors_plan plan = plan_safetensors(parts[i], {{"format", "pt"}}, source);
       for (std::size_t k = 0; k < parts[i].size(); ++k)
         if (!places_.emplace(parts[i][k].name, place{i, plan.positions[k]}).second)
@@ -295,7 +296,7 @@ class safetensors_shards {
 
   const std::vector<file>& files() const { return files_; }
   const place& of(const std::string& tensor) const { return places_.at(tensor); }
-  /// The text of model.safetensors.index.json, which several files need.
+  /// Returns the text of model.safetensors.index.json, which a model in several files needs.
   std::string index() const {
     json_object map;
     for (const auto& [name, where] : places_) map.add(name, files_[where.file].name);
